@@ -1,0 +1,50 @@
+# Imports LibTorch from an installed PyTorch wheel as targets torch_cpu, torch_python_headers and gomp.
+#
+# find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. The wheel is looked up
+# with sysconfig rather than by importing torch, which also works under pip's build isolation.
+# HEADLOOM_TORCH_DIR (a folder with include/ and lib/) overrides the search.
+
+find_package(Python3 COMPONENTS Interpreter REQUIRED)
+
+if(NOT HEADLOOM_TORCH_DIR)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -c
+            "import os,sys,sysconfig\nfor p in [sysconfig.get_path('platlib')]+sys.path:\n  t=os.path.join(p,'torch')\n  if os.path.exists(os.path.join(t,'lib','libtorch_cpu.so')):\n    print(t); break"
+    OUTPUT_VARIABLE HEADLOOM_TORCH_DIR
+    OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+if(NOT EXISTS "${HEADLOOM_TORCH_DIR}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR "PyTorch was not found by ${Python3_EXECUTABLE}. Run ./test once (it installs "
+                      "torch into .venv) or set HEADLOOM_TORCH_DIR to the 'torch' folder of an install.")
+endif()
+set(HEADLOOM_TORCH_DIR "${HEADLOOM_TORCH_DIR}" CACHE PATH "torch folder of an installed PyTorch")
+
+file(STRINGS "${HEADLOOM_TORCH_DIR}/version.py" _version REGEX "^__version__")
+string(REGEX MATCH "[0-9]+\\.[0-9]+(\\.[0-9]+)?" HEADLOOM_TORCH_VERSION "${_version}")
+if(HEADLOOM_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "PyTorch ${HEADLOOM_TORCH_VERSION} found in ${HEADLOOM_TORCH_DIR}; 2.11 or newer is needed.")
+endif()
+message(STATUS "PyTorch ${HEADLOOM_TORCH_VERSION} in ${HEADLOOM_TORCH_DIR}")
+
+add_library(headloom_torch INTERFACE)
+foreach(name c10 torch_cpu torch)
+  add_library(headloom_${name} SHARED IMPORTED)
+  set_target_properties(headloom_${name} PROPERTIES IMPORTED_LOCATION
+                                                    "${HEADLOOM_TORCH_DIR}/lib/lib${name}.so")
+endforeach()
+target_include_directories(
+  headloom_torch SYSTEM INTERFACE "${HEADLOOM_TORCH_DIR}/include"
+                                  "${HEADLOOM_TORCH_DIR}/include/torch/csrc/api/include")
+target_link_libraries(headloom_torch INTERFACE headloom_torch_cpu headloom_c10)
+
+# The OpenMP runtime that torch itself carries: a second one in the process would run single-threaded.
+file(GLOB _gomp "${HEADLOOM_TORCH_DIR}/lib/libgomp*.so*" "${HEADLOOM_TORCH_DIR}/../torch.libs/libgomp*.so*")
+if(_gomp)
+  list(GET _gomp 0 _gomp)
+  add_library(headloom_gomp SHARED IMPORTED)
+  set_target_properties(headloom_gomp PROPERTIES IMPORTED_LOCATION "${_gomp}" IMPORTED_NO_SONAME TRUE)
+  target_link_libraries(headloom_torch INTERFACE headloom_gomp)
+else()
+  target_link_options(headloom_torch INTERFACE -fopenmp)
+endif()
+target_compile_options(headloom_torch INTERFACE -fopenmp)

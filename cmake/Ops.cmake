@@ -1,0 +1,38 @@
+# libheadloom_ops: the operators, a shared library that needs only ATen.
+#
+# Kernels (src/ops/*/kernel_cpu*.cpp) are torch-free and compiled once per instruction set;
+# op.cpp chooses by at::get_cpu_capability(). They are always optimised: at -O0 helpers would leak as
+# weak AVX-512 symbols.
+
+file(GLOB_RECURSE ops_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/ops/*.cpp)
+set(kernel_sources ${ops_sources})
+list(FILTER kernel_sources INCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
+list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
+
+add_library(headloom_ops SHARED ${ops_sources})
+target_include_directories(headloom_ops PUBLIC ${CMAKE_SOURCE_DIR}/src)
+target_link_libraries(headloom_ops PUBLIC headloom_torch)
+target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h>
+                          <torch/csrc/autograd/custom_function.h>)
+add_dependencies(headloom_ops check_layers)
+set_property(GLOBAL APPEND PROPERTY HEADLOOM_LAYERS headloom_ops)
+
+function(headloom_kernel_set suffix)
+  if(NOT kernel_sources)
+    return()
+  endif()
+  add_library(headloom_kernels_${suffix} OBJECT ${kernel_sources})
+  target_include_directories(headloom_kernels_${suffix} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_compile_options(
+    headloom_kernels_${suffix}
+    PRIVATE -O3 -fno-math-errno -fno-trapping-math -Wno-maybe-uninitialized -Wno-uninitialized
+            -fno-lto ${ARGN})
+  target_sources(headloom_ops PRIVATE $<TARGET_OBJECTS:headloom_kernels_${suffix}>)
+endfunction()
+
+set(avx512 -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma -mf16c)
+headloom_kernel_set(default -DCPU_CAPABILITY=DEFAULT)
+headloom_kernel_set(avx2 -mavx2 -mfma -mf16c -DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2)
+headloom_kernel_set(avx512 ${avx512} -DCPU_CAPABILITY=AVX512 -DCPU_CAPABILITY_AVX512)
+headloom_kernel_set(avx512_bf16 ${avx512} -mavx512bf16 -DCPU_CAPABILITY=AVX512_BF16
+                    -DCPU_CAPABILITY_AVX512)

@@ -1,0 +1,241 @@
+#include "core/config.h"
+
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#define TOML_HEADER_ONLY 0
+#include <toml++/toml.h>
+
+#include "core/error.h"
+
+namespace headloom {
+namespace {
+
+std::string located(const std::string& name, const toml::source_region& source) {
+  return source.begin.line > 0 ? str(name, ":", source.begin.line) : name;
+}
+
+Node convert(const toml::node& node, const std::string& name) {
+  Node out;
+  out.origin = located(name, node.source());
+  if (const auto* table = node.as_table()) {
+    // toml++ sorts keys; source positions give back the written order.
+    std::vector<std::pair<toml::source_position, const std::pair<std::string, Node>*>> order;
+    Table children;
+    std::vector<toml::source_position> positions;
+    for (const auto& [key, child] : *table) {
+      children.emplace_back(std::string(key.str()), convert(child, name));
+      positions.push_back(key.source().begin);
+    }
+    std::vector<size_t> index(children.size());
+    for (size_t i = 0; i < index.size(); ++i) index[i] = i;
+    std::stable_sort(index.begin(), index.end(),
+                     [&](size_t a, size_t b) { return positions[a] < positions[b]; });
+    Table sorted;
+    for (size_t i : index) sorted.push_back(std::move(children[i]));
+    out.value = std::move(sorted);
+  } else if (const auto* array = node.as_array()) {
+    Array items;
+    for (const auto& item : *array) items.push_back(convert(item, name));
+    out.value = std::move(items);
+  } else if (const auto* boolean = node.as_boolean()) {
+    out.value = boolean->get();
+  } else if (const auto* integer = node.as_integer()) {
+    out.value = integer->get();
+  } else if (const auto* real = node.as_floating_point()) {
+    out.value = real->get();
+  } else if (const auto* text = node.as_string()) {
+    out.value = text->get();
+  } else {
+    usage_error(out.origin, ": dates and times are not used in a Headloom configuration.");
+  }
+  return out;
+}
+
+std::string quoted(const std::string& text) {
+  std::ostringstream out;
+  out << toml::value<std::string>(text);
+  return out.str();
+}
+
+std::string key_text(const std::string& key) {
+  bool bare = !key.empty();
+  for (char c : key) {
+    bare = bare && (std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-');
+  }
+  return bare ? key : quoted(key);
+}
+
+std::string real_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  char buffer[64];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+  std::string text(buffer, end);
+  if (text.find_first_of(".eE") == std::string::npos) text += ".0";
+  return text;
+}
+
+// A value on one line; tables inside arrays or marked inline become inline tables.
+std::string inline_text(const Node& node) {
+  if (node.is_table()) {
+    std::string out = "{";
+    for (const auto& [key, child] : node.table()) {
+      out += (out.size() > 1 ? ", " : " ") + key_text(key) + " = " + inline_text(child);
+    }
+    return out + (out.size() > 1 ? " }" : "}");
+  }
+  if (node.is_array()) {
+    std::string out = "[";
+    for (const Node& item : node.array()) out += (out.size() > 1 ? ", " : "") + inline_text(item);
+    return out + "]";
+  }
+  if (const auto* boolean = std::get_if<bool>(&node.value)) return *boolean ? "true" : "false";
+  if (const auto* integer = std::get_if<int64_t>(&node.value)) return std::to_string(*integer);
+  if (const auto* real = std::get_if<double>(&node.value)) return real_text(*real);
+  return quoted(std::get<std::string>(node.value));
+}
+
+bool is_table_array(const Node& node) {
+  if (!node.is_array() || node.array().empty()) return false;
+  for (const Node& item : node.array()) {
+    if (!item.is_table()) return false;
+  }
+  return true;
+}
+
+// A table whose children are all plain values and that sits inside an array element is short enough
+// to read best on one line ({ type = "dcmha", heads = 8 }).
+void write_table(std::ostringstream& out, const Node& node, const std::string& path, bool in_array) {
+  for (const auto& [key, child] : node.table()) {
+    const bool section = (child.is_table() && !in_array) || is_table_array(child);
+    if (!section) out << key_text(key) << " = " << inline_text(child) << "\n";
+  }
+  for (const auto& [key, child] : node.table()) {
+    const std::string full = path.empty() ? key_text(key) : path + "." + key_text(key);
+    if (child.is_table() && !in_array) {
+      out << "\n[" << full << "]\n";
+      write_table(out, child, full, false);
+    } else if (is_table_array(child)) {
+      for (const Node& item : child.array()) {
+        out << "\n[[" << full << "]]\n";
+        write_table(out, item, full, true);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const Node* Node::find(std::string_view key) const {
+  for (const auto& [name, child] : table()) {
+    if (name == key) return &child;
+  }
+  return nullptr;
+}
+
+Node* Node::find(std::string_view key) {
+  return const_cast<Node*>(static_cast<const Node*>(this)->find(key));
+}
+
+Node& Node::set(std::string_view key, Node child) {
+  if (Node* existing = find(key)) return *existing = std::move(child);
+  table().emplace_back(std::string(key), std::move(child));
+  return table().back().second;
+}
+
+const char* Node::type_name() const {
+  switch (value.index()) {
+    case 0:
+      return "a table";
+    case 1:
+      return "an array";
+    case 2:
+      return "a boolean";
+    case 3:
+      return "an integer";
+    case 4:
+      return "a real number";
+    default:
+      return "a string";
+  }
+}
+
+Node parse_toml(std::string_view text, const std::string& name) {
+  try {
+    Node root = convert(toml::parse(text, name), name);
+    return root;
+  } catch (const toml::parse_error& error) {
+    usage_error(located(name, error.source()), ": not valid TOML: ", error.description(), ".");
+  }
+}
+
+Node read_toml(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    // An empty file also sets failbit on the copy; only a file that cannot be opened is an error.
+    if (!file.is_open()) fail(path, ": the configuration file cannot be read.");
+  }
+  return parse_toml(text.str(), path);
+}
+
+std::string to_toml(const Node& root) {
+  std::ostringstream out;
+  write_table(out, root, "", false);
+  std::string text = out.str();
+  if (!text.empty() && text.front() == '\n') text.erase(0, 1);
+  return text;
+}
+
+void apply_override(Node& root, const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    usage_error("--set ", assignment, ": expected key=value, such as --set train.steps=100.");
+  }
+  const std::string path = assignment.substr(0, equals);
+  const std::string text = assignment.substr(equals + 1);
+  Node value;
+  try {
+    value = *parse_toml("value = " + text, "--set").find("value");
+  } catch (const UsageError&) {
+    value.value = text;
+  }
+  value.origin = "--set " + path;
+
+  Node* node = &root;
+  std::istringstream parts(path);
+  std::string part;
+  std::vector<std::string> keys;
+  while (std::getline(parts, part, '.')) keys.push_back(part);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const bool last = i + 1 == keys.size();
+    if (node->is_array()) {
+      size_t index = 0;
+      const auto result =
+          std::from_chars(keys[i].data(), keys[i].data() + keys[i].size(), index);
+      if (result.ec != std::errc() || result.ptr != keys[i].data() + keys[i].size() ||
+          index >= node->array().size()) {
+        usage_error("--set ", path, ": '", keys[i], "' should be an index below ",
+                    node->array().size(), ".");
+      }
+      node = &node->array()[index];
+    } else if (node->is_table()) {
+      Node* child = node->find(keys[i]);
+      if (child == nullptr) {
+        Node fresh;
+        fresh.origin = value.origin;
+        child = &node->set(keys[i], fresh);
+      }
+      node = child;
+    } else {
+      usage_error("--set ", path, ": '", keys[i - 1], "' is ", node->type_name(),
+                  ", not a table.");
+    }
+    if (last) *node = value;
+  }
+}
+
+}  // namespace headloom

@@ -1,0 +1,277 @@
+#include "core/fields.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace headloom {
+namespace {
+
+std::string shown(const Node& node) {
+  Node root;
+  root.set("v", node);
+  std::string text = to_toml(root);
+  if (node.is_table() || text.rfind("v = ", 0) != 0) return node.type_name();
+  return text.substr(4, text.size() - 5);
+}
+
+template <typename T>
+std::string range_text(const Range<T>& range) {
+  const bool low = range.low != std::numeric_limits<T>::lowest();
+  const bool high = range.high != std::numeric_limits<T>::max();
+  const std::string from = str(range.open_low ? "above " : "at least ", range.low);
+  const std::string to = str(range.open_high ? "below " : "at most ", range.high);
+  if (low && high) return from + " and " + to;
+  return low ? from : to;
+}
+
+template <typename T>
+bool inside(const Range<T>& range, T value) {
+  return (range.open_low ? value > range.low : value >= range.low) &&
+         (range.open_high ? value < range.high : value <= range.high);
+}
+
+template <typename T>
+std::string typed(const char* type, const Range<T>& range) {
+  const bool bounded = range.low != std::numeric_limits<T>::lowest() ||
+                       range.high != std::numeric_limits<T>::max();
+  return bounded ? str(type, ", ", range_text(range)) : type;
+}
+
+std::string where(const Node& node) { return node.origin.empty() ? "" : node.origin + ": "; }
+
+bool read_bool(const Node& node, const std::string& key) {
+  if (const auto* value = std::get_if<bool>(&node.value)) return *value;
+  usage_error(where(node), "'", key, "' is ", shown(node), ", expected true or false.");
+}
+
+int64_t read_int(const Node& node, const std::string& key, const Range<int64_t>& range) {
+  const auto* value = std::get_if<int64_t>(&node.value);
+  if (value == nullptr) {
+    usage_error(where(node), "'", key, "' is ", shown(node), ", expected an integer.");
+  }
+  if (!inside(range, *value)) {
+    usage_error(where(node), "'", key, "' is ", *value, ", expected ", range_text(range), ".");
+  }
+  return *value;
+}
+
+double read_real(const Node& node, const std::string& key, const Range<double>& range) {
+  double value = 0;
+  if (const auto* real = std::get_if<double>(&node.value)) {
+    value = *real;
+  } else if (const auto* integer = std::get_if<int64_t>(&node.value)) {
+    value = static_cast<double>(*integer);
+  } else {
+    usage_error(where(node), "'", key, "' is ", shown(node), ", expected a number.");
+  }
+  if (!inside(range, value)) {  // also refuses NaN
+    usage_error(where(node), "'", key, "' is ", shown(node), ", expected ", range_text(range), ".");
+  }
+  return value;
+}
+
+std::string read_text(const Node& node, const std::string& key, const Choices& choices) {
+  const auto* value = std::get_if<std::string>(&node.value);
+  if (value == nullptr) {
+    usage_error(where(node), "'", key, "' is ", shown(node), ", expected text in quotes.");
+  }
+  if (!choices.empty() && std::find(choices.begin(), choices.end(), *value) == choices.end()) {
+    const std::string near = nearest(*value, choices);
+    usage_error(where(node), "'", key, "' is \"", *value, "\", expected one of ", join(choices),
+                near.empty() ? "." : str("; did you mean \"", near, "\"?"));
+  }
+  return *value;
+}
+
+template <typename T, typename ReadOne>
+std::vector<T> read_list(const Node& node, const ReadOne& read_one) {
+  std::vector<T> values;
+  if (!node.is_array()) return {read_one(node)};
+  for (const Node& item : node.array()) values.push_back(read_one(item));
+  return values;
+}
+
+template <typename T>
+Node plain(const T& value) {
+  Node node;
+  node.value = value;
+  return node;
+}
+
+template <typename T>
+Node plain_list(const std::vector<T>& values) {
+  Array items;
+  for (const T& value : values) items.push_back(plain(value));
+  return plain(items);
+}
+
+}  // namespace
+
+Reader::Reader(const Node& node, std::string path) : node_(node), path_(std::move(path)) {
+  if (!node.is_table()) {
+    usage_error(where(node), "'", path_, "' is ", node.type_name(), ", expected a table.");
+  }
+}
+
+std::string Reader::full(Text key) const {
+  return path_.empty() ? std::string(key) : path_ + "." + std::string(key);
+}
+
+const Node* Reader::take(Text key) {
+  known_.emplace_back(key);
+  return node_.find(key);
+}
+
+void Reader::field(Text key, bool& value, Text) {
+  if (const Node* node = take(key)) value = read_bool(*node, full(key));
+}
+void Reader::field(Text key, int64_t& value, Text, Range<int64_t> range) {
+  if (const Node* node = take(key)) value = read_int(*node, full(key), range);
+}
+void Reader::field(Text key, double& value, Text, Range<double> range) {
+  if (const Node* node = take(key)) value = read_real(*node, full(key), range);
+}
+void Reader::field(Text key, std::string& value, Text, const Choices& choices) {
+  if (const Node* node = take(key)) {
+    value = read_text(*node, full(key), choices);
+  } else if (key == "type" && value.empty()) {
+    usage_error(where(node_), "'", path_, "' has no 'type'; expected one of ", join(choices), ".");
+  }
+}
+void Reader::field(Text key, std::optional<int64_t>& value, Text, Range<int64_t> range) {
+  if (const Node* node = take(key)) value = read_int(*node, full(key), range);
+}
+void Reader::field(Text key, std::optional<double>& value, Text, Range<double> range) {
+  if (const Node* node = take(key)) value = read_real(*node, full(key), range);
+}
+void Reader::field(Text key, std::optional<std::string>& value, Text) {
+  if (const Node* node = take(key)) value = read_text(*node, full(key), {});
+}
+void Reader::field(Text key, std::vector<std::string>& value, Text, const Choices& choices) {
+  if (const Node* node = take(key)) {
+    value = read_list<std::string>(
+        *node, [&](const Node& item) { return read_text(item, full(key), choices); });
+  }
+}
+void Reader::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t> range) {
+  if (const Node* node = take(key)) {
+    value = read_list<int64_t>(
+        *node, [&](const Node& item) { return read_int(item, full(key), range); });
+  }
+}
+
+void Reader::nested(Text key, Text, const std::function<void(Fields&)>& body) {
+  static const Node empty;
+  const Node* node = take(key);
+  Reader inner(node != nullptr ? *node : empty, full(key));
+  body(inner);
+  inner.finish();
+}
+
+void Reader::elements(Text key, Text, size_t, const std::function<void(size_t)>& resize,
+                      const std::function<void(size_t, Fields&)>& body) {
+  const Node* node = take(key);
+  if (node == nullptr) return;
+  if (!node->is_array()) {
+    usage_error(where(*node), "'", full(key), "' is ", node->type_name(),
+                ", expected an array of tables ([[", full(key), "]]).");
+  }
+  resize(0);  // elements of the file replace the defaults, they do not merge with them
+  resize(node->array().size());
+  for (size_t i = 0; i < node->array().size(); ++i) {
+    Reader inner(node->array()[i], str(full(key), "[", i, "]"));
+    body(i, inner);
+    inner.finish();
+  }
+}
+
+void Reader::finish() const {
+  for (const auto& [key, child] : node_.table()) {
+    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    const std::string near = nearest(key, known_);
+    usage_error(where(child), "unknown key '", full(key), "'",
+                near.empty() ? str("; known keys are ", join(known_), ".")
+                             : str("; did you mean '", full(near), "'?"));
+  }
+}
+
+void Writer::field(Text key, bool& value, Text) { node_.set(key, plain(value)); }
+void Writer::field(Text key, int64_t& value, Text, Range<int64_t>) { node_.set(key, plain(value)); }
+void Writer::field(Text key, double& value, Text, Range<double>) { node_.set(key, plain(value)); }
+void Writer::field(Text key, std::string& value, Text, const Choices&) {
+  node_.set(key, plain(value));
+}
+void Writer::field(Text key, std::optional<int64_t>& value, Text, Range<int64_t>) {
+  if (value) node_.set(key, plain(*value));
+}
+void Writer::field(Text key, std::optional<double>& value, Text, Range<double>) {
+  if (value) node_.set(key, plain(*value));
+}
+void Writer::field(Text key, std::optional<std::string>& value, Text) {
+  if (value) node_.set(key, plain(*value));
+}
+void Writer::field(Text key, std::vector<std::string>& value, Text, const Choices&) {
+  node_.set(key, plain_list(value));
+}
+void Writer::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t>) {
+  node_.set(key, plain_list(value));
+}
+void Writer::nested(Text key, Text, const std::function<void(Fields&)>& body) {
+  Writer inner;
+  body(inner);
+  node_.set(key, inner.take());
+}
+void Writer::elements(Text key, Text, size_t present, const std::function<void(size_t)>&,
+                      const std::function<void(size_t, Fields&)>& body) {
+  Array items;
+  for (size_t i = 0; i < present; ++i) {
+    Writer inner;
+    body(i, inner);
+    items.push_back(inner.take());
+  }
+  node_.set(key, plain(items));
+}
+
+void Lister::add(Text key, std::string type, std::string default_value, Text doc) {
+  options_.push_back(
+      {prefix_ + std::string(key), std::move(type), std::move(default_value), std::string(doc)});
+}
+void Lister::field(Text key, bool& value, Text doc) {
+  add(key, "boolean", value ? "true" : "false", doc);
+}
+void Lister::field(Text key, int64_t& value, Text doc, Range<int64_t> range) {
+  add(key, typed("integer", range), str(value), doc);
+}
+void Lister::field(Text key, double& value, Text doc, Range<double> range) {
+  add(key, typed("real", range), shown(plain(value)), doc);
+}
+void Lister::field(Text key, std::string& value, Text doc, const Choices& choices) {
+  add(key, choices.empty() ? "text" : "one of " + join(choices, " | "), value, doc);
+}
+void Lister::field(Text key, std::optional<int64_t>& value, Text doc, Range<int64_t> range) {
+  add(key, typed("integer", range), value ? str(*value) : "", doc);
+}
+void Lister::field(Text key, std::optional<double>& value, Text doc, Range<double> range) {
+  add(key, typed("real", range), value ? shown(plain(*value)) : "", doc);
+}
+void Lister::field(Text key, std::optional<std::string>& value, Text doc) {
+  add(key, "text", value.value_or(""), doc);
+}
+void Lister::field(Text key, std::vector<std::string>& value, Text doc, const Choices& choices) {
+  add(key, choices.empty() ? "list of text" : "list of " + join(choices, " | "), join(value), doc);
+}
+void Lister::field(Text key, std::vector<int64_t>& value, Text doc, Range<int64_t> range) {
+  add(key, typed("list of integers", range), shown(plain_list(value)), doc);
+}
+void Lister::nested(Text key, Text, const std::function<void(Fields&)>& body) {
+  const std::string before = prefix_;
+  prefix_ += std::string(key) + ".";
+  body(*this);
+  prefix_ = before;
+}
+void Lister::elements(Text, Text, size_t, const std::function<void(size_t)>&,
+                      const std::function<void(size_t, Fields&)>&) {}
+
+}  // namespace headloom

@@ -1,0 +1,90 @@
+#include "core/text.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+namespace headloom {
+namespace {
+
+int64_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<int64_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int64_t diagonal = row[0];
+    row[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int64_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({substitute, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string formatted(const char* format, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+}  // namespace
+
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  std::string best;
+  int64_t best_distance = 0;
+  for (const std::string& candidate : candidates) {
+    const int64_t distance = edit_distance(word, candidate);
+    const auto longer = static_cast<int64_t>(std::max(word.size(), candidate.size()));
+    if (distance >= longer || distance > std::max<int64_t>(1, (longer + 2) / 3)) continue;
+    if (best.empty() || distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::string join(const std::vector<std::string>& words, std::string_view separator) {
+  std::string out;
+  for (const std::string& word : words) {
+    if (!out.empty()) out += separator;
+    out += word;
+  }
+  return out;
+}
+
+std::string human_count(double value) {
+  if (value >= 1e12) return formatted("%.3gT", value / 1e12);
+  if (value >= 1e9) return formatted("%.3gG", value / 1e9);
+  if (value >= 1e6) return formatted("%.3gM", value / 1e6);
+  if (value >= 1e3) return formatted("%.3gk", value / 1e3);
+  return formatted("%.4g", value);
+}
+
+std::string human_seconds(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  char buffer[64];
+  if (whole >= 3600) {
+    std::snprintf(buffer, sizeof buffer, "%lldh%02lldm", static_cast<long long>(whole / 3600),
+                  static_cast<long long>(whole % 3600 / 60));
+  } else if (whole >= 60) {
+    std::snprintf(buffer, sizeof buffer, "%lldm%02llds", static_cast<long long>(whole / 60),
+                  static_cast<long long>(whole % 60));
+  } else {
+    std::snprintf(buffer, sizeof buffer, "%llds", static_cast<long long>(whole));
+  }
+  return buffer;
+}
+
+std::string human_bytes(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return formatted(unit == 0 ? "%.0f " : "%.1f ", bytes) + units[unit];
+}
+
+}  // namespace headloom

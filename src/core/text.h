@@ -1,0 +1,27 @@
+// Small string helpers shared by configuration, command line and reports.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace headloom {
+
+// The candidate with the smallest edit distance to `word`, or "" when none is near enough to be a
+// plausible misspelling (distance at most a third of the longer word, and at least one common letter).
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+// "a, b, c".
+std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
+
+// 1234567 -> "1.23M"; for counts shown to people.
+std::string human_count(double value);
+
+// 3661 seconds -> "1h01m", 75 -> "1m15s", 4.2 -> "4s".
+std::string human_seconds(double seconds);
+
+// Bytes with a binary unit: 1536 -> "1.5 KiB".
+std::string human_bytes(double bytes);
+
+}  // namespace headloom
