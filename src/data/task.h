@@ -1,0 +1,100 @@
+// Tasks: what a model is trained on and how it is judged.
+//
+// A task is a stream of sequences that is a pure function of (seed, number): sequence n of the
+// training stream is the same whatever was asked before, so the whole data cursor of a run is one
+// integer and resuming is exact. The held-out sequences depend on the options only, never on the
+// seed, so that runs over several seeds are judged on the same data. No sequence is in both.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/fields.h"
+
+namespace headloom::data {
+
+// The target of a position that has no loss (the default ignore_index of at::cross_entropy_loss).
+inline constexpr int64_t kIgnore = -100;
+
+// B sequences of T positions, in main memory; targets[b][t] is the token after inputs[b][0..t].
+struct Batch {
+  at::Tensor inputs;   // [B,T] int64
+  at::Tensor targets;  // [B,T] int64, kIgnore where there is no loss
+  at::Tensor
+      documents;  // [B,T] int64: attention stays among equal ids; undefined: one document a row
+};
+
+// What counts as one right answer.
+enum class Accuracy {
+  token,     // each target position by itself
+  sequence,  // all target positions of a sequence together (exact match)
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+
+  virtual int64_t vocabulary() const = 0;
+  // T, of every batch.
+  virtual int64_t length() const = 0;
+
+  // Batch `index` of the training stream: sequences [index * batch_size, (index + 1) * batch_size).
+  // The stream has no end; one that is drawn from a finite corpus starts a new epoch, in a new
+  // order. Safe to call from several threads. batch_size >= 1, index >= 0.
+  virtual Batch train_batch(int64_t index, int64_t batch_size) const = 0;
+
+  // Number of held-out sequences, at least 1.
+  virtual int64_t eval_sequences() const = 0;
+  // Held-out sequences [first, first + count), which must lie in [0, eval_sequences()).
+  virtual Batch eval_batch(int64_t first, int64_t count) const = 0;
+
+  virtual Accuracy accuracy() const = 0;
+  bool exact_match() const { return accuracy() == Accuracy::sequence; }
+  // bits per byte = loss / ln 2 / bytes_per_token(); 0 where that means nothing.
+  virtual double bytes_per_token() const { return 0.0; }
+
+  // One sentence: what data, its sizes, the split.
+  virtual std::string describe() const = 0;
+
+  // Text as tokens and back, for prompts and for showing what a model wrote. encode() throws
+  // UsageError for text that the vocabulary cannot express; decode() is defined for every token
+  // below vocabulary().
+  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  virtual std::string decode(const std::vector<int64_t>& tokens) const = 0;
+  // The token that ends a document, where the task has one: generation may stop at it.
+  virtual std::optional<int64_t> end_token() const { return std::nullopt; }
+};
+
+// The options of a task, as a config holds them: [task] type = "find_block" ...
+struct TaskSpec {
+  virtual ~TaskSpec() = default;
+  // The name in the registry.
+  virtual std::string type() const = 0;
+  virtual void fields(Fields& f) = 0;
+  // Reads what there is to read and checks the options together. `seed` orders the training stream.
+  // Throws UsageError for options that do not fit, Error for files that cannot be used.
+  virtual std::shared_ptr<Task> build(uint64_t seed) const = 0;
+};
+
+// --- The registry (registry.cpp): one line a task.
+// ----------------------------------------------------
+
+struct TaskEntry {
+  std::string name;
+  std::string doc;     // one sentence
+  std::string source;  // where the task was described, "" for none
+  std::shared_ptr<TaskSpec> (*make)();
+};
+
+const std::vector<TaskEntry>& tasks();
+std::vector<std::string> task_names();
+// A spec with its defaults. Throws UsageError, with the nearest name, for an unknown type.
+std::shared_ptr<TaskSpec> make_task_spec(const std::string& type);
+
+}  // namespace headloom::data
