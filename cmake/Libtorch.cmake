@@ -1,4 +1,5 @@
-# Imports LibTorch from an installed PyTorch wheel as targets torch_cpu, torch_python_headers and gomp.
+# Imports LibTorch from an installed PyTorch wheel as target headloom_torch (libtorch_cpu, libc10, OpenMP)
+# and headloom_libtorch (the umbrella library, for executables).
 #
 # find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. The wheel is looked up
 # with sysconfig rather than by importing torch, which also works under pip's build isolation.
@@ -28,14 +29,14 @@ message(STATUS "PyTorch ${HEADLOOM_TORCH_VERSION} in ${HEADLOOM_TORCH_DIR}")
 
 add_library(headloom_torch INTERFACE)
 foreach(name c10 torch_cpu torch)
-  add_library(headloom_${name} SHARED IMPORTED)
-  set_target_properties(headloom_${name} PROPERTIES IMPORTED_LOCATION
+  add_library(headloom_lib${name} SHARED IMPORTED)
+  set_target_properties(headloom_lib${name} PROPERTIES IMPORTED_LOCATION
                                                     "${HEADLOOM_TORCH_DIR}/lib/lib${name}.so")
 endforeach()
 target_include_directories(
   headloom_torch SYSTEM INTERFACE "${HEADLOOM_TORCH_DIR}/include"
                                   "${HEADLOOM_TORCH_DIR}/include/torch/csrc/api/include")
-target_link_libraries(headloom_torch INTERFACE headloom_torch_cpu headloom_c10)
+target_link_libraries(headloom_torch INTERFACE headloom_libtorch_cpu headloom_libc10)
 
 # The OpenMP runtime that torch itself carries: a second one in the process would run single-threaded.
 file(GLOB _gomp "${HEADLOOM_TORCH_DIR}/lib/libgomp*.so*" "${HEADLOOM_TORCH_DIR}/../torch.libs/libgomp*.so*")

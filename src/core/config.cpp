@@ -1,11 +1,11 @@
 #include "core/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
 #include <sstream>
 
-#define TOML_HEADER_ONLY 0
 #include <toml++/toml.h>
 
 #include "core/error.h"
@@ -22,7 +22,6 @@ Node convert(const toml::node& node, const std::string& name) {
   out.origin = located(name, node.source());
   if (const auto* table = node.as_table()) {
     // toml++ sorts keys; source positions give back the written order.
-    std::vector<std::pair<toml::source_position, const std::pair<std::string, Node>*>> order;
     Table children;
     std::vector<toml::source_position> positions;
     for (const auto& [key, child] : *table) {

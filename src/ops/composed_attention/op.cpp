@@ -1,0 +1,310 @@
+#include "ops/composed_attention/op.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+using OptionalTensors = c10::List<std::optional<Tensor>>;
+
+// The order of a mix's tensors in the operator's lists `pre` and `post`; an empty list is no mix.
+constexpr int64_t kMixTensors = 7;
+
+HeadMix unpack(const OptionalTensors& list, int64_t groups, const char* name) {
+  HeadMix mix;
+  mix.groups = groups;
+  if (list.empty()) return mix;
+  TORCH_CHECK_VALUE(list.size() == kMixTensors, "composed_attention: ", name, " has ", list.size(),
+                    " tensors, expected 0 or ", kMixTensors,
+                    " (static, q_down, q_up, q_gate, k_down, k_up, k_gate).");
+  Tensor* slots[] = {&mix.static_matrix, &mix.q_down, &mix.q_up, &mix.q_gate,
+                     &mix.k_down,        &mix.k_up,   &mix.k_gate};
+  for (int64_t i = 0; i < kMixTensors; ++i) {
+    const std::optional<Tensor> tensor = list.get(i);
+    if (tensor && tensor->defined()) *slots[i] = *tensor;
+  }
+  return mix;
+}
+
+OptionalTensors pack(const HeadMix& mix) {
+  OptionalTensors list;
+  if (!mix.defined()) return list;
+  for (const Tensor& t : {mix.static_matrix, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up,
+                          mix.k_gate}) {
+    list.push_back(t.defined() ? std::optional<Tensor>(t) : std::nullopt);
+  }
+  return list;
+}
+
+std::optional<Tensor> optional(const Tensor& t) {
+  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
+}
+
+void check_shape(const Tensor& t, const std::string& name, c10::SymIntArrayRef expected,
+                 const char* legend) {
+  bool same = t.dim() == static_cast<int64_t>(expected.size());
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.sym_size(i) == expected[i];
+  TORCH_CHECK_VALUE(same, "composed_attention: ", name, " has shape ", t.sym_sizes(), ", expected ",
+                    legend, " = ", expected, ".");
+}
+
+void check_dtype(const Tensor& t, const std::string& name, const Tensor& q) {
+  TORCH_CHECK_TYPE(t.scalar_type() == q.scalar_type(), "composed_attention: ", name, " has dtype ",
+                   t.scalar_type(), ", expected ", q.scalar_type(), " as q has.");
+  TORCH_CHECK_VALUE(t.device() == q.device(), "composed_attention: ", name, " is on ", t.device(),
+                    ", expected ", q.device(), " as q is.");
+}
+
+// Checks one mix over `heads` maps and returns how many maps leave it.
+int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tensor& q,
+                  const Tensor& k) {
+  if (!m.defined()) return heads;
+  const std::string prefix = std::string(side) + ".";
+  TORCH_CHECK_VALUE(m.groups >= 1 && heads % m.groups == 0, "composed_attention: ", prefix,
+                    "groups is ", m.groups, ", expected a divisor of the ", heads, " heads.");
+  const int64_t inside = heads / m.groups;
+  int64_t out = heads;
+  const bool dynamic =
+      m.q_down.defined() || m.q_gate.defined() || m.k_down.defined() || m.k_gate.defined();
+  if (m.static_matrix.defined()) {
+    const Tensor& matrix = m.static_matrix;
+    check_dtype(matrix, prefix + "static", q);
+    if (matrix.dim() == 3 || m.groups > 1) {
+      check_shape(matrix, prefix + "static", {m.groups, inside, inside}, "[g, H/g, H/g]");
+    } else {
+      TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.size(0) == heads, "composed_attention: ", prefix,
+                        "static has shape ", matrix.sizes(), ", expected [H, H'] with H = ", heads,
+                        ".");
+      out = matrix.size(1);
+      TORCH_CHECK_VALUE(out >= 1, "composed_attention: ", prefix,
+                        "static has no output maps, expected at least 1.");
+      TORCH_CHECK_VALUE(out == heads || !dynamic, "composed_attention: ", prefix,
+                        "static maps ", heads, " to ", out,
+                        " heads, which admits no other term, but dynamic terms are given.");
+    }
+  }
+  const auto check_pair = [&](const Tensor& down, const Tensor& up, const char* which,
+                              const c10::SymInt& length, const char* legend) {
+    TORCH_CHECK_VALUE(down.defined() == up.defined(), "composed_attention: ", prefix, which,
+                      "_down and ", prefix, which, "_up go together, but only one is given.");
+    if (!down.defined()) return;
+    TORCH_CHECK_VALUE(down.dim() == 4, "composed_attention: ", prefix, which, "_down has shape ",
+                      down.sym_sizes(), ", expected ", legend, ".");
+    for (const auto& [t, end] : {std::pair(&down, "_down"), std::pair(&up, "_up")}) {
+      check_shape(*t, prefix + which + end, {q.sym_size(0), length, down.sym_size(2), heads}, legend);
+      check_dtype(*t, prefix + which + end, q);
+    }
+  };
+  const auto check_gate = [&](const Tensor& gate, const char* which, const c10::SymInt& length,
+                              const char* legend) {
+    if (!gate.defined()) return;
+    check_shape(gate, prefix + which, {q.sym_size(0), length, heads}, legend);
+    check_dtype(gate, prefix + which, q);
+  };
+  check_pair(m.q_down, m.q_up, "q", q.sym_size(1), "[B, T, R, H]");
+  check_pair(m.k_down, m.k_up, "k", k.sym_size(1), "[B, S, R, H]");
+  check_gate(m.q_gate, "q_gate", q.sym_size(1), "[B, T, H]");
+  check_gate(m.k_gate, "k_gate", k.sym_size(1), "[B, S, H]");
+  return out;
+}
+
+void check_conv(const Tensor& kernel, const char* name, int64_t heads,
+                const ComposedAttentionOptions& o, const Tensor& q) {
+  if (!kernel.defined()) return;
+  TORCH_CHECK_VALUE((kernel.dim() == 3 || kernel.dim() == 4) && kernel.size(0) == heads,
+                    "composed_attention: ", name, " has shape ", kernel.sizes(),
+                    ", expected [H, c_q, c_k] or [H, c_h, c_q, c_k] with H = ", heads, ".");
+  TORCH_CHECK_VALUE(kernel.dim() == 3 || (kernel.size(1) > 0 && heads % kernel.size(1) == 0),
+                    "composed_attention: ", name, " has groups of ", kernel.dim() == 4 ? kernel.size(1) : 0,
+                    " heads, expected a divisor of ", heads, ".");
+  TORCH_CHECK_VALUE(kernel.size(-2) >= 1 && kernel.size(-1) >= 1, "composed_attention: ", name,
+                    " has shape ", kernel.sizes(), ", expected c_q and c_k of at least 1.");
+  TORCH_CHECK_VALUE(o.conv_padding != "both" || kernel.size(-1) % 2 == 1, "composed_attention: ",
+                    name, " has c_k = ", kernel.size(-1),
+                    ", expected an odd number with conv_padding \"both\".");
+  check_dtype(kernel, name, q);
+}
+
+void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to, const char* legend) {
+  bool fits = t.dim() <= 4;
+  for (int64_t i = 0; fits && i < t.dim(); ++i) {
+    const c10::SymInt size = t.sym_size(t.dim() - 1 - i);
+    fits = size == 1 || size == to[3 - i];
+  }
+  TORCH_CHECK_VALUE(fits, "composed_attention: ", name, " has shape ", t.sym_sizes(),
+                    ", expected one that broadcasts to ", legend, " = ", to, ".");
+}
+
+void check_ids(const Tensor& t, const char* name, const Tensor& q) {
+  TORCH_CHECK_TYPE(t.scalar_type() == at::kLong, "composed_attention: ", name, " has dtype ",
+                   t.scalar_type(), ", expected int64.");
+  TORCH_CHECK_VALUE(t.device() == q.device(), "composed_attention: ", name, " is on ", t.device(),
+                    ", expected ", q.device(), " as q is.");
+}
+
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o) {
+  TORCH_CHECK_VALUE(q.dim() == 4, "composed_attention: q has shape ", q.sym_sizes(),
+                    ", expected [B, T, H, D].");
+  TORCH_CHECK_TYPE(q.is_floating_point(), "composed_attention: q has dtype ", q.scalar_type(),
+                   ", expected a floating type.");
+  TORCH_CHECK_VALUE(k.dim() == 4 && k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
+                    "composed_attention: k has shape ", k.sym_sizes(), ", expected [B, S, Gk, D] with B = ",
+                    q.sym_size(0), " and D = ", q.sym_size(3), ".");
+  TORCH_CHECK_VALUE(v.dim() == 4 && v.sym_size(0) == q.sym_size(0) && v.sym_size(1) == k.sym_size(1),
+                    "composed_attention: v has shape ", v.sym_sizes(), ", expected [B, S, Gv, E] with B = ",
+                    q.sym_size(0), " and S = ", k.sym_size(1), ".");
+  check_dtype(k, "k", q);
+  check_dtype(v, "v", q);
+  const int64_t heads = q.size(2);
+  TORCH_CHECK_VALUE(heads >= 1 && k.size(2) >= 1 && v.size(2) >= 1 && q.size(3) >= 1,
+                    "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(), ", v ",
+                    v.sym_sizes(), ", expected at least one head and D of at least 1.");
+  TORCH_CHECK_VALUE(heads % k.size(2) == 0, "composed_attention: k has ", k.size(2),
+                    " heads, expected a divisor of the ", heads, " heads of q.");
+  TORCH_CHECK_VALUE(o.conv_padding == "both" || o.conv_padding == "left" || o.conv_padding == "right",
+                    "composed_attention: conv_padding is \"", o.conv_padding,
+                    "\", expected \"both\", \"left\" or \"right\".");
+  TORCH_CHECK_VALUE(o.conv_mask == "double" || o.conv_mask == "exact",
+                    "composed_attention: conv_mask is \"", o.conv_mask,
+                    "\", expected \"double\" or \"exact\".");
+  TORCH_CHECK_VALUE(!o.backend || *o.backend == "reference" || *o.backend == "fused",
+                    "composed_attention: backend is \"", o.backend.value_or(""),
+                    "\", expected None, \"reference\" or \"fused\".");
+  check_conv(o.pre_conv, "pre_conv", heads, o, q);
+  const int64_t middle = check_mix(o.pre, "pre", heads, q, k);
+  check_conv(o.post_conv, "post_conv", middle, o, q);
+  const int64_t out = check_mix(o.post, "post", middle, q, k);
+  TORCH_CHECK_VALUE(out % v.size(2) == 0, "composed_attention: v has ", v.size(2),
+                    " heads, expected a divisor of the ", out, " output maps.");
+  TORCH_CHECK_VALUE(!o.window || *o.window >= 1, "composed_attention: window is ",
+                    o.window.value_or(0), ", expected at least 1.");
+  const c10::SymInt batch = q.sym_size(0), queries = q.sym_size(1), keys = k.sym_size(1);
+  if (o.bias.defined()) {
+    check_broadcast(o.bias, "bias", {batch, heads, queries, keys}, "[B, H, T, S]");
+    check_dtype(o.bias, "bias", q);
+  }
+  if (o.mask.defined()) {
+    TORCH_CHECK_TYPE(o.mask.scalar_type() == at::kBool, "composed_attention: mask has dtype ",
+                     o.mask.scalar_type(), ", expected bool.");
+    check_broadcast(o.mask, "mask", {batch, 1, queries, keys}, "[B, 1, T, S]");
+  }
+  if (o.lengths.defined()) {
+    check_ids(o.lengths, "lengths", q);
+    check_shape(o.lengths, "lengths", {batch}, "[B]");
+  }
+  if (o.documents.defined()) {
+    check_ids(o.documents, "documents", q);
+    check_shape(o.documents, "documents", {batch, keys}, "[B, S]");
+    TORCH_CHECK_VALUE(queries <= keys, "composed_attention: documents need S >= T, got T = ", queries,
+                      " and S = ", keys, ".");
+  }
+}
+
+// The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors and
+// torch.compile see through it. Fused kernels are operators of their own below this one.
+Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const OptionalTensors& pre, const OptionalTensors& post,
+                             int64_t pre_groups, int64_t post_groups,
+                             const std::optional<Tensor>& pre_conv,
+                             const std::optional<Tensor>& post_conv, std::string_view conv_padding,
+                             std::string_view conv_mask, const std::optional<Tensor>& bias,
+                             bool causal, std::optional<int64_t> window,
+                             const std::optional<Tensor>& lengths,
+                             const std::optional<Tensor>& documents,
+                             const std::optional<Tensor>& mask, std::optional<double> scale,
+                             std::optional<std::string_view> backend) {
+  ComposedAttentionOptions o;
+  o.pre = unpack(pre, pre_groups, "pre");
+  o.post = unpack(post, post_groups, "post");
+  o.pre_conv = pre_conv.value_or(Tensor());
+  o.post_conv = post_conv.value_or(Tensor());
+  o.conv_padding = std::string(conv_padding);
+  o.conv_mask = std::string(conv_mask);
+  o.bias = bias.value_or(Tensor());
+  o.causal = causal;
+  o.window = window;
+  o.lengths = lengths.value_or(Tensor());
+  o.documents = documents.value_or(Tensor());
+  o.mask = mask.value_or(Tensor());
+  o.scale = scale;
+  if (backend) o.backend = std::string(*backend);
+  check(q, k, v, o);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !o.backend || *o.backend != "fused",
+      "composed_attention: backend \"fused\" has no kernel for this case; use None or \"reference\".");
+  return composed_attention_reference(q, k, v, o);
+}
+
+Tensor call(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
+            const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
+            const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
+            std::string_view conv_padding, std::string_view conv_mask,
+            const std::optional<Tensor>& bias, bool causal, std::optional<int64_t> window,
+            const std::optional<Tensor>& lengths, const std::optional<Tensor>& documents,
+            const std::optional<Tensor>& mask, std::optional<double> scale,
+            std::optional<std::string_view> backend) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("headloom::composed_attention", "")
+                             .typed<decltype(composed_attention_op)>();
+  return op.call(q, k, v, pre, post, pre_groups, post_groups, pre_conv, post_conv, conv_padding,
+                 conv_mask, bias, causal, window, lengths, documents, mask, scale, backend);
+}
+
+// Everything that is multiplied is cast to the autocast type; masks and ids are not.
+Tensor composed_attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const OptionalTensors& pre, const OptionalTensors& post,
+                                   int64_t pre_groups, int64_t post_groups,
+                                   const std::optional<Tensor>& pre_conv,
+                                   const std::optional<Tensor>& post_conv,
+                                   std::string_view conv_padding, std::string_view conv_mask,
+                                   const std::optional<Tensor>& bias, bool causal,
+                                   std::optional<int64_t> window,
+                                   const std::optional<Tensor>& lengths,
+                                   const std::optional<Tensor>& documents,
+                                   const std::optional<Tensor>& mask, std::optional<double> scale,
+                                   std::optional<std::string_view> backend) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  const auto type = at::autocast::get_autocast_dtype(at::kCPU);
+  const auto cast = [&](const std::optional<Tensor>& t) -> std::optional<Tensor> {
+    return t ? std::optional<Tensor>(at::autocast::cached_cast(type, *t, at::kCPU)) : std::nullopt;
+  };
+  const auto cast_list = [&](const OptionalTensors& list) {
+    OptionalTensors out;
+    for (size_t i = 0; i < list.size(); ++i) out.push_back(cast(list.get(i)));
+    return out;
+  };
+  return call(*cast(q), *cast(k), *cast(v), cast_list(pre), cast_list(post), pre_groups, post_groups,
+              cast(pre_conv), cast(post_conv), conv_padding, conv_mask, cast(bias), causal, window,
+              lengths, documents, mask, scale, backend);
+}
+
+TORCH_LIBRARY_FRAGMENT(headloom, m) {
+  m.def(
+      "composed_attention(Tensor q, Tensor k, Tensor v, Tensor?[] pre, Tensor?[] post, "
+      "int pre_groups=1, int post_groups=1, Tensor? pre_conv=None, Tensor? post_conv=None, "
+      "str conv_padding=\"both\", str conv_mask=\"double\", Tensor? bias=None, bool causal=True, "
+      "int? window=None, Tensor? lengths=None, Tensor? documents=None, Tensor? mask=None, "
+      "float? scale=None, str? backend=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
+  m.impl("composed_attention", composed_attention_op);
+}
+TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) {
+  m.impl("composed_attention", composed_attention_autocast);
+}
+
+}  // namespace
+
+Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const ComposedAttentionOptions& o) {
+  return call(q, k, v, pack(o.pre), pack(o.post), o.pre.groups, o.post.groups, optional(o.pre_conv),
+              optional(o.post_conv), o.conv_padding, o.conv_mask, optional(o.bias), o.causal,
+              o.window, optional(o.lengths), optional(o.documents), optional(o.mask), o.scale,
+              o.backend);
+}
+
+}  // namespace headloom::ops

@@ -1,0 +1,195 @@
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "ops/composed_attention/op.h"
+
+// Batch and sequence lengths stay symbolic (SymInt) so that torch.compile does not specialise on them.
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+struct Visibility {
+  Tensor all;             // [B or 1, 1, T, S] boolean; undefined when everything is visible
+  Tensor without_causal;  // the same without the causal limit
+};
+
+Tensor both(const Tensor& a, const Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? at::logical_and(a, b) : a;
+}
+
+Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionOptions& o) {
+  const SymInt queries = q.sym_size(1);
+  const SymInt keys = k.sym_size(1);
+  const auto options = q.options().dtype(at::kLong);
+  Visibility out;
+  if (o.causal || o.window || o.documents.defined()) {
+    const SymInt past = keys - queries;
+    const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);                  // [1, S]
+    const Tensor query = at::arange(c10::Scalar(past), c10::Scalar(keys), options).unsqueeze(1);  // [T, 1]
+    if (o.window) {
+      const Tensor distance = query - key;
+      out.without_causal = (o.causal ? distance : distance.abs()).lt(*o.window);
+      out.without_causal = out.without_causal.unsqueeze(0).unsqueeze(0);
+    }
+    if (o.documents.defined()) {
+      const Tensor own = o.documents.index_select(1, query.squeeze(1));  // [B, T]
+      out.without_causal =
+          both(out.without_causal,
+               own.unsqueeze(-1).eq(o.documents.unsqueeze(1)).unsqueeze(1));
+    }
+    if (o.causal) out.all = key.le(query).unsqueeze(0).unsqueeze(0);
+  }
+  if (o.lengths.defined()) {
+    const Tensor key = at::arange(c10::Scalar(keys), options);
+    out.without_causal =
+        both(out.without_causal, key.lt(o.lengths.unsqueeze(-1)).unsqueeze(1).unsqueeze(1));
+  }
+  if (o.mask.defined()) out.without_causal = both(out.without_causal, o.mask);
+  out.all = both(out.all, out.without_causal);
+  return out;
+}
+
+// Boolean masks given by the user may have fewer than four dimensions; repeated heads share storage.
+Tensor repeat_heads(const Tensor& x_bhsd, int64_t heads) {
+  const int64_t present = x_bhsd.size(1);
+  return present == heads ? x_bhsd : x_bhsd.repeat_interleave(heads / present, 1);
+}
+
+Tensor hide(const Tensor& x, const Tensor& visible, double value) {
+  return visible.defined() ? x.masked_fill(visible.logical_not(), value) : x;
+}
+
+// sum_r (sum_h x[h] down[r,h]) up[r,h'], weights indexed by query ("t") or key ("s").
+// x [B, g, n, T, S]; down, up [B, T or S, R, g, n].
+Tensor low_rank(const Tensor& x, const Tensor& down, const Tensor& up, bool by_query) {
+  const Tensor inner = by_query ? at::einsum("bgnts,btrgn->brgts", {x, down})
+                                : at::einsum("bgnts,bsrgn->brgts", {x, down});
+  return by_query ? at::einsum("brgts,btrgn->bgnts", {inner, up})
+                  : at::einsum("brgts,bsrgn->bgnts", {inner, up});
+}
+
+Tensor mix(const Tensor& x, const HeadMix& m) {
+  if (!m.defined()) return x;
+  const bool grouped = m.static_matrix.defined() && m.static_matrix.dim() == 3;
+  if (m.static_matrix.defined() && !grouped && m.groups == 1 &&
+      m.static_matrix.size(0) != m.static_matrix.size(1)) {
+    return at::einsum("bhts,hm->bmts", {x, m.static_matrix});
+  }
+  const auto shape = [&](const Tensor& w) { return w.unflatten(-1, {m.groups, -1}); };
+  const Tensor xg = x.unflatten(1, {m.groups, -1});
+  Tensor y = xg;
+  if (m.static_matrix.defined()) {
+    const Tensor matrix = grouped ? m.static_matrix : m.static_matrix.unsqueeze(0);
+    y = at::einsum("bgnts,gnm->bgmts", {xg, matrix});
+  }
+  if (m.q_down.defined()) y = y + low_rank(xg, shape(m.q_down), shape(m.q_up), true);
+  if (m.k_down.defined()) y = y + low_rank(xg, shape(m.k_down), shape(m.k_up), false);
+  y = y.flatten(1, 2);
+  if (m.q_gate.defined()) y = y + x * m.q_gate.transpose(1, 2).unsqueeze(-1);
+  if (m.k_gate.defined()) y = y + x * m.k_gate.transpose(1, 2).unsqueeze(-2);
+  return y;
+}
+
+// Grouped cross-correlation; x is already 0 where it does not count.
+Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& padding, int64_t query_pad) {
+  const int64_t ck = kernel.size(-1);
+  const int64_t left = padding == "both" ? (ck - 1) / 2 : padding == "left" ? ck - 1 : 0;
+  const Tensor weight = kernel.dim() == 4 ? kernel : kernel.unsqueeze(1);
+  const int64_t groups = kernel.size(0) / weight.size(1);
+  const Tensor padded = at::constant_pad_nd(x, {left, ck - 1 - left, query_pad, 0});
+  return at::conv2d(padded, weight, {}, at::IntArrayRef{1, 1}, at::IntArrayRef{0, 0},
+                    at::IntArrayRef{1, 1}, groups);
+}
+
+// Before softmax with the exact mask: the row of query t - back keeps the keys up to query t.
+Tensor correlate_exact(const Tensor& x, const Tensor& kernel, const ComposedAttentionOptions& o,
+                       const Visibility& visible) {
+  const int64_t cq = kernel.size(-2);
+  const Tensor own = hide(x, visible.without_causal, 0);
+  Tensor y;
+  for (int64_t i = 0; i < cq; ++i) {
+    const int64_t back = cq - 1 - i;
+    // Row t of `shifted` is row t - back of x; the first `back` rows are outside and count as 0.
+    const SymInt keep = x.sym_size(2);
+    Tensor shifted =
+        at::constant_pad_nd(own, {0, 0, back, 0}).narrow_symint(2, SymInt(0), keep);
+    if (o.causal) {
+      const auto options = x.options().dtype(at::kLong);
+      const SymInt keys = x.sym_size(3);
+      const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);
+      const Tensor query =
+          at::arange(c10::Scalar(keys - keep), c10::Scalar(keys), options).unsqueeze(1);
+      shifted = hide(shifted, key.le(query).unsqueeze(0).unsqueeze(0), 0);
+    }
+    const Tensor term = correlate(shifted, kernel.narrow(-2, i, 1), o.conv_padding, 0);
+    y = y.defined() ? y + term : term;
+  }
+  return y;
+}
+
+Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o) {
+  const int64_t heads = q.size(2);
+  const bool same_groups = k.size(2) == v.size(2);
+  const auto bhsd = [&](const Tensor& x) {
+    return same_groups ? x.transpose(1, 2) : repeat_heads(x.transpose(1, 2), heads);
+  };
+  const bool limited = o.window || o.lengths.defined() || o.documents.defined() ||
+                       o.mask.defined() || o.bias.defined();
+  // is_causal of scaled_dot_product_attention aligns the first query with the first key.
+  const bool square = o.causal && !limited && q.sym_size(1) == k.sym_size(1);
+  std::optional<Tensor> mask;
+  Tensor visible;
+  if (!square) {
+    visible = visibility(q, k, o).all;
+    if (o.bias.defined()) {
+      mask = hide(o.bias, visible, -std::numeric_limits<double>::infinity());
+      while (mask->dim() < 4) mask = mask->unsqueeze(0);
+    } else if (visible.defined()) {
+      mask = visible;
+    }
+  }
+  const bool grouped = same_groups && k.size(2) != heads;
+  return at::scaled_dot_product_attention(q.transpose(1, 2), bhsd(k), bhsd(v), mask, 0.0, square,
+                                          o.scale, grouped)
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+bool is_plain(const ComposedAttentionOptions& o) {
+  return !o.pre.defined() && !o.post.defined() && !o.pre_conv.defined() && !o.post_conv.defined();
+}
+
+Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const ComposedAttentionOptions& o) {
+  if (is_plain(o)) return plain(q, k, v, o);
+  const Visibility visible = visibility(q, k, o);
+  const int64_t heads = q.size(2);
+  const double scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+
+  Tensor a = at::matmul(q.transpose(1, 2) * scale,
+                        repeat_heads(k.transpose(1, 2), heads).transpose(-1, -2));
+  if (o.bias.defined()) a = a + o.bias;
+  if (o.pre_conv.defined()) {
+    a = o.conv_mask == "exact"
+            ? correlate_exact(a, o.pre_conv, o, visible)
+            : correlate(hide(a, visible.all, 0), o.pre_conv, o.conv_padding,
+                        o.pre_conv.size(-2) - 1);
+  }
+  a = mix(a, o.pre);
+  // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
+  const auto wide = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  Tensor p = at::softmax(hide(a.to(wide), visible.all, std::numeric_limits<float>::lowest()), -1);
+  p = hide(p, visible.all, 0).to(q.scalar_type());
+  if (o.post_conv.defined()) {
+    p = hide(correlate(p, o.post_conv, o.conv_padding, o.post_conv.size(-2) - 1), visible.all, 0);
+  }
+  p = mix(p, o.post);
+  return at::matmul(p, repeat_heads(v.transpose(1, 2), p.size(1))).transpose(1, 2);
+}
+
+}  // namespace headloom::ops
