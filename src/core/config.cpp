@@ -107,7 +107,8 @@ bool is_table_array(const Node& node) {
 
 // A table whose children are all plain values and that sits inside an array element is short enough
 // to read best on one line ({ type = "dcmha", heads = 8 }).
-void write_table(std::ostringstream& out, const Node& node, const std::string& path, bool in_array) {
+void write_table(std::ostringstream& out, const Node& node, const std::string& path,
+                 bool in_array) {
   for (const auto& [key, child] : node.table()) {
     const bool section = (child.is_table() && !in_array) || is_table_array(child);
     if (!section) out << key_text(key) << " = " << inline_text(child) << "\n";
@@ -213,8 +214,7 @@ void apply_override(Node& root, const std::string& assignment) {
     const bool last = i + 1 == keys.size();
     if (node->is_array()) {
       size_t index = 0;
-      const auto result =
-          std::from_chars(keys[i].data(), keys[i].data() + keys[i].size(), index);
+      const auto result = std::from_chars(keys[i].data(), keys[i].data() + keys[i].size(), index);
       if (result.ec != std::errc() || result.ptr != keys[i].data() + keys[i].size() ||
           index >= node->array().size()) {
         usage_error("--set ", path, ": '", keys[i], "' should be an index below ",
@@ -230,8 +230,7 @@ void apply_override(Node& root, const std::string& assignment) {
       }
       node = child;
     } else {
-      usage_error("--set ", path, ": '", keys[i - 1], "' is ", node->type_name(),
-                  ", not a table.");
+      usage_error("--set ", path, ": '", keys[i - 1], "' is ", node->type_name(), ", not a table.");
     }
     if (last) *node = value;
   }

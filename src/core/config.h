@@ -1,7 +1,7 @@
 // A configuration as a tree of values that remember where they were written.
 //
-// TOML is parsed into `Node`s (toml++ does the parsing); `Reader` and `Writer` in core/fields.h turn
-// nodes into plain structs and back. Nothing below the command line sees a Node.
+// TOML is parsed into `Node`s (toml++ does the parsing); `Reader` and `Writer` in core/fields.h
+// turn nodes into plain structs and back. Nothing below the command line sees a Node.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ Node read_toml(const std::string& path);
 // TOML text of a table: plain values first, then sub-tables, then arrays of tables.
 std::string to_toml(const Node& root);
 
-// Applies one `--set` argument, "a.b=value" or "a.0.b=value" (array elements by index). The value is
-// read as TOML and, where that fails, taken as a string.
+// Applies one `--set` argument, "a.b=value" or "a.0.b=value" (array elements by index). The value
+// is read as TOML and, where that fails, taken as a string.
 void apply_override(Node& root, const std::string& assignment);
 
 }  // namespace headloom

@@ -34,8 +34,8 @@ bool inside(const Range<T>& range, T value) {
 
 template <typename T>
 std::string typed(const char* type, const Range<T>& range) {
-  const bool bounded = range.low != std::numeric_limits<T>::lowest() ||
-                       range.high != std::numeric_limits<T>::max();
+  const bool bounded =
+      range.low != std::numeric_limits<T>::lowest() || range.high != std::numeric_limits<T>::max();
   return bounded ? str(type, ", ", range_text(range)) : type;
 }
 
@@ -157,8 +157,8 @@ void Reader::field(Text key, std::vector<std::string>& value, Text, const Choice
 }
 void Reader::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t> range) {
   if (const Node* node = take(key)) {
-    value = read_list<int64_t>(
-        *node, [&](const Node& item) { return read_int(item, full(key), range); });
+    value = read_list<int64_t>(*node,
+                               [&](const Node& item) { return read_int(item, full(key), range); });
   }
 }
 

@@ -9,9 +9,9 @@
 //     }
 //   };
 //
-// `Reader` fills the struct from a Node, strictly: unknown keys, wrong types and values out of range
-// are UsageErrors that name the origin and the nearest known key. `Writer` gives the Node of the
-// complete struct, defaults included. `Lister` gives key, type, default and description.
+// `Reader` fills the struct from a Node, strictly: unknown keys, wrong types and values out of
+// range are UsageErrors that name the origin and the nearest known key. `Writer` gives the Node of
+// the complete struct, defaults included. `Lister` gives key, type, default and description.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,8 @@ class Fields {
   // A single value is accepted where a list is expected.
   virtual void field(Text key, std::vector<std::string>& value, Text doc,
                      const Choices& choices = {}) = 0;
-  virtual void field(Text key, std::vector<int64_t>& value, Text doc, Range<int64_t> range = {}) = 0;
+  virtual void field(Text key, std::vector<int64_t>& value, Text doc,
+                     Range<int64_t> range = {}) = 0;
 
   // A sub-table with fields of its own: `S` has void fields(Fields&).
   template <typename S>

@@ -9,7 +9,8 @@
 namespace headloom {
 
 // The candidate with the smallest edit distance to `word`, or "" when none is near enough to be a
-// plausible misspelling (distance at most a third of the longer word, and at least one common letter).
+// plausible misspelling (distance at most a third of the longer word, and at least one common
+// letter).
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 // "a, b, c".

@@ -20,7 +20,7 @@ HeadMix unpack(const OptionalTensors& list, int64_t groups, const char* name) {
   TORCH_CHECK_VALUE(list.size() == kMixTensors, "composed_attention: ", name, " has ", list.size(),
                     " tensors, expected 0 or ", kMixTensors,
                     " (static, q_down, q_up, q_gate, k_down, k_up, k_gate).");
-  Tensor* slots[] = {&mix.static_matrix, &mix.q_down, &mix.q_up, &mix.q_gate,
+  Tensor* slots[] = {&mix.static_matrix, &mix.q_down, &mix.q_up,  &mix.q_gate,
                      &mix.k_down,        &mix.k_up,   &mix.k_gate};
   for (int64_t i = 0; i < kMixTensors; ++i) {
     const std::optional<Tensor> tensor = list.get(i);
@@ -32,8 +32,8 @@ HeadMix unpack(const OptionalTensors& list, int64_t groups, const char* name) {
 OptionalTensors pack(const HeadMix& mix) {
   OptionalTensors list;
   if (!mix.defined()) return list;
-  for (const Tensor& t : {mix.static_matrix, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up,
-                          mix.k_gate}) {
+  for (const Tensor& t :
+       {mix.static_matrix, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up, mix.k_gate}) {
     list.push_back(t.defined() ? std::optional<Tensor>(t) : std::nullopt);
   }
   return list;
@@ -75,14 +75,14 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
     if (matrix.dim() == 3 || m.groups > 1) {
       check_shape(matrix, prefix + "static", {m.groups, inside, inside}, "[g, H/g, H/g]");
     } else {
-      TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.size(0) == heads, "composed_attention: ", prefix,
-                        "static has shape ", matrix.sizes(), ", expected [H, H'] with H = ", heads,
-                        ".");
+      TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.size(0) == heads,
+                        "composed_attention: ", prefix, "static has shape ", matrix.sizes(),
+                        ", expected [H, H'] with H = ", heads, ".");
       out = matrix.size(1);
       TORCH_CHECK_VALUE(out >= 1, "composed_attention: ", prefix,
                         "static has no output maps, expected at least 1.");
-      TORCH_CHECK_VALUE(out == heads || !dynamic, "composed_attention: ", prefix,
-                        "static maps ", heads, " to ", out,
+      TORCH_CHECK_VALUE(out == heads || !dynamic, "composed_attention: ", prefix, "static maps ",
+                        heads, " to ", out,
                         " heads, which admits no other term, but dynamic terms are given.");
     }
   }
@@ -94,7 +94,8 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
     TORCH_CHECK_VALUE(down.dim() == 4, "composed_attention: ", prefix, which, "_down has shape ",
                       down.sym_sizes(), ", expected ", legend, ".");
     for (const auto& [t, end] : {std::pair(&down, "_down"), std::pair(&up, "_up")}) {
-      check_shape(*t, prefix + which + end, {q.sym_size(0), length, down.sym_size(2), heads}, legend);
+      check_shape(*t, prefix + which + end, {q.sym_size(0), length, down.sym_size(2), heads},
+                  legend);
       check_dtype(*t, prefix + which + end, q);
     }
   };
@@ -118,17 +119,19 @@ void check_conv(const Tensor& kernel, const char* name, int64_t heads,
                     "composed_attention: ", name, " has shape ", kernel.sizes(),
                     ", expected [H, c_q, c_k] or [H, c_h, c_q, c_k] with H = ", heads, ".");
   TORCH_CHECK_VALUE(kernel.dim() == 3 || (kernel.size(1) > 0 && heads % kernel.size(1) == 0),
-                    "composed_attention: ", name, " has groups of ", kernel.dim() == 4 ? kernel.size(1) : 0,
-                    " heads, expected a divisor of ", heads, ".");
+                    "composed_attention: ", name, " has groups of ",
+                    kernel.dim() == 4 ? kernel.size(1) : 0, " heads, expected a divisor of ", heads,
+                    ".");
   TORCH_CHECK_VALUE(kernel.size(-2) >= 1 && kernel.size(-1) >= 1, "composed_attention: ", name,
                     " has shape ", kernel.sizes(), ", expected c_q and c_k of at least 1.");
-  TORCH_CHECK_VALUE(o.conv_padding != "both" || kernel.size(-1) % 2 == 1, "composed_attention: ",
-                    name, " has c_k = ", kernel.size(-1),
+  TORCH_CHECK_VALUE(o.conv_padding != "both" || kernel.size(-1) % 2 == 1,
+                    "composed_attention: ", name, " has c_k = ", kernel.size(-1),
                     ", expected an odd number with conv_padding \"both\".");
   check_dtype(kernel, name, q);
 }
 
-void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to, const char* legend) {
+void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to,
+                     const char* legend) {
   bool fits = t.dim() <= 4;
   for (int64_t i = 0; fits && i < t.dim(); ++i) {
     const c10::SymInt size = t.sym_size(t.dim() - 1 - i);
@@ -150,23 +153,26 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
                     ", expected [B, T, H, D].");
   TORCH_CHECK_TYPE(q.is_floating_point(), "composed_attention: q has dtype ", q.scalar_type(),
                    ", expected a floating type.");
-  TORCH_CHECK_VALUE(k.dim() == 4 && k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
-                    "composed_attention: k has shape ", k.sym_sizes(), ", expected [B, S, Gk, D] with B = ",
-                    q.sym_size(0), " and D = ", q.sym_size(3), ".");
-  TORCH_CHECK_VALUE(v.dim() == 4 && v.sym_size(0) == q.sym_size(0) && v.sym_size(1) == k.sym_size(1),
-                    "composed_attention: v has shape ", v.sym_sizes(), ", expected [B, S, Gv, E] with B = ",
-                    q.sym_size(0), " and S = ", k.sym_size(1), ".");
+  TORCH_CHECK_VALUE(
+      k.dim() == 4 && k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
+      "composed_attention: k has shape ", k.sym_sizes(),
+      ", expected [B, S, Gk, D] with B = ", q.sym_size(0), " and D = ", q.sym_size(3), ".");
+  TORCH_CHECK_VALUE(
+      v.dim() == 4 && v.sym_size(0) == q.sym_size(0) && v.sym_size(1) == k.sym_size(1),
+      "composed_attention: v has shape ", v.sym_sizes(),
+      ", expected [B, S, Gv, E] with B = ", q.sym_size(0), " and S = ", k.sym_size(1), ".");
   check_dtype(k, "k", q);
   check_dtype(v, "v", q);
   const int64_t heads = q.size(2);
   TORCH_CHECK_VALUE(heads >= 1 && k.size(2) >= 1 && v.size(2) >= 1 && q.size(3) >= 1,
-                    "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(), ", v ",
-                    v.sym_sizes(), ", expected at least one head and D of at least 1.");
+                    "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(),
+                    ", v ", v.sym_sizes(), ", expected at least one head and D of at least 1.");
   TORCH_CHECK_VALUE(heads % k.size(2) == 0, "composed_attention: k has ", k.size(2),
                     " heads, expected a divisor of the ", heads, " heads of q.");
-  TORCH_CHECK_VALUE(o.conv_padding == "both" || o.conv_padding == "left" || o.conv_padding == "right",
-                    "composed_attention: conv_padding is \"", o.conv_padding,
-                    "\", expected \"both\", \"left\" or \"right\".");
+  TORCH_CHECK_VALUE(
+      o.conv_padding == "both" || o.conv_padding == "left" || o.conv_padding == "right",
+      "composed_attention: conv_padding is \"", o.conv_padding,
+      "\", expected \"both\", \"left\" or \"right\".");
   TORCH_CHECK_VALUE(o.conv_mask == "double" || o.conv_mask == "exact",
                     "composed_attention: conv_mask is \"", o.conv_mask,
                     "\", expected \"double\" or \"exact\".");
@@ -198,24 +204,22 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   if (o.documents.defined()) {
     check_ids(o.documents, "documents", q);
     check_shape(o.documents, "documents", {batch, keys}, "[B, S]");
-    TORCH_CHECK_VALUE(queries <= keys, "composed_attention: documents need S >= T, got T = ", queries,
+    TORCH_CHECK_VALUE(queries <= keys,
+                      "composed_attention: documents need S >= T, got T = ", queries,
                       " and S = ", keys, ".");
   }
 }
 
-// The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors and
-// torch.compile see through it. Fused kernels are operators of their own below this one.
-Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
-                             const OptionalTensors& pre, const OptionalTensors& post,
-                             int64_t pre_groups, int64_t post_groups,
-                             const std::optional<Tensor>& pre_conv,
-                             const std::optional<Tensor>& post_conv, std::string_view conv_padding,
-                             std::string_view conv_mask, const std::optional<Tensor>& bias,
-                             bool causal, std::optional<int64_t> window,
-                             const std::optional<Tensor>& lengths,
-                             const std::optional<Tensor>& documents,
-                             const std::optional<Tensor>& mask, std::optional<double> scale,
-                             std::optional<std::string_view> backend) {
+// The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors
+// and torch.compile see through it. Fused kernels are operators of their own below this one.
+Tensor composed_attention_op(
+    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
+    const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
+    const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
+    std::string_view conv_padding, std::string_view conv_mask, const std::optional<Tensor>& bias,
+    bool causal, std::optional<int64_t> window, const std::optional<Tensor>& lengths,
+    const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
+    std::optional<double> scale, std::optional<std::string_view> backend) {
   ComposedAttentionOptions o;
   o.pre = unpack(pre, pre_groups, "pre");
   o.post = unpack(post, post_groups, "post");
@@ -232,9 +236,9 @@ Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
   o.scale = scale;
   if (backend) o.backend = std::string(*backend);
   check(q, k, v, o);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !o.backend || *o.backend != "fused",
-      "composed_attention: backend \"fused\" has no kernel for this case; use None or \"reference\".");
+  TORCH_CHECK_NOT_IMPLEMENTED(!o.backend || *o.backend != "fused",
+                              "composed_attention: backend \"fused\" has no kernel for this case; "
+                              "use None or \"reference\".");
   return composed_attention_reference(q, k, v, o);
 }
 
@@ -254,18 +258,14 @@ Tensor call(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTen
 }
 
 // Everything that is multiplied is cast to the autocast type; masks and ids are not.
-Tensor composed_attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const OptionalTensors& pre, const OptionalTensors& post,
-                                   int64_t pre_groups, int64_t post_groups,
-                                   const std::optional<Tensor>& pre_conv,
-                                   const std::optional<Tensor>& post_conv,
-                                   std::string_view conv_padding, std::string_view conv_mask,
-                                   const std::optional<Tensor>& bias, bool causal,
-                                   std::optional<int64_t> window,
-                                   const std::optional<Tensor>& lengths,
-                                   const std::optional<Tensor>& documents,
-                                   const std::optional<Tensor>& mask, std::optional<double> scale,
-                                   std::optional<std::string_view> backend) {
+Tensor composed_attention_autocast(
+    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
+    const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
+    const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
+    std::string_view conv_padding, std::string_view conv_mask, const std::optional<Tensor>& bias,
+    bool causal, std::optional<int64_t> window, const std::optional<Tensor>& lengths,
+    const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
+    std::optional<double> scale, std::optional<std::string_view> backend) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto type = at::autocast::get_autocast_dtype(at::kCPU);
   const auto cast = [&](const std::optional<Tensor>& t) -> std::optional<Tensor> {
@@ -276,9 +276,9 @@ Tensor composed_attention_autocast(const Tensor& q, const Tensor& k, const Tenso
     for (size_t i = 0; i < list.size(); ++i) out.push_back(cast(list.get(i)));
     return out;
   };
-  return call(*cast(q), *cast(k), *cast(v), cast_list(pre), cast_list(post), pre_groups, post_groups,
-              cast(pre_conv), cast(post_conv), conv_padding, conv_mask, cast(bias), causal, window,
-              lengths, documents, mask, scale, backend);
+  return call(*cast(q), *cast(k), *cast(v), cast_list(pre), cast_list(post), pre_groups,
+              post_groups, cast(pre_conv), cast(post_conv), conv_padding, conv_mask, cast(bias),
+              causal, window, lengths, documents, mask, scale, backend);
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {

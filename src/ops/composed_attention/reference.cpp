@@ -4,7 +4,8 @@
 
 #include "ops/composed_attention/op.h"
 
-// Batch and sequence lengths stay symbolic (SymInt) so that torch.compile does not specialise on them.
+// Batch and sequence lengths stay symbolic (SymInt) so that torch.compile does not specialise on
+// them.
 namespace headloom::ops {
 namespace {
 
@@ -28,8 +29,9 @@ Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionO
   Visibility out;
   if (o.causal || o.window || o.documents.defined()) {
     const SymInt past = keys - queries;
-    const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);                  // [1, S]
-    const Tensor query = at::arange(c10::Scalar(past), c10::Scalar(keys), options).unsqueeze(1);  // [T, 1]
+    const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);  // [1, S]
+    const Tensor query =
+        at::arange(c10::Scalar(past), c10::Scalar(keys), options).unsqueeze(1);  // [T, 1]
     if (o.window) {
       const Tensor distance = query - key;
       out.without_causal = (o.causal ? distance : distance.abs()).lt(*o.window);
@@ -38,8 +40,7 @@ Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionO
     if (o.documents.defined()) {
       const Tensor own = o.documents.index_select(1, query.squeeze(1));  // [B, T]
       out.without_causal =
-          both(out.without_causal,
-               own.unsqueeze(-1).eq(o.documents.unsqueeze(1)).unsqueeze(1));
+          both(out.without_causal, own.unsqueeze(-1).eq(o.documents.unsqueeze(1)).unsqueeze(1));
     }
     if (o.causal) out.all = key.le(query).unsqueeze(0).unsqueeze(0);
   }
@@ -53,7 +54,8 @@ Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionO
   return out;
 }
 
-// Boolean masks given by the user may have fewer than four dimensions; repeated heads share storage.
+// Boolean masks given by the user may have fewer than four dimensions; repeated heads share
+// storage.
 Tensor repeat_heads(const Tensor& x_bhsd, int64_t heads) {
   const int64_t present = x_bhsd.size(1);
   return present == heads ? x_bhsd : x_bhsd.repeat_interleave(heads / present, 1);
@@ -95,7 +97,8 @@ Tensor mix(const Tensor& x, const HeadMix& m) {
 }
 
 // Grouped cross-correlation; x is already 0 where it does not count.
-Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& padding, int64_t query_pad) {
+Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& padding,
+                 int64_t query_pad) {
   const int64_t ck = kernel.size(-1);
   const int64_t left = padding == "both" ? (ck - 1) / 2 : padding == "left" ? ck - 1 : 0;
   const Tensor weight = kernel.dim() == 4 ? kernel : kernel.unsqueeze(1);
@@ -115,8 +118,7 @@ Tensor correlate_exact(const Tensor& x, const Tensor& kernel, const ComposedAtte
     const int64_t back = cq - 1 - i;
     // Row t of `shifted` is row t - back of x; the first `back` rows are outside and count as 0.
     const SymInt keep = x.sym_size(2);
-    Tensor shifted =
-        at::constant_pad_nd(own, {0, 0, back, 0}).narrow_symint(2, SymInt(0), keep);
+    Tensor shifted = at::constant_pad_nd(own, {0, 0, back, 0}).narrow_symint(2, SymInt(0), keep);
     if (o.causal) {
       const auto options = x.options().dtype(at::kLong);
       const SymInt keys = x.sym_size(3);
@@ -175,10 +177,9 @@ Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tens
                         repeat_heads(k.transpose(1, 2), heads).transpose(-1, -2));
   if (o.bias.defined()) a = a + o.bias;
   if (o.pre_conv.defined()) {
-    a = o.conv_mask == "exact"
-            ? correlate_exact(a, o.pre_conv, o, visible)
-            : correlate(hide(a, visible.all, 0), o.pre_conv, o.conv_padding,
-                        o.pre_conv.size(-2) - 1);
+    a = o.conv_mask == "exact" ? correlate_exact(a, o.pre_conv, o, visible)
+                               : correlate(hide(a, visible.all, 0), o.pre_conv, o.conv_padding,
+                                           o.pre_conv.size(-2) - 1);
   }
   a = mix(a, o.pre);
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.

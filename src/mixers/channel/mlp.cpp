@@ -1,0 +1,72 @@
+// The two-layer feed-forward network (Vaswani et al. 2017): W2 f(W1 x).
+#include "mixers/mixer.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  std::optional<int64_t> hidden;
+  std::string activation = "gelu";
+};
+
+class Mlp final : public ChannelMixer {
+ public:
+  Mlp(const Options& options, const LayerShape& shape) : activation_(options.activation) {
+    const int64_t hidden = options.hidden.value_or(4 * shape.width);
+    up_ = register_module(
+        "up", std::make_shared<Linear>(shape.width, hidden, shape.bias, shape.init_std));
+    down_ = register_module(
+        "down", std::make_shared<Linear>(hidden, shape.width, shape.bias, shape.output_std()));
+  }
+
+  Tensor forward(const Tensor& x) override {
+    const Tensor h = up_->forward(x);
+    return down_->forward(activate(h));
+  }
+
+  std::vector<Cost> costs() const override {
+    int64_t parameters = 0;
+    for (const Tensor& p : this->parameters()) parameters += p.numel();
+    return {{.part = "mlp",
+             .formula = "4 C I",
+             .parameters = parameters,
+             .flops_per_token =
+                 2.0 * static_cast<double>(up_->weight.numel() + down_->weight.numel())}};
+  }
+
+ private:
+  Tensor activate(const Tensor& h) const {
+    if (activation_ == "gelu") return at::gelu(h);
+    if (activation_ == "gelu_tanh") return at::gelu(h, "tanh");
+    if (activation_ == "relu") return at::relu(h);
+    if (activation_ == "relu2") return at::relu(h).square();
+    return at::softmax(h, -1);  // the key-value memory view of a feed-forward layer
+  }
+
+  const std::string activation_;
+  std::shared_ptr<Linear> up_, down_;
+};
+
+struct MlpSpec final : ChannelMixerSpec {
+  Options options;
+
+  std::string type() const override { return "mlp"; }
+  void fields(Fields& f) override {
+    f.field("hidden", options.hidden, "hidden units; absent: 4 width", at_least(int64_t{1}));
+    f.field("activation", options.activation, "between the two maps",
+            {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
+  }
+  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Mlp>(options, shape);
+  }
+  std::optional<int64_t>* hidden() override { return &options.hidden; }
+};
+
+}  // namespace
+
+ChannelMixerEntry mlp_channel() {
+  return {"mlp", "two linear maps with an activation between", "Vaswani et al. 2017",
+          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<MlpSpec>()); }};
+}
+
+}  // namespace headloom

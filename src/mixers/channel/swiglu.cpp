@@ -1,0 +1,84 @@
+// SwiGLU (Shazeer 2020): W2 (SiLU(W1 x) * W3 x), optionally with the grouped gate of DCFormer's
+// published models: softmax(Wm x) over m groups of hidden units scales each group.
+#include "mixers/mixer.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  std::optional<int64_t> hidden;
+  std::optional<int64_t> gate_groups;
+};
+
+class SwiGlu final : public ChannelMixer {
+ public:
+  SwiGlu(const Options& options, const LayerShape& shape) {
+    // 8/3 C keeps the parameters of a 4 C two-layer network; multiples of 8 suit the vector units.
+    const int64_t hidden = options.hidden.value_or((8 * shape.width / 3 + 7) / 8 * 8);
+    // Rows 0..I of `up` are W1 (through SiLU), rows I..2I are W3.
+    up_ = register_module(
+        "up", std::make_shared<Linear>(shape.width, 2 * hidden, shape.bias, shape.init_std));
+    down_ = register_module(
+        "down", std::make_shared<Linear>(hidden, shape.width, shape.bias, shape.output_std()));
+    if (options.gate_groups) {
+      if (hidden % *options.gate_groups != 0) {
+        usage_error("swiglu: gate_groups is ", *options.gate_groups,
+                    ", expected a divisor of hidden = ", hidden, ".");
+      }
+      gate_ = register_module("gate", std::make_shared<Linear>(shape.width, *options.gate_groups,
+                                                               false, shape.init_std));
+    }
+  }
+
+  Tensor forward(const Tensor& x) override {
+    const auto halves = up_->forward(x).chunk(2, -1);
+    Tensor h = at::silu(halves[0]) * halves[1];
+    if (gate_) {
+      const Tensor weights = at::softmax(gate_->forward(x), -1).unsqueeze(-1);
+      h = (h.unflatten(-1, {gate_->weight.size(0), -1}) * weights).flatten(-2);
+    }
+    return down_->forward(h);
+  }
+
+  std::vector<Cost> costs() const override {
+    int64_t parameters = 0;
+    double products = 0;
+    for (const Tensor& p : this->parameters()) {
+      parameters += p.numel();
+      if (p.dim() == 2) products += static_cast<double>(p.numel());
+    }
+    return {{.part = "swiglu",
+             .formula = gate_ ? "6 C I + 2 C m" : "6 C I",
+             .parameters = parameters,
+             .flops_per_token = 2 * products}};
+  }
+
+ private:
+  std::shared_ptr<Linear> up_, down_, gate_;
+};
+
+struct SwiGluSpec final : ChannelMixerSpec {
+  Options options;
+
+  std::string type() const override { return "swiglu"; }
+  void fields(Fields& f) override {
+    f.field("hidden", options.hidden, "hidden units; absent: 8/3 width, rounded up to 8",
+            at_least(int64_t{1}));
+    f.field("gate_groups", options.gate_groups,
+            "groups of hidden units scaled by a softmax gate; absent: no gate",
+            at_least(int64_t{2}));
+  }
+  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<SwiGlu>(options, shape);
+  }
+  std::optional<int64_t>* hidden() override { return &options.hidden; }
+};
+
+}  // namespace
+
+ChannelMixerEntry swiglu_channel() {
+  return {"swiglu", "gated feed-forward network with SiLU", "Shazeer 2020; Xiao et al. 2024",
+          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<SwiGluSpec>()); }};
+}
+
+}  // namespace headloom

@@ -1,0 +1,120 @@
+// What a mixer is: a module, the options it is built from, and its line in a registry.
+//
+// A token mixer moves information along the sequence (attention and its alternatives); a channel
+// mixer works inside each position (the feed-forward part). Adding one takes one file under token/
+// or channel/ and one line in registry.cpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/fields.h"
+#include "core/text.h"
+#include "mixers/nn.h"
+
+namespace headloom {
+
+// What a layer knows of the model it is built into.
+struct LayerShape {
+  int64_t width = 256;  // C
+  int64_t layer = 0;    // from 0
+  int64_t depth = 1;
+  int64_t max_length = 256;  // longest sequence the model is built for
+  bool causal = true;
+  bool bias = false;  // biases in linear maps
+  std::string norm = "rms_norm";
+  double init_std = 0.02;
+  PositionOptions position;
+
+  // Output projections start smaller so that the residual stream keeps its scale with depth.
+  double output_std() const { return init_std / std::sqrt(2.0 * static_cast<double>(depth)); }
+};
+
+// What a forward pass knows beyond x. Undefined tensors are absent.
+struct MixerContext {
+  Tensor lengths;    // [B] int64: tokens of each sequence that are real
+  Tensor documents;  // [B, T] int64: attention stays inside a document
+  Tensor memory;     // [B, S, C]: cross-attention reads keys and values from here
+};
+
+// One part of a mixer's cost, as a formula and a number. FLOPs count a multiply-add as two, forward
+// pass, averaged over the tokens of one sequence.
+struct Cost {
+  std::string part;     // "projections", "maps", "dynamic weights", ...
+  std::string formula;  // FLOPs a token: "2 C (H + 2 G) D"
+  int64_t parameters = 0;
+  double flops_per_token = 0;
+  bool mechanism = false;  // what the mechanism adds to plain attention
+};
+
+class TokenMixer : public torch::nn::Module {
+ public:
+  // x [B, T, C] -> [B, T, C].
+  virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
+  // Cost at sequence length `length`; parameters add up to the module's.
+  virtual std::vector<Cost> costs(int64_t length) const = 0;
+  // Bytes of float32 state that decoding keeps for a token of context (0 for constant-size states).
+  virtual double state_bytes_per_token() const = 0;
+};
+
+class ChannelMixer : public torch::nn::Module {
+ public:
+  // x [B, T, C] -> [B, T, C], each position by itself.
+  virtual Tensor forward(const Tensor& x) = 0;
+  virtual std::vector<Cost> costs() const = 0;
+};
+
+// The options of one kind of thing, and how to build it.
+template <typename Built>
+struct Spec {
+  virtual ~Spec() = default;
+  virtual std::string type() const = 0;
+  virtual void fields(Fields& f) = 0;
+  // Throws UsageError for options that do not fit the layer.
+  virtual std::shared_ptr<Built> build(const LayerShape& shape) const = 0;
+};
+
+using TokenMixerSpec = Spec<TokenMixer>;
+
+struct ChannelMixerSpec : Spec<ChannelMixer> {
+  // The hidden width that matches models to equal parameters, or nullptr where there is none.
+  virtual std::optional<int64_t>* hidden() { return nullptr; }
+};
+
+template <typename SpecType>
+struct Entry {
+  std::string name;
+  std::string doc;     // one line
+  std::string source;  // paper
+  std::shared_ptr<SpecType> (*make)();
+};
+using TokenMixerEntry = Entry<TokenMixerSpec>;
+using ChannelMixerEntry = Entry<ChannelMixerSpec>;
+
+const std::vector<TokenMixerEntry>& token_mixers();
+const std::vector<ChannelMixerEntry>& channel_mixers();
+
+template <typename SpecType>
+std::vector<std::string> entry_names(const std::vector<Entry<SpecType>>& entries) {
+  std::vector<std::string> names;
+  for (const auto& entry : entries) names.push_back(entry.name);
+  return names;
+}
+
+// A fresh spec by name; UsageError with the nearest name where there is none. `kind` is for the
+// message.
+template <typename SpecType>
+std::shared_ptr<SpecType> make_spec(const std::vector<Entry<SpecType>>& entries, const char* kind,
+                                    const std::string& name) {
+  for (const auto& entry : entries) {
+    if (entry.name == name) return entry.make();
+  }
+  const std::string near = nearest(name, entry_names(entries));
+  usage_error("there is no ", kind, " '", name, "'",
+              near.empty() ? str("; there are ", join(entry_names(entries)), ".")
+                           : str("; did you mean '", near, "'?"));
+}
+
+}  // namespace headloom

@@ -1,0 +1,95 @@
+#include "mixers/nn.h"
+
+#include <cmath>
+
+#include "core/error.h"
+
+namespace headloom {
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
+  weight = register_parameter("weight", at::empty({out, in}).normal_(0, std));
+  if (with_bias) bias = register_parameter("bias", at::zeros({out}));
+}
+
+Tensor Linear::forward(const Tensor& x) const {
+  return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+}
+
+Norm::Norm(const std::string& norm_type, int64_t width) : type(norm_type) {
+  if (type == "none") return;
+  weight = register_parameter("weight", at::ones({width}));
+  if (type == "layer_norm") bias = register_parameter("bias", at::zeros({width}));
+}
+
+Tensor Norm::forward(const Tensor& x) const {
+  if (type == "none") return x;
+  if (type == "layer_norm") return at::layer_norm(x, {x.size(-1)}, weight, bias, 1e-5);
+  return rms_norm(x, 1e-6, weight);
+}
+
+Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale) {
+  return at::rms_norm(x, {x.size(-1)},
+                      scale.defined() ? std::optional<Tensor>(scale) : std::nullopt, eps);
+}
+
+void PositionOptions::fields(Fields& f) {
+  f.field("type", type, "how positions enter", {"rope", "learned", "sinusoidal", "alibi", "none"});
+  f.field("base", base, "rope: base of the frequencies", positive());
+  f.field("layout", layout, "rope: which dimensions pair up", {"half", "interleaved"});
+  f.field("fraction", fraction, "rope: share of each head that is rotated",
+          Range<double>{.low = 0, .high = 1, .open_low = true});
+}
+
+Rotary::Rotary(const PositionOptions& options, int64_t head_dim)
+    : interleaved_(options.layout == "interleaved"),
+      base_(options.base),
+      rotary_(
+          static_cast<int64_t>(std::llround(options.fraction * static_cast<double>(head_dim)))) {
+  if (rotary_ < 2 || rotary_ % 2 != 0) {
+    usage_error(
+        "rope rotates ", rotary_, " of ", head_dim,
+        " dimensions of a head, expected an even number of at least 2 (model.position.fraction).");
+  }
+}
+
+void Rotary::prepare(int64_t length, const Tensor& like) {
+  if (cos_.defined() && cos_.size(0) >= length && cos_.device() == like.device() &&
+      cos_.scalar_type() == like.scalar_type()) {
+    return;
+  }
+  // Angles in double: at long positions float32 loses the high frequencies.
+  const auto options = like.options().dtype(at::kDouble).requires_grad(false);
+  const int64_t grown = std::max<int64_t>(length, cos_.defined() ? 2 * cos_.size(0) : 0);
+  const Tensor frequency =
+      at::pow(base_, at::arange(0, rotary_, 2, options) * (-1.0 / static_cast<double>(rotary_)));
+  const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
+  cos_ = angle.cos().to(like.scalar_type());
+  sin_ = angle.sin().to(like.scalar_type());
+}
+
+Tensor Rotary::apply(const Tensor& x, int64_t offset) {
+  const int64_t length = x.size(1);
+  prepare(offset + length, x);
+  const Tensor cos = cos_.narrow(0, offset, length).unsqueeze(1);  // [T, 1, rotary/2]
+  const Tensor sin = sin_.narrow(0, offset, length).unsqueeze(1);
+  const int64_t half = rotary_ / 2;
+  const Tensor turned = x.narrow(-1, 0, rotary_);
+  const Tensor a = interleaved_ ? turned.slice(-1, 0, rotary_, 2) : turned.narrow(-1, 0, half);
+  const Tensor b = interleaved_ ? turned.slice(-1, 1, rotary_, 2) : turned.narrow(-1, half, half);
+  const Tensor a2 = a * cos - b * sin;
+  const Tensor b2 = b * cos + a * sin;
+  const Tensor out = interleaved_ ? at::stack({a2, b2}, -1).flatten(-2) : at::cat({a2, b2}, -1);
+  if (rotary_ == x.size(-1)) return out;
+  return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
+}
+
+Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options) {
+  const auto real = options.dtype(at::kFloat);
+  const Tensor slopes =
+      at::pow(2.0, at::arange(1, heads + 1, real) * (-8.0 / static_cast<double>(heads)));
+  const Tensor query = at::arange(keys - queries, keys, real).unsqueeze(1);
+  const Tensor distance = (query - at::arange(keys, real).unsqueeze(0)).abs();  // [T, S]
+  return (distance.unsqueeze(0) * slopes.neg().view({heads, 1, 1})).unsqueeze(0).to(options);
+}
+
+}  // namespace headloom

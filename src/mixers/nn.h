@@ -1,0 +1,72 @@
+// The few building blocks every mixer shares: linear map, norms, rotary positions.
+//
+// They are plain torch::nn::Module's held by shared_ptr; parameters are registered under the names
+// users see in a state_dict.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+#include "core/fields.h"
+
+namespace headloom {
+
+using at::Tensor;
+
+// y = x W^T + b with W [out, in]. W ~ N(0, std), b = 0.
+struct Linear : torch::nn::Module {
+  Linear(int64_t in, int64_t out, bool with_bias, double std);
+  Tensor forward(const Tensor& x) const;
+
+  Tensor weight, bias;
+};
+
+// LayerNorm (eps 1e-5, scale and shift) or RMSNorm (eps 1e-6, scale) over the last dimension;
+// `none` passes x through.
+struct Norm : torch::nn::Module {
+  Norm(const std::string& type, int64_t width);
+  Tensor forward(const Tensor& x) const;
+
+  std::string type;
+  Tensor weight, bias;
+};
+
+// x / sqrt(mean(x^2) + eps) over the last dimension, times `scale` where defined; accumulates in at
+// least float32.
+Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale = {});
+
+struct PositionOptions {
+  std::string type = "rope";
+  double base = 10000;
+  std::string layout = "half";
+  double fraction = 1;
+
+  void fields(Fields& f);
+};
+
+// Rotary position embedding of the first `rotary` of each head's d dimensions, at absolute
+// positions: freq_i = base^(-2i / rotary); layout "half" pairs (i, i + rotary/2), "interleaved"
+// pairs (2i, 2i+1).
+class Rotary {
+ public:
+  // Throws UsageError where the rotated part of the head is not even.
+  Rotary(const PositionOptions& options, int64_t head_dim);
+  // x [B, T, H, D] whose first token is at position `offset`.
+  Tensor apply(const Tensor& x, int64_t offset);
+
+ private:
+  void prepare(int64_t length, const Tensor& like);
+
+  bool interleaved_;
+  double base_;
+  int64_t rotary_;
+  Tensor cos_, sin_;  // [L, rotary/2], grown on demand
+};
+
+// ALiBi (Press et al. 2022): -slope_h * distance with slope_h = 2^(-8(h+1)/H). [1, H, T, S].
+Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options);
+
+}  // namespace headloom

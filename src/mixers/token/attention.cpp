@@ -1,0 +1,137 @@
+#include "mixers/token/attention.h"
+
+namespace headloom {
+
+void AttentionOptions::fields(Fields& f) {
+  f.field("heads", heads, "query heads", at_least(int64_t{1}));
+  f.field("kv_heads", kv_heads, "key and value heads; absent: as many as heads",
+          at_least(int64_t{1}));
+  f.field("head_dim", head_dim, "size of a head; absent: width / heads", at_least(int64_t{1}));
+  f.field("window", window, "keys a query sees, its own included; absent: all",
+          at_least(int64_t{1}));
+  f.field("qk_norm", qk_norm, "RMS norm of each query and key head before positions");
+}
+
+AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape& shape) {
+  const int64_t groups = o.kv_heads.value_or(o.heads);
+  if (o.heads % groups != 0) {
+    usage_error("kv_heads is ", groups, ", expected a divisor of heads = ", o.heads, ".");
+  }
+  if (!o.head_dim && shape.width % o.heads != 0) {
+    usage_error("heads is ", o.heads, ", expected a divisor of the model's width = ", shape.width,
+                " (or set head_dim).");
+  }
+  const int64_t dim = o.head_dim.value_or(shape.width / o.heads);
+  return {.maps = o.heads,
+          .keys = groups,
+          .values = groups,
+          .outputs = o.heads,
+          .head_dim = dim,
+          .v_dim = dim};
+}
+
+Attention::Attention(const AttentionOptions& options, const AttentionSizes& sizes,
+                     const LayerShape& shape)
+    : options_(options), sizes_(sizes), shape_(shape) {
+  qkv_ = register_module(
+      "qkv", std::make_shared<Linear>(shape.width, sizes.qkv_width(), shape.bias, shape.init_std));
+  output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
+                                                               shape.bias, shape.output_std()));
+  if (options.qk_norm) {
+    q_scale_ = register_parameter("q_norm", at::ones({sizes.head_dim}));
+    k_scale_ = register_parameter("k_norm", at::ones({sizes.head_dim}));
+  }
+  if (shape.position.type == "rope") rotary_.emplace(shape.position, sizes.head_dim);
+}
+
+void Attention::compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions&) {}
+
+Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
+  const Tensor memory = context.memory.defined() ? context.memory : x;
+  const int64_t q_width = sizes_.maps * sizes_.head_dim;
+  const int64_t k_width = sizes_.keys * sizes_.head_dim;
+  const int64_t v_width = sizes_.values * sizes_.v_dim;
+  Tensor q, k, v;
+  if (context.memory.defined()) {
+    const Tensor b = qkv_->bias;
+    const auto part = [&](int64_t from, int64_t width, const Tensor& input) {
+      return at::linear(
+          input, qkv_->weight.narrow(0, from, width),
+          b.defined() ? std::optional<Tensor>(b.narrow(0, from, width)) : std::nullopt);
+    };
+    q = part(0, q_width, x);
+    const Tensor kv = part(q_width, k_width + v_width, memory);
+    k = kv.narrow(-1, 0, k_width);
+    v = kv.narrow(-1, k_width, v_width);
+  } else {
+    const Tensor all = qkv_->forward(x);
+    q = all.narrow(-1, 0, q_width);
+    k = all.narrow(-1, q_width, k_width);
+    v = all.narrow(-1, q_width + k_width, v_width);
+  }
+  q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
+  k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});
+  v = v.unflatten(-1, {sizes_.values, sizes_.v_dim});
+  if (options_.qk_norm) {
+    q = rms_norm(q, 1e-6, q_scale_);
+    k = rms_norm(k, 1e-6, k_scale_);
+  }
+  if (rotary_ && !context.memory.defined()) {
+    q = rotary_->apply(q, 0);
+    k = rotary_->apply(k, 0);
+  }
+  ops::ComposedAttentionOptions o;
+  o.causal = shape_.causal && !context.memory.defined();
+  o.window = options_.window;
+  o.lengths = context.lengths;
+  o.documents = context.documents;
+  if (shape_.position.type == "alibi" && !context.memory.defined()) {
+    o.bias = alibi_bias(sizes_.maps, q.size(1), k.size(1), q.options());
+  }
+  compose(x, memory, o);
+  const Tensor heads = finish(ops::composed_attention(q, k, v, o));
+  return output_->forward(heads.flatten(-2));
+}
+
+double Attention::mean_keys(int64_t length) const {
+  const auto t = static_cast<double>(length);
+  if (!options_.window || *options_.window >= length) return shape_.causal ? (t + 1) / 2 : t;
+  const auto w = static_cast<double>(*options_.window);
+  if (shape_.causal) return w - w * (w - 1) / (2 * t);
+  return (2 * w - 1) - w * (w - 1) / t;
+}
+
+Cost Attention::map_cost(int64_t length) const {
+  return {.part = "maps",
+          .formula = "2 K (H D + H' E)",
+          .flops_per_token =
+              2 * mean_keys(length) *
+              static_cast<double>(sizes_.maps * sizes_.head_dim + sizes_.outputs * sizes_.v_dim)};
+}
+
+std::vector<Cost> Attention::costs(int64_t length) const {
+  const auto count = [](const Linear& linear) {
+    return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
+  };
+  std::vector<Cost> out;
+  out.push_back({.part = "projections",
+                 .formula = "2 C (H D + Gk D + Gv E + H' E)",
+                 .parameters = count(*qkv_) + count(*output_),
+                 .flops_per_token =
+                     2.0 * static_cast<double>(qkv_->weight.numel() + output_->weight.numel())});
+  out.push_back(map_cost(length));
+  if (options_.qk_norm) {
+    out.push_back({.part = "QK-norm",
+                   .formula = "4 D (H + Gk)",
+                   .parameters = 2 * sizes_.head_dim,
+                   .flops_per_token =
+                       4.0 * static_cast<double>(sizes_.head_dim * (sizes_.maps + sizes_.keys))});
+  }
+  return out;
+}
+
+double Attention::state_bytes_per_token() const {
+  return 4.0 * static_cast<double>(sizes_.keys * sizes_.head_dim + sizes_.values * sizes_.v_dim);
+}
+
+}  // namespace headloom

@@ -1,0 +1,66 @@
+// What every mixer of the composed-attention family shares: projections to heads, QK-norm,
+// positions, windows, and the call of the operator.
+#pragma once
+
+#include "mixers/mixer.h"
+#include "ops/composed_attention/op.h"
+
+namespace headloom {
+
+struct AttentionOptions {
+  int64_t heads = 8;
+  std::optional<int64_t> kv_heads;  // heads when absent
+  std::optional<int64_t> head_dim;  // C / heads when absent
+  std::optional<int64_t> window;
+  bool qk_norm = false;
+
+  void fields(Fields& f);
+};
+
+// Sizes of the projections. Plain attention has maps = heads, keys = values = kv_heads, v_dim =
+// head_dim.
+struct AttentionSizes {
+  int64_t maps;      // H: query heads, score maps
+  int64_t keys;      // Gk
+  int64_t values;    // Gv
+  int64_t outputs;   // H': maps that read values
+  int64_t head_dim;  // D
+  int64_t v_dim;     // E
+
+  // Throws UsageError where `options` do not fit `shape`.
+  static AttentionSizes plain(const AttentionOptions& options, const LayerShape& shape);
+  int64_t qkv_width() const { return maps * head_dim + keys * head_dim + values * v_dim; }
+  int64_t output_width() const { return outputs * v_dim; }
+};
+
+// Base of the family. forward(x) = output(finish(composed_attention(q, k, v, compose(x)))).
+class Attention : public TokenMixer {
+ public:
+  Attention(const AttentionOptions& options, const AttentionSizes& sizes, const LayerShape& shape);
+  Tensor forward(const Tensor& x, const MixerContext& context) override;
+  std::vector<Cost> costs(int64_t length) const override;
+  double state_bytes_per_token() const override;
+
+ protected:
+  // Adds to the operator's options what the mechanism composes; x is the queries' input, memory the
+  // keys' (the same tensor in self-attention).
+  virtual void compose(const Tensor& x, const Tensor& memory,
+                       ops::ComposedAttentionOptions& options);
+  // Works on the heads' outputs [B, T, H', E] before they are concatenated.
+  virtual Tensor finish(const Tensor& o) { return o; }
+  // Mean number of keys a query sees at `length`.
+  double mean_keys(int64_t length) const;
+  // The operator's plain work for `keys` visible keys: scores and values.
+  Cost map_cost(int64_t length) const;
+
+  const AttentionOptions options_;
+  const AttentionSizes sizes_;
+  const LayerShape shape_;
+
+ private:
+  std::shared_ptr<Linear> qkv_, output_;
+  Tensor q_scale_, k_scale_;  // [D], QK-norm
+  std::optional<Rotary> rotary_;
+};
+
+}  // namespace headloom
