@@ -1,0 +1,158 @@
+#include "data/corpus.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <system_error>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "data/random.h"
+
+namespace headloom::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct File {
+  std::string name;
+  std::string path;
+  bool asked_for = false;  // by its own name: then it must be text
+};
+
+bool ends_with_any(const std::string& path, const std::vector<std::string>& endings) {
+  return endings.empty() ||
+         std::any_of(endings.begin(), endings.end(),
+                     [&](const std::string& ending) { return path.ends_with(ending); });
+}
+
+void add_folder(const fs::path& folder, const std::vector<std::string>& extensions,
+                std::vector<File>& files) {
+  std::vector<File> found;
+  std::error_code error;
+  fs::recursive_directory_iterator walk(folder, error);
+  while (!error && walk != fs::recursive_directory_iterator()) {
+    const fs::path& path = walk->path();
+    std::error_code ignored;  // an entry that cannot be looked at is no regular file
+    if (path.filename().native().starts_with('.')) {
+      walk.disable_recursion_pending();
+    } else if (walk->is_regular_file(ignored) && ends_with_any(path.native(), extensions)) {
+      found.push_back({path.lexically_relative(folder).generic_string(), path.string()});
+    }
+    walk.increment(error);
+  }
+  if (error) fail("cannot list the folder '", folder.string(), "': ", error.message());
+  std::sort(found.begin(), found.end(),
+            [](const File& a, const File& b) { return a.name < b.name; });
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+void add_path(const std::string& path, const std::vector<std::string>& extensions,
+              std::vector<File>& files) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::is_directory(status)) {
+    add_folder(fs::path(path), extensions, files);
+  } else if (fs::is_regular_file(status)) {
+    files.push_back({fs::path(path).filename().string(), path, true});
+  } else if (!fs::exists(status)) {
+    fail("there is no file or folder '", path, "' to read text from");
+  } else {
+    fail("'", path, "' is neither a file nor a folder, so no text can be read from it");
+  }
+}
+
+std::vector<std::string> expand_glob(const std::string& pattern) {
+  glob_t found{};
+  const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (status == GLOB_NOMATCH) fail("no file or folder matches '", pattern, "'");
+  if (status != 0) fail("cannot expand '", pattern, "'");
+  std::sort(paths.begin(), paths.end());  // by bytes; glob() would sort by the locale
+  return paths;
+}
+
+std::vector<File> find_files(const CorpusOptions& options) {
+  std::vector<File> files;
+  for (const std::string& path : options.paths) {
+    std::error_code error;
+    const bool is_glob = path.find_first_of("*?[") != std::string::npos && !fs::exists(path, error);
+    if (!is_glob) {
+      add_path(path, options.extensions, files);
+      continue;
+    }
+    for (const std::string& match : expand_glob(path)) add_path(match, options.extensions, files);
+  }
+  return files;
+}
+
+std::string read_file(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+  std::string text;
+  std::error_code unknown;
+  if (const auto size = fs::file_size(path, unknown); !unknown) text.reserve(size);
+  char piece[1 << 16];
+  while (const size_t count = std::fread(piece, 1, sizeof piece, file.get()))
+    text.append(piece, count);
+  if (std::ferror(file.get())) fail("cannot read '", path, "': ", std::strerror(errno));
+  return text;
+}
+
+}  // namespace
+
+uint64_t document_lot(const std::string& name, uint64_t salt) {
+  StableHash hash;
+  hash.add(salt);
+  hash.add(std::string_view(name));
+  return hash.value();
+}
+
+std::vector<Document> read_corpus(const CorpusOptions& options) {
+  const std::vector<File> files = find_files(options);
+  // Where not everything is taken, what is taken should be a fair sample of it.
+  std::vector<size_t> order(files.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  if (options.max_bytes) {
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return document_lot(files[a].name, 0) < document_lot(files[b].name, 0);
+    });
+  }
+
+  std::vector<Document> documents(files.size());
+  std::unordered_set<std::string_view> seen;  // views of documents' texts, which do not move
+  int64_t left = options.max_bytes.value_or(INT64_MAX);
+  for (size_t i : order) {
+    if (left == 0) break;
+    std::string text = read_file(files[i].path);
+    if (const size_t zero = text.find('\0'); zero != std::string::npos) {
+      if (files[i].asked_for) {
+        fail("'", files[i].path, "' is not text: byte ", zero, " is zero");
+      }
+      continue;
+    }
+    if (text.empty() || seen.contains(text)) continue;
+    if (static_cast<int64_t>(text.size()) > left) text.resize(static_cast<size_t>(left));
+    left -= static_cast<int64_t>(text.size());
+    documents[i] = {files[i].name, files[i].path, std::move(text)};
+    seen.insert(documents[i].text);
+  }
+  std::erase_if(documents, [](const Document& document) { return document.text.empty(); });
+  if (documents.empty()) {
+    fail("there is no text in ", join(options.paths), ": ",
+         files.empty() ? std::string("no file was found")
+                       : str("the ", files.size(), " files found are empty or not text"),
+         options.extensions.empty() ? "" : " (looking for " + join(options.extensions) + ")");
+  }
+  return documents;
+}
+
+}  // namespace headloom::data

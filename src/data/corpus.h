@@ -1,0 +1,38 @@
+// Text files as documents.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headloom::data {
+
+struct Document {
+  // The path below the folder that was asked for, or the file's name: the same on machines that
+  // keep the same files in different places.
+  std::string name;
+  std::string path;
+  std::string text;  // at least one byte, none of them 0
+};
+
+struct CorpusOptions {
+  // Files, folders (all files below, hidden ones and those that are not text left out) and globs.
+  std::vector<std::string> paths;
+  // ".h", ".txt": in folders only files that end so; empty: every text file.
+  std::vector<std::string> extensions;
+  // Take files in an order given by a hash of their names, and the last in part, up to so many
+  // bytes.
+  std::optional<int64_t> max_bytes;
+};
+
+// The documents in the order of `paths` and, within one, of their names. Of files with the same
+// content one is kept. Throws Error where a path is missing, cannot be read or is not text, or
+// there is no text.
+std::vector<Document> read_corpus(const CorpusOptions& options);
+
+// A number by which to pick documents fairly: no order of names or folders shows in it. Different
+// salts give unrelated numbers.
+uint64_t document_lot(const std::string& name, uint64_t salt);
+
+}  // namespace headloom::data

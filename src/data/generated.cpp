@@ -1,0 +1,129 @@
+#include "data/generated.h"
+
+#include <ATen/ATen.h>
+
+#include <charconv>
+
+#include "core/error.h"
+
+namespace headloom::data {
+namespace {
+
+// One sequence in this many is held out.
+constexpr uint64_t kHeldOutShare = 16;
+// Where fewer than 1 in 1000 draws suits a stream, the options leave too few different sequences.
+constexpr int kMaxDraws = 10000;
+
+bool is_held_out(const Sample& sample) {
+  StableHash hash;
+  for (int64_t token : sample.inputs) hash.add(static_cast<uint64_t>(token));
+  return hash.value() % kHeldOutShare == 0;
+}
+
+}  // namespace
+
+Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer) {
+  Sample sample;
+  sample.inputs.assign(tokens.begin(), tokens.end() - 1);
+  sample.targets.assign(tokens.size() - 1, kIgnore);
+  std::copy(tokens.end() - answer, tokens.end(), sample.targets.end() - answer);
+  return sample;
+}
+
+GeneratedTask::GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length,
+                             int64_t eval_sequences, std::string characters)
+    : seed_(seed),
+      vocabulary_(vocabulary),
+      length_(length),
+      eval_sequences_(eval_sequences),
+      characters_(std::move(characters)) {}
+
+Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
+  Random random({held_out ? 0 : seed_, held_out, static_cast<uint64_t>(number)});
+  for (int i = 0; i < kMaxDraws; ++i) {
+    Sample sample = draw(random);
+    if (is_held_out(sample) == held_out) return sample;
+  }
+  usage_error("the options of this task (", describe(),
+              ") allow too few different sequences to hold ", "some of them out; make it larger");
+}
+
+Batch GeneratedTask::batch(bool held_out, int64_t first, int64_t count) const {
+  Batch batch{at::empty({count, length_}, at::kLong), at::empty({count, length_}, at::kLong), {}};
+  int64_t* inputs = batch.inputs.data_ptr<int64_t>();
+  int64_t* targets = batch.targets.data_ptr<int64_t>();
+  for (int64_t row = 0; row < count; ++row) {
+    const Sample sample = sequence(held_out, first + row);
+    std::copy(sample.inputs.begin(), sample.inputs.end(), inputs + row * length_);
+    std::copy(sample.targets.begin(), sample.targets.end(), targets + row * length_);
+  }
+  return batch;
+}
+
+Batch GeneratedTask::train_batch(int64_t index, int64_t batch_size) const {
+  return batch(false, index * batch_size, batch_size);
+}
+
+Batch GeneratedTask::eval_batch(int64_t first, int64_t count) const {
+  require(first >= 0 && count >= 0 && first + count <= eval_sequences_, "held-out sequences [",
+          first, ", ", first + count, ") were asked for, but there are ", eval_sequences_);
+  return batch(true, first, count);
+}
+
+std::vector<int64_t> GeneratedTask::encode(std::string_view text) const {
+  std::vector<int64_t> tokens;
+  if (!characters_.empty()) {
+    for (char c : text) {
+      const size_t token = characters_.find(c);
+      if (token == std::string::npos) {
+        usage_error("'", std::string(1, c), "' is not in this task's vocabulary, which is \"",
+                    characters_, "\"");
+      }
+      tokens.push_back(static_cast<int64_t>(token));
+    }
+    return tokens;
+  }
+  size_t at = 0;
+  while ((at = text.find_first_not_of(" \t\n", at)) != std::string_view::npos) {
+    const std::string_view word = text.substr(at, text.find_first_of(" \t\n", at) - at);
+    int64_t token = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+    if (error != std::errc() || end != word.data() + word.size() || token < 0 ||
+        token >= vocabulary_) {
+      usage_error("'", word, "' is not a token of this task, whose tokens are the numbers 0 to ",
+                  vocabulary_ - 1);
+    }
+    tokens.push_back(token);
+    at += word.size();
+  }
+  return tokens;
+}
+
+std::string GeneratedTask::decode(const std::vector<int64_t>& tokens) const {
+  std::string text;
+  for (int64_t token : tokens) {
+    if (!characters_.empty()) {
+      text += characters_.at(static_cast<size_t>(token));
+    } else {
+      // Every number ends with a space, so pieces can be written one after the other.
+      text += std::to_string(token) + " ";
+    }
+  }
+  return text;
+}
+
+void GeneratedSpec::fields(Fields& f) {
+  own_fields(f);
+  f.field("eval_sequences", eval_sequences, "held-out sequences, the same for every seed",
+          at_least(1));
+}
+
+std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {
+  std::shared_ptr<Task> task = make(seed);
+  // Options that allow too few sequences are refused here rather than in the middle of a run.
+  task->train_batch(0, 1);
+  task->eval_batch(0, 1);
+  return task;
+}
+
+}  // namespace headloom::data

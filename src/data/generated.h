@@ -1,0 +1,61 @@
+// What the tasks have in common whose sequences are made up on the fly.
+#pragma once
+
+#include "data/random.h"
+#include "data/task.h"
+
+namespace headloom::data {
+
+struct Sample {
+  std::vector<int64_t> inputs;   // T tokens
+  std::vector<int64_t> targets;  // T tokens, kIgnore where there is no loss
+};
+
+// inputs and targets of predicting each token from those before it, with loss on the last `answer`
+// tokens only.
+Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer);
+
+// Sequences are split by a hash of their inputs: one in 16 of all possible ones is for the held-out
+// stream, the others for training, and each stream draws until it meets one of its own.
+class GeneratedTask : public Task {
+ public:
+  // Tokens are written as numbers unless `characters` names them: token i is characters[i].
+  GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length, int64_t eval_sequences,
+                std::string characters = "");
+
+  int64_t vocabulary() const final { return vocabulary_; }
+  int64_t length() const final { return length_; }
+  int64_t eval_sequences() const final { return eval_sequences_; }
+  Batch train_batch(int64_t index, int64_t batch_size) const final;
+  Batch eval_batch(int64_t first, int64_t count) const final;
+  std::vector<int64_t> encode(std::string_view text) const final;
+  std::string decode(const std::vector<int64_t>& tokens) const final;
+
+ protected:
+  // One sequence of length() positions, from `random` alone.
+  virtual Sample draw(Random& random) const = 0;
+
+ private:
+  Sample sequence(bool held_out, int64_t number) const;
+  Batch batch(bool held_out, int64_t first, int64_t count) const;
+
+  uint64_t seed_;
+  int64_t vocabulary_;
+  int64_t length_;
+  int64_t eval_sequences_;
+  std::string characters_;
+};
+
+struct GeneratedSpec : TaskSpec {
+  int64_t eval_sequences = 512;
+
+  void fields(Fields& f) final;
+  std::shared_ptr<Task> build(uint64_t seed) const final;
+
+ protected:
+  virtual void own_fields(Fields& f) = 0;
+  // Checks the options together.
+  virtual std::shared_ptr<Task> make(uint64_t seed) const = 0;
+};
+
+}  // namespace headloom::data

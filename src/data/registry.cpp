@@ -1,0 +1,41 @@
+#include "core/error.h"
+#include "core/text.h"
+#include "data/task.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+
+const std::vector<TaskEntry>& tasks() {
+  static const std::vector<TaskEntry> table = {
+      {"text", "Next-byte prediction on files, folders and globs.", "", text_spec},
+      {"find_block", "Find the block of letters that contains all the queried letters.",
+       "Golovneva et al. 2025, Multi-Token Attention, section 4.1", find_block_spec},
+      {"recall", "Key-value pairs, then the values of several earlier keys (MQAR).",
+       "Arora et al. 2023, Zoology", recall_spec},
+      {"copy", "Repeat a random sequence after a separator.", "", copy_spec},
+      {"induction", "Say which token followed the marker the first time.",
+       "Olsson et al. 2022; as set up by Fu et al. 2023 (H3) and Gu and Dao 2023 (Mamba)",
+       induction_spec},
+      {"needle", "Repeat a number that was stated once at some depth of a long filler.", "",
+       needle_spec},
+  };
+  return table;
+}
+
+std::vector<std::string> task_names() {
+  std::vector<std::string> names;
+  for (const TaskEntry& entry : tasks()) names.push_back(entry.name);
+  return names;
+}
+
+std::shared_ptr<TaskSpec> make_task_spec(const std::string& type) {
+  for (const TaskEntry& entry : tasks()) {
+    if (entry.name == type) return entry.make();
+  }
+  const std::string near = nearest(type, task_names());
+  usage_error(
+      "there is no task '", type, "'",
+      near.empty() ? "; tasks are " + join(task_names()) : "; did you mean '" + near + "'?");
+}
+
+}  // namespace headloom::data

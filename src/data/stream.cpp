@@ -1,0 +1,143 @@
+#include "data/stream.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+#include "data/random.h"
+
+namespace headloom::data {
+namespace {
+
+// Fewer documents than this cannot meet a held-out share of some percent closely.
+constexpr size_t kManyDocuments = 20;
+
+class Packer {
+ public:
+  void add(const at::Tensor& tokens) {
+    pieces_.push_back(tokens);
+    size_ += tokens.size(0);
+  }
+  void end_document() { ends_.push_back(size_); }
+  PackedStream take() const { return {at::cat(pieces_), at::tensor(ends_, at::kLong)}; }
+
+ private:
+  std::vector<at::Tensor> pieces_;
+  std::vector<int64_t> ends_;
+  int64_t size_ = 0;
+};
+
+// Which documents to hold out, or none where whole documents come to less than half of `wanted`.
+std::vector<bool> choose_documents(const std::vector<int64_t>& sizes,
+                                   const std::vector<uint64_t>& lots, int64_t wanted,
+                                   int64_t at_least) {
+  if (sizes.size() < kManyDocuments) return {};
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return lots[a] < lots[b]; });
+  std::vector<bool> chosen(sizes.size(), false);
+  int64_t held = 0;
+  for (size_t i : order) {
+    if (held + sizes[i] > wanted) continue;
+    chosen[i] = true;
+    held += sizes[i];
+  }
+  return held >= at_least && 2 * held >= wanted ? chosen : std::vector<bool>();
+}
+
+}  // namespace
+
+Batch PackedStream::windows(const at::Tensor& starts, int64_t length, bool documents) const {
+  const at::Tensor places = starts.unsqueeze(1) + at::arange(length + 1, at::kLong);  // [B,T+1]
+  const at::Tensor wrapped = places.remainder(size());
+  const at::Tensor window = tokens.take(wrapped).to(at::kLong);
+  Batch batch{window.slice(1, 0, length).contiguous(), window.slice(1, 1).contiguous(), {}};
+  if (documents) {
+    const at::Tensor ids =
+        at::searchsorted(document_ends, wrapped, /*out_int32=*/false, /*right=*/true);
+    // A document met again after the end of the circle is another one.
+    const at::Tensor round = places.div(size(), "floor");
+    batch.documents = (ids + round * document_ends.size(0)).slice(1, 0, length).contiguous();
+  }
+  return batch;
+}
+
+Split split_documents(const std::vector<at::Tensor>& documents, const std::vector<uint64_t>& lots,
+                      double held_out, int64_t length, int64_t end_token) {
+  const at::Tensor end =
+      documents.empty() ? at::Tensor() : at::full({1}, end_token, documents[0].options());
+  std::vector<int64_t> sizes;
+  for (const at::Tensor& document : documents) sizes.push_back(document.size(0) + 1);
+  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  // A sequence is length + 1 tokens: the last input's target is one further on.
+  const int64_t needed = length + 1;
+  require(total >= 2 * needed, "the text is too short: ", total,
+          " tokens with a mark after every document, but length = ", length, " needs at least ",
+          2 * needed, ", one sequence to train on and one held out");
+  const int64_t wanted =
+      std::clamp(static_cast<int64_t>(std::llround(held_out * static_cast<double>(total))), needed,
+                 total - needed);
+
+  Split split;
+  Packer train;
+  Packer held;
+  const std::vector<bool> chosen = choose_documents(sizes, lots, wanted, needed);
+  split.by_document = !chosen.empty();
+  int64_t before_cut = total - wanted;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const bool whole = split.by_document || sizes[i] <= before_cut || before_cut == 0;
+    if (whole) {
+      const bool to_held = split.by_document ? chosen[i] : before_cut == 0;
+      Packer& packer = to_held ? held : train;
+      packer.add(documents[i]);
+      packer.add(end);
+      packer.end_document();
+      split.held_out_documents += to_held;
+      if (!split.by_document && !to_held) before_cut -= sizes[i];
+      continue;
+    }
+    // The document with the cut: its first part ends like a document, and may be all of its text.
+    train.add(documents[i].slice(0, 0, before_cut));
+    train.add(end);
+    train.end_document();
+    held.add(documents[i].slice(0, before_cut));
+    held.add(end);
+    held.end_document();
+    before_cut = 0;
+    ++split.held_out_documents;
+  }
+  split.train = train.take();
+  split.held_out = held.take();
+  return split;
+}
+
+WindowOrder::WindowOrder(uint64_t seed, int64_t size, int64_t length)
+    : seed_(seed), size_(size), length_(length), windows_(size / length) {}
+
+std::shared_ptr<const WindowOrder::Epoch> WindowOrder::epoch(int64_t index) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!latest_ || latest_->index != index) {
+    Random random({seed_, static_cast<uint64_t>(index)});
+    Epoch epoch{index, random.below(size_), std::vector<int64_t>(static_cast<size_t>(windows_))};
+    std::iota(epoch.order.begin(), epoch.order.end(), int64_t{0});
+    random.shuffle(epoch.order);
+    latest_ = std::make_shared<const Epoch>(std::move(epoch));
+  }
+  return latest_;
+}
+
+std::vector<int64_t> WindowOrder::starts(int64_t first, int64_t count) const {
+  std::vector<int64_t> starts;
+  for (int64_t number = first; number < first + count; ++number) {
+    const auto current = epoch(number / windows_);
+    const int64_t window = current->order[static_cast<size_t>(number % windows_)];
+    starts.push_back((current->offset + window * length_) % size_);
+  }
+  return starts;
+}
+
+}  // namespace headloom::data

@@ -1,0 +1,16 @@
+// The makers of the registered task specs, each with its defaults; options are set through
+// fields().
+#pragma once
+
+#include "data/task.h"
+
+namespace headloom::data {
+
+std::shared_ptr<TaskSpec> text_spec();
+std::shared_ptr<TaskSpec> find_block_spec();
+std::shared_ptr<TaskSpec> recall_spec();
+std::shared_ptr<TaskSpec> copy_spec();
+std::shared_ptr<TaskSpec> induction_spec();
+std::shared_ptr<TaskSpec> needle_spec();
+
+}  // namespace headloom::data
