@@ -35,6 +35,7 @@ struct Range {
   bool open_high = false;  // high itself is excluded
 };
 inline Range<int64_t> at_least(int64_t low) { return {.low = low}; }
+inline Range<int64_t> at_least(int low) { return {.low = low}; }
 inline Range<double> at_least(double low) { return {.low = low}; }
 inline Range<double> positive() { return {.low = 0.0, .open_low = true}; }
 template <typename T>
