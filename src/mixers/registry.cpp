@@ -8,7 +8,8 @@ namespace headloom {
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \
-  X(swiglu)
+  X(swiglu)                        \
+  X(none)
 
 #define DECLARE(name) TokenMixerEntry name##_mixer();
 HEADLOOM_TOKEN_MIXERS(DECLARE)

@@ -1,0 +1,61 @@
+// The classic block: token mixer, then channel mixer, each with a skip. Pre-norm (Xiong et al. 2020)
+// or post-norm (Vaswani et al. 2017).
+#include "blocks/block.h"
+
+namespace headloom {
+namespace {
+
+class Sequential final : public Block {
+ public:
+  Sequential(const BlockParts& parts, bool post) : post_(post), dropout_(parts.dropout) {
+    mixer_norm_ = register_module("mixer_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+    mixer_ = register_module("mixer", parts.mixer);
+    if (parts.channel) {
+      channel_norm_ =
+          register_module("channel_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+      channel_ = register_module("channel", parts.channel);
+    }
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    Tensor h = branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->forward(y, context); });
+    if (!channel_) return h;
+    return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y); });
+  }
+
+ private:
+  template <typename F>
+  Tensor branch(const Tensor& x, const Norm& norm, const F& f) const {
+    Tensor y = f(post_ ? x : norm.forward(x));
+    if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
+    return post_ ? norm.forward(x + y) : x + y;
+  }
+
+  const bool post_;
+  const double dropout_;
+  std::shared_ptr<Norm> mixer_norm_, channel_norm_;
+  std::shared_ptr<TokenMixer> mixer_;
+  std::shared_ptr<ChannelMixer> channel_;
+};
+
+struct SequentialSpec final : BlockSpec {
+  std::string norm_place = "pre";
+
+  std::string type() const override { return "sequential"; }
+  void fields(Fields& f) override {
+    f.field("norm_place", norm_place, "norm before each branch or after each sum", {"pre", "post"});
+  }
+  std::shared_ptr<Block> build(const BlockParts& parts) const override {
+    return std::make_shared<Sequential>(parts, norm_place == "post");
+  }
+};
+
+}  // namespace
+
+BlockEntry sequential_block() {
+  return {"sequential", "token mixer, then channel mixer, each with a norm and a skip",
+          "Vaswani et al. 2017; Xiong et al. 2020",
+          [] { return std::shared_ptr<BlockSpec>(std::make_shared<SequentialSpec>()); }};
+}
+
+}  // namespace headloom
