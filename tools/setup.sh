@@ -1,0 +1,192 @@
+# Sourced by ./run and ./test: system packages, PyTorch and the build, each done once.
+#
+# A step that stands is recognised and skipped; one that was interrupted is recognised too and done
+# again. Nothing is recorded before it has succeeded. After `set_up` the variables python (the interpreter
+# that has PyTorch) and torch_dir (its torch folder) are set.
+
+torch_requirement="torch==2.13.0"   # installed where no PyTorch of at least torch_minimum is found
+torch_minimum="2.11"
+python_requirements=(numpy safetensors pytest)
+apt_packages=(g++ cmake ninja-build ccache libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libgtest-dev)
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+logs=$root/build/logs
+ticker=
+
+say() { printf '== %s\n' "$*"; }
+
+stop_ticker() {
+  [[ -z $ticker ]] || kill "$ticker" 2>/dev/null || true
+  ticker=
+}
+trap stop_ticker EXIT
+exec 3>&2  # a trap may run while stderr is a log
+trap 'stop_ticker; echo "interrupted; run it again to go on." >&3; exit 130' INT TERM
+
+# Says every 15 seconds that NAME is still going on, when LOG has had nothing new to show meanwhile.
+start_ticker() {
+  local name=$1 log=$2 started=$SECONDS
+  (
+    trap - EXIT INT TERM
+    while sleep 15 >/dev/null 2>&1; do
+      [[ $3 == shown && $(($(date +%s) - $(stat -c %Y "$log"))) -lt 14 ]] && continue
+      last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-100)
+      printf '   ... %s: %d s%s\n' "$name" $((SECONDS - started)) "${last:+ ($last)}"
+    done
+  ) &
+  ticker=$!
+}
+
+# step NAME quiet|shown COMMAND...: runs a step of the set-up, its output in a log and, when shown, on
+# the screen. A failure names the step and its log.
+step() {
+  local name=$1 mode=$2 log status=0 started=$SECONDS
+  shift 2
+  mkdir -p "$logs"
+  log=$logs/$(tr -cs 'a-zA-Z0-9\n' '-' <<<"$name" | sed 's/-*$//').log
+  say "$name"
+  : >"$log"
+  start_ticker "$name" "$log" "$mode"
+  if [[ $mode == shown ]]; then
+    "$@" 2>&1 | tee "$log" || status=$?
+  else
+    "$@" >"$log" 2>&1 </dev/null || status=$?
+  fi
+  stop_ticker
+  if ((status != 0)); then
+    [[ $mode == shown ]] || tail -n 20 "$log" >&2
+    echo "failed at: $name (exit code $status); log: ${log#"$root"/}" >&2
+    return $status
+  fi
+  ((SECONDS - started < 5)) || say "$name: done in $((SECONDS - started)) s"
+}
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || echo "$package"
+  done
+}
+
+install_packages() {
+  export DEBIAN_FRONTEND=noninteractive
+  dpkg --configure -a && apt-get update && apt-get install -y --no-install-recommends "$@"
+}
+
+# Debian packages; elsewhere CMake says what it does not find.
+set_up_packages() {
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    return 0
+  fi
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    echo "these Debian packages are missing: ${missing[*]}; install them as root with" >&2
+    echo "    apt-get install ${missing[*]}" >&2
+    return 1
+  fi
+  step "install packages (apt): ${missing[*]}" quiet install_packages "${missing[@]}"
+}
+
+# Prints the torch folder when interpreter $1 has everything; otherwise nothing. "torch" as $2 asks for
+# PyTorch alone.
+torch_folder() {
+  "$1" - "$torch_minimum" "$2" "${python_requirements[@]}" 2>/dev/null <<'PYTHON'
+import importlib.util, os, re, sys
+minimum, what, *others = sys.argv[1:]
+for name in others if what == "all" else []:
+    if importlib.util.find_spec(name) is None:
+        sys.exit()
+import torch
+version = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
+folder = os.path.dirname(torch.__file__)
+if version >= tuple(map(int, minimum.split("."))) and os.path.exists(folder + "/lib/libtorch_cpu.so"):
+    print(folder)
+PYTHON
+}
+
+# Makes .venv, on top of the system's PyTorch where $1 names its folder. Until it is complete the file
+# .venv/headloom says "unfinished".
+make_venv() {
+  local folder=$1 packages=("${python_requirements[@]}")
+  mkdir .venv && echo unfinished >.venv/headloom || return
+  if [[ -n $folder ]]; then
+    python3 -m venv --system-site-packages .venv || return
+    # When python3 is itself a virtual environment its packages are not the system's.
+    local site
+    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return
+    dirname "$folder" >"$site/torch.pth"
+  else
+    python3 -m venv .venv || return
+    packages+=("$torch_requirement")
+  fi
+  .venv/bin/python -m pip install --progress-bar off "${packages[@]}" || return
+  .venv/bin/python -c "import torch, numpy, safetensors, pytest" || return
+  echo complete >.venv/headloom
+}
+
+set_up_python() {
+  command -v python3 >/dev/null || {
+    echo "python3 is missing; Python 3.10 or newer is needed." >&2
+    return 1
+  }
+  if [[ -d .venv ]]; then
+    python=$root/.venv/bin/python
+    if [[ $(cat .venv/headloom 2>/dev/null) != unfinished ]]; then
+      torch_dir=$(torch_folder "$python" all) || true
+      [[ -z $torch_dir ]] || return 0
+      [[ -e .venv/headloom || ! -x $python ]] || {
+        echo "the folder .venv was not made by this script and has no PyTorch of $torch_minimum or newer" \
+          "with ${python_requirements[*]}: install them there, or remove it." >&2
+        return 1
+      }
+    fi
+    say "the folder .venv is not complete: making it anew"
+    # The mark goes last, so that an interrupted removal is not taken for somebody else's folder.
+    echo unfinished >.venv/headloom
+    find .venv -mindepth 1 -maxdepth 1 ! -name headloom -exec rm -rf {} +
+    rm -rf .venv
+  fi
+  torch_dir=$(torch_folder python3 all) || true
+  if [[ -n $torch_dir ]]; then
+    python=$(python3 -c 'import sys; print(sys.executable)')
+    return 0
+  fi
+  python3 -c 'import ensurepip, venv' 2>/dev/null || set_up_packages python3-venv
+  local system wanted="${python_requirements[*]}"
+  system=$(torch_folder python3 torch) || true
+  [[ -n $system ]] || wanted="$torch_requirement $wanted"
+  step "install $wanted into .venv (pip)" quiet make_venv "$system"
+  python=$root/.venv/bin/python
+  torch_dir=$(torch_folder "$python" all)
+}
+
+set_up() {
+  set_up_packages "${apt_packages[@]}"
+  set_up_python
+}
+
+configure() {
+  local key="$root $python $torch_dir" stamp=build/configured
+  [[ $(cat $stamp 2>/dev/null) == "$key" && -e build/build.ninja ]] && return 0
+  rm -f $stamp
+  step "configure (cmake)" quiet cmake --fresh -S . -B build -G Ninja -DPython3_EXECUTABLE="$python" \
+    -DHEADLOOM_TORCH_DIR="$torch_dir"
+  echo "$key" >$stamp
+}
+
+# One compiler takes up to 2 GB.
+jobs() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
+  echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
+}
+
+# build TARGET...
+build() {
+  configure
+  NINJA_STATUS="[%f/%t, %es] " step "build (ninja)" shown ninja -C build -j "$(jobs)" "$@"
+}
