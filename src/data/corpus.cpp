@@ -147,9 +147,11 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
   }
   std::erase_if(documents, [](const Document& document) { return document.text.empty(); });
   if (documents.empty()) {
-    fail("there is no text in ", join(options.paths), ": ",
-         files.empty() ? std::string("no file was found")
-                       : str("the ", files.size(), " files found are empty or not text"),
+    const std::string found = files.empty() ? "no file was found"
+                              : files.size() == 1
+                                  ? "the one file found is empty or not text"
+                                  : str("the ", files.size(), " files found are empty or not text");
+    fail("there is no text in ", join(options.paths), ": ", found,
          options.extensions.empty() ? "" : " (looking for " + join(options.extensions) + ")");
   }
   return documents;

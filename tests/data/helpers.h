@@ -1,0 +1,84 @@
+// What the tests of the data layer share.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "core/fields.h"
+#include "data/task.h"
+
+namespace headloom::data {
+
+// A folder of files that goes away with the object.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "headloom-data-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  std::string path(const std::string& name = "") const {
+    return name.empty() ? path_ : path_ + "/" + name;
+  }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
+  }
+
+ private:
+  std::string path_;
+};
+
+// The task of a config like "type = 'copy'\ncount = 3".
+inline std::shared_ptr<Task> task_of(const std::string& toml, uint64_t seed = 1) {
+  Node node = parse_toml(toml, "test.toml");
+  std::shared_ptr<TaskSpec> spec;
+  struct Holder {
+    std::shared_ptr<TaskSpec>& spec;
+    void fields(Fields& f) { f.variant("task", spec, "the task", task_names(), make_task_spec); }
+  } holder{spec};
+  Node root;
+  root.set("task", std::move(node));
+  read_fields(root, holder);
+  return spec->build(seed);
+}
+
+// The message of the error that making the task of `toml` ends with.
+template <typename Exception = Error>
+std::string error_of(const std::string& toml) {
+  try {
+    task_of(toml);
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "(no such error)";
+}
+
+inline void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "in: " << text;
+}
+
+inline bool same(const Batch& a, const Batch& b) {
+  return at::equal(a.inputs, b.inputs) && at::equal(a.targets, b.targets) &&
+         a.documents.defined() == b.documents.defined() &&
+         (!a.documents.defined() || at::equal(a.documents, b.documents));
+}
+
+inline std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {
+  const at::Tensor values = tensor.select(0, index).contiguous();
+  return {values.data_ptr<int64_t>(), values.data_ptr<int64_t>() + values.size(0)};
+}
+
+}  // namespace headloom::data

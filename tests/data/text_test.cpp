@@ -1,0 +1,266 @@
+// Text: reading files, the split, the order, packing, and what is refused.
+#include <set>
+
+#include "data/corpus.h"
+#include "data/random.h"
+#include "data/stream.h"
+#include "helpers.h"
+
+namespace headloom::data {
+namespace {
+
+std::string letters(int64_t count, uint64_t seed) {
+  Random random({seed});
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) text += static_cast<char>('a' + random.below(26));
+  return text;
+}
+
+std::vector<std::string> names_of(const CorpusOptions& options) {
+  std::vector<std::string> names;
+  for (const Document& document : read_corpus(options)) names.push_back(document.name);
+  return names;
+}
+
+std::string config(const std::string& paths, const std::string& more = "") {
+  return "type = 'text'\npaths = [" + paths + "]\n" + more;
+}
+
+TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {
+  const TempFolder folder;
+  folder.write("b/two.txt", "two");
+  folder.write("a/one.h", "one");
+  folder.write("c.txt", "three");
+  folder.write("copy.txt", "two");
+  folder.write("empty.txt", "");
+  folder.write("binary.txt", std::string("a\0b", 3));
+  folder.write(".hidden.txt", "hidden");
+  folder.write(".git/config.txt", "hidden too");
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names_of({{folder.path()}, {}, {}}), (Names{"a/one.h", "b/two.txt", "c.txt"}));
+  EXPECT_EQ(names_of({{folder.path() + "/"}, {".txt"}, {}}), (Names{"b/two.txt", "c.txt"}));
+  EXPECT_EQ(names_of({{folder.path("?")}, {}, {}}), (Names{"one.h", "two.txt"}));
+  EXPECT_EQ(names_of({{folder.path("c*.txt"), folder.path("a")}, {}, {}}),
+            (Names{"c.txt", "copy.txt", "one.h"}));
+  // A file asked for by name is read whatever its extension, a hidden one too.
+  EXPECT_EQ(names_of({{folder.path(".hidden.txt")}, {".h"}, {}}), (Names{".hidden.txt"}));
+  // A name that looks like a glob but is there.
+  folder.write("[x].txt", "bracket");
+  EXPECT_EQ(names_of({{folder.path("[x].txt")}, {}, {}}), (Names{"[x].txt"}));
+}
+
+TEST(Corpus, MaxBytesTakesASampleThatDoesNotDependOnTheFoldersPlace) {
+  const TempFolder one;
+  const TempFolder other;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = str(i / 10, "/", i % 10, ".txt");
+    one.write(name, letters(50, static_cast<uint64_t>(i)));
+    other.write(name, letters(50, static_cast<uint64_t>(i)));
+  }
+  const std::vector<Document> documents = read_corpus({{one.path()}, {}, 1020});
+  size_t bytes = 0;
+  std::set<char> folders;
+  for (const Document& document : documents) {
+    bytes += document.text.size();
+    folders.insert(document.name[0]);
+  }
+  EXPECT_EQ(bytes, 1020u);
+  EXPECT_EQ(documents.size(), 21u);  // 20 whole and the beginning of one more
+  EXPECT_GE(folders.size(), 7u);
+  EXPECT_EQ(names_of({{one.path()}, {}, 1020}), names_of({{other.path()}, {}, 1020}));
+}
+
+TEST(Corpus, WhatCannotBeReadIsNamed) {
+  const TempFolder folder;
+  const auto message = [](const CorpusOptions& options) -> std::string {
+    try {
+      read_corpus(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(no error)";
+  };
+  EXPECT_EQ(message({{folder.path("gone")}, {}, {}}),
+            "there is no file or folder '" + folder.path("gone") + "' to read text from");
+  EXPECT_EQ(message({{folder.path("*.txt")}, {}, {}}),
+            "no file or folder matches '" + folder.path("*.txt") + "'");
+  EXPECT_EQ(message({{folder.path()}, {".txt"}, {}}),
+            "there is no text in " + folder.path() + ": no file was found (looking for .txt)");
+  folder.write("empty.txt", "");
+  EXPECT_EQ(message({{folder.path("empty.txt")}, {}, {}}),
+            "there is no text in " + folder.path("empty.txt") +
+                ": the one file found is empty or not text");
+  folder.write("binary", std::string("ab\0", 3));
+  EXPECT_EQ(message({{folder.path("binary")}, {}, {}}),
+            "'" + folder.path("binary") + "' is not text: byte 2 is zero");
+  EXPECT_EQ(message({{"/dev/null"}, {}, {}}),
+            "'/dev/null' is neither a file nor a folder, so no text can be read from it");
+  // A regular file whose reading fails for everyone, root included.
+  if (std::filesystem::exists("/proc/self/mem")) {
+    expect_contains(message({{"/proc/self/mem"}, {}, {}}), "cannot read '/proc/self/mem': ");
+  }
+}
+
+TEST(Text, InputsAndTargetsAreTheBytesOfTheFile) {
+  const TempFolder folder;
+  const std::string text = letters(4000, 1);
+  const std::string path = folder.write("a.txt", text);
+  const auto task = task_of(config("'" + path + "'", "length = 50\nheld_out = 0.1"));
+  EXPECT_EQ(task->vocabulary(), 256);
+  EXPECT_EQ(task->length(), 50);
+  EXPECT_EQ(task->bytes_per_token(), 1.0);
+  EXPECT_EQ(task->end_token(), 0);
+  EXPECT_FALSE(task->exact_match());
+  EXPECT_EQ(task->decode(task->encode("h\xc3\xa9!")), "h\xc3\xa9!");
+  EXPECT_EQ(task->encode("\xff"), (std::vector<int64_t>{255}));
+
+  // A circle: the training text, the mark of its end (0), the training text again.
+  const std::string train = text.substr(0, 3601) + std::string(1, '\0');
+  const std::string circle = train + train;
+  const Batch batch = task->train_batch(0, 72);
+  EXPECT_FALSE(batch.documents.defined());
+  for (int64_t i = 0; i < 72; ++i) {
+    std::string window;
+    for (int64_t token : row(batch.inputs, i)) window += static_cast<char>(token);
+    const size_t place = circle.find(window);
+    ASSERT_NE(place, std::string::npos);
+    std::string targets;
+    for (int64_t token : row(batch.targets, i)) targets += static_cast<char>(token);
+    EXPECT_EQ(targets, circle.substr(place + 1, 50));
+  }
+
+  // The held-out sequences are the end of the text, one after the other.
+  ASSERT_EQ(task->eval_sequences(), 7);
+  const Batch eval = task->eval_batch(0, 7);
+  std::string held_out;
+  for (int64_t i = 0; i < 7; ++i) held_out += task->decode(row(eval.inputs, i));
+  EXPECT_EQ(held_out, text.substr(3601, 350));
+  EXPECT_THROW(task->eval_batch(5, 3), Error);
+}
+
+TEST(Text, BatchesAreAFunctionOfSeedAndIndex) {
+  const TempFolder folder;
+  const std::string options =
+      config("'" + folder.write("a.txt", letters(5000, 1)) + "'", "length = 20");
+  const auto task = task_of(options, 5);
+  const Batch late = task->train_batch(1000, 4);
+  EXPECT_TRUE(same(late, task_of(options, 5)->train_batch(1000, 4)));
+  task->train_batch(3, 4);
+  EXPECT_TRUE(same(late, task->train_batch(1000, 4)));
+  EXPECT_FALSE(same(late, task_of(options, 6)->train_batch(1000, 4)));
+  EXPECT_TRUE(at::equal(late.inputs.slice(0, 2, 4), task->train_batch(2001, 2).inputs));
+  EXPECT_TRUE(same(task->eval_batch(0, 5), task_of(options, 6)->eval_batch(0, 5)));
+}
+
+TEST(Text, EvalTokensLimitsTheHeldOutSequencesAndSpreadsThem) {
+  const TempFolder folder;
+  const std::string text = letters(10000, 3);
+  const std::string path = "'" + folder.write("a.txt", text) + "'";
+  const auto task = task_of(config(path, "length = 10\nheld_out = 0.5\neval_tokens = 100"));
+  EXPECT_EQ(task->eval_sequences(), 10);
+  const Batch eval = task->eval_batch(0, 10);
+  for (int64_t i = 0; i < 10; ++i) {
+    const size_t place = text.find(task->decode(row(eval.inputs, i)));
+    EXPECT_NEAR(static_cast<double>(place), 5000.0 + 500.0 * static_cast<double>(i), 12.0);
+  }
+}
+
+TEST(Text, ManyFilesAreHeldOutWhole) {
+  const TempFolder folder;
+  std::map<char, std::string> kinds;
+  for (int i = 0; i < 200; ++i) {
+    // Every file has a letter of its own, so each window shows which files it is from.
+    folder.write(str("f", i, ".txt"), std::string(99, static_cast<char>(i + 40)));
+  }
+  const auto task = task_of(
+      config("'" + folder.path() + "'", "length = 100\nheld_out = 0.1\nseparate_documents = true"));
+  std::set<int64_t> held_out;
+  for (int64_t i = 0; i < task->eval_sequences(); ++i) {
+    for (int64_t token : row(task->eval_batch(i, 1).inputs, 0)) held_out.insert(token);
+  }
+  const Batch train = task->train_batch(0, 180);  // one epoch
+  std::set<int64_t> trained;
+  for (int64_t i = 0; i < 180; ++i) {
+    const std::vector<int64_t> inputs = row(train.inputs, i);
+    const std::vector<int64_t> documents = row(train.documents, i);
+    trained.insert(inputs.begin(), inputs.end());
+    // A document ends with its mark, and only there.
+    for (size_t t = 0; t + 1 < inputs.size(); ++t) {
+      EXPECT_EQ(documents[t + 1] != documents[t], inputs[t] == 0);
+    }
+  }
+  held_out.erase(0);
+  trained.erase(0);
+  EXPECT_EQ(held_out.size(), 20u);
+  EXPECT_EQ(trained.size(), 180u);
+  for (int64_t letter : held_out) EXPECT_FALSE(trained.contains(letter));
+  expect_contains(task->describe(), "20 whole files");
+}
+
+TEST(Text, FewFilesAreCutAtTheEnd) {
+  const TempFolder folder;
+  for (int i = 0; i < 10; ++i) folder.write(str(i), std::string(99, static_cast<char>('0' + i)));
+  const auto task = task_of(config("'" + folder.path() + "'", "length = 10\nheld_out = 0.15"));
+  std::set<int64_t> held_out;
+  for (int64_t i = 0; i < task->eval_sequences(); ++i) {
+    for (int64_t token : row(task->eval_batch(i, 1).inputs, 0)) held_out.insert(token);
+  }
+  EXPECT_EQ(held_out, (std::set<int64_t>{0, '8', '9'}));
+  expect_contains(task->describe(), "the end of the text");
+}
+
+TEST(Text, WhatCannotBeUsedIsRefused) {
+  const TempFolder folder;
+  const std::string path = "'" + folder.write("a.txt", letters(100, 1)) + "'";
+  EXPECT_EQ(
+      error_of(config(path)),
+      "the text is too short: 101 tokens with a mark after every document, but length = 256 needs "
+      "at least 514, one sequence to train on and one held out");
+  EXPECT_EQ(error_of<UsageError>("type = 'text'"),
+            "the task text needs 'paths', the files, folders or globs to read");
+  EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['txt']")),
+            "'extensions' of the task text has 'txt', but an extension begins with a dot: '.txt'");
+  expect_contains(error_of<UsageError>(config(path, "held_out = 0.0")), "held_out");
+  expect_contains(error_of<UsageError>(config(path, "lenght = 5")), "length");
+  // The smallest text that has both parts.
+  const auto task =
+      task_of(config("'" + folder.write("b.txt", letters(21, 2)) + "'", "length = 10"));
+  EXPECT_EQ(task->eval_sequences(), 1);
+  EXPECT_EQ(task->train_batch(0, 3).inputs.size(0), 3);
+}
+
+TEST(WindowOrder, EveryEpochVisitsEveryWindowOnceInANewOrder) {
+  const WindowOrder order(9, 1003, 10);
+  ASSERT_EQ(order.windows(), 100);
+  std::vector<std::vector<int64_t>> epochs;
+  for (int64_t e = 0; e < 3; ++e) {
+    epochs.push_back(order.starts(e * 100, 100));
+    // Windows tile the circle: sorted by their distance from one of them, they lie 10 apart.
+    std::set<int64_t> covered;
+    for (int64_t start : epochs.back()) {
+      for (int64_t t = 0; t < 10; ++t) covered.insert((start + t) % 1003);
+    }
+    EXPECT_EQ(covered.size(), 1000u);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+  // Across the border of two epochs, and back again.
+  std::vector<int64_t> across(epochs[0].end() - 5, epochs[0].end());
+  across.insert(across.end(), epochs[1].begin(), epochs[1].begin() + 5);
+  EXPECT_EQ(order.starts(95, 10), across);
+  EXPECT_EQ(order.starts(0, 100), epochs[0]);
+}
+
+TEST(PackedStream, WindowsWrapAndADocumentMetAgainIsAnotherOne) {
+  const PackedStream stream{at::arange(6, at::kByte),
+                            at::tensor(std::vector<int64_t>{2, 6}, at::kLong)};
+  const Batch batch = stream.windows(at::tensor(std::vector<int64_t>{1, 4}, at::kLong), 5, true);
+  EXPECT_EQ(row(batch.inputs, 0), (std::vector<int64_t>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(row(batch.targets, 0), (std::vector<int64_t>{2, 3, 4, 5, 0}));
+  EXPECT_EQ(row(batch.documents, 0), (std::vector<int64_t>{0, 1, 1, 1, 1}));
+  EXPECT_EQ(row(batch.inputs, 1), (std::vector<int64_t>{4, 5, 0, 1, 2}));
+  EXPECT_EQ(row(batch.documents, 1), (std::vector<int64_t>{1, 1, 2, 2, 3}));
+}
+
+}  // namespace
+}  // namespace headloom::data
