@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/config.h"
@@ -76,8 +77,9 @@ class Fields {
   // A table whose "type" key chooses what it is. `make(type)` returns a fresh object with
   // void fields(Fields&), or throws UsageError for an unknown type; `value` may hold the default.
   template <typename S>
-  void variant(Text key, std::shared_ptr<S>& value, Text doc, const Choices& types,
-               const std::function<std::shared_ptr<S>(const std::string&)>& make) {
+  void variant(
+      Text key, std::shared_ptr<S>& value, Text doc, const Choices& types,
+      const std::function<std::shared_ptr<std::type_identity_t<S>>(const std::string&)>& make) {
     std::string type = value ? value->type() : "";
     nested(key, doc, [&](Fields& inner) {
       const std::string before = type;
