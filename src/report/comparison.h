@@ -31,26 +31,26 @@ enum class RunState { kRunning, kFinished, kFailed };
 
 // One model trained on one task from one seed. Its result is its last point.
 struct Run {
-  std::string model;  // ModelInfo::label
-  std::string task;   // TaskInfo::name
+  std::string model{};  // ModelInfo::label
+  std::string task{};   // TaskInfo::name
   uint64_t seed = 0;
   RunState state = RunState::kRunning;
-  std::string problem;  // why it failed: "diverged at step 120: the loss became nan"
-  std::vector<Point> points;
+  std::string problem{};  // why it failed: "diverged at step 120: the loss became nan"
+  std::vector<Point> points{};
   double tokens_per_second = kUnknown;  // of training
   double peak_memory_bytes = kUnknown;
 };
 
 struct ModelInfo {
-  std::string label;        // unique: "dcmha"
-  std::string description;  // one line: "dynamically composed heads, rank 2"
-  std::string source;       // the paper: "Xiao et al. 2024", or empty
+  std::string label{};        // unique: "dcmha"
+  std::string description{};  // one line: "dynamically composed heads, rank 2"
+  std::string source{};       // the paper: "Xiao et al. 2024", or empty
 };
 
 struct TaskInfo {
-  std::string name;         // unique: "text"
-  std::string description;  // one sentence
-  std::string metric;       // "bits per byte", "loss", "error rate"
+  std::string name{};         // unique: "text"
+  std::string description{};  // one sentence
+  std::string metric{};       // "bits per byte", "loss", "error rate"
   bool lower_is_better = true;
   bool percent = false;      // the metric is a fraction, shown in percent
   double chance = kUnknown;  // the metric of a guesser, where it is known
@@ -58,29 +58,29 @@ struct TaskInfo {
 
 // A model as built for a task: sizes differ between tasks with their vocabularies and budgets.
 struct Build {
-  std::string model;
-  std::string task;
+  std::string model{};
+  std::string task{};
   int64_t parameters = -1;
   double flops_per_token = kUnknown;        // forward, matrix products and attention
   double state_bytes_per_token = kUnknown;  // decoding state that each token of context adds
   double mechanism_share =
-      kUnknown;        // fraction of the forward FLOPs that the mechanism adds over plain attention
-  std::string config;  // complete TOML of the model
+      kUnknown;  // fraction of the forward FLOPs that the mechanism adds over plain attention
+  std::string config{};  // complete TOML of the model
 };
 
 struct Comparison {
-  std::string title;
-  std::vector<ModelInfo> models;  // the first is the baseline
-  std::vector<TaskInfo> tasks;
-  std::vector<uint64_t> seeds;
-  std::vector<Build> builds;
-  std::vector<Run> runs;
-  std::string budget;  // one sentence: "Every run trains on 4.9M tokens ..."
+  std::string title{};
+  std::vector<ModelInfo> models{};  // the first is the baseline
+  std::vector<TaskInfo> tasks{};
+  std::vector<uint64_t> seeds{};
+  std::vector<Build> builds{};
+  std::vector<Run> runs{};
+  std::string budget{};  // one sentence: "Every run trains on 4.9M tokens ..."
   std::vector<std::pair<std::string, std::string>>
-      machine;          // ("Processor", "..."), ("Threads", "2"), ...
-  std::string config;   // complete TOML of the comparison
-  std::string command;  // what reproduces it
-  std::string date;
+      machine{};          // ("Processor", "..."), ("Threads", "2"), ...
+  std::string config{};   // complete TOML of the comparison
+  std::string command{};  // what reproduces it
+  std::string date{};
 };
 
 // One HTML file: inline style and SVG, nothing fetched, light and dark.

@@ -1,0 +1,39 @@
+// The charts of one task, from its runs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/plot.h"
+#include "report/summary.h"
+
+namespace headloom::report {
+
+// The mean over the seeds of a model's finished runs, with the band from the lowest to the highest,
+// at every evaluation that all of them have. While none has finished, over its unfinished ones.
+std::vector<LinePoint> mean_curve(const Row& row, double Point::*x, double Point::*y);
+
+// The x at which the curve first reaches `level`, between evaluations by straight lines; NaN if
+// never.
+double first_reach(const std::vector<LinePoint>& curve, double level, bool lower_is_better);
+
+// The CSS class number of a model.
+int style_of(const Comparison& comparison, const Row& row);
+
+struct Chart {
+  std::string svg;
+  std::string caption;
+};
+// What is learned against `x` (&Point::tokens or &Point::seconds): the metric, or the loss where
+// the metric is a fraction of right or wrong answers.
+Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::*x);
+// The fraction of right answers against tokens; for tasks that have answers.
+Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
+// The metric minus the baseline's mean at the same step: what the learning chart is too coarse for.
+Chart gap_chart(const Comparison& c, const TaskSummary& t);
+// Quality, training speed and decoding state at once.
+Chart cost_chart(const Comparison& c, const TaskSummary& t);
+// The seeds' results of a row, on the scale of the task's table.
+std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& row);
+
+}  // namespace headloom::report

@@ -1,0 +1,122 @@
+#include "report/format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+#include "core/text.h"
+
+namespace headloom::report {
+
+std::string fixed(double value, int decimals) {
+  if (!std::isfinite(value)) return kDash;
+  char buffer[64];
+  if (std::abs(value) >= 1e7) {
+    std::snprintf(buffer, sizeof buffer, "%.3g", value);
+  } else {
+    std::snprintf(buffer, sizeof buffer, "%.*f", decimals, value);
+  }
+  return buffer;
+}
+
+std::string percent(double fraction, int decimals) {
+  return std::isfinite(fraction) ? fixed(100 * fraction, decimals) + "%" : kDash;
+}
+
+std::string times(double ratio) {
+  if (!std::isfinite(ratio)) return kDash;
+  return fixed(ratio, ratio < 9.995 ? 2 : ratio < 99.5 ? 1 : 0) + "×";
+}
+
+std::string count(double value) {
+  return std::isfinite(value) && value >= 0 ? human_count(value) : kDash;
+}
+
+std::string bytes(double value) {
+  return std::isfinite(value) && value >= 0 ? human_bytes(value) : kDash;
+}
+
+std::string grouped(double value) {
+  if (!std::isfinite(value) || value < 0) return kDash;
+  std::string digits = fixed(std::round(value), 0);
+  if (value >= 1e7) return human_count(value);
+  for (auto i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) {
+    digits.insert(static_cast<size_t>(i), ",");
+  }
+  return digits;
+}
+
+std::string duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return kDash;
+  return seconds < 10 ? fixed(seconds, 1) + "s" : human_seconds(seconds);
+}
+
+std::string list_of(const std::vector<std::string>& words) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += i + 1 == words.size() ? " and " : ", ";
+    out += words[i];
+  }
+  return out;
+}
+
+std::string escape(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) >= 0x20 || c == '\n' || c == '\t') out += c;
+    }
+  }
+  return out;
+}
+
+std::string rich(std::string_view text) {
+  std::string out;
+  bool code = false;
+  for (const char c : escape(text)) {
+    if (c == '`') {
+      out += code ? "</code>" : "<code>";
+      code = !code;
+    } else {
+      out += c;
+    }
+  }
+  if (code) out += "</code>";
+  // A spread stays on the line of its mean.
+  const std::string loose = " ± ", bound = "\u00a0±\u00a0";
+  for (size_t at = 0; (at = out.find(loose, at)) != std::string::npos; at += bound.size()) {
+    out.replace(at, loose.size(), bound);
+  }
+  return out;
+}
+
+size_t display_width(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+std::string pad(std::string_view text, size_t width, bool right) {
+  const size_t have = display_width(text);
+  const std::string space(have < width ? width - have : 0, ' ');
+  return right ? space + std::string(text) : std::string(text) + space;
+}
+
+}  // namespace headloom::report

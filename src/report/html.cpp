@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <cmath>
+
+#include "core/text.h"
+#include "report/charts.h"
+#include "report/comparison.h"
+#include "report/format.h"
+#include "report/style.h"
+#include "report/summary.h"
+#include "report/table.h"
+
+namespace headloom::report {
+namespace {
+
+std::string element(const std::string& tag, const std::string& css, const std::string& content) {
+  const std::string open = css.empty() ? tag : tag + " class=\"" + css + "\"";
+  return "<" + open + ">" + content + "</" + tag.substr(0, tag.find(' ')) + ">";
+}
+
+std::string small(const std::string& text) {
+  return text.empty() ? "" : element("small", "", rich(text));
+}
+
+std::string swatch(int style) {
+  return str("<svg class=\"swatch s", style,
+             "\" viewBox=\"0 0 26 10\" xmlns=\"http://www.w3.org/2000/svg\" aria-hidden=\"true\">"
+             "<line class=\"line\" x1=\"0\" y1=\"5\" x2=\"26\" y2=\"5\"/></svg>");
+}
+
+// A table that scrolls by itself where the page is narrow.
+std::string scroll(const std::string& label, const std::string& table) {
+  return "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(label) +
+         "\">" + table + "</div>\n";
+}
+
+std::string result_table(const Comparison& c, const TaskSummary& t) {
+  const std::vector<Column> columns = result_columns(t);
+  const bool strips =
+      std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 0; });
+  std::string head = "<th scope=\"col\" class=\"model\">model</th>";
+  for (const Column& column : columns) {
+    head += element("th scope=\"col\"", column.css == "left" ? "left" : "",
+                    rich(column.title) + small(column.note));
+    if (column.css == "result" && strips) {
+      head += "<th scope=\"col\" class=\"left seeds\">each seed</th>";
+    }
+  }
+  std::string body;
+  for (size_t i = 0; i < t.rows.size(); ++i) {
+    const Row& row = t.rows[i];
+    std::string line = "<th scope=\"row\" class=\"model\">" + swatch(style_of(c, row)) +
+                       element("b", "", escape(row.model->label)) + small(row.model->description) +
+                       "</th>";
+    for (const Column& column : columns) {
+      const Cell& cell = column.cells[i];
+      line += element("td", column.css.empty() ? cell.css : column.css + " " + cell.css,
+                      rich(cell.text) + small(cell.note));
+      if (column.css == "result" && strips) line += element("td", "seeds", seeds_strip(c, t, row));
+    }
+    body += element("tr", row.baseline ? "baseline" : "", line) + "\n";
+  }
+  std::string note = "Best first. ± is the standard deviation over the seeds";
+  if (strips) {
+    note +=
+        "; under <i>each seed</i> circles are seeds, the bar is their mean, the block the spread" +
+        std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : "");
+  }
+  note += t.rows.size() > 1 ? ". Second lines give the ratio to the baseline." : ".";
+  for (const Column& column : columns) {
+    if (!column.title.starts_with("to match")) continue;
+    note +=
+        " <i>" + rich(column.title) +
+        "</i>: the share of the baseline's budget, in tokens and in time, at which a model's mean "
+        "curve first meets the baseline's final result.";
+  }
+  return scroll("Results on " + t.task->name,
+                "<table>" + element("caption", "hidden", escape("Results on " + t.task->name)) +
+                    "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" + body +
+                    "</tbody></table>") +
+         element("p", "soft small note", note) + "\n";
+}
+
+std::string problems(const TaskSummary& t) {
+  std::string items;
+  for (const Row& row : t.rows) {
+    for (const Run* run : row.runs) {
+      if (!run_failed(*run)) continue;
+      items += element("li", "",
+                       element("span", "failed", "Failed: ") +
+                           element("code", "", escape(row.model->label)) +
+                           str(", seed ", run->seed, ": ") + escape(run_problem(*run)));
+    }
+  }
+  return items.empty() ? "" : element("ul", "problems", items) + "\n";
+}
+
+std::string figure(const Chart& chart) {
+  return "<figure>" + chart.svg + element("figcaption", "", chart.caption) + "</figure>\n";
+}
+
+std::string task_section(const Comparison& c, const TaskSummary& t) {
+  std::string out = element("h2", "", escape(t.task->name)) +
+                    element("p", "soft", rich(t.task->description)) + "\n" + result_table(c, t) +
+                    problems(t);
+  std::string figures =
+      figure(learning_chart(c, t, &Point::tokens)) + figure(learning_chart(c, t, &Point::seconds));
+  if (t.has_accuracy) figures += figure(accuracy_chart(c, t));
+  if (!t.task->percent && t.rows.size() > 1) figures += figure(gap_chart(c, t));
+  figures += figure(cost_chart(c, t));
+  return element("section", "task", out + element("div", "figures", figures)) + "\n";
+}
+
+std::string fold(const std::string& title, const std::string& note, const std::string& content) {
+  const std::string aside = note.empty() ? "" : " " + element("span", "soft", rich(note));
+  return "<details>" + element("summary", "", escape(title) + aside) + content + "</details>\n";
+}
+
+std::string state_text(const Run* run) {
+  if (!run) return "not started";
+  if (run_failed(*run)) return "failed: " + run_problem(*run);
+  return run->state == RunState::kFinished ? "finished" : "running";
+}
+
+std::string every_run(const Comparison& c, const Summary& summary) {
+  std::string body;
+  for (const TaskSummary& t : summary.tasks) {
+    for (const Row& row : t.rows) {
+      for (const uint64_t seed : c.seeds) {
+        const auto found = std::find_if(row.runs.begin(), row.runs.end(),
+                                        [&](const Run* run) { return run->seed == seed; });
+        const Run* run = found == row.runs.end() ? nullptr : *found;
+        const Point p = run && !run->points.empty()
+                            ? run->points.back()
+                            : Point{.tokens = kUnknown, .seconds = kUnknown};
+        std::string line = element("th scope=\"row\"", "left", escape(t.task->name)) +
+                           element("td", "left", element("code", "", escape(row.model->label)));
+        for (const std::string& text :
+             {str(seed), metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
+              run && !run->points.empty() ? str(p.step) : std::string(kDash), count(p.tokens),
+              duration(p.seconds), grouped(run ? run->tokens_per_second : kUnknown),
+              bytes(run ? run->peak_memory_bytes : kUnknown)}) {
+          line += element("td", "", text);
+        }
+        line += element("td", run && run_failed(*run) ? "left failed" : "left",
+                        escape(state_text(run)));
+        body += element("tr", "", line) + "\n";
+      }
+    }
+  }
+  std::string head =
+      element("th scope=\"col\"", "left", "task") + element("th scope=\"col\"", "left", "model");
+  for (const char* title : {"seed", "metric", "loss", "training loss", "steps", "tokens", "time",
+                            "tokens/s", "peak memory"}) {
+    head += element("th scope=\"col\"", "", title);
+  }
+  head += element("th scope=\"col\"", "left", "state");
+  return scroll("Every run", "<table>" +
+                                 element("caption", "",
+                                         "Values at each run's last evaluation; "
+                                         "losses in nats per token.") +
+                                 "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" +
+                                 body + "</tbody></table>");
+}
+
+std::string model_configs(const Comparison& c) {
+  std::string out;
+  for (const ModelInfo& model : c.models) {
+    std::string inner;
+    if (!model.source.empty()) inner += element("p", "soft small", "Source: " + rich(model.source));
+    for (const Build& build : c.builds) {
+      if (build.model != model.label) continue;
+      std::string facts = "On " + build.task;
+      if (build.parameters >= 0) facts += str(", ", build.parameters, " parameters");
+      if (std::isfinite(build.mechanism_share)) {
+        facts += "; the mechanism adds " + percent(build.mechanism_share) +
+                 " to the forward FLOPs of plain attention's model";
+      }
+      inner += element("p", "small", escape(facts) + ".");
+      if (!build.config.empty()) inner += element("pre", "", escape(build.config));
+    }
+    if (!inner.empty()) out += fold("Model " + model.label, model.description, inner);
+  }
+  return out;
+}
+
+std::string notes() {
+  return "<p>Every model trains on the same tokens in the same order for a given seed. The result "
+         "is the metric on held-out data at the last evaluation. <b>Spread</b> (±) is the sample "
+         "standard deviation over the seeds of the finished runs.</p>"
+         "<p>Two models <b>tie</b> when their means differ by no more than the larger of their two "
+         "spreads. A model is called <b>better</b> only with at least three finished seeds on each "
+         "side, parameters and tokens equal within 1%, and no failed run of its own; a larger "
+         "difference without these is called <b>ahead</b> and says what is missing. With one seed "
+         "the spread is unknown and no winner is claimed.</p>"
+         "<p><b>Time</b> is time spent in training steps, and <b>speed</b> the training tokens a "
+         "second on this machine; both depend on what else it was doing. <b>State</b> is the "
+         "memory "
+         "that decoding keeps for each token of context.</p>";
+}
+
+std::string more(const Comparison& c, const Summary& summary) {
+  std::string out = element("h2", "", "How this was made");
+  if (!c.command.empty()) out += element("pre", "", escape(c.command)) + "\n";
+  std::string machine;
+  for (const auto& [key, value] : c.machine) {
+    machine += element("dt", "", escape(key)) + element("dd", "", escape(value));
+  }
+  out += element("h3", "", "How to read it") + notes();
+  if (!machine.empty())
+    out += element("h3", "", "Machine") + element("dl", "", machine) + "<p></p>\n";
+  out += fold("Every run",
+              str(summary.finished, " finished, ", summary.failed, " failed, ", summary.planned,
+                  " planned"),
+              every_run(c, summary));
+  if (!c.config.empty()) {
+    out += fold("Configuration", "complete, defaults written out",
+                element("pre", "", escape(c.config)));
+  }
+  out += model_configs(c);
+  return element("section", "more", out) + "\n";
+}
+
+}  // namespace
+
+std::string to_html(const Comparison& c) {
+  const Summary summary = summarize(c);
+  const std::string title = c.title.empty() ? "Comparison" : c.title;
+  std::string head = "<p class=\"eyebrow\"><b>Headloom</b> comparison";
+  if (!c.date.empty()) head += " · " + escape(c.date);
+  const auto plural = [](size_t n, const char* word) {
+    return str(n, " ", word, n == 1 ? "" : "s");
+  };
+  head += " · " + plural(c.models.size(), "model") + " · " + plural(c.tasks.size(), "task") +
+          " · " + plural(c.seeds.size(), "seed") + "</p>\n" + element("h1", "", escape(title)) +
+          "\n";
+  if (!c.budget.empty()) head += element("p", "soft", rich(c.budget)) + "\n";
+  if (!summary.progress.empty()) {
+    head += "<p class=\"banner\" role=\"status\">" + escape(summary.progress) + "</p>\n";
+  }
+  std::string answers, sections;
+  for (const TaskSummary& t : summary.tasks) {
+    answers += element("p", "", rich(t.answer)) + "\n";
+    sections += task_section(c, t);
+  }
+  if (answers.empty()) answers = element("p", "", "Nothing was compared: no task is configured.");
+  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+         "<meta name=\"color-scheme\" content=\"light dark\">\n" +
+         element("title", "", escape(title)) + "\n<style>" + kStyle +
+         "</style>\n</head>\n<body>\n<main>\n" + element("header", "", head) +
+         "<div class=\"answer\">\n" + answers + "</div>\n" + sections + more(c, summary) +
+         "</main>\n<footer>Written by Headloom. This page is one file and fetches "
+         "nothing.</footer>\n</body>\n</html>\n";
+}
+
+}  // namespace headloom::report

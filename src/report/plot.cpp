@@ -1,0 +1,398 @@
+#include "report/plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "report/format.h"
+
+namespace headloom::report {
+namespace {
+
+// Drawing units; the page scales them to about one CSS pixel.
+constexpr double kWidth = 480, kHeight = 300;
+constexpr double kLeft = 52, kTop = 14, kBottom = 42;
+constexpr double kLabelGap = 15;  // between the baselines of two end labels
+
+std::string num(double value) {
+  std::string text = fixed(value, 1);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text == "-0" ? "0" : text;
+}
+
+std::string text_at(double x, double y, const std::string& css, const std::string& content,
+                    const std::string& more = "") {
+  return str("<text x=\"", num(x), "\" y=\"", num(y), "\" class=\"", css, "\"", more, ">",
+             escape(content), "</text>");
+}
+
+std::string line_at(double x1, double y1, double x2, double y2, const std::string& css) {
+  return str("<line x1=\"", num(x1), "\" y1=\"", num(y1), "\" x2=\"", num(x2), "\" y2=\"", num(y2),
+             "\" class=\"", css, "\"/>");
+}
+
+std::string cross_at(double x, double y, const std::string& css) {
+  return str("<path d=\"M", num(x - 4), " ", num(y - 4), "l8 8m0 -8l-8 8\" class=\"cross ", css,
+             "\"/>");
+}
+
+std::string series(int style) { return str("s", style); }
+
+// Steps of 1, 2 or 5 times a power of ten, about `wanted` of them.
+double nice_step(double span, int wanted) {
+  const double raw = span / wanted;
+  const double power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double m : {1.0, 2.0, 5.0}) {
+    if (m * power >= raw * 0.999) return m * power;
+  }
+  return 10 * power;
+}
+
+// The area of the data inside the drawing.
+struct Frame {
+  double left = kLeft, right = kWidth - 14, top = kTop, bottom = kHeight - kBottom;
+  const Axis& x;
+  const Axis& y;
+  double px(double v) const { return left + x.at(v) * (right - left); }
+  double py(double v) const { return bottom - y.at(v) * (bottom - top); }
+};
+
+std::string open_svg(const std::string& title, const std::string& description,
+                     const std::string& id, bool many = false) {
+  return str("<svg class=\"chart", many ? " many" : "", "\" viewBox=\"0 0 ", num(kWidth), " ",
+             num(kHeight),
+             "\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"", id, "t ",
+             id, "d\"><title id=\"", id, "t\">", escape(title), "</title><desc id=\"", id, "d\">",
+             escape(description), "</desc>");
+}
+
+// Unique in a page for different titles, and the same in every writing of the page.
+std::string id_of(const std::string& title) {
+  uint64_t hash = 14695981039346656037ull;
+  for (const char c : title) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return str("c", std::hex, hash, "-");
+}
+
+std::string grid(const Frame& f) {
+  std::string out;
+  for (const double v : f.y.ticks()) {
+    out += line_at(f.left, f.py(v), f.right, f.py(v), "grid");
+    out += text_at(f.left - 7, f.py(v) + 4, "tick end", f.y.tick_text(v));
+  }
+  double last_x = -1e9;
+  for (const double v : f.x.ticks()) {
+    const double x = f.px(v);
+    out += line_at(x, f.bottom, x, f.bottom + 4, "axis");
+    const std::string label = f.x.tick_text(v);
+    const double half = 3.4 * static_cast<double>(display_width(label));
+    if (x - half < last_x + 6) continue;
+    out += text_at(x, f.bottom + 17, "tick mid", label);
+    last_x = x + half;
+  }
+  out += line_at(f.left, f.bottom, f.right, f.bottom, "axis");
+  out += text_at((f.left + f.right) / 2, f.bottom + 35, "name mid", f.x.label);
+  return out;
+}
+
+// Moves label positions apart to at least `gap` within [low, high], keeping their order.
+std::vector<double> spread_labels(const std::vector<double>& wanted, double gap, double low,
+                                  double high) {
+  std::vector<size_t> order(wanted.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return wanted[a] < wanted[b]; });
+  std::vector<double> out(wanted.size());
+  double edge = low;
+  for (const size_t i : order) {
+    out[i] = std::max(wanted[i], edge);
+    edge = out[i] + gap;
+  }
+  double limit = high;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    out[*it] = std::min(out[*it], limit);
+    limit = out[*it] - gap;
+  }
+  return out;
+}
+
+std::string draw_line(const Line& line, const Frame& f) {
+  std::string path, band, band_back, dots;
+  bool wide = false;
+  for (const LinePoint& p : line.points) {
+    const std::string x = num(f.px(p.x));
+    path += str(path.empty() ? "M" : "L", x, " ", num(f.py(p.y)));
+    band += str(band.empty() ? "M" : "L", x, " ", num(f.py(p.low)));
+    band_back = str("L", x, " ", num(f.py(p.high)), band_back);
+    wide |= p.high > p.low;
+  }
+  const std::string css = series(line.style);
+  std::string out;
+  if (wide && !line.broken)
+    out += "<path class=\"band " + css + "\" d=\"" + band + band_back + "Z\"/>";
+  out += "<path class=\"line " + css + (line.broken ? " broken" : "") + "\" d=\"" + path + "\"/>";
+  if (line.points.size() == 1) {
+    out += str("<circle class=\"dot ", css, "\" r=\"3\" cx=\"", num(f.px(line.points[0].x)),
+               "\" cy=\"", num(f.py(line.points[0].y)), "\"/>");
+  }
+  // Invisible targets that carry the values as tooltips; few enough to keep the page small.
+  const size_t stride = line.points.size() / 40 + 1;
+  for (size_t i = line.points.size() - 1; i < line.points.size(); i -= stride) {
+    const LinePoint& p = line.points[i];
+    if (p.y > f.y.high) break;
+    const double y = f.y.unit == Unit::kPercent ? 100 * p.y : p.y;
+    out += str("<circle class=\"hit\" r=\"7\" cx=\"", num(f.px(p.x)), "\" cy=\"", num(f.py(p.y)),
+               "\"><title>", escape(line.label), ": ", fixed(y, f.y.unit == Unit::kPercent ? 1 : 3),
+               f.y.unit == Unit::kPercent ? "%" : "", " at ",
+               f.x.unit == Unit::kSeconds ? duration(p.x) : count(p.x) + " tokens",
+               "</title></circle>");
+  }
+  return out;
+}
+
+double label_room(const std::vector<Line>& lines) {
+  size_t longest = 0;
+  for (const Line& line : lines) longest = std::max(longest, display_width(line.label));
+  return std::min(150.0, 24 + 6.9 * static_cast<double>(std::min<size_t>(longest, 18)));
+}
+
+double radius_of(const Dot& dot) {
+  if (!std::isfinite(dot.size)) return 4.5;
+  return std::max(3.0, 13 * std::sqrt(std::clamp(dot.size, 0.0, 1.0)));
+}
+
+struct Box {
+  double left, top, right, bottom;
+  bool to_left = false;  // of the dot it names
+};
+
+// Where beside a dot its label covers least of what is already drawn.
+Box free_place(double x, double y, double radius, double width, const Frame& f,
+               const std::vector<Box>& taken) {
+  constexpr double kHeightOfLabel = 14;
+  const double d = radius + 4, h = kHeightOfLabel;
+  const double diagonal = 0.75 * d;
+  const Box places[] = {{x + d, y - h / 2, x + d + width, y + h / 2},
+                        {x - d - width, y - h / 2, x - d, y + h / 2, true},
+                        {x + diagonal, y - diagonal - h, x + diagonal + width, y - diagonal},
+                        {x + diagonal, y + diagonal, x + diagonal + width, y + diagonal + h},
+                        {x - diagonal - width, y - diagonal - h, x - diagonal, y - diagonal, true},
+                        {x - diagonal - width, y + diagonal, x - diagonal, y + diagonal + h, true}};
+  Box best = places[0];
+  double least = kUnknown;
+  for (const Box& place : places) {
+    double cost = 0;
+    for (const Box& box : taken) {
+      const double w = std::min(place.right, box.right) - std::max(place.left, box.left);
+      const double t = std::min(place.bottom, box.bottom) - std::max(place.top, box.top);
+      if (w > 0 && t > 0) cost += w * t;
+    }
+    const double out_x =
+        std::max(0.0, f.left - place.left) + std::max(0.0, place.right - f.right - 10);
+    const double out_y = std::max(0.0, f.top - place.top) + std::max(0.0, place.bottom - f.bottom);
+    cost += 20 * (out_x + out_y);
+    if (!(cost >= least)) {
+      least = cost;
+      best = place;
+    }
+  }
+  return best;
+}
+
+std::string shortened(const std::string& label) {
+  if (display_width(label) <= 18) return label;
+  std::string out;
+  for (const char c : label) {
+    if ((c & 0xC0) != 0x80 && display_width(out) == 17) break;
+    out += c;
+  }
+  return out + "…";
+}
+
+}  // namespace
+
+std::vector<double> Axis::ticks() const {
+  std::vector<double> out;
+  if (!(high > low)) return out;
+  if (log) {
+    const bool few = high / low < 1000;
+    for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+      for (const double m : {1.0, 2.0, 5.0}) {
+        if (m > 1 && !few) break;
+        const double v = m * power;
+        if (v >= low * 0.9999 && v <= high * 1.0001) out.push_back(v);
+      }
+    }
+    return out;
+  }
+  double step = nice_step(high - low, 5);
+  if (unit == Unit::kSeconds && high > 60) {
+    for (const double s : {15., 30., 60., 120., 300., 600., 1800., 3600., 7200., 21600., 86400.}) {
+      step = s;
+      if (s >= (high - low) / 6) break;
+    }
+    step = std::max(step, nice_step(high - low, 8));
+  }
+  const double first = std::ceil(low / step - 1e-9);
+  for (int i = 0; i < 12 && (first + i) * step <= high + 1e-9 * step; ++i) {
+    out.push_back((first + i) * step);
+  }
+  return out;
+}
+
+std::string Axis::tick_text(double value) const {
+  if (std::abs(value) < 1e-12 * (high - low)) value = 0;
+  if (unit == Unit::kCount) return value == 0 ? "0" : count(value);
+  if (unit == Unit::kSeconds) {
+    if (value == 0) return "0";
+    if (high <= 60) return fixed(value, high < 5 ? 1 : 0) + "s";
+    const auto seconds = static_cast<int64_t>(std::lround(value));
+    if (seconds >= 3600) {
+      return str(seconds / 3600, "h") + (seconds % 3600 ? str(seconds % 3600 / 60, "m") : "");
+    }
+    return (seconds >= 60 ? str(seconds / 60, "m") : "") +
+           (seconds % 60 ? str(seconds % 60, "s") : "");
+  }
+  const double scale = unit == Unit::kPercent ? 100 : 1;
+  const double shown = value * scale;
+  int decimals = 0;
+  if (log) {
+    decimals = shown > 0 ? std::max(0, static_cast<int>(std::ceil(-std::log10(shown) - 1e-9))) : 0;
+  } else {
+    const double step = nice_step((high - low) * scale, 5);
+    decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
+  }
+  const std::string sign = shown < 0 ? "−" : "";
+  return sign + fixed(std::abs(shown), std::min(decimals, 6)) + (unit == Unit::kPercent ? "%" : "");
+}
+
+double Axis::at(double value) const {
+  if (!(high > low)) return 0.5;
+  // Values far outside stay drawable; the frame clips them.
+  const double where = log ? std::log(std::max(value, low * 1e-3) / low) / std::log(high / low)
+                           : (value - low) / (high - low);
+  return std::clamp(where, -3.0, 4.0);
+}
+
+Axis make_axis(std::string label, Unit unit, double low, double high, bool log) {
+  Axis axis{std::move(label), unit, log && low > 0, low, high};
+  if (!std::isfinite(low) || !std::isfinite(high) || high < low) {
+    axis.log = false;
+    axis.low = 0;
+    axis.high = 1;
+  } else if (high - low <= 1e-12 * std::max(std::abs(high), std::abs(low))) {
+    const double margin = high == 0 ? 1 : std::abs(high) * 0.1;
+    axis.log = false;
+    axis.low = low - margin;
+    axis.high = high + margin;
+  }
+  return axis;
+}
+
+std::string to_svg(const LineChart& chart) {
+  const std::string id = id_of(chart.title);
+  Frame f{.x = chart.x, .y = chart.y};
+  f.right = kWidth - label_room(chart.lines);
+  std::string out = open_svg(chart.title, chart.description, id, chart.lines.size() > 6);
+  out += str("<clipPath id=\"", id, "c\"><rect x=\"", num(f.left), "\" y=\"", num(f.top - 6),
+             "\" width=\"", num(f.right - f.left), "\" height=\"", num(f.bottom - f.top + 6),
+             "\"/></clipPath>");
+  out += grid(f);
+  if (std::isfinite(chart.chance) && chart.chance > f.y.low && chart.chance <= f.y.high) {
+    out += line_at(f.left, f.py(chart.chance), f.right, f.py(chart.chance), "chance");
+    out += text_at(f.left + 4, f.py(chart.chance) - 4, "note", "chance");
+  }
+  out += str("<g clip-path=\"url(#", id, "c)\">");
+  std::vector<const Line*> drawn;
+  // The first line (the best) is drawn last, above the others.
+  for (auto it = chart.lines.rbegin(); it != chart.lines.rend(); ++it) {
+    if (it->points.empty()) continue;
+    out += draw_line(*it, f);
+    drawn.push_back(&*it);
+  }
+  out += "</g>";
+  std::vector<double> ends;
+  for (const Line* line : drawn) {
+    ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
+  }
+  const double gap =
+      std::min(kLabelGap, (kHeight - 14) / std::max<double>(1, static_cast<double>(ends.size())));
+  const std::vector<double> places = spread_labels(ends, gap, f.top, kHeight - 8);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
+    const std::string css = series(drawn[i]->style);
+    if (drawn[i]->broken) out += cross_at(x, ends[i], css);
+    out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
+               num(f.right + 8), " ", num(places[i]), "h5\"/>");
+    out += text_at(f.right + 17, places[i] + 4, "label " + css, shortened(drawn[i]->label));
+  }
+  if (drawn.empty()) {
+    out +=
+        text_at((f.left + f.right) / 2, (f.top + f.bottom) / 2, "note mid", "nothing measured yet");
+  }
+  return out + "</svg>";
+}
+
+std::string to_svg(const Scatter& scatter) {
+  const std::string id = id_of(scatter.title);
+  Frame f{.x = scatter.x, .y = scatter.y};
+  std::string out = open_svg(scatter.title, scatter.description, id) + grid(f);
+  std::vector<Box> taken;
+  for (const Dot& dot : scatter.dots) {
+    const double r = radius_of(dot);
+    taken.push_back({f.px(dot.x) - r, f.py(dot.y) - r, f.px(dot.x) + r, f.py(dot.y) + r});
+  }
+  for (const Dot& dot : scatter.dots) {
+    const std::string css = series(dot.style);
+    const double x = f.px(dot.x), y = f.py(dot.y);
+    const double radius = radius_of(dot);
+    out += "<g><title>" + escape(dot.note) + "</title>";
+    out += line_at(x, f.py(dot.low), x, f.py(dot.high), "whisker " + css);
+    out += str("<circle class=\"", std::isfinite(dot.size) ? "bubble " : "ring ", css, "\" r=\"",
+               num(radius), "\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
+    out += str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y),
+               "\"/></g>");
+    const std::string label = shortened(dot.label);
+    const Box box =
+        free_place(x, y, radius, 7.2 * static_cast<double>(display_width(label)), f, taken);
+    taken.push_back(box);
+    out += text_at(box.to_left ? box.right : box.left, box.bottom - 3,
+                   (box.to_left ? "label end " : "label ") + css, label);
+  }
+  if (scatter.dots.empty()) {
+    out +=
+        text_at((f.left + f.right) / 2, (f.top + f.bottom) / 2, "note mid", "nothing measured yet");
+  }
+  return out + "</svg>";
+}
+
+std::string to_svg(const Strip& strip) {
+  constexpr double kStripWidth = 150, kStripHeight = 22, kMargin = 7;
+  const Axis axis = make_axis("", Unit::kPlain, strip.low, strip.high);
+  const auto px = [&](double v) { return kMargin + axis.at(v) * (kStripWidth - 2 * kMargin); };
+  const std::string css = series(strip.style);
+  std::string out =
+      str("<svg class=\"strip\" viewBox=\"0 0 ", num(kStripWidth), " ", num(kStripHeight),
+          "\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\"><title>", escape(strip.title),
+          "</title>");
+  if (std::isfinite(strip.reference)) {
+    out += line_at(px(strip.reference), 0, px(strip.reference), kStripHeight, "reference");
+  }
+  const double y = kStripHeight / 2;
+  if (std::isfinite(strip.mean) && std::isfinite(strip.spread)) {
+    out += str("<rect class=\"spread ", css, "\" x=\"", num(px(strip.mean - strip.spread)),
+               "\" y=\"", num(y - 4.5), "\" width=\"",
+               num(px(strip.mean + strip.spread) - px(strip.mean - strip.spread)),
+               "\" height=\"9\" rx=\"2\"/>");
+  }
+  for (const double v : strip.values) {
+    if (!std::isfinite(v)) continue;
+    out += str("<circle class=\"seed ", css, "\" r=\"2.6\" cx=\"", num(px(v)), "\" cy=\"", num(y),
+               "\"/>");
+  }
+  if (std::isfinite(strip.mean)) {
+    out += line_at(px(strip.mean), y - 7, px(strip.mean), y + 7, "mean " + css);
+  }
+  return out + "</svg>";
+}
+
+}  // namespace headloom::report

@@ -1,0 +1,78 @@
+// Charts as inline SVG. Colours and dashes are CSS classes s0, s1, ... of report/style.cpp (s0: the
+// baseline), so one drawing serves light, dark and print; every line is labelled at its end.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/comparison.h"
+
+namespace headloom::report {
+
+enum class Unit { kPlain, kPercent, kCount, kSeconds };
+
+struct Axis {
+  std::string label;
+  Unit unit = Unit::kPlain;
+  bool log = false;
+  double low = 0, high = 1;
+  // Tick values inside [low, high].
+  std::vector<double> ticks() const;
+  std::string tick_text(double value) const;
+  // 0 at low, 1 at high.
+  double at(double value) const;
+};
+
+// Widens [low, high] to where nice ticks fit; handles an empty or single-valued range.
+Axis make_axis(std::string label, Unit unit, double low, double high, bool log = false);
+
+struct LinePoint {
+  double x = 0, y = 0;
+  double low = 0, high = 0;  // of the band
+};
+
+struct Line {
+  std::string label;
+  int style = 0;                  // CSS class s<style>
+  bool broken = false;            // a failed run: thin, a cross at its end
+  std::vector<LinePoint> points;  // finite
+};
+
+struct LineChart {
+  std::string title;  // for those who do not see the chart
+  std::string description;
+  Axis x, y;
+  std::vector<Line> lines;
+  double chance = kUnknown;  // a dotted level, labelled "chance"
+};
+std::string to_svg(const LineChart& chart);
+
+struct Dot {
+  std::string label;
+  int style = 0;
+  double x = 0, y = 0;
+  double low = 0, high = 0;  // whisker in y
+  double size = kUnknown;    // area, relative to the largest; unknown: a small ring
+  std::string note{};        // tooltip
+};
+
+struct Scatter {
+  std::string title, description;
+  Axis x, y;
+  std::vector<Dot> dots;
+};
+std::string to_svg(const Scatter& scatter);
+
+// One table row's seeds on a scale shared by the rows: dots, the mean with its spread, and a thin
+// line at the baseline's mean.
+struct Strip {
+  std::string title;
+  int style = 0;
+  double low = 0, high = 1;
+  std::vector<double> values;
+  double mean = kUnknown, spread = kUnknown;
+  double reference = kUnknown;
+};
+std::string to_svg(const Strip& strip);
+
+}  // namespace headloom::report

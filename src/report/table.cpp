@@ -1,0 +1,160 @@
+#include "report/table.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/text.h"
+#include "report/charts.h"
+#include "report/format.h"
+
+namespace headloom::report {
+namespace {
+
+double parameters(const Row& row) {
+  return row.build && row.build->parameters >= 0 ? static_cast<double>(row.build->parameters)
+                                                 : kUnknown;
+}
+double flops(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
+double state(const Row& row) { return row.build ? row.build->state_bytes_per_token : kUnknown; }
+double speed(const Row& row) { return row.tokens_per_second.mean; }
+double memory(const Row& row) { return row.peak_memory.mean; }
+
+// "0.61×"; within a thousandth of 1 it is "same".
+std::string ratio_note(double value, double base) {
+  const double ratio = value / base;
+  if (!std::isfinite(ratio)) return "";
+  return std::abs(ratio - 1) < 0.0005 ? "same" : times(ratio);
+}
+
+Column measured(const TaskSummary& task, const std::string& title, const std::string& note,
+                double (*value)(const Row&), std::string (*text)(double)) {
+  Column column{title, note, "", {}};
+  double base = kUnknown;
+  bool any = false;
+  for (const Row& row : task.rows) {
+    if (row.baseline) base = value(row);
+    any |= std::isfinite(value(row)) && value(row) >= 0;
+  }
+  if (!any) return column;
+  for (const Row& row : task.rows) {
+    const double v = value(row);
+    column.cells.push_back({text(v), row.baseline ? "" : ratio_note(v, base), ""});
+  }
+  return column;
+}
+
+Column result_column(const TaskSummary& task) {
+  Column column{task.task->metric,
+                task.task->lower_is_better ? "lower is better" : "higher is better",
+                "result",
+                {}};
+  for (const Row& row : task.rows) {
+    if (row.finished == 0 && row.failed > 0) {
+      column.cells.push_back({"failed", str(row.failed, " of ", row.planned, " seeds"), "failed"});
+    } else {
+      column.cells.push_back({metric_text(*task.task, row.quality), row_state(row), ""});
+    }
+  }
+  return column;
+}
+
+Column verdict_column(const TaskSummary& task, const std::string& baseline) {
+  Column column{"against `" + baseline + "`", "", "left", {}};
+  for (const Row& row : task.rows) {
+    const Relation relation = row.against_baseline.relation;
+    if (row.baseline) {
+      column.cells.push_back({"baseline", "", ""});
+      continue;
+    }
+    const bool good = relation == Relation::kBetter, bad = relation == Relation::kWorse;
+    column.cells.push_back({relation_text(relation), join(row.against_baseline.caveats),
+                            good  ? "better"
+                            : bad ? "worse"
+                                  : ""});
+  }
+  return column;
+}
+
+// How much of the baseline's budget a model needs to reach the baseline's result.
+Column reach_column(const TaskSummary& task, const Row& baseline) {
+  Column column{"to match `" + baseline.model->label + "`", "tokens, time", "", {}};
+  if (task.task->percent || baseline.finished == 0) return column;
+  const auto curve = [](const Row& row, double Point::*x) {
+    return mean_curve(row, x, &Point::quality);
+  };
+  const auto base_tokens = curve(baseline, &Point::tokens);
+  const auto base_seconds = curve(baseline, &Point::seconds);
+  if (base_tokens.empty()) return column;
+  bool any = false;
+  for (const Row& row : task.rows) {
+    Cell cell{row.baseline ? "" : kDash, "", ""};
+    const auto reach = [&](double Point::*x, const std::vector<LinePoint>& base) {
+      return first_reach(curve(row, x), baseline.quality.mean, task.task->lower_is_better) /
+             base.back().x;
+    };
+    const double tokens = reach(&Point::tokens, base_tokens);
+    if (!row.baseline && row.finished > 0 && std::isfinite(tokens)) {
+      cell.text = times(tokens);
+      const double seconds = reach(&Point::seconds, base_seconds);
+      if (std::isfinite(seconds)) cell.note = times(seconds) + " time";
+      any = true;
+    }
+    column.cells.push_back(cell);
+  }
+  if (!any) column.cells.clear();
+  return column;
+}
+
+}  // namespace
+
+const char* relation_text(Relation relation) {
+  switch (relation) {
+    case Relation::kTie:
+      return "tie";
+    case Relation::kBetter:
+      return "better";
+    case Relation::kWorse:
+      return "worse";
+    case Relation::kAhead:
+      return "ahead";
+    case Relation::kBehind:
+      return "behind";
+    case Relation::kUnknown:
+      break;
+  }
+  return kDash;
+}
+
+std::string row_state(const Row& row) {
+  if (row.finished == row.planned) return "";
+  std::vector<std::string> parts;
+  if (row.finished > 0) parts.push_back(str(row.finished, " of ", row.planned, " seeds"));
+  if (row.failed > 0) parts.push_back(str(row.failed, " failed"));
+  if (row.finished == 0 && row.running > 0) parts.push_back("running");
+  if (parts.empty()) parts.push_back("not started");
+  return join(parts);
+}
+
+std::vector<Column> result_columns(const TaskSummary& task) {
+  const auto baseline =
+      std::find_if(task.rows.begin(), task.rows.end(), [](const Row& row) { return row.baseline; });
+  std::vector<Column> columns{result_column(task)};
+  if (task.rows.size() > 1) {
+    columns.push_back(verdict_column(task, baseline->model->label));
+    columns.push_back(reach_column(task, *baseline));
+  }
+  if (task.has_accuracy && !task.task->percent) {
+    Column accuracy{"answers right", "", "", {}};
+    for (const Row& row : task.rows) accuracy.cells.push_back({percent(row.accuracy.mean), "", ""});
+    columns.push_back(accuracy);
+  }
+  columns.push_back(measured(task, "speed", "tokens/s", speed, grouped));
+  columns.push_back(measured(task, "parameters", "", parameters, count));
+  columns.push_back(measured(task, "FLOPs", "a token", flops, count));
+  columns.push_back(measured(task, "state", "a token", state, bytes));
+  columns.push_back(measured(task, "memory", "peak", memory, bytes));
+  std::erase_if(columns, [](const Column& column) { return column.cells.empty(); });
+  return columns;
+}
+
+}  // namespace headloom::report

@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <sstream>
+
+#include "core/text.h"
+#include "report/comparison.h"
+#include "report/format.h"
+#include "report/summary.h"
+#include "report/table.h"
+
+namespace headloom::report {
+namespace {
+
+// Breaks at spaces; without the backticks that mark labels for the page.
+std::string wrapped(std::string text, size_t width) {
+  std::erase(text, '`');
+  std::istringstream words(text);
+  std::string out, line, word;
+  while (words >> word) {
+    if (!line.empty() && display_width(line) + 1 + display_width(word) > width) {
+      out += line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return out + line + "\n";
+}
+
+std::string aligned(const std::vector<std::vector<std::string>>& lines, size_t left_columns) {
+  std::vector<size_t> widths(lines.front().size(), 0);
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i)
+      widths[i] = std::max(widths[i], display_width(line[i]));
+  }
+  std::string out;
+  for (size_t row = 0; row < lines.size(); ++row) {
+    std::string line;
+    for (size_t i = 0; i < lines[row].size(); ++i) {
+      if (i > 0) line += "  ";
+      line += pad(lines[row][i], widths[i], i >= left_columns);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+    if (row == 0) {
+      size_t total = 2 * (widths.size() - 1);
+      for (const size_t w : widths) total += w;
+      for (size_t i = 0; i < total; ++i) out += "─";
+      out += "\n";
+    }
+  }
+  return out;
+}
+
+std::string table(const TaskSummary& task) {
+  // Ratios to the baseline have columns of their own on the page only; the terminal keeps the
+  // verdict and the ratio of speed.
+  std::vector<std::vector<std::string>> lines(task.rows.size() + 1);
+  lines[0].push_back("model");
+  for (size_t i = 0; i < task.rows.size(); ++i) lines[i + 1].push_back(task.rows[i].model->label);
+  for (const Column& column : result_columns(task)) {
+    const bool ratio = column.title == "speed";
+    lines[0].push_back(ratio ? "tokens/s" : column.title);
+    if (ratio) lines[0].push_back("ratio");
+    for (size_t i = 0; i < column.cells.size(); ++i) {
+      const Cell& cell = column.cells[i];
+      std::string text = cell.text;
+      if (column.css == "result" && !cell.note.empty()) text += " (" + cell.note + ")";
+      if (column.css == "left" && !cell.note.empty()) text += "*";
+      std::erase(text, '`');
+      lines[i + 1].push_back(text);
+      if (ratio) lines[i + 1].push_back(cell.note);
+    }
+  }
+  return aligned(lines, 1);
+}
+
+}  // namespace
+
+std::string to_text(const Comparison& comparison, int width) {
+  const Summary summary = summarize(comparison);
+  const auto columns = static_cast<size_t>(std::max(width, 40));
+  std::string out;
+  if (!summary.progress.empty()) out += wrapped(summary.progress, columns) + "\n";
+  bool leads = false;
+  for (const TaskSummary& task : summary.tasks) {
+    out += wrapped(task.answer, columns) + "\n" + table(task) + "\n";
+    for (const Row& row : task.rows) {
+      leads |= !row.against_baseline.caveats.empty();
+      for (const Run* run : row.runs) {
+        if (!run_failed(*run)) continue;
+        out += wrapped(
+                   str("failed: ", row.model->label, ", seed ", run->seed, ": ", run_problem(*run)),
+                   columns) +
+               "\n";
+      }
+    }
+  }
+  out += wrapped(
+      str("± is the standard deviation over the seeds; a difference no larger than the "
+          "larger of two spreads is a tie.",
+          leads ? " * a lead, not a claim: that takes equal parameters and tokens and three "
+                  "finished seeds."
+                : ""),
+      columns);
+  return out;
+}
+
+}  // namespace headloom::report

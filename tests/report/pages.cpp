@@ -1,0 +1,212 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+
+#include "report/synthetic.h"
+
+namespace headloom::report {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// Checks that tags nest and close and that attribute values are quoted; returns the first fault.
+std::string markup_fault(const std::string& html) {
+  std::vector<std::string> open;
+  for (size_t i = 0; i < html.size(); ++i) {
+    if (html[i] != '<') continue;
+    if (html.compare(i, 2, "<!") == 0) continue;
+    size_t end = i + 1;
+    bool quoted = false;
+    while (end < html.size() && (quoted || html[end] != '>')) {
+      if (html[end] == '<') return "'<' inside a tag: " + html.substr(i, 60);
+      quoted ^= html[end++] == '"';
+    }
+    if (end == html.size()) return "tag without end: " + html.substr(i, 60);
+    const std::string tag = html.substr(i + 1, end - i - 1);
+    const std::string name =
+        tag.substr(tag[0] == '/', tag.find_first_of(" /", 1) - (tag[0] == '/'));
+    if (tag[0] == '/') {
+      if (open.empty() || open.back() != name) {
+        return "</" + name + "> closes " + (open.empty() ? "nothing" : open.back());
+      }
+      open.pop_back();
+    } else if (tag.back() != '/' && name != "meta") {
+      open.push_back(name);
+      if (name == "style") i = html.find("</style>", end) - 1, end = i;
+    }
+    i = end;
+  }
+  return open.empty() ? "" : "never closed: " + open.back();
+}
+
+std::map<std::string, Comparison> pages() {
+  std::map<std::string, Comparison> out;
+  out["quickstart"] = quickstart();
+
+  Comparison& progress = out["progress"] = quickstart();
+  std::erase_if(progress.runs, [](const auto& r) {
+    return r.seed == 3 || (r.seed == 2 && r.task == "find_block") || r.model == "multi_token";
+  });
+  progress.runs.back().state = RunState::kRunning;
+  progress.runs.back().points.resize(9);
+
+  Comparison& failed = out["failed"] = quickstart();
+  for (auto& run : failed.runs) {
+    if (run.model == "multi_token" && run.task == "text") {
+      run.state = RunState::kFailed;
+      run.problem = "diverged at step 600: the loss became nan";
+      run.points.resize(13);
+      run.points.back().loss = run.points.back().quality = kNan;
+    }
+    if (run.model == "dcmha" && run.seed == 2) run.points.back().quality = kInf;
+  }
+
+  Comparison& many = out["many"] = quickstart();
+  many.tasks.resize(1);
+  for (int i = 0; i < 7; ++i) {
+    const std::string label =
+        "variant_" + std::to_string(i) + (i == 3 ? "_with_a_very_long_name" : "");
+    many.models.push_back({label, "another", ""});
+    for (const uint64_t seed : many.seeds) {
+      many.runs.push_back(make_run(label, "text", seed, {1.9 + 0.008 * i, .004, 1.0 - 0.09 * i}));
+    }
+  }
+
+  out["nothing"] = quickstart();
+  out["nothing"].runs.clear();
+  out["empty"] = {};
+  out["single"] = small({{"mha", {1.9}}});
+  out["single"].runs[0].points.clear();
+
+  Comparison& hostile = out["hostile"] =
+      small({{"<script>alert('x')</script>", {1.9, 1.8}}, {"a&b \"q\" `t", {1.7, 1.6}}});
+  hostile.title = "</title><script>";
+  hostile.tasks[0].description = "1 < 2 & \x01 \"quotes\"";
+  hostile.config = hostile.command = "</pre><b>";
+  return out;
+}
+
+class Page : public testing::TestWithParam<std::string> {
+ protected:
+  std::string html = to_html(pages().at(GetParam()));
+};
+
+TEST_P(Page, IsWellFormed) { EXPECT_EQ(markup_fault(html), ""); }
+
+TEST_P(Page, FetchesNothing) {
+  std::string rest = html;
+  const std::string allowed = "xmlns=\"http://www.w3.org/2000/svg\"";
+  for (size_t at; (at = rest.find(allowed)) != std::string::npos;) rest.erase(at, allowed.size());
+  for (const char* word : {"http:", "https:", "//cdn", "<script", "<link", "<img", "<iframe",
+                           "@import", "@font-face", " src=", " href="}) {
+    EXPECT_EQ(rest.find(word), std::string::npos) << word;
+  }
+}
+
+TEST_P(Page, DrawsNoNumberThatIsNotFinite) {
+  for (size_t at = 0; (at = html.find("<svg", at)) != std::string::npos; ++at) {
+    const std::string svg = html.substr(at, html.find("</svg>", at) - at);
+    for (const char* attribute :
+         {" d=\"", " x=\"", " y=\"", " cx=\"", " cy=\"", " width=\"", " r=\""}) {
+      for (size_t a = 0; (a = svg.find(attribute, a)) != std::string::npos; ++a) {
+        const size_t from = a + std::string(attribute).size();
+        const std::string value = svg.substr(from, svg.find('"', from) - from);
+        EXPECT_EQ(value.find_first_not_of("0123456789.-+ MLlhmZ"), std::string::npos) << value;
+      }
+    }
+  }
+}
+
+TEST_P(Page, NamesItsCharts) {
+  for (size_t at = 0; (at = html.find("<svg", at)) != std::string::npos; ++at) {
+    const std::string svg = html.substr(at, html.find("</svg>", at) - at);
+    if (svg.find("aria-hidden") != std::string::npos) continue;
+    EXPECT_NE(svg.find("<title"), std::string::npos) << svg.substr(0, 200);
+  }
+}
+
+TEST_P(Page, IdsAreUnique) {
+  std::map<std::string, int> seen;
+  for (size_t at = 0; (at = html.find(" id=\"", at)) != std::string::npos; ++at) {
+    const std::string id = html.substr(at + 5, html.find('"', at + 5) - at - 5);
+    EXPECT_EQ(++seen[id], 1) << id;
+  }
+}
+
+// Set HEADLOOM_REPORT_PAGES to a folder to keep the pages and look at them.
+TEST_P(Page, CanBeWritten) {
+  const char* keep = std::getenv("HEADLOOM_REPORT_PAGES");
+  const std::filesystem::path folder = keep ? keep : testing::TempDir();
+  std::filesystem::create_directories(folder);
+  const std::filesystem::path path = folder / ("headloom_report_" + GetParam() + ".html");
+  std::ofstream(path) << html;
+  EXPECT_EQ(std::filesystem::file_size(path), html.size());
+  if (!keep) std::filesystem::remove(path);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Page,
+                         testing::Values("quickstart", "progress", "failed", "many", "nothing",
+                                         "empty", "single", "hostile"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Report, EscapesLabels) {
+  const std::string html = to_html(pages().at("hostile"));
+  EXPECT_NE(html.find("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;"), std::string::npos);
+  EXPECT_NE(html.find("<title>&lt;/title&gt;&lt;script&gt;</title>"), std::string::npos);
+  EXPECT_EQ(html.find('\x01'), std::string::npos);
+}
+
+TEST(Report, ShowsFailedAndMissingRuns) {
+  const std::string failed = to_html(pages().at("failed"));
+  EXPECT_NE(failed.find("diverged at step 600: the loss became nan"), std::string::npos);
+  EXPECT_NE(failed.find("Every run of <code>multi_token</code> failed."), std::string::npos);
+  EXPECT_NE(failed.find("the last evaluation gave inf, which is not finite"), std::string::npos);
+  const std::string progress = to_html(pages().at("progress"));
+  EXPECT_NE(progress.find("In progress: "), std::string::npos);
+  EXPECT_NE(progress.find("not started"), std::string::npos);
+  const std::string nothing = to_html(pages().at("nothing"));
+  EXPECT_NE(nothing.find("In progress: 0 of 30 runs have finished"), std::string::npos);
+  EXPECT_NE(nothing.find("On text, no run has finished yet."), std::string::npos);
+}
+
+TEST(Report, TextTableIsAligned) {
+  const std::string text = to_text(pages().at("quickstart"));
+  std::istringstream lines(text);
+  std::string line, previous;
+  int tables = 0;
+  while (std::getline(lines, line)) {
+    if (line.starts_with("─")) {
+      ++tables;
+      // Every row ends with a right-aligned column, so all are as wide as the rule.
+      const auto columns = [](const std::string& s) {
+        return std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xC0) != 0x80; });
+      };
+      const auto width = columns(line);
+      EXPECT_EQ(columns(previous), width);
+      for (int row = 0; row < 5; ++row) {
+        ASSERT_TRUE(std::getline(lines, previous));
+        EXPECT_EQ(columns(previous), width) << previous;
+      }
+    }
+    previous = line;
+  }
+  EXPECT_EQ(tables, 2);
+  EXPECT_NE(text.find("tie"), std::string::npos);
+}
+
+TEST(Report, JsonHasNoNan) {
+  const std::string json = to_json(pages().at("failed"));
+  EXPECT_EQ(json.find(": nan"), std::string::npos);
+  EXPECT_EQ(json.find(": inf"), std::string::npos);
+  EXPECT_NE(json.find("\"problem\": \"diverged at step 600"), std::string::npos);
+  EXPECT_NE(json.find("\"relation\": \"better\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace headloom::report
