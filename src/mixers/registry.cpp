@@ -4,7 +4,12 @@
 
 namespace headloom {
 
-#define HEADLOOM_TOKEN_MIXERS(X) X(mha)
+#define HEADLOOM_TOKEN_MIXERS(X) \
+  X(mha)                         \
+  X(talking_heads)               \
+  X(dcmha)                       \
+  X(differential)                \
+  X(multi_token)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \

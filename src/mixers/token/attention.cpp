@@ -30,6 +30,15 @@ AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape
           .v_dim = dim};
 }
 
+Tensor identity_mix(int64_t heads, int64_t groups, const at::TensorOptions& options) {
+  const Tensor one = at::eye(heads / groups, options);
+  return groups == 1 ? one : one.repeat({groups, 1, 1});
+}
+
+double lambda_init(int64_t layer) {
+  return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(layer));
+}
+
 Attention::Attention(const AttentionOptions& options, const AttentionSizes& sizes,
                      const LayerShape& shape)
     : options_(options), sizes_(sizes), shape_(shape) {
@@ -89,7 +98,7 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
     o.bias = alibi_bias(sizes_.maps, q.size(1), k.size(1), q.options());
   }
   compose(x, memory, o);
-  const Tensor heads = finish(ops::composed_attention(q, k, v, o));
+  const Tensor heads = finish(ops::composed_attention(order_maps(q), k, v, o));
   return output_->forward(heads.flatten(-2));
 }
 

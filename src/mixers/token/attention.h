@@ -33,7 +33,15 @@ struct AttentionSizes {
   int64_t output_width() const { return outputs * v_dim; }
 };
 
-// Base of the family. forward(x) = output(finish(composed_attention(q, k, v, compose(x)))).
+// The static matrix of a HeadMix that leaves the maps as they are: [H, H], or [g, H/g, H/g] with
+// g > 1 groups.
+Tensor identity_mix(int64_t heads, int64_t groups, const at::TensorOptions& options = {});
+
+// 0.8 - 0.6 exp(-0.3 layer), layers from 0: Differential Transformer's starting lambda.
+double lambda_init(int64_t layer);
+
+// Base of the family. forward(x) = output(finish(composed_attention(order_maps(q), k, v,
+// compose(x)))).
 class Attention : public TokenMixer {
  public:
   Attention(const AttentionOptions& options, const AttentionSizes& sizes, const LayerShape& shape);
@@ -46,6 +54,9 @@ class Attention : public TokenMixer {
   // keys' (the same tensor in self-attention).
   virtual void compose(const Tensor& x, const Tensor& memory,
                        ops::ComposedAttentionOptions& options);
+  // Query maps [B, T, H, D] in the order in which the operator maps them to key heads; after
+  // positions.
+  virtual Tensor order_maps(const Tensor& q) { return q; }
   // Works on the heads' outputs [B, T, H', E] before they are concatenated.
   virtual Tensor finish(const Tensor& o) { return o; }
   // Mean number of keys a query sees at `length`.

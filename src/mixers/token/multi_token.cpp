@@ -1,0 +1,211 @@
+// Multi-token attention (Golovneva et al. 2025): attention maps convolved over queries and keys,
+// and mixed across heads.
+//
+// Convolution and linear head mixing may each stand before and after softmax, the mixing behind the
+// convolution. Kernels and mixes start as the identity. Then, per head: RMS norm over its outputs
+// (eps 1e-5), times the depth factor 1 - lambda_init(layer) of differential attention, and the gate
+// o * sigmoid(Linear(o)), all shared by the heads.
+#include "mixers/token/attention.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  AttentionOptions attention;
+  std::string preset = "text";
+  bool pre_conv = true;
+  bool post_conv = false;
+  std::string conv_layers = "mod4";
+  int64_t query_kernel = 6;
+  int64_t key_kernel = 11;
+  int64_t conv_heads = 1;
+  std::string conv_padding = "both";
+  std::string conv_mask = "double";
+  std::string pre_mix = "off";
+  std::string post_mix = "groups";
+  int64_t mix_heads = 2;
+  bool norm = true;
+  bool depth_scale = true;
+  std::string gate = "none";
+
+  void fields(Fields& f) {
+    const std::string before = preset;
+    f.field("preset", preset,
+            "defaults of the other options: the paper's text, the released models, or nothing on",
+            {"text", "released", "none"});
+    if (preset != before) apply_preset();
+    attention.fields(f);
+    f.field("pre_conv", pre_conv, "convolution before softmax");
+    f.field("post_conv", post_conv, "convolution after softmax");
+    f.field("conv_layers", conv_layers, "layers with convolutions: l mod 4 = 2, or all",
+            {"mod4", "all"});
+    f.field("query_kernel", query_kernel, "queries a kernel spans, the current one last",
+            at_least(1));
+    f.field("key_kernel", key_kernel, "keys a kernel spans", at_least(1));
+    f.field("conv_heads", conv_heads, "heads that a convolution reads together", at_least(1));
+    f.field("conv_padding", conv_padding, "keys a kernel reads: around, before or after its own",
+            {"both", "left", "right"});
+    f.field("conv_mask", conv_mask, "masking of earlier queries' rows: double, or the exact form",
+            {"double", "exact"});
+    f.field("pre_mix", pre_mix, "linear head mixing before softmax", {"off", "groups", "all"});
+    f.field("post_mix", post_mix, "linear head mixing after softmax", {"off", "groups", "all"});
+    f.field("mix_heads", mix_heads, "heads in a group of head mixing", at_least(1));
+    f.field("norm", norm, "RMS norm of each head's output");
+    f.field("depth_scale", depth_scale, "scale the norm by 1 - lambda_init(layer)");
+    f.field("gate", gate, "sigmoid gate on each head's output: none, one value a head, or one each",
+            {"none", "head", "full"});
+  }
+
+ private:
+  void apply_preset() {
+    const bool released = preset == "released", text = preset == "text";
+    pre_conv = released || text;
+    post_conv = released;
+    pre_mix = released ? "all" : "off";
+    post_mix = released ? "all" : text ? "groups" : "off";
+    norm = released || text;
+    depth_scale = text;
+    gate = released ? "head" : "none";
+  }
+};
+
+// Groups of heads that `choice` mixes.
+int64_t groups_of(const std::string& choice, const Options& o) {
+  if (choice != "groups") return 1;
+  if (o.attention.heads % o.mix_heads != 0) {
+    usage_error("multi_token: mix_heads is ", o.mix_heads,
+                ", expected a divisor of heads = ", o.attention.heads, ".");
+  }
+  return o.attention.heads / o.mix_heads;
+}
+
+// A kernel that leaves the maps as they are: [H, c_q, c_k], or [H, c_h, c_q, c_k] with c_h > 1.
+Tensor identity_kernel(const Options& o) {
+  const int64_t heads = o.attention.heads, together = o.conv_heads;
+  if (heads % together != 0) {
+    usage_error("multi_token: conv_heads is ", together, ", expected a divisor of heads = ", heads,
+                ".");
+  }
+  if (o.conv_padding == "both" && o.key_kernel % 2 == 0) {
+    usage_error("multi_token: key_kernel is ", o.key_kernel,
+                ", expected an odd number with conv_padding \"both\".");
+  }
+  const int64_t own = o.conv_padding == "both"   ? (o.key_kernel - 1) / 2
+                      : o.conv_padding == "left" ? o.key_kernel - 1
+                                                 : 0;
+  Tensor kernel = at::zeros({heads, together, o.query_kernel, o.key_kernel});
+  kernel.select(3, own)
+      .select(2, o.query_kernel - 1)
+      .copy_(at::eye(together).repeat({heads / together, 1}));
+  return together == 1 ? kernel.squeeze(1) : kernel;
+}
+
+class MultiToken final : public Attention {
+ public:
+  MultiToken(const Options& options, const LayerShape& shape)
+      : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
+        own_(options),
+        factor_(options.depth_scale ? 1 - lambda_init(shape.layer) : 1) {
+    const bool here = options.conv_layers == "all" || shape.layer % 4 == 2;
+    if (options.pre_conv || options.post_conv) {
+      // Built on every layer, so that options that do not fit are refused on every layer.
+      const Tensor kernel = identity_kernel(options);
+      if (here && options.pre_conv) pre_conv_ = register_parameter("pre_conv", kernel.clone());
+      if (here && options.post_conv) post_conv_ = register_parameter("post_conv", kernel.clone());
+    }
+    const int64_t heads = options.attention.heads;
+    if (options.pre_mix != "off") {
+      pre_mix_ =
+          register_parameter("pre_mix", identity_mix(heads, groups_of(options.pre_mix, options)));
+    }
+    if (options.post_mix != "off") {
+      post_mix_ =
+          register_parameter("post_mix", identity_mix(heads, groups_of(options.post_mix, options)));
+    }
+    if (options.norm) scale_ = register_parameter("norm", at::ones({sizes_.v_dim}));
+    if (options.gate != "none") {
+      const int64_t values = options.gate == "head" ? 1 : sizes_.v_dim;
+      gate_ = register_module("gate",
+                              std::make_shared<Linear>(sizes_.v_dim, values, true, shape.init_std));
+    }
+  }
+
+  std::vector<Cost> costs(int64_t length) const override {
+    std::vector<Cost> out = Attention::costs(length);
+    const auto number = [](const Tensor& t) { return t.defined() ? t.numel() : int64_t{0}; };
+    const auto add = [&](const char* part, const char* formula, int64_t parameters, double flops) {
+      out.push_back({.part = part,
+                     .formula = formula,
+                     .parameters = parameters,
+                     .flops_per_token = flops,
+                     .mechanism = true});
+    };
+    const auto per_pair = [&](int64_t weights) {
+      return 2 * mean_keys(length) * static_cast<double>(weights);
+    };
+    if (const int64_t kernels = number(pre_conv_) + number(post_conv_); kernels > 0) {
+      add("convolution", "2 K H c_h c_q c_k for each", kernels, per_pair(kernels));
+    }
+    if (const int64_t mixes = number(pre_mix_) + number(post_mix_); mixes > 0) {
+      add("head mixing", "2 K H c_h for each", mixes, per_pair(mixes));
+    }
+    const auto width = static_cast<double>(sizes_.output_width());
+    if (scale_.defined()) add("head norm", "4 H E", number(scale_), 4 * width);
+    if (gate_) {
+      const int64_t parameters = number(gate_->weight) + number(gate_->bias);
+      add("gate", own_.gate == "head" ? "2 H E" : "2 H E E", parameters,
+          2.0 * static_cast<double>(sizes_.outputs * number(gate_->weight)));
+    }
+    return out;
+  }
+
+ protected:
+  void compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions& o) override {
+    const auto groups = [](const Tensor& matrix) {
+      return matrix.defined() && matrix.dim() == 3 ? matrix.size(0) : 1;
+    };
+    o.pre_conv = pre_conv_;
+    o.post_conv = post_conv_;
+    o.conv_padding = own_.conv_padding;
+    o.conv_mask = own_.conv_mask;
+    o.pre.static_matrix = pre_mix_;
+    o.pre.groups = groups(pre_mix_);
+    o.post.static_matrix = post_mix_;
+    o.post.groups = groups(post_mix_);
+  }
+
+  Tensor finish(const Tensor& heads) override {
+    Tensor o = heads;
+    if (scale_.defined()) o = rms_norm(o, 1e-5, scale_ * factor_);
+    if (gate_) o = o * at::sigmoid(gate_->forward(o));
+    return o;
+  }
+
+ private:
+  const Options own_;
+  const double factor_;
+  Tensor pre_conv_, post_conv_;  // [H, c_q, c_k] or [H, c_h, c_q, c_k]
+  Tensor pre_mix_, post_mix_;    // [H, H] or [g, c_h, c_h]
+  Tensor scale_;                 // [E]
+  std::shared_ptr<Linear> gate_;
+};
+
+struct MultiTokenSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "multi_token"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<MultiToken>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry multi_token_mixer() {
+  return {"multi_token", "attention maps convolved over queries and keys and mixed across heads",
+          "Golovneva et al. 2025",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<MultiTokenSpec>()); }};
+}
+
+}  // namespace headloom

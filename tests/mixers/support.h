@@ -1,0 +1,33 @@
+// Building mixers from option text, and setting their parameters.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "mixers/mixer.h"
+#include "testing/compare.h"
+
+namespace headloom::test {
+
+// A token mixer by registry name; `options` is TOML, one option a line.
+inline std::shared_ptr<TokenMixer> mixer(const std::string& name, const std::string& options,
+                                         const LayerShape& shape) {
+  const auto spec = make_spec(token_mixers(), "token mixer", name);
+  read_fields(parse_toml(options, "test"), *spec, name);
+  return spec->build(shape);
+}
+
+inline std::map<std::string, Tensor> parameters(const torch::nn::Module& module) {
+  std::map<std::string, Tensor> out;
+  for (const auto& item : module.named_parameters()) out[item.key()] = item.value();
+  return out;
+}
+
+inline void set(torch::nn::Module& module, const std::string& name, const Tensor& value) {
+  Tensor parameter = parameters(module).at(name);
+  ASSERT_EQ(parameter.sizes(), value.sizes()) << name;
+  at::NoGradGuard no_grad;
+  parameter.copy_(value);
+}
+
+}  // namespace headloom::test
