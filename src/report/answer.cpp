@@ -95,7 +95,12 @@ std::string answer(const TaskSummary& summary) {
     if (row.finished > 0) results.push_back(&row);
     if (row.baseline && row.finished > 0) baseline = &row;
   }
-  if (results.empty()) return on + "no run has finished yet." + failures(summary.rows, "");
+  if (results.empty()) {
+    const bool over = std::all_of(summary.rows.begin(), summary.rows.end(),
+                                  [](const Row& row) { return row.failed == row.planned; });
+    return on + (over ? "no run gave a result." : "no run has finished yet.") +
+           failures(summary.rows, "");
+  }
 
   const Row& best = *results.front();
   const auto value = [&](const Row& row) { return metric_text(task, row.quality); };

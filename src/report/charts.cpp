@@ -97,7 +97,7 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::*x, d
     const double v = line.points.back().y;
     ends.push_back(line.label + " " + (fraction ? percent(v) : fixed(v, 3)));
   }
-  chart.description += ends.empty() ? "nothing measured yet" : list_of(ends);
+  chart.description += list_of(ends);
   Chart out{to_svg(chart), "<b>" + escape(capitalized(what)) + "</b> on held-out data against " +
                                (time ? "training time." : "tokens trained on.")};
   if (!time) out.caption += escape(band_note(t));
@@ -191,7 +191,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   for (const Line& line : chart.lines) {
     if (!line.points.empty()) ends.push_back(line.label + " " + fixed(line.points.back().y, 3));
   }
-  chart.description += ends.empty() ? "nothing measured yet" : list_of(ends);
+  chart.description += list_of(ends);
   return {to_svg(chart), "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
                              escape(t.task->metric) + " at the same number of tokens; " +
                              (t.task->lower_is_better ? "below" : "above") + " zero is better."};

@@ -21,7 +21,7 @@ double first_reach(const std::vector<LinePoint>& curve, double level, bool lower
 int style_of(const Comparison& comparison, const Row& row);
 
 struct Chart {
-  std::string svg;
+  std::string svg;  // empty where nothing has been measured yet
   std::string caption;
 };
 // What is learned against `x` (&Point::tokens or &Point::seconds): the metric, or the loss where

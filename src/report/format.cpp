@@ -39,8 +39,8 @@ std::string bytes(double value) {
 
 std::string grouped(double value) {
   if (!std::isfinite(value) || value < 0) return kDash;
-  std::string digits = fixed(std::round(value), 0);
-  if (value >= 1e7) return human_count(value);
+  if (value >= 1e12) return human_count(value);
+  std::string digits = str(std::llround(value));
   for (auto i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) {
     digits.insert(static_cast<size_t>(i), ",");
   }

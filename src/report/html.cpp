@@ -95,6 +95,7 @@ std::string problems(const TaskSummary& t) {
 }
 
 std::string figure(const Chart& chart) {
+  if (chart.svg.empty()) return "";
   return "<figure>" + chart.svg + element("figcaption", "", chart.caption) + "</figure>\n";
 }
 
@@ -107,7 +108,9 @@ std::string task_section(const Comparison& c, const TaskSummary& t) {
   if (t.has_accuracy) figures += figure(accuracy_chart(c, t));
   if (!t.task->percent && t.rows.size() > 1) figures += figure(gap_chart(c, t));
   figures += figure(cost_chart(c, t));
-  return element("section", "task", out + element("div", "figures", figures)) + "\n";
+  return element("section", "task",
+                 out + (figures.empty() ? "" : element("div", "figures", figures))) +
+         "\n";
 }
 
 std::string fold(const std::string& title, const std::string& note, const std::string& content) {
@@ -141,7 +144,7 @@ std::string every_run(const Comparison& c, const Summary& summary) {
               bytes(run ? run->peak_memory_bytes : kUnknown)}) {
           line += element("td", "", text);
         }
-        line += element("td", run && run_failed(*run) ? "left failed" : "left",
+        line += element("td", run && run_failed(*run) ? "left wrap failed" : "left",
                         escape(state_text(run)));
         body += element("tr", "", line) + "\n";
       }
@@ -170,8 +173,9 @@ std::string model_configs(const Comparison& c) {
     for (const Build& build : c.builds) {
       if (build.model != model.label) continue;
       std::string facts = "On " + build.task;
-      if (build.parameters >= 0) facts += str(", ", build.parameters, " parameters");
-      if (std::isfinite(build.mechanism_share)) {
+      if (build.parameters >= 0)
+        facts += ", " + grouped(static_cast<double>(build.parameters)) + " parameters";
+      if (build.mechanism_share > 0) {
         facts += "; the mechanism adds " + percent(build.mechanism_share) +
                  " to the forward FLOPs of plain attention's model";
       }

@@ -289,12 +289,16 @@ Axis make_axis(std::string label, Unit unit, double low, double high, bool log) 
 }
 
 std::string to_svg(const LineChart& chart) {
+  if (std::all_of(chart.lines.begin(), chart.lines.end(),
+                  [](const Line& line) { return line.points.empty(); })) {
+    return "";
+  }
   const std::string id = id_of(chart.title);
   Frame f{.x = chart.x, .y = chart.y};
   f.right = kWidth - label_room(chart.lines);
   std::string out = open_svg(chart.title, chart.description, id, chart.lines.size() > 6);
   out += str("<clipPath id=\"", id, "c\"><rect x=\"", num(f.left), "\" y=\"", num(f.top - 6),
-             "\" width=\"", num(f.right - f.left), "\" height=\"", num(f.bottom - f.top + 6),
+             "\" width=\"", num(f.right - f.left + 4), "\" height=\"", num(f.bottom - f.top + 6),
              "\"/></clipPath>");
   out += grid(f);
   if (std::isfinite(chart.chance) && chart.chance > f.y.low && chart.chance <= f.y.high) {
@@ -325,14 +329,11 @@ std::string to_svg(const LineChart& chart) {
                num(f.right + 8), " ", num(places[i]), "h5\"/>");
     out += text_at(f.right + 17, places[i] + 4, "label " + css, shortened(drawn[i]->label));
   }
-  if (drawn.empty()) {
-    out +=
-        text_at((f.left + f.right) / 2, (f.top + f.bottom) / 2, "note mid", "nothing measured yet");
-  }
   return out + "</svg>";
 }
 
 std::string to_svg(const Scatter& scatter) {
+  if (scatter.dots.empty()) return "";
   const std::string id = id_of(scatter.title);
   Frame f{.x = scatter.x, .y = scatter.y};
   std::string out = open_svg(scatter.title, scatter.description, id) + grid(f);
@@ -357,10 +358,6 @@ std::string to_svg(const Scatter& scatter) {
     taken.push_back(box);
     out += text_at(box.to_left ? box.right : box.left, box.bottom - 3,
                    (box.to_left ? "label end " : "label ") + css, label);
-  }
-  if (scatter.dots.empty()) {
-    out +=
-        text_at((f.left + f.right) / 2, (f.top + f.bottom) / 2, "note mid", "nothing measured yet");
   }
   return out + "</svg>";
 }

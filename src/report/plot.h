@@ -45,6 +45,7 @@ struct LineChart {
   std::vector<Line> lines;
   double chance = kUnknown;  // a dotted level, labelled "chance"
 };
+// Empty where there is nothing to draw.
 std::string to_svg(const LineChart& chart);
 
 struct Dot {

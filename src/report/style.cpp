@@ -61,6 +61,8 @@ th:first-child, td:first-child { padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
 thead th { font-weight: 500; font-size: 13px; color: var(--soft); vertical-align: bottom;
   border-bottom: 1px solid var(--ink); padding-bottom: 7px; }
+thead th code { display: inline-block; max-width: 120px; overflow: hidden; text-overflow: ellipsis;
+  vertical-align: bottom; }
 tbody th { font-weight: 400; }
 tbody tr + tr > * { border-top: 1px solid var(--grid); }
 .left { text-align: left; }
@@ -68,6 +70,7 @@ td small, th small { display: block; font-size: 12px; color: var(--soft); font-w
 td.result { font-size: 15px; font-weight: 620; }
 td.result small { font-weight: 400; }
 td.left small { white-space: normal; max-width: 150px; }
+td.wrap { white-space: normal; min-width: 180px; }
 td.seeds { padding-top: 7px; padding-bottom: 5px; width: 126px; }
 tr.baseline { background: linear-gradient(var(--raised), var(--raised)); }
 th.model { text-align: left; background: var(--ground); min-width: 130px; max-width: 230px;

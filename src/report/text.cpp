@@ -58,16 +58,25 @@ std::string table(const TaskSummary& task) {
   for (size_t i = 0; i < task.rows.size(); ++i) lines[i + 1].push_back(task.rows[i].model->label);
   for (const Column& column : result_columns(task)) {
     const bool ratio = column.title == "speed";
-    lines[0].push_back(ratio ? "tokens/s" : column.title);
+    std::string title = ratio ? "tokens/s" : column.title;
+    std::erase(title, '`');
+    lines[0].push_back(title);
     if (ratio) lines[0].push_back("ratio");
     for (size_t i = 0; i < column.cells.size(); ++i) {
       const Cell& cell = column.cells[i];
       std::string text = cell.text;
-      if (column.css == "result" && !cell.note.empty()) text += " (" + cell.note + ")";
       if (column.css == "left" && !cell.note.empty()) text += "*";
       std::erase(text, '`');
       lines[i + 1].push_back(text);
       if (ratio) lines[i + 1].push_back(cell.note);
+    }
+    if (column.css != "result") continue;
+    lines[0].push_back("seeds");
+    for (size_t i = 0; i < task.rows.size(); ++i) {
+      const Row& row = task.rows[i];
+      std::string seeds =
+          row.finished < row.planned ? str(row.finished, " of ", row.planned) : str(row.finished);
+      lines[i + 1].push_back(seeds);
     }
   }
   return aligned(lines, 1);

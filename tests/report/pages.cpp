@@ -172,6 +172,9 @@ TEST(Report, ShowsFailedAndMissingRuns) {
   EXPECT_NE(progress.find("not started"), std::string::npos);
   const std::string nothing = to_html(pages().at("nothing"));
   EXPECT_NE(nothing.find("In progress: 0 of 30 runs have finished"), std::string::npos);
+  EXPECT_EQ(nothing.find("<figure"), std::string::npos);
+  EXPECT_NE(to_html(pages().at("single")).find("On text, no run gave a result."),
+            std::string::npos);
   EXPECT_NE(nothing.find("On text, no run has finished yet."), std::string::npos);
 }
 
