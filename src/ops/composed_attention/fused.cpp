@@ -1,0 +1,368 @@
+#include "ops/composed_attention/fused.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
+#include <atomic>
+#include <cmath>
+#include <string_view>
+
+#include "ops/composed_attention/kernel.h"
+
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+using fused::Args;
+using fused::Phase;
+using fused::Plan;
+using fused::Task;
+
+constexpr int64_t kMaxRank = 4;
+
+struct Capability {
+  const char* name;
+  fused::Run run;
+};
+
+const Capability& capability() {
+  static const Capability chosen = [] {
+    const std::string name = at::get_cpu_capability();
+#if defined(__x86_64__)
+    if (name == "AVX512") {
+      if (__builtin_cpu_supports("avx512bf16")) {
+        return Capability{"AVX512_BF16", fused::run_AVX512_BF16};
+      }
+      return Capability{"AVX512", fused::run_AVX512};
+    }
+    if (name == "AVX2") return Capability{"AVX2", fused::run_AVX2};
+#endif
+    return Capability{"DEFAULT", fused::run_DEFAULT};
+  }();
+  return chosen;
+}
+
+// Holds what the pointers of Args point to.
+struct Call {
+  Args args;
+  std::vector<Tensor> keep;
+
+  const Tensor& hold(Tensor t) { return keep.emplace_back(std::move(t)); }
+
+  template <typename T>
+  fused::View<const T> view(const Tensor& t, at::IntArrayRef shape) {
+    fused::View<const T> out;
+    if (!t.defined()) return out;
+    const Tensor& kept = hold(t.expand(shape));
+    out.data = kept.const_data_ptr<T>();
+    for (int64_t i = 0; i < kept.dim(); ++i) out.stride[i] = kept.stride(i);
+    return out;
+  }
+  // The kernels read weights as float, whatever the type of q.
+  fused::View<const float> weights(const Tensor& t) {
+    return t.defined() ? view<float>(t.to(at::kFloat), t.sizes()) : fused::View<const float>{};
+  }
+};
+
+int64_t rank_of(const Tensor& down) { return down.defined() ? down.size(2) : 0; }
+
+fused::Mix convert(Call& call, const HeadMix& m, int64_t heads) {
+  fused::Mix out;
+  out.in = out.out = heads;
+  if (!m.defined()) return out;
+  out.present = true;
+  out.groups = m.groups;
+  if (m.static_matrix.defined()) {
+    if (m.static_matrix.dim() == 2) out.out = m.static_matrix.size(1);
+    out.matrix = call.hold(m.static_matrix.to(at::kFloat).contiguous()).const_data_ptr<float>();
+  }
+  out.q_rank = rank_of(m.q_down);
+  out.k_rank = rank_of(m.k_down);
+  out.rank = std::max(out.q_rank, out.k_rank);
+  out.q_down = call.weights(m.q_down);
+  out.q_up = call.weights(m.q_up);
+  out.q_gate = call.weights(m.q_gate);
+  out.k_down = call.weights(m.k_down);
+  out.k_up = call.weights(m.k_up);
+  out.k_gate = call.weights(m.k_gate);
+  return out;
+}
+
+void strides(const Tensor& t, int64_t* to) {
+  for (int64_t i = 0; i < 4; ++i) to[i] = t.stride(i);
+}
+
+void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
+             const ComposedAttentionOptions& o) {
+  Args& a = call.args;
+  a.B = q.size(0);
+  a.T = q.size(1);
+  a.S = k.size(1);
+  a.H = q.size(2);
+  a.Gk = k.size(2);
+  a.Gv = v.size(2);
+  a.D = q.size(3);
+  a.E = v.size(3);
+  a.type = q.scalar_type() == at::kBFloat16 ? fused::Type::kBFloat16 : fused::Type::kFloat;
+  a.q = q.const_data_ptr();
+  a.k = k.const_data_ptr();
+  a.v = v.const_data_ptr();
+  strides(q, a.q_stride);
+  strides(k, a.k_stride);
+  strides(v, a.v_stride);
+  a.scale = static_cast<float>(o.scale.value_or(1.0 / std::sqrt(static_cast<double>(a.D))));
+  a.pre = convert(call, o.pre, a.H);
+  a.H1 = a.pre.out;
+  a.post = convert(call, o.post, a.H1);
+  a.H2 = a.post.out;
+  if (o.bias.defined()) a.bias = call.view<float>(o.bias.to(at::kFloat), {a.B, a.H, a.T, a.S});
+  a.causal = o.causal;
+  a.window = o.window.value_or(0);
+  if (o.lengths.defined()) a.lengths = call.hold(o.lengths.contiguous()).const_data_ptr<int64_t>();
+  if (o.documents.defined()) {
+    a.documents = call.hold(o.documents.contiguous()).const_data_ptr<int64_t>();
+  }
+  a.mask = call.view<bool>(o.mask, {a.B, 1, a.T, a.S});
+}
+
+// Runs a phase over `count` items of one batch element on up to `workers` threads; worker w takes what
+// bounds(w) .. bounds(w + 1) say.
+template <typename Bounds>
+void parallel(int64_t workers, const Call& call, const Plan& plan, Task task, const Bounds& bounds) {
+  float* const scratch = task.scratch;
+  float* const sums = task.sums;
+  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      Task own = task;
+      own.worker = w;
+      own.begin = bounds(w);
+      own.end = bounds(w + 1);
+      own.scratch = scratch + w * plan.scratch;
+      own.sums = task.phase == Phase::kBackward ? sums + w * plan.sums : sums;
+      if (own.begin < own.end) capability().run(call.args, plan, own);
+    }
+  });
+}
+
+auto evenly(int64_t count, int64_t workers) {
+  return [=](int64_t w) { return count * w / workers; };
+}
+
+// Splits the tiles of one batch element so that every worker has as many key blocks: contiguous runs, the
+// same for a given number of workers.
+std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) {
+  std::vector<int64_t> cost(plan.tiles + 1, 0);
+  for (int64_t i = 0; i < plan.tiles; ++i) {
+    const int64_t last = std::min((i + 1) * plan.rows, a.T) - 1 + a.S - a.T;
+    int64_t keys = a.causal ? std::clamp<int64_t>(last + 1, 0, a.S) : a.S;
+    if (a.window > 0) keys = std::min(keys, a.window + plan.rows);
+    cost[i + 1] = cost[i] + keys / fused::kBlock + 2;
+  }
+  std::vector<int64_t> bounds(workers + 1, plan.tiles);
+  bounds[0] = 0;
+  for (int64_t w = 1, i = 0; w < workers; ++w) {
+    while (i < plan.tiles && cost[i] * workers < cost[plan.tiles] * w) ++i;
+    bounds[w] = i;
+  }
+  return bounds;
+}
+
+// Forward of one or all batch elements: `run_batch(batch, worker)` inside one thread where there are as
+// many batch elements as threads, tiles shared by all threads for the rest.
+struct Split {
+  int64_t workers;
+  int64_t whole;  // batch elements done by one thread each
+};
+
+Split split(const Args& a) {
+  const int64_t workers = std::max<int64_t>(at::get_num_threads(), 1);
+  return {workers, a.B / workers * workers};
+}
+
+Tensor floats(int64_t n) { return at::empty({n}, at::TensorOptions().dtype(at::kFloat)); }
+
+// Pack, tiles and (backward) reduction of every batch element. bases: packed and sums of each worker.
+void run_all(const Call& call, const Plan& plan, Phase phase) {
+  const Args& a = call.args;
+  const Split s = split(a);
+  const int64_t lanes = s.whole > 0 ? s.workers : 1;
+  const Tensor packed = floats(lanes * plan.packed);
+  const Tensor scratch = floats(s.workers * plan.scratch);
+  const Tensor sums = at::zeros({plan.sums * s.workers}, packed.options());
+  float* const packed_data = packed.data_ptr<float>();
+  float* const scratch_data = scratch.data_ptr<float>();
+  float* const sums_data = sums.data_ptr<float>();
+  const auto run = capability().run;
+
+  Plan alone = plan;  // one worker: its sums are the whole
+  alone.workers = 1;
+  at::parallel_for(0, s.whole > 0 ? s.workers : 0, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      Task task{Phase::kPack, 0, w, 0, 0, packed_data + w * plan.packed,
+                scratch_data + w * plan.scratch, sums_data + w * plan.sums};
+      for (task.batch = w; task.batch < s.whole; task.batch += s.workers) {
+        const auto step = [&](Phase what, int64_t count) {
+          task.phase = what;
+          task.begin = 0;
+          task.end = count;
+          run(a, alone, task);
+        };
+        step(Phase::kPack, plan.blocks);
+        step(phase, plan.tiles);
+        if (phase == Phase::kBackward) step(Phase::kReduce, plan.blocks);
+      }
+    }
+  });
+  if (s.whole == a.B) return;
+  const std::vector<int64_t> bounds = balanced(a, plan, s.workers);
+  for (int64_t batch = s.whole; batch < a.B; ++batch) {
+    Task task{Phase::kPack, batch, 0, 0, 0, packed_data, scratch_data, sums_data};
+    parallel(s.workers, call, plan, task, evenly(plan.blocks, s.workers));
+    task.phase = phase;
+    if (phase == Phase::kForward) {
+      // Tiles are independent: threads take the next one, longest first.
+      std::atomic<int64_t> next{plan.tiles};
+      at::parallel_for(0, s.workers, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t w = begin; w < end; ++w) {
+          Task own = task;
+          own.worker = w;
+          own.scratch = scratch_data + w * plan.scratch;
+          for (int64_t tile = --next; tile >= 0; tile = --next) {
+            own.begin = tile;
+            own.end = tile + 1;
+            run(a, plan, own);
+          }
+        }
+      });
+    } else {
+      parallel(s.workers, call, plan, task, [&](int64_t w) { return bounds[w]; });
+      task.phase = Phase::kReduce;
+      parallel(s.workers, call, plan, task, evenly(plan.blocks, s.workers));
+    }
+  }
+}
+
+const char* mix_reason(const HeadMix& m) {
+  if (rank_of(m.q_down) > kMaxRank || rank_of(m.k_down) > kMaxRank) {
+    return "a low-rank branch has a rank above 4";
+  }
+  if ((m.q_down.defined() && m.q_down.size(2) == 0) || (m.k_down.defined() && m.k_down.size(2) == 0)) {
+    return "a low-rank branch has rank 0";
+  }
+  return nullptr;
+}
+
+// Allocates the gradients of a mix and points the kernel to them.
+HeadMix allocate_grads(Call& call, const HeadMix& m, fused::Mix& mix, int64_t workers) {
+  HeadMix out;
+  out.groups = m.groups;
+  const auto like = [&](const Tensor& t, float** data) {
+    if (!t.defined()) return Tensor();
+    Tensor grad = at::empty(t.sizes(), t.options().dtype(at::kFloat).memory_format(at::MemoryFormat::Contiguous));
+    *data = grad.data_ptr<float>();
+    return grad;
+  };
+  if (m.static_matrix.defined()) {
+    Tensor sums = at::zeros({workers, m.static_matrix.numel()}, m.static_matrix.options().dtype(at::kFloat));
+    mix.grad.matrix = call.hold(sums).data_ptr<float>();
+    out.static_matrix = sums;
+  }
+  out.q_down = like(m.q_down, &mix.grad.q_down);
+  out.q_up = like(m.q_up, &mix.grad.q_up);
+  out.q_gate = like(m.q_gate, &mix.grad.q_gate);
+  out.k_down = like(m.k_down, &mix.grad.k_down);
+  out.k_up = like(m.k_up, &mix.grad.k_up);
+  out.k_gate = like(m.k_gate, &mix.grad.k_gate);
+  return out;
+}
+
+void finish_grads(HeadMix& grads, const HeadMix& m) {
+  if (grads.static_matrix.defined()) {
+    grads.static_matrix = grads.static_matrix.sum(0).view(m.static_matrix.sizes());
+  }
+  for (Tensor* t : {&grads.static_matrix, &grads.q_down, &grads.q_up, &grads.q_gate, &grads.k_down,
+                    &grads.k_up, &grads.k_gate}) {
+    const Tensor& like = m.static_matrix.defined() ? m.static_matrix
+                         : m.q_down.defined()      ? m.q_down
+                         : m.q_gate.defined()      ? m.q_gate
+                         : m.k_down.defined()      ? m.k_down
+                                                   : m.k_gate;
+    if (t->defined()) *t = t->to(like.scalar_type());
+  }
+}
+
+}  // namespace
+
+const char* fused_capability() { return capability().name; }
+
+const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const ComposedAttentionOptions& o) {
+  if (!q.device().is_cpu()) return "there is no fused kernel for this device";
+  if (q.scalar_type() != at::kFloat && q.scalar_type() != at::kBFloat16) {
+    return "the fused kernels take float32 and bfloat16 only";
+  }
+  if (q.size(2) > fused::kMaxHeads) return "there are more than 64 heads";
+  for (const HeadMix* m : {&o.pre, &o.post}) {
+    if (const char* reason = mix_reason(*m)) return reason;
+    if (m->static_matrix.defined() && m->static_matrix.size(-1) > fused::kMaxHeads) {
+      return "a static mix makes more than 64 maps";
+    }
+  }
+  if (q.size(3) > 256 || v.size(3) > 256) return "a head is larger than 256";
+  if (v.size(3) < 1) return "the value heads are empty";
+  if (o.pre_conv.defined() || o.post_conv.defined()) return "convolutions are not fused yet";
+  if (o.bias.defined() && o.bias.requires_grad()) return "the bias wants a gradient";
+  (void)k;
+  return nullptr;
+}
+
+std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Tensor& k,
+                                                      const Tensor& v,
+                                                      const ComposedAttentionOptions& o) {
+  Call call;
+  convert(call, q, k, v, o);
+  Args& a = call.args;
+  Tensor out = at::empty({a.B, a.T, a.H2, a.E}, q.options().memory_format(at::MemoryFormat::Contiguous));
+  Tensor lse = at::empty({a.B, a.H1, a.T}, q.options().dtype(at::kFloat));
+  a.out = out.data_ptr();
+  a.lse = lse.data_ptr<float>();
+  if (out.numel() == 0) return {out, lse};
+  run_all(call, fused::make_plan(a, false, split(a).workers), Phase::kForward);
+  return {out, lse};
+}
+
+ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Tensor& q,
+                                                const Tensor& k, const Tensor& v,
+                                                const Tensor& lse,
+                                                const ComposedAttentionOptions& o) {
+  Call call;
+  convert(call, q, k, v, o);
+  Args& a = call.args;
+  const Split s = split(a);
+  ComposedAttentionGrads grads;
+  const auto contiguous = [](const Tensor& t) {
+    return at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
+  };
+  grads.q = contiguous(q);
+  grads.k = contiguous(k);
+  grads.v = contiguous(v);
+  a.grad_q = grads.q.data_ptr();
+  a.grad_k = grads.k.data_ptr();
+  a.grad_v = grads.v.data_ptr();
+  grads.pre = allocate_grads(call, o.pre, a.pre, s.workers);
+  grads.post = allocate_grads(call, o.post, a.post, s.workers);
+  a.grad_out = grad_out.const_data_ptr();
+  strides(grad_out, a.grad_out_stride);
+  a.lse = const_cast<float*>(lse.const_data_ptr<float>());
+  if (a.B > 0 && a.S > 0 && a.T > 0) {
+    run_all(call, fused::make_plan(a, true, s.workers), Phase::kBackward);
+  } else {
+    grads.q.zero_();
+  }
+  finish_grads(grads.pre, o.pre);
+  finish_grads(grads.post, o.post);
+  return grads;
+}
+
+}  // namespace headloom::ops

@@ -1,0 +1,36 @@
+// The fused CPU kernels of composed attention, torch side: which cases they take, forward and backward.
+#pragma once
+
+#include <string>
+#include <tuple>
+
+#include "ops/composed_attention/op.h"
+
+namespace headloom::ops {
+
+// Why the fused kernels cannot run this case; null when they can. The text completes "because ...".
+const char* unsupported_reason(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const ComposedAttentionOptions& options);
+
+// The instruction set in use: "DEFAULT", "AVX2", "AVX512" or "AVX512_BF16".
+const char* fused_capability();
+
+// out [B,T,H',E] and the log-sum-exp [B,H1,T] (float) that the backward needs. Arguments are trusted.
+std::tuple<at::Tensor, at::Tensor> composed_attention_forward(const at::Tensor& q,
+                                                              const at::Tensor& k,
+                                                              const at::Tensor& v,
+                                                              const ComposedAttentionOptions& options);
+
+// Gradients of q, k, v and of what the mixes and convolutions hold (undefined where absent).
+struct ComposedAttentionGrads {
+  at::Tensor q, k, v;
+  HeadMix pre, post;
+  at::Tensor pre_conv, post_conv;
+};
+
+ComposedAttentionGrads composed_attention_grads(const at::Tensor& grad_out, const at::Tensor& q,
+                                                const at::Tensor& k, const at::Tensor& v,
+                                                const at::Tensor& lse,
+                                                const ComposedAttentionOptions& options);
+
+}  // namespace headloom::ops

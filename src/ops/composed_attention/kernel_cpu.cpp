@@ -1,0 +1,40 @@
+// The fused kernels of one instruction set: compiled once for each, with CPU_CAPABILITY its name.
+#include "ops/composed_attention/kernel_backward.h"
+#include "ops/composed_attention/kernel_forward.h"
+
+namespace headloom::ops::fused {
+namespace {
+
+template <typename T>
+void run(const Args& args, const Plan& plan, const Task& task) {
+  for (int64_t i = task.begin; i < task.end; ++i) {
+    switch (task.phase) {
+      case Phase::kPack:
+        pack_block<T>(args, plan, task, i);
+        break;
+      case Phase::kForward:
+        forward_tile<T>(args, plan, task, i);
+        break;
+      case Phase::kBackward:
+        backward_tile<T>(args, plan, task, i);
+        break;
+      case Phase::kReduce:
+        reduce_block<T>(args, plan, task, i);
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+#define HL_PASTE(a, b) a##b
+#define HL_NAME(capability) HL_PASTE(run_, capability)
+void HL_NAME(CPU_CAPABILITY)(const Args& args, const Plan& plan, const Task& task) {
+  if (args.type == Type::kBFloat16) {
+    run<BFloat16>(args, plan, task);
+  } else {
+    run<float>(args, plan, task);
+  }
+}
+
+}  // namespace headloom::ops::fused

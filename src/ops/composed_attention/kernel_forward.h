@@ -1,0 +1,143 @@
+// Forward: a tile of queries, all maps, all the key blocks it sees. First pass: scores, mix, exponentials
+// against the running maximum, kept for the whole row. Second pass: normalise, mix, multiply with values.
+#pragma once
+
+#include "ops/composed_attention/kernel_tile.h"
+
+namespace headloom::ops::fused {
+namespace {
+
+// x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each row.
+void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
+                  float* high, float* block_high, float* total) {
+  constexpr int V = kBlock / VL;
+  float change[kMaxHeads], top[kMaxHeads];
+  for (int64_t t = 0; t < rows; ++t) {
+    const uint64_t bits = visible[t];
+    float* row = x + t * p.line;
+    float* m = high + t * p.heads_padded;
+    float* m_block = block_high + t * p.heads_padded;
+    if (bits == 0) {
+      for (int64_t i = 0; i < a.H1 * kBlock; i += VL) store(row + i, zero());
+      for (int64_t h = 0; h < p.heads_padded; h += VL) store(m_block + h, load(m + h));
+      continue;
+    }
+    const bool all = bits == ~uint64_t{0};
+    for (int64_t h = 0; h < a.H1; ++h) {
+      vf best = bcast(-FLT_MAX);
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) {
+        const vf e = load(row + h * kBlock + v * VL);
+        best = vmax(best, all ? e : select(lanes(bits, v), e, bcast(-FLT_MAX)));
+      }
+      top[h] = hmax(best);
+    }
+    for (int64_t h = a.H1; h < p.heads_padded; ++h) top[h] = -FLT_MAX;
+    for (int64_t h = 0; h < p.heads_padded; h += VL) {
+      const vf old = load(m + h), now = vmax(old, load(top + h));
+      store(m + h, now);
+      store(m_block + h, now);
+      store(change + h, vexp(old - now));
+    }
+    for (int64_t h = 0; h < a.H1; ++h) {
+      const vf shift = bcast(m[h]);
+      float* sum = total + (t * a.H1 + h) * 16;
+      vf s = load(sum) * bcast(change[h]);
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) {
+        vf e = vexp(load(row + h * kBlock + v * VL) - shift);
+        if (!all) e = select(lanes(bits, v), e, zero());
+        s = s + e;
+        store(row + h * kBlock + v * VL, e);
+      }
+      store(sum, s);
+    }
+  }
+}
+
+// Turns maxima and sums into the log of the sum and, in place of the sum's first lane, its inverse.
+void finish_rows(const Args& a, const Plan& p, int64_t batch, int64_t first, int64_t rows,
+                 const float* high, float* total) {
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t h = 0; h < a.H1; ++h) {
+      float* sum = total + (t * a.H1 + h) * 16;
+      const float s = hsum(load(sum));
+      a.lse[(batch * a.H1 + h) * a.T + first + t] =
+          s > 0 ? high[t * p.heads_padded + h] + __builtin_logf(s) : 0.0f;
+      sum[0] = s > 0 ? 1.0f / s : 0.0f;
+    }
+  }
+}
+
+// Makes one block's exponentials the weights of the softmax.
+void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
+               const float* block_high, const float* total, float* x) {
+  float factor[kMaxHeads];
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t h = 0; h < p.heads_padded; h += VL) {
+      const int64_t at = t * p.heads_padded + h;
+      store(factor + h, vexp(load(block_high + at) - load(high + at)));
+    }
+    for (int64_t h = 0; h < a.H1; ++h) {
+      const vf f = bcast(factor[h] * total[(t * a.H1 + h) * 16]);
+      float* row = x + t * p.line + h * kBlock;
+#pragma GCC unroll 16
+      for (int64_t s = 0; s < kBlock; s += VL) store(row + s, load(row + s) * f);
+    }
+  }
+}
+
+template <typename T>
+void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile) {
+  const Scratch w = scratch(a, p, task.scratch);
+  const int64_t batch = task.batch, first = tile * p.rows, rows = lesser(p.rows, a.T - first);
+  const Range blocks = block_range(a, batch, first, rows);
+  pack_queries<T>(a, p, batch, first, rows, w.q);
+  pack_query_weights(a.pre, batch, first, rows, w.pre_q);
+  pack_query_weights(a.post, batch, first, rows, w.post_q);
+  tile_visibility(a, p, batch, first, rows, blocks, w.visible);
+  fill(w.high, rows * p.heads_padded, -FLT_MAX);
+  fill(w.total, rows * a.H1 * 16, 0);
+  fill(w.out, a.H2 * p.rows * p.Ep, 0);
+  const int64_t high_size = p.rows * p.heads_padded;
+
+  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
+    const int64_t i = j - blocks.begin;
+    if (!any_visible(w.visible + i * p.rows, rows)) continue;
+    const PackedBlock keys = packed_block(a, p, task.packed, j);
+    float* row = w.row[0] + i * p.chunk;
+    float* scores = a.pre.matrix ? w.tile[0] : row;
+    tile_scores(a, p, batch, first, rows, j, w.q, keys, scores);
+    if (a.pre.present) tile_mix(a.pre, {w.pre_q, keys.pre}, rows, p.line, scores, row, false, nullptr);
+    exponentials(a, p, rows, w.visible + i * p.rows, row, w.high, w.block_high + i * high_size,
+                 w.total);
+  }
+  finish_rows(a, p, batch, first, rows, w.high, w.total);
+  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
+    const int64_t i = j - blocks.begin;
+    if (!any_visible(w.visible + i * p.rows, rows)) continue;
+    const PackedBlock keys = packed_block(a, p, task.packed, j);
+    float* x = w.row[0] + i * p.chunk;
+    normalise(a, p, rows, w.high, w.block_high + i * high_size, w.total, x);
+    if (a.post.present) {
+      float* y = a.post.matrix ? w.tile[0] : x;
+      tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
+      x = y;
+    }
+    for (int64_t h = 0; h < a.H2; ++h) {
+      gemm<true, true>(rows, p.Ep, kBlock, x + h * kBlock, p.line,
+                       keys.v_rows + shared_head(h, a.Gv, a.H2) * kBlock * p.Ep, p.Ep,
+                       w.out + h * p.rows * p.Ep, p.Ep);
+    }
+  }
+  T* out = static_cast<T*>(a.out) + (batch * a.T + first) * a.H2 * a.E;
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t h = 0; h < a.H2; ++h) {
+      const float* from = w.out + (h * p.rows + t) * p.Ep;
+      for (int64_t e = 0; e < a.E; ++e) narrow(from[e], out + (t * a.H2 + h) * a.E + e);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headloom::ops::fused

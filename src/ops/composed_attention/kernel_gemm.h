@@ -1,0 +1,88 @@
+// Register-blocked small matrix products. C [M, N] = (or +=) A [M, K] B [K, N], row-major B and C with
+// leading dimensions ldb and ldc, N a multiple of VL. A is read one element at a time at
+// A[m * sam + k * sak], so a transposed A costs nothing.
+#pragma once
+
+#include "ops/composed_attention/kernel_vec.h"
+
+namespace headloom::ops::fused {
+namespace {
+
+// Rows of one register block: with NV = 2 columns of vectors, enough accumulators to hide the latency
+// of two multiply-adds a cycle, within the registers there are.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int MR = 8;
+#elif defined(CPU_CAPABILITY_AVX2)
+constexpr int MR = 6;
+#else
+constexpr int MR = 4;
+#endif
+
+template <int M, int NV, bool ACC, bool A_BY_ROW>
+HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C,
+                          int64_t ldc) {
+  vf acc[M][NV];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) acc[i][j] = ACC ? load(C + i * ldc + j * VL) : zero();
+  }
+  for (int64_t k = 0; k < K; ++k) {
+    vf b[NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) b[j] = load(B + k * ldb + j * VL);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      const vf a = bcast(A_BY_ROW ? A[i * lda + k] : A[k * lda + i]);
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; ++j) acc[i][j] = fma(a, b[j], acc[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) store(C + i * ldc + j * VL, acc[i][j]);
+  }
+}
+
+template <int NV, bool ACC, bool A_BY_ROW>
+void gemm_columns(int64_t M, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+                  float* C, int64_t ldc) {
+  const int64_t step = A_BY_ROW ? lda : 1;
+  int64_t m = 0;
+  for (; m + MR <= M; m += MR) {
+    gemm_block<MR, NV, ACC, A_BY_ROW>(K, A + m * step, lda, B, ldb, C + m * ldc, ldc);
+  }
+  const float* a = A + m * step;
+  float* c = C + m * ldc;
+  switch (M - m) {
+#define HL_TAIL(n)                                                     \
+  case n:                                                              \
+    if constexpr (n < MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc); \
+    break;
+    HL_TAIL(1)
+    HL_TAIL(2)
+    HL_TAIL(3)
+    HL_TAIL(4)
+    HL_TAIL(5)
+    HL_TAIL(6)
+    HL_TAIL(7)
+#undef HL_TAIL
+    default:
+      break;
+  }
+}
+
+// A_BY_ROW: A[m * lda + k]; otherwise A[k * lda + m].
+template <bool ACC, bool A_BY_ROW>
+void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+          float* C, int64_t ldc) {
+  int64_t n = 0;
+  for (; n + 2 * VL <= N; n += 2 * VL) {
+    gemm_columns<2, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc);
+  }
+  if (n < N) gemm_columns<1, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc);
+}
+
+}  // namespace
+}  // namespace headloom::ops::fused

@@ -1,0 +1,125 @@
+// The vector of one instruction set: VL float lanes, a lane mask and the few functions kernels need.
+// Everything is in an anonymous namespace: each instruction set has its own copy.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+#include <immintrin.h>
+#endif
+
+#include "ops/composed_attention/kernel.h"
+
+namespace headloom::ops::fused {
+namespace {
+
+#if defined(CPU_CAPABILITY_AVX512)
+using vf = __m512;
+using vm = __mmask16;
+constexpr int VL = 16;
+HL_INLINE vf load(const float* p) { return _mm512_loadu_ps(p); }
+HL_INLINE void store(float* p, vf a) { _mm512_storeu_ps(p, a); }
+HL_INLINE vf bcast(float a) { return _mm512_set1_ps(a); }
+HL_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
+HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
+// The lanes of vector v among the bits of a 64-key block.
+HL_INLINE vm lanes(uint64_t bits, int v) { return static_cast<__mmask16>(bits >> (16 * v)); }
+HL_INLINE vf select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+#elif defined(CPU_CAPABILITY_AVX2)
+using vf = __m256;
+using vm = __m256;
+constexpr int VL = 8;
+HL_INLINE vf load(const float* p) { return _mm256_loadu_ps(p); }
+HL_INLINE void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
+HL_INLINE vf bcast(float a) { return _mm256_set1_ps(a); }
+HL_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) { return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b); }
+HL_INLINE float reduce(vf a, bool max) {
+  __m128 x = half_op(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1), max);
+  x = half_op(x, _mm_movehl_ps(x, x), max);
+  return _mm_cvtss_f32(half_op(x, _mm_movehdup_ps(x), max));
+}
+HL_INLINE float hmax(vf a) { return reduce(a, true); }
+HL_INLINE float hsum(vf a) { return reduce(a, false); }
+HL_INLINE vm lanes(uint64_t bits, int v) {
+  const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i word = _mm256_set1_epi32(static_cast<int>((bits >> (8 * v)) & 255));
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, one), one));
+}
+HL_INLINE vf select(vm m, vf a, vf b) { return _mm256_blendv_ps(b, a, m); }
+#else
+constexpr int VL = 4;
+using vf = float __attribute__((vector_size(16)));
+using vm = int32_t __attribute__((vector_size(16)));
+HL_INLINE vf load(const float* p) {
+  vf a;
+  std::memcpy(&a, p, sizeof(a));
+  return a;
+}
+HL_INLINE void store(float* p, vf a) { std::memcpy(p, &a, sizeof(a)); }
+HL_INLINE vf bcast(float a) { return vf{a, a, a, a}; }
+HL_INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }
+HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
+HL_INLINE float hmax(vf a) {
+  const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+  return x > y ? x : y;
+}
+HL_INLINE float hsum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+HL_INLINE vm lanes(uint64_t bits, int v) {
+  const int word = static_cast<int>(bits >> (4 * v));
+  return vm{-(word & 1), -(word >> 1 & 1), -(word >> 2 & 1), -(word >> 3 & 1)};
+}
+HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
+#endif
+
+// 2^n for the integer held in `biased`, which is n + 1.5 * 2^23 as a float.
+HL_INLINE vf power_of_two(vf biased, vf n) {
+#if defined(CPU_CAPABILITY_AVX512)
+  (void)biased;
+  return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n);
+#elif defined(CPU_CAPABILITY_AVX2)
+  (void)n;
+  const __m256i i = _mm256_add_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+#else
+  (void)n;
+  uint32_t __attribute__((vector_size(16))) i;
+  std::memcpy(&i, &biased, sizeof(i));
+  i = (i + 127) << 23;
+  vf out;
+  std::memcpy(&out, &i, sizeof(out));
+  return out;
+#endif
+}
+
+// exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126 or less, never NaN for finite x.
+HL_INLINE vf vexp(vf x) {
+  const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf log2e = bcast(1.44269502f);
+  x = vmax(x, bcast(-87.0f));
+  const vf biased = fma(x, log2e, magic);
+  const vf n = biased - magic;
+  // x log2(e) - n, in (-0.5, 0.5); the second term is what log2(e) loses in float.
+  vf r = fma(x, log2e, bcast(0.0f) - n);
+  r = fma(x, bcast(1.92596303e-8f), r);
+  vf p = bcast(0.0013276471781187814f);
+  p = fma(p, r, bcast(0.009675541332755264f));
+  p = fma(p, r, bcast(0.055507132741514004f));
+  p = fma(p, r, bcast(0.24022119723882207f));
+  p = fma(p, r, bcast(0.6931469670643591f));
+  p = fma(p, r, bcast(1.0f));
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_scalef_ps(p, n);
+#else
+  return p * power_of_two(biased, n);
+#endif
+}
+
+HL_INLINE vf zero() { return bcast(0.0f); }
+
+}  // namespace
+}  // namespace headloom::ops::fused
