@@ -4,9 +4,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <string_view>
+#include <vector>
 
 #include "ops/composed_attention/kernel.h"
 
@@ -126,10 +127,11 @@ void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   a.mask = call.view<bool>(o.mask, {a.B, 1, a.T, a.S});
 }
 
-// Runs a phase over `count` items of one batch element on up to `workers` threads; worker w takes what
-// bounds(w) .. bounds(w + 1) say.
+// Runs a phase over `count` items of one batch element on up to `workers` threads; worker w takes
+// what bounds(w) .. bounds(w + 1) say.
 template <typename Bounds>
-void parallel(int64_t workers, const Call& call, const Plan& plan, Task task, const Bounds& bounds) {
+void parallel(int64_t workers, const Call& call, const Plan& plan, Task task,
+              const Bounds& bounds) {
   float* const scratch = task.scratch;
   float* const sums = task.sums;
   at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -149,8 +151,8 @@ auto evenly(int64_t count, int64_t workers) {
   return [=](int64_t w) { return count * w / workers; };
 }
 
-// Splits the tiles of one batch element so that every worker has as many key blocks: contiguous runs, the
-// same for a given number of workers.
+// Splits the tiles of one batch element so that every worker has as many key blocks: contiguous
+// runs, the same for a given number of workers.
 std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) {
   std::vector<int64_t> cost(plan.tiles + 1, 0);
   for (int64_t i = 0; i < plan.tiles; ++i) {
@@ -168,8 +170,8 @@ std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) 
   return bounds;
 }
 
-// Forward of one or all batch elements: `run_batch(batch, worker)` inside one thread where there are as
-// many batch elements as threads, tiles shared by all threads for the rest.
+// Forward of one or all batch elements: `run_batch(batch, worker)` inside one thread where there
+// are as many batch elements as threads, tiles shared by all threads for the rest.
 struct Split {
   int64_t workers;
   int64_t whole;  // batch elements done by one thread each
@@ -182,7 +184,8 @@ Split split(const Args& a) {
 
 Tensor floats(int64_t n) { return at::empty({n}, at::TensorOptions().dtype(at::kFloat)); }
 
-// Pack, tiles and (backward) reduction of every batch element. bases: packed and sums of each worker.
+// Pack, tiles and (backward) reduction of every batch element. bases: packed and sums of each
+// worker.
 void run_all(const Call& call, const Plan& plan, Phase phase) {
   const Args& a = call.args;
   const Split s = split(a);
@@ -199,8 +202,14 @@ void run_all(const Call& call, const Plan& plan, Phase phase) {
   alone.workers = 1;
   at::parallel_for(0, s.whole > 0 ? s.workers : 0, 1, [&](int64_t begin, int64_t end) {
     for (int64_t w = begin; w < end; ++w) {
-      Task task{Phase::kPack, 0, w, 0, 0, packed_data + w * plan.packed,
-                scratch_data + w * plan.scratch, sums_data + w * plan.sums};
+      Task task{Phase::kPack,
+                0,
+                w,
+                0,
+                0,
+                packed_data + w * plan.packed,
+                scratch_data + w * plan.scratch,
+                sums_data + w * plan.sums};
       for (task.batch = w; task.batch < s.whole; task.batch += s.workers) {
         const auto step = [&](Phase what, int64_t count) {
           task.phase = what;
@@ -247,7 +256,8 @@ const char* mix_reason(const HeadMix& m) {
   if (rank_of(m.q_down) > kMaxRank || rank_of(m.k_down) > kMaxRank) {
     return "a low-rank branch has a rank above 4";
   }
-  if ((m.q_down.defined() && m.q_down.size(2) == 0) || (m.k_down.defined() && m.k_down.size(2) == 0)) {
+  if ((m.q_down.defined() && m.q_down.size(2) == 0) ||
+      (m.k_down.defined() && m.k_down.size(2) == 0)) {
     return "a low-rank branch has rank 0";
   }
   return nullptr;
@@ -259,12 +269,14 @@ HeadMix allocate_grads(Call& call, const HeadMix& m, fused::Mix& mix, int64_t wo
   out.groups = m.groups;
   const auto like = [&](const Tensor& t, float** data) {
     if (!t.defined()) return Tensor();
-    Tensor grad = at::empty(t.sizes(), t.options().dtype(at::kFloat).memory_format(at::MemoryFormat::Contiguous));
+    Tensor grad = at::empty(
+        t.sizes(), t.options().dtype(at::kFloat).memory_format(at::MemoryFormat::Contiguous));
     *data = grad.data_ptr<float>();
     return grad;
   };
   if (m.static_matrix.defined()) {
-    Tensor sums = at::zeros({workers, m.static_matrix.numel()}, m.static_matrix.options().dtype(at::kFloat));
+    Tensor sums =
+        at::zeros({workers, m.static_matrix.numel()}, m.static_matrix.options().dtype(at::kFloat));
     mix.grad.matrix = call.hold(sums).data_ptr<float>();
     out.static_matrix = sums;
   }
@@ -323,7 +335,8 @@ std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Ten
   Call call;
   convert(call, q, k, v, o);
   Args& a = call.args;
-  Tensor out = at::empty({a.B, a.T, a.H2, a.E}, q.options().memory_format(at::MemoryFormat::Contiguous));
+  Tensor out =
+      at::empty({a.B, a.T, a.H2, a.E}, q.options().memory_format(at::MemoryFormat::Contiguous));
   Tensor lse = at::empty({a.B, a.H1, a.T}, q.options().dtype(at::kFloat));
   a.out = out.data_ptr();
   a.lse = lse.data_ptr<float>();
@@ -333,8 +346,7 @@ std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Ten
 }
 
 ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Tensor& q,
-                                                const Tensor& k, const Tensor& v,
-                                                const Tensor& lse,
+                                                const Tensor& k, const Tensor& v, const Tensor& lse,
                                                 const ComposedAttentionOptions& o) {
   Call call;
   convert(call, q, k, v, o);

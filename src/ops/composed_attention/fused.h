@@ -1,4 +1,5 @@
-// The fused CPU kernels of composed attention, torch side: which cases they take, forward and backward.
+// The fused CPU kernels of composed attention, torch side: which cases they take, forward and
+// backward.
 #pragma once
 
 #include <string>
@@ -15,11 +16,16 @@ const char* unsupported_reason(const at::Tensor& q, const at::Tensor& k, const a
 // The instruction set in use: "DEFAULT", "AVX2", "AVX512" or "AVX512_BF16".
 const char* fused_capability();
 
-// out [B,T,H',E] and the log-sum-exp [B,H1,T] (float) that the backward needs. Arguments are trusted.
-std::tuple<at::Tensor, at::Tensor> composed_attention_forward(const at::Tensor& q,
-                                                              const at::Tensor& k,
-                                                              const at::Tensor& v,
-                                                              const ComposedAttentionOptions& options);
+// out [B,T,H',E] through the dispatcher (torch.ops.headloom.composed_attention_fused),
+// differentiable once in everything but the bias. The case must be supported.
+at::Tensor composed_attention_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const ComposedAttentionOptions& options);
+
+// The kernels alone. out [B,T,H',E] and the log-sum-exp [B,H1,T] (float) that the backward needs.
+// Arguments are trusted.
+std::tuple<at::Tensor, at::Tensor> composed_attention_forward(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const ComposedAttentionOptions& options);
 
 // Gradients of q, k, v and of what the mixes and convolutions hold (undefined where absent).
 struct ComposedAttentionGrads {

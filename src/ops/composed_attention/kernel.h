@@ -1,7 +1,8 @@
-// What the fused CPU kernels of composed attention read and write: pointers, strides and sizes. No torch.
+// What the fused CPU kernels of composed attention read and write: pointers, strides and sizes. No
+// torch.
 //
-// One worker runs one tile of queries at a time, all heads together (mixing couples them), over blocks of
-// kBlock keys. docs/composed_attention.md has the derivation.
+// One worker runs one tile of queries at a time, all heads together (mixing couples them), over
+// blocks of kBlock keys. docs/composed_attention.md has the derivation.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word eac
 constexpr int64_t kMaxHeads = 64;
 constexpr int64_t kAlign = 16;  // rows are padded to this many floats
 
-// A four-dimensional strided view; strides in elements, 0 where broadcast. Absent when data is null.
+// A four-dimensional strided view; strides in elements, 0 where broadcast. Absent when data is
+// null.
 template <typename T>
 struct View {
   T* data = nullptr;
@@ -28,8 +30,9 @@ struct View {
 
 enum class Type { kFloat, kBFloat16 };
 
-// Gradients of one mix, contiguous float: query side [B,T,R,H], [B,T,H]; key side [B,S,R,H], [B,S,H].
-// The static gradient is a sum over workers and batch: [workers, g, H/g, H'/g], zeroed by the caller.
+// Gradients of one mix, contiguous float: query side [B,T,R,H], [B,T,H]; key side [B,S,R,H],
+// [B,S,H]. The static gradient is a sum over workers and batch: [workers, g, H/g, H'/g], zeroed by
+// the caller.
 struct MixGrads {
   float* matrix = nullptr;
   float *q_down = nullptr, *q_up = nullptr, *q_gate = nullptr;
@@ -40,13 +43,13 @@ struct MixGrads {
 struct Mix {
   bool present = false;
   int64_t in = 0, out = 0, groups = 1;
-  int64_t rank = 0;                 // of both low-rank branches; a smaller one is padded with zeros
-  int64_t q_rank = 0, k_rank = 0;   // as given; 0 is absent
-  const float* matrix = nullptr;    // [g, in/g, out/g] contiguous
-  View<const float> q_down, q_up;   // [B, T, R, H]
-  View<const float> q_gate;         // [B, T, H, 1]
-  View<const float> k_down, k_up;   // [B, S, R, H]
-  View<const float> k_gate;         // [B, S, H, 1]
+  int64_t rank = 0;                // of both low-rank branches; a smaller one is padded with zeros
+  int64_t q_rank = 0, k_rank = 0;  // as given; 0 is absent
+  const float* matrix = nullptr;   // [g, in/g, out/g] contiguous
+  View<const float> q_down, q_up;  // [B, T, R, H]
+  View<const float> q_gate;        // [B, T, H, 1]
+  View<const float> k_down, k_up;  // [B, S, R, H]
+  View<const float> k_gate;        // [B, S, H, 1]
   MixGrads grad;
 
   HL_INLINE bool query_side() const { return q_rank > 0 || q_gate.data; }
@@ -79,13 +82,14 @@ struct Args {
 
   View<const float> bias;  // [B, H, T, S]
   bool causal = false;
-  int64_t window = 0;  // 0: none
+  int64_t window = 0;                  // 0: none
   const int64_t* lengths = nullptr;    // [B]
   const int64_t* documents = nullptr;  // [B, S] contiguous
   View<const bool> mask;               // [B, 1, T, S]
 
-  void* out = nullptr;   // [B, T, H2, E] contiguous
-  float* lse = nullptr;  // [B, H1, T]: log sum exp of the mixed scores; written forward, read backward
+  void* out = nullptr;  // [B, T, H2, E] contiguous
+  float* lse =
+      nullptr;  // [B, H1, T]: log sum exp of the mixed scores; written forward, read backward
 
   // Backward only. Gradients of q, k, v are contiguous, in the type of q.
   const void* grad_out = nullptr;
@@ -96,26 +100,26 @@ struct Args {
 // Sizes that follow from Args; made by make_plan, shared by all workers.
 struct Plan {
   bool backward = false;
-  int64_t rows = 0;       // queries of a tile
-  int64_t tiles = 0;      // tiles of one batch element
-  int64_t blocks = 0;     // key blocks of one batch element
-  int64_t span = 0;       // most key blocks that one tile sees
-  int64_t Dp = 0, Ep = 0; // D and E padded
+  int64_t rows = 0;          // queries of a tile
+  int64_t tiles = 0;         // tiles of one batch element
+  int64_t blocks = 0;        // key blocks of one batch element
+  int64_t span = 0;          // most key blocks that one tile sees
+  int64_t Dp = 0, Ep = 0;    // D and E padded
   int64_t heads_padded = 0;  // H1 padded
-  int64_t maps = 0;       // most maps at any stage
-  int64_t line = 0;       // floats from one query to the next in a tile: maps * kBlock and padding
-  int64_t chunk = 0;      // floats of one tile by one key block
+  int64_t maps = 0;          // most maps at any stage
+  int64_t line = 0;   // floats from one query to the next in a tile: maps * kBlock and padding
+  int64_t chunk = 0;  // floats of one tile by one key block
   int64_t workers = 1;
-  int64_t packed = 0;     // floats of the packed keys and values of one batch element
-  int64_t scratch = 0;    // floats of one worker's scratch
-  int64_t sums = 0;       // floats of one worker's key-side gradient sums (zeroed by the caller)
+  int64_t packed = 0;   // floats of the packed keys and values of one batch element
+  int64_t scratch = 0;  // floats of one worker's scratch
+  int64_t sums = 0;     // floats of one worker's key-side gradient sums (zeroed by the caller)
 };
 
 enum class Phase { kPack, kForward, kBackward, kReduce };
 
-// What one call does: Phase kPack packs key blocks [begin, end) of `batch`; kForward and kBackward run
-// tiles [begin, end) as worker `worker`; kReduce adds the workers' sums for key blocks [begin, end) and
-// writes the key-side gradients, `sums` being those of worker 0 and the others following.
+// What one call does: Phase kPack packs key blocks [begin, end) of `batch`; kForward and kBackward
+// run tiles [begin, end) as worker `worker`; kReduce adds the workers' sums for key blocks [begin,
+// end) and writes the key-side gradients, `sums` being those of worker 0 and the others following.
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;

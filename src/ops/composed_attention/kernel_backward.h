@@ -1,6 +1,7 @@
-// Backward: everything is recomputed from q, k, v and the saved log-sum-exp. First pass over the key
-// blocks: weights P, their gradient dP and what belongs to the values and the mix after softmax; the row
-// sums of P dP. Second pass: the gradient of the scores and all that is before softmax.
+// Backward: everything is recomputed from q, k, v and the saved log-sum-exp. First pass over the
+// key blocks: weights P, their gradient dP and what belongs to the values and the mix after
+// softmax; the row sums of P dP. Second pass: the gradient of the scores and all that is before
+// softmax.
 #pragma once
 
 #include "ops/composed_attention/kernel_tile.h"
@@ -138,7 +139,8 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile)
       mixed = w.tile[1];
       tile_mix(a.post, by, rows, p.line, weights, mixed, false, w.inner);
       tile_mix(a.post, by, rows, p.line, mixed_grad, grad, true, w.grad_inner);
-      mix_gradients(a.post, task.worker, rows, p.line, weights, mixed_grad, w, w.post_sum, sums.post);
+      mix_gradients(a.post, task.worker, rows, p.line, weights, mixed_grad, w, w.post_sum,
+                    sums.post);
     }
     for (int64_t h = 0; h < a.H2; ++h) {
       gemm<true, false>(kBlock, p.Ep, rows, mixed + h * kBlock, p.line,

@@ -1,5 +1,6 @@
-// Forward: a tile of queries, all maps, all the key blocks it sees. First pass: scores, mix, exponentials
-// against the running maximum, kept for the whole row. Second pass: normalise, mix, multiply with values.
+// Forward: a tile of queries, all maps, all the key blocks it sees. First pass: scores, mix,
+// exponentials against the running maximum, kept for the whole row. Second pass: normalise, mix,
+// multiply with values.
 #pragma once
 
 #include "ops/composed_attention/kernel_tile.h"
@@ -7,7 +8,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each row.
+// x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each
+// row.
 void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
                   float* high, float* block_high, float* total) {
   constexpr int V = kBlock / VL;
@@ -108,7 +110,8 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile) 
     float* row = w.row[0] + i * p.chunk;
     float* scores = a.pre.matrix ? w.tile[0] : row;
     tile_scores(a, p, batch, first, rows, j, w.q, keys, scores);
-    if (a.pre.present) tile_mix(a.pre, {w.pre_q, keys.pre}, rows, p.line, scores, row, false, nullptr);
+    if (a.pre.present)
+      tile_mix(a.pre, {w.pre_q, keys.pre}, rows, p.line, scores, row, false, nullptr);
     exponentials(a, p, rows, w.visible + i * p.rows, row, w.high, w.block_high + i * high_size,
                  w.total);
   }

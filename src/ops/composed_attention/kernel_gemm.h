@@ -1,6 +1,6 @@
-// Register-blocked small matrix products. C [M, N] = (or +=) A [M, K] B [K, N], row-major B and C with
-// leading dimensions ldb and ldc, N a multiple of VL. A is read one element at a time at
-// A[m * sam + k * sak], so a transposed A costs nothing.
+// Register-blocked small matrix products. C [M, N] = (or +=) A [M, K] B [K, N], row-major B and C
+// with leading dimensions ldb and ldc, N a multiple of VL. A is read one element at a time at A[m *
+// sam + k * sak], so a transposed A costs nothing.
 #pragma once
 
 #include "ops/composed_attention/kernel_vec.h"
@@ -8,8 +8,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// Rows of one register block: with NV = 2 columns of vectors, enough accumulators to hide the latency
-// of two multiply-adds a cycle, within the registers there are.
+// Rows of one register block: with NV = 2 columns of vectors, enough accumulators to hide the
+// latency of two multiply-adds a cycle, within the registers there are.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int MR = 8;
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -19,8 +19,8 @@ constexpr int MR = 4;
 #endif
 
 template <int M, int NV, bool ACC, bool A_BY_ROW>
-HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C,
-                          int64_t ldc) {
+HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+                          float* C, int64_t ldc) {
   vf acc[M][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
@@ -56,8 +56,8 @@ void gemm_columns(int64_t M, int64_t K, const float* A, int64_t lda, const float
   const float* a = A + m * step;
   float* c = C + m * ldc;
   switch (M - m) {
-#define HL_TAIL(n)                                                     \
-  case n:                                                              \
+#define HL_TAIL(n)                                                                     \
+  case n:                                                                              \
     if constexpr (n < MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc); \
     break;
     HL_TAIL(1)

@@ -1,5 +1,6 @@
-// Head composition of one tile, and its gradient. A tile holds x[t * line + h * kBlock + s]: all maps of
-// a query side by side, so the key is the vector lane and every branch is a few multiply-adds.
+// Head composition of one tile, and its gradient. A tile holds x[t * line + h * kBlock + s]: all
+// maps of a query side by side, so the key is the vector lane and every branch is a few
+// multiply-adds.
 #pragma once
 
 #include "ops/composed_attention/kernel_gemm.h"
@@ -7,15 +8,16 @@
 namespace headloom::ops::fused {
 namespace {
 
-// The dynamic weights of a tile: q [t][h][q_width] scalars (down, up, gate), k [h][k_width][kBlock].
+// The dynamic weights of a tile: q [t][h][q_width] scalars (down, up, gate), k
+// [h][k_width][kBlock].
 struct MixWeights {
   const float* q;
   const float* k;
 };
 
-// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and one vector of
-// keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and which out;
-// exchanging them gives the gradient with respect to x.
+// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and one vector
+// of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
+// which out; exchanging them gives the gradient with respect to x.
 template <int RQ, int RK, bool K, int TB>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* base, float* y,
                         int64_t line, const float* q, int64_t q_line, int q_in, int q_out,
@@ -118,8 +120,9 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   }
 }
 
-// Adds, for HB heads, the products that make the gradients of one side's weights over n steps: keys of
-// one query (query side) or queries of one vector of keys (key side). sum[h][2R+1] vectors, `width` apart.
+// Adds, for HB heads, the products that make the gradients of one side's weights over n steps: keys
+// of one query (query side) or queries of one vector of keys (key side). sum[h][2R+1] vectors,
+// `width` apart.
 template <int R, int HB>
 HL_INLINE void grad_heads(int64_t n, int64_t step, int64_t inner_step, const float* x,
                           const float* dy, const float* inner, const float* dinner, float* sum,
@@ -195,8 +198,8 @@ void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
     if constexpr (Q) {
       for (int64_t t = 0; t < c.rows; ++t) {
         const int64_t at = t * c.line + h0 * kBlock;
-        grad_side<RQ>(size, kBlock / VL, VL, VL, c.x + at, c.dy + at,
-                      c.inner + t * inner_line + in, c.dinner + t * inner_line + in,
+        grad_side<RQ>(size, kBlock / VL, VL, VL, c.x + at, c.dy + at, c.inner + t * inner_line + in,
+                      c.dinner + t * inner_line + in,
                       c.q_sum + (t * heads + h0) * (2 * RQ + 1) * VL, VL);
       }
     }
@@ -215,12 +218,12 @@ void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
 template <typename F>
 HL_INLINE void with_ranks(const Mix& m, F&& f) {
   const bool q = m.q_rank > 0, k = m.k_rank > 0;
-#define HL_RANK(R)                                                       \
-  case R:                                                                \
-    if (q && k) return f.template operator()<R, R, true, true>();        \
+#define HL_RANK(R)                                                            \
+  case R:                                                                     \
+    if (q && k) return f.template operator()<R, R, true, true>();             \
     if (q && m.k_gate.data) return f.template operator()<R, 0, true, true>(); \
-    if (q) return f.template operator()<R, 0, true, false>();            \
-    if (m.q_gate.data) return f.template operator()<0, R, true, true>(); \
+    if (q) return f.template operator()<R, 0, true, false>();                 \
+    if (m.q_gate.data) return f.template operator()<0, R, true, true>();      \
     return f.template operator()<0, R, false, true>();
   switch (m.rank) {
     HL_RANK(1)

@@ -1,5 +1,6 @@
 // Where things lie in the memory that the caller provides: the packed keys, one worker's key-side
-// gradient sums and one worker's scratch. Each layout is written once and used for sizes and addresses.
+// gradient sums and one worker's scratch. Each layout is written once and used for sizes and
+// addresses.
 #pragma once
 
 #include "ops/composed_attention/kernel.h"
@@ -7,7 +8,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// Hands out consecutive pieces of a buffer, each a whole number of cache lines; from null it only counts.
+// Hands out consecutive pieces of a buffer, each a whole number of cache lines; from null it only
+// counts.
 struct Arena {
   float* base;
   int64_t used = 0;
@@ -71,15 +73,15 @@ HL_INLINE BlockSums block_sums(const Args& a, const Plan& p, float* base, int64_
 }
 
 struct Scratch {
-  float* q;                   // [H][rows][Dp], times scale
-  float *pre_q, *post_q;      // [rows][H][q_width], [rows][H1][q_width]
-  float* row[3];              // [span][chunk]: forward: weights; backward: scores, weights, gradients
-  float* tile[2];             // [chunk]
-  uint64_t* visible;          // [span][rows]
+  float* q;               // [H][rows][Dp], times scale
+  float *pre_q, *post_q;  // [rows][H][q_width], [rows][H1][q_width]
+  float* row[3];          // [span][chunk]: forward: weights; backward: scores, weights, gradients
+  float* tile[2];         // [chunk]
+  uint64_t* visible;      // [span][rows]
   // Forward.
-  float* out;                 // [H2][rows][Ep]
-  float *high, *block_high;   // [rows][heads_padded], [span][rows][heads_padded]: running maxima
-  float* total;               // [rows][H1][16]: running sums, by lane
+  float* out;                // [H2][rows][Ep]
+  float *high, *block_high;  // [rows][heads_padded], [span][rows][heads_padded]: running maxima
+  float* total;              // [rows][H1][16]: running sums, by lane
   // Backward.
   float* grad_out;            // [H2][rows][Ep]
   float* grad_q;              // [H][rows][Dp]

@@ -1,4 +1,5 @@
-// What forward and backward share: packing of keys, queries and weights, and which keys a query sees.
+// What forward and backward share: packing of keys, queries and weights, and which keys a query
+// sees.
 #pragma once
 
 #include "ops/composed_attention/kernel_mix.h"
@@ -37,7 +38,8 @@ HL_INLINE void fill(float* p, int64_t n, float value) {
 // Which of its heads map h of `maps` reads: consecutive maps share one.
 HL_INLINE int64_t shared_head(int64_t h, int64_t heads, int64_t maps) { return h * heads / maps; }
 
-// rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of one head, from `first`.
+// rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of one head, from
+// `first`.
 template <typename T>
 void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
                int64_t padded, float scale, float* rows) {
@@ -112,7 +114,8 @@ void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
     const T* k = static_cast<const T*>(a.k) + task.batch * a.k_stride[0] + first * a.k_stride[1] +
                  g * a.k_stride[2];
     pack_panel(k, a.k_stride, n, a.D, to.k_panel + g * a.D * kBlock);
-    if (p.backward) pack_rows(k, a.k_stride, n, kBlock, a.D, p.Dp, 1, to.k_rows + g * kBlock * p.Dp);
+    if (p.backward)
+      pack_rows(k, a.k_stride, n, kBlock, a.D, p.Dp, 1, to.k_rows + g * kBlock * p.Dp);
   }
   for (int64_t g = 0; g < a.Gv; ++g) {
     const T* v = static_cast<const T*>(a.v) + task.batch * a.v_stride[0] + first * a.v_stride[1] +

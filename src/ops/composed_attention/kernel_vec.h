@@ -1,5 +1,5 @@
-// The vector of one instruction set: VL float lanes, a lane mask and the few functions kernels need.
-// Everything is in an anonymous namespace: each instruction set has its own copy.
+// The vector of one instruction set: VL float lanes, a lane mask and the few functions kernels
+// need. Everything is in an anonymous namespace: each instruction set has its own copy.
 #pragma once
 
 #include <cfloat>
@@ -37,7 +37,9 @@ HL_INLINE void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
 HL_INLINE vf bcast(float a) { return _mm256_set1_ps(a); }
 HL_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
-HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) { return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b); }
+HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) {
+  return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
+}
 HL_INLINE float reduce(vf a, bool max) {
   __m128 x = half_op(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1), max);
   x = half_op(x, _mm_movehl_ps(x, x), max);
@@ -96,7 +98,8 @@ HL_INLINE vf power_of_two(vf biased, vf n) {
 #endif
 }
 
-// exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126 or less, never NaN for finite x.
+// exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126 or less, never NaN
+// for finite x.
 HL_INLINE vf vexp(vf x) {
   const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf log2e = bcast(1.44269502f);

@@ -4,44 +4,13 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "ops/composed_attention/arguments.h"
+#include "ops/composed_attention/fused.h"
+
 namespace headloom::ops {
 namespace {
 
 using at::Tensor;
-using OptionalTensors = c10::List<std::optional<Tensor>>;
-
-// The order of a mix's tensors in the operator's lists `pre` and `post`; an empty list is no mix.
-constexpr int64_t kMixTensors = 7;
-
-HeadMix unpack(const OptionalTensors& list, int64_t groups, const char* name) {
-  HeadMix mix;
-  mix.groups = groups;
-  if (list.empty()) return mix;
-  TORCH_CHECK_VALUE(list.size() == kMixTensors, "composed_attention: ", name, " has ", list.size(),
-                    " tensors, expected 0 or ", kMixTensors,
-                    " (static, q_down, q_up, q_gate, k_down, k_up, k_gate).");
-  Tensor* slots[] = {&mix.static_matrix, &mix.q_down, &mix.q_up,  &mix.q_gate,
-                     &mix.k_down,        &mix.k_up,   &mix.k_gate};
-  for (int64_t i = 0; i < kMixTensors; ++i) {
-    const std::optional<Tensor> tensor = list.get(i);
-    if (tensor && tensor->defined()) *slots[i] = *tensor;
-  }
-  return mix;
-}
-
-OptionalTensors pack(const HeadMix& mix) {
-  OptionalTensors list;
-  if (!mix.defined()) return list;
-  for (const Tensor& t :
-       {mix.static_matrix, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up, mix.k_gate}) {
-    list.push_back(t.defined() ? std::optional<Tensor>(t) : std::nullopt);
-  }
-  return list;
-}
-
-std::optional<Tensor> optional(const Tensor& t) {
-  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
-}
 
 void check_shape(const Tensor& t, const std::string& name, c10::SymIntArrayRef expected,
                  const char* legend) {
@@ -220,25 +189,18 @@ Tensor composed_attention_op(
     bool causal, std::optional<int64_t> window, const std::optional<Tensor>& lengths,
     const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
     std::optional<double> scale, std::optional<std::string_view> backend) {
-  ComposedAttentionOptions o;
-  o.pre = unpack(pre, pre_groups, "pre");
-  o.post = unpack(post, post_groups, "post");
-  o.pre_conv = pre_conv.value_or(Tensor());
-  o.post_conv = post_conv.value_or(Tensor());
-  o.conv_padding = std::string(conv_padding);
-  o.conv_mask = std::string(conv_mask);
-  o.bias = bias.value_or(Tensor());
-  o.causal = causal;
-  o.window = window;
-  o.lengths = lengths.value_or(Tensor());
-  o.documents = documents.value_or(Tensor());
-  o.mask = mask.value_or(Tensor());
-  o.scale = scale;
+  ComposedAttentionOptions o =
+      make_options(pre, post, pre_groups, post_groups, pre_conv, post_conv, conv_padding, conv_mask,
+                   bias, causal, window, lengths, documents, mask, scale);
   if (backend) o.backend = std::string(*backend);
   check(q, k, v, o);
-  TORCH_CHECK_NOT_IMPLEMENTED(!o.backend || *o.backend != "fused",
-                              "composed_attention: backend \"fused\" has no kernel for this case; "
-                              "use None or \"reference\".");
+  if (o.backend == "reference") return composed_attention_reference(q, k, v, o);
+  const char* reason = unsupported_reason(q, k, v, o);
+  TORCH_CHECK_NOT_IMPLEMENTED(!reason || o.backend != "fused",
+                              "composed_attention: backend \"fused\" cannot run this case because ",
+                              reason, "; use None or \"reference\".");
+  if (!reason && (o.backend == "fused" || !is_plain(o)))
+    return composed_attention_fused(q, k, v, o);
   return composed_attention_reference(q, k, v, o);
 }
 
@@ -301,10 +263,10 @@ TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) {
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const ComposedAttentionOptions& o) {
-  return call(q, k, v, pack(o.pre), pack(o.post), o.pre.groups, o.post.groups, optional(o.pre_conv),
-              optional(o.post_conv), o.conv_padding, o.conv_mask, optional(o.bias), o.causal,
-              o.window, optional(o.lengths), optional(o.documents), optional(o.mask), o.scale,
-              o.backend);
+  return call(q, k, v, pack_mix(o.pre), pack_mix(o.post), o.pre.groups, o.post.groups,
+              optional_tensor(o.pre_conv), optional_tensor(o.post_conv), o.conv_padding,
+              o.conv_mask, optional_tensor(o.bias), o.causal, o.window, optional_tensor(o.lengths),
+              optional_tensor(o.documents), optional_tensor(o.mask), o.scale, o.backend);
 }
 
 }  // namespace headloom::ops

@@ -1,0 +1,250 @@
+// The fused kernels against the reference in float64: outputs and every gradient, with memory that
+// a kernel fails to write poisoned with NaN. Run again with ATEN_CPU_CAPABILITY=avx2 and =default.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ops/composed_attention/fused.h"
+#include "ops/composed_attention/op.h"
+
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+
+struct Case {
+  std::string name = "";
+  int64_t B = 1, T = 63, S = 0, H = 8, D = 16, E = 0, Gk = 0, Gv = 0;
+  // Ranks (0: no such branch) and gates of both mixes; static [H, m] where m > 0, in groups.
+  int64_t q_rank = 2, k_rank = 2, pre_static = 0, post_static = 0, groups = 1;
+  bool q_gate = true, k_gate = true, pre = true, post = true;
+  bool causal = true, strided = false;
+  int64_t window = 0;
+  std::string mask = "";  // "lengths", "documents", "mask", "bias"
+};
+
+// Fills what is allocated with NaN until it goes out of scope.
+struct Poison {
+  Poison() { set(true); }
+  ~Poison() { set(false); }
+  static void set(bool on) {
+    at::globalContext().setDeterministicAlgorithms(on, false);
+    at::globalContext().setDeterministicFillUninitializedMemory(on);
+  }
+};
+
+struct Problem {
+  std::vector<Tensor> leaves;  // q, k, v, then what the mixes hold
+  ComposedAttentionOptions options;
+};
+
+std::vector<Tensor*> leaves_of(ComposedAttentionOptions& o) {
+  std::vector<Tensor*> out;
+  for (HeadMix* m : {&o.pre, &o.post}) {
+    for (Tensor* t :
+         {&m->static_matrix, &m->q_down, &m->q_up, &m->q_gate, &m->k_down, &m->k_up, &m->k_gate}) {
+      if (t->defined()) out.push_back(t);
+    }
+  }
+  return out;
+}
+
+Problem make(Case c, at::ScalarType type) {
+  at::manual_seed(7);
+  if (c.S == 0) c.S = c.T;
+  if (c.E == 0) c.E = c.D;
+  if (c.Gk == 0) c.Gk = c.H;
+  const auto options = at::TensorOptions().dtype(type);
+  const auto random = [&](at::IntArrayRef shape, double scale) {
+    std::vector<int64_t> wide(shape.begin(), shape.end());
+    if (c.strided) wide.back() *= 2;
+    Tensor t = at::randn(wide, options) * scale;
+    return c.strided ? t.slice(-1, 0, wide.back(), 2) : t;
+  };
+  Problem p;
+  ComposedAttentionOptions& o = p.options;
+  int64_t maps = c.H;
+  const auto mix = [&](HeadMix& m, int64_t out) {
+    m.groups = c.groups;
+    if (out > 0) {
+      const int64_t g = c.groups;
+      m.static_matrix = g > 1 ? random({g, maps / g, maps / g}, 0.5) : random({maps, out}, 0.5);
+    }
+    if (out > 0 && out != maps) {
+      maps = out;
+      return;
+    }
+    if (c.q_rank > 0) {
+      m.q_down = random({c.B, c.T, c.q_rank, maps}, 0.3);
+      m.q_up = random({c.B, c.T, c.q_rank, maps}, 0.3);
+    }
+    if (c.k_rank > 0) {
+      m.k_down = random({c.B, c.S, c.k_rank, maps}, 0.3);
+      m.k_up = random({c.B, c.S, c.k_rank, maps}, 0.3);
+    }
+    if (c.q_gate) m.q_gate = random({c.B, c.T, maps}, 0.3);
+    if (c.k_gate) m.k_gate = random({c.B, c.S, maps}, 0.3);
+  };
+  if (c.pre) mix(o.pre, c.pre_static);
+  if (c.post) mix(o.post, c.post_static);
+  if (c.Gv == 0) c.Gv = maps;
+  p.leaves = {random({c.B, c.T, c.H, c.D}, 1), random({c.B, c.S, c.Gk, c.D}, 1),
+              random({c.B, c.S, c.Gv, c.E}, 1)};
+  for (Tensor* t : leaves_of(o)) p.leaves.push_back(*t);
+  o.causal = c.causal;
+  if (c.window > 0) o.window = c.window;
+  if (c.mask == "lengths") o.lengths = at::arange(c.B, at::kLong) * (c.S / 2);
+  if (c.mask == "documents") {
+    o.documents = at::arange(c.S, at::kLong).div(19, "floor").expand({c.B, c.S});
+  }
+  if (c.mask == "mask") o.mask = at::rand({c.B, 1, c.T, c.S}).gt(0.7);
+  if (c.mask == "bias") o.bias = at::randn({c.H, 1, c.S}, options);
+  return p;
+}
+
+// Output and gradients under a fixed random cotangent.
+std::vector<Tensor> evaluate(Problem p, const std::string& backend, at::ScalarType type) {
+  std::vector<Tensor> leaves;
+  for (const Tensor& t : p.leaves) leaves.push_back(t.to(type).detach().requires_grad_());
+  size_t i = 3;
+  for (Tensor* t : leaves_of(p.options)) *t = leaves[i++];
+  if (p.options.bias.defined()) p.options.bias = p.options.bias.to(type);
+  p.options.backend = backend;
+  Tensor out = composed_attention(leaves[0], leaves[1], leaves[2], p.options);
+  at::manual_seed(11);
+  const Tensor cotangent = at::randn(out.sizes(), at::TensorOptions().dtype(p.leaves[0].dtype()));
+  std::vector<Tensor> all{out.detach()};
+  for (Tensor& g : torch::autograd::grad({out}, leaves, {cotangent.to(type)})) all.push_back(g);
+  return all;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.to(at::kDouble) - b).abs().max().item<double>() /
+         std::max(b.abs().max().item<double>(), 1e-30);
+}
+
+void expect_close(const Case& c, at::ScalarType type, double tolerance) {
+  SCOPED_TRACE(c.name);
+  const Problem p = make(c, type);
+  const auto expected = evaluate(p, "reference", at::kDouble);
+  std::vector<Tensor> got;
+  {
+    Poison poison;
+    got = evaluate(p, "fused", type);
+  }
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].sizes(), expected[i].sizes());
+    const double error = distance(got[i], expected[i]);
+    // The negation also catches NaN.
+    EXPECT_FALSE(!(error < (i == 0 ? tolerance : 4 * tolerance)))
+        << "result " << i << " of " << got.size() << " (0 output, 1.. gradients): error " << error;
+  }
+}
+
+std::vector<Case> mixes() {
+  std::vector<Case> cases{
+      {.name = "all branches"},
+      {.name = "before only", .post = false},
+      {.name = "after only", .pre = false},
+      {.name = "query side", .k_rank = 0, .k_gate = false},
+      {.name = "key side", .q_rank = 0, .q_gate = false},
+      {.name = "gates", .q_rank = 0, .k_rank = 0},
+      {.name = "query gate", .q_rank = 0, .k_rank = 0, .k_gate = false},
+      {.name = "key gate", .q_rank = 0, .k_rank = 0, .q_gate = false},
+      {.name = "projections", .q_gate = false, .k_gate = false},
+      {.name = "unequal ranks", .q_rank = 1, .k_rank = 3},
+      {.name = "low rank and key gate", .k_rank = 0},
+      {.name = "key low rank and query gate", .q_rank = 0},
+      {.name = "static and dynamic", .pre_static = 8, .post_static = 8},
+      {.name = "groups", .pre_static = 8, .post_static = 8, .groups = 4},
+      {.name = "groups without static", .groups = 2},
+      {.name = "nothing", .pre = false, .post = false},
+  };
+  for (int64_t rank : {1, 3, 4}) {
+    cases.push_back({.name = "rank " + std::to_string(rank), .q_rank = rank, .k_rank = rank});
+  }
+  for (Case c : {Case{.name = "talking heads", .pre_static = 8, .post_static = 8},
+                 Case{.name = "rectangular", .pre_static = 12, .post_static = 5},
+                 Case{.name = "differential", .E = 32, .Gk = 4, .post_static = 4, .pre = false}}) {
+    c.q_rank = c.k_rank = 0;
+    c.q_gate = c.k_gate = false;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> shapes() {
+  std::vector<Case> cases;
+  for (int64_t T : {1, 2, 64, 65, 1000}) {
+    cases.push_back({.name = "T " + std::to_string(T), .T = T, .H = 6, .D = 20});
+  }
+  for (Case c :
+       {Case{.name = "odd", .B = 3, .T = 70, .S = 131, .H = 5, .D = 9, .E = 33},
+        Case{.name = "decode", .B = 2, .T = 3, .S = 300},
+        Case{.name = "more queries than keys", .B = 2, .T = 131, .S = 70},
+        Case{.name = "not causal", .T = 70, .S = 200, .causal = false},
+        Case{.name = "window", .T = 300, .window = 70},
+        Case{.name = "window, not causal", .T = 300, .causal = false, .window = 33},
+        Case{.name = "window of one", .T = 100, .window = 1},
+        Case{.name = "lengths", .B = 3, .T = 150, .mask = "lengths"},
+        Case{.name = "lengths, not causal", .B = 3, .T = 50, .causal = false, .mask = "lengths"},
+        Case{.name = "documents", .B = 2, .T = 150, .mask = "documents"},
+        Case{.name = "mask", .B = 2, .T = 150, .mask = "mask"},
+        Case{.name = "bias", .B = 2, .T = 150, .mask = "bias"},
+        Case{.name = "shared keys", .B = 2, .T = 100, .Gk = 2, .Gv = 4},
+        Case{.name = "strided", .B = 2, .T = 100, .strided = true},
+        Case{.name = "one head", .T = 100, .H = 1},
+        Case{.name = "many heads", .T = 70, .H = 64, .D = 8},
+        Case{.name = "large heads", .T = 70, .H = 2, .D = 256}}) {
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+TEST(ComposedAttentionFused, EveryMixMatchesTheReference) {
+  for (const Case& c : mixes()) expect_close(c, at::kFloat, 2e-5);
+}
+
+TEST(ComposedAttentionFused, OddShapesAndMasksMatchTheReference) {
+  for (const Case& c : shapes()) expect_close(c, at::kFloat, 2e-5);
+}
+
+TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
+  expect_close({.name = "bfloat16", .T = 150}, at::kBFloat16, 1.5e-2);
+  expect_close({.name = "bfloat16 odd", .B = 2, .T = 37, .H = 5, .D = 9, .E = 33}, at::kBFloat16,
+               1.5e-2);
+}
+
+TEST(ComposedAttentionFused, LargeScoresStayFinite) {
+  Case c{.name = "large", .T = 130};
+  Problem p = make(c, at::kFloat);
+  p.leaves[0] = p.leaves[0] * 300;
+  const auto got = evaluate(p, "fused", at::kFloat);
+  for (const Tensor& t : got) EXPECT_TRUE(at::isfinite(t).all().item<bool>());
+  EXPECT_LT(distance(got[0], evaluate(p, "reference", at::kDouble)[0]), 1e-3);
+}
+
+TEST(ComposedAttentionFused, IsDeterministic) {
+  const Problem p = make({.name = "twice", .B = 3, .T = 200}, at::kFloat);
+  const auto once = evaluate(p, "fused", at::kFloat);
+  const auto twice = evaluate(p, "fused", at::kFloat);
+  for (size_t i = 0; i < once.size(); ++i) EXPECT_TRUE(at::equal(once[i], twice[i])) << i;
+}
+
+TEST(ComposedAttentionFused, RefusesWhatItCannotRun) {
+  Problem p = make({.name = "rank 5", .q_rank = 5, .k_rank = 5}, at::kFloat);
+  const Tensor &q = p.leaves[0], &k = p.leaves[1], &v = p.leaves[2];
+  EXPECT_STREQ(unsupported_reason(q, k, v, p.options), "a low-rank branch has a rank above 4");
+  EXPECT_NO_THROW(composed_attention(q, k, v, p.options));
+  p.options.backend = "fused";
+  EXPECT_THROW(composed_attention(q, k, v, p.options), c10::NotImplementedError);
+}
+
+}  // namespace
+}  // namespace headloom::ops
