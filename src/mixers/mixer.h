@@ -49,7 +49,7 @@ struct Cost {
   bool mechanism = false;  // what the mechanism adds to plain attention
 };
 
-class TokenMixer : public torch::nn::Module {
+class TokenMixer : public Module {
  public:
   // x [B, T, C] -> [B, T, C].
   virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
@@ -59,7 +59,7 @@ class TokenMixer : public torch::nn::Module {
   virtual double state_bytes_per_token() const = 0;
 };
 
-class ChannelMixer : public torch::nn::Module {
+class ChannelMixer : public Module {
  public:
   // x [B, T, C] -> [B, T, C], each position by itself.
   virtual Tensor forward(const Tensor& x) = 0;

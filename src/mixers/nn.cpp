@@ -6,9 +6,25 @@
 
 namespace headloom {
 
+std::vector<Tensor*> Module::release_parameters() {
+  std::vector<Tensor*> slots;
+  for (const auto& module : modules()) {
+    if (auto* own = dynamic_cast<Module*>(module.get())) {
+      slots.insert(slots.end(), own->slots_.begin(), own->slots_.end());
+      own->parameters_.clear();
+    }
+  }
+  return slots;
+}
+
+void Module::parameter(const std::string& name, Tensor& slot, const Tensor& value) {
+  slot = register_parameter(name, value);
+  slots_.push_back(&slot);
+}
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
-  weight = register_parameter("weight", at::empty({out, in}).normal_(0, std));
-  if (with_bias) bias = register_parameter("bias", at::zeros({out}));
+  parameter("weight", weight, at::empty({out, in}).normal_(0, std));
+  if (with_bias) parameter("bias", bias, at::zeros({out}));
 }
 
 Tensor Linear::forward(const Tensor& x) const {
@@ -17,8 +33,8 @@ Tensor Linear::forward(const Tensor& x) const {
 
 Norm::Norm(const std::string& norm_type, int64_t width) : type(norm_type) {
   if (type == "none") return;
-  weight = register_parameter("weight", at::ones({width}));
-  if (type == "layer_norm") bias = register_parameter("bias", at::zeros({width}));
+  parameter("weight", weight, at::ones({width}));
+  if (type == "layer_norm") parameter("bias", bias, at::zeros({width}));
 }
 
 Tensor Norm::forward(const Tensor& x) const {
@@ -57,6 +73,7 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
       cos_.scalar_type() == like.scalar_type()) {
     return;
   }
+  c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
   const int64_t grown = std::max<int64_t>(length, cos_.defined() ? 2 * cos_.size(0) : 0);

@@ -1,7 +1,7 @@
 // The few building blocks every mixer shares: linear map, norms, rotary positions.
 //
-// They are plain torch::nn::Module's held by shared_ptr; parameters are registered under the names
-// users see in a state_dict.
+// They are modules held by shared_ptr; parameters are registered under the names users see in a
+// state_dict.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/fields.h"
 
@@ -16,8 +17,24 @@ namespace headloom {
 
 using at::Tensor;
 
+// A module whose parameters can be lent to it for one forward pass: Python's modules own their
+// parameters and run through python/src/mixer_op.cpp.
+class Module : public torch::nn::Module {
+ public:
+  // Says where this module and its children keep their parameters, in the order of
+  // named_parameters(), which is empty from then on.
+  std::vector<Tensor*> release_parameters();
+
+ protected:
+  // Registers `value` under `name` and puts it into `slot`, a member of this module.
+  void parameter(const std::string& name, Tensor& slot, const Tensor& value);
+
+ private:
+  std::vector<Tensor*> slots_;
+};
+
 // y = x W^T + b with W [out, in]. W ~ N(0, std), b = 0.
-struct Linear : torch::nn::Module {
+struct Linear : Module {
   Linear(int64_t in, int64_t out, bool with_bias, double std);
   Tensor forward(const Tensor& x) const;
 
@@ -26,7 +43,7 @@ struct Linear : torch::nn::Module {
 
 // LayerNorm (eps 1e-5, scale and shift) or RMSNorm (eps 1e-6, scale) over the last dimension;
 // `none` passes x through.
-struct Norm : torch::nn::Module {
+struct Norm : Module {
   Norm(const std::string& type, int64_t width);
   Tensor forward(const Tensor& x) const;
 

@@ -47,8 +47,8 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
   output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
                                                                shape.bias, shape.output_std()));
   if (options.qk_norm) {
-    q_scale_ = register_parameter("q_norm", at::ones({sizes.head_dim}));
-    k_scale_ = register_parameter("k_norm", at::ones({sizes.head_dim}));
+    parameter("q_norm", q_scale_, at::ones({sizes.head_dim}));
+    parameter("k_norm", k_scale_, at::ones({sizes.head_dim}));
   }
   if (shape.position.type == "rope") rotary_.emplace(shape.position, sizes.head_dim);
 }

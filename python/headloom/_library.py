@@ -1,0 +1,32 @@
+"""Loads the C++ operators into torch.ops.headloom."""
+
+from pathlib import Path
+
+import torch  # first: it brings the libraries that ours are linked to
+
+_here = Path(__file__).resolve().parent
+
+
+def _load() -> None:
+    # An installed package has its libraries beside it; a source tree has them where CMake builds them.
+    folders = [_here, _here.parents[1] / "build" / "lib"]
+    for folder in folders:
+        libraries = [folder / f"libheadloom_{name}.so" for name in ("ops", "python")]
+        if not all(library.exists() for library in libraries):
+            continue
+        for library in libraries:
+            try:
+                torch.ops.load_library(library)
+            except OSError as error:
+                raise ImportError(
+                    f"{library} does not load into PyTorch {torch.__version__}; build or install Headloom again "
+                    f"with this PyTorch ({error})."
+                ) from error
+        return
+    raise ImportError(
+        f"the library libheadloom_ops.so is neither in {folders[0]} nor in {folders[1]}; run ./test or "
+        "'pip install .' in Headloom's folder first."
+    )
+
+
+_load()

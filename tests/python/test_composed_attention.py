@@ -1,0 +1,239 @@
+"""The operator from Python: the formula of each term, gradients, and PyTorch's machinery around it."""
+
+import math
+
+import headloom
+import pytest
+import torch
+from headloom import HeadMix, composed_attention
+
+B, T, S, H, D, R = 2, 4, 6, 4, 3, 2
+
+
+def draw(*shape, scale=1.0):
+    return scale * torch.randn(*shape, dtype=torch.float64)
+
+
+def qkv(keys=H, values=H, e=5):
+    return draw(B, T, H, D), draw(B, S, keys, D), draw(B, S, values, e)
+
+
+def dynamic(groups=1, static=None):
+    return HeadMix(
+        static=static,
+        q_down=draw(B, T, R, H),
+        q_up=draw(B, T, R, H),
+        q_gate=draw(B, T, H),
+        k_down=draw(B, S, R, H),
+        k_up=draw(B, S, R, H),
+        k_gate=draw(B, S, H),
+        groups=groups,
+    )
+
+
+def mixed(maps, mix):
+    """The formula of HeadMix, one output map at a time; maps [B, H, T, S]."""
+    if mix is None:
+        return maps
+    heads, groups = maps.shape[1], mix.groups
+    size = heads // groups
+    if mix.static is not None and mix.static.dim() == 2 and mix.static.shape[0] != mix.static.shape[1]:
+        return torch.einsum("bhts,hn->bnts", maps, mix.static)
+    out = []
+    for n in range(heads):
+        run = slice(n // size * size, n // size * size + size)
+        x = maps[:, run]
+        if mix.static is None:
+            y = maps[:, n]
+        else:
+            matrix = mix.static[n // size] if mix.static.dim() == 3 else mix.static[run, run]
+            y = torch.einsum("bhts,h->bts", x, matrix[:, n % size])
+        if mix.q_down is not None:
+            y = y + torch.einsum("bhts,btrh,btr->bts", x, mix.q_down[..., run], mix.q_up[..., n])
+        if mix.q_gate is not None:
+            y = y + maps[:, n] * mix.q_gate[:, :, n].unsqueeze(2)
+        if mix.k_down is not None:
+            y = y + torch.einsum("bhts,bsrh,bsr->bts", x, mix.k_down[..., run], mix.k_up[..., n])
+        if mix.k_gate is not None:
+            y = y + maps[:, n] * mix.k_gate[:, :, n].unsqueeze(1)
+        out.append(y)
+    return torch.stack(out, 1)
+
+
+def expected(q, k, v, pre=None, post=None, visible=None):
+    keys = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    maps = torch.einsum("bthd,bshd->bhts", q, keys) / math.sqrt(q.shape[-1])
+    maps = mixed(maps, pre).masked_fill(~visible, -math.inf)
+    maps = mixed(torch.softmax(maps, -1), post)
+    values = v.repeat_interleave(maps.shape[1] // v.shape[2], 2)
+    return torch.einsum("bhts,bshe->bthe", maps, values)
+
+
+def causal(window=S):
+    distance = torch.arange(T).unsqueeze(1) + S - T - torch.arange(S)
+    return (distance >= 0) & (distance < window)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(3)
+
+
+def test_dynamic_mixes_before_and_after_softmax():
+    q, k, v = qkv()
+    pre, post = dynamic(static=draw(H, H)), dynamic()
+    torch.testing.assert_close(
+        composed_attention(q, k, v, pre, post), expected(q, k, v, pre, post, causal())
+    )
+
+
+def test_groups_keep_composition_inside():
+    q, k, v = qkv(keys=2, values=1)
+    pre, post = dynamic(groups=2, static=draw(2, 2, 2)), dynamic(groups=2)
+    torch.testing.assert_close(
+        composed_attention(q, k, v, pre, post, window=2), expected(q, k, v, pre, post, causal(2))
+    )
+
+
+def test_rectangular_mixes_change_the_number_of_maps():
+    q, k, v = qkv(keys=1, values=2)
+    pre, post = HeadMix(static=draw(H, 6)), HeadMix(static=draw(6, 2))
+    out = composed_attention(q, k, v, pre, post)
+    assert out.shape == (B, T, 2, 5)
+    torch.testing.assert_close(out, expected(q, k, v, pre, post, causal()))
+
+
+def test_nothing_composed_is_plain_attention():
+    q, k, v = qkv()
+    plain = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    )
+    torch.testing.assert_close(composed_attention(q, k, v, causal=False), plain.transpose(1, 2))
+    torch.testing.assert_close(composed_attention(q, k, v, HeadMix(), causal=False), plain.transpose(1, 2))
+
+
+def test_a_centre_tap_is_no_convolution():
+    q, k, v = qkv()
+    kernel = torch.zeros(H, 3, 5, dtype=torch.float64)
+    kernel[:, -1, 2] = 1
+    torch.testing.assert_close(
+        composed_attention(q, k, v, pre_conv=kernel, post_conv=kernel), composed_attention(q, k, v)
+    )
+
+
+MASKS = {
+    "window": dict(window=3),
+    "lengths": dict(lengths=torch.tensor([6, 3])),
+    "documents": dict(documents=torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])),
+    "mask": dict(mask=torch.arange(S).remainder(3).ne(1).expand(T, S)),
+    "bias": dict(bias=torch.linspace(-1, 1, H * T * S, dtype=torch.float64).view(H, T, S)),
+    "bidirectional": dict(causal=False, scale=0.3),
+}
+
+
+def cases():
+    def conv(heads=1):
+        return draw(H, *([heads] if heads > 1 else []), 2, 3, scale=0.5)
+
+    yield "static", lambda: dict(pre=HeadMix(static=draw(H, H)), post=HeadMix(static=draw(H, 8)))
+    for term in ("q_down", "q_gate", "k_down", "k_gate"):
+
+        def only(term=term):
+            full = dynamic()
+            names = [term, term.replace("down", "up")]
+            return dict(pre=HeadMix(**{n: getattr(full, n) for n in names}))
+
+        yield term, only
+    yield "all terms", lambda: dict(pre=dynamic(static=draw(H, H)), post=dynamic(groups=2))
+    yield "convolution", lambda: dict(pre_conv=conv(), post_conv=conv(2), conv_padding="left")
+    yield "exact convolution", lambda: dict(pre_conv=conv(2), conv_mask="exact", post=dynamic())
+    for name, options in MASKS.items():
+        yield name, lambda options=options: dict(pre=HeadMix(static=draw(H, H)), **options)
+
+
+CASES = dict(cases())
+
+
+def leaves(q, k, v, options):
+    """All floating tensors of a call as a flat list, and the call as a function of them."""
+    names = ["static", "q_down", "q_up", "q_gate", "k_down", "k_up", "k_gate"]
+    tensors, places = [q, k, v], []
+    for side, value in options.items():
+        if isinstance(value, HeadMix):
+            for name in names:
+                if getattr(value, name) is not None:
+                    places.append((side, name))
+                    tensors.append(getattr(value, name))
+        elif isinstance(value, torch.Tensor) and value.is_floating_point():
+            places.append((side, None))
+            tensors.append(value)
+
+    def call(q, k, v, *rest):
+        arguments = dict(options)
+        fields = {}
+        for (side, name), tensor in zip(places, rest):
+            if name is None:
+                arguments[side] = tensor
+            else:
+                fields.setdefault(side, {"groups": options[side].groups})[name] = tensor
+        arguments.update({side: HeadMix(**terms) for side, terms in fields.items()})
+        return composed_attention(q, k, v, **arguments)
+
+    return call, tensors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    call, tensors = leaves(*qkv(keys=2, values=2, e=2), CASES[name]())
+    assert torch.autograd.gradcheck(call, [t.requires_grad_() for t in tensors])
+
+
+@pytest.mark.parametrize("name", ["all terms", "exact convolution", "lengths"])
+def test_opcheck(name):
+    q, k, v = (t.float() for t in qkv())
+    options = CASES[name]()
+    pre = headloom.attention._tensors(options.pop("pre", None))
+    post = headloom.attention._tensors(options.pop("post", None))
+    groups = 2 if name == "all terms" else 1
+    single = lambda t: t.float().requires_grad_() if t is not None and t.is_floating_point() else t
+    torch.library.opcheck(
+        torch.ops.headloom.composed_attention,
+        (q.requires_grad_(), k, v, [single(t) for t in pre], [single(t) for t in post], 1, groups),
+        {n: single(o) if isinstance(o, torch.Tensor) else o for n, o in options.items()},
+    )
+
+
+@pytest.mark.parametrize("name", ["all terms", "convolution", "documents"])
+def test_compiles_without_breaks(name):
+    call, tensors = leaves(*qkv(), CASES[name]())
+    torch.testing.assert_close(
+        torch.compile(call, backend="aot_eager", fullgraph=True)(*tensors), call(*tensors)
+    )
+
+
+def test_autocast_multiplies_in_bfloat16():
+    q, k, v = (t.float().requires_grad_() for t in qkv())
+    pre = HeadMix(static=torch.eye(H))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = composed_attention(q, k, v, pre)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+    torch.testing.assert_close(out.float(), composed_attention(q, k, v, pre), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        (dict(window=0), ValueError, "window"),
+        (dict(conv_padding="middle"), ValueError, "conv_padding"),
+        (dict(pre=HeadMix(q_down=torch.zeros(B, T, R, H, dtype=torch.float64))), ValueError, "pre.q_up"),
+        (dict(post=HeadMix(static=torch.zeros(H, H))), TypeError, "post.static"),
+        (dict(mask=torch.zeros(T, S)), TypeError, "mask"),
+        (dict(pre_conv=torch.zeros(H, 2, 4, dtype=torch.float64)), ValueError, "pre_conv"),
+        (dict(backend="fast"), ValueError, "backend"),
+    ],
+)
+def test_errors_name_the_argument(options, error, words):
+    with pytest.raises(error, match=words):
+        composed_attention(*qkv(), **options)

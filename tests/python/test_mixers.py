@@ -1,0 +1,243 @@
+"""Every mixer of the registry inside ordinary PyTorch code."""
+
+import copy
+import io
+import pickle
+import threading
+
+import headloom
+import pytest
+import torch
+from torch.func import functional_call
+
+WIDTH, LENGTH = 32, 7
+NAMES = list(headloom.mixers())
+# Options under which a mixer uses all that it has; the others take their defaults.
+OPTIONS = {
+    "mha": dict(kv_heads=2, qk_norm=True, window=4),
+}
+
+
+def make(name, **shape):
+    options = {"heads": 4, **OPTIONS.get(name, {})}
+    known = headloom.mixers()[name].options
+    return headloom.mixer(name, WIDTH, **shape, **{k: v for k, v in options.items() if k in known})
+
+
+def inputs(batch=2, length=LENGTH):
+    return torch.randn(batch, length, WIDTH)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(11)
+
+
+@pytest.fixture(params=NAMES)
+def layer(request):
+    return make(request.param)
+
+
+def test_listed():
+    assert "mha" in NAMES
+    info = headloom.mixers()["mha"]
+    assert info.source and info.options["heads"].type.startswith("integer") and info.options["heads"].default == "8"
+
+
+def test_weights_follow_the_seed():
+    torch.manual_seed(5)
+    first = make("mha")
+    torch.manual_seed(5)
+    second, third = make("mha"), make("mha")
+    assert torch.equal(first.qkv.weight, second.qkv.weight)
+    assert not torch.equal(first.qkv.weight, third.qkv.weight)
+
+
+def test_a_call_draws_no_random_numbers(layer):
+    x, before = inputs(), torch.random.get_rng_state()
+    layer(x)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_trains_with_a_torch_optimiser(layer):
+    x, target = inputs(), inputs()
+    before = copy.deepcopy(layer.state_dict())
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = (layer(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(p.grad is not None for p in layer.parameters())
+    assert not torch.equal(before["qkv.weight"], layer.state_dict()["qkv.weight"])
+
+
+def test_state_dict_goes_round(layer):
+    x = inputs()
+    stream = io.BytesIO()
+    torch.save(layer.state_dict(), stream)
+    stream.seek(0)
+    other = pickle.loads(pickle.dumps(layer))
+    for p in other.parameters():
+        torch.nn.init.zeros_(p)
+    assert not torch.equal(other(x), layer(x))
+    other.load_state_dict(torch.load(stream, weights_only=True))
+    assert torch.equal(other(x), layer(x))
+    assert list(layer.state_dict()) == [n for n, _ in layer.named_parameters()]
+
+
+def test_deepcopy_is_independent(layer):
+    x = inputs()
+    expected = layer(x)
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(1)
+    assert torch.equal(layer(x), expected)
+    assert not torch.equal(other(x), expected)
+
+
+def test_functional_call_and_per_sample_gradients(layer):
+    x = inputs(3)
+    params = {n: p.detach() for n, p in layer.named_parameters()}
+    assert torch.equal(functional_call(layer, params, (x,)), layer(x))
+
+    def loss(params, sample):
+        return functional_call(layer, params, (sample.unsqueeze(0),)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)
+    layer(x).square().sum().backward()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), p.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_gradcheck():
+    for name in NAMES:
+        layer = make(name).double()
+        x = inputs(1, 3).double().requires_grad_()
+        names = [n for n, _ in layer.named_parameters()]
+        params = [p.detach().requires_grad_() for p in layer.parameters()]
+
+        def call(x, *values):
+            return functional_call(layer, dict(zip(names, values)), (x,))
+
+        assert torch.autograd.gradcheck(call, [x, *params], fast_mode=True)
+
+
+def test_compiles_without_breaks(layer):
+    x = inputs()
+    expected = layer(x)
+    expected.square().sum().backward()
+    grads = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(y, expected)
+    for p, grad in zip(layer.parameters(), grads):
+        torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4)
+    # Tracing leaves nothing behind in the C++ module.
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_inductor():
+    layer, x = make(NAMES[0]), inputs()
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
+def test_exports(layer):
+    x = inputs()
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_opcheck(layer):
+    torch.library.opcheck(
+        torch.ops.headloom.mixer, (layer.spec, inputs().requires_grad_(), list(layer.parameters()), True)
+    )
+
+
+def test_autocast(layer):
+    x = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), layer(x), atol=0.1, rtol=0.1)
+    y.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_after_inference_mode(layer):
+    x = inputs(1, LENGTH + 2)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+
+
+def test_threads_share_a_spec(layer):
+    others = [copy.deepcopy(layer) for _ in range(4)]
+    xs = [inputs() for _ in others]
+    with torch.no_grad():
+        for other in others:
+            for p in other.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        expected = [other(x) for other, x in zip(others, xs)]
+        wrong = []
+
+        def work(i):
+            for _ in range(20):
+                if not torch.allclose(others[i](xs[i]), expected[i]):
+                    wrong.append(i)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(others))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_causal_and_lengths():
+    layer, x = make("mha"), inputs()
+    later = x.clone()
+    later[:, 4:] = 0
+    torch.testing.assert_close(layer(later)[:, :4], layer(x)[:, :4])
+    whole = make("mha", causal=False)
+    lengths = torch.tensor([4, 4])
+    torch.testing.assert_close(whole(later, lengths=lengths)[:, :4], whole(x, lengths=lengths)[:, :4])
+    assert not torch.allclose(whole(later)[:, :4], whole(x)[:, :4])
+
+
+def test_documents_and_memory():
+    layer, x = make("mha", position="none"), inputs(1)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+    parts = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
+    torch.testing.assert_close(layer(x, documents=documents), parts)
+    assert layer(x, memory=inputs(1, 3)).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(type="mah"), "mah"),
+        (dict(type="mha", heads=5), "heads is 5"),
+        (dict(type="mha", haeds=4), "did you mean 'mixer.heads'"),
+        (dict(type="mha", heads=2.5), "expected an integer"),
+        (dict(type="mha", heads=4, position="rop"), "rope"),
+    ],
+)
+def test_errors_name_the_option(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        headloom.mixer(width=WIDTH, **arguments)
+
+
+def test_wrong_shapes_and_counts():
+    layer = make("mha")
+    with pytest.raises(ValueError, match="B, T, C"):
+        layer(torch.randn(3, WIDTH))
+    with pytest.raises(ValueError, match="params has 0"):
+        torch.ops.headloom.mixer(layer.spec, inputs(), [], False)
+    layer(inputs())  # a failed call leaves no trace
