@@ -30,6 +30,7 @@ class Module : public torch::nn::Module {
   void parameter(const std::string& name, Tensor& slot, const Tensor& value);
 
  private:
+  using torch::nn::Module::register_parameter;  // leaves no slot
   std::vector<Tensor*> slots_;
 };
 

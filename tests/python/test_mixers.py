@@ -15,6 +15,9 @@ NAMES = list(headloom.mixers())
 # Options under which a mixer uses all that it has; the others take their defaults.
 OPTIONS = {
     "mha": dict(kv_heads=2, qk_norm=True, window=4),
+    "talking_heads": dict(pre=True, post=True),
+    "dcmha": dict(static="add", groups=2),
+    "multi_token": dict(conv_layers="all", pre_conv=True, post_conv=True, pre_mix="all", gate="full"),
 }
 
 

@@ -78,13 +78,14 @@ class Dcmha final : public Attention {
                r = static_cast<double>(rank);
     if (options.projection && sides > 0) {
       const int64_t hidden = 2 * inside_ * rank;
-      w1_ = register_parameter(
-          "w1", normal({width, sides * groups * hidden}, xavier(c, static_cast<double>(hidden))));
-      w2_ = register_parameter("w2", normal({sides, groups, hidden, 2 * rank * inside_},
-                                            0.02 / (std::sqrt(2 * n * r) * (n + r))));
+      parameter("w1", w1_,
+                normal({width, sides * groups * hidden}, xavier(c, static_cast<double>(hidden))));
+      parameter("w2", w2_,
+                normal({sides, groups, hidden, 2 * rank * inside_},
+                       0.02 / (std::sqrt(2 * n * r) * (n + r))));
     }
     if (options.gate && sides > 0) {
-      gate_ = register_parameter("gate", normal({width, sides * heads_}, 0.05 * xavier(c, n)));
+      parameter("gate", gate_, normal({width, sides * heads_}, 0.05 * xavier(c, n)));
     }
     if (options.static_mix == "off") return;
     const auto matrix = [&] {
@@ -92,8 +93,8 @@ class Dcmha final : public Attention {
       return options.static_mix == "add" ? at::zeros_like(identity)
                                          : normal(identity.sizes(), xavier(n, n));
     };
-    if (options.pre) pre_static_ = register_parameter("pre_static", matrix());
-    if (options.post) post_static_ = register_parameter("post_static", matrix());
+    if (options.pre) parameter("pre_static", pre_static_, matrix());
+    if (options.post) parameter("post_static", post_static_, matrix());
   }
 
   std::vector<Cost> costs(int64_t length) const override {

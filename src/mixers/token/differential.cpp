@@ -55,14 +55,14 @@ class Differential final : public Attention {
       : Attention(options.attention, sizes_of(options, shape), shape),
         start_(lambda_init(shape.layer)),
         runs_(options.pairing == "pair" ? sizes_.values : sizes_.outputs) {
-    const auto vector = [&](const char* name) {
-      return register_parameter(name, at::empty({sizes_.head_dim}).normal_(0, 0.1));
+    const auto vector = [&](const char* name, Tensor& slot) {
+      parameter(name, slot, at::empty({sizes_.head_dim}).normal_(0, 0.1));
     };
-    lambda_q1_ = vector("lambda_q1");
-    lambda_k1_ = vector("lambda_k1");
-    lambda_q2_ = vector("lambda_q2");
-    lambda_k2_ = vector("lambda_k2");
-    if (options.norm_scale) scale_ = register_parameter("norm", at::ones({sizes_.v_dim}));
+    vector("lambda_q1", lambda_q1_);
+    vector("lambda_k1", lambda_k1_);
+    vector("lambda_q2", lambda_q2_);
+    vector("lambda_k2", lambda_k2_);
+    if (options.norm_scale) parameter("norm", scale_, at::ones({sizes_.v_dim}));
   }
 
   std::vector<Cost> costs(int64_t length) const override {

@@ -110,19 +110,17 @@ class MultiToken final : public Attention {
     if (options.pre_conv || options.post_conv) {
       // Built on every layer, so that options that do not fit are refused on every layer.
       const Tensor kernel = identity_kernel(options);
-      if (here && options.pre_conv) pre_conv_ = register_parameter("pre_conv", kernel.clone());
-      if (here && options.post_conv) post_conv_ = register_parameter("post_conv", kernel.clone());
+      if (here && options.pre_conv) parameter("pre_conv", pre_conv_, kernel.clone());
+      if (here && options.post_conv) parameter("post_conv", post_conv_, kernel.clone());
     }
     const int64_t heads = options.attention.heads;
     if (options.pre_mix != "off") {
-      pre_mix_ =
-          register_parameter("pre_mix", identity_mix(heads, groups_of(options.pre_mix, options)));
+      parameter("pre_mix", pre_mix_, identity_mix(heads, groups_of(options.pre_mix, options)));
     }
     if (options.post_mix != "off") {
-      post_mix_ =
-          register_parameter("post_mix", identity_mix(heads, groups_of(options.post_mix, options)));
+      parameter("post_mix", post_mix_, identity_mix(heads, groups_of(options.post_mix, options)));
     }
-    if (options.norm) scale_ = register_parameter("norm", at::ones({sizes_.v_dim}));
+    if (options.norm) parameter("norm", scale_, at::ones({sizes_.v_dim}));
     if (options.gate != "none") {
       const int64_t values = options.gate == "head" ? 1 : sizes_.v_dim;
       gate_ = register_module("gate",

@@ -78,8 +78,8 @@ class TalkingHeads final : public Attention {
     const auto start = [&](int64_t from, int64_t to) {
       return resampling(from, to) + at::empty({from, to}).normal_(0, shape.init_std);
     };
-    if (options.pre) pre_ = register_parameter("pre_mix", start(sizes_.maps, heads));
-    if (options.post) post_ = register_parameter("post_mix", start(heads, sizes_.outputs));
+    if (options.pre) parameter("pre_mix", pre_, start(sizes_.maps, heads));
+    if (options.post) parameter("post_mix", post_, start(heads, sizes_.outputs));
   }
 
   std::vector<Cost> costs(int64_t length) const override {
