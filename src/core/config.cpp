@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <sstream>
 
 #include <toml++/toml.h>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace headloom {
 namespace {
@@ -172,15 +172,7 @@ Node parse_toml(std::string_view text, const std::string& name) {
   }
 }
 
-Node read_toml(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    // An empty file also sets failbit on the copy; only a file that cannot be opened is an error.
-    if (!file.is_open()) fail(path, ": the configuration file cannot be read.");
-  }
-  return parse_toml(text.str(), path);
-}
+Node read_toml(const std::string& path) { return parse_toml(read_file(path), path); }
 
 std::string to_toml(const Node& root) {
   std::ostringstream out;
@@ -234,6 +226,16 @@ void apply_override(Node& root, const std::string& assignment) {
     }
     if (last) *node = value;
   }
+}
+
+Node merged(const Node& base, const Node& over) {
+  if (!base.is_table() || !over.is_table()) return over;
+  Node out = base;
+  for (const auto& [key, child] : over.table()) {
+    const Node* present = base.find(key);
+    out.set(key, present != nullptr ? merged(*present, child) : child);
+  }
+  return out;
 }
 
 }  // namespace headloom

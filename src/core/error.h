@@ -30,17 +30,17 @@ std::string str(const Args&... args) {
 
 template <typename... Args>
 [[noreturn]] void fail(const Args&... args) {
-  throw Error(str(args...));
+  throw Error(headloom::str(args...));
 }
 
 template <typename... Args>
 [[noreturn]] void usage_error(const Args&... args) {
-  throw UsageError(str(args...));
+  throw UsageError(headloom::str(args...));
 }
 
 template <typename... Args>
 void require(bool condition, const Args&... args) {
-  if (!condition) throw Error(str(args...));
+  if (!condition) throw Error(headloom::str(args...));
 }
 
 }  // namespace headloom

@@ -162,6 +162,15 @@ void Reader::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t> r
   }
 }
 
+void Reader::raw(Text key, Node& value, Text) {
+  const Node* node = take(key);
+  if (node == nullptr) return;
+  if (!node->is_table()) {
+    usage_error(where(*node), "'", full(key), "' is ", node->type_name(), ", expected a table.");
+  }
+  value = *node;
+}
+
 void Reader::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   static const Node empty;
   const Node* node = take(key);
@@ -218,6 +227,9 @@ void Writer::field(Text key, std::vector<std::string>& value, Text, const Choice
 void Writer::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t>) {
   node_.set(key, plain_list(value));
 }
+void Writer::raw(Text key, Node& value, Text) {
+  if (!value.table().empty()) node_.set(key, value);
+}
 void Writer::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   Writer inner;
   body(inner);
@@ -265,6 +277,7 @@ void Lister::field(Text key, std::vector<std::string>& value, Text doc, const Ch
 void Lister::field(Text key, std::vector<int64_t>& value, Text doc, Range<int64_t> range) {
   add(key, typed("list of integers", range), shown(plain_list(value)), doc);
 }
+void Lister::raw(Text key, Node&, Text doc) { add(key, "table", "", doc); }
 void Lister::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   const std::string before = prefix_;
   prefix_ += std::string(key) + ".";

@@ -69,6 +69,9 @@ class Fields {
   virtual void field(Text key, std::vector<int64_t>& value, Text doc,
                      Range<int64_t> range = {}) = 0;
 
+  // A table that is kept as it is, to be read later.
+  virtual void raw(Text key, Node& value, Text doc) = 0;
+
   // A sub-table with fields of its own: `S` has void fields(Fields&).
   template <typename S>
   void table(Text key, S& value, Text doc) {
@@ -121,6 +124,7 @@ class Reader final : public Fields {
   void field(Text, std::optional<std::string>&, Text) override;
   void field(Text, std::vector<std::string>&, Text, const Choices&) override;
   void field(Text, std::vector<int64_t>&, Text, Range<int64_t>) override;
+  void raw(Text, Node&, Text) override;
   // Throws UsageError when the table has a key that no field asked for.
   void finish() const;
 
@@ -149,6 +153,7 @@ class Writer final : public Fields {
   void field(Text, std::optional<std::string>&, Text) override;
   void field(Text, std::vector<std::string>&, Text, const Choices&) override;
   void field(Text, std::vector<int64_t>&, Text, Range<int64_t>) override;
+  void raw(Text, Node&, Text) override;
   Node take() { return std::move(node_); }
 
  protected:
@@ -179,6 +184,7 @@ class Lister final : public Fields {
   void field(Text, std::optional<std::string>&, Text) override;
   void field(Text, std::vector<std::string>&, Text, const Choices&) override;
   void field(Text, std::vector<int64_t>&, Text, Range<int64_t>) override;
+  void raw(Text, Node&, Text) override;
   const std::vector<OptionInfo>& options() const { return options_; }
 
  protected:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/fields.h"
+#include "data/tokenizer.h"
 
 namespace headloom::data {
 
@@ -80,6 +81,9 @@ struct TaskSpec {
   // Reads what there is to read and checks the options together. `seed` orders the training stream.
   // Throws UsageError for options that do not fit, Error for files that cannot be used.
   virtual std::shared_ptr<Task> build(uint64_t seed) const = 0;
+  // How text becomes tokens where that needs none of the task's files, else nullptr: a trained model
+  // generates without its corpus.
+  virtual std::shared_ptr<const Tokenizer> tokenizer() const { return nullptr; }
 };
 
 // --- The registry (registry.cpp): one line a task.

@@ -132,6 +132,7 @@ struct TextSpec final : TaskSpec {
     f.field("separate_documents", options.separate_documents,
             "keep attention inside a file where a sequence spans several");
   }
+  std::shared_ptr<const Tokenizer> tokenizer() const override { return byte_tokenizer(); }
   std::shared_ptr<Task> build(uint64_t seed) const override {
     if (options.corpus.paths.empty()) {
       usage_error("the task text needs 'paths', the files, folders or globs to read");

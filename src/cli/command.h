@@ -1,0 +1,38 @@
+// The command line: one file a subcommand, one line each in commands().
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+
+namespace headloom::cli {
+
+// Registers a subcommand's flags on `app` and returns what runs when it was chosen. The returned function
+// gives the exit code.
+struct Command {
+  const char* name;
+  const char* doc;
+  const char* example;
+  std::function<std::function<int()>(CLI::App&)> setup;
+};
+
+Command train_command();
+Command eval_command();
+Command generate_command();
+Command compare_command();
+Command describe_command();
+Command bench_command();
+Command list_command();
+
+// CONFIG with its --set overrides applied.
+struct ConfigArguments {
+  std::string path;
+  std::vector<std::string> overrides;
+  void add(CLI::App& app, const char* doc = "configuration file (TOML)");
+  Node read() const;
+};
+
+}  // namespace headloom::cli

@@ -1,0 +1,158 @@
+#include "train/compare.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
+#include "cli/command.h"
+#include "cli/machine.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "report/comparison.h"
+#include "train/train.h"
+
+namespace headloom::cli {
+namespace {
+
+struct Arguments {
+  ConfigArguments config;
+  std::string out;
+  bool fresh = false;
+  bool json = false;
+};
+
+double metric(const ComparedTaskInfo& task, const EvalPoint& p) {
+  return task.bytes_per_token > 0 ? p.loss / std::log(2.0) / task.bytes_per_token : 1 - p.accuracy;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char buffer[32];
+  std::strftime(buffer, sizeof buffer, "%Y-%m-%d", std::localtime(&now));
+  return buffer;
+}
+
+report::Comparison to_report(const CompareConfig& config, const CompareOutcome& outcome,
+                             const Arguments& a, const std::string& toml) {
+  report::Comparison out;
+  out.title = config.title;
+  for (int64_t seed : config.seeds) out.seeds.push_back(static_cast<uint64_t>(seed));
+  for (const ComparedModel& m : config.models) out.models.push_back({m.name, m.description, ""});
+  for (const ComparedBuild& b : outcome.builds) {
+    out.models[b.model].source = b.source;
+    out.builds.push_back({.model = config.models[b.model].name,
+                          .task = config.tasks[b.task].name,
+                          .parameters = b.parameters,
+                          .flops_per_token = b.flops_per_token,
+                          .state_bytes_per_token = b.state_bytes_per_token,
+                          .mechanism_share = b.mechanism_share,
+                          .config = b.toml});
+  }
+  std::vector<std::string> budgets;
+  for (size_t t = 0; t < config.tasks.size(); ++t) {
+    const ComparedTaskInfo& task = outcome.tasks[t];
+    const bool text = task.bytes_per_token > 0;
+    out.tasks.push_back({.name = config.tasks[t].name,
+                         .description = task.description,
+                         .metric = text ? "bits per byte" : "error rate",
+                         .lower_is_better = true,
+                         .percent = !text});
+    budgets.push_back(str(human_count(static_cast<double>(task.tokens)), " tokens on ",
+                          config.tasks[t].name));
+  }
+  out.budget = str("Every run trains on the same number of tokens: ", join(budgets), "; ",
+                   config.match_parameters
+                       ? "parameters are equal within 1% on each task."
+                       : "parameters are not matched.");
+  for (const ComparedRun& r : outcome.runs) {
+    report::Run run;
+    run.model = config.models[r.model].name;
+    run.task = config.tasks[r.task].name;
+    run.seed = static_cast<uint64_t>(r.seed);
+    run.state = r.finished              ? report::RunState::kFinished
+                : r.problem.empty() ? report::RunState::kRunning
+                                        : report::RunState::kFailed;
+    run.problem = r.problem;
+    for (const EvalPoint& p : r.points) {
+      run.points.push_back({.step = p.step,
+                            .tokens = static_cast<double>(p.tokens),
+                            .seconds = p.seconds,
+                            .train_loss = p.train_loss,
+                            .loss = p.loss,
+                            .quality = metric(outcome.tasks[r.task], p),
+                            .accuracy = outcome.tasks[r.task].bytes_per_token > 0
+                                            ? report::kUnknown
+                                            : p.accuracy});
+    }
+    run.tokens_per_second = r.tokens_per_second;
+    run.peak_memory_bytes =
+        r.peak_memory < 0 ? report::kUnknown : static_cast<double>(r.peak_memory);
+    out.runs.push_back(std::move(run));
+  }
+  out.machine = machine_facts();
+  out.config = toml;
+  out.command = str("headloom compare ", a.config.path);
+  for (const std::string& s : a.config.overrides) out.command += str(" --set '", s, "'");
+  out.date = today();
+  return out;
+}
+
+int run(Arguments& a) {
+  namespace fs = std::filesystem;
+  if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
+  const Node root = a.config.read();
+  CompareConfig config;
+  read_fields(root, config);
+  const std::string toml = to_toml(root);
+  const std::string stored = a.out + "/config.toml";
+  if (a.fresh) {
+    // Only what a comparison wrote is removed, never a folder that is something else.
+    require(!fs::exists(a.out) || fs::exists(stored), a.out,
+            ": is not a comparison's folder, so --fresh does not empty it.");
+    fs::remove_all(a.out + "/runs");
+  } else if (fs::exists(stored) && read_file(stored) != toml) {
+    usage_error(a.out, ": holds a comparison of another configuration; choose another --out, or --fresh "
+                       "to start over.");
+  }
+  install_interrupt_handler();
+  report::Comparison result;
+  const CompareOutcome outcome = compare(config, a.out, [&](const CompareOutcome& so_far) {
+    result = to_report(config, so_far, a, toml);
+    make_folders(a.out);
+    write_file(stored, toml);
+    write_file(a.out + "/report.html", report::to_html(result));
+    write_file(a.out + "/comparison.json", report::to_json(result));
+  });
+  std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
+  if (outcome.interrupted) {
+    std::fprintf(stderr, "headloom: interrupted; finished runs are kept. The same command goes on.\n");
+    return 1;
+  }
+  std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
+  int failed = 0;
+  for (const ComparedRun& r : outcome.runs) failed += r.finished ? 0 : 1;
+  if (failed > 0) std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
+  return failed > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+Command compare_command() {
+  return {"compare", "several models at equal budget and several seeds: table and report.html",
+          "headloom compare configs/quickstart.toml --out runs/quickstart",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            a->config.add(app, "configuration file with [[models]] and [[tasks]]");
+            app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default");
+            app.add_flag("--fresh", a->fresh, "start over instead of going on");
+            app.add_flag("--json", a->json, "print the result as JSON");
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,86 @@
+#include "model/describe.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "train/config.h"
+
+namespace headloom::cli {
+namespace {
+
+struct Arguments {
+  ConfigArguments config;
+  int64_t length = 0;
+  bool json = false;
+};
+
+int run(const Arguments& a) {
+  const Node root = a.config.read();
+  RunConfig config;
+  // A file with [model] alone can be described too: sizes that a task would give get plain defaults.
+  if (root.find("task") != nullptr) {
+    config = read_run_config(root);
+    config.build_task();
+  } else {
+    config = read_run_config(root);
+    if (!config.model.vocabulary) config.model.vocabulary = 256;
+    if (!config.model.max_length) config.model.max_length = a.length > 0 ? a.length : 1024;
+  }
+  const int64_t length = a.length > 0 ? a.length : *config.model.max_length;
+  const Decoder model(config.model);
+  const ModelCosts costs = model_costs(model, length);
+  if (a.json) {
+    nlohmann::ordered_json json = {{"length", length},
+                                   {"parameters", costs.parameters},
+                                   {"flops_per_token", costs.flops_per_token},
+                                   {"mechanism_flops_share", costs.mechanism_share},
+                                   {"mechanism_parameters_share", costs.mechanism_parameters},
+                                   {"state_bytes_per_token", costs.state_bytes_per_token}};
+    for (const Cost& c : costs.parts) {
+      json["parts"].push_back({{"part", c.part},
+                               {"formula", c.formula},
+                               {"parameters", c.parameters},
+                               {"flops_per_token", c.flops_per_token},
+                               {"mechanism", c.mechanism}});
+    }
+    std::printf("%s\n", json.dump(1).c_str());
+    return 0;
+  }
+  std::printf("%-30s %12s %14s %7s  %s\n", "part", "parameters", "FLOPs a token", "share",
+              "FLOPs a token and layer");
+  for (const Cost& c : costs.parts) {
+    std::printf("%-30s %12s %14s %6.2f%%  %s\n", ((c.mechanism ? "+ " : "  ") + c.part).c_str(),
+                human_count(static_cast<double>(c.parameters)).c_str(),
+                human_count(c.flops_per_token).c_str(), 100 * c.flops_per_token / costs.flops_per_token,
+                c.formula.c_str());
+  }
+  std::printf("\nparameters            %s\n", human_count(static_cast<double>(costs.parameters)).c_str());
+  std::printf("forward FLOPs a token %s at length %lld\n", human_count(costs.flops_per_token).c_str(),
+              static_cast<long long>(length));
+  std::printf("decoding state        %s a token of context (float32)\n",
+              human_bytes(costs.state_bytes_per_token).c_str());
+  std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
+              100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
+  std::printf(
+      "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their sizes, K mean "
+      "visible keys, R rank, I hidden, V vocabulary.\n");
+  return 0;
+}
+
+}  // namespace
+
+Command describe_command() {
+  return {"describe", "parameters, FLOPs, decoding state and what the mechanism adds",
+          "headloom describe configs/text.toml --length 2048",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            a->config.add(app);
+            app.add_option("--length", a->length, "sequence length; the task's by default")
+                ->check(CLI::PositiveNumber);
+            app.add_flag("--json", a->json, "print the result as JSON");
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

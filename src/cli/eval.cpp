@@ -1,0 +1,85 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "train/evaluate.h"
+#include "train/load.h"
+#include "train/safetensors.h"
+
+namespace headloom::cli {
+namespace {
+
+struct Arguments {
+  std::string model, checkpoint = "best", logits;
+  std::vector<std::string> overrides;
+  int64_t sequences = 0;
+  bool json = false;
+};
+
+int run(const Arguments& a) {
+  LoadedRun loaded = load_run(a.model, a.checkpoint);
+  if (!a.overrides.empty()) {
+    Node root = write_fields(loaded.config);
+    for (const std::string& assignment : a.overrides) apply_override(root, assignment);
+    RunConfig changed = read_run_config(root);
+    loaded.config.task = changed.task;
+  }
+  const auto task = loaded.config.build_task();
+  const int64_t batch = loaded.config.train.batch;
+  Autocast autocast(loaded.config.train.dtype);
+  const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
+  const Evaluation e = evaluate(*loaded.model, *task, sequences, batch);
+  if (!a.logits.empty()) {
+    at::NoGradGuard no_grad;
+    const data::Batch first = task->eval_batch(0, std::min(batch, task->eval_sequences()));
+    MixerContext context;
+    context.documents = first.documents;
+    write_safetensors(a.logits, {{"tokens", first.inputs},
+                                 {"logits", loaded.model->forward(first.inputs, context)}});
+  }
+  const double bits =
+      task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
+  if (a.json) {
+    nlohmann::ordered_json json = {{"run", a.model},          {"step", loaded.step},
+                                   {"sequences", e.sequences}, {"target_tokens", e.tokens},
+                                   {"loss", e.loss},           {"perplexity", std::exp(e.loss)}};
+    if (!std::isnan(bits)) json["bits_per_byte"] = bits;
+    json["accuracy"] = e.accuracy;
+    std::printf("%s\n", json.dump(1).c_str());
+    return 0;
+  }
+  std::printf("%s, step %lld, %lld held-out sequences (%lld target tokens)\n", a.model.c_str(),
+              static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
+              static_cast<long long>(e.tokens));
+  std::printf("loss        %.4f nats a token\nperplexity  %.3f\n", e.loss, std::exp(e.loss));
+  if (!std::isnan(bits)) std::printf("bits/byte   %.4f\n", bits);
+  std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy,
+              task->exact_match() ? "answers, exact match" : "target tokens");
+  return 0;
+}
+
+}  // namespace
+
+Command eval_command() {
+  return {"eval", "loss, perplexity, bits per byte and accuracy on held-out data",
+          "headloom eval runs/text --json", [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            app.add_option("model", a->model, "folder of a run")->required();
+            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+            app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
+                ->check(CLI::PositiveNumber);
+            app.add_option("--logits", a->logits,
+                           "also write tokens and logits of the first batch to this safetensors file");
+            app.add_option("--set", a->overrides, "override a key, as in --set 'task.paths=[\"book.txt\"]'")
+                ->type_name("KEY=VALUE")
+                ->take_all()
+                ->allow_extra_args(false);
+            app.add_flag("--json", a->json, "print the result as JSON");
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

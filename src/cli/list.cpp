@@ -1,0 +1,121 @@
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "data/task.h"
+#include "train/config.h"
+
+namespace headloom::cli {
+namespace {
+
+struct Item {
+  std::string name, doc, source;
+  std::vector<OptionInfo> options;
+};
+struct Section {
+  std::string key, title;
+  std::vector<Item> items;
+};
+
+template <typename Thing>
+std::vector<OptionInfo> options_of(Thing& thing) {
+  Lister lister;
+  thing.fields(lister);
+  return lister.options();
+}
+
+template <typename EntryType>
+std::vector<Item> items_of(const std::vector<EntryType>& entries) {
+  std::vector<Item> items;
+  for (const auto& e : entries) items.push_back({e.name, e.doc, e.source, options_of(*e.make())});
+  return items;
+}
+
+std::vector<Section> sections() {
+  std::vector<Section> out = {{"mixers", "Token mixers", items_of(token_mixers())},
+                              {"channels", "Channel mixers", items_of(channel_mixers())},
+                              {"blocks", "Blocks", items_of(blocks())},
+                              {"tasks", "Tasks", items_of(data::tasks())}};
+  Section presets{"presets", "Model presets", {}};
+  for (const ModelPreset& p : model_presets()) presets.items.push_back({p.name, p.doc, p.source, {}});
+  out.push_back(presets);
+  ModelConfig model;
+  TrainOptions train;
+  out.push_back({"model", "[model]", {{"model", "keys of the model", "", options_of(model)}}});
+  out.push_back({"train", "[train]", {{"train", "keys of the training", "", options_of(train)}}});
+  return out;
+}
+
+struct Arguments {
+  std::string what;
+  bool json = false;
+};
+
+void print(const Section& section) {
+  std::printf("%s\n", section.title.c_str());
+  for (const Item& item : section.items) {
+    std::printf("  %-20s %s%s%s%s\n", item.name.c_str(), item.doc.c_str(),
+                item.source.empty() ? "" : " (", item.source.c_str(), item.source.empty() ? "" : ")");
+    for (const OptionInfo& o : item.options) {
+      std::printf("      %-18s %s%s [%s]\n", (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
+                  o.doc.c_str(), "", o.type.c_str());
+    }
+  }
+  std::printf("\n");
+}
+
+int run(const Arguments& a) {
+  const auto all = sections();
+  std::vector<Section> chosen;
+  std::vector<std::string> names;
+  for (const Section& section : all) {
+    names.push_back(section.key);
+    if (a.what.empty() || a.what == section.key) {
+      chosen.push_back(section);
+      continue;
+    }
+    for (const Item& item : section.items) {
+      names.push_back(item.name);
+      if (item.name == a.what) chosen.push_back({section.key, section.title, {item}});
+    }
+  }
+  if (chosen.empty()) {
+    const std::string near = nearest(a.what, names);
+    usage_error("there is nothing called '", a.what, "'",
+                near.empty() ? str("; sections are mixers, channels, blocks, tasks, presets, model, train.")
+                             : str("; did you mean '", near, "'?"));
+  }
+  if (!a.json) {
+    for (const Section& section : chosen) print(section);
+    return 0;
+  }
+  nlohmann::ordered_json json;
+  for (const Section& section : chosen) {
+    for (const Item& item : section.items) {
+      nlohmann::ordered_json entry = {{"name", item.name}, {"doc", item.doc}, {"source", item.source}};
+      entry["options"] = nlohmann::ordered_json::array();
+      for (const OptionInfo& o : item.options) {
+        entry["options"].push_back(
+            {{"key", o.key}, {"type", o.type}, {"default", o.default_value}, {"doc", o.doc}});
+      }
+      json[section.key].push_back(entry);
+    }
+  }
+  std::printf("%s\n", json.dump(1).c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command list_command() {
+  return {"list", "every mixer, channel mixer, block, task and preset, with options and defaults",
+          "headloom list dcmha", [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            app.add_option("what", a->what, "a section (mixers, tasks, presets, ...) or a name");
+            app.add_flag("--json", a->json, "print as JSON");
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,52 @@
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <new>
+
+#include "cli/command.h"
+#include "core/error.h"
+
+namespace headloom::cli {
+namespace {
+
+int run(int argc, char** argv) {
+  CLI::App app("Headloom: train, compare and run the Transformer's structural variants.", "headloom");
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "help of every subcommand");
+  std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
+  for (const Command& command : {train_command(), compare_command(), generate_command(), eval_command(),
+                                 describe_command(), bench_command(), list_command()}) {
+    CLI::App* sub = app.add_subcommand(command.name, command.doc);
+    sub->footer(std::string("Example:\n  ") + command.example);
+    runners.emplace_back(sub, command.setup(*sub));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) ? 2 : 0;
+  }
+  for (const auto& [sub, runner] : runners) {
+    if (sub->parsed()) return runner();
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace headloom::cli
+
+int main(int argc, char** argv) {
+  const auto say = [](const char* text) { std::fprintf(stderr, "headloom: %s\n", text); };
+  try {
+    return headloom::cli::run(argc, argv);
+  } catch (const headloom::UsageError& error) {
+    say(error.what());
+    return 2;
+  } catch (const c10::Error& error) {
+    say(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    say("out of memory; a smaller train.batch or a larger train.accumulate needs less.");
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  return 1;
+}

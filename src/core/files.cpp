@@ -1,0 +1,87 @@
+#include "core/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason() { return std::strerror(errno); }
+
+void sync_folder(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
+  if (fd < 0) return;  // some file systems do not open folders; the rename itself has happened
+  ::fsync(fd);
+  ::close(fd);
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = fs::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+}  // namespace
+
+void write_file(const std::string& path, const std::function<void(const Sink&)>& produce) {
+  const std::string temporary = path + ".tmp";
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) fail(path, ": cannot be written: ", reason(), ".");
+  try {
+    produce([&](const void* data, size_t size) {
+      const char* at = static_cast<const char*>(data);
+      while (size > 0) {
+        const ssize_t written = ::write(fd, at, size);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) fail(path, ": cannot be written: ", reason(), ".");
+        at += written;
+        size -= static_cast<size_t>(written);
+      }
+    });
+    if (::fsync(fd) != 0) fail(path, ": cannot be written: ", reason(), ".");
+  } catch (...) {
+    ::close(fd);
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  ::close(fd);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    fail(path, ": cannot be written: ", reason(), ".");
+  }
+  sync_folder(folder_of(path));
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  write_file(path, [&](const Sink& sink) { sink(content.data(), content.size()); });
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(path, ": cannot be read: ", reason(), ".");
+  std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (file.bad()) fail(path, ": cannot be read: ", reason(), ".");
+  return content;
+}
+
+void publish_folder(const std::string& from, const std::string& to) {
+  sync_folder(from);
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, ": cannot be written: ", reason(), ".");
+  sync_folder(folder_of(to));
+}
+
+void make_folders(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail(path, ": the folder cannot be made: ", error.message(), ".");
+}
+
+}  // namespace headloom

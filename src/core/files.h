@@ -1,0 +1,27 @@
+// Files that are either whole or absent: written to a temporary name, synced, renamed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace headloom {
+
+// Replaces `path` by `content`. Throws Error naming the path and the system's reason (a full disk, say);
+// what stood at `path` before is then untouched.
+void write_file(const std::string& path, std::string_view content);
+
+// The content of a file. Throws Error naming the path and the system's reason.
+std::string read_file(const std::string& path);
+
+// Writes through a sink that appends bytes, then renames, as write_file does.
+using Sink = std::function<void(const void* data, size_t size)>;
+void write_file(const std::string& path, const std::function<void(const Sink&)>& produce);
+
+// Makes a finished folder `from` appear as `to` (which must not exist), surviving a power cut.
+void publish_folder(const std::string& from, const std::string& to);
+
+void make_folders(const std::string& path);
+
+}  // namespace headloom

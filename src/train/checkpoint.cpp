@@ -1,0 +1,152 @@
+#include "train/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <mutex>
+
+#include "core/files.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kModel = "model.safetensors";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+constexpr const char* kRandom = "random_state";
+
+StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
+
+}  // namespace
+
+NamedTensors named_parameters(const torch::nn::Module& model) {
+  NamedTensors out;
+  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
+  return out;
+}
+
+CheckpointStore::CheckpointStore(std::string run_folder)
+    : root_(std::move(run_folder) + "/checkpoints") {}
+
+std::string CheckpointStore::folder(int64_t step) const { return str(root_, "/step-", step); }
+
+std::vector<int64_t> CheckpointStore::steps() const {
+  std::vector<int64_t> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root_, error)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    if (name.rfind("step-", 0) != 0) continue;
+    const char* end = name.data() + name.size();
+    const auto result = std::from_chars(name.data() + 5, end, step);
+    if (result.ec == std::errc() && result.ptr == end) found.push_back(step);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
+                           TrainState state) const {
+  const std::string final_folder = folder(state.step);
+  if (fs::exists(final_folder)) return;  // a resumed run that has nothing new to say
+  const std::string temporary = root_ + "/writing";
+  const auto intact = steps();
+  try {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    make_folders(temporary);
+    state.files[kModel] =
+        stored(write_safetensors(temporary + "/" + kModel, named_parameters(model)));
+    NamedTensors rest = optimizer.state();
+    {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      rest.emplace_back(kRandom, generator.get_state());
+    }
+    state.files[kOptimizer] = stored(write_safetensors(temporary + "/" + kOptimizer, rest));
+    write_file(temporary + "/state.json", state_json(state));
+    publish_folder(temporary, final_folder);
+  } catch (const Error& error) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    fail("the checkpoint of step ", state.step, " could not be saved: ", error.what(),
+         intact.empty() ? " There is no earlier checkpoint."
+                        : str(" The checkpoint of step ", intact.back(), " is intact."));
+  }
+  std::vector<int64_t> present = steps();
+  for (size_t i = 0; i + 2 < present.size(); ++i) {
+    if (present[i] == state.best_step) continue;
+    std::error_code ignored;
+    fs::remove_all(folder(present[i]), ignored);
+  }
+}
+
+TrainState CheckpointStore::checked_state(int64_t step) const {
+  const std::string where = folder(step);
+  const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");
+  require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step, ".");
+  for (const char* name : {kModel, kOptimizer}) {
+    const auto mark = state.files.find(name);
+    require(mark != state.files.end(), where, "/state.json: does not mention ", name, ".");
+    const std::string path = where + "/" + name;
+    const FileMark found = mark_file(path);
+    require(found.bytes == mark->second.bytes, path, ": is truncated or damaged: it has ", found.bytes,
+            " bytes, expected ", mark->second.bytes, ".");
+    require(found.crc == mark->second.crc, path, ": is damaged: its checksum differs.");
+  }
+  return state;
+}
+
+std::string CheckpointStore::older_intact(int64_t step) const {
+  const auto present = steps();
+  for (auto other = present.rbegin(); other != present.rend(); ++other) {
+    if (*other == step) continue;
+    try {
+      checked_state(*other);
+      return str(" The checkpoint of step ", *other, " is intact (--from ", *other, ").");
+    } catch (const Error&) {
+    }
+  }
+  return " No other checkpoint is intact.";
+}
+
+TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const {
+  try {
+    const TrainState state = checked_state(step);
+    const std::string where = folder(step);
+    at::NoGradGuard no_grad;
+    copy_tensors(read_safetensors(where + "/" + kModel), named_parameters(model),
+                 where + "/" + kModel);
+    NamedTensors rest = read_safetensors(where + "/" + kOptimizer);
+    const auto random = std::find_if(rest.begin(), rest.end(),
+                                     [](const auto& item) { return item.first == kRandom; });
+    require(random != rest.end(), where, "/", kOptimizer, ": has no tensor '", kRandom, "'.");
+    {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(random->second.clone());
+    }
+    rest.erase(random);
+    optimizer.load(rest, where + "/" + kOptimizer);
+    return state;
+  } catch (const Error& error) {
+    fail(error.what(), older_intact(step));
+  }
+}
+
+TrainState CheckpointStore::load_weights(int64_t step, torch::nn::Module& model) const {
+  try {
+    const TrainState state = checked_state(step);
+    const std::string path = folder(step) + "/" + kModel;
+    at::NoGradGuard no_grad;
+    copy_tensors(read_safetensors(path), named_parameters(model), path);
+    return state;
+  } catch (const Error& error) {
+    fail(error.what(), older_intact(step));
+  }
+}
+
+}  // namespace headloom

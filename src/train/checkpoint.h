@@ -1,0 +1,43 @@
+// Checkpoints of a run: RUN/checkpoints/step-N/{model,optimizer}.safetensors and state.json.
+//
+// A checkpoint appears whole or not at all: it is written to a folder of another name, synced and
+// renamed. state.json marks size and checksum of the tensors' files, so damage is found on reading.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/optimizer.h"
+#include "train/state.h"
+
+namespace headloom {
+
+class Decoder;
+
+class CheckpointStore {
+ public:
+  explicit CheckpointStore(std::string run_folder);
+
+  // Steps that have a checkpoint, ascending.
+  std::vector<int64_t> steps() const;
+  std::string folder(int64_t step) const;
+
+  // Writes step state.step, then removes all but the two newest and the best.
+  void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
+  // Restores weights, optimiser and the default random generator. Throws Error naming the file that is
+  // missing or damaged, and an intact older step where there is one.
+  TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
+  // Weights only, of `step`.
+  TrainState load_weights(int64_t step, torch::nn::Module& model) const;
+
+ private:
+  TrainState checked_state(int64_t step) const;
+  std::string older_intact(int64_t step) const;
+
+  const std::string root_;
+};
+
+// Restores the weights of a run folder's best (or else newest) checkpoint.
+NamedTensors named_parameters(const torch::nn::Module& model);
+
+}  // namespace headloom

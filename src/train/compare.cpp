@@ -1,0 +1,218 @@
+#include "train/compare.h"
+
+#include <filesystem>
+#include <set>
+
+#include "core/files.h"
+#include "model/describe.h"
+#include "train/config.h"
+#include "train/result.h"
+#include "train/train.h"
+
+namespace headloom {
+namespace {
+
+// Names become folders.
+void check_name(const std::string& name, const char* what) {
+  bool good = !name.empty() && name.front() != '.';
+  for (char c : name) {
+    good = good && (std::isalnum(static_cast<unsigned char>(c)) || std::string("_-+. ").find(c) != std::string::npos);
+  }
+  if (!good) {
+    usage_error(what, " has the name '", name,
+                "', expected letters, digits, spaces and any of _ - + . only.");
+  }
+}
+
+template <typename Named>
+void check_names(const std::vector<Named>& items, const char* what) {
+  if (items.empty()) usage_error("the comparison has no [[", what, "]], expected at least one.");
+  std::set<std::string> seen;
+  for (const Named& item : items) {
+    check_name(item.name, what);
+    if (!seen.insert(item.name).second) {
+      usage_error("two of [[", what, "]] are named '", item.name, "', expected different names.");
+    }
+  }
+}
+
+// The shared configuration with a task's and a model's changes.
+Node combined(const CompareConfig& config, const ComparedModel& model, const ComparedTask& task,
+              int64_t seed) {
+  Node layers_model = merged(merged(config.model, task.model), model.model);
+  Node* layers = layers_model.find("layer");
+  if (layers == nullptr) {
+    Node one;
+    one.value = Array{Node{}};
+    layers = &layers_model.set("layer", one);
+  }
+  if (layers->is_array()) {
+    for (Node& layer : layers->array()) {
+      for (const auto& [key, part] : {std::pair("mixer", &model.mixer),
+                                      std::pair("channel", &model.channel),
+                                      std::pair("block", &model.block)}) {
+        if (part->table().empty() || !layer.is_table()) continue;
+        const Node* present = layer.find(key);
+        layer.set(key, present != nullptr ? merged(*present, *part) : *part);
+      }
+    }
+  }
+  Node root;
+  root.set("model", layers_model);
+  root.set("task", task.task);
+  Node train = merged(config.train, task.train);
+  Node seed_node;
+  seed_node.value = seed;
+  train.set("seed", seed_node);
+  root.set("train", train);
+  return root;
+}
+
+std::string mixer_sources(const ModelConfig& model) {
+  std::vector<std::string> sources;
+  for (const LayerConfig& layer : model.layers) {
+    for (const TokenMixerEntry& entry : token_mixers()) {
+      if (entry.name != layer.mixer->type()) continue;
+      if (std::find(sources.begin(), sources.end(), entry.source) == sources.end()) {
+        sources.push_back(entry.source);
+      }
+    }
+  }
+  return join(sources, "; ");
+}
+
+struct Planned {
+  ComparedRun run;
+  Node config;
+  std::string folder;
+};
+
+ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped) {
+  ComparedRun run = plan.run;
+  const std::string result_path = plan.folder + "/result.json";
+  if (const auto done = read_result(result_path)) {
+    run.finished = done->problem.empty();
+    run.problem = done->problem;
+    run.tokens_per_second = done->tokens_per_second;
+    run.peak_memory = done->peak_memory;
+    run.points = read_evaluations(plan.folder + "/metrics.jsonl");
+    return run;
+  }
+  RunResult result;
+  try {
+    const TrainOutcome outcome =
+        train(plan.config, {.folder = plan.folder, .resume = true, .label = label});
+    run.points = outcome.evaluations;
+    run.tokens_per_second = outcome.tokens_per_second;
+    run.peak_memory = outcome.peak_memory;
+    if (outcome.interrupted) {
+      stopped = true;
+      return run;
+    }
+    run.finished = true;
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    run.problem = error.what();
+    const std::string metrics = plan.folder + "/metrics.jsonl";
+    if (std::filesystem::exists(metrics)) run.points = read_evaluations(metrics);
+  }
+  result.problem = run.problem;
+  result.tokens_per_second = run.tokens_per_second;
+  result.peak_memory = run.peak_memory;
+  write_result(result_path, result);
+  return run;
+}
+
+}  // namespace
+
+void ComparedModel::fields(Fields& f) {
+  f.field("name", name, "how the report calls it");
+  f.field("description", description, "one line for the report");
+  f.raw("model", model, "changes to [model]");
+  f.raw("mixer", mixer, "changes to every layer's token mixer");
+  f.raw("channel", channel, "changes to every layer's channel mixer");
+  f.raw("block", block, "changes to every layer's block");
+}
+
+void ComparedTask::fields(Fields& f) {
+  f.field("name", name, "how the report calls it");
+  f.raw("task", task, "the task");
+  f.raw("train", train, "changes to [train]");
+  f.raw("model", model, "changes to [model]");
+}
+
+void CompareConfig::fields(Fields& f) {
+  f.field("title", title, "of the report");
+  f.field("seeds", seeds, "each model trains once for every seed", at_least(0));
+  f.field("match_parameters", match_parameters,
+          "equal parameters within 1% by the channel mixer's width");
+  f.raw("model", model, "what the models share");
+  f.raw("train", train, "how all are trained");
+  f.list("models", models, "the models; the first is the baseline");
+  f.list("tasks", tasks, "the tasks");
+}
+
+CompareOutcome compare(const CompareConfig& config, const std::string& folder,
+                       const std::function<void(const CompareOutcome&)>& progress) {
+  check_names(config.models, "models");
+  check_names(config.tasks, "tasks");
+  if (config.seeds.empty()) usage_error("'seeds' is empty, expected at least one seed.");
+
+  CompareOutcome outcome;
+  std::vector<Planned> plan;
+  for (size_t t = 0; t < config.tasks.size(); ++t) {
+    int64_t target = 0;
+    for (size_t m = 0; m < config.models.size(); ++m) {
+      RunConfig run = read_run_config(combined(config, config.models[m], config.tasks[t], 0));
+      const auto task = run.build_task();
+      if (m == 0) {
+        outcome.tasks.push_back({.description = task->describe(),
+                                 .bytes_per_token = task->bytes_per_token(),
+                                 .tokens = run.train.steps * run.train.batch * task->length()});
+      }
+      try {
+        if (config.match_parameters && m > 0) match_parameters(run.model, target);
+        const Decoder model(run.model);
+        const ModelCosts costs = model_costs(model, task->length());
+        if (m == 0) target = costs.parameters;
+        outcome.builds.push_back({.model = m,
+                                  .task = t,
+                                  .parameters = costs.parameters,
+                                  .flops_per_token = costs.flops_per_token,
+                                  .mechanism_share = costs.mechanism_share,
+                                  .state_bytes_per_token = costs.state_bytes_per_token,
+                                  .toml = to_toml(write_fields(run.model)),
+                                  .source = mixer_sources(run.model)});
+      } catch (const UsageError& error) {
+        usage_error("model '", config.models[m].name, "' on task '", config.tasks[t].name, "': ",
+                    error.what());
+      }
+      for (int64_t seed : config.seeds) {
+        run.train.seed = seed;
+        plan.push_back({.run = {.model = m, .task = t, .seed = seed},
+                        .config = write_fields(run),
+                        .folder = str(folder, "/runs/", config.tasks[t].name, "/",
+                                      config.models[m].name, "/seed-", seed)});
+      }
+    }
+  }
+  // Seed by seed, so that a whole first comparison is there early.
+  const auto place = [&](const Planned& p) {
+    return std::find(config.seeds.begin(), config.seeds.end(), p.run.seed) - config.seeds.begin();
+  };
+  std::stable_sort(plan.begin(), plan.end(),
+                   [&](const Planned& a, const Planned& b) { return place(a) < place(b); });
+  progress(outcome);
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const ComparedRun& r = plan[i].run;
+    const std::string label = str("[", i + 1, "/", plan.size(), "] ", config.tasks[r.task].name, " ",
+                                  config.models[r.model].name, " seed ", r.seed);
+    outcome.runs.push_back(run_one(plan[i], label, outcome.interrupted));
+    progress(outcome);
+    if (outcome.interrupted) break;
+  }
+  return outcome;
+}
+
+}  // namespace headloom

@@ -1,0 +1,80 @@
+// Models x tasks x seeds at equal parameters and equal tokens.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/fields.h"
+#include "train/state.h"
+
+namespace headloom {
+
+// One of the models compared: what it changes in the shared configuration.
+struct ComparedModel {
+  std::string name;
+  std::string description;
+  Node model, mixer, channel, block;  // merged over [model], and over each layer's tables
+
+  void fields(Fields& f);
+};
+
+struct ComparedTask {
+  std::string name;
+  Node task, train, model;  // [task], and what is merged over [train] and [model]
+
+  void fields(Fields& f);
+};
+
+// The file `headloom compare` reads.
+struct CompareConfig {
+  std::string title = "Comparison";
+  std::vector<int64_t> seeds = {1, 2, 3};
+  bool match_parameters = true;  // to the first model's, within 1%, by the channel mixer's width
+  Node model, train;             // shared
+  std::vector<ComparedModel> models;
+  std::vector<ComparedTask> tasks;
+
+  void fields(Fields& f);
+};
+
+// A model as built for a task.
+struct ComparedBuild {
+  size_t model = 0, task = 0;
+  int64_t parameters = 0;
+  double flops_per_token = 0, mechanism_share = 0, state_bytes_per_token = 0;
+  std::string toml;  // the complete [model] table
+  std::string source;
+};
+
+struct ComparedRun {
+  size_t model = 0, task = 0;
+  int64_t seed = 0;
+  bool finished = false;
+  std::string problem;  // why it failed, "" otherwise
+  std::vector<EvalPoint> points;
+  double tokens_per_second = 0;
+  int64_t peak_memory = -1;
+};
+
+struct ComparedTaskInfo {
+  std::string description;
+  double bytes_per_token = 0;  // 0: judged by its accuracy
+  int64_t tokens = 0;          // each run trains on
+};
+
+struct CompareOutcome {
+  std::vector<ComparedBuild> builds;
+  std::vector<ComparedTaskInfo> tasks;
+  std::vector<ComparedRun> runs;  // those that were begun
+  bool interrupted = false;
+};
+
+// Checks every combination before training any, then runs seed by seed in `folder`, calling `progress`
+// after each run. Runs that are finished there are not repeated. Throws UsageError for a bad
+// configuration; a run that fails is recorded and the others go on.
+CompareOutcome compare(const CompareConfig& config, const std::string& folder,
+                       const std::function<void(const CompareOutcome&)>& progress);
+
+}  // namespace headloom

@@ -1,0 +1,80 @@
+#include "train/config.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace headloom {
+
+void TrainOptions::fields(Fields& f) {
+  f.field("steps", steps, "optimiser steps", at_least(1));
+  f.field("batch", batch, "sequences a step", at_least(1));
+  f.field("accumulate", accumulate, "pieces a step's batch is cut into to save memory", at_least(1));
+  f.field("lr", lr, "peak learning rate", positive());
+  f.field("schedule", schedule, "after the warm-up", {"cosine", "constant", "inverse_sqrt"});
+  f.field("warmup", warmup, "steps of linear warm-up", at_least(0));
+  f.field("min_lr", min_lr, "cosine: final learning rate as a share of lr", between(0.0, 1.0));
+  f.field("beta1", beta1, "AdamW: decay of the mean", fraction());
+  f.field("beta2", beta2, "AdamW: decay of the mean square", fraction());
+  f.field("eps", eps, "AdamW: added to the root", positive());
+  f.field("weight_decay", weight_decay, "AdamW: decay of matrices; vectors have none",
+          at_least(0.0));
+  f.field("clip", clip, "largest norm of all gradients together; 0: no limit", at_least(0.0));
+  f.field("dtype", dtype, "type of the forward pass; bfloat16 uses autocast",
+          {"float32", "bfloat16"});
+  f.field("eval_every", eval_every, "steps between evaluations", at_least(1));
+  f.field("eval_sequences", eval_sequences, "held-out sequences an evaluation reads at most",
+          at_least(1));
+  f.field("checkpoint_every", checkpoint_every, "steps between checkpoints; absent: eval_every",
+          at_least(1));
+  f.field("seed", seed, "of weights, data order and dropout", at_least(0));
+  if (batch % accumulate != 0) {
+    usage_error("'train.accumulate' is ", accumulate, ", expected a divisor of train.batch = ", batch,
+                ".");
+  }
+}
+
+double TrainOptions::lr_at(int64_t step) const {
+  if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  if (schedule == "constant") return lr;
+  if (schedule == "inverse_sqrt") {
+    const double start = static_cast<double>(std::max<int64_t>(warmup, 1));
+    return lr * std::sqrt(start / static_cast<double>(std::max(step + 1, warmup)));
+  }
+  const double span = static_cast<double>(std::max<int64_t>(steps - warmup, 1));
+  const double done = std::min(1.0, static_cast<double>(step - warmup) / span);
+  return lr * (min_lr + (1 - min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+}
+
+RunConfig::RunConfig() : task(data::make_task_spec("text")) {}
+
+void RunConfig::fields(Fields& f) {
+  f.table("model", model, "the model");
+  f.variant<data::TaskSpec>("task", task, "what it learns", data::task_names(),
+                            data::make_task_spec);
+  f.table("train", train, "how it is trained");
+}
+
+std::shared_ptr<data::Task> RunConfig::build_task() {
+  const auto built = task->build(static_cast<uint64_t>(train.seed));
+  if (!model.vocabulary) model.vocabulary = built->vocabulary();
+  if (!model.max_length) model.max_length = built->length();
+  if (*model.vocabulary < built->vocabulary()) {
+    usage_error("'model.vocabulary' is ", *model.vocabulary, ", expected at least the ",
+                built->vocabulary(), " tokens of the task.");
+  }
+  if (*model.max_length < built->length()) {
+    usage_error("'model.max_length' is ", *model.max_length, ", expected at least the task's length ",
+                built->length(), ".");
+  }
+  return built;
+}
+
+RunConfig read_run_config(const Node& root) {
+  RunConfig config;
+  read_fields(root, config);
+  return config;
+}
+
+std::string run_config_toml(RunConfig& config) { return to_toml(write_fields(config)); }
+
+}  // namespace headloom

@@ -1,0 +1,49 @@
+// The whole of one training run as plain structs: [model], [task], [train].
+#pragma once
+
+#include "core/fields.h"
+#include "data/task.h"
+#include "model/config.h"
+
+namespace headloom {
+
+struct TrainOptions {
+  int64_t steps = 1000;
+  int64_t batch = 32;
+  int64_t accumulate = 1;
+  double lr = 1e-3;
+  std::string schedule = "cosine";
+  int64_t warmup = 50;
+  double min_lr = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 1.0;
+  std::string dtype = "float32";
+  int64_t eval_every = 100;
+  int64_t eval_sequences = 256;
+  std::optional<int64_t> checkpoint_every;  // eval_every when absent
+  int64_t seed = 1;
+
+  void fields(Fields& f);
+  // The learning rate of step `step` (from 0): linear warm-up, then the schedule.
+  double lr_at(int64_t step) const;
+};
+
+struct RunConfig {
+  ModelConfig model;
+  std::shared_ptr<data::TaskSpec> task;
+  TrainOptions train;
+
+  RunConfig();
+  void fields(Fields& f);
+  // Builds the task and fills in what the model takes from it (vocabulary, max_length). Throws UsageError
+  // where the model is too small for the task.
+  std::shared_ptr<data::Task> build_task();
+};
+
+RunConfig read_run_config(const Node& root);
+std::string run_config_toml(RunConfig& config);
+
+}  // namespace headloom

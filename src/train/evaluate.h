@@ -1,0 +1,40 @@
+// Loss and accuracy on held-out data.
+#pragma once
+
+#include "data/task.h"
+#include "model/decoder.h"
+
+namespace headloom {
+
+struct Evaluation {
+  double loss = 0;      // nats a target token
+  double accuracy = 0;  // of target tokens or whole sequences, as the task says
+  int64_t tokens = 0;   // target tokens
+  int64_t sequences = 0;
+};
+
+struct BatchLoss {
+  Tensor sum;       // scalar, float32: summed cross-entropy of the targets
+  int64_t targets;  // how many
+  Tensor logits;    // [targets, vocabulary]
+};
+
+// Logits are computed only at positions that have a target.
+BatchLoss batch_loss(Decoder& model, const data::Batch& batch);
+
+// At most `sequences` held-out sequences in batches of `batch`. Leaves the model in its mode.
+Evaluation evaluate(Decoder& model, const data::Task& task, int64_t sequences, int64_t batch);
+
+// Autocast to bfloat16 while it lives, where `dtype` says so.
+class Autocast {
+ public:
+  explicit Autocast(const std::string& dtype);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  bool on_;
+};
+
+}  // namespace headloom

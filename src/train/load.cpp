@@ -1,0 +1,40 @@
+#include "train/load.h"
+
+#include <charconv>
+#include <filesystem>
+
+#include "core/files.h"
+#include "train/checkpoint.h"
+
+namespace headloom {
+
+LoadedRun load_run(const std::string& folder, const std::string& which) {
+  require(std::filesystem::is_directory(folder), folder, ": is not the folder of a run.");
+  LoadedRun run;
+  run.config = read_run_config(read_toml(folder + "/config.toml"));
+  const CheckpointStore store(folder);
+  const auto steps = store.steps();
+  require(!steps.empty(), folder, ": has no checkpoint yet.");
+  run.model = std::make_shared<Decoder>(run.config.model);
+  run.model->eval();
+  int64_t step = steps.back();
+  if (which == "best") {
+    const std::string path = store.folder(step) + "/state.json";
+    const auto best = parse_state(read_file(path), path).best_step;
+    if (best && std::find(steps.begin(), steps.end(), *best) != steps.end()) step = *best;
+  } else if (which != "last") {
+    const char* end = which.data() + which.size();
+    const auto result = std::from_chars(which.data(), end, step);
+    if (result.ec != std::errc() || result.ptr != end ||
+        std::find(steps.begin(), steps.end(), step) == steps.end()) {
+      std::vector<std::string> names;
+      for (int64_t s : steps) names.push_back(std::to_string(s));
+      usage_error(folder, ": has no checkpoint '", which, "', expected best, last or one of the steps ",
+                  join(names), ".");
+    }
+  }
+  run.step = store.load_weights(step, *run.model).step;
+  return run;
+}
+
+}  // namespace headloom

@@ -1,0 +1,22 @@
+// A trained model back from its run folder.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/decoder.h"
+#include "train/config.h"
+
+namespace headloom {
+
+struct LoadedRun {
+  RunConfig config;
+  std::shared_ptr<Decoder> model;  // in evaluation mode
+  int64_t step = 0;
+};
+
+// `which`: "best" (lowest held-out loss), "last", or a step. Throws Error naming the file that is missing or
+// damaged.
+LoadedRun load_run(const std::string& folder, const std::string& which = "best");
+
+}  // namespace headloom

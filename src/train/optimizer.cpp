@@ -1,0 +1,95 @@
+#include "train/optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+
+namespace headloom {
+
+using at::Tensor;
+
+void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& path) {
+  std::map<std::string, Tensor> present(from.begin(), from.end());
+  for (const auto& [name, target] : to) {
+    const auto found = present.find(name);
+    require(found != present.end(), path, ": has no tensor '", name, "' that the model expects.");
+    require(found->second.sizes() == target.sizes(), path, ": tensor '", name, "' has shape ",
+            found->second.sizes(), ", expected ", target.sizes(), ".");
+    target.detach().copy_(found->second);
+    present.erase(found);
+  }
+  require(present.empty(), path, ": has a tensor '", present.empty() ? "" : present.begin()->first,
+          "' that the model does not know.");
+}
+
+AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : options_(options) {
+  groups_.resize(2);
+  groups_[0].weight_decay = options.weight_decay;
+  for (const auto& item : model.named_parameters()) {
+    const Tensor& p = item.value();
+    // Norm scales, biases and other vectors are not decayed.
+    Group& group = groups_[p.dim() >= 2 ? 0 : 1];
+    group.names.push_back(item.key());
+    group.parameters.push_back(p);
+    group.means.push_back(at::zeros_like(p));
+    group.squares.push_back(at::zeros_like(p));
+    group.steps.push_back(at::zeros({}, at::kFloat));
+  }
+}
+
+double AdamW::step(double lr) {
+  at::NoGradGuard no_grad;
+  std::vector<Tensor> gradients;
+  for (const Group& group : groups_) {
+    for (const Tensor& p : group.parameters) {
+      if (p.grad().defined()) gradients.push_back(p.grad());
+    }
+  }
+  if (gradients.empty()) return 0;
+  const double norm =
+      at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients))).item<double>();
+  if (options_.clip > 0 && norm > options_.clip) {
+    at::_foreach_mul_(gradients, options_.clip / (norm + 1e-6));
+  }
+  for (Group& group : groups_) {
+    std::vector<Tensor> p, g, m, v, s;
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      const Tensor& parameter = group.parameters[i];
+      Tensor gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      // The fused kernel walks raw memory: a gradient laid out unlike its parameter would be misread.
+      if (gradient.strides() != parameter.strides()) {
+        gradient = at::empty_like(parameter).copy_(gradient);
+      }
+      p.push_back(parameter);
+      g.push_back(gradient);
+      m.push_back(group.means[i]);
+      v.push_back(group.squares[i]);
+      s.push_back(group.steps[i]);
+      parameter.mutable_grad() = Tensor();
+    }
+    if (p.empty()) continue;
+    at::_foreach_add_(s, 1);
+    at::_fused_adamw_(p, g, m, v, {}, s, lr, options_.beta1, options_.beta2, group.weight_decay,
+                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  }
+  return norm;
+}
+
+NamedTensors AdamW::state() const {
+  NamedTensors out;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.names.size(); ++i) {
+      out.emplace_back("mean." + group.names[i], group.means[i]);
+      out.emplace_back("square." + group.names[i], group.squares[i]);
+      out.emplace_back("steps." + group.names[i], group.steps[i]);
+    }
+  }
+  return out;
+}
+
+void AdamW::load(const NamedTensors& state, const std::string& path) {
+  copy_tensors(state, this->state(), path);
+}
+
+}  // namespace headloom

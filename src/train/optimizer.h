@@ -1,0 +1,36 @@
+// AdamW (Loshchilov & Hutter 2019) through ATen's fused kernel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "train/config.h"
+#include "train/safetensors.h"
+
+namespace headloom {
+
+class AdamW {
+ public:
+  AdamW(const torch::nn::Module& model, const TrainOptions& options);
+  // Clips, updates and clears the gradients. Returns their norm before clipping.
+  double step(double lr);
+  // The state under the parameters' names: "mean.NAME", "square.NAME", "steps".
+  NamedTensors state() const;
+  // Throws Error naming the tensor where `state` does not fit the parameters.
+  void load(const NamedTensors& state, const std::string& path);
+
+ private:
+  struct Group {
+    std::vector<std::string> names;
+    std::vector<at::Tensor> parameters, means, squares, steps;
+    double weight_decay = 0;
+  };
+  const TrainOptions options_;
+  std::vector<Group> groups_;
+};
+
+// Copies tensors into the targets of the same names. Throws Error naming the first that is missing,
+// unexpected or of another shape; `path` is for the message.
+void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& path);
+
+}  // namespace headloom

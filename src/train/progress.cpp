@@ -1,0 +1,40 @@
+#include "train/progress.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace headloom {
+
+Progress::Progress(std::string label)
+    : label_(label.empty() ? "" : std::move(label) + "  "), terminal_(::isatty(STDERR_FILENO)) {}
+
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
+  if (drawn_) std::fputs("\r\033[K", stderr);
+  drawn_ = false;
+}
+
+void Progress::update(const std::string& text) {
+  const auto now = std::chrono::steady_clock::now();
+  const auto pause = std::chrono::milliseconds(terminal_ ? 200 : 10000);
+  if (last_.time_since_epoch().count() != 0 && now - last_ < pause) return;
+  last_ = now;
+  if (terminal_) {
+    std::fprintf(stderr, "\r\033[K%s%s", label_.c_str(), text.c_str());
+    drawn_ = true;
+  } else {
+    std::fprintf(stderr, "%s%s\n", label_.c_str(), text.c_str());
+  }
+  std::fflush(stderr);
+}
+
+void Progress::line(const std::string& text) {
+  clear();
+  std::fprintf(stderr, "%s%s\n", label_.c_str(), text.c_str());
+  std::fflush(stderr);
+  last_ = std::chrono::steady_clock::now();
+}
+
+}  // namespace headloom

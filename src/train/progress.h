@@ -1,0 +1,26 @@
+// The progress line of a run on stderr: redrawn in place on a terminal, a line now and then elsewhere.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace headloom {
+
+class Progress {
+ public:
+  explicit Progress(std::string label);
+  ~Progress();
+  // Shows `text` as the present state; cheap to call every step.
+  void update(const std::string& text);
+  // Prints a line that stays.
+  void line(const std::string& text);
+
+ private:
+  void clear();
+  const std::string label_;
+  const bool terminal_;
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point last_;
+};
+
+}  // namespace headloom

@@ -1,0 +1,33 @@
+#include "train/result.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/files.h"
+
+namespace headloom {
+
+using Json = nlohmann::ordered_json;
+
+void write_result(const std::string& path, const RunResult& r) {
+  write_file(path, Json{{"problem", r.problem},
+                        {"tokens_per_second", r.tokens_per_second},
+                        {"peak_memory_bytes", r.peak_memory}}
+                           .dump(1) +
+                       "\n");
+}
+
+std::optional<RunResult> read_result(const std::string& path) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const Json json = Json::parse(read_file(path), nullptr, false);
+  if (!json.is_object()) return std::nullopt;
+  try {
+    return RunResult{.problem = json.at("problem").get<std::string>(),
+                     .tokens_per_second = json.at("tokens_per_second").get<double>(),
+                     .peak_memory = json.at("peak_memory_bytes").get<int64_t>()};
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace headloom

@@ -1,0 +1,19 @@
+// result.json of a finished or failed run of a comparison. Free of torch.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace headloom {
+
+struct RunResult {
+  std::string problem;  // "" when the run finished well
+  double tokens_per_second = 0;
+  int64_t peak_memory = -1;
+};
+
+void write_result(const std::string& path, const RunResult& result);
+// Nothing where the file is absent or not whole: the run is then repeated.
+std::optional<RunResult> read_result(const std::string& path);
+
+}  // namespace headloom

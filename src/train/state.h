@@ -1,0 +1,65 @@
+// The JSON side of training: a checkpoint's state.json and the lines of metrics.jsonl. Free of torch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headloom {
+
+struct StoredFile {
+  int64_t bytes = 0;
+  uint64_t crc = 0;
+};
+
+// Where a run stands after `step` optimiser steps. The data cursor is the step itself: a task's batches
+// are a pure function of (seed, index).
+struct TrainState {
+  int64_t step = 0;
+  int64_t tokens = 0;
+  double seconds = 0;  // of training, evaluations left out
+  std::optional<int64_t> best_step;
+  double best_loss = 0;
+  std::map<std::string, StoredFile> files;
+};
+
+std::string state_json(const TrainState& state);
+TrainState parse_state(const std::string& json, const std::string& path);
+
+// One evaluation on held-out data.
+struct EvalPoint {
+  int64_t step = 0;
+  int64_t tokens = 0;        // trained on so far
+  double seconds = 0;        // of training so far
+  double loss = 0;           // nats a target token, held out
+  double accuracy = 0;       // of target tokens or whole sequences, as the task says
+  double train_loss = 0;     // mean since the evaluation before
+};
+
+// One line of metrics.jsonl: a step's training loss, or an evaluation.
+struct StepPoint {
+  int64_t step = 0;
+  double loss = 0, lr = 0, gradient_norm = 0, seconds = 0;
+};
+
+class Metrics {
+ public:
+  // Opens RUN/metrics.jsonl; lines of steps after `step` (of a run that went on past its last
+  // checkpoint) are dropped.
+  Metrics(std::string path, int64_t step);
+  void add(const StepPoint& point);
+  void add(const EvalPoint& point);
+  // Evaluations so far, those before a resume included.
+  const std::vector<EvalPoint>& evaluations() const { return evaluations_; }
+
+ private:
+  void append(const std::string& line);
+  std::string path_;
+  std::vector<EvalPoint> evaluations_;
+};
+
+std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);
+
+}  // namespace headloom

@@ -1,0 +1,295 @@
+#include "train/train.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <malloc.h>
+#include <torch/csrc/autograd/generated/variable_factories.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+
+#include "core/files.h"
+#include "train/checkpoint.h"
+#include "train/evaluate.h"
+#include "train/progress.h"
+
+namespace headloom {
+namespace {
+
+volatile std::sig_atomic_t g_interrupts = 0;
+
+void on_interrupt(int signal) {
+  g_interrupts = g_interrupts + 1;
+  if (g_interrupts > 1) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+}
+
+double now() {
+  using Clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// A field of /proc/self/status in bytes, or -1.
+int64_t process_memory(const char* field) {
+  std::ifstream status("/proc/self/status");
+  std::string key;
+  int64_t kib = 0;
+  while (status >> key) {
+    if (key == str(field, ":") && status >> kib) return kib * 1024;
+    status.ignore(1 << 12, '\n');
+  }
+  return -1;
+}
+
+// Peak resident memory since it was made, above what the process held then.
+class PeakMemory {
+ public:
+  PeakMemory() {
+    ::malloc_trim(0);
+    std::ofstream reset("/proc/self/clear_refs");
+    reset << "5";  // resets VmHWM
+    reset.flush();
+    start_ = reset ? process_memory("VmRSS") : -1;
+  }
+  int64_t bytes() const {
+    const int64_t peak = process_memory("VmHWM");
+    return start_ < 0 || peak < 0 ? -1 : std::max<int64_t>(peak - start_, 0);
+  }
+
+ private:
+  int64_t start_ = -1;
+};
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::string rounded(const char* format, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+class Trainer {
+ public:
+  Trainer(RunConfig config, const TrainControl& control)
+      : config_(std::move(config)),
+        options_(config_.train),
+        control_(control),
+        store_(control.folder),
+        progress_(control.label) {}
+
+  TrainOutcome run() {
+    task_ = config_.build_task();
+    seed();
+    model_ = std::make_shared<Decoder>(config_.model);
+    optimizer_.emplace(*model_, options_);
+    for (const Tensor& p : model_->parameters()) outcome_.parameters += p.numel();
+    open_folder();
+    Metrics metrics(control_.folder + "/metrics.jsonl", state_.step);
+    metrics_ = &metrics;
+    progress_.line(str(human_count(static_cast<double>(outcome_.parameters)), " parameters, step ",
+                       state_.step, " of ", options_.steps, "; ", task_->describe()));
+    loop();
+    outcome_.step = state_.step;
+    outcome_.seconds = state_.seconds;
+    outcome_.evaluations = metrics.evaluations();
+    outcome_.tokens_per_second = tokens_per_second();
+    outcome_.peak_memory = memory_.bytes();
+    return outcome_;
+  }
+
+ private:
+  void seed() const {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(static_cast<uint64_t>(options_.seed));
+  }
+
+  // Writes config.toml into a fresh folder, or checks it and restores the checkpoint of a present one.
+  void open_folder() {
+    const std::string path = control_.folder + "/config.toml";
+    const std::string toml = run_config_toml(config_);
+    const auto steps = store_.steps();
+    if (steps.empty()) {
+      require(!control_.from, control_.folder, ": has no checkpoint to go on from.");
+      make_folders(control_.folder);
+      write_file(path, toml);
+      // A run that stopped before its first checkpoint starts anew.
+      write_file(control_.folder + "/metrics.jsonl", "");
+      return;
+    }
+    if (!control_.resume && !control_.from) {
+      usage_error(control_.folder, ": already holds a run at step ", steps.back(),
+                  "; go on with --resume, or choose another folder with --out.");
+    }
+    same_config(read_file(path), toml, path);
+    state_ = store_.load(control_.from.value_or(steps.back()), *model_, *optimizer_);
+  }
+
+  static void same_config(const std::string& old_text, const std::string& new_text,
+                          const std::string& path) {
+    std::istringstream a(old_text), b(new_text);
+    std::string x, y;
+    while (true) {
+      const bool more_a = static_cast<bool>(std::getline(a, x));
+      const bool more_b = static_cast<bool>(std::getline(b, y));
+      if (!more_a && !more_b) return;
+      if (!more_a || !more_b || x != y) {
+        usage_error(path, ": the run was made with '", more_a ? x : "", "', now it is '",
+                    more_b ? y : "", "'; resume with the same configuration.");
+      }
+    }
+  }
+
+  void loop() {
+    model_->train();
+    std::vector<double> losses;
+    const int64_t checkpoint_every = options_.checkpoint_every.value_or(options_.eval_every);
+    while (state_.step < options_.steps) {
+      const double start = now();
+      const StepPoint point = step();
+      const double seconds = now() - start;
+      state_.seconds += seconds;
+      step_seconds_.push_back(seconds);
+      losses.push_back(point.loss);
+      StepPoint written = point;
+      written.seconds = seconds;
+      metrics_->add(written);
+      show(point.loss);
+      const bool last = state_.step == options_.steps;
+      if (state_.step % options_.eval_every == 0 || last) {
+        evaluate_now(losses);
+        losses.clear();
+      }
+      const bool stop = interrupted() && !last;
+      if (state_.step % checkpoint_every == 0 || last || stop) save();
+      if (stop) {
+        outcome_.interrupted = true;
+        return;
+      }
+    }
+  }
+
+  StepPoint step() {
+    const int64_t pieces = options_.accumulate;
+    std::vector<data::Batch> batches;
+    int64_t targets = 0;
+    for (int64_t i = 0; i < pieces; ++i) {
+      batches.push_back(task_->train_batch(state_.step * pieces + i, options_.batch / pieces));
+      targets += batches.back().targets.ne(data::kIgnore).sum().item<int64_t>();
+    }
+    // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
+    double loss = 0;
+    for (const data::Batch& batch : batches) {
+      Tensor mean;
+      {
+        Autocast autocast(options_.dtype);
+        mean = batch_loss(*model_, batch).sum / static_cast<double>(targets);
+      }
+      mean.backward();
+      loss += mean.item<double>();
+    }
+    if (!std::isfinite(loss)) stop_diverged(loss);
+    StepPoint point;
+    point.lr = options_.lr_at(state_.step);
+    point.gradient_norm = optimizer_->step(point.lr);
+    if (!std::isfinite(point.gradient_norm)) stop_diverged(point.gradient_norm);
+    state_.step += 1;
+    state_.tokens += options_.batch * task_->length();
+    point.step = state_.step;
+    point.loss = loss;
+    return point;
+  }
+
+  [[noreturn]] void stop_diverged(double value) {
+    const auto steps = store_.steps();
+    fail(control_.folder, ": the loss became ", value, " at step ", state_.step + 1,
+         steps.empty() ? "; there is no checkpoint before it."
+                       : str("; the last good checkpoint is ", store_.folder(steps.back()), "."),
+         " A lower train.lr or a longer train.warmup may help.");
+  }
+
+  void evaluate_now(const std::vector<double>& losses) {
+    Evaluation e;
+    {
+      Autocast autocast(options_.dtype);
+      e = evaluate(*model_, *task_, options_.eval_sequences,
+                   std::max<int64_t>(options_.batch / options_.accumulate, 1));
+    }
+    double mean = 0;
+    for (double loss : losses) mean += loss / static_cast<double>(losses.size());
+    const EvalPoint point{.step = state_.step,
+                          .tokens = state_.tokens,
+                          .seconds = state_.seconds,
+                          .loss = e.loss,
+                          .accuracy = e.accuracy,
+                          .train_loss = mean};
+    if (std::isfinite(e.loss) && (!state_.best_step || e.loss < state_.best_loss)) {
+      state_.best_step = state_.step;
+      state_.best_loss = e.loss;
+    }
+    metrics_->add(point);
+    progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
+                       rounded("%.4f", e.loss), quality(e), "  ",
+                       human_count(tokens_per_second()), " tokens/s"));
+  }
+
+  std::string quality(const Evaluation& e) const {
+    if (task_->bytes_per_token() > 0) {
+      return rounded("  %.4f bits per byte", e.loss / std::log(2.0) / task_->bytes_per_token());
+    }
+    return rounded("  accuracy %.1f%%", 100 * e.accuracy);
+  }
+
+  void show(double loss) {
+    const double left =
+        static_cast<double>(options_.steps - state_.step) * median(step_seconds_);
+    progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
+                         rounded("%.4f", loss), "  ", human_count(tokens_per_second()),
+                         " tokens/s  ", human_seconds(left), " left"));
+  }
+
+  void save() {
+    if (control_.checkpoints) store_.save(*model_, *optimizer_, state_);
+  }
+
+  double tokens_per_second() const {
+    const double seconds = median(step_seconds_);
+    return seconds > 0 ? static_cast<double>(options_.batch * task_->length()) / seconds : 0;
+  }
+
+  RunConfig config_;
+  const TrainOptions options_;
+  const TrainControl control_;
+  const CheckpointStore store_;
+  Progress progress_;
+  PeakMemory memory_;
+  TrainState state_;
+  TrainOutcome outcome_;
+  std::shared_ptr<data::Task> task_;
+  std::shared_ptr<Decoder> model_;
+  std::optional<AdamW> optimizer_;
+  Metrics* metrics_ = nullptr;
+  std::vector<double> step_seconds_;
+};
+
+}  // namespace
+
+void install_interrupt_handler() { std::signal(SIGINT, on_interrupt); }
+bool interrupted() { return g_interrupts > 0; }
+
+TrainOutcome train(const Node& config, const TrainControl& control) {
+  return Trainer(read_run_config(config), control).run();
+}
+
+}  // namespace headloom
