@@ -1,22 +1,24 @@
 # Imports LibTorch from an installed PyTorch wheel as target headloom_torch (libtorch_cpu, libc10, OpenMP)
 # and headloom_libtorch (the umbrella library, for executables).
 #
-# find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. The wheel is looked up
-# with sysconfig rather than by importing torch, which also works under pip's build isolation.
-# HEADLOOM_TORCH_DIR (a folder with include/ and lib/) overrides the search.
+# find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. HEADLOOM_TORCH_DIR (a
+# folder with include/ and lib/) overrides the search.
 
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 
-if(NOT HEADLOOM_TORCH_DIR)
-  execute_process(
-    COMMAND ${Python3_EXECUTABLE} -c
-            "import os,sys,sysconfig\nfor p in [sysconfig.get_path('platlib')]+sys.path:\n  t=os.path.join(p,'torch')\n  if os.path.exists(os.path.join(t,'lib','libtorch_cpu.so')):\n    print(t); break"
-    OUTPUT_VARIABLE HEADLOOM_TORCH_DIR
-    OUTPUT_STRIP_TRAILING_WHITESPACE)
-endif()
+# -E sees the environment's packages under pip's build isolation too, which hides them by PYTHONPATH.
+foreach(flags "" -E)
+  if(NOT HEADLOOM_TORCH_DIR)
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} ${flags} -c
+              "import importlib.util as u; s = u.find_spec('torch'); print(*(s.submodule_search_locations if s else []))"
+      OUTPUT_VARIABLE HEADLOOM_TORCH_DIR
+      OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+endforeach()
 if(NOT EXISTS "${HEADLOOM_TORCH_DIR}/lib/libtorch_cpu.so")
-  message(FATAL_ERROR "PyTorch was not found by ${Python3_EXECUTABLE}. Run ./test once (it installs "
-                      "torch into .venv) or set HEADLOOM_TORCH_DIR to the 'torch' folder of an install.")
+  message(FATAL_ERROR "PyTorch was not found by ${Python3_EXECUTABLE}. Install it there (./test puts it into "
+                      ".venv), or set HEADLOOM_TORCH_DIR to the 'torch' folder of an install.")
 endif()
 set(HEADLOOM_TORCH_DIR "${HEADLOOM_TORCH_DIR}" CACHE PATH "torch folder of an installed PyTorch")
 

@@ -203,6 +203,14 @@ def test_opcheck(name):
     )
 
 
+def test_opcheck_fused():
+    """The operator that holds the fused kernels, by itself."""
+    q, k, v = (t.float().requires_grad_() for t in qkv())
+    pre = [t if t is None else t.float().requires_grad_() for t in headloom.attention._tensors(dynamic())]
+    rest = (1, 1, None, None, "both", "double", None, True, 4, torch.tensor([6, 5]), None, None, None)
+    torch.library.opcheck(torch.ops.headloom.composed_attention_fused, (q, k, v, pre, [], *rest))
+
+
 @pytest.mark.parametrize("name", ["all terms", "convolution", "documents"])
 def test_compiles_without_breaks(name):
     call, tensors = leaves(*qkv(), CASES[name]())

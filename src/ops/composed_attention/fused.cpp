@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
@@ -304,12 +305,22 @@ void finish_grads(HeadMix& grads, const HeadMix& m) {
   }
 }
 
+// torch.func's grad and vmap refuse autograd functions written in C++.
+bool in_transform() {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                         DispatchKey::FuncTorchDynamicLayerBackMode,
+                                         DispatchKey::FuncTorchVmapMode});
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
+}
+
 }  // namespace
 
 const char* fused_capability() { return capability().name; }
 
 const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v,
                                const ComposedAttentionOptions& o) {
+  if (in_transform()) return "it runs inside a transform of torch.func";
   if (!q.device().is_cpu()) return "there is no fused kernel for this device";
   if (q.scalar_type() != at::kFloat && q.scalar_type() != at::kBFloat16) {
     return "the fused kernels take float32 and bfloat16 only";
