@@ -1,10 +1,222 @@
+// Operators and training steps beside plain attention, in one process.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/bench_timing.h"
 #include "cli/command.h"
+#include "cli/machine.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "model/decoder.h"
+#include "ops/case.h"
+#include "train/evaluate.h"
+#include "train/optimizer.h"
 
 namespace headloom::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::vector<std::string> cases;
+  std::string only;
+  std::string backend;
+  double seconds = 2;
+  int64_t threads = 0;
+  bool json = false;
+};
+
+void seed_all() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(1);
+}
+
+Json to_json(const Spread& s) { return {{"low", s.low}, {"median", s.median}, {"high", s.high}}; }
+
+std::string verdict(double ratio, double target) {
+  if (target == 0) return "";
+  char text[64];
+  std::snprintf(text, sizeof text, ratio <= target ? "PASS %.2f" : "short of %.2f", target);
+  return text;
+}
+
+// `run` forward under no-grad, or forward and backward through the first `differentiable` inputs.
+std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
+                           std::vector<Tensor> inputs, size_t differentiable, bool training) {
+  if (!training) {
+    return [=] {
+      at::NoGradGuard no_grad;
+      run(inputs);
+    };
+  }
+  for (size_t i = 0; i < differentiable; ++i) inputs[i].requires_grad_(true);
+  Tensor cotangent;
+  {
+    at::NoGradGuard no_grad;
+    cotangent = at::randn_like(run(inputs));
+  }
+  return [=]() mutable {
+    run(inputs).backward(cotangent);
+    for (Tensor& t : inputs) t.mutable_grad() = Tensor();
+  };
+}
+
+void bench_operators(const std::string& family, const Arguments& a, Json& json) {
+  if (!a.json) {
+    std::printf("%-28s %10s %22s %-14s %10s %22s %-14s\n", family.c_str(), "forward", "x baseline",
+                "", "+ backward", "x baseline", "");
+  }
+  for (const ops::OpCase& c : ops::all_cases()) {
+    if (c.op != family || (!a.only.empty() && c.name.find(a.only) == std::string::npos)) continue;
+    const std::optional<std::string> backend =
+        a.backend.empty() ? std::nullopt : std::optional<std::string>(a.backend);
+    const auto run = [&](const std::vector<Tensor>& inputs) { return c.run(inputs, backend); };
+    seed_all();
+    Paired timed[2];
+    for (const bool training : {false, true}) {
+      timed[training] = time_pairs(work(run, c.inputs(), c.differentiable, training),
+                                   work(c.baseline, c.baseline_inputs(), 3, training), a.seconds);
+    }
+    const std::string used = !c.unsupported.empty() && a.backend.empty() ? "reference" : a.backend;
+    if (a.json) {
+      json["cases"].push_back({{"op", c.op},
+                               {"case", c.name},
+                               {"baseline", c.baseline_name},
+                               {"backend", used.empty() ? "automatic" : used},
+                               {"unsupported_by_fused", c.unsupported},
+                               {"forward_seconds", to_json(timed[0].a)},
+                               {"forward_ratio", to_json(timed[0].ratio)},
+                               {"forward_target", c.forward_target},
+                               {"training_seconds", to_json(timed[1].a)},
+                               {"training_ratio", to_json(timed[1].ratio)},
+                               {"training_target", c.training_target},
+                               {"forward_gflops", c.flops / timed[0].a.median / 1e9}});
+      continue;
+    }
+    std::printf("%-28s", c.name.c_str());
+    for (int i = 0; i < 2; ++i) {
+      const Spread& r = timed[i].ratio;
+      std::printf(" %7.2f ms %6.2f (%5.2f - %5.2f) %-14s", 1e3 * timed[i].a.median, r.median, r.low,
+                  r.high, verdict(r.median, i == 0 ? c.forward_target : c.training_target).c_str());
+    }
+    if (!c.unsupported.empty()) std::printf(" reference, because %s", c.unsupported.c_str());
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
+
+// A whole optimiser step on random tokens: forward, loss, backward, clipping, AdamW.
+class StepBench {
+ public:
+  explicit StepBench(const std::string& mixer) {
+    const Node root =
+        parse_toml(str("width = 256\ndepth = 6\nvocabulary = 256\nmax_length = 256\n"
+                       "[[layer]]\nmixer = { type = \"",
+                       mixer, "\", heads = ", mixer == "differential" ? 4 : 8, " }\n"),
+                   "bench");
+    ModelConfig config;
+    read_fields(root, config, "model");
+    seed_all();
+    model_ = std::make_shared<Decoder>(config);
+    optimizer_.emplace(*model_, TrainOptions());
+    const Tensor tokens = at::randint(0, 256, {16, 257}, at::kLong);
+    batch_ = {.inputs = tokens.narrow(1, 0, 256),
+              .targets = tokens.narrow(1, 1, 256).contiguous(),
+              .documents = {}};
+  }
+  void operator()() {
+    const BatchLoss loss = batch_loss(*model_, batch_);
+    (loss.sum / static_cast<double>(loss.targets)).backward();
+    optimizer_->step(1e-4);
+  }
+  int64_t tokens() const { return batch_.inputs.numel(); }
+
+ private:
+  std::shared_ptr<Decoder> model_;
+  std::optional<AdamW> optimizer_;
+  data::Batch batch_;
+};
+
+void bench_steps(const Arguments& a, Json& json) {
+  if (!a.json) {
+    std::printf("%-28s %12s %12s %22s\n", "train_step (5M, T=256, B=16)", "a step", "tokens/s",
+                "x mha");
+  }
+  for (const TokenMixerEntry& entry : token_mixers()) {
+    if (!a.only.empty() && entry.name != a.only) continue;
+    StepBench step(entry.name), plain("mha");
+    const Paired timed = time_pairs([&] { step(); }, [&] { plain(); }, 2 * a.seconds);
+    const double rate = static_cast<double>(step.tokens()) / timed.a.median;
+    if (a.json) {
+      json["cases"].push_back({{"op", "train_step"},
+                               {"case", entry.name},
+                               {"baseline", "mha"},
+                               {"training_seconds", to_json(timed.a)},
+                               {"training_ratio", to_json(timed.ratio)},
+                               {"tokens_per_second", rate}});
+      continue;
+    }
+    std::printf("%-28s %9.1f ms %12s %6.2f (%5.2f - %5.2f)\n", entry.name.c_str(),
+                1e3 * timed.a.median, human_count(rate).c_str(), timed.ratio.median,
+                timed.ratio.low, timed.ratio.high);
+    std::fflush(stdout);
+  }
+}
+
+int run(const Arguments& a) {
+  if (a.threads > 0) at::set_num_threads(static_cast<int>(a.threads));
+  std::vector<std::string> families;
+  for (const ops::OpCase& c : ops::all_cases()) {
+    if (families.empty() || families.back() != c.op) families.push_back(c.op);
+  }
+  families.push_back("train_step");
+  const std::vector<std::string> chosen = a.cases.empty() ? families : a.cases;
+  for (const std::string& name : chosen) {
+    if (std::find(families.begin(), families.end(), name) != families.end()) continue;
+    const std::string near = nearest(name, families);
+    usage_error("there is no benchmark '", name, "'",
+                near.empty() ? str("; there are ", join(families), ".")
+                             : str("; did you mean '", near, "'?"));
+  }
+  Json json = {{"machine", Json::object()}};
+  for (const auto& [key, value] : machine_facts()) {
+    json["machine"][key] = value;
+    if (!a.json) std::printf("%s: %s\n", key.c_str(), value.c_str());
+  }
+  if (!a.json)
+    std::printf("medians (lowest - highest); ratios are taken pair by pair in one process\n\n");
+  for (const std::string& name : chosen) {
+    name == "train_step" ? bench_steps(a, json) : bench_operators(name, a, json);
+    if (!a.json) std::printf("\n");
+  }
+  if (a.json) std::printf("%s\n", json.dump(1).c_str());
+  return 0;
+}
+
+}  // namespace
 
 Command bench_command() {
-  return {"bench", "operators and models beside plain attention in one run", "headloom bench composed_attention",
-          [](CLI::App&) -> std::function<int()> { return [] { return 0; }; }};
+  return {"bench", "operators and training steps beside plain attention, in one process",
+          "headloom bench composed_attention --only T=2048",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            app.add_option("cases", a->cases, "which benchmarks; all by default");
+            app.add_option("--only", a->only, "only cases whose name has this in it");
+            app.add_option("--backend", a->backend, "force the operator's backend")
+                ->check(CLI::IsMember({"reference", "fused"}));
+            app.add_option("--seconds", a->seconds, "time for each measurement")
+                ->check(CLI::PositiveNumber)
+                ->capture_default_str();
+            app.add_option("--threads", a->threads, "threads; PyTorch's choice by default")
+                ->check(CLI::PositiveNumber);
+            app.add_flag("--json", a->json, "print as JSON");
+            return [a] { return run(*a); };
+          }};
 }
 
 }  // namespace headloom::cli

@@ -1,0 +1,38 @@
+#include "cli/bench_timing.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace headloom::cli {
+namespace {
+
+double seconds_of(const std::function<void()>& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  return {.low = values.front(), .median = values[values.size() / 2], .high = values.back()};
+}
+
+Paired time_pairs(const std::function<void()>& a, const std::function<void()>& b, double seconds,
+                  int least) {
+  a();
+  b();
+  std::vector<double> as, bs, ratios;
+  double spent = 0;
+  while (static_cast<int>(as.size()) < least || (spent < seconds && as.size() < 1000)) {
+    as.push_back(seconds_of(a));
+    bs.push_back(seconds_of(b));
+    ratios.push_back(as.back() / bs.back());
+    spent += as.back() + bs.back();
+  }
+  return {.a = spread_of(as), .b = spread_of(bs), .ratio = spread_of(ratios)};
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,39 @@
+// Cases of operators: what benchmarks time and tests check. An operator folder's cases.cpp lists
+// them; all_cases() is the registry.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headloom::ops {
+
+struct OpCase {
+  std::string op;    // "composed_attention"
+  std::string name;  // "dcmha T=2048"
+  at::ScalarType dtype = at::kFloat;
+  // Leaves, drawn anew; the first `differentiable` of them take part in the backward.
+  std::function<std::vector<at::Tensor>()> inputs;
+  size_t differentiable = 0;
+  std::function<at::Tensor(const std::vector<at::Tensor>& inputs,
+                           const std::optional<std::string>& backend)>
+      run;
+  // What the case is timed against, on inputs of its own.
+  std::string baseline_name;
+  std::function<std::vector<at::Tensor>()> baseline_inputs;
+  std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> baseline;
+  double flops = 0;  // of the matrix products, forward
+  // Largest time as a multiple of the baseline that counts as reached; 0: no target.
+  double forward_target = 0, training_target = 0;
+  // Why the fused kernel cannot run it; "" when it can.
+  std::string unsupported;
+};
+
+std::vector<OpCase> composed_attention_cases();
+
+std::vector<OpCase> all_cases();
+
+}  // namespace headloom::ops
