@@ -13,8 +13,8 @@ class Parallel final : public Block {
     if (!parts.channel) return;
     channel_ = register_module("channel", parts.channel);
     if (norms == 2) {
-      channel_norm_ =
-          register_module("channel_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+      channel_norm_ = register_module("channel_norm",
+                                      std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
     }
   }
 

@@ -1,5 +1,5 @@
-// The classic block: token mixer, then channel mixer, each with a skip. Pre-norm (Xiong et al. 2020)
-// or post-norm (Vaswani et al. 2017).
+// The classic block: token mixer, then channel mixer, each with a skip. Pre-norm (Xiong et al.
+// 2020) or post-norm (Vaswani et al. 2017).
 #include "blocks/block.h"
 
 namespace headloom {
@@ -8,17 +8,19 @@ namespace {
 class Sequential final : public Block {
  public:
   Sequential(const BlockParts& parts, bool post) : post_(post), dropout_(parts.dropout) {
-    mixer_norm_ = register_module("mixer_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+    mixer_norm_ =
+        register_module("mixer_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
     mixer_ = register_module("mixer", parts.mixer);
     if (parts.channel) {
-      channel_norm_ =
-          register_module("channel_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+      channel_norm_ = register_module("channel_norm",
+                                      std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
       channel_ = register_module("channel", parts.channel);
     }
   }
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
-    Tensor h = branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->forward(y, context); });
+    Tensor h =
+        branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->forward(y, context); });
     if (!channel_) return h;
     return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y); });
   }

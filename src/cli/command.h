@@ -10,8 +10,8 @@
 
 namespace headloom::cli {
 
-// Registers a subcommand's flags on `app` and returns what runs when it was chosen. The returned function
-// gives the exit code.
+// Registers a subcommand's flags on `app` and returns what runs when it was chosen. The returned
+// function gives the exit code.
 struct Command {
   const char* name;
   const char* doc;

@@ -62,32 +62,30 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
                          .metric = text ? "bits per byte" : "error rate",
                          .lower_is_better = true,
                          .percent = !text});
-    budgets.push_back(str(human_count(static_cast<double>(task.tokens)), " tokens on ",
-                          config.tasks[t].name));
+    budgets.push_back(
+        str(human_count(static_cast<double>(task.tokens)), " tokens on ", config.tasks[t].name));
   }
   out.budget = str("Every run trains on the same number of tokens: ", join(budgets), "; ",
-                   config.match_parameters
-                       ? "parameters are equal within 1% on each task."
-                       : "parameters are not matched.");
+                   config.match_parameters ? "parameters are equal within 1% on each task."
+                                           : "parameters are not matched.");
   for (const ComparedRun& r : outcome.runs) {
     report::Run run;
     run.model = config.models[r.model].name;
     run.task = config.tasks[r.task].name;
     run.seed = static_cast<uint64_t>(r.seed);
-    run.state = r.finished              ? report::RunState::kFinished
+    run.state = r.finished          ? report::RunState::kFinished
                 : r.problem.empty() ? report::RunState::kRunning
-                                        : report::RunState::kFailed;
+                                    : report::RunState::kFailed;
     run.problem = r.problem;
     for (const EvalPoint& p : r.points) {
-      run.points.push_back({.step = p.step,
-                            .tokens = static_cast<double>(p.tokens),
-                            .seconds = p.seconds,
-                            .train_loss = p.train_loss,
-                            .loss = p.loss,
-                            .quality = metric(outcome.tasks[r.task], p),
-                            .accuracy = outcome.tasks[r.task].bytes_per_token > 0
-                                            ? report::kUnknown
-                                            : p.accuracy});
+      run.points.push_back(
+          {.step = p.step,
+           .tokens = static_cast<double>(p.tokens),
+           .seconds = p.seconds,
+           .train_loss = p.train_loss,
+           .loss = p.loss,
+           .quality = metric(outcome.tasks[r.task], p),
+           .accuracy = outcome.tasks[r.task].bytes_per_token > 0 ? report::kUnknown : p.accuracy});
     }
     run.tokens_per_second = r.tokens_per_second;
     run.peak_memory_bytes =
@@ -116,8 +114,9 @@ int run(Arguments& a) {
             ": is not a comparison's folder, so --fresh does not empty it.");
     fs::remove_all(a.out + "/runs");
   } else if (fs::exists(stored) && read_file(stored) != toml) {
-    usage_error(a.out, ": holds a comparison of another configuration; choose another --out, or --fresh "
-                       "to start over.");
+    usage_error(a.out,
+                ": holds a comparison of another configuration; choose another --out, or --fresh "
+                "to start over.");
   }
   install_interrupt_handler();
   report::Comparison result;
@@ -130,13 +129,15 @@ int run(Arguments& a) {
   });
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   if (outcome.interrupted) {
-    std::fprintf(stderr, "headloom: interrupted; finished runs are kept. The same command goes on.\n");
+    std::fprintf(stderr,
+                 "headloom: interrupted; finished runs are kept. The same command goes on.\n");
     return 1;
   }
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
   int failed = 0;
   for (const ComparedRun& r : outcome.runs) failed += r.finished ? 0 : 1;
-  if (failed > 0) std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
+  if (failed > 0)
+    std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
   return failed > 0 ? 1 : 0;
 }
 

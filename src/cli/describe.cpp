@@ -18,7 +18,8 @@ struct Arguments {
 int run(const Arguments& a) {
   const Node root = a.config.read();
   RunConfig config;
-  // A file with [model] alone can be described too: sizes that a task would give get plain defaults.
+  // A file with [model] alone can be described too: sizes that a task would give get plain
+  // defaults.
   if (root.find("task") != nullptr) {
     config = read_run_config(root);
     config.build_task();
@@ -52,18 +53,20 @@ int run(const Arguments& a) {
   for (const Cost& c : costs.parts) {
     std::printf("%-30s %12s %14s %6.2f%%  %s\n", ((c.mechanism ? "+ " : "  ") + c.part).c_str(),
                 human_count(static_cast<double>(c.parameters)).c_str(),
-                human_count(c.flops_per_token).c_str(), 100 * c.flops_per_token / costs.flops_per_token,
-                c.formula.c_str());
+                human_count(c.flops_per_token).c_str(),
+                100 * c.flops_per_token / costs.flops_per_token, c.formula.c_str());
   }
-  std::printf("\nparameters            %s\n", human_count(static_cast<double>(costs.parameters)).c_str());
-  std::printf("forward FLOPs a token %s at length %lld\n", human_count(costs.flops_per_token).c_str(),
-              static_cast<long long>(length));
+  std::printf("\nparameters            %s\n",
+              human_count(static_cast<double>(costs.parameters)).c_str());
+  std::printf("forward FLOPs a token %s at length %lld\n",
+              human_count(costs.flops_per_token).c_str(), static_cast<long long>(length));
   std::printf("decoding state        %s a token of context (float32)\n",
               human_bytes(costs.state_bytes_per_token).c_str());
   std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   std::printf(
-      "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their sizes, K mean "
+      "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "
+      "sizes, K mean "
       "visible keys, R rank, I hidden, V vocabulary.\n");
   return 0;
 }

@@ -43,7 +43,7 @@ int run(const Arguments& a) {
   const double bits =
       task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
   if (a.json) {
-    nlohmann::ordered_json json = {{"run", a.model},          {"step", loaded.step},
+    nlohmann::ordered_json json = {{"run", a.model},           {"step", loaded.step},
                                    {"sequences", e.sequences}, {"target_tokens", e.tokens},
                                    {"loss", e.loss},           {"perplexity", std::exp(e.loss)}};
     if (!std::isnan(bits)) json["bits_per_byte"] = bits;
@@ -64,22 +64,24 @@ int run(const Arguments& a) {
 }  // namespace
 
 Command eval_command() {
-  return {"eval", "loss, perplexity, bits per byte and accuracy on held-out data",
-          "headloom eval runs/text --json", [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
-            app.add_option("model", a->model, "folder of a run")->required();
-            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-            app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
-                ->check(CLI::PositiveNumber);
-            app.add_option("--logits", a->logits,
-                           "also write tokens and logits of the first batch to this safetensors file");
-            app.add_option("--set", a->overrides, "override a key, as in --set 'task.paths=[\"book.txt\"]'")
-                ->type_name("KEY=VALUE")
-                ->take_all()
-                ->allow_extra_args(false);
-            app.add_flag("--json", a->json, "print the result as JSON");
-            return [a] { return run(*a); };
-          }};
+  return {
+      "eval", "loss, perplexity, bits per byte and accuracy on held-out data",
+      "headloom eval runs/text --json", [](CLI::App& app) -> std::function<int()> {
+        auto a = std::make_shared<Arguments>();
+        app.add_option("model", a->model, "folder of a run")->required();
+        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
+            ->check(CLI::PositiveNumber);
+        app.add_option("--logits", a->logits,
+                       "also write tokens and logits of the first batch to this safetensors file");
+        app.add_option("--set", a->overrides,
+                       "override a key, as in --set 'task.paths=[\"book.txt\"]'")
+            ->type_name("KEY=VALUE")
+            ->take_all()
+            ->allow_extra_args(false);
+        app.add_flag("--json", a->json, "print the result as JSON");
+        return [a] { return run(*a); };
+      }};
 }
 
 }  // namespace headloom::cli

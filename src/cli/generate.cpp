@@ -62,10 +62,12 @@ int run(Arguments& a) {
     // The model sees at most the length it was built for; the prefix is computed anew each time.
     const int64_t seen = std::min<int64_t>(window, static_cast<int64_t>(tokens.size()));
     const Tensor input =
-        at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(seen)), at::kLong)
+        at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(seen)),
+                   at::kLong)
             .unsqueeze(0);
     Autocast autocast(loaded.config.train.dtype);
-    const Tensor logits = loaded.model->logits(loaded.model->hidden(input).select(1, -1)).squeeze(0);
+    const Tensor logits =
+        loaded.model->logits(loaded.model->hidden(input).select(1, -1)).squeeze(0);
     const int64_t next = sample(logits, a.sampling, generator);
     if (codec.end() && next == *codec.end()) break;
     tokens.push_back(next);
@@ -83,26 +85,28 @@ int run(Arguments& a) {
 }  // namespace
 
 Command generate_command() {
-  return {"generate", "text from a prompt, streaming",
-          "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
-          [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
-            app.add_option("model", a->model, "folder of a run")->required();
-            app.add_option("--prompt", a->prompt, "what the text starts with; - reads standard input");
-            app.add_option("--tokens", a->tokens, "tokens to write at most")->check(CLI::NonNegativeNumber);
-            app.add_option("--temperature", a->sampling.temperature, "0: always the likeliest token")
-                ->check(CLI::NonNegativeNumber)
-                ->capture_default_str();
-            app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
-                ->check(CLI::NonNegativeNumber);
-            app.add_option("--top-p", a->sampling.top_p,
-                           "sample among the likeliest tokens that have this probability together")
-                ->check(CLI::Range(0.0, 1.0))
-                ->capture_default_str();
-            app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
-            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-            return [a] { return run(*a); };
-          }};
+  return {
+      "generate", "text from a prompt, streaming",
+      "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
+      [](CLI::App& app) -> std::function<int()> {
+        auto a = std::make_shared<Arguments>();
+        app.add_option("model", a->model, "folder of a run")->required();
+        app.add_option("--prompt", a->prompt, "what the text starts with; - reads standard input");
+        app.add_option("--tokens", a->tokens, "tokens to write at most")
+            ->check(CLI::NonNegativeNumber);
+        app.add_option("--temperature", a->sampling.temperature, "0: always the likeliest token")
+            ->check(CLI::NonNegativeNumber)
+            ->capture_default_str();
+        app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
+            ->check(CLI::NonNegativeNumber);
+        app.add_option("--top-p", a->sampling.top_p,
+                       "sample among the likeliest tokens that have this probability together")
+            ->check(CLI::Range(0.0, 1.0))
+            ->capture_default_str();
+        app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
+        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        return [a] { return run(*a); };
+      }};
 }
 
 }  // namespace headloom::cli

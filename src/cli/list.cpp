@@ -38,7 +38,8 @@ std::vector<Section> sections() {
                               {"blocks", "Blocks", items_of(blocks())},
                               {"tasks", "Tasks", items_of(data::tasks())}};
   Section presets{"presets", "Model presets", {}};
-  for (const ModelPreset& p : model_presets()) presets.items.push_back({p.name, p.doc, p.source, {}});
+  for (const ModelPreset& p : model_presets())
+    presets.items.push_back({p.name, p.doc, p.source, {}});
   out.push_back(presets);
   ModelConfig model;
   TrainOptions train;
@@ -56,9 +57,11 @@ void print(const Section& section) {
   std::printf("%s\n", section.title.c_str());
   for (const Item& item : section.items) {
     std::printf("  %-20s %s%s%s%s\n", item.name.c_str(), item.doc.c_str(),
-                item.source.empty() ? "" : " (", item.source.c_str(), item.source.empty() ? "" : ")");
+                item.source.empty() ? "" : " (", item.source.c_str(),
+                item.source.empty() ? "" : ")");
     for (const OptionInfo& o : item.options) {
-      std::printf("      %-18s %s%s [%s]\n", (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
+      std::printf("      %-18s %s%s [%s]\n",
+                  (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
                   o.doc.c_str(), "", o.type.c_str());
     }
   }
@@ -83,8 +86,9 @@ int run(const Arguments& a) {
   if (chosen.empty()) {
     const std::string near = nearest(a.what, names);
     usage_error("there is nothing called '", a.what, "'",
-                near.empty() ? str("; sections are mixers, channels, blocks, tasks, presets, model, train.")
-                             : str("; did you mean '", near, "'?"));
+                near.empty()
+                    ? str("; sections are mixers, channels, blocks, tasks, presets, model, train.")
+                    : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
     for (const Section& section : chosen) print(section);
@@ -93,7 +97,8 @@ int run(const Arguments& a) {
   nlohmann::ordered_json json;
   for (const Section& section : chosen) {
     for (const Item& item : section.items) {
-      nlohmann::ordered_json entry = {{"name", item.name}, {"doc", item.doc}, {"source", item.source}};
+      nlohmann::ordered_json entry = {
+          {"name", item.name}, {"doc", item.doc}, {"source", item.source}};
       entry["options"] = nlohmann::ordered_json::array();
       for (const OptionInfo& o : item.options) {
         entry["options"].push_back(

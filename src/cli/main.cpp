@@ -10,12 +10,14 @@ namespace headloom::cli {
 namespace {
 
 int run(int argc, char** argv) {
-  CLI::App app("Headloom: train, compare and run the Transformer's structural variants.", "headloom");
+  CLI::App app("Headloom: train, compare and run the Transformer's structural variants.",
+               "headloom");
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "help of every subcommand");
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
-  for (const Command& command : {train_command(), compare_command(), generate_command(), eval_command(),
-                                 describe_command(), bench_command(), list_command()}) {
+  for (const Command& command :
+       {train_command(), compare_command(), generate_command(), eval_command(), describe_command(),
+        bench_command(), list_command()}) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.setup(*sub));

@@ -31,8 +31,10 @@ int run(Arguments& a) {
   const TrainOutcome outcome =
       train(a.config.read(), {.folder = a.out, .resume = a.resume, .from = a.from, .label = ""});
   if (outcome.interrupted) {
-    std::fprintf(stderr, "headloom: interrupted; step %lld is saved. Go on with: headloom train %s --resume\n",
-                 static_cast<long long>(outcome.step), a.out.c_str());
+    std::fprintf(
+        stderr,
+        "headloom: interrupted; step %lld is saved. Go on with: headloom train %s --resume\n",
+        static_cast<long long>(outcome.step), a.out.c_str());
     return 1;
   }
   const EvalPoint last = outcome.evaluations.empty() ? EvalPoint{} : outcome.evaluations.back();
@@ -47,8 +49,8 @@ int run(Arguments& a) {
                                          {"seconds", outcome.seconds}};
     std::printf("%s\n", json.dump(1).c_str());
   } else {
-    std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s tokens/s, %s\n", a.out.c_str(),
-                static_cast<long long>(outcome.step), last.loss, 100 * last.accuracy,
+    std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s tokens/s, %s\n",
+                a.out.c_str(), static_cast<long long>(outcome.step), last.loss, 100 * last.accuracy,
                 human_count(outcome.tokens_per_second).c_str(),
                 human_seconds(outcome.seconds).c_str());
   }

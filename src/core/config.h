@@ -49,7 +49,8 @@ std::string to_toml(const Node& root);
 // is read as TOML and, where that fails, taken as a string.
 void apply_override(Node& root, const std::string& assignment);
 
-// `over`'s keys replace those of `base`; tables are merged key by key, everything else is replaced whole.
+// `over`'s keys replace those of `base`; tables are merged key by key, everything else is replaced
+// whole.
 Node merged(const Node& base, const Node& over);
 
 }  // namespace headloom

@@ -8,8 +8,8 @@
 
 namespace headloom {
 
-// Replaces `path` by `content`. Throws Error naming the path and the system's reason (a full disk, say);
-// what stood at `path` before is then untouched.
+// Replaces `path` by `content`. Throws Error naming the path and the system's reason (a full disk,
+// say); what stood at `path` before is then untouched.
 void write_file(const std::string& path, std::string_view content);
 
 // The content of a file. Throws Error naming the path and the system's reason.

@@ -18,9 +18,8 @@ void LayerConfig::fields(Fields& f) {
   f.variant<ChannelMixerSpec>(
       "channel", channel, "channel mixer", entry_names(channel_mixers()),
       [](const std::string& type) { return make_spec(channel_mixers(), "channel mixer", type); });
-  f.variant<BlockSpec>(
-      "block", block, "how the two are joined", entry_names(blocks()),
-      [](const std::string& type) { return make_spec(blocks(), "block", type); });
+  f.variant<BlockSpec>("block", block, "how the two are joined", entry_names(blocks()),
+                       [](const std::string& type) { return make_spec(blocks(), "block", type); });
 }
 
 void ModelConfig::fields(Fields& f) {
@@ -96,8 +95,7 @@ int64_t match_parameters(ModelConfig& config, int64_t target) {
   };
   const int64_t a = config.width;
   const double slope = static_cast<double>(count_at(2 * a) - count_at(a)) / static_cast<double>(a);
-  const double exact =
-      static_cast<double>(a) + static_cast<double>(target - count_at(a)) / slope;
+  const double exact = static_cast<double>(a) + static_cast<double>(target - count_at(a)) / slope;
   // Multiples of 8 suit the vector units; a tiny model may need a finer step to come within 1%.
   for (const double step : {8.0, 1.0}) {
     const auto width = static_cast<int64_t>(std::llround(exact / step) * step);

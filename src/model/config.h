@@ -42,8 +42,8 @@ struct ModelPreset {
 };
 const std::vector<ModelPreset>& model_presets();
 
-// Sets the channel mixers' hidden widths so that the model has `parameters` parameters within 1%, and
-// returns the count reached. Throws UsageError naming what is wrong where that cannot be.
+// Sets the channel mixers' hidden widths so that the model has `parameters` parameters within 1%,
+// and returns the count reached. Throws UsageError naming what is wrong where that cannot be.
 int64_t match_parameters(ModelConfig& config, int64_t parameters);
 int64_t count_parameters(const ModelConfig& config);
 

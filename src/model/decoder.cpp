@@ -36,8 +36,8 @@ Decoder::Decoder(const ModelConfig& config) : config_(config) {
   }
   norm_ = register_module("norm", std::make_shared<Norm>(config.norm, config.width));
   if (!config.tied) {
-    head_ = register_module("head", std::make_shared<Linear>(config.width, *config.vocabulary,
-                                                             false, config.init_std));
+    head_ = register_module(
+        "head", std::make_shared<Linear>(config.width, *config.vocabulary, false, config.init_std));
   }
 }
 

@@ -7,8 +7,8 @@ namespace headloom {
 
 class Decoder : public torch::nn::Module {
  public:
-  // `config.vocabulary` must be set. Weights are drawn from torch's default generator. Throws UsageError for
-  // options that do not fit each other.
+  // `config.vocabulary` must be set. Weights are drawn from torch's default generator. Throws
+  // UsageError for options that do not fit each other.
   explicit Decoder(const ModelConfig& config);
 
   // tokens [B, T] int64 -> the last layer's normed output [B, T, C].

@@ -27,10 +27,11 @@ ModelCosts model_costs(const Decoder& model, int64_t length) {
     }
     out.state_bytes_per_token += model.mixers()[i]->state_bytes_per_token();
   }
-  out.parts.push_back({.part = config.tied ? "output (tied to the embedding)" : "embedding and output",
-                       .formula = "2 C V",
-                       .parameters = config.tied ? table : 2 * table,
-                       .flops_per_token = 2.0 * static_cast<double>(table)});
+  out.parts.push_back(
+      {.part = config.tied ? "output (tied to the embedding)" : "embedding and output",
+       .formula = "2 C V",
+       .parameters = config.tied ? table : 2 * table,
+       .flops_per_token = 2.0 * static_cast<double>(table)});
   for (const Tensor& p : model.parameters()) out.parameters += p.numel();
   int64_t counted = 0;
   for (const Cost& part : out.parts) counted += part.parameters;

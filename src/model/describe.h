@@ -8,10 +8,10 @@ namespace headloom {
 struct ModelCosts {
   std::vector<Cost> parts;  // equal parts of all layers added up
   int64_t parameters = 0;
-  double flops_per_token = 0;       // forward, at the given length
-  double mechanism_share = 0;       // of the forward FLOPs, added over plain attention
-  double mechanism_parameters = 0;  // likewise of the parameters
-  double state_bytes_per_token = 0; // decoding state each token of context adds, float32
+  double flops_per_token = 0;        // forward, at the given length
+  double mechanism_share = 0;        // of the forward FLOPs, added over plain attention
+  double mechanism_parameters = 0;   // likewise of the parameters
+  double state_bytes_per_token = 0;  // decoding state each token of context adds, float32
 };
 
 // Costs at sequence length `length`.

@@ -87,14 +87,15 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
 TrainState CheckpointStore::checked_state(int64_t step) const {
   const std::string where = folder(step);
   const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");
-  require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step, ".");
+  require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step,
+          ".");
   for (const char* name : {kModel, kOptimizer}) {
     const auto mark = state.files.find(name);
     require(mark != state.files.end(), where, "/state.json: does not mention ", name, ".");
     const std::string path = where + "/" + name;
     const FileMark found = mark_file(path);
-    require(found.bytes == mark->second.bytes, path, ": is truncated or damaged: it has ", found.bytes,
-            " bytes, expected ", mark->second.bytes, ".");
+    require(found.bytes == mark->second.bytes, path, ": is truncated or damaged: it has ",
+            found.bytes, " bytes, expected ", mark->second.bytes, ".");
     require(found.crc == mark->second.crc, path, ": is damaged: its checksum differs.");
   }
   return state;

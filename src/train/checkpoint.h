@@ -24,8 +24,8 @@ class CheckpointStore {
 
   // Writes step state.step, then removes all but the two newest and the best.
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
-  // Restores weights, optimiser and the default random generator. Throws Error naming the file that is
-  // missing or damaged, and an intact older step where there is one.
+  // Restores weights, optimiser and the default random generator. Throws Error naming the file that
+  // is missing or damaged, and an intact older step where there is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
   // Weights only, of `step`.
   TrainState load_weights(int64_t step, torch::nn::Module& model) const;

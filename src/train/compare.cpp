@@ -16,7 +16,8 @@ namespace {
 void check_name(const std::string& name, const char* what) {
   bool good = !name.empty() && name.front() != '.';
   for (char c : name) {
-    good = good && (std::isalnum(static_cast<unsigned char>(c)) || std::string("_-+. ").find(c) != std::string::npos);
+    good = good && (std::isalnum(static_cast<unsigned char>(c)) ||
+                    std::string("_-+. ").find(c) != std::string::npos);
   }
   if (!good) {
     usage_error(what, " has the name '", name,
@@ -48,9 +49,9 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
   }
   if (layers->is_array()) {
     for (Node& layer : layers->array()) {
-      for (const auto& [key, part] : {std::pair("mixer", &model.mixer),
-                                      std::pair("channel", &model.channel),
-                                      std::pair("block", &model.block)}) {
+      for (const auto& [key, part] :
+           {std::pair("mixer", &model.mixer), std::pair("channel", &model.channel),
+            std::pair("block", &model.block)}) {
         if (part->table().empty() || !layer.is_table()) continue;
         const Node* present = layer.find(key);
         layer.set(key, present != nullptr ? merged(*present, *part) : *part);
@@ -185,8 +186,8 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
                                   .toml = to_toml(write_fields(run.model)),
                                   .source = mixer_sources(run.model)});
       } catch (const UsageError& error) {
-        usage_error("model '", config.models[m].name, "' on task '", config.tasks[t].name, "': ",
-                    error.what());
+        usage_error("model '", config.models[m].name, "' on task '", config.tasks[t].name,
+                    "': ", error.what());
       }
       for (int64_t seed : config.seeds) {
         run.train.seed = seed;
@@ -206,8 +207,8 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
   progress(outcome);
   for (size_t i = 0; i < plan.size(); ++i) {
     const ComparedRun& r = plan[i].run;
-    const std::string label = str("[", i + 1, "/", plan.size(), "] ", config.tasks[r.task].name, " ",
-                                  config.models[r.model].name, " seed ", r.seed);
+    const std::string label = str("[", i + 1, "/", plan.size(), "] ", config.tasks[r.task].name,
+                                  " ", config.models[r.model].name, " seed ", r.seed);
     outcome.runs.push_back(run_one(plan[i], label, outcome.interrupted));
     progress(outcome);
     if (outcome.interrupted) break;

@@ -44,22 +44,22 @@ struct ComparedBuild {
   size_t model = 0, task = 0;
   int64_t parameters = 0;
   double flops_per_token = 0, mechanism_share = 0, state_bytes_per_token = 0;
-  std::string toml;  // the complete [model] table
-  std::string source;
+  std::string toml = {};  // the complete [model] table
+  std::string source = {};
 };
 
 struct ComparedRun {
   size_t model = 0, task = 0;
   int64_t seed = 0;
   bool finished = false;
-  std::string problem;  // why it failed, "" otherwise
-  std::vector<EvalPoint> points;
+  std::string problem = {};  // why it failed, "" otherwise
+  std::vector<EvalPoint> points = {};
   double tokens_per_second = 0;
   int64_t peak_memory = -1;
 };
 
 struct ComparedTaskInfo {
-  std::string description;
+  std::string description = {};
   double bytes_per_token = 0;  // 0: judged by its accuracy
   int64_t tokens = 0;          // each run trains on
 };
@@ -71,9 +71,9 @@ struct CompareOutcome {
   bool interrupted = false;
 };
 
-// Checks every combination before training any, then runs seed by seed in `folder`, calling `progress`
-// after each run. Runs that are finished there are not repeated. Throws UsageError for a bad
-// configuration; a run that fails is recorded and the others go on.
+// Checks every combination before training any, then runs seed by seed in `folder`, calling
+// `progress` after each run. Runs that are finished there are not repeated. Throws UsageError for a
+// bad configuration; a run that fails is recorded and the others go on.
 CompareOutcome compare(const CompareConfig& config, const std::string& folder,
                        const std::function<void(const CompareOutcome&)>& progress);
 

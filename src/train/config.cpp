@@ -8,7 +8,8 @@ namespace headloom {
 void TrainOptions::fields(Fields& f) {
   f.field("steps", steps, "optimiser steps", at_least(1));
   f.field("batch", batch, "sequences a step", at_least(1));
-  f.field("accumulate", accumulate, "pieces a step's batch is cut into to save memory", at_least(1));
+  f.field("accumulate", accumulate, "pieces a step's batch is cut into to save memory",
+          at_least(1));
   f.field("lr", lr, "peak learning rate", positive());
   f.field("schedule", schedule, "after the warm-up", {"cosine", "constant", "inverse_sqrt"});
   f.field("warmup", warmup, "steps of linear warm-up", at_least(0));
@@ -28,8 +29,8 @@ void TrainOptions::fields(Fields& f) {
           at_least(1));
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));
   if (batch % accumulate != 0) {
-    usage_error("'train.accumulate' is ", accumulate, ", expected a divisor of train.batch = ", batch,
-                ".");
+    usage_error("'train.accumulate' is ", accumulate,
+                ", expected a divisor of train.batch = ", batch, ".");
   }
 }
 
@@ -63,8 +64,8 @@ std::shared_ptr<data::Task> RunConfig::build_task() {
                 built->vocabulary(), " tokens of the task.");
   }
   if (*model.max_length < built->length()) {
-    usage_error("'model.max_length' is ", *model.max_length, ", expected at least the task's length ",
-                built->length(), ".");
+    usage_error("'model.max_length' is ", *model.max_length,
+                ", expected at least the task's length ", built->length(), ".");
   }
   return built;
 }

@@ -38,8 +38,8 @@ struct RunConfig {
 
   RunConfig();
   void fields(Fields& f);
-  // Builds the task and fills in what the model takes from it (vocabulary, max_length). Throws UsageError
-  // where the model is too small for the task.
+  // Builds the task and fills in what the model takes from it (vocabulary, max_length). Throws
+  // UsageError where the model is too small for the task.
   std::shared_ptr<data::Task> build_task();
 };
 

@@ -49,15 +49,14 @@ Evaluation evaluate(Decoder& model, const data::Task& task, int64_t sequences, i
     out.tokens += result.targets;
     const Tensor wanted = data.targets.ne(data::kIgnore);
     const Tensor hit = at::ones_like(wanted);
-    hit.masked_scatter_(wanted,
-                        result.logits.argmax(-1).eq(data.targets.masked_select(wanted)));
+    hit.masked_scatter_(wanted, result.logits.argmax(-1).eq(data.targets.masked_select(wanted)));
     right += task.exact_match() ? hit.all(1).sum().item<double>()
                                 : hit.logical_and(wanted).sum().item<double>();
     out.sequences += data.inputs.size(0);
   }
   out.loss = loss / static_cast<double>(std::max<int64_t>(out.tokens, 1));
-  out.accuracy = right / static_cast<double>(std::max<int64_t>(
-                             task.exact_match() ? out.sequences : out.tokens, 1));
+  out.accuracy = right / static_cast<double>(
+                             std::max<int64_t>(task.exact_match() ? out.sequences : out.tokens, 1));
   model.train(training);
   return out;
 }

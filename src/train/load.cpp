@@ -29,8 +29,8 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
         std::find(steps.begin(), steps.end(), step) == steps.end()) {
       std::vector<std::string> names;
       for (int64_t s : steps) names.push_back(std::to_string(s));
-      usage_error(folder, ": has no checkpoint '", which, "', expected best, last or one of the steps ",
-                  join(names), ".");
+      usage_error(folder, ": has no checkpoint '", which,
+                  "', expected best, last or one of the steps ", join(names), ".");
     }
   }
   run.step = store.load_weights(step, *run.model).step;

@@ -15,8 +15,8 @@ struct LoadedRun {
   int64_t step = 0;
 };
 
-// `which`: "best" (lowest held-out loss), "last", or a step. Throws Error naming the file that is missing or
-// damaged.
+// `which`: "best" (lowest held-out loss), "last", or a step. Throws Error naming the file that is
+// missing or damaged.
 LoadedRun load_run(const std::string& folder, const std::string& which = "best");
 
 }  // namespace headloom

@@ -57,7 +57,8 @@ double AdamW::step(double lr) {
       const Tensor& parameter = group.parameters[i];
       Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
-      // The fused kernel walks raw memory: a gradient laid out unlike its parameter would be misread.
+      // The fused kernel walks raw memory: a gradient laid out unlike its parameter would be
+      // misread.
       if (gradient.strides() != parameter.strides()) {
         gradient = at::empty_like(parameter).copy_(gradient);
       }

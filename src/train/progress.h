@@ -1,4 +1,5 @@
-// The progress line of a run on stderr: redrawn in place on a terminal, a line now and then elsewhere.
+// The progress line of a run on stderr: redrawn in place on a terminal, a line now and then
+// elsewhere.
 #pragma once
 
 #include <chrono>

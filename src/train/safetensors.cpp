@@ -23,10 +23,10 @@ struct DtypeName {
   const char* name;
   at::ScalarType type;
 };
-constexpr DtypeName kDtypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16},
-    {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
-    {"U8", at::kByte},    {"BOOL", at::kBool}};
+constexpr DtypeName kDtypes[] = {{"F64", at::kDouble},    {"F32", at::kFloat}, {"F16", at::kHalf},
+                                 {"BF16", at::kBFloat16}, {"I64", at::kLong},  {"I32", at::kInt},
+                                 {"I16", at::kShort},     {"I8", at::kChar},   {"U8", at::kByte},
+                                 {"BOOL", at::kBool}};
 
 // A file mapped copy-on-write; tensors keep it alive.
 struct Mapping {
@@ -88,7 +88,8 @@ FileMark write_safetensors(const std::string& path, const NamedTensors& tensors)
     for (const DtypeName& d : kDtypes) {
       if (d.type == tensor.scalar_type()) r.dtype = d.name;
     }
-    require(!r.dtype.empty(), path, ": tensor '", name, "' has a type that safetensors has no name for.");
+    require(!r.dtype.empty(), path, ": tensor '", name,
+            "' has a type that safetensors has no name for.");
     r.shape = tensor.sizes().vec();
     r.begin = offset;
     offset += static_cast<uint64_t>(tensor.numel() * tensor.element_size());
@@ -130,8 +131,8 @@ NamedTensors read_safetensors(const std::string& path) {
   for (const TensorRecord& r : records) {
     const DtypeName* dtype = std::find_if(std::begin(kDtypes), std::end(kDtypes),
                                           [&](const DtypeName& d) { return r.dtype == d.name; });
-    require(dtype != std::end(kDtypes), path, ": tensor '", r.name, "' has the unknown type ", r.dtype,
-            ".");
+    require(dtype != std::end(kDtypes), path, ": tensor '", r.name, "' has the unknown type ",
+            r.dtype, ".");
     require(r.begin <= r.end && r.end <= available, path, ": tensor '", r.name, "' lies at bytes ",
             r.begin, " to ", r.end, " of ", available, ": the file is truncated or damaged.");
     const auto element = static_cast<int64_t>(c10::elementSize(dtype->type));
@@ -141,8 +142,8 @@ NamedTensors read_safetensors(const std::string& path) {
     if (r.end > r.begin) ranges.emplace_back(r.begin, r.end);
     const auto options = at::TensorOptions().dtype(dtype->type);
     char* const data = base + r.begin;
-    at::Tensor tensor =
-        at::from_blob(data, r.shape, [mapping](void*) {}, options);
+    at::Tensor tensor = at::from_blob(
+        data, r.shape, [mapping](void*) {}, options);
     // A foreign file may leave tensors unaligned; kernels expect natural alignment.
     if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(element) != 0) {
       at::Tensor aligned = at::empty(r.shape, options);

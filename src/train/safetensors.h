@@ -21,9 +21,9 @@ struct FileMark {
 // Writes tensors atomically, larger element types first so that every tensor is aligned.
 FileMark write_safetensors(const std::string& path, const NamedTensors& tensors);
 
-// Maps the file and returns tensors that share the mapping (copy on write). Throws Error naming the file
-// and the tensor where the file is malformed: truncated, offsets that overlap or leave the file, unknown
-// types, sizes that do not fit.
+// Maps the file and returns tensors that share the mapping (copy on write). Throws Error naming the
+// file and the tensor where the file is malformed: truncated, offsets that overlap or leave the
+// file, unknown types, sizes that do not fit.
 NamedTensors read_safetensors(const std::string& path);
 
 // The mark of a file as it is on disk.

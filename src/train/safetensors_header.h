@@ -1,4 +1,5 @@
-// The JSON header of a safetensors file, apart so that no file includes both torch and the JSON library.
+// The JSON header of a safetensors file, apart so that no file includes both torch and the JSON
+// library.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The JSON side of training: a checkpoint's state.json and the lines of metrics.jsonl. Free of torch.
+// The JSON side of training: a checkpoint's state.json and the lines of metrics.jsonl. Free of
+// torch.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ struct StoredFile {
   uint64_t crc = 0;
 };
 
-// Where a run stands after `step` optimiser steps. The data cursor is the step itself: a task's batches
-// are a pure function of (seed, index).
+// Where a run stands after `step` optimiser steps. The data cursor is the step itself: a task's
+// batches are a pure function of (seed, index).
 struct TrainState {
   int64_t step = 0;
   int64_t tokens = 0;
@@ -31,11 +32,11 @@ TrainState parse_state(const std::string& json, const std::string& path);
 // One evaluation on held-out data.
 struct EvalPoint {
   int64_t step = 0;
-  int64_t tokens = 0;        // trained on so far
-  double seconds = 0;        // of training so far
-  double loss = 0;           // nats a target token, held out
-  double accuracy = 0;       // of target tokens or whole sequences, as the task says
-  double train_loss = 0;     // mean since the evaluation before
+  int64_t tokens = 0;     // trained on so far
+  double seconds = 0;     // of training so far
+  double loss = 0;        // nats a target token, held out
+  double accuracy = 0;    // of target tokens or whole sequences, as the task says
+  double train_loss = 0;  // mean since the evaluation before
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.

@@ -115,7 +115,8 @@ class Trainer {
     generator.set_current_seed(static_cast<uint64_t>(options_.seed));
   }
 
-  // Writes config.toml into a fresh folder, or checks it and restores the checkpoint of a present one.
+  // Writes config.toml into a fresh folder, or checks it and restores the checkpoint of a present
+  // one.
   void open_folder() {
     const std::string path = control_.folder + "/config.toml";
     const std::string toml = run_config_toml(config_);
@@ -240,8 +241,8 @@ class Trainer {
     }
     metrics_->add(point);
     progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
-                       rounded("%.4f", e.loss), quality(e), "  ",
-                       human_count(tokens_per_second()), " tokens/s"));
+                       rounded("%.4f", e.loss), quality(e), "  ", human_count(tokens_per_second()),
+                       " tokens/s"));
   }
 
   std::string quality(const Evaluation& e) const {
@@ -252,8 +253,7 @@ class Trainer {
   }
 
   void show(double loss) {
-    const double left =
-        static_cast<double>(options_.steps - state_.step) * median(step_seconds_);
+    const double left = static_cast<double>(options_.steps - state_.step) * median(step_seconds_);
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
                          rounded("%.4f", loss), "  ", human_count(tokens_per_second()),
                          " tokens/s  ", human_seconds(left), " left"));

@@ -12,30 +12,32 @@
 namespace headloom {
 
 struct TrainControl {
-  std::string folder;         // the run's folder
-  bool resume = false;        // go on from the newest checkpoint, where there is one
-  std::optional<int64_t> from;  // or from this checkpoint
-  std::string label;          // stands before progress lines
-  bool checkpoints = true;    // compare keeps only its newest
+  std::string folder = {};           // the run's folder
+  bool resume = false;               // go on from the newest checkpoint, where there is one
+  std::optional<int64_t> from = {};  // or from this checkpoint
+  std::string label = {};            // stands before progress lines
+  bool checkpoints = true;           // compare keeps only its newest
 };
 
 struct TrainOutcome {
   int64_t step = 0;
-  bool interrupted = false;       // Ctrl-C: saved, can go on
-  std::string problem;            // "" or why training stopped ("the loss became nan at step 120; ...")
+  bool interrupted = false;  // Ctrl-C: saved, can go on
+  std::string problem;       // "" or why training stopped ("the loss became nan at step 120; ...")
   int64_t parameters = 0;
   std::vector<EvalPoint> evaluations;
-  double tokens_per_second = 0;   // median over steps, evaluations left out
-  int64_t peak_memory = -1;       // bytes above what the process held before; -1: not measured
+  double tokens_per_second = 0;  // median over steps, evaluations left out
+  int64_t peak_memory = -1;      // bytes above what the process held before; -1: not measured
   double seconds = 0;
 };
 
-// Runs `config` ([model], [task], [train]) in `control.folder`. The folder gets config.toml (complete),
-// metrics.jsonl and checkpoints/. Progress goes to stderr. Throws UsageError for a bad config and Error for
-// files that fail; a non-finite loss is reported as Error naming the step and the last good checkpoint.
+// Runs `config` ([model], [task], [train]) in `control.folder`. The folder gets config.toml
+// (complete), metrics.jsonl and checkpoints/. Progress goes to stderr. Throws UsageError for a bad
+// config and Error for files that fail; a non-finite loss is reported as Error naming the step and
+// the last good checkpoint.
 TrainOutcome train(const Node& config, const TrainControl& control);
 
-// Ctrl-C during train() finishes the step, saves and returns with `interrupted`; a second one ends at once.
+// Ctrl-C during train() finishes the step, saves and returns with `interrupted`; a second one ends
+// at once.
 void install_interrupt_handler();
 bool interrupted();
 
