@@ -25,6 +25,10 @@ struct Case {
   bool q_gate = true, k_gate = true, pre = true, post = true;
   bool causal = true, strided = false;
   int64_t window = 0;
+  // Kernels [H, c_q, c_k] or, with conv_heads > 1, [H, conv_heads, c_q, c_k]; 0 queries: no
+  // convolution.
+  int64_t pre_queries = 0, post_queries = 0, conv_keys = 5, conv_heads = 1;
+  std::string padding = "both", conv_mask = "double";
   std::string mask = "";  // "lengths", "documents", "mask", "bias"
 };
 
@@ -50,6 +54,9 @@ std::vector<Tensor*> leaves_of(ComposedAttentionOptions& o) {
          {&m->static_matrix, &m->q_down, &m->q_up, &m->q_gate, &m->k_down, &m->k_up, &m->k_gate}) {
       if (t->defined()) out.push_back(t);
     }
+  }
+  for (Tensor* t : {&o.pre_conv, &o.post_conv}) {
+    if (t->defined()) out.push_back(t);
   }
   return out;
 }
@@ -90,7 +97,16 @@ Problem make(Case c, at::ScalarType type) {
     if (c.q_gate) m.q_gate = random({c.B, c.T, maps}, 0.3);
     if (c.k_gate) m.k_gate = random({c.B, c.S, maps}, 0.3);
   };
+  const auto conv = [&](int64_t queries) {
+    if (queries == 0) return Tensor();
+    if (c.conv_heads == 1) return random({maps, queries, c.conv_keys}, 0.3);
+    return random({maps, c.conv_heads, queries, c.conv_keys}, 0.2);
+  };
+  o.conv_padding = c.padding;
+  o.conv_mask = c.conv_mask;
+  o.pre_conv = conv(c.pre_queries);
   if (c.pre) mix(o.pre, c.pre_static);
+  o.post_conv = conv(c.post_queries);
   if (c.post) mix(o.post, c.post_static);
   if (c.Gv == 0) c.Gv = maps;
   p.leaves = {random({c.B, c.T, c.H, c.D}, 1), random({c.B, c.S, c.Gk, c.D}, 1),
@@ -205,6 +221,81 @@ std::vector<Case> shapes() {
     cases.push_back(c);
   }
   return cases;
+}
+
+std::vector<Case> convolutions() {
+  std::vector<Case> cases{
+      {.name = "before softmax", .T = 100, .pre_queries = 6, .conv_keys = 11},
+      {.name = "after softmax", .T = 100, .post_queries = 6, .conv_keys = 11},
+      {.name = "both", .B = 3, .T = 100, .pre_queries = 3, .post_queries = 6},
+      {.name = "nothing mixed",
+       .T = 100,
+       .pre = false,
+       .post = false,
+       .pre_queries = 6,
+       .post_queries = 2},
+      {.name = "mixed before", .T = 100, .post = false, .pre_queries = 6, .post_queries = 2},
+      {.name = "mixed after", .T = 100, .pre = false, .pre_queries = 6, .post_queries = 2},
+      {.name = "static",
+       .T = 70,
+       .pre_static = 8,
+       .post_static = 8,
+       .pre_queries = 2,
+       .post_queries = 2},
+      {.name = "head groups", .T = 70, .pre_queries = 2, .post_queries = 3, .conv_heads = 4},
+      {.name = "left",
+       .T = 70,
+       .pre_queries = 4,
+       .post_queries = 4,
+       .conv_keys = 16,
+       .padding = "left"},
+      {.name = "right",
+       .T = 70,
+       .pre_queries = 4,
+       .post_queries = 4,
+       .conv_keys = 16,
+       .padding = "right"},
+      {.name = "window", .T = 200, .window = 70, .pre_queries = 6, .post_queries = 6},
+      {.name = "not causal",
+       .T = 70,
+       .S = 150,
+       .causal = false,
+       .pre_queries = 6,
+       .post_queries = 6},
+      {.name = "documents", .T = 150, .pre_queries = 6, .post_queries = 6, .mask = "documents"},
+      {.name = "lengths", .B = 3, .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "lengths"},
+      {.name = "mask", .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "mask"},
+      {.name = "more queries than keys", .T = 131, .S = 70, .pre_queries = 6, .post_queries = 6},
+      {.name = "decode", .T = 5, .S = 150, .pre_queries = 6, .post_queries = 6},
+      {.name = "longest",
+       .T = 65,
+       .H = 3,
+       .D = 9,
+       .pre_queries = 8,
+       .post_queries = 8,
+       .conv_keys = 33},
+  };
+  for (const char* padding : {"both", "left", "right"}) {
+    cases.push_back({.name = std::string("exact ") + padding,
+                     .T = 100,
+                     .pre_queries = 6,
+                     .post_queries = 2,
+                     .conv_keys = 11,
+                     .padding = padding,
+                     .conv_mask = "exact"});
+  }
+  cases.push_back(
+      {.name = "exact, window", .T = 200, .window = 70, .pre_queries = 6, .conv_mask = "exact"});
+  cases.push_back({.name = "exact, documents",
+                   .T = 100,
+                   .pre_queries = 6,
+                   .conv_mask = "exact",
+                   .mask = "documents"});
+  return cases;
+}
+
+TEST(ComposedAttentionFused, ConvolutionsMatchTheReference) {
+  for (const Case& c : convolutions()) expect_close(c, at::kFloat, 2e-5);
 }
 
 TEST(ComposedAttentionFused, EveryMixMatchesTheReference) {

@@ -91,6 +91,17 @@ fused::Mix convert(Call& call, const HeadMix& m, int64_t heads) {
   return out;
 }
 
+fused::Conv convert(Call& call, const Tensor& kernel, const std::string& padding) {
+  fused::Conv out;
+  if (!kernel.defined()) return out;
+  out.kernel = call.hold(kernel.to(at::kFloat).contiguous()).const_data_ptr<float>();
+  if (kernel.dim() == 4) out.heads = kernel.size(1);
+  out.queries = kernel.size(-2);
+  out.keys = kernel.size(-1);
+  out.left = padding == "both" ? (out.keys - 1) / 2 : padding == "left" ? out.keys - 1 : 0;
+  return out;
+}
+
 void strides(const Tensor& t, int64_t* to) {
   for (int64_t i = 0; i < 4; ++i) to[i] = t.stride(i);
 }
@@ -118,6 +129,9 @@ void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   a.H1 = a.pre.out;
   a.post = convert(call, o.post, a.H1);
   a.H2 = a.post.out;
+  a.pre_conv = convert(call, o.pre_conv, o.conv_padding);
+  a.post_conv = convert(call, o.post_conv, o.conv_padding);
+  a.exact_mask = o.conv_mask == "exact";
   if (o.bias.defined()) a.bias = call.view<float>(o.bias.to(at::kFloat), {a.B, a.H, a.T, a.S});
   a.causal = o.causal;
   a.window = o.window.value_or(0);
@@ -247,6 +261,8 @@ void run_all(const Call& call, const Plan& plan, Phase phase) {
       });
     } else {
       parallel(s.workers, call, plan, task, [&](int64_t w) { return bounds[w]; });
+      task.phase = Phase::kBoundary;
+      parallel(1, call, plan, task, evenly(1, 1));
       task.phase = Phase::kReduce;
       parallel(s.workers, call, plan, task, evenly(plan.blocks, s.workers));
     }
@@ -334,7 +350,12 @@ const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v
   }
   if (q.size(3) > 256 || v.size(3) > 256) return "a head is larger than 256";
   if (v.size(3) < 1) return "the value heads are empty";
-  if (o.pre_conv.defined() || o.post_conv.defined()) return "convolutions are not fused yet";
+  for (const Tensor* c : {&o.pre_conv, &o.post_conv}) {
+    if (!c->defined()) continue;
+    if (c->size(-2) > fused::kMaxConvQueries)
+      return "a convolution reaches over more than 8 queries";
+    if (c->size(-1) > fused::kMaxConvKeys) return "a convolution reaches over more than 33 keys";
+  }
   if (o.bias.defined() && o.bias.requires_grad()) return "the bias wants a gradient";
   (void)k;
   return nullptr;
@@ -375,6 +396,14 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   a.grad_v = grads.v.data_ptr();
   grads.pre = allocate_grads(call, o.pre, a.pre, s.workers);
   grads.post = allocate_grads(call, o.post, a.post, s.workers);
+  const auto taps = [&](const Tensor& kernel, fused::Conv& conv) {
+    if (!kernel.defined()) return Tensor();
+    Tensor sums = at::zeros({s.workers, kernel.numel()}, kernel.options().dtype(at::kFloat));
+    conv.grad = call.hold(sums).data_ptr<float>();
+    return sums;
+  };
+  grads.pre_conv = taps(o.pre_conv, a.pre_conv);
+  grads.post_conv = taps(o.post_conv, a.post_conv);
   a.grad_out = grad_out.const_data_ptr();
   strides(grad_out, a.grad_out_stride);
   a.lse = const_cast<float*>(lse.const_data_ptr<float>());
@@ -385,6 +414,11 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   }
   finish_grads(grads.pre, o.pre);
   finish_grads(grads.post, o.post);
+  const auto finish = [](Tensor& sums, const Tensor& like) {
+    if (sums.defined()) sums = sums.sum(0).view(like.sizes()).to(like.scalar_type());
+  };
+  finish(grads.pre_conv, o.pre_conv);
+  finish(grads.post_conv, o.post_conv);
   return grads;
 }
 

@@ -15,6 +15,8 @@ namespace headloom::ops::fused {
 
 constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word each
 constexpr int64_t kMaxHeads = 64;
+constexpr int64_t kMaxConvQueries = 8;
+constexpr int64_t kMaxConvKeys = 33;
 constexpr int64_t kAlign = 16;  // rows are padded to this many floats
 
 // A four-dimensional strided view; strides in elements, 0 where broadcast. Absent when data is
@@ -66,6 +68,8 @@ struct Conv {
   int64_t heads = 1, queries = 1, keys = 1;  // c_h, c_q, c_k
   int64_t left = 0;                          // keys before the current one that tap 0 reaches
   float* grad = nullptr;                     // [workers, H, c_h, c_q, c_k], zeroed by the caller
+
+  HL_INLINE int64_t halo() const { return kernel ? queries - 1 : 0; }
 };
 
 struct Args {
@@ -101,6 +105,7 @@ struct Args {
 struct Plan {
   bool backward = false;
   int64_t rows = 0;          // queries of a tile
+  int64_t height = 0;        // and the earlier ones that convolutions reach back to
   int64_t tiles = 0;         // tiles of one batch element
   int64_t blocks = 0;        // key blocks of one batch element
   int64_t span = 0;          // most key blocks that one tile sees
@@ -112,14 +117,15 @@ struct Plan {
   int64_t workers = 1;
   int64_t packed = 0;   // floats of the packed keys and values of one batch element
   int64_t scratch = 0;  // floats of one worker's scratch
-  int64_t sums = 0;     // floats of one worker's key-side gradient sums (zeroed by the caller)
+  int64_t sums = 0;     // floats of one worker's gradient sums (zeroed by the caller)
 };
 
-enum class Phase { kPack, kForward, kBackward, kReduce };
+enum class Phase { kPack, kForward, kBackward, kReduce, kBoundary };
 
 // What one call does: Phase kPack packs key blocks [begin, end) of `batch`; kForward and kBackward
 // run tiles [begin, end) as worker `worker`; kReduce adds the workers' sums for key blocks [begin,
-// end) and writes the key-side gradients, `sums` being those of worker 0 and the others following.
+// end) and writes the key-side gradients, `sums` being those of worker 0 and the others following;
+// kBoundary, one item, adds what each worker owes to queries of the worker before it.
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;

@@ -71,121 +71,312 @@ HL_INLINE void mix_gradients(const Mix& mix, int64_t worker, int64_t rows, int64
   }
 }
 
-// Writes the query-side gradients of a tile from their sums by lane, [t][h][q_width][VL].
-void write_query_grads(const Mix& mix, const Args& a, int64_t batch, int64_t first, int64_t rows,
-                       const float* sum) {
+// Adds up the lanes: n vectors become n numbers at the same address.
+HL_INLINE void sum_lanes(int64_t n, float* x) {
+  for (int64_t i = 0; i < n; ++i) x[i] = hsum(load(x + i * VL));
+}
+
+HL_INLINE void put(bool add, float value, float* to) { *to = add ? *to + value : value; }
+
+// Writes or adds the gradients of query t's weights, values [h][q_width].
+void put_query_weights(const Mix& mix, const Args& a, int64_t batch, int64_t t, bool add,
+                       const float* values) {
   if (!mix.query_side()) return;
-  const int64_t width = mix.q_width(), rank = (width - 1) / 2;
-  for (int64_t t = 0; t < rows; ++t) {
-    const int64_t row = batch * a.T + first + t;
-    for (int64_t h = 0; h < mix.in; ++h) {
-      const float* from = sum + (t * mix.in + h) * width * VL;
-      for (int64_t r = 0; r < mix.q_rank; ++r) {
-        mix.grad.q_down[(row * mix.q_rank + r) * mix.in + h] = hsum(load(from + r * VL));
-        mix.grad.q_up[(row * mix.q_rank + r) * mix.in + h] = hsum(load(from + (rank + r) * VL));
-      }
-      if (mix.q_gate.data) mix.grad.q_gate[row * mix.in + h] = hsum(load(from + 2 * rank * VL));
+  const int64_t width = mix.q_width(), rank = (width - 1) / 2, row = batch * a.T + t;
+  for (int64_t h = 0; h < mix.in; ++h) {
+    const float* from = values + h * width;
+    for (int64_t r = 0; r < mix.q_rank; ++r) {
+      put(add, from[r], mix.grad.q_down + (row * mix.q_rank + r) * mix.in + h);
+      put(add, from[rank + r], mix.grad.q_up + (row * mix.q_rank + r) * mix.in + h);
+    }
+    if (mix.q_gate.data) put(add, from[2 * rank], mix.grad.q_gate + row * mix.in + h);
+  }
+}
+
+// Writes or adds the gradient of query t, values [H] apart by `step`.
+template <typename T>
+void put_query(const Args& a, int64_t batch, int64_t t, bool add, float scale, const float* values,
+               int64_t step) {
+  T* out = static_cast<T*>(a.grad_q) + (batch * a.T + t) * a.H * a.D;
+  for (int64_t h = 0; h < a.H; ++h) {
+    for (int64_t d = 0; d < a.D; ++d) {
+      T* to = out + h * a.D + d;
+      narrow(scale * values[h * step + d] + (add ? widen(*to) : 0.0f), to);
     }
   }
 }
 
+// A tile's rows before its own belong to the tile before: their gradients are added there, or, at a
+// worker's first tile, kept until all workers are done.
 template <typename T>
-void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile) {
-  const Scratch w = scratch(a, p, task.scratch);
-  const int64_t batch = task.batch, first = tile * p.rows, rows = lesser(p.rows, a.T - first);
-  const Range blocks = block_range(a, batch, first, rows);
-  pack_queries<T>(a, p, batch, first, rows, w.q);
-  pack_query_weights(a.pre, batch, first, rows, w.pre_q);
-  pack_query_weights(a.post, batch, first, rows, w.post_q);
-  tile_visibility(a, p, batch, first, rows, blocks, w.visible);
+void put_queries(const Args& a, const Plan& p, const Task& task, const Tile& tile, bool first_tile,
+                 const Scratch& w) {
+  const int64_t width = a.H * a.pre.q_width();
+  const Boundary owed = boundary(a, task.sums + p.sums - boundary(a, nullptr).size);
+  if (first_tile && tile.out > 0) {
+    owed.rows[0] = tile.batch;
+    owed.rows[1] = tile.first;
+    owed.rows[2] = tile.out;
+  }
+  for (int64_t r = 0; r < tile.count; ++r) {
+    const float* grad = w.grad_q + r * p.Dp;
+    const bool earlier = r < tile.out;
+    const bool mixed = r >= tile.prob && a.pre.present;
+    const float* weights = w.pre_sum + (r - tile.prob) * width;
+    if (earlier && first_tile) {
+      for (int64_t h = 0; h < a.H; ++h) {
+        for (int64_t d = 0; d < a.D; ++d) {
+          owed.grad_q[(r * a.H + h) * a.D + d] = a.scale * grad[h * p.height * p.Dp + d];
+        }
+      }
+      for (int64_t i = 0; i < width; ++i) owed.pre[r * width + i] = mixed ? weights[i] : 0;
+      continue;
+    }
+    put_query<T>(a, tile.batch, tile.first + r, earlier, a.scale, grad, p.height * p.Dp);
+    if (mixed) put_query_weights(a.pre, a, tile.batch, tile.first + r, earlier, weights);
+  }
+  for (int64_t r = tile.out; r < tile.count; ++r) {
+    put_query_weights(a.post, a, tile.batch, tile.first + r, false,
+                      w.post_sum + (r - tile.out) * a.H1 * a.post.q_width());
+  }
+}
+
+// Adds what the workers owe to the queries before their first tiles.
+template <typename T>
+void settle(const Args& a, const Plan& p, const Task& task) {
+  const int64_t width = a.H * a.pre.q_width(), size = boundary(a, nullptr).size;
+  for (int64_t worker = 0; worker < p.workers; ++worker) {
+    const Boundary owed = boundary(a, task.sums + (worker + 1) * p.sums - size);
+    for (int64_t r = 0; r < owed.rows[2]; ++r) {
+      const int64_t t = owed.rows[1] + r;
+      put_query<T>(a, owed.rows[0], t, true, 1, owed.grad_q + r * a.H * a.D, a.D);
+      if (a.pre.present) {
+        put_query_weights(a.pre, a, owed.rows[0], t, true, owed.pre + r * width);
+      }
+    }
+    owed.rows[2] = 0;
+  }
+}
+
+HL_INLINE void add_taps(const Conv& c, int64_t maps, int64_t worker, float* lanes_sum) {
+  const int64_t n = conv_taps(c, maps);
+  for (int64_t i = 0; i < n; ++i) c.grad[worker * n + i] += hsum(load(lanes_sum + i * VL));
+}
+
+// The steps of one tile's backward, each for one key block i.
+struct BackwardTile {
+  const Args& a;
+  const Plan& p;
+  const Task& task;
+  const Tile& tile;
+  const Scratch& w;
+
+  int64_t prob_rows() const { return tile.count - tile.prob; }
+  int64_t rows() const { return tile.count - tile.out; }
+  int64_t prob_skip() const { return tile.prob * p.line; }
+  int64_t out_skip() const { return tile.out * p.line; }
+  bool has_weights(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.prob); }
+  bool has_outputs(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.out); }
+  PackedBlock keys(int64_t i) const {
+    return packed_block(a, p, task.packed, tile.blocks.begin + i);
+  }
+  BlockSums sums(int64_t i) const { return block_sums(a, p, task.sums, tile.blocks.begin + i); }
+
+  // P of the rows from `prob` on, from the saved log-sum-exp.
+  void weights(int64_t i) const {
+    if (!has_weights(i)) return;
+    float* x = w.weights + i * p.chunk;
+    mixed_scores(a, p, task, tile, w, i, x);
+    weights_from_lse(a, p, prob_rows(), w.visible + i * p.height + tile.prob, w.lse,
+                     x + prob_skip());
+  }
+
+  // From the outputs to the gradient of what enters the mix after softmax (in grads), with the
+  // gradients of values and mix.
+  void values(int64_t i) const {
+    if (!has_outputs(i)) return;
+    const PackedBlock in = keys(i);
+    const BlockSums to = sums(i);
+    const int64_t skip = out_skip();
+    float* x = w.weights + i * p.chunk + skip;
+    float* grad = w.grads + i * p.chunk + skip;
+    if (a.post_conv.kernel) {
+      const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
+      x = w.tile[1] + skip;
+      conv_apply(a.post_conv, false, a.H1, p.line, near, {tile.prob, tile.count},
+                 {tile.out, tile.count}, kNoLimit, w.tile[1], w.conv);
+      hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, x);
+    }
+    float* mixed_grad = a.post.present ? w.tile[0] : grad;
+    for (int64_t h = 0; h < a.H2; ++h) {
+      gemm<false, true>(rows(), kBlock, a.E, w.grad_out + h * p.rows * p.Ep, p.Ep,
+                        in.v_panel + shared_head(h, a.Gv, a.H2) * a.E * kBlock, kBlock,
+                        mixed_grad + h * kBlock, p.line);
+    }
+    const float* mixed = x;
+    if (a.post.present) {
+      const MixWeights by{w.post_q, in.post};
+      tile_mix(a.post, by, rows(), p.line, mixed_grad, grad, true, w.grad_inner);
+      float* y = w.tile[a.post_conv.kernel ? 2 : 1];  // with the convolution x is tile[1]
+      tile_mix(a.post, by, rows(), p.line, x, y, false, w.inner);
+      mixed = y;
+      mix_gradients(a.post, task.worker, rows(), p.line, x, mixed_grad, w, w.post_sum, to.post);
+    }
+    for (int64_t h = 0; h < a.H2; ++h) {
+      gemm<true, false>(kBlock, p.Ep, rows(), mixed + h * kBlock, p.line,
+                        w.grad_out + h * p.rows * p.Ep, p.Ep,
+                        to.v + shared_head(h, a.Gv, a.H2) * kBlock * p.Ep, p.Ep);
+    }
+    if (a.post_conv.kernel) {
+      hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, grad);
+    }
+  }
+
+  float* weight_grads(int64_t i) const {
+    return (a.post_conv.kernel ? w.conv_grads : w.grads) + i * p.chunk;
+  }
+
+  // Through the convolution after softmax, and the row sums of P dP.
+  void row_sums(int64_t i) const {
+    if (!has_weights(i)) return;
+    if (a.post_conv.kernel) {
+      const Neighbours near = neighbours(p, tile, w.visible, i, tile.out, w.grads);
+      conv_apply(a.post_conv, true, a.H1, p.line, near, {tile.out, tile.count},
+                 {tile.prob, tile.count}, kNoLimit, weight_grads(i), w.conv);
+    }
+    if (a.post_conv.kernel && has_outputs(i)) {
+      const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
+      conv_grad(a.post_conv, a.H1, p.line, near, {tile.prob, tile.count}, {tile.out, tile.count},
+                kNoLimit, w.grads + i * p.chunk, w.post_taps, w.conv);
+    }
+    add_delta(a, p, prob_rows(), w.weights + i * p.chunk + prob_skip(),
+              weight_grads(i) + prob_skip(), w.delta);
+  }
+
+  // From dP to the gradient of what enters the mix before softmax.
+  float* mix_input_grads(int64_t i) const {
+    if (!has_weights(i)) return nullptr;
+    float* grad = weight_grads(i);
+    softmax_grad(a, p, prob_rows(), w.weights + i * p.chunk + prob_skip(), w.delta,
+                 grad + prob_skip());
+    if (!a.pre.present) return grad;
+    const MixWeights by{w.pre_q, keys(i).pre};
+    const float* x = (w.mix_in ? w.mix_in : w.scores) + i * p.chunk + prob_skip();
+    if (a.pre.dynamic()) {
+      mix_apply(a.pre, by, {prob_rows(), p.line, x, x, nullptr, false, w.inner});
+    }
+    float* to = a.pre_conv.kernel && a.post_conv.kernel ? w.grads + i * p.chunk : w.tile[0];
+    tile_mix(a.pre, by, prob_rows(), p.line, grad + prob_skip(), to + prob_skip(), true,
+             w.grad_inner);
+    mix_gradients(a.pre, task.worker, prob_rows(), p.line, x, grad + prob_skip(), w, w.pre_sum,
+                  sums(i).pre);
+    if (a.pre_conv.kernel && !a.post_conv.kernel) {
+      std::memcpy(grad + prob_skip(), to + prob_skip(), sizeof(float) * prob_rows() * p.line);
+    }
+    return to;
+  }
+
+  // Back through the convolution before softmax; `row` has the gradients of its outputs.
+  const float* convolution(int64_t i, const float* row) const {
+    if (!any_visible(p, tile, w.raw_visible, i, 0)) return nullptr;
+    const Conv& c = a.pre_conv;
+    const RowRange in{0, tile.count}, out{tile.prob, tile.count};
+    const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, row);
+    const Neighbours x = neighbours(p, tile, w.raw_visible, i, 0, w.scores);
+    const int64_t limit = exact_limit(a, tile, i);
+    const float* dy = row + i * p.chunk;
+    if (limit == kNoLimit) {
+      conv_apply(c, true, a.H, p.line, near, out, in, limit, w.tile[0], w.conv);
+      if (near.block[1]) {
+        conv_grad(c, a.H, p.line, x, in, out, limit, dy, w.pre_taps, w.conv);
+      }
+    } else {
+      conv_transpose_exact(c, a.H, p.line, near, out, in, limit, w.tile[0], w.tile[1], w.conv);
+      if (near.block[1]) {
+        conv_grad_exact(c, a.H, p.line, x, in, out, limit, dy, w.pre_taps, w.conv);
+      }
+    }
+    hide(tile.count, a.H, p.line, w.raw_visible + i * p.height, w.tile[0]);
+    return w.tile[0];
+  }
+
+  // dQ and dK from the gradient of the scores.
+  void queries_and_keys(int64_t i, const float* grad) const {
+    if (!grad) return;
+    const PackedBlock in = keys(i);
+    const BlockSums to = sums(i);
+    for (int64_t h = 0; h < a.H; ++h) {
+      const int64_t g = shared_head(h, a.Gk, a.H);
+      gemm<true, true>(tile.count, p.Dp, kBlock, grad + h * kBlock, p.line,
+                       in.k_rows + g * kBlock * p.Dp, p.Dp, w.grad_q + h * p.height * p.Dp, p.Dp);
+      gemm<true, false>(kBlock, p.Dp, tile.count, grad + h * kBlock, p.line,
+                        w.q + h * p.height * p.Dp, p.Dp, to.k + g * kBlock * p.Dp, p.Dp);
+    }
+  }
+};
+
+template <typename T>
+void prepare_backward(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+  const int64_t first = tile.first + tile.out, rows = tile.count - tile.out;
+  const int64_t prob_rows = tile.count - tile.prob;
+  prepare_tile<T>(a, p, tile, w);
   for (int64_t h = 0; h < a.H2; ++h) {
-    const T* from = static_cast<const T*>(a.grad_out) + batch * a.grad_out_stride[0] +
+    const T* from = static_cast<const T*>(a.grad_out) + tile.batch * a.grad_out_stride[0] +
                     first * a.grad_out_stride[1] + h * a.grad_out_stride[2];
     pack_rows(from, a.grad_out_stride, rows, rows, a.E, p.Ep, 1, w.grad_out + h * p.rows * p.Ep);
   }
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t t = 0; t < prob_rows; ++t) {
     for (int64_t h = 0; h < a.H1; ++h) {
-      w.lse[t * a.H1 + h] = a.lse[(batch * a.H1 + h) * a.T + first + t];
+      w.lse[t * a.H1 + h] = a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + tile.prob + t];
     }
   }
-  fill(w.grad_q, a.H * p.rows * p.Dp, 0);
-  fill(w.delta, rows * a.H1 * 16, 0);
-  fill(w.pre_sum, rows * a.H * a.pre.q_width() * VL, 0);
+  fill(w.grad_q, a.H * p.height * p.Dp, 0);
+  fill(w.delta, prob_rows * a.H1 * 16, 0);
+  fill(w.pre_sum, prob_rows * a.H * a.pre.q_width() * VL, 0);
   fill(w.post_sum, rows * a.H1 * a.post.q_width() * VL, 0);
+  fill(w.pre_taps, conv_taps(a.pre_conv, a.H) * VL, 0);
+  fill(w.post_taps, conv_taps(a.post_conv, a.H1) * VL, 0);
+}
 
-  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
-    const int64_t i = j - blocks.begin;
-    if (!any_visible(w.visible + i * p.rows, rows)) continue;
-    const PackedBlock keys = packed_block(a, p, task.packed, j);
-    const BlockSums sums = block_sums(a, p, task.sums, j);
-    float* weights = w.row[1] + i * p.chunk;
-    float* grad = w.row[2] + i * p.chunk;
-    float* scores = a.pre.present ? w.row[0] + i * p.chunk : weights;
-    tile_scores(a, p, batch, first, rows, j, w.q, keys, scores);
-    if (a.pre.present) {
-      tile_mix(a.pre, {w.pre_q, keys.pre}, rows, p.line, scores, weights, false, nullptr);
-    }
-    weights_from_lse(a, p, rows, w.visible + i * p.rows, w.lse, weights);
+template <typename T>
+void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index) {
+  const Scratch w = scratch(a, p, task.scratch);
+  const Tile tile = make_tile(a, p, task.batch, index);
+  const int64_t blocks = tile.blocks.end - tile.blocks.begin;
+  const int64_t prob_rows = tile.count - tile.prob;
+  const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
+  const BackwardTile step{a, p, task, tile, w};
+  prepare_backward<T>(a, p, tile, w);
 
-    float* mixed = weights;
-    float* mixed_grad = a.post.present ? w.tile[0] : grad;
-    for (int64_t h = 0; h < a.H2; ++h) {
-      gemm<false, true>(rows, kBlock, a.E, w.grad_out + h * p.rows * p.Ep, p.Ep,
-                        keys.v_panel + shared_head(h, a.Gv, a.H2) * a.E * kBlock, kBlock,
-                        mixed_grad + h * kBlock, p.line);
-    }
-    if (a.post.present) {
-      const MixWeights by{w.post_q, keys.post};
-      mixed = w.tile[1];
-      tile_mix(a.post, by, rows, p.line, weights, mixed, false, w.inner);
-      tile_mix(a.post, by, rows, p.line, mixed_grad, grad, true, w.grad_inner);
-      mix_gradients(a.post, task.worker, rows, p.line, weights, mixed_grad, w, w.post_sum,
-                    sums.post);
-    }
-    for (int64_t h = 0; h < a.H2; ++h) {
-      gemm<true, false>(kBlock, p.Ep, rows, mixed + h * kBlock, p.line,
-                        w.grad_out + h * p.rows * p.Ep, p.Ep,
-                        sums.v + shared_head(h, a.Gv, a.H2) * kBlock * p.Ep, p.Ep);
-    }
-    add_delta(a, p, rows, weights, grad, w.delta);
+  const auto raw = [&](int64_t i) {
+    if (pre_conv && i < blocks) raw_scores(a, p, task, tile, w, i, w.scores + i * p.chunk);
+  };
+  raw(0);
+  for (int64_t i = 0; i < blocks; ++i) {
+    raw(i + 1);
+    step.weights(i);
+    if (post_conv) continue;
+    step.values(i);
+    step.row_sums(i);
   }
-  for (int64_t i = 0; i < rows * a.H1; ++i) w.delta[i * 16] = hsum(load(w.delta + i * 16));
-  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
-    const int64_t i = j - blocks.begin;
-    if (!any_visible(w.visible + i * p.rows, rows)) continue;
-    const PackedBlock keys = packed_block(a, p, task.packed, j);
-    const BlockSums sums = block_sums(a, p, task.sums, j);
-    float* grad = w.row[2] + i * p.chunk;
-    softmax_grad(a, p, rows, w.row[1] + i * p.chunk, w.delta, grad);
-    if (a.pre.present) {
-      const MixWeights by{w.pre_q, keys.pre};
-      const float* scores = w.row[0] + i * p.chunk;
-      if (a.pre.dynamic()) {
-        mix_apply(a.pre, by, {rows, p.line, scores, scores, nullptr, false, w.inner});
-      }
-      tile_mix(a.pre, by, rows, p.line, grad, w.tile[0], true, w.grad_inner);
-      mix_gradients(a.pre, task.worker, rows, p.line, scores, grad, w, w.pre_sum, sums.pre);
-      grad = w.tile[0];
-    }
-    for (int64_t h = 0; h < a.H; ++h) {
-      const int64_t g = shared_head(h, a.Gk, a.H);
-      gemm<true, true>(rows, p.Dp, kBlock, grad + h * kBlock, p.line,
-                       keys.k_rows + g * kBlock * p.Dp, p.Dp, w.grad_q + h * p.rows * p.Dp, p.Dp);
-      gemm<true, false>(kBlock, p.Dp, rows, grad + h * kBlock, p.line, w.q + h * p.rows * p.Dp,
-                        p.Dp, sums.k + g * kBlock * p.Dp, p.Dp);
-    }
+  if (post_conv) {
+    for (int64_t i = 0; i < blocks; ++i) step.values(i);
+    for (int64_t i = 0; i < blocks; ++i) step.row_sums(i);
   }
-  write_query_grads(a.pre, a, batch, first, rows, w.pre_sum);
-  write_query_grads(a.post, a, batch, first, rows, w.post_sum);
-  T* out = static_cast<T*>(a.grad_q) + (batch * a.T + first) * a.H * a.D;
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t h = 0; h < a.H; ++h) {
-      const float* from = w.grad_q + (h * p.rows + t) * p.Dp;
-      for (int64_t d = 0; d < a.D; ++d) {
-        narrow(a.scale * from[d], out + (t * a.H + h) * a.D + d);
-      }
-    }
+  for (int64_t i = 0; i < prob_rows * a.H1; ++i) w.delta[i * 16] = hsum(load(w.delta + i * 16));
+  for (int64_t i = 0; i < blocks; ++i) {
+    const float* grad = step.mix_input_grads(i);
+    if (!pre_conv) step.queries_and_keys(i, grad);
   }
+  if (pre_conv) {
+    const float* row = a.pre.present || !post_conv ? w.grads : w.conv_grads;
+    for (int64_t i = 0; i < blocks; ++i) step.queries_and_keys(i, step.convolution(i, row));
+  }
+  sum_lanes(prob_rows * a.H * a.pre.q_width(), w.pre_sum);
+  sum_lanes((tile.count - tile.out) * a.H1 * a.post.q_width(), w.post_sum);
+  put_queries<T>(a, p, task, tile, index == task.begin, w);
+  if (pre_conv) add_taps(a.pre_conv, a.H, task.worker, w.pre_taps);
+  if (post_conv) add_taps(a.post_conv, a.H1, task.worker, w.post_taps);
 }
 
 // Adds the workers' sums into those of the first and clears the others.

@@ -21,6 +21,9 @@ void run(const Args& args, const Plan& plan, const Task& task) {
       case Phase::kReduce:
         reduce_block<T>(args, plan, task, i);
         break;
+      case Phase::kBoundary:
+        settle<T>(args, plan, task);
+        break;
     }
   }
 }

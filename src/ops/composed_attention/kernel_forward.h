@@ -57,15 +57,18 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
   }
 }
 
-// Turns maxima and sums into the log of the sum and, in place of the sum's first lane, its inverse.
-void finish_rows(const Args& a, const Plan& p, int64_t batch, int64_t first, int64_t rows,
-                 const float* high, float* total) {
-  for (int64_t t = 0; t < rows; ++t) {
+// Turns sums into their inverses, in place of the first lane, and writes the log-sum-exp of the
+// rows that are this tile's own.
+void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total) {
+  for (int64_t r = tile.prob; r < tile.count; ++r) {
+    const int64_t t = r - tile.prob;
     for (int64_t h = 0; h < a.H1; ++h) {
       float* sum = total + (t * a.H1 + h) * 16;
       const float s = hsum(load(sum));
-      a.lse[(batch * a.H1 + h) * a.T + first + t] =
-          s > 0 ? high[t * p.heads_padded + h] + __builtin_logf(s) : 0.0f;
+      if (r >= tile.out) {
+        a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + r] =
+            s > 0 ? high[t * p.heads_padded + h] + __builtin_logf(s) : 0.0f;
+      }
       sum[0] = s > 0 ? 1.0f / s : 0.0f;
     }
   }
@@ -90,38 +93,51 @@ void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
 }
 
 template <typename T>
-void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile) {
+void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index) {
   const Scratch w = scratch(a, p, task.scratch);
-  const int64_t batch = task.batch, first = tile * p.rows, rows = lesser(p.rows, a.T - first);
-  const Range blocks = block_range(a, batch, first, rows);
-  pack_queries<T>(a, p, batch, first, rows, w.q);
-  pack_query_weights(a.pre, batch, first, rows, w.pre_q);
-  pack_query_weights(a.post, batch, first, rows, w.post_q);
-  tile_visibility(a, p, batch, first, rows, blocks, w.visible);
-  fill(w.high, rows * p.heads_padded, -FLT_MAX);
-  fill(w.total, rows * a.H1 * 16, 0);
+  const Tile tile = make_tile(a, p, task.batch, index);
+  const int64_t blocks = tile.blocks.end - tile.blocks.begin;
+  const int64_t prob_rows = tile.count - tile.prob, rows = tile.count - tile.out;
+  const int64_t high_size = p.height * p.heads_padded;
+  const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
+  prepare_tile<T>(a, p, tile, w);
+  fill(w.high, prob_rows * p.heads_padded, -FLT_MAX);
+  fill(w.total, prob_rows * a.H1 * 16, 0);
   fill(w.out, a.H2 * p.rows * p.Ep, 0);
-  const int64_t high_size = p.rows * p.heads_padded;
 
-  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
-    const int64_t i = j - blocks.begin;
-    if (!any_visible(w.visible + i * p.rows, rows)) continue;
-    const PackedBlock keys = packed_block(a, p, task.packed, j);
-    float* row = w.row[0] + i * p.chunk;
-    float* scores = a.pre.matrix ? w.tile[0] : row;
-    tile_scores(a, p, batch, first, rows, j, w.q, keys, scores);
-    if (a.pre.present)
-      tile_mix(a.pre, {w.pre_q, keys.pre}, rows, p.line, scores, row, false, nullptr);
-    exponentials(a, p, rows, w.visible + i * p.rows, row, w.high, w.block_high + i * high_size,
-                 w.total);
+  const auto raw = [&](int64_t i) {
+    if (pre_conv && i < blocks) raw_scores(a, p, task, tile, w, i, w.scores + i * p.chunk);
+  };
+  raw(0);
+  for (int64_t i = 0; i < blocks; ++i) {
+    raw(i + 1);
+    if (!any_visible(p, tile, w.visible, i, tile.prob)) continue;
+    float* x = w.weights + i * p.chunk;
+    mixed_scores(a, p, task, tile, w, i, x);
+    exponentials(a, p, prob_rows, w.visible + i * p.height + tile.prob, x + tile.prob * p.line,
+                 w.high, w.block_high + i * high_size, w.total);
   }
-  finish_rows(a, p, batch, first, rows, w.high, w.total);
-  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
-    const int64_t i = j - blocks.begin;
-    if (!any_visible(w.visible + i * p.rows, rows)) continue;
-    const PackedBlock keys = packed_block(a, p, task.packed, j);
-    float* x = w.row[0] + i * p.chunk;
-    normalise(a, p, rows, w.high, w.block_high + i * high_size, w.total, x);
+  finish_rows(a, p, tile, w.high, w.total);
+
+  const auto weights = [&](int64_t i) {
+    if (!any_visible(p, tile, w.visible, i, tile.prob)) return;
+    normalise(a, p, prob_rows, w.high, w.block_high + i * high_size, w.total,
+              w.weights + i * p.chunk + tile.prob * p.line);
+  };
+  if (post_conv) weights(0);
+  for (int64_t i = 0; i < blocks; ++i) {
+    weights(post_conv ? i + 1 : i);
+    if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
+    const PackedBlock keys = packed_block(a, p, task.packed, tile.blocks.begin + i);
+    float* x = w.weights + i * p.chunk;
+    if (post_conv) {
+      const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
+      x = w.tile[1];
+      conv_apply(a.post_conv, false, a.H1, p.line, near, {tile.prob, tile.count},
+                 {tile.out, tile.count}, kNoLimit, x, w.conv);
+      hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x + tile.out * p.line);
+    }
+    x += tile.out * p.line;
     if (a.post.present) {
       float* y = a.post.matrix ? w.tile[0] : x;
       tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
@@ -133,7 +149,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t tile) 
                        w.out + h * p.rows * p.Ep, p.Ep);
     }
   }
-  T* out = static_cast<T*>(a.out) + (batch * a.T + first) * a.H2 * a.E;
+  T* out = static_cast<T*>(a.out) + (tile.batch * a.T + tile.first + tile.out) * a.H2 * a.E;
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t h = 0; h < a.H2; ++h) {
       const float* from = w.out + (h * p.rows + t) * p.Ep;

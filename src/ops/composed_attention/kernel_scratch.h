@@ -72,53 +72,103 @@ HL_INLINE BlockSums block_sums(const Args& a, const Plan& p, float* base, int64_
   return out;
 }
 
-struct Scratch {
-  float* q;               // [H][rows][Dp], times scale
-  float *pre_q, *post_q;  // [rows][H][q_width], [rows][H1][q_width]
-  float* row[3];          // [span][chunk]: forward: weights; backward: scores, weights, gradients
-  float* tile[2];         // [chunk]
-  uint64_t* visible;      // [span][rows]
-  // Forward.
-  float* out;                // [H2][rows][Ep]
-  float *high, *block_high;  // [rows][heads_padded], [span][rows][heads_padded]: running maxima
-  float* total;              // [rows][H1][16]: running sums, by lane
-  // Backward.
-  float* grad_out;            // [H2][rows][Ep]
-  float* grad_q;              // [H][rows][Dp]
-  float* lse;                 // [rows][H1]
-  float* delta;               // [rows][H1][16]
-  float *pre_sum, *post_sum;  // [rows][H][q_width][16]
-  float *inner, *grad_inner;  // [rows][groups][2 rank][kBlock]
+// What a worker owes to the queries before its first tile, where convolutions reach back to them.
+struct Boundary {
+  int64_t* rows;  // batch, first query and count; count is 0 where nothing is owed
+  float* grad_q;  // [halo][H][D]
+  float* pre;     // [halo][H][q_width]
   int64_t size;
 };
+
+HL_INLINE Boundary boundary(const Args& a, float* base) {
+  Arena arena{base};
+  Boundary out;
+  const int64_t halo = a.pre_conv.halo() + a.post_conv.halo();
+  out.rows = reinterpret_cast<int64_t*>(arena.take(16));
+  out.grad_q = arena.take(halo * a.H * a.D);
+  out.pre = arena.take(halo * a.H * a.pre.q_width());
+  out.size = arena.used;
+  return out;
+}
+
+// Rows of a tile: [0, height) have scores, the last ones of them weights, the last `rows` outputs.
+struct Scratch {
+  float* q;               // [H][height][Dp], times scale
+  float *pre_q, *post_q;  // [height][H][q_width], [rows][H1][q_width]
+  // One chunk for each key block of the tile.
+  float* scores;  // before the convolution, or (backward) before the mix
+  float* mix_in;  // backward: between convolution and mix
+  float* weights;
+  float* grads;           // backward: of the weights after the convolution, then of what precedes
+  float* conv_grads;      // backward: of the weights before the convolution
+  uint64_t* visible;      // [span][height]
+  uint64_t* raw_visible;  // [span][height]: what the convolution before softmax counts
+  float* tile[3];         // one chunk each
+  float* conv;            // for conv_apply
+  // Forward.
+  float* out;                // [H2][rows][Ep]
+  float *high, *block_high;  // [height][heads_padded], [span][height][heads_padded]: maxima
+  float* total;              // [height][H1][16]: running sums, by lane
+  // Backward.
+  float* grad_out;              // [H2][rows][Ep]
+  float* grad_q;                // [H][height][Dp]
+  float* lse;                   // [height][H1]
+  float* delta;                 // [height][H1][16]
+  float *pre_sum, *post_sum;    // [height][H][q_width][16], [rows][H1][q_width][16]
+  float *inner, *grad_inner;    // [height][groups][2 rank][kBlock]
+  float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]
+  int64_t size;
+};
+
+HL_INLINE int64_t conv_taps(const Conv& c, int64_t maps) {
+  return c.kernel ? maps * c.heads * c.queries * c.keys : 0;
+}
 
 HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
   Scratch s{};
   Arena arena{base};
-  const int64_t rows = p.rows;
-  const int64_t pre_q = rows * a.H * a.pre.q_width(), post_q = rows * a.H1 * a.post.q_width();
-  s.q = arena.take(a.H * rows * p.Dp);
+  const int64_t height = p.height, row = p.span * p.chunk;
+  const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
+  const int64_t pre_q = height * a.H * a.pre.q_width();
+  const int64_t post_q = p.rows * a.H1 * a.post.q_width();
+  const int64_t bits = 2 * p.span * height;
+  s.q = arena.take(a.H * height * p.Dp);
   s.pre_q = arena.take(pre_q);
   s.post_q = arena.take(post_q);
-  for (int i = 0; i < (p.backward ? 3 : 1); ++i) s.row[i] = arena.take(p.span * p.chunk);
-  for (int i = 0; i < 2; ++i) s.tile[i] = arena.take(p.chunk);
-  s.visible = reinterpret_cast<uint64_t*>(arena.take(2 * p.span * rows));
+  s.weights = arena.take(row);
+  if (pre_conv || (p.backward && a.pre.present)) s.scores = arena.take(row);
+  s.visible = reinterpret_cast<uint64_t*>(arena.take(bits));
+  s.raw_visible = s.visible;
+  if (pre_conv && a.exact_mask && a.causal) {
+    s.raw_visible = reinterpret_cast<uint64_t*>(arena.take(bits));
+  }
+  for (int i = 0; i < (p.backward && post_conv ? 3 : 2); ++i) s.tile[i] = arena.take(p.chunk);
+  if (pre_conv || post_conv) {
+    const int64_t heads =
+        a.pre_conv.heads > a.post_conv.heads ? a.pre_conv.heads : a.post_conv.heads;
+    s.conv = arena.take(heads * (height + kMaxConvQueries) * (kBlock + kMaxConvKeys + 15));
+  }
   if (p.backward) {
-    s.grad_out = arena.take(a.H2 * rows * p.Ep);
-    s.grad_q = arena.take(a.H * rows * p.Dp);
-    s.lse = arena.take(rows * a.H1);
-    s.delta = arena.take(rows * a.H1 * 16);
+    s.grads = arena.take(row);
+    if (pre_conv && a.pre.present) s.mix_in = arena.take(row);
+    if (post_conv) s.conv_grads = arena.take(row);
+    s.grad_out = arena.take(a.H2 * p.rows * p.Ep);
+    s.grad_q = arena.take(a.H * height * p.Dp);
+    s.lse = arena.take(height * a.H1);
+    s.delta = arena.take(height * a.H1 * 16);
     s.pre_sum = arena.take(pre_q * 16);
     s.post_sum = arena.take(post_q * 16);
     const int64_t rank = a.pre.rank > a.post.rank ? a.pre.rank : a.post.rank;
     const int64_t groups = a.pre.groups > a.post.groups ? a.pre.groups : a.post.groups;
-    s.inner = arena.take(rows * groups * 2 * rank * kBlock);
-    s.grad_inner = arena.take(rows * groups * 2 * rank * kBlock);
+    s.inner = arena.take(height * groups * 2 * rank * kBlock);
+    s.grad_inner = arena.take(height * groups * 2 * rank * kBlock);
+    s.pre_taps = arena.take(conv_taps(a.pre_conv, a.H) * 16);
+    s.post_taps = arena.take(conv_taps(a.post_conv, a.H1) * 16);
   } else {
-    s.out = arena.take(a.H2 * rows * p.Ep);
-    s.high = arena.take(rows * p.heads_padded);
-    s.block_high = arena.take(p.span * rows * p.heads_padded);
-    s.total = arena.take(rows * a.H1 * 16);
+    s.out = arena.take(a.H2 * p.rows * p.Ep);
+    s.high = arena.take(height * p.heads_padded);
+    s.block_high = arena.take(p.span * height * p.heads_padded);
+    s.total = arena.take(height * a.H1 * 16);
   }
   s.size = arena.used;
   return s;

@@ -2,7 +2,7 @@
 // sees.
 #pragma once
 
-#include "ops/composed_attention/kernel_mix.h"
+#include "ops/composed_attention/kernel_conv.h"
 #include "ops/composed_attention/kernel_scratch.h"
 
 namespace headloom::ops::fused {
@@ -134,12 +134,13 @@ struct Range {
   int64_t begin, end;
 };
 
-// The keys that causality, window and length let query t see, before documents and mask.
-HL_INLINE Range key_range(const Args& a, int64_t batch, int64_t t) {
+// The keys that causality, window and length let query t see, before documents and mask. `future`
+// drops causality but keeps what a causal window begins with.
+HL_INLINE Range key_range(const Args& a, int64_t batch, int64_t t, bool future = false) {
   const int64_t position = t + a.S - a.T;
   Range keys{0, a.S};
   if (a.lengths) keys.end = lesser(keys.end, a.lengths[batch]);
-  if (a.causal) keys.end = lesser(keys.end, position + 1);
+  if (a.causal && !future) keys.end = lesser(keys.end, position + 1);
   if (a.window > 0) {
     keys.begin = greater(0, position - a.window + 1);
     if (!a.causal) keys.end = lesser(keys.end, position + a.window);
@@ -148,23 +149,40 @@ HL_INLINE Range key_range(const Args& a, int64_t batch, int64_t t) {
   return keys;
 }
 
-// The key blocks that queries [first, first + rows) may see.
-HL_INLINE Range block_range(const Args& a, int64_t batch, int64_t first, int64_t rows) {
-  Range out{a.S, 0};
-  for (int64_t t = first; t < first + rows; ++t) {
-    const Range keys = key_range(a, batch, t);
-    if (keys.begin == keys.end) continue;
-    out.begin = lesser(out.begin, keys.begin);
-    out.end = greater(out.end, keys.end);
+// One tile: rows [0, count) are the queries from `first` on. Rows from `prob` on have weights, rows
+// from `out` on outputs; the ones before are there for the convolutions.
+struct Tile {
+  int64_t batch, first, count, prob, out;
+  Range blocks;  // that any of the rows may see
+};
+
+HL_INLINE Tile make_tile(const Args& a, const Plan& p, int64_t batch, int64_t index) {
+  Tile tile;
+  const int64_t begin = index * p.rows, end = lesser(a.T, begin + p.rows);
+  const int64_t prob = greater(0, begin - a.post_conv.halo());
+  tile.batch = batch;
+  tile.first = greater(0, prob - a.pre_conv.halo());
+  tile.count = end - tile.first;
+  tile.prob = prob - tile.first;
+  tile.out = begin - tile.first;
+  Range keys{a.S, 0};
+  for (int64_t t = tile.first; t < end; ++t) {
+    const Range own = key_range(a, batch, t);
+    if (own.begin == own.end) continue;
+    keys.begin = lesser(keys.begin, own.begin);
+    keys.end = greater(keys.end, own.end);
   }
-  if (out.begin >= out.end) return {0, 0};
-  return {out.begin / kBlock, (out.end + kBlock - 1) / kBlock};
+  tile.blocks = {0, 0};
+  if (keys.begin < keys.end) {
+    tile.blocks = {keys.begin / kBlock, (keys.end + kBlock - 1) / kBlock};
+  }
+  return tile;
 }
 
 // One bit a key: those of `block` that query t sees.
-uint64_t visible_keys(const Args& a, int64_t batch, int64_t t, int64_t block) {
+uint64_t visible_keys(const Args& a, int64_t batch, int64_t t, int64_t block, bool future) {
   const int64_t first = block * kBlock;
-  const Range keys = key_range(a, batch, t);
+  const Range keys = key_range(a, batch, t, future);
   const int64_t lo = greater(keys.begin - first, 0), hi = lesser(keys.end - first, kBlock);
   if (lo >= hi) return 0;
   uint64_t bits = (~uint64_t{0} >> (kBlock - (hi - lo))) << lo;
@@ -185,39 +203,91 @@ uint64_t visible_keys(const Args& a, int64_t batch, int64_t t, int64_t block) {
   return bits;
 }
 
-// visible[j - begin][t] for the blocks of a tile.
-void tile_visibility(const Args& a, const Plan& p, int64_t batch, int64_t first, int64_t rows,
-                     Range blocks, uint64_t* visible) {
-  for (int64_t j = blocks.begin; j < blocks.end; ++j) {
-    for (int64_t t = 0; t < rows; ++t) {
-      visible[(j - blocks.begin) * p.rows + t] = visible_keys(a, batch, first + t, j);
+// visible[j - begin][row] for the blocks of a tile.
+void tile_visibility(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+  for (int64_t j = tile.blocks.begin; j < tile.blocks.end; ++j) {
+    for (int64_t r = 0; r < tile.count; ++r) {
+      const int64_t at = (j - tile.blocks.begin) * p.height + r;
+      w.visible[at] = visible_keys(a, tile.batch, tile.first + r, j, false);
+      if (w.raw_visible == w.visible) continue;
+      w.raw_visible[at] = visible_keys(a, tile.batch, tile.first + r, j, true);
     }
   }
 }
 
-HL_INLINE bool any_visible(const uint64_t* bits, int64_t rows) {
+// Whether rows [first, count) of the tile see any key of block i of it.
+HL_INLINE bool any_visible(const Plan& p, const Tile& tile, const uint64_t* visible, int64_t i,
+                           int64_t first) {
   uint64_t any = 0;
-  for (int64_t t = 0; t < rows; ++t) any |= bits[t];
+  if (i < 0 || i >= tile.blocks.end - tile.blocks.begin) return false;
+  for (int64_t r = first; r < tile.count; ++r) any |= visible[i * p.height + r];
   return any != 0;
 }
 
-// scores[t][h][s] = scale q k + bias for all maps of a tile and one block.
-void tile_scores(const Args& a, const Plan& p, int64_t batch, int64_t first, int64_t rows,
-                 int64_t block, const float* q, const PackedBlock& keys, float* scores) {
+// x = 0 where invisible.
+void hide(int64_t rows, int64_t maps, int64_t line, const uint64_t* visible, float* x) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint64_t bits = visible[r];
+    if (bits == ~uint64_t{0}) continue;
+    for (int64_t h = 0; h < maps; ++h) {
+      float* at = x + r * line + h * kBlock;
+#pragma GCC unroll 16
+      for (int v = 0; v < kBlock / VL; ++v) {
+        store(at + v * VL, select(lanes(bits, v), load(at + v * VL), zero()));
+      }
+    }
+  }
+}
+
+// scores[r][h][s] = scale q k + bias for all rows and maps of a tile and one block.
+void tile_scores(const Args& a, const Plan& p, const Tile& tile, int64_t block, const float* q,
+                 const PackedBlock& keys, float* scores) {
   for (int64_t h = 0; h < a.H; ++h) {
     const float* panel = keys.k_panel + shared_head(h, a.Gk, a.H) * a.D * kBlock;
-    gemm<false, true>(rows, kBlock, a.D, q + h * p.rows * p.Dp, p.Dp, panel, kBlock,
+    gemm<false, true>(tile.count, kBlock, a.D, q + h * p.height * p.Dp, p.Dp, panel, kBlock,
                       scores + h * kBlock, p.line);
   }
   if (!a.bias.data) return;
   const int64_t key = block * kBlock, n = lesser(kBlock, a.S - key);
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t r = 0; r < tile.count; ++r) {
     for (int64_t h = 0; h < a.H; ++h) {
-      const float* from = a.bias.at(batch, h, first + t, key);
-      float* to = scores + t * p.line + h * kBlock;
+      const float* from = a.bias.at(tile.batch, h, tile.first + r, key);
+      float* to = scores + r * p.line + h * kBlock;
       for (int64_t s = 0; s < n; ++s) to[s] += from[s * a.bias.stride[3]];
     }
   }
+}
+
+// The chunks of block i of a tile and its neighbours; those that rows from `first` on do not see
+// are 0.
+HL_INLINE Neighbours neighbours(const Plan& p, const Tile& tile, const uint64_t* visible, int64_t i,
+                                int64_t first, const float* row) {
+  Neighbours out;
+  for (int64_t d = -1; d <= 1; ++d) {
+    out.block[d + 1] =
+        any_visible(p, tile, visible, i + d, first) ? row + (i + d) * p.chunk : nullptr;
+  }
+  return out;
+}
+
+// Keys of block i that row `prob` of the tile counts in the convolution before softmax under the
+// exact mask (one more for each later row); kNoLimit where the mask is not exact or hides nothing
+// here.
+HL_INLINE int64_t exact_limit(const Args& a, const Tile& tile, int64_t i) {
+  if (!a.exact_mask || !a.causal) return kNoLimit;
+  const int64_t end = tile.first + tile.prob + a.S - a.T + 1;
+  const int64_t limit = end - (tile.blocks.begin + i) * kBlock;
+  return limit >= kBlock + a.pre_conv.keys ? kNoLimit : limit;
+}
+
+// Scores of block i into `to`, 0 where a convolution does not count them.
+void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile, const Scratch& w,
+                int64_t i, float* to) {
+  const uint64_t* visible = w.raw_visible + i * p.height;
+  if (!any_visible(p, tile, w.raw_visible, i, 0)) return;
+  const int64_t block = tile.blocks.begin + i;
+  tile_scores(a, p, tile, block, w.q, packed_block(a, p, task.packed, block), to);
+  if (a.pre_conv.kernel) hide(tile.count, a.H, p.line, visible, to);
 }
 
 // y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x where M is given.
@@ -231,14 +301,42 @@ void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, c
   if (mix.dynamic()) mix_apply(mix, w, {rows, line, x, base, y, swapped, inner});
 }
 
-template <typename T>
-void pack_queries(const Args& a, const Plan& p, int64_t batch, int64_t first, int64_t rows,
-                  float* to) {
-  for (int64_t h = 0; h < a.H; ++h) {
-    const T* q = static_cast<const T*>(a.q) + batch * a.q_stride[0] + first * a.q_stride[1] +
-                 h * a.q_stride[2];
-    pack_rows(q, a.q_stride, rows, rows, a.D, p.Dp, a.scale, to + h * p.rows * p.Dp);
+// The scores of block i after convolution and mix, for rows from `prob` on: into `weights`. Scores
+// are made in w.scores where that is kept (blocks up to i + 1 with a convolution), else in passing.
+void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                  const Scratch& w, int64_t i, float* weights) {
+  const PackedBlock keys = packed_block(a, p, task.packed, tile.blocks.begin + i);
+  const int64_t skip = tile.prob * p.line;
+  float* x = w.scores ? w.scores + i * p.chunk : a.pre.matrix ? w.tile[0] : weights;
+  if (a.pre_conv.kernel) {
+    const Neighbours near = neighbours(p, tile, w.raw_visible, i, 0, w.scores);
+    const RowRange valid{0, tile.count}, out{tile.prob, tile.count};
+    const int64_t limit = exact_limit(a, tile, i);
+    x = w.mix_in ? w.mix_in + i * p.chunk : a.pre.matrix ? w.tile[0] : weights;
+    if (limit == kNoLimit) {
+      conv_apply(a.pre_conv, false, a.H, p.line, near, valid, out, limit, x, w.conv);
+    } else {
+      conv_apply_exact(a.pre_conv, a.H, p.line, near, valid, out, limit, x, w.conv);
+    }
+  } else {
+    raw_scores(a, p, task, tile, w, i, x);
   }
+  if (!a.pre.present) return;
+  tile_mix(a.pre, {w.pre_q, keys.pre}, tile.count - tile.prob, p.line, x + skip, weights + skip,
+           false, nullptr);
+}
+
+// Queries and their weights of a tile, and what they see.
+template <typename T>
+void prepare_tile(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+  for (int64_t h = 0; h < a.H; ++h) {
+    const T* q = static_cast<const T*>(a.q) + tile.batch * a.q_stride[0] +
+                 tile.first * a.q_stride[1] + h * a.q_stride[2];
+    pack_rows(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, a.scale, w.q + h * p.height * p.Dp);
+  }
+  pack_query_weights(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
+  pack_query_weights(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
+  tile_visibility(a, p, tile, w);
 }
 
 }  // namespace
