@@ -39,8 +39,8 @@ struct HeadMix {
   int64_t groups = 1;
 
   bool defined() const {
-    return static_matrix.defined() || q_down.defined() || q_gate.defined() || k_down.defined() ||
-           k_gate.defined();
+    return static_matrix.defined() || q_down.defined() || q_up.defined() || q_gate.defined() ||
+           k_down.defined() || k_up.defined() || k_gate.defined();
   }
 };
 

@@ -49,13 +49,15 @@ Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionO
     out.without_causal =
         both(out.without_causal, key.lt(o.lengths.unsqueeze(-1)).unsqueeze(1).unsqueeze(1));
   }
-  if (o.mask.defined()) out.without_causal = both(out.without_causal, o.mask);
+  if (o.mask.defined()) {
+    Tensor mask = o.mask;
+    while (mask.dim() < 4) mask = mask.unsqueeze(0);
+    out.without_causal = both(out.without_causal, mask);
+  }
   out.all = both(out.all, out.without_causal);
   return out;
 }
 
-// Boolean masks given by the user may have fewer than four dimensions; repeated heads share
-// storage.
 Tensor repeat_heads(const Tensor& x_bhsd, int64_t heads) {
   const int64_t present = x_bhsd.size(1);
   return present == heads ? x_bhsd : x_bhsd.repeat_interleave(heads / present, 1);
