@@ -44,8 +44,10 @@ Tensor Norm::forward(const Tensor& x) const {
 }
 
 Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale) {
-  return at::rms_norm(x, {x.size(-1)},
-                      scale.defined() ? std::optional<Tensor>(scale) : std::nullopt, eps);
+  // Under autocast x may be narrower than the scale; of two types at once ATen has no fused norm.
+  return at::rms_norm(
+      x, {x.size(-1)},
+      scale.defined() ? std::optional<Tensor>(scale.to(x.scalar_type())) : std::nullopt, eps);
 }
 
 void PositionOptions::fields(Fields& f) {

@@ -80,11 +80,13 @@ class Naive {
     const int64_t distance = o_.causal ? t + past_ - s : std::abs(t + past_ - s);
     if (o_.window && distance >= *o_.window) return false;
     if (o_.lengths.defined() && s >= o_.lengths[b].item<int64_t>()) return false;
-    if (o_.documents.defined()) {
-      const auto ids = o_.documents.accessor<int64_t, 2>();
-      if (ids[b][t + past_] != ids[b][s]) return false;
-    }
+    if (o_.documents.defined() && document(b, t) != document(b, s - past_)) return false;
     return !mask_.defined() || mask_.accessor<bool, 4>()[b][0][t][s];
+  }
+
+  // Of the key beside query t.
+  int64_t document(int64_t b, int64_t t) const {
+    return o_.documents.accessor<int64_t, 2>()[b][t + past_];
   }
 
   Maps scores(int64_t b) const {
@@ -122,6 +124,7 @@ class Naive {
               for (int64_t j = 0; j < ck; ++j) {
                 const int64_t row = t - (cq - 1) + i, key = s - left + j;
                 if (!visible(b, row, key, exact ? t : row)) continue;
+                if (o_.documents.defined() && document(b, row) != document(b, t)) continue;
                 y[h][t][s] += theta[h][c][i][j] * x[h / together * together + c][row][key];
               }
             }

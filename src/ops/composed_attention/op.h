@@ -47,7 +47,8 @@ struct HeadMix {
 struct ComposedAttentionOptions {
   HeadMix pre, post;
   // Cross-correlation over (query, key) with kernel [H, c_q, c_k], or [H, c_h, c_q, c_k] over
-  // groups of c_h heads. Query padding is on the past side: tap c_q - 1 is the current query.
+  // groups of c_h heads. Query padding is on the past side: tap c_q - 1 is the current query. Rows
+  // of queries in other documents are outside.
   at::Tensor pre_conv, post_conv;
   std::string conv_padding = "both";  // keys: "both" (c_k odd), "left" (only earlier) or "right"
   // "double": what is invisible from its own row counts as 0. "exact": before softmax the row of an

@@ -110,24 +110,29 @@ Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& paddi
                     at::IntArrayRef{1, 1}, groups);
 }
 
-// Before softmax with the exact mask: the row of query t - back keeps the keys up to query t.
-Tensor correlate_exact(const Tensor& x, const Tensor& kernel, const ComposedAttentionOptions& o,
-                       const Visibility& visible) {
+// The convolution of maps that are 0 where they do not count. The row of an earlier query counts
+// only within the current query's document and, with `exact`, up to the current query's key.
+Tensor convolve(const Tensor& x, const Tensor& kernel, const ComposedAttentionOptions& o,
+                bool exact) {
   const int64_t cq = kernel.size(-2);
-  const Tensor own = hide(x, visible.without_causal, 0);
+  exact = exact && o.causal;
+  if (!exact && !o.documents.defined()) return correlate(x, kernel, o.conv_padding, cq - 1);
+  const SymInt queries = x.sym_size(2), keys = x.sym_size(3);
+  const auto options = x.options().dtype(at::kLong);
+  const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);
+  const Tensor query = at::arange(c10::Scalar(keys - queries), c10::Scalar(keys), options);
+  const Tensor present = key.le(query.unsqueeze(1)).unsqueeze(0).unsqueeze(0);  // [1, 1, T, S]
+  const Tensor document = o.documents.defined() ? o.documents.index_select(1, query) : Tensor();
   Tensor y;
   for (int64_t i = 0; i < cq; ++i) {
     const int64_t back = cq - 1 - i;
     // Row t of `shifted` is row t - back of x; the first `back` rows are outside and count as 0.
-    const SymInt keep = x.sym_size(2);
-    Tensor shifted = at::constant_pad_nd(own, {0, 0, back, 0}).narrow_symint(2, SymInt(0), keep);
-    if (o.causal) {
-      const auto options = x.options().dtype(at::kLong);
-      const SymInt keys = x.sym_size(3);
-      const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);
-      const Tensor query =
-          at::arange(c10::Scalar(keys - keep), c10::Scalar(keys), options).unsqueeze(1);
-      shifted = hide(shifted, key.le(query).unsqueeze(0).unsqueeze(0), 0);
+    Tensor shifted = at::constant_pad_nd(x, {0, 0, back, 0}).narrow_symint(2, SymInt(0), queries);
+    if (exact) shifted = hide(shifted, present, 0);
+    if (document.defined()) {
+      const Tensor theirs =
+          at::constant_pad_nd(document, {back, 0}).narrow_symint(1, SymInt(0), queries);
+      shifted = hide(shifted, theirs.eq(document).unsqueeze(1).unsqueeze(-1), 0);
     }
     const Tensor term = correlate(shifted, kernel.narrow(-2, i, 1), o.conv_padding, 0);
     y = y.defined() ? y + term : term;
@@ -179,9 +184,8 @@ Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tens
                         repeat_heads(k.transpose(1, 2), heads).transpose(-1, -2));
   if (o.bias.defined()) a = a + o.bias;
   if (o.pre_conv.defined()) {
-    a = o.conv_mask == "exact" ? correlate_exact(a, o.pre_conv, o, visible)
-                               : correlate(hide(a, visible.all, 0), o.pre_conv, o.conv_padding,
-                                           o.pre_conv.size(-2) - 1);
+    const bool exact = o.conv_mask == "exact";
+    a = convolve(hide(a, exact ? visible.without_causal : visible.all, 0), o.pre_conv, o, exact);
   }
   a = mix(a, o.pre);
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
@@ -189,7 +193,7 @@ Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tens
   Tensor p = at::softmax(hide(a.to(wide), visible.all, std::numeric_limits<float>::lowest()), -1);
   p = hide(p, visible.all, 0).to(q.scalar_type());
   if (o.post_conv.defined()) {
-    p = hide(correlate(p, o.post_conv, o.conv_padding, o.post_conv.size(-2) - 1), visible.all, 0);
+    p = hide(convolve(p, o.post_conv, o, false), visible.all, 0);
   }
   p = mix(p, o.post);
   return at::matmul(p, repeat_heads(v.transpose(1, 2), p.size(1))).transpose(1, 2);

@@ -1,0 +1,257 @@
+// What every token mixer must hold. The cases are every registered mixer with its defaults, and
+// variants of the options; a newcomer is tested by its registry line.
+#include <ATen/autocast_mode.h>
+
+#include "support.h"
+
+namespace headloom {
+namespace {
+
+constexpr int64_t kWidth = 96;
+
+struct Variant {
+  std::string mixer;
+  std::string options;  // TOML, one a line
+  int64_t layer = 0;
+  std::string position = "rope";
+  bool bias = false;
+
+  LayerShape shape(bool causal = true) const {
+    LayerShape s;
+    s.width = kWidth;
+    s.layer = layer;
+    s.depth = 4;
+    s.causal = causal;
+    s.bias = bias;
+    s.position.type = position;
+    return s;
+  }
+  std::shared_ptr<TokenMixer> build(bool causal = true) const {
+    return test::mixer(mixer, options, shape(causal));
+  }
+};
+std::ostream& operator<<(std::ostream& out, const Variant& v) {
+  return out << v.mixer << " {" << v.options << "} layer " << v.layer;
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> out;
+  for (const auto& entry : token_mixers()) {
+    out.push_back({entry.name, ""});
+    out.push_back({entry.name, "", 2, "none", true});
+  }
+  const std::vector<Variant> more = {
+      {"mha", "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5"},
+      {"mha", "heads = 6\nkv_heads = 1\nhead_dim = 10", 0, "alibi"},
+      {"talking_heads", "heads = 6\nkey_heads = 4\nvalue_heads = 12"},
+      {"talking_heads", "heads = 8\nkey_heads = 12\nvalue_heads = 4\nkv_heads = 2\nhead_dim = 10"},
+      {"talking_heads", "heads = 6\npost = false\nwindow = 5\nqk_norm = true", 0, "alibi"},
+      {"dcmha", "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5"},
+      {"dcmha", "heads = 6\ngroups = 3\nrank = 1\nstatic = \"replace\""},
+      {"dcmha", "heads = 6\ngroups = 2\nstatic = \"add\"\nkey_wise = false"},
+      {"dcmha", "heads = 1\nhead_dim = 20\nprojection = false\npost = false"},
+      {"dcmha", "heads = 6\nquery_wise = false\ngate = false\nstatic = \"replace\"\npre = false"},
+      {"differential", "heads = 6\nkv_heads = 2\nwindow = 5", 3},
+      {"differential", "heads = 6\nkv_heads = 3\npairing = \"repeat\"\nqk_norm = true", 1},
+      {"differential", "heads = 6\nkv_heads = 1\nhead_dim = 10\nnorm_scale = false", 0, "alibi"},
+      {"multi_token", "preset = \"released\"\nheads = 6\nkv_heads = 2\nconv_layers = \"all\""},
+      {"multi_token", "conv_layers = \"all\"\nconv_mask = \"exact\"\nwindow = 5\ngate = \"full\""},
+      {"multi_token",
+       "heads = 6\nconv_layers = \"all\"\nconv_heads = 2\npre_mix = \"groups\"\nmix_heads = 3\n"
+       "conv_padding = \"left\"\nkey_kernel = 4\npost_conv = true"},
+      {"multi_token",
+       "preset = \"none\"\nheads = 3\nhead_dim = 20\nconv_layers = \"all\"\npre_conv = true\n"
+       "conv_padding = \"right\"\nquery_kernel = 1\nkey_kernel = 2"},
+  };
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+// Parameters that start as the identity, at zero or at one are moved away, so that every part
+// works.
+void stir(TokenMixer& mixer) {
+  at::NoGradGuard no_grad;
+  for (Tensor p : mixer.parameters()) p.add_(at::randn_like(p) * 0.1);
+}
+
+class TokenMixers : public ::testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override { at::manual_seed(11); }
+  static Tensor input(int64_t batch, int64_t length) { return at::randn({batch, length, kWidth}); }
+};
+
+TEST_P(TokenMixers, KeepsShapeAtOddLengths) {
+  const auto mixer = GetParam().build();
+  for (const int64_t length : {1, 2, 63}) {
+    const Tensor x = input(2, length);
+    const Tensor y = mixer->forward(x, {});
+    EXPECT_EQ(y.sizes(), x.sizes());
+    EXPECT_TRUE(y.isfinite().all().item<bool>());
+    EXPECT_GT(y.abs().max().item<double>(), 0);
+  }
+}
+
+TEST_P(TokenMixers, FutureTokensChangeNothing) {
+  const auto mixer = GetParam().build();
+  stir(*mixer);
+  const Tensor x = input(1, 24);
+  const Tensor y = mixer->forward(x, {});
+  for (const int64_t from : {1, 13, 23}) {
+    Tensor changed = x.clone();
+    changed.narrow(1, from, 24 - from).normal_(0, 3);
+    const Tensor z = mixer->forward(changed, {});
+    EXPECT_TRUE(test::close(z.narrow(1, 0, from), y.narrow(1, 0, from), 1e-6)) << from;
+    EXPECT_FALSE(test::close(z.narrow(1, from, 1), y.narrow(1, from, 1), 1e-3)) << from;
+  }
+}
+
+TEST_P(TokenMixers, SequencesOfABatchAreIndependent) {
+  const auto mixer = GetParam().build();
+  stir(*mixer);
+  const Tensor a = input(1, 17), b = input(1, 17);
+  const Tensor both = mixer->forward(at::cat({a, b}), {});
+  EXPECT_TRUE(test::close(both.narrow(0, 0, 1), mixer->forward(a, {}), 1e-5));
+  EXPECT_TRUE(test::close(both.narrow(0, 1, 1), mixer->forward(b, {}), 1e-5));
+}
+
+TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
+  const auto mixer = GetParam().build(/*causal=*/false);
+  stir(*mixer);
+  const Tensor x = input(2, 16);
+  Tensor changed = x.clone();
+  changed[0].narrow(0, 9, 7).normal_(0, 3);
+  MixerContext context;
+  context.lengths = at::tensor({9, 16}, test::kLong);
+  const Tensor y = mixer->forward(x, context), z = mixer->forward(changed, context);
+  EXPECT_TRUE(test::close(z[0].narrow(0, 0, 9), y[0].narrow(0, 0, 9), 1e-5));
+  EXPECT_TRUE(test::close(z[1], y[1], 1e-5));
+  // And a shorter sequence by itself gives the same.
+  EXPECT_TRUE(test::close(mixer->forward(x.narrow(0, 0, 1).narrow(1, 0, 9), {})[0],
+                          y[0].narrow(0, 0, 9), 1e-4));
+}
+
+TEST_P(TokenMixers, DocumentsAreIsolated) {
+  const auto mixer = GetParam().build();
+  stir(*mixer);
+  const Tensor a = input(1, 11), b = input(1, 8);
+  MixerContext context;
+  context.documents = at::cat({at::zeros({1, 11}, test::kLong), at::ones({1, 8}, test::kLong)}, 1);
+  const Tensor packed = mixer->forward(at::cat({a, b}, 1), context);
+  // Positions are relative in every variant, so the second document may start anywhere.
+  EXPECT_TRUE(test::close(packed.narrow(1, 0, 11), mixer->forward(a, {}), 1e-4));
+  EXPECT_TRUE(test::close(packed.narrow(1, 11, 8), mixer->forward(b, {}), 1e-4));
+}
+
+TEST_P(TokenMixers, WindowOfTheWholeLengthIsNoWindow) {
+  const Variant& v = GetParam();
+  Lister lister;
+  make_spec(token_mixers(), "token mixer", v.mixer)->fields(lister);
+  const auto& options = lister.options();
+  if (std::none_of(options.begin(), options.end(),
+                   [](const OptionInfo& o) { return o.key == "window"; })) {
+    GTEST_SKIP() << "no windows";
+  }
+  Variant none = v, whole = v, narrow = v;
+  const auto at_window = v.options.find("window = 5");
+  if (at_window != std::string::npos) none.options.erase(at_window, 10);
+  whole.options = none.options + "\nwindow = 20";
+  narrow.options = none.options + "\nwindow = 3";
+  const Tensor x = input(1, 20);
+  const auto run = [&](const Variant& variant) {
+    at::manual_seed(12);
+    const auto mixer = variant.build();
+    stir(*mixer);
+    return mixer->forward(x, {});
+  };
+  EXPECT_TRUE(test::close(run(whole), run(none), 1e-6));
+  EXPECT_FALSE(test::close(run(narrow), run(none), 1e-3));
+  // The first three tokens see no further than the window anyway.
+  EXPECT_TRUE(test::close(run(narrow).narrow(1, 0, 3), run(none).narrow(1, 0, 3), 1e-5));
+}
+
+TEST_P(TokenMixers, MemoryIsWhatCrossAttentionReads) {
+  const auto mixer = GetParam().build();
+  stir(*mixer);
+  const Tensor x = input(2, 5);
+  MixerContext context;
+  context.memory = input(2, 9);
+  const Tensor y = mixer->forward(x, context);
+  EXPECT_EQ(y.sizes(), x.sizes());
+  // Every query sees every key: the last one too.
+  MixerContext other;
+  other.memory = context.memory.clone();
+  other.memory.narrow(1, 8, 1).normal_(0, 3);
+  const Tensor change = (mixer->forward(x, other) - y).abs().amax(-1);
+  if (GetParam().options.find("window") == std::string::npos) {
+    EXPECT_GT(change.min().item<double>(), 0);
+  }
+}
+
+TEST_P(TokenMixers, CostsCountEveryParameter) {
+  const auto mixer = GetParam().build();
+  int64_t expected = 0, counted = 0;
+  for (const Tensor& p : mixer->parameters()) expected += p.numel();
+  double flops = 0;
+  for (const Cost& cost : mixer->costs(100)) {
+    counted += cost.parameters;
+    flops += cost.flops_per_token;
+    EXPECT_FALSE(cost.part.empty());
+    EXPECT_FALSE(cost.formula.empty());
+  }
+  EXPECT_EQ(counted, expected);
+  EXPECT_GT(flops, static_cast<double>(expected));  // every weight is used once a token or more
+}
+
+TEST_P(TokenMixers, GradientsAgreeWithDifferences) {
+  const auto mixer = GetParam().build();
+  stir(*mixer);
+  mixer->to(at::kDouble);
+  const Tensor x = input(2, 7).to(at::kDouble).requires_grad_(true);
+  const Tensor cotangent = input(2, 7).to(at::kDouble);
+  std::vector<Tensor> inputs = mixer->parameters();
+  inputs.push_back(x);
+  EXPECT_TRUE(test::gradients_agree([&] { return (mixer->forward(x, {}) * cotangent).sum(); },
+                                    inputs, 1e-5));
+}
+
+TEST_P(TokenMixers, EveryParameterGetsAGradient) {
+  const auto mixer = GetParam().build();
+  mixer->forward(input(2, 9), {}).square().sum().backward();
+  for (const auto& item : mixer->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(item.value().grad().isfinite().all().item<bool>()) << item.key();
+  }
+}
+
+TEST_P(TokenMixers, Bfloat16FollowsFloat) {
+  const auto mixer = GetParam().build();
+  const Tensor x = input(2, 33);
+  const Tensor expected = mixer->forward(x, {});
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const Tensor cast = mixer->forward(x, {});
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_TRUE(test::close(cast, expected, 0.05));
+  cast.sum().backward();
+  mixer->to(at::kBFloat16);
+  const Tensor y = mixer->forward(x.to(at::kBFloat16), {});
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(test::close(y, expected, 0.05));
+}
+
+TEST_P(TokenMixers, OptionsSurviveWritingAndReading) {
+  const Variant& v = GetParam();
+  const auto spec = make_spec(token_mixers(), "token mixer", v.mixer);
+  read_fields(parse_toml(v.options, "test"), *spec);
+  const std::string written = to_toml(write_fields(*spec));
+  const auto again = make_spec(token_mixers(), "token mixer", v.mixer);
+  read_fields(parse_toml(written, "written"), *again);
+  EXPECT_EQ(to_toml(write_fields(*again)), written);
+}
+
+INSTANTIATE_TEST_SUITE_P(, TokenMixers, ::testing::ValuesIn(variants()), [](const auto& info) {
+  return info.param.mixer + "_" + std::to_string(info.index);
+});
+
+}  // namespace
+}  // namespace headloom
