@@ -1,5 +1,6 @@
 // Mixers against tensors recorded from the original authors' code.
 #include "testing/golden.h"
+#include "mixers/token/dynamic_weights.h"
 #include "support.h"
 
 namespace headloom {
@@ -23,6 +24,41 @@ void run(TokenMixer& mixer, const Tensors& g, const std::string& out, const std:
   EXPECT_TRUE(close(y, g.at(out), 1e-4));
   (y * g.at("cotangent")).sum().backward();
   EXPECT_TRUE(close(x.grad(), g.at(prefix + "x"), 1e-3));
+}
+
+TEST(MixerGolden, DcmhaDynamicWeights) {
+  HEADLOOM_NEEDS_GOLDEN();
+  const Tensors g = test::read_golden("dcmha_dynproj_h6");
+  const Tensor x = test::leaf(g.at("x")), dw1 = test::leaf(g.at("dw1")),
+               qkw = test::leaf(g.at("qkw")), dd = test::leaf(g.at("dd"));
+  const DynamicWeightNetworks net = {.w1 = dw1.flatten(1),
+                                     .w2 = qkw.transpose(0, 1).flatten(3),
+                                     .gate = dd.flatten(1),
+                                     .sides = 4,
+                                     .heads = 6};
+  const auto weights = net(x, 0, 4);
+  Tensor sum = at::zeros({});
+  std::vector<Tensor> key_maps;
+  const char* const names[] = {"pre_q", "pre_k", "post_q", "post_k"};
+  for (size_t i = 0; i < 4; ++i) {
+    const DynamicWeights& w = weights[i];
+    const std::string name = names[i];
+    for (const auto& [part, value] :
+         {std::pair("w1", w.down), std::pair("w2", w.up), std::pair("dd", w.gate)}) {
+      EXPECT_TRUE(close(value, g.at(name + part), 1e-4)) << name << part;
+      sum = sum + (value * g.at("cotangent." + name + part)).sum();
+    }
+    if (name.back() == 'k') {
+      key_maps.push_back(at::einsum("btim,btin->btmn", {w.down, w.up}) + at::diag_embed(w.gate));
+    }
+  }
+  const Tensor maps = at::stack(key_maps, 2);
+  EXPECT_TRUE(close(maps, g.at("KW"), 1e-4));
+  (sum + (maps * g.at("cotangent.KW")).sum()).backward();
+  EXPECT_TRUE(close(x.grad(), g.at("grad.x"), 1e-3));
+  EXPECT_TRUE(close(dw1.grad(), g.at("grad.dw1"), 1e-3));
+  EXPECT_TRUE(close(qkw.grad(), g.at("grad.qkw"), 1e-3));
+  EXPECT_TRUE(close(dd.grad(), g.at("grad.dd"), 1e-3));
 }
 
 TEST(MixerGolden, DcmhaLayer) {

@@ -262,7 +262,7 @@ std::vector<Case> convolutions() {
        .causal = false,
        .pre_queries = 6,
        .post_queries = 6},
-      {.name = "documents", .T = 150, .pre_queries = 6, .post_queries = 6, .mask = "documents"},
+      {.name = "documents", .T = 150, .pre_queries = 1, .post_queries = 1, .mask = "documents"},
       {.name = "lengths", .B = 3, .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "lengths"},
       {.name = "mask", .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "mask"},
       {.name = "more queries than keys", .T = 131, .S = 70, .pre_queries = 6, .post_queries = 6},
@@ -288,7 +288,7 @@ std::vector<Case> convolutions() {
       {.name = "exact, window", .T = 200, .window = 70, .pre_queries = 6, .conv_mask = "exact"});
   cases.push_back({.name = "exact, documents",
                    .T = 100,
-                   .pre_queries = 6,
+                   .pre_queries = 1,
                    .conv_mask = "exact",
                    .mask = "documents"});
   return cases;

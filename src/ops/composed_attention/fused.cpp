@@ -354,6 +354,9 @@ const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v
     if (!c->defined()) continue;
     if (c->size(-2) > fused::kMaxConvQueries)
       return "a convolution reaches over more than 8 queries";
+    if (c->size(-2) > 1 && o.documents.defined()) {
+      return "a convolution over several queries with documents is not fused";
+    }
     if (c->size(-1) > fused::kMaxConvKeys) return "a convolution reaches over more than 33 keys";
   }
   if (o.bias.defined() && o.bias.requires_grad()) return "the bias wants a gradient";
