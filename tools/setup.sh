@@ -24,13 +24,21 @@ trap stop_ticker EXIT
 exec 3>&2  # a trap may run while stderr is a log
 trap 'stop_ticker; echo "interrupted; run it again to go on." >&3; exit 130' INT TERM
 
-# Says every 15 seconds that NAME is still going on, when LOG has had nothing new to show meanwhile.
+# Says that NAME is still going on whenever nothing has been shown for a while. MODE shown: LOG is on the
+# screen as well.
 start_ticker() {
-  local name=$1 log=$2 started=$SECONDS
+  local name=$1 log=$2 mode=$3 started=$SECONDS
   (
     trap - EXIT INT TERM
-    while sleep 15 >/dev/null 2>&1; do
-      [[ $3 == shown && $(($(date +%s) - $(stat -c %Y "$log"))) -lt 14 ]] && continue
+    shown=$(date +%s)
+    while sleep 4 >/dev/null 2>&1; do
+      now=$(date +%s)
+      if [[ $mode == shown ]]; then
+        written=$(stat -c %Y "$log")
+        ((shown >= written)) || shown=$written
+      fi
+      ((now - shown >= 12)) || continue
+      shown=$now
       last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-100)
       printf '   ... %s: %d s%s\n' "$name" $((SECONDS - started)) "${last:+ ($last)}"
     done
