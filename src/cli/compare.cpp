@@ -110,8 +110,8 @@ int run(Arguments& a) {
   const std::string stored = a.out + "/config.toml";
   if (a.fresh) {
     // Only what a comparison wrote is removed, never a folder that is something else.
-    require(!fs::exists(a.out) || fs::exists(stored), a.out,
-            ": is not a comparison's folder, so --fresh does not empty it.");
+    require(!fs::exists(a.out) || (fs::exists(stored) && fs::exists(a.out + "/comparison.json")),
+            a.out, ": is not a comparison's folder, so --fresh does not empty it.");
     fs::remove_all(a.out + "/runs");
   } else if (fs::exists(stored) && read_file(stored) != toml) {
     usage_error(a.out,

@@ -1,10 +1,12 @@
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/text.h"
 
 namespace headloom::cli {
 namespace {
@@ -21,6 +23,15 @@ int run(int argc, char** argv) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.setup(*sub));
+  }
+  std::vector<std::string> names;
+  for (const auto& [sub, runner] : runners) names.push_back(sub->get_name());
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+    const std::string near = nearest(argv[1], names);
+    usage_error(
+        "there is no command '", argv[1], "'",
+        near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
   }
   try {
     app.parse(argc, argv);
@@ -39,7 +50,9 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   const auto say = [](const char* text) { std::fprintf(stderr, "headloom: %s\n", text); };
   try {
-    return headloom::cli::run(argc, argv);
+    const int code = headloom::cli::run(argc, argv);
+    if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
+    say("the result cannot be written to the standard output (is the disk full?).");
   } catch (const headloom::UsageError& error) {
     say(error.what());
     return 2;

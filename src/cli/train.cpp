@@ -66,7 +66,8 @@ Command train_command() {
             a->config.add(app, "configuration file, or the folder of a run to go on with");
             app.add_option("--out", a->out, "folder of the run; runs/NAME by default");
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");
-            app.add_option("--from", a->from, "go on from the checkpoint of this step")
+            app.add_option("--from", a->from,
+                           "go on from the checkpoint of this step; newer ones are dropped")
                 ->type_name("STEP");
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run(*a); };

@@ -22,6 +22,7 @@ std::string range_text(const Range<T>& range) {
   const bool high = range.high != std::numeric_limits<T>::max();
   const std::string from = str(range.open_low ? "above " : "at least ", range.low);
   const std::string to = str(range.open_high ? "below " : "at most ", range.high);
+  if (!low && !high) return "a finite number";
   if (low && high) return from + " and " + to;
   return low ? from : to;
 }

@@ -6,8 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "core/error.h"
 
@@ -55,7 +53,9 @@ void write_file(const std::string& path, const std::function<void(const Sink&)>&
   }
   ::close(fd);
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    fail(path, ": cannot be written: ", reason(), ".");
+    const std::string why = reason();
+    ::unlink(temporary.c_str());
+    fail(path, ": cannot be written: ", why, ".");
   }
   sync_folder(folder_of(path));
 }
@@ -65,10 +65,22 @@ void write_file(const std::string& path, std::string_view content) {
 }
 
 std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(path, ": cannot be read: ", reason(), ".");
-  std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) fail(path, ": cannot be read: ", reason(), ".");
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail(path, ": cannot be read: ", reason(), ".");
+  std::string content;
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t got = ::read(fd, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {  // a folder, for one
+      const std::string why = reason();
+      ::close(fd);
+      fail(path, ": cannot be read: ", why, ".");
+    }
+    if (got == 0) break;
+    content.append(buffer, static_cast<size_t>(got));
+  }
+  ::close(fd);
   return content;
 }
 

@@ -3,20 +3,24 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 namespace headloom {
 namespace {
 
+// Insertions, deletions, substitutions and swaps of neighbours.
 int64_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<int64_t> row(b.size() + 1);
+  std::vector<int64_t> before, above, row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
   for (size_t i = 1; i <= a.size(); ++i) {
-    int64_t diagonal = row[0];
+    before = std::exchange(above, row);
     row[0] = static_cast<int64_t>(i);
     for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({substitute, row[j] + 1, row[j - 1] + 1});
+      const int64_t substitute = above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({substitute, above[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
     }
   }
   return row[b.size()];
@@ -47,17 +51,18 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 
 std::string join(const std::vector<std::string>& words, std::string_view separator) {
   std::string out;
-  for (const std::string& word : words) {
-    if (!out.empty()) out += separator;
-    out += word;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += separator;
+    out += words[i];
   }
   return out;
 }
 
 std::string human_count(double value) {
-  if (value >= 1e12) return formatted("%.3gT", value / 1e12);
-  if (value >= 1e9) return formatted("%.3gG", value / 1e9);
-  if (value >= 1e6) return formatted("%.3gM", value / 1e6);
+  // Three digits: 999.5k is already 1M.
+  if (value >= 999.5e9) return formatted("%.3gT", value / 1e12);
+  if (value >= 999.5e6) return formatted("%.3gG", value / 1e9);
+  if (value >= 999.5e3) return formatted("%.3gM", value / 1e6);
   if (value >= 1e3) return formatted("%.3gk", value / 1e3);
   return formatted("%.4g", value);
 }

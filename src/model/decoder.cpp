@@ -12,6 +12,17 @@ Tensor sinusoidal(int64_t length, int64_t width, const at::TensorOptions& option
   return at::stack({angle.sin(), angle.cos()}, -1).flatten(1).narrow(1, 0, width).to(options);
 }
 
+// What `spec` builds; its errors say which layer they are about.
+template <typename Built>
+std::shared_ptr<Built> built(const Spec<Built>& spec, const LayerShape& shape,
+                             const std::string& place) {
+  try {
+    return spec.build(shape);
+  } catch (const UsageError& error) {
+    usage_error(place, " (", spec.type(), "): ", error.what());
+  }
+}
+
 }  // namespace
 
 Decoder::Decoder(const ModelConfig& config) : config_(config) {
@@ -26,8 +37,9 @@ Decoder::Decoder(const ModelConfig& config) : config_(config) {
   for (int64_t i = 0; i < config.depth; ++i) {
     const LayerConfig& layer = config.layers[static_cast<size_t>(i) % config.layers.size()];
     const LayerShape shape = config.shape(i);
-    mixers_.push_back(layer.mixer->build(shape));
-    channels_.push_back(layer.channel->build(shape));
+    const std::string place = str("model.layer[", static_cast<size_t>(i) % config.layers.size());
+    mixers_.push_back(built(*layer.mixer, shape, place + "].mixer"));
+    channels_.push_back(built(*layer.channel, shape, place + "].channel"));
     blocks_.push_back(layer.block->build({.shape = shape,
                                           .mixer = mixers_.back(),
                                           .channel = channels_.back(),

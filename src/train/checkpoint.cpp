@@ -48,10 +48,20 @@ std::vector<int64_t> CheckpointStore::steps() const {
   return found;
 }
 
+std::optional<int64_t> CheckpointStore::best() const {
+  const auto present = steps();
+  if (present.empty()) return std::nullopt;
+  try {
+    const std::string path = folder(present.back()) + "/state.json";
+    const auto step = parse_state(read_file(path), path).best_step;
+    if (step && std::find(present.begin(), present.end(), *step) != present.end()) return step;
+  } catch (const Error&) {  // loading that checkpoint says what is wrong with it
+  }
+  return std::nullopt;
+}
+
 void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
                            TrainState state) const {
-  const std::string final_folder = folder(state.step);
-  if (fs::exists(final_folder)) return;  // a resumed run that has nothing new to say
   const std::string temporary = root_ + "/writing";
   const auto intact = steps();
   try {
@@ -68,7 +78,7 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
     }
     state.files[kOptimizer] = stored(write_safetensors(temporary + "/" + kOptimizer, rest));
     write_file(temporary + "/state.json", state_json(state));
-    publish_folder(temporary, final_folder);
+    publish_folder(temporary, folder(state.step));
   } catch (const Error& error) {
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
@@ -81,6 +91,13 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
     if (present[i] == state.best_step) continue;
     std::error_code ignored;
     fs::remove_all(folder(present[i]), ignored);
+  }
+}
+
+void CheckpointStore::drop_after(int64_t step) const {
+  for (int64_t present : steps()) {
+    std::error_code ignored;
+    if (present > step) fs::remove_all(folder(present), ignored);
   }
 }
 
@@ -101,13 +118,13 @@ TrainState CheckpointStore::checked_state(int64_t step) const {
   return state;
 }
 
-std::string CheckpointStore::older_intact(int64_t step) const {
+std::string CheckpointStore::other_intact(int64_t step, const char* flag) const {
   const auto present = steps();
   for (auto other = present.rbegin(); other != present.rend(); ++other) {
     if (*other == step) continue;
     try {
       checked_state(*other);
-      return str(" The checkpoint of step ", *other, " is intact (--from ", *other, ").");
+      return str(" The checkpoint of step ", *other, " is intact (", flag, " ", *other, ").");
     } catch (const Error&) {
     }
   }
@@ -134,7 +151,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     optimizer.load(rest, where + "/" + kOptimizer);
     return state;
   } catch (const Error& error) {
-    fail(error.what(), older_intact(step));
+    fail(error.what(), other_intact(step, "--from"));
   }
 }
 
@@ -146,7 +163,7 @@ TrainState CheckpointStore::load_weights(int64_t step, torch::nn::Module& model)
     copy_tensors(read_safetensors(path), named_parameters(model), path);
     return state;
   } catch (const Error& error) {
-    fail(error.what(), older_intact(step));
+    fail(error.what(), other_intact(step, "--checkpoint"));
   }
 }
 

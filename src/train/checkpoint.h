@@ -4,6 +4,7 @@
 // renamed. state.json marks size and checksum of the tensors' files, so damage is found on reading.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ class CheckpointStore {
   // Steps that have a checkpoint, ascending.
   std::vector<int64_t> steps() const;
   std::string folder(int64_t step) const;
+  // The step with the lowest held-out loss, as the newest checkpoint knows it; nothing where that
+  // is damaged or the step's checkpoint is not there.
+  std::optional<int64_t> best() const;
 
   // Writes step state.step, then removes all but the two newest and the best.
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
@@ -29,15 +33,17 @@ class CheckpointStore {
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
   // Weights only, of `step`.
   TrainState load_weights(int64_t step, torch::nn::Module& model) const;
+  // Removes the checkpoints after `step`, from which a run goes on: it writes them anew.
+  void drop_after(int64_t step) const;
 
  private:
   TrainState checked_state(int64_t step) const;
-  std::string older_intact(int64_t step) const;
+  // A sentence naming the newest other checkpoint that is intact; `flag` chooses it.
+  std::string other_intact(int64_t step, const char* flag) const;
 
   const std::string root_;
 };
 
-// Restores the weights of a run folder's best (or else newest) checkpoint.
 NamedTensors named_parameters(const torch::nn::Module& model);
 
 }  // namespace headloom

@@ -1,5 +1,7 @@
 #include "train/compare.h"
 
+#include <c10/util/Exception.h>
+
 #include <filesystem>
 #include <set>
 
@@ -92,6 +94,8 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
   ComparedRun run = plan.run;
   const std::string result_path = plan.folder + "/result.json";
   if (const auto done = read_result(result_path)) {
+    // As train() does for a run that is to go on.
+    same_config(plan.folder + "/config.toml", to_toml(plan.config));
     run.finished = done->problem.empty();
     run.problem = done->problem;
     run.tokens_per_second = done->tokens_per_second;
@@ -113,11 +117,13 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
     run.finished = true;
   } catch (const UsageError&) {
     throw;
-  } catch (const Error& error) {
+  } catch (const c10::Error& error) {  // an allocation that failed, say
+    run.problem = error.what_without_backtrace();
+  } catch (const std::exception& error) {
     run.problem = error.what();
-    const std::string metrics = plan.folder + "/metrics.jsonl";
-    if (std::filesystem::exists(metrics)) run.points = read_evaluations(metrics);
   }
+  const std::string metrics = plan.folder + "/metrics.jsonl";
+  if (!run.finished && std::filesystem::exists(metrics)) run.points = read_evaluations(metrics);
   result.problem = run.problem;
   result.tokens_per_second = run.tokens_per_second;
   result.peak_memory = run.peak_memory;
@@ -159,6 +165,9 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
   check_names(config.models, "models");
   check_names(config.tasks, "tasks");
   if (config.seeds.empty()) usage_error("'seeds' is empty, expected at least one seed.");
+  if (std::set<int64_t>(config.seeds.begin(), config.seeds.end()).size() != config.seeds.size()) {
+    usage_error("'seeds' has a seed twice, expected different ones.");
+  }
 
   CompareOutcome outcome;
   std::vector<Planned> plan;

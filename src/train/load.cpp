@@ -19,9 +19,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
   run.model->eval();
   int64_t step = steps.back();
   if (which == "best") {
-    const std::string path = store.folder(step) + "/state.json";
-    const auto best = parse_state(read_file(path), path).best_step;
-    if (best && std::find(steps.begin(), steps.end(), *best) != steps.end()) step = *best;
+    step = store.best().value_or(step);
   } else if (which != "last") {
     const char* end = which.data() + which.size();
     const auto result = std::from_chars(which.data(), end, step);

@@ -16,11 +16,14 @@ void Progress::clear() {
   drawn_ = false;
 }
 
-void Progress::update(const std::string& text) {
-  const auto now = std::chrono::steady_clock::now();
+bool Progress::due() const {
   const auto pause = std::chrono::milliseconds(terminal_ ? 200 : 10000);
-  if (last_.time_since_epoch().count() != 0 && now - last_ < pause) return;
-  last_ = now;
+  return last_.time_since_epoch().count() == 0 || std::chrono::steady_clock::now() - last_ >= pause;
+}
+
+void Progress::update(const std::string& text) {
+  if (!due()) return;
+  last_ = std::chrono::steady_clock::now();
   if (terminal_) {
     std::fprintf(stderr, "\r\033[K%s%s", label_.c_str(), text.c_str());
     drawn_ = true;

@@ -11,7 +11,9 @@ class Progress {
  public:
   explicit Progress(std::string label);
   ~Progress();
-  // Shows `text` as the present state; cheap to call every step.
+  // Whether it is time to show something again.
+  bool due() const;
+  // Shows `text` as the present state, where that is due.
   void update(const std::string& text);
   // Prints a line that stays.
   void line(const std::string& text);

@@ -28,6 +28,8 @@ constexpr DtypeName kDtypes[] = {{"F64", at::kDouble},    {"F32", at::kFloat}, {
                                  {"I16", at::kShort},     {"I8", at::kChar},   {"U8", at::kByte},
                                  {"BOOL", at::kBool}};
 
+constexpr uint64_t kMost = uint64_t{1} << 62;  // bytes of any tensor
+
 // A file mapped copy-on-write; tensors keep it alive.
 struct Mapping {
   char* data = nullptr;
@@ -55,15 +57,18 @@ std::shared_ptr<Mapping> map_file(const std::string& path) {
   return mapping;
 }
 
-// The byte count of a tensor of `shape`, or -1 where it overflows or does not fit `limit`.
+// The byte count of a tensor of `shape`, or -1 where it does not fit `limit`. An empty dimension
+// does not excuse huge others: strides are products of sizes.
 int64_t byte_count(const std::vector<int64_t>& shape, int64_t element, uint64_t limit) {
   uint64_t bytes = static_cast<uint64_t>(element);
+  bool empty = false;
   for (int64_t size : shape) {
-    if (size == 0) return 0;
+    empty = empty || size == 0;
+    if (size == 0) continue;
     if (bytes > limit / static_cast<uint64_t>(size)) return -1;
     bytes *= static_cast<uint64_t>(size);
   }
-  return static_cast<int64_t>(bytes);
+  return empty ? 0 : static_cast<int64_t>(bytes);
 }
 
 uint64_t crc(uint64_t before, const void* data, size_t size) {
@@ -136,7 +141,7 @@ NamedTensors read_safetensors(const std::string& path) {
     require(r.begin <= r.end && r.end <= available, path, ": tensor '", r.name, "' lies at bytes ",
             r.begin, " to ", r.end, " of ", available, ": the file is truncated or damaged.");
     const auto element = static_cast<int64_t>(c10::elementSize(dtype->type));
-    require(byte_count(r.shape, element, available) == static_cast<int64_t>(r.end - r.begin), path,
+    require(byte_count(r.shape, element, kMost) == static_cast<int64_t>(r.end - r.begin), path,
             ": tensor '", r.name, "' has ", r.end - r.begin,
             " bytes, which does not fit its shape and type.");
     if (r.end > r.begin) ranges.emplace_back(r.begin, r.end);

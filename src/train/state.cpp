@@ -1,5 +1,7 @@
 #include "train/state.h"
 
+#include <c10/util/ConstexprCrc.h>
+
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -22,14 +24,32 @@ double real(const Json& json, const char* key) {
   return json.contains(key) && json[key].is_number() ? json[key].get<double>() : std::nan("");
 }
 
+int64_t integer(const Json& json, const char* key, int64_t fallback) {
+  return json.contains(key) && json[key].is_number_integer() ? json[key].get<int64_t>() : fallback;
+}
+
 std::optional<EvalPoint> evaluation(const Json& json) {
   if (!json.is_object() || !json.contains("eval_loss")) return std::nullopt;
-  return EvalPoint{.step = json.value("step", int64_t{0}),
-                   .tokens = json.value("tokens", int64_t{0}),
+  return EvalPoint{.step = integer(json, "step", 0),
+                   .tokens = integer(json, "tokens", 0),
                    .seconds = real(json, "seconds"),
                    .loss = real(json, "eval_loss"),
                    .accuracy = real(json, "accuracy"),
                    .train_loss = real(json, "train_loss")};
+}
+
+std::optional<StepPoint> step_point(const Json& json) {
+  if (!json.is_object() || !json.contains("step_seconds")) return std::nullopt;
+  return StepPoint{.step = integer(json, "step", 0),
+                   .loss = real(json, "loss"),
+                   .lr = real(json, "lr"),
+                   .gradient_norm = real(json, "gradient_norm"),
+                   .seconds = real(json, "step_seconds")};
+}
+
+uint64_t checksum(const Json& json) {
+  const std::string text = json.dump();
+  return c10::util::detail::crc64impl(0, text.data(), text.size());
 }
 
 }  // namespace
@@ -44,13 +64,17 @@ std::string state_json(const TrainState& state) {
   for (const auto& [name, file] : state.files) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
+  json["crc64"] = checksum(json);
   return json.dump(1) + "\n";
 }
 
 TrainState parse_state(const std::string& text, const std::string& path) {
-  const Json json = Json::parse(text, nullptr, false);
+  Json json = Json::parse(text, nullptr, false);
   TrainState state;
   try {
+    const uint64_t crc = json.at("crc64").get<uint64_t>();
+    json.erase("crc64");
+    require(crc == checksum(json), path, ": is damaged: its checksum differs.");
     state.step = json.at("step").get<int64_t>();
     state.tokens = json.at("tokens").get<int64_t>();
     state.seconds = json.at("seconds").get<double>();
@@ -66,23 +90,35 @@ TrainState parse_state(const std::string& text, const std::string& path) {
 }
 
 Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
-  std::string kept;
-  bool dropped = false;
-  if (std::filesystem::exists(path_)) {
-    std::istringstream lines(read_file(path_));
-    std::string line;
-    while (std::getline(lines, line)) {
-      const Json json = Json::parse(line, nullptr, false);
-      // A line cut off by a crash is not JSON and is dropped too.
-      if (!json.is_object() || json.value("step", step + 1) > step) {
-        dropped = true;
-        continue;
-      }
-      kept += line + "\n";
-      if (const auto point = evaluation(json)) evaluations_.push_back(*point);
-    }
+  std::string present, kept;
+  if (std::filesystem::exists(path_)) present = read_file(path_);
+  std::istringstream lines(present);
+  std::string line;
+  while (std::getline(lines, line)) {
+    const Json json = Json::parse(line, nullptr, false);
+    // A line cut off by a crash is not JSON and is dropped too.
+    if (!json.is_object() || integer(json, "step", step + 1) > step) continue;
+    kept += line + "\n";
+    if (const auto point = evaluation(json)) remember(*point);
+    if (const auto point = step_point(json)) remember(*point);
   }
-  if (dropped || kept.empty()) write_file(path_, kept);
+  if (kept != present || kept.empty()) write_file(path_, kept);
+}
+
+void Metrics::remember(const StepPoint& point) {
+  losses_.push_back(point.loss);
+  step_seconds_.push_back(point.seconds);
+}
+
+void Metrics::remember(const EvalPoint& point) {
+  evaluations_.push_back(point);
+  losses_.clear();
+}
+
+double Metrics::mean_loss() const {
+  double mean = 0;
+  for (double loss : losses_) mean += loss / static_cast<double>(losses_.size());
+  return mean;
 }
 
 void Metrics::append(const std::string& line) {
@@ -93,6 +129,7 @@ void Metrics::append(const std::string& line) {
 }
 
 void Metrics::add(const StepPoint& p) {
+  remember(p);
   append(Json{{"step", p.step},
               {"loss", number(p.loss)},
               {"lr", p.lr},
@@ -102,7 +139,7 @@ void Metrics::add(const StepPoint& p) {
 }
 
 void Metrics::add(const EvalPoint& p) {
-  evaluations_.push_back(p);
+  remember(p);
   append(Json{{"step", p.step},
               {"tokens", p.tokens},
               {"seconds", p.seconds},

@@ -26,6 +26,7 @@ struct TrainState {
   std::map<std::string, StoredFile> files;
 };
 
+// The text carries its own checksum, so that damage is found on reading.
 std::string state_json(const TrainState& state);
 TrainState parse_state(const std::string& json, const std::string& path);
 
@@ -52,13 +53,19 @@ class Metrics {
   Metrics(std::string path, int64_t step);
   void add(const StepPoint& point);
   void add(const EvalPoint& point);
-  // Evaluations so far, those before a resume included.
+  // All of these include what was before a resume.
   const std::vector<EvalPoint>& evaluations() const { return evaluations_; }
+  const std::vector<double>& step_seconds() const { return step_seconds_; }
+  // Mean training loss of the steps since the last evaluation.
+  double mean_loss() const;
 
  private:
   void append(const std::string& line);
+  void remember(const StepPoint& point);
+  void remember(const EvalPoint& point);
   std::string path_;
   std::vector<EvalPoint> evaluations_;
+  std::vector<double> step_seconds_, losses_;
 };
 
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "core/files.h"
@@ -95,14 +96,13 @@ class Trainer {
     optimizer_.emplace(*model_, options_);
     for (const Tensor& p : model_->parameters()) outcome_.parameters += p.numel();
     open_folder();
-    Metrics metrics(control_.folder + "/metrics.jsonl", state_.step);
-    metrics_ = &metrics;
+    metrics_.emplace(control_.folder + "/metrics.jsonl", state_.step);
     progress_.line(str(human_count(static_cast<double>(outcome_.parameters)), " parameters, step ",
                        state_.step, " of ", options_.steps, "; ", task_->describe()));
     loop();
     outcome_.step = state_.step;
     outcome_.seconds = state_.seconds;
-    outcome_.evaluations = metrics.evaluations();
+    outcome_.evaluations = metrics_->evaluations();
     outcome_.tokens_per_second = tokens_per_second();
     outcome_.peak_memory = memory_.bytes();
     return outcome_;
@@ -118,60 +118,50 @@ class Trainer {
   // Writes config.toml into a fresh folder, or checks it and restores the checkpoint of a present
   // one.
   void open_folder() {
+    namespace fs = std::filesystem;
     const std::string path = control_.folder + "/config.toml";
+    const std::string metrics = control_.folder + "/metrics.jsonl";
     const std::string toml = run_config_toml(config_);
     const auto steps = store_.steps();
     if (steps.empty()) {
       require(!control_.from, control_.folder, ": has no checkpoint to go on from.");
+      // A run that stopped before its first checkpoint starts anew; nothing else is written over.
+      if (fs::exists(path) && !fs::exists(metrics) && read_file(path) != toml) {
+        usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
+      }
       make_folders(control_.folder);
       write_file(path, toml);
-      // A run that stopped before its first checkpoint starts anew.
-      write_file(control_.folder + "/metrics.jsonl", "");
+      write_file(metrics, "");
       return;
     }
     if (!control_.resume && !control_.from) {
       usage_error(control_.folder, ": already holds a run at step ", steps.back(),
                   "; go on with --resume, or choose another folder with --out.");
     }
-    same_config(read_file(path), toml, path);
-    state_ = store_.load(control_.from.value_or(steps.back()), *model_, *optimizer_);
-  }
-
-  static void same_config(const std::string& old_text, const std::string& new_text,
-                          const std::string& path) {
-    std::istringstream a(old_text), b(new_text);
-    std::string x, y;
-    while (true) {
-      const bool more_a = static_cast<bool>(std::getline(a, x));
-      const bool more_b = static_cast<bool>(std::getline(b, y));
-      if (!more_a && !more_b) return;
-      if (!more_a || !more_b || x != y) {
-        usage_error(path, ": the run was made with '", more_a ? x : "", "', now it is '",
-                    more_b ? y : "", "'; resume with the same configuration.");
-      }
+    const int64_t from = control_.from.value_or(steps.back());
+    if (std::find(steps.begin(), steps.end(), from) == steps.end()) {
+      std::vector<std::string> names;
+      for (int64_t step : steps) names.push_back(std::to_string(step));
+      usage_error(control_.folder, ": has no checkpoint of step ", from, ", expected one of ",
+                  join(names), ".");
     }
+    same_config(path, toml);
+    state_ = store_.load(from, *model_, *optimizer_);
+    store_.drop_after(from);
   }
 
   void loop() {
     model_->train();
-    std::vector<double> losses;
     const int64_t checkpoint_every = options_.checkpoint_every.value_or(options_.eval_every);
     while (state_.step < options_.steps) {
       const double start = now();
-      const StepPoint point = step();
-      const double seconds = now() - start;
-      state_.seconds += seconds;
-      step_seconds_.push_back(seconds);
-      losses.push_back(point.loss);
-      StepPoint written = point;
-      written.seconds = seconds;
-      metrics_->add(written);
-      show(point.loss);
+      StepPoint point = step();
+      point.seconds = now() - start;
+      state_.seconds += point.seconds;
+      metrics_->add(point);
+      if (progress_.due()) show(point.loss);
       const bool last = state_.step == options_.steps;
-      if (state_.step % options_.eval_every == 0 || last) {
-        evaluate_now(losses);
-        losses.clear();
-      }
+      if (state_.step % options_.eval_every == 0 || last) evaluate_now();
       const bool stop = interrupted() && !last;
       if (state_.step % checkpoint_every == 0 || last || stop) save();
       if (stop) {
@@ -200,11 +190,13 @@ class Trainer {
       mean.backward();
       loss += mean.item<double>();
     }
-    if (!std::isfinite(loss)) stop_diverged(loss);
+    if (!std::isfinite(loss)) stop_diverged("the loss", loss, state_.step + 1);
     StepPoint point;
     point.lr = options_.lr_at(state_.step);
     point.gradient_norm = optimizer_->step(point.lr);
-    if (!std::isfinite(point.gradient_norm)) stop_diverged(point.gradient_norm);
+    if (!std::isfinite(point.gradient_norm)) {
+      stop_diverged("the gradient's norm", point.gradient_norm, state_.step + 1);
+    }
     state_.step += 1;
     state_.tokens += options_.batch * task_->length();
     point.step = state_.step;
@@ -212,30 +204,29 @@ class Trainer {
     return point;
   }
 
-  [[noreturn]] void stop_diverged(double value) {
+  [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
     const auto steps = store_.steps();
-    fail(control_.folder, ": the loss became ", value, " at step ", state_.step + 1,
+    fail(control_.folder, ": ", what, " became ", value, " at step ", step,
          steps.empty() ? "; there is no checkpoint before it."
                        : str("; the last good checkpoint is ", store_.folder(steps.back()), "."),
          " A lower train.lr or a longer train.warmup may help.");
   }
 
-  void evaluate_now(const std::vector<double>& losses) {
+  void evaluate_now() {
     Evaluation e;
     {
       Autocast autocast(options_.dtype);
       e = evaluate(*model_, *task_, options_.eval_sequences,
                    std::max<int64_t>(options_.batch / options_.accumulate, 1));
     }
-    double mean = 0;
-    for (double loss : losses) mean += loss / static_cast<double>(losses.size());
+    if (!std::isfinite(e.loss)) stop_diverged("the held-out loss", e.loss, state_.step);
     const EvalPoint point{.step = state_.step,
                           .tokens = state_.tokens,
                           .seconds = state_.seconds,
                           .loss = e.loss,
                           .accuracy = e.accuracy,
-                          .train_loss = mean};
-    if (std::isfinite(e.loss) && (!state_.best_step || e.loss < state_.best_loss)) {
+                          .train_loss = metrics_->mean_loss()};
+    if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;
     }
@@ -253,18 +244,23 @@ class Trainer {
   }
 
   void show(double loss) {
-    const double left = static_cast<double>(options_.steps - state_.step) * median(step_seconds_);
+    const double left =
+        static_cast<double>(options_.steps - state_.step) * median(metrics_->step_seconds());
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
                          rounded("%.4f", loss), "  ", human_count(tokens_per_second()),
                          " tokens/s  ", human_seconds(left), " left"));
   }
 
   void save() {
-    if (control_.checkpoints) store_.save(*model_, *optimizer_, state_);
+    // The update after the last loss may have ruined the weights: that is no good checkpoint.
+    at::NoGradGuard no_grad;
+    const double norm = at::stack(at::_foreach_norm(model_->parameters())).sum().item<double>();
+    if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
+    store_.save(*model_, *optimizer_, state_);
   }
 
   double tokens_per_second() const {
-    const double seconds = median(step_seconds_);
+    const double seconds = median(metrics_->step_seconds());
     return seconds > 0 ? static_cast<double>(options_.batch * task_->length()) / seconds : 0;
   }
 
@@ -279,14 +275,28 @@ class Trainer {
   std::shared_ptr<data::Task> task_;
   std::shared_ptr<Decoder> model_;
   std::optional<AdamW> optimizer_;
-  Metrics* metrics_ = nullptr;
-  std::vector<double> step_seconds_;
+  std::optional<Metrics> metrics_;
 };
 
 }  // namespace
 
 void install_interrupt_handler() { std::signal(SIGINT, on_interrupt); }
 bool interrupted() { return g_interrupts > 0; }
+
+void same_config(const std::string& path, const std::string& toml) {
+  std::istringstream before(read_file(path)), after(toml);
+  std::string x, y;
+  while (true) {
+    const bool more_x = static_cast<bool>(std::getline(before, x));
+    const bool more_y = static_cast<bool>(std::getline(after, y));
+    if (!more_x && !more_y) return;
+    if (!more_x || !more_y || x != y) {
+      usage_error(path, ": the run was made with '", more_x ? x : "", "', now it is '",
+                  more_y ? y : "",
+                  "'; go on with the same configuration or choose another folder.");
+    }
+  }
+}
 
 TrainOutcome train(const Node& config, const TrainControl& control) {
   return Trainer(read_run_config(config), control).run();

@@ -16,13 +16,11 @@ struct TrainControl {
   bool resume = false;               // go on from the newest checkpoint, where there is one
   std::optional<int64_t> from = {};  // or from this checkpoint
   std::string label = {};            // stands before progress lines
-  bool checkpoints = true;           // compare keeps only its newest
 };
 
 struct TrainOutcome {
   int64_t step = 0;
   bool interrupted = false;  // Ctrl-C: saved, can go on
-  std::string problem;       // "" or why training stopped ("the loss became nan at step 120; ...")
   int64_t parameters = 0;
   std::vector<EvalPoint> evaluations;
   double tokens_per_second = 0;  // median over steps, evaluations left out
@@ -35,6 +33,10 @@ struct TrainOutcome {
 // config and Error for files that fail; a non-finite loss is reported as Error naming the step and
 // the last good checkpoint.
 TrainOutcome train(const Node& config, const TrainControl& control);
+
+// Throws UsageError naming the first line in which the run's config.toml at `path` differs from
+// `toml`.
+void same_config(const std::string& path, const std::string& toml);
 
 // Ctrl-C during train() finishes the step, saves and returns with `interrupted`; a second one ends
 // at once.

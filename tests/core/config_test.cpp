@@ -1,0 +1,185 @@
+// Reading TOML into a tree, changing it, and writing it back.
+#include "core/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "testing/errors.h"
+#include "testing/temp_folder.h"
+
+namespace headloom {
+namespace {
+
+using test::contains;
+using test::message_of;
+
+bool same(const Node& a, const Node& b) {
+  if (a.value.index() != b.value.index()) return false;
+  if (a.is_table()) {
+    if (a.table().size() != b.table().size()) return false;
+    for (const auto& [key, child] : a.table()) {
+      const Node* other = b.find(key);
+      if (other == nullptr || !same(child, *other)) return false;
+    }
+    return true;
+  }
+  if (a.is_array()) {
+    if (a.array().size() != b.array().size()) return false;
+    for (size_t i = 0; i < a.array().size(); ++i) {
+      if (!same(a.array()[i], b.array()[i])) return false;
+    }
+    return true;
+  }
+  if (const auto* real = std::get_if<double>(&a.value)) {
+    const double other = std::get<double>(b.value);
+    return std::isnan(*real) ? std::isnan(other) : *real == other;
+  }
+  if (const auto* text = std::get_if<std::string>(&a.value)) {
+    return *text == std::get<std::string>(b.value);
+  }
+  if (const auto* integer = std::get_if<int64_t>(&a.value)) {
+    return *integer == std::get<int64_t>(b.value);
+  }
+  return std::get<bool>(a.value) == std::get<bool>(b.value);
+}
+
+Node round_trip(const Node& node) {
+  const std::string text = to_toml(node);
+  Node back = parse_toml(text, "written.toml");
+  EXPECT_TRUE(same(node, back)) << text;
+  EXPECT_EQ(to_toml(back), text) << "writing again gives another text";
+  return back;
+}
+
+TEST(Toml, KeepsOrderTypesAndLines) {
+  const Node root = parse_toml("zebra = 1\nants = true\n[table]\nx = 2.0\ny = 'text'\n", "a.toml");
+  ASSERT_EQ(root.table().size(), 3u);
+  EXPECT_EQ(root.table()[0].first, "zebra");
+  EXPECT_EQ(root.table()[1].first, "ants");
+  EXPECT_EQ(std::get<int64_t>(root.find("zebra")->value), 1);
+  EXPECT_TRUE(std::get<bool>(root.find("ants")->value));
+  const Node* table = root.find("table");
+  ASSERT_NE(table, nullptr);
+  EXPECT_EQ(std::get<double>(table->find("x")->value), 2.0);
+  EXPECT_EQ(table->find("y")->origin, "a.toml:5");
+  EXPECT_EQ(root.find("missing"), nullptr);
+}
+
+TEST(Toml, ErrorsNameFileAndLine) {
+  EXPECT_TRUE(contains(message_of<UsageError>([] { parse_toml("a = 1\nb = = 2\n", "bad.toml"); }),
+                       "bad.toml:2"));
+  EXPECT_TRUE(contains(message_of<UsageError>([] { parse_toml("a = 1\na = 2\n", "twice.toml"); }),
+                       "twice.toml:2"));
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([] { parse_toml("\nwhen = 2020-01-01\n", "date.toml"); }),
+               "date.toml:2"));
+  EXPECT_TRUE(
+      contains(message_of([] { read_toml("/nowhere/at-all.toml"); }), "/nowhere/at-all.toml"));
+  const test::TempFolder folder;
+  EXPECT_TRUE(contains(message_of([&] { read_toml(folder.path()); }), folder.path()));
+}
+
+TEST(Toml, RoundTripOfEverything) {
+  const Node root = parse_toml(R"(
+title = "quotes \" and \\ and \t tab and \u00fc and \u0001"
+lines = "one\ntwo\n\nfour"
+single = "it's 'quoted'"
+empty = ""
+integer = -9223372036854775808
+reals = [0.1, 1e300, 5e-324, -0.0, 3.0, inf, -inf, nan, 1e20]
+nothing = []
+nested = [[1, 2], [], ["a"]]
+mixed = [{ a = 1 }, 2]
+"odd key.with = dots" = 1
+"" = 2
+[empty_table]
+[model]
+width = 256
+[model.position]
+type = "rope"
+[model."strange key"]
+x = 1
+[[model.layer]]
+mixer = { type = "mha", heads = 8, deep = { er = [1, { x = 2 }] } }
+[[model.layer]]
+[[model.layer.inner]]
+a = 1
+[[model.layer.inner]]
+b = "2"
+)",
+                               "all.toml");
+  round_trip(root);
+}
+
+TEST(Toml, RoundTripOfTablesMadeInCode) {
+  Node root, inner, text;
+  text.value = std::string("line\nbreak");
+  inner.set("v", text);
+  root.set("a b", inner);
+  Array items;
+  for (int64_t i = 0; i < 3; ++i) {
+    Node item, number;
+    number.value = i;
+    item.set("number", number);
+    items.push_back(item);
+  }
+  Node list;
+  list.value = items;
+  root.set("list", list);
+  const Node back = round_trip(root);
+  EXPECT_EQ(back.find("list")->array().size(), 3u);
+}
+
+TEST(Merge, TablesMergeAndTheRestIsReplaced) {
+  const Node base = parse_toml("a = 1\nlist = [1, 2]\n[t]\nx = 1\ny = 2\n[t.u]\np = 1\n", "base");
+  const Node over = parse_toml("list = [3]\n[t]\ny = 5\nz = 6\nu = 4\n[new]\nk = 1\n", "over");
+  const Node expected =
+      parse_toml("a = 1\nlist = [3]\n[t]\nx = 1\ny = 5\nz = 6\nu = 4\n[new]\nk = 1\n", "expected");
+  const Node result = merged(base, over);
+  EXPECT_TRUE(same(result, expected)) << to_toml(result);
+  EXPECT_EQ(result.find("t")->find("y")->origin, "over:3");
+  EXPECT_TRUE(same(merged(base, Node{}), base));
+}
+
+TEST(Override, ReadsTomlValuesElseText) {
+  Node root = parse_toml("[train]\nsteps = 5\n", "a.toml");
+  apply_override(root, "train.steps=10");
+  apply_override(root, "train.lr=1e-3");
+  apply_override(root, "task.paths=[\"a\", \"b\"]");
+  apply_override(root, "task.type=find_block");
+  apply_override(root, "task.name=with = sign");
+  apply_override(root, "task.empty=");
+  apply_override(root, "train.on=true");
+  const Node expected = parse_toml(
+      "[train]\nsteps = 10\nlr = 1e-3\non = true\n[task]\npaths = ['a', 'b']\n"
+      "type = 'find_block'\nname = 'with = sign'\nempty = ''\n",
+      "expected");
+  EXPECT_TRUE(same(root, expected)) << to_toml(root);
+  EXPECT_TRUE(contains(root.find("train")->find("steps")->origin, "--set train.steps"));
+}
+
+TEST(Override, ReachesArrayElements) {
+  Node root = parse_toml("[[model.layer]]\nx = 1\n[[model.layer]]\nx = 2\n", "a.toml");
+  apply_override(root, "model.layer.1.x=7");
+  apply_override(root, "model.layer.0.mixer.heads=3");
+  const Node expected =
+      parse_toml("[[model.layer]]\nx = 1\nmixer = { heads = 3 }\n[[model.layer]]\nx = 7\n", "e");
+  EXPECT_TRUE(same(root, expected)) << to_toml(root);
+}
+
+TEST(Override, RefusesWhatCannotBe) {
+  Node root = parse_toml("steps = 5\nlist = [1, 2]\n", "a.toml");
+  const auto message = [&](const char* assignment) {
+    return message_of<UsageError>([&] { apply_override(root, assignment); });
+  };
+  EXPECT_TRUE(contains(message("steps"), "expected key=value"));
+  EXPECT_TRUE(contains(message("=3"), "expected key=value"));
+  EXPECT_TRUE(contains(message("steps.x=3"), "'steps' is an integer, not a table"));
+  EXPECT_TRUE(contains(message("list.2=3"), "index below 2"));
+  EXPECT_TRUE(contains(message("list.-1=3"), "index below 2"));
+  EXPECT_TRUE(contains(message("list.x=3"), "index below 2"));
+}
+
+}  // namespace
+}  // namespace headloom

@@ -1,0 +1,124 @@
+// Files that are whole or absent; small text helpers.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/files.h"
+#include "core/text.h"
+#include "testing/errors.h"
+#include "testing/file_limit.h"
+#include "testing/temp_folder.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+using test::bytes_of;
+using test::contains;
+using test::FileSizeLimit;
+using test::message_of;
+using test::TempFolder;
+
+size_t entries(const std::string& folder) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), {}));
+}
+
+TEST(Files, WriteReplacesAndLeavesNothingElse) {
+  const TempFolder folder;
+  const std::string path = folder.path("a.txt");
+  write_file(path, "first");
+  write_file(path, std::string("sec\0nd", 6));
+  EXPECT_EQ(read_file(path), std::string("sec\0nd", 6));
+  write_file(path, "");
+  EXPECT_EQ(read_file(path), "");
+  EXPECT_EQ(entries(folder.path()), 1u);
+}
+
+TEST(Files, AnExceptionWhileWritingKeepsTheOldContent) {
+  const TempFolder folder;
+  const std::string path = folder.path("a.txt");
+  write_file(path, "old");
+  EXPECT_THROW(write_file(path,
+                          [](const Sink& sink) {
+                            sink("half", 4);
+                            fail("stopped");
+                          }),
+               Error);
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(entries(folder.path()), 1u) << "the half-written file is still there";
+}
+
+TEST(Files, AFullDiskKeepsTheOldContentAndSaysWhy) {
+  const TempFolder folder;
+  const std::string path = folder.path("a.txt");
+  write_file(path, "old");
+  std::string message;
+  {
+    const FileSizeLimit limit(1000);
+    message = message_of([&] { write_file(path, std::string(5000, 'x')); });
+  }
+  EXPECT_TRUE(contains(message, path));
+  EXPECT_TRUE(contains(message, "File too large"));
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(entries(folder.path()), 1u);
+}
+
+TEST(Files, ErrorsNameThePath) {
+  const TempFolder folder;
+  EXPECT_TRUE(contains(message_of([&] { read_file(folder.path("no")); }), "no: cannot be read"));
+  EXPECT_TRUE(contains(message_of([&] { read_file(folder.path()); }), "cannot be read: Is a dir"));
+  EXPECT_TRUE(
+      contains(message_of([&] { write_file(folder.path("no/x"), "y"); }), "cannot be written"));
+  folder.write("file", "x");
+  EXPECT_TRUE(contains(message_of([&] { make_folders(folder.path("file/sub")); }), "file/sub"));
+  fs::create_directory(folder.path("folder"));
+  EXPECT_TRUE(contains(message_of([&] { write_file(folder.path("folder"), "y"); }), "folder: "));
+  EXPECT_FALSE(fs::exists(folder.path("folder.tmp")));
+}
+
+TEST(Files, PublishedFoldersAppearWhole) {
+  const TempFolder folder;
+  folder.write("writing/a", "1");
+  publish_folder(folder.path("writing"), folder.path("done"));
+  EXPECT_FALSE(fs::exists(folder.path("writing")));
+  EXPECT_EQ(bytes_of(folder.path("done/a")), "1");
+  folder.write("again/a", "2");
+  EXPECT_TRUE(contains(
+      message_of([&] { publish_folder(folder.path("again"), folder.path("done")); }), "done"));
+  EXPECT_EQ(bytes_of(folder.path("done/a")), "1");
+}
+
+TEST(Text, NearestIsAPlausibleMisspelling) {
+  const std::vector<std::string> keys = {"steps", "batch", "lr", "weight_decay", "mha"};
+  EXPECT_EQ(nearest("step", keys), "steps");
+  EXPECT_EQ(nearest("stpes", keys), "steps");
+  EXPECT_EQ(nearest("weight-decay", keys), "weight_decay");
+  EXPECT_EQ(nearest("mah", keys), "mha");
+  EXPECT_EQ(nearest("lr2", keys), "lr");
+  EXPECT_EQ(nearest("temperature", keys), "");
+  EXPECT_EQ(nearest("xy", keys), "") << "nothing in common";
+  EXPECT_EQ(nearest("", keys), "");
+  EXPECT_EQ(nearest("steps", {}), "");
+}
+
+TEST(Text, NumbersForPeople) {
+  EXPECT_EQ(human_count(0), "0");
+  EXPECT_EQ(human_count(999), "999");
+  EXPECT_EQ(human_count(1234567), "1.23M");
+  EXPECT_EQ(human_count(1500), "1.5k");
+  EXPECT_EQ(human_count(2.5e12), "2.5T");
+  EXPECT_EQ(human_count(999999), "1M") << "not 1e+03k";
+  EXPECT_EQ(human_seconds(4.2), "4s");
+  EXPECT_EQ(human_seconds(59.6), "1m00s");
+  EXPECT_EQ(human_seconds(75), "1m15s");
+  EXPECT_EQ(human_seconds(3661), "1h01m");
+  EXPECT_EQ(human_bytes(512), "512 B");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes(3.0 * 1024 * 1024), "3.0 MiB");
+  EXPECT_EQ(join({"a", "b"}), "a, b");
+  EXPECT_EQ(join({"", "b"}), ", b") << "an empty word is a word";
+  EXPECT_EQ(join({}), "");
+}
+
+}  // namespace
+}  // namespace headloom

@@ -1,0 +1,183 @@
+// Configurations, presets, costs, matching of parameters, sampling.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <regex>
+
+#include "model/describe.h"
+#include "model/sampling.h"
+#include "support.h"
+
+namespace headloom::test {
+namespace {
+
+TEST(Presets, AllBuild) {
+  EXPECT_FALSE(model_presets().empty());
+  for (const ModelPreset& preset : model_presets()) {
+    ModelConfig config = model_of(str("preset = '", preset.name, "'"));
+    EXPECT_GE(config.depth, static_cast<int64_t>(config.layers.size())) << preset.name;
+    // One round of the layers shows whether the options fit each other.
+    config.depth = static_cast<int64_t>(config.layers.size());
+    config.vocabulary = 32;
+    config.max_length = 16;
+    const Decoder model(config);
+    EXPECT_EQ(model.mixers().size(), config.layers.size()) << preset.name;
+    EXPECT_FALSE(preset.doc.empty());
+    EXPECT_FALSE(preset.source.empty());
+  }
+}
+
+TEST(ModelConfig, KeysOverrideThePresetAndItIsNotWrittenBack) {
+  ModelConfig config = model_of("width = 64\npreset = 'transformer++-tiny'\ndepth = 3");
+  EXPECT_EQ(config.width, 64);
+  EXPECT_EQ(config.depth, 3);
+  const std::string text = to_toml(write_fields(config));
+  EXPECT_EQ(text.find("preset"), std::string::npos);
+  ModelConfig back = model_of(text);
+  EXPECT_EQ(to_toml(write_fields(back)), text);
+}
+
+TEST(ModelConfig, RefusesWhatDoesNotFit) {
+  const auto refused = [](const std::string& toml) {
+    return message_of<UsageError>([&] {
+      ModelConfig config = model_of("vocabulary = 10\nmax_length = 8\nwidth = 16\n" + toml);
+      Decoder model(config);
+    });
+  };
+  EXPECT_TRUE(contains(refused("preset = 'transformer+'"), "did you mean 'transformer++'"));
+  EXPECT_TRUE(contains(refused("layer = []"), "'model.layer' is empty"));
+  EXPECT_TRUE(contains(refused("depht = 3"), "did you mean 'model.depth'"));
+  EXPECT_TRUE(contains(refused("layer = [{ mixer = { type = 'mah' } }]"), "did you mean \"mha\""));
+  EXPECT_TRUE(contains(refused("layer = [{ mixer = { window = 0 } }]"),
+                       "model.toml:4: 'model.layer[0].mixer.window' is 0, expected at least 1"));
+  const std::string heads = refused("layer = [{}, { mixer = { heads = 3 } }]\ndepth = 2");
+  EXPECT_TRUE(contains(heads, "model.layer[1].mixer (mha): heads is 3"));
+  EXPECT_TRUE(contains(heads, "divisor of the model's width = 16"));
+  EXPECT_TRUE(contains(refused("layer = [{ mixer = { heads = 4, kv_heads = 3 } }]"), "kv_heads"));
+  EXPECT_TRUE(
+      contains(refused("layer = [{ mixer = { type = 'multi_token', heads = 4, key_kernel = 4 } }]"),
+               "key_kernel is 4, expected an odd number"));
+  EXPECT_TRUE(contains(refused("layer = [{ mixer = { heads = 16 } }]"), "even number"))
+      << "rope on heads of size 1";
+  EXPECT_TRUE(contains(refused("layer = [{ channel = { hidden = 10, gate_groups = 3 } }]"),
+                       "model.layer[0].channel (swiglu)"));
+}
+
+TEST(Decoder, SequencesBeyondLearnedPositionsAreRefused) {
+  Decoder model(model_of(
+      "vocabulary = 10\nmax_length = 8\nwidth = 16\ndepth = 1\nposition.type = 'learned'"));
+  EXPECT_EQ(model.forward(tokens(1, 8, 10)).size(1), 8);
+  EXPECT_TRUE(contains(message_of([&] { model.forward(tokens(1, 9, 10)); }), "model.max_length"));
+  EXPECT_TRUE(contains(message_of([] { Decoder none(model_of("width = 16")); }), "vocabulary"));
+}
+
+TEST(Costs, PartsAddUpToTheParameters) {
+  const std::regex own_of_model(R"((layer\d+\.(mixer_norm|channel_norm|norm)|norm)\..*|positions)");
+  for (const auto& mixer : token_mixers()) {
+    for (const auto& channel : channel_mixers()) {
+      const Decoder model(
+          model_of(str("vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\nbias = true\n"
+                       "position.type = 'learned'\ntied = false\n[[layer]]\nmixer = { type = '",
+                       mixer.name, "', heads = 4, qk_norm = true }\nchannel = { type = '",
+                       channel.name, "' }\n")));
+      const ModelCosts costs = model_costs(model, 16);
+      int64_t total = 0, norms = 0, parts = 0;
+      for (const auto& item : model.named_parameters()) {
+        total += item.value().numel();
+        if (std::regex_match(item.key(), own_of_model)) norms += item.value().numel();
+      }
+      double flops = 0, mechanism = 0;
+      for (const Cost& part : costs.parts) {
+        parts += part.parameters;
+        flops += part.flops_per_token;
+        if (part.mechanism) mechanism += part.flops_per_token;
+        EXPECT_GE(part.parameters, 0) << part.part;
+        if (part.part == "norms and positions") {
+          EXPECT_EQ(part.parameters, norms) << mixer.name << " with " << channel.name;
+        }
+      }
+      EXPECT_EQ(costs.parameters, total);
+      EXPECT_EQ(parts, total) << mixer.name << " with " << channel.name;
+      EXPECT_DOUBLE_EQ(costs.flops_per_token, flops);
+      EXPECT_DOUBLE_EQ(costs.mechanism_share, mechanism / (flops - mechanism));
+      EXPECT_EQ(mixer.name == "mha", mechanism == 0) << mixer.name;
+      EXPECT_GT(costs.state_bytes_per_token, 0);
+    }
+  }
+}
+
+TEST(Costs, PlainAttentionByHand) {
+  const Decoder model(
+      model_of("vocabulary = 10\nmax_length = 8\nwidth = 16\ndepth = 2\n[[layer]]\n"
+               "mixer = { heads = 4, window = 3 }\n"
+               "channel = { type = 'mlp', hidden = 32 }\n"));
+  const ModelCosts costs = model_costs(model, 8);
+  // Visible keys of 8 tokens with a window of 3: 1 + 2 + 6 * 3.
+  const double keys = 21.0 / 8;
+  const double layer = 2.0 * 16 * 64 + 2 * keys * 32 + 4.0 * 16 * 32;
+  EXPECT_DOUBLE_EQ(costs.flops_per_token, 2 * layer + 2.0 * 16 * 10);
+  EXPECT_DOUBLE_EQ(costs.state_bytes_per_token, 2 * 4.0 * 32);
+  EXPECT_EQ(costs.parameters, 2 * (64 * 16 + 2 * 16 * 32 + 2 * 16) + 160 + 16);
+}
+
+TEST(MatchParameters, EveryMixerComesWithinAPercent) {
+  const auto text = [](const std::string& mixer, const std::string& channel) {
+    return str("vocabulary = 64\nmax_length = 16\nwidth = 32\ndepth = 4\n[[layer]]\nmixer = { ",
+               mixer, ", heads = 4 }\nchannel = { type = '", channel, "' }\n");
+  };
+  const int64_t target = count_parameters(model_of(text("type = 'mha'", "swiglu")));
+  for (const auto& mixer : token_mixers()) {
+    for (const char* channel : {"swiglu", "mlp"}) {
+      ModelConfig config = model_of(text(str("type = '", mixer.name, "'"), channel));
+      const int64_t reached = match_parameters(config, target);
+      EXPECT_EQ(reached, count_parameters(config)) << mixer.name;
+      EXPECT_NEAR(static_cast<double>(reached), static_cast<double>(target),
+                  0.01 * static_cast<double>(target))
+          << mixer.name << " with " << channel;
+    }
+  }
+}
+
+TEST(MatchParameters, SaysWhereItCannot) {
+  ModelConfig config = model_of("vocabulary = 64\nwidth = 32\ndepth = 2");
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { match_parameters(config, 1000); }),
+                       "no hidden width of the channel mixer"));
+  ModelConfig none = model_of(
+      "vocabulary = 64\nwidth = 32\ndepth = 2\n[[layer]]\n"
+      "channel = { type = 'none' }");
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { match_parameters(none, 1000000); }),
+                       "no channel mixer whose width could match"));
+  EXPECT_EQ(match_parameters(none, count_parameters(none)), count_parameters(none));
+}
+
+TEST(Sample, FollowsTemperatureTopKAndTopP) {
+  const Tensor logits = at::tensor({1.0, 3.0, 2.0, -1.0});
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const auto frequencies = [&](const SamplingOptions& options, int count) {
+    std::vector<double> out(4, 0);
+    for (int i = 0; i < count; ++i) {
+      out[static_cast<size_t>(sample(logits, options, generator))] += 1.0 / count;
+    }
+    return out;
+  };
+  const auto greedy = frequencies({.temperature = 0, .top_k = 0, .top_p = 1}, 20);
+  EXPECT_NEAR(greedy[1], 1, 1e-9);
+  const auto two = frequencies({.temperature = 1, .top_k = 2, .top_p = 1}, 500);
+  EXPECT_EQ(two[0] + two[3], 0);
+  EXPECT_NEAR(two[1], 1 / (1 + std::exp(-1.0)), 0.08);
+  // Probabilities 0.66, 0.24, 0.09, 0.01: the second reaches 0.7.
+  const auto nucleus = frequencies({.temperature = 1, .top_k = 0, .top_p = 0.7}, 500);
+  EXPECT_EQ(nucleus[0] + nucleus[3], 0);
+  EXPECT_GT(nucleus[2], 0);
+  const auto first = frequencies({.temperature = 1, .top_k = 0, .top_p = 0}, 50);
+  EXPECT_NEAR(first[1], 1, 1e-9);
+  const auto all = frequencies({.temperature = 2, .top_k = 0, .top_p = 1}, 4000);
+  const Tensor expected = at::softmax(logits / 2, -1);
+  for (int64_t i = 0; i < 4; ++i) {
+    EXPECT_NEAR(all[static_cast<size_t>(i)], expected[i].item<double>(), 0.04) << i;
+  }
+}
+
+}  // namespace
+}  // namespace headloom::test

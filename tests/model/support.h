@@ -1,0 +1,36 @@
+// What the tests of blocks and models share.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "model/decoder.h"
+#include "testing/compare.h"
+#include "testing/errors.h"
+
+namespace headloom::test {
+
+// A [model] table's content, as in a configuration.
+inline ModelConfig model_of(const std::string& toml) {
+  ModelConfig config;
+  read_fields(parse_toml(toml, "model.toml"), config, "model");
+  return config;
+}
+
+// Every parameter drawn anew, so that norms and biases do something.
+inline void randomize(const torch::nn::Module& module, double scale = 0.5) {
+  at::NoGradGuard no_grad;
+  for (const Tensor& p : module.parameters()) p.detach().normal_(0, scale);
+}
+
+inline std::map<std::string, Tensor> parameters_of(const torch::nn::Module& module) {
+  std::map<std::string, Tensor> out;
+  for (const auto& item : module.named_parameters()) out[item.key()] = item.value();
+  return out;
+}
+
+inline Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary) {
+  return at::randint(vocabulary, {batch, length}, kLong);
+}
+
+}  // namespace headloom::test

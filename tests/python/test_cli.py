@@ -1,0 +1,381 @@
+"""The command line as a user meets it: results, exit codes, messages, interruption."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+COMMANDS = ["train", "compare", "generate", "eval", "describe", "bench", "list"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+MODEL = """
+[model]
+width = 16
+depth = 2
+[[model.layer]]
+mixer = { type = "mha", heads = 2 }
+channel = { type = "swiglu", hidden = 16 }
+"""
+TEXT = MODEL + """
+[task]
+type = "text"
+paths = ["corpus.txt"]
+length = 16
+eval_tokens = 256
+[train]
+steps = 6
+batch = 4
+warmup = 2
+eval_every = 3
+"""
+LONG = MODEL.replace("depth = 2", "depth = 2\ndropout = 0.1") + """
+[task]
+type = "copy"
+symbols = 8
+count = 8
+eval_sequences = 8
+[train]
+steps = 150
+batch = 64
+eval_every = 50
+"""
+
+
+def headloom(*arguments, cwd, code=0, **options):
+    done = subprocess.run(
+        [str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, timeout=120, **options
+    )
+    done.stdout, done.stderr = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def refused(*arguments, cwd, code=2, **options):
+    """The one line a failed command ends with."""
+    done = headloom(*arguments, cwd=cwd, code=code, **options)
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
+    assert len(lines) == 1, done.stderr
+    assert done.stderr.rstrip().endswith(lines[0]), done.stderr
+    return lines[0].removeprefix("headloom: ")
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def weights(run, step):
+    return (run / "checkpoints" / f"step-{step}" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a corpus, its configuration and a finished run of it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
+    (folder / "text.toml").write_text(TEXT)
+    (folder / "long.toml").write_text(LONG)
+    done = headloom("train", "text.toml", cwd=folder)
+    assert "held-out loss" in done.stdout and "parameters" in done.stderr
+    return folder
+
+
+def test_help_of_every_command_has_an_example(tmp_path):
+    top = headloom("--help", cwd=tmp_path).stdout
+    for command in COMMANDS:
+        assert command in top
+        text = headloom(command, "--help", cwd=tmp_path).stdout
+        assert f"Example:\n  headloom {command}" in text
+
+
+def test_usage_errors_leave_with_two(tmp_path):
+    assert "subcommand" in headloom(cwd=tmp_path, code=2).stderr
+    assert "did you mean 'train'" in refused("trian", "x.toml", cwd=tmp_path)
+    assert "there are train, compare" in refused("zzzzzz", cwd=tmp_path)
+    assert "config" in headloom("train", cwd=tmp_path, code=2).stderr
+    assert "--nonsense" in headloom("list", "--nonsense", cwd=tmp_path, code=2).stderr
+    assert "did you mean 'dcmha'" in refused("list", "dcmah", cwd=tmp_path)
+
+
+def test_files_that_are_not_there_leave_with_one(place, tmp_path):
+    for command in ["train", "compare", "describe"]:
+        assert "no.toml: cannot be read" in refused(command, "no.toml", cwd=tmp_path, code=1)
+    for command in ["eval", "generate"]:
+        assert "no: is not the folder of a run" in refused(command, "no", cwd=tmp_path, code=1)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "config.toml" in refused("eval", empty, cwd=tmp_path, code=1)
+    shutil.copy(place / "runs/text/config.toml", empty)
+    assert "no checkpoint yet" in refused("eval", empty, cwd=tmp_path, code=1)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("width = 16", "widht = 16"), "bad.toml:3: unknown key 'model.widht'; did you mean 'model.width'?"),
+        (("steps = 6", "stpes = 6"), "did you mean 'train.steps'?"),
+        (("[train]", "[trian]"), "did you mean 'train'?"),
+        (("width = 16", "width = 'big'"), "bad.toml:3: 'model.width' is 'big', expected an integer."),
+        (("depth = 2", "depth = 0"), "bad.toml:4: 'model.depth' is 0, expected at least 1."),
+        (("heads = 2", "heads = 3"), "model.layer[0].mixer (mha): heads is 3, expected a divisor"),
+        (("heads = 2", "window = 0"), "bad.toml:6: 'model.layer[0].mixer.window' is 0, expected at least 1."),
+        (('"mha"', '"mah"'), 'expected one of mha, talking_heads, dcmha, differential, multi_token; did you mean "mha"?'),
+        (('"mha", heads = 2', '"multi_token", heads = 2, key_kernel = 4'), "key_kernel is 4, expected an odd number"),
+        (("batch = 4", "batch = 4\naccumulate = 3"), "'train.accumulate' is 3"),
+        (("width = 16", "width = = 16"), "bad.toml:3: not valid TOML"),
+        (("width = 16", "preset = 'transformer'"), "'transformer++'"),
+        (('"text"', '"txet"'), 'did you mean "text"?'),
+        (("paths", "path"), "did you mean 'task.paths'?"),
+    ],
+)
+def test_bad_configurations(place, tmp_path, change, message):
+    assert change[0] in TEXT
+    (place / "bad.toml").write_text(TEXT.replace(*change, 1))
+    assert message in refused("train", "bad.toml", "--out", tmp_path / "run", cwd=place)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_overrides(place, tmp_path):
+    def message(*arguments):
+        return refused("train", "text.toml", "--out", tmp_path / "run", *arguments, cwd=place)
+
+    assert "did you mean 'train.steps'" in message("--set", "train.stepz=3")
+    assert "--set train.steps: 'train.steps' is 'many', expected an integer." in message("--set", "train.steps=many")
+    assert "expected key=value" in message("--set", "train.steps")
+
+
+def test_corpora_that_cannot_be_used(place, tmp_path):
+    def message(**corpus):
+        for name, text in corpus.items():
+            (tmp_path / name).write_bytes(text)
+        paths = json.dumps([str(tmp_path / name) for name in corpus] or [str(tmp_path / "missing")])
+        return refused("train", "text.toml", "--out", tmp_path / "run", "--set", f"task.paths={paths}", cwd=place, code=1)
+
+    assert "missing" in message()
+    assert "empty" in message(empty=b"")
+    short = message(short=b"too short")
+    assert "too short" in short and "length = 16" in short
+    assert "zeros" in message(zeros=b"\0" * 1000)
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_writes_a_whole_run(place):
+    run = place / "runs/text"
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-3", "step-6"]
+    assert sorted(files(run / "checkpoints/step-6")) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3, 6]
+    # config.toml is complete: it alone describes the run.
+    text = (run / "config.toml").read_text()
+    assert "beta2 = 0.95" in text and "vocabulary = 256" in text
+    described = json.loads(headloom("describe", run / "config.toml", "--json", cwd=place).stdout)
+    assert described["parameters"] == json.loads(headloom("describe", "text.toml", "--json", cwd=place).stdout)["parameters"]
+
+
+def test_the_same_training_gives_the_same_weights(place, tmp_path):
+    done = headloom("train", "text.toml", "--out", tmp_path / "again", "--json", cwd=place)
+    result = json.loads(done.stdout)
+    assert result["step"] == 6 and result["loss"] > 0
+    assert weights(tmp_path / "again", 6) == weights(place / "runs/text", 6)
+    headloom("train", "text.toml", "--out", tmp_path / "other", "--set", "train.seed=2", cwd=place)
+    assert weights(tmp_path / "other", 6) != weights(place / "runs/text", 6)
+
+
+def test_a_present_run_is_not_written_over(place):
+    before = files(place / "runs/text")
+    message = refused("train", "text.toml", cwd=place)
+    assert "already holds a run at step 6" in message and "--resume" in message
+    message = refused("train", "text.toml", "--resume", "--set", "train.lr=0.5", cwd=place)
+    assert "config.toml" in message and "lr = 0.5" in message
+    assert files(place / "runs/text") == before
+    # A finished run has nothing left to do.
+    headloom("train", "runs/text", "--resume", cwd=place)
+    assert weights(place / "runs/text", 6) == before["checkpoints/step-6/model.safetensors"]
+
+
+def test_interrupt_saves_and_resume_ends_the_same(place, tmp_path):
+    headloom("train", "long.toml", "--out", tmp_path / "whole", cwd=place)
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [str(BINARY), "train", "long.toml", "--out", str(run)], cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    metrics = run / "metrics.jsonl"
+    deadline = time.time() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 7) and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate(timeout=60)[1].splitlines()[-1]
+    assert process.returncode == 1
+    step = max(int(p.name[5:]) for p in (run / "checkpoints").iterdir())
+    assert 7 <= step < 150
+    assert message == f"headloom: interrupted; step {step} is saved. Go on with: headloom train {run} --resume"
+    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == step
+    headloom("train", run, "--resume", cwd=place)
+    assert weights(run, 150) == weights(tmp_path / "whole", 150)
+    optimizer = "checkpoints/step-150/optimizer.safetensors"
+    assert (run / optimizer).read_bytes() == (tmp_path / "whole" / optimizer).read_bytes()
+
+    def figures(folder):
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if not k.endswith("seconds")} for line in lines]
+
+    assert figures(run) == figures(tmp_path / "whole")
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(place, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["train", "long.toml", "--out", str(run), "--set", "train.checkpoint_every=2", "--set", "train.steps=60"]
+    process = subprocess.Popen([str(BINARY), *arguments], cwd=place, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while not list(run.glob("checkpoints/step-1?")) and process.poll() is None and time.time() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    headloom(*arguments, "--resume", cwd=place)
+    arguments[3] = str(tmp_path / "whole")
+    headloom(*arguments, cwd=place)
+    assert weights(run, 60) == weights(tmp_path / "whole", 60)
+
+
+def test_damaged_checkpoints_name_the_file_and_an_intact_step(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    model = run / "checkpoints/step-6/model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[len(content) // 2] ^= 1
+    model.write_bytes(content)
+    for command in [["eval", run, "--checkpoint", 6], ["generate", run, "--checkpoint", "last"]]:
+        message = refused(*command, cwd=place, code=1)
+        assert str(model) in message and "damaged" in message and "step 3 is intact" in message
+    headloom("eval", run, "--checkpoint", 3, cwd=place)
+    model.write_bytes(content[:100])
+    message = refused("train", run, "--resume", cwd=place, code=1)
+    assert str(model) in message and "has 100 bytes" in message and "--from 3" in message
+    headloom("train", run, "--from", 3, cwd=place)
+    assert weights(run, 6) == weights(place / "runs/text", 6)
+
+
+def test_a_diverging_run_stops(place, tmp_path):
+    message = refused(
+        "train", "long.toml", "--out", tmp_path / "run", "--set", "train.lr=1e30", "--set", "train.warmup=0", cwd=place, code=1
+    )
+    assert "at step" in message and "no checkpoint" in message and "train.lr" in message
+
+
+def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("corpus.txt", "gone.txt"))
+
+    def text(*arguments, **options):
+        return headloom("generate", run, "--tokens", 24, *arguments, cwd=tmp_path, **options).stdout
+
+    first = text("--prompt", "The ", "--seed", 3)
+    assert first.startswith("The ") and first.endswith("\n")
+    assert text("--prompt", "The ", "--seed", 3) == first
+    assert text("--prompt", "The ", "--seed", 4) != first
+    assert text("--prompt", "The ", "--temperature", 0, "--seed", 1) == text("--prompt", "The ", "--top-k", 1, "--seed", 2)
+    assert text("--prompt", "-", "--seed", 3, input=b"The ") == first
+    assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
+    assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
+    assert "top-p" in headloom("generate", run, "--top-p", 2, cwd=tmp_path, code=2).stderr
+
+
+def test_eval_reports_and_writes_logits(place, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    logits = tmp_path / "logits.safetensors"
+    done = headloom("eval", "runs/text", "--json", "--logits", logits, "--checkpoint", "last", cwd=place)
+    result = json.loads(done.stdout)
+    assert result["step"] == 6 and 0 < result["loss"] < 6
+    assert result["bits_per_byte"] == pytest.approx(result["loss"] / 0.6931471805599453)
+    tensors = safetensors.load_file(logits)
+    assert tensors["logits"].shape == (4, 16, 256) and tensors["tokens"].shape == (4, 16)
+    assert "perplexity" in headloom("eval", "runs/text", cwd=place).stdout
+    # Any reader of the format reads the weights.
+    parameters = safetensors.load_file(place / "runs/text/checkpoints/step-6/model.safetensors")
+    described = json.loads(headloom("describe", "text.toml", "--json", cwd=place).stdout)
+    assert sum(tensor.size for tensor in parameters.values()) == described["parameters"]
+
+
+def test_describe_adds_up(place):
+    result = json.loads(headloom("describe", "text.toml", "--json", "--length", 64, cwd=place).stdout)
+    assert result["length"] == 64
+    assert sum(part["parameters"] for part in result["parts"]) == result["parameters"]
+    assert sum(part["flops_per_token"] for part in result["parts"]) == pytest.approx(result["flops_per_token"])
+    assert "parameters" in headloom("describe", "text.toml", cwd=place).stdout
+
+
+def test_list_names_everything(tmp_path):
+    result = json.loads(headloom("list", "--json", cwd=tmp_path).stdout)
+    text = headloom("list", cwd=tmp_path).stdout
+    assert {"mixers", "channels", "blocks", "tasks", "presets"} <= set(result)
+    for section in result.values():
+        for item in section:
+            assert item["name"] in text
+            for option in item["options"]:
+                assert option["doc"] and option["type"]
+    assert {"mha", "talking_heads", "dcmha", "differential", "multi_token"} <= {m["name"] for m in result["mixers"]}
+    assert {"text", "find_block", "recall"} <= {t["name"] for t in result["tasks"]}
+    assert "heads" in headloom("list", "mha", cwd=tmp_path).stdout
+
+
+COMPARE = """
+title = "Small"
+seeds = [1, 2]
+[model]
+width = 16
+depth = 2
+[[model.layer]]
+mixer = { heads = 2 }
+channel = { type = "swiglu", hidden = 40 }
+[train]
+steps = 3
+batch = 4
+eval_every = 3
+[[models]]
+name = "mha"
+[[models]]
+name = "talking"
+mixer = { type = "talking_heads" }
+[[tasks]]
+name = "copy"
+task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
+"""
+
+
+def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
+    (tmp_path / "small.toml").write_text(COMPARE)
+    done = headloom("compare", "small.toml", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)
+    out = tmp_path / "runs/small"
+    report = (out / "report.html").read_text()
+    assert "talking" in report and "http" not in report.replace("http://www.w3.org", "")
+    before = (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns
+    assert "talking" in headloom("compare", "small.toml", cwd=tmp_path).stdout
+    assert (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns == before
+    assert "another configuration" in refused("compare", "small.toml", "--set", "train.lr=0.5", cwd=tmp_path)
+    assert "unknown key 'modles'" in refused("compare", "small.toml", "--set", "modles=1", "--out", "x", cwd=tmp_path)
+    # --fresh empties a comparison's folder and no other.
+    (tmp_path / "config.toml").write_text(COMPARE)
+    assert "not a comparison's folder" in refused("compare", "small.toml", "--fresh", "--out", ".", cwd=tmp_path, code=1)
+    assert out.exists()
+    headloom("compare", "small.toml", "--fresh", "--set", "train.lr=0.5", cwd=tmp_path)
+
+
+def test_results_that_cannot_be_written_are_a_failure(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(BINARY), "list"], stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert done.returncode == 1 and b"standard output" in done.stderr

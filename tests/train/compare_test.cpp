@@ -1,0 +1,183 @@
+// Comparisons: every combination once, equal parameters, resumable run by run.
+#include "train/compare.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "support.h"
+
+namespace headloom::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Node comparison(const std::string& more = "") {
+  return parse_toml(R"(
+title = "Test"
+seeds = [1, 2]
+[model]
+width = 16
+depth = 2
+[[model.layer]]
+mixer = { heads = 4 }
+channel = { type = "swiglu", hidden = 40 }
+[train]
+steps = 3
+batch = 4
+eval_every = 2
+[[models]]
+name = "mha"
+[[models]]
+name = "talking"
+mixer = { type = "talking_heads" }
+[[models]]
+name = "wide"
+model = { position = { type = "none" } }
+mixer = { head_dim = 6 }
+[[tasks]]
+name = "copy"
+task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
+[[tasks]]
+name = "recall"
+task = { type = "recall", vocabulary = 12, length = 8, pairs = 2, eval_sequences = 8 }
+train = { steps = 2, lr = 1e-2 }
+)" + more,
+                    "compare.toml");
+}
+
+CompareConfig config_of(const Node& node) {
+  CompareConfig config;
+  read_fields(node, config);
+  return config;
+}
+
+CompareOutcome compare_quietly(const Node& node, const std::string& folder, int* calls = nullptr) {
+  ::testing::internal::CaptureStderr();
+  try {
+    const CompareOutcome outcome = compare(config_of(node), folder, [&](const CompareOutcome&) {
+      if (calls != nullptr) ++*calls;
+    });
+    ::testing::internal::GetCapturedStderr();
+    return outcome;
+  } catch (...) {
+    ::testing::internal::GetCapturedStderr();
+    throw;
+  }
+}
+
+std::map<std::string, fs::file_time_type> times(const std::string& folder) {
+  std::map<std::string, fs::file_time_type> out;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) out[entry.path().string()] = entry.last_write_time();
+  }
+  return out;
+}
+
+TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
+  const TempFolder folder;
+  int calls = 0;
+  const CompareOutcome first = compare_quietly(comparison(), folder.path(), &calls);
+  ASSERT_EQ(first.runs.size(), 12u);
+  ASSERT_EQ(first.builds.size(), 6u);
+  EXPECT_EQ(calls, 13) << "once before and after each run";
+  EXPECT_FALSE(first.interrupted);
+  std::set<std::tuple<size_t, size_t, int64_t>> seen;
+  for (const ComparedRun& run : first.runs) {
+    EXPECT_TRUE(run.finished) << run.problem;
+    EXPECT_GT(run.tokens_per_second, 0);
+    EXPECT_EQ(run.points.back().step, run.task == 0 ? 3 : 2);
+    EXPECT_EQ(run.points.size(), run.task == 0 ? 2u : 1u);
+    seen.insert({run.model, run.task, run.seed});
+  }
+  EXPECT_EQ(seen.size(), 12u);
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(first.runs[i].seed, 1) << "seed by seed";
+  for (const ComparedBuild& build : first.builds) {
+    const auto target = static_cast<double>(first.builds[build.task * 3].parameters);
+    EXPECT_NEAR(static_cast<double>(build.parameters), target, 0.01 * target);
+    EXPECT_FALSE(build.toml.empty());
+    EXPECT_FALSE(build.source.empty());
+  }
+  EXPECT_EQ(first.tasks[0].tokens, 3 * 4 * 8);
+  EXPECT_EQ(first.tasks[1].tokens, 2 * 4 * 8);
+
+  // Again: nothing is redone.
+  const auto before = times(folder.path());
+  const CompareOutcome again = compare_quietly(comparison(), folder.path());
+  EXPECT_EQ(times(folder.path()), before);
+  ASSERT_EQ(again.runs.size(), 12u);
+  for (size_t i = 0; i < 12; ++i) {
+    EXPECT_EQ(again.runs[i].points.back().loss, first.runs[i].points.back().loss);
+    EXPECT_EQ(again.runs[i].tokens_per_second, first.runs[i].tokens_per_second);
+  }
+
+  // A run that was stopped in the middle goes on; the others stay.
+  const std::string run = folder.path("runs/copy/talking/seed-2");
+  fs::remove(run + "/result.json");
+  fs::remove_all(run + "/checkpoints/step-3");
+  ASSERT_TRUE(fs::exists(run + "/checkpoints/step-2"));
+  const CompareOutcome resumed = compare_quietly(comparison(), folder.path());
+  for (size_t i = 0; i < 12; ++i) {
+    EXPECT_EQ(resumed.runs[i].points.back().loss, first.runs[i].points.back().loss);
+  }
+  for (const auto& [path, time] : times(folder.path())) {
+    if (path.rfind(run, 0) != 0) {
+      EXPECT_EQ(time, before.at(path)) << path;
+    }
+  }
+  EXPECT_TRUE(fs::exists(run + "/result.json"));
+
+  // Another configuration in the same folder is refused, whether or not its runs are finished.
+  Node other = comparison();
+  apply_override(other, "train.lr=0.5");
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { compare_quietly(other, folder.path()); }),
+                       "'lr = 0.001', now it is 'lr = 0.5'"));
+}
+
+TEST(Compare, RecordsAFailedRunAndGoesOn) {
+  const TempFolder folder;
+  const Node node = comparison(
+      "[[tasks]]\nname = 'bad'\ntask = { type = 'copy', symbols = 8, count = 4 }\n"
+      "train = { steps = 4, lr = 1e30, clip = 0, warmup = 0 }\n[[tasks]]\nname = 'after'\n"
+      "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n");
+  Node shorter = node;
+  apply_override(shorter, "seeds=[1]");
+  for (int round = 0; round < 2; ++round) {
+    const CompareOutcome outcome = compare_quietly(shorter, folder.path());
+    ASSERT_EQ(outcome.runs.size(), 12u);
+    for (const ComparedRun& run : outcome.runs) {
+      EXPECT_EQ(run.finished, run.task != 2);
+      EXPECT_EQ(run.problem.empty(), run.task != 2);
+      if (run.task == 2) {
+        EXPECT_TRUE(contains(run.problem, "at step "));
+      }
+    }
+  }
+}
+
+TEST(Compare, ChecksEverythingBeforeTraining) {
+  const TempFolder folder;
+  const auto refused = [&](const std::string& override_text) {
+    Node node = comparison();
+    apply_override(node, override_text);
+    const std::string message =
+        message_of<UsageError>([&] { compare_quietly(node, folder.path("c")); });
+    EXPECT_FALSE(fs::exists(folder.path("c/runs")));
+    return message;
+  };
+  EXPECT_TRUE(contains(refused("seeds=[]"), "'seeds' is empty"));
+  EXPECT_TRUE(contains(refused("models=[]"), "no [[models]]"));
+  EXPECT_TRUE(contains(refused("models.1.name=mha"), "named 'mha'"));
+  EXPECT_TRUE(contains(refused("models.1.name=../up"), "'../up'"));
+  EXPECT_TRUE(contains(refused("models.2.mixer.head_dimm=6"), "head_dim"));
+  EXPECT_TRUE(contains(refused("models.1.mixer.heads=5"), "model 'talking' on task 'copy'"));
+  const std::string unmatched = refused("models.2.mixer.head_dim=400");
+  EXPECT_TRUE(contains(unmatched, "model 'wide' on task 'copy'"));
+  EXPECT_TRUE(contains(unmatched, "within 1%"));
+  EXPECT_TRUE(contains(refused("train.stepps=6"), "train.steps"));
+  EXPECT_TRUE(contains(refused("seeds=[1,1]"), "seeds"));
+}
+
+}  // namespace
+}  // namespace headloom::test

@@ -1,0 +1,282 @@
+// Checkpoints: exact resumption, damage, a full disk, runs that diverge.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <filesystem>
+
+#include "support.h"
+#include "testing/file_limit.h"
+#include "train/load.h"
+
+namespace headloom::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTwenty = "steps = 20\neval_every = 5\ncheckpoint_every = 10\n";
+
+// A finished run of 20 steps with checkpoints at 10 and 20, made once.
+class Resume : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    source_ = new TempFolder;
+    train_quietly(config(), {.folder = whole()});
+  }
+  static void TearDownTestSuite() {
+    delete source_;
+    source_ = nullptr;
+  }
+  static Node config() { return tiny_run(kTwenty, "dropout = 0.1"); }
+  static std::string whole() { return source_->path("whole"); }
+  static std::string file(const std::string& run, int step, const char* name) {
+    return str(run, "/checkpoints/step-", step, "/", name);
+  }
+  // A copy of the finished run that may be damaged.
+  std::string copy() const {
+    const std::string run = folder_.path("run");
+    fs::remove_all(run);
+    copy_folder(whole(), run);
+    return run;
+  }
+  static void expect_same_end(const std::string& a, const std::string& b) {
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+      EXPECT_TRUE(bytes_of(file(a, 20, name)) == bytes_of(file(b, 20, name))) << name;
+    }
+    EXPECT_EQ(metrics_of(a), metrics_of(b));
+  }
+  const TempFolder folder_;
+  static TempFolder* source_;
+};
+TempFolder* Resume::source_ = nullptr;
+
+TEST_F(Resume, IsBitExact) {
+  const std::string run = copy();
+  // What a killed write left over is no checkpoint.
+  fs::create_directories(run + "/checkpoints/writing");
+  fs::copy_file(file(run, 20, "model.safetensors"), run + "/checkpoints/writing/model.safetensors");
+  fs::remove_all(run + "/checkpoints/step-20");
+  EXPECT_EQ(CheckpointStore(run).steps(), std::vector<int64_t>{10});
+  const TrainOutcome outcome = train_quietly(config(), {.folder = run, .resume = true});
+  EXPECT_EQ(outcome.step, 20);
+  EXPECT_EQ(outcome.evaluations.size(), 4u);
+  EXPECT_GT(outcome.tokens_per_second, 0);
+  expect_same_end(whole(), run);
+  EXPECT_FALSE(fs::exists(run + "/checkpoints/writing"));
+  EXPECT_EQ(bytes_of(run + "/config.toml"), bytes_of(whole() + "/config.toml"));
+}
+
+TEST_F(Resume, IsBitExactInBfloat16) {
+  const Node bfloat = tiny_run(str(kTwenty, "dtype = 'bfloat16'\naccumulate = 2"), "dropout = 0.1");
+  const std::string a = folder_.path("a"), b = folder_.path("b");
+  train_quietly(bfloat, {.folder = a});
+  copy_folder(a, b);
+  train_quietly(bfloat, {.folder = b, .from = 10});
+  expect_same_end(a, b);
+  EXPECT_FALSE(bytes_of(file(a, 20, "model.safetensors")) ==
+               bytes_of(file(whole(), 20, "model.safetensors")));
+}
+
+TEST_F(Resume, BetweenEvaluationsKeepsTheMeanLoss) {
+  const Node often = tiny_run("steps = 20\neval_every = 10\ncheckpoint_every = 7", "dropout = 0.1");
+  const std::string a = folder_.path("a"), b = folder_.path("b");
+  train_quietly(often, {.folder = a});
+  copy_folder(a, b);
+  train_quietly(often, {.folder = b, .from = 14});
+  expect_same_end(a, b);
+}
+
+TEST_F(Resume, OfAFinishedRunChangesNothing) {
+  const std::string run = copy();
+  const TrainOutcome outcome = train_quietly(config(), {.folder = run, .resume = true});
+  EXPECT_EQ(outcome.step, 20);
+  EXPECT_EQ(outcome.evaluations.size(), 4u);
+  EXPECT_GT(outcome.tokens_per_second, 0) << "known from the steps before";
+  expect_same_end(whole(), run);
+}
+
+TEST_F(Resume, RefusesOtherConfigurationsAndAPresentRun) {
+  const std::string run = copy();
+  const auto refused = [&](const Node& changed, const TrainControl& control) {
+    return message_of<UsageError>([&] { train_quietly(changed, control); });
+  };
+  EXPECT_TRUE(contains(refused(config(), {.folder = run}), "already holds a run at step 20"));
+  Node other = config();
+  apply_override(other, "train.lr=0.5");
+  const std::string message = refused(other, {.folder = run, .resume = true});
+  EXPECT_TRUE(contains(message, run + "/config.toml"));
+  EXPECT_TRUE(contains(message, "'lr = 0.003', now it is 'lr = 0.5'"));
+  EXPECT_TRUE(contains(refused(config(), {.folder = run, .from = 7}), "expected one of 10, 20"));
+  expect_same_end(whole(), run);
+  // A configuration of one's own is not written over.
+  folder_.write("own/config.toml", "mine = 1\n");
+  EXPECT_TRUE(contains(refused(config(), {.folder = folder_.path("own")}), "own/config.toml"));
+  EXPECT_EQ(bytes_of(folder_.path("own/config.toml")), "mine = 1\n");
+}
+
+TEST_F(Resume, FindsDamageAndNamesAnIntactCheckpoint) {
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string run = copy(), path = file(run, 20, name), whole_file = bytes_of(path);
+    const size_t size = whole_file.size();
+    std::vector<std::string> damaged = {"", whole_file.substr(0, size / 2),
+                                        whole_file.substr(0, size - 3), whole_file + "x"};
+    for (const size_t at : {size_t{0}, size / 3, size / 2, size - 2}) {
+      damaged.push_back(whole_file);
+      damaged.back()[at] = static_cast<char>(damaged.back()[at] ^ 4);
+    }
+    for (const std::string& content : damaged) {
+      std::ofstream(path, std::ios::binary) << content;
+      const std::string message =
+          message_of([&] { train_quietly(config(), {.folder = run, .resume = true}); });
+      EXPECT_TRUE(contains(message, path));
+      EXPECT_TRUE(contains(message, "The checkpoint of step 10 is intact (--from 10)."));
+      EXPECT_TRUE(contains(message_of([&] { load_run(run, "last"); }), "(--checkpoint 10)"));
+    }
+    fs::remove(path);
+    EXPECT_TRUE(contains(message_of([&] { load_run(run, "20"); }), path));
+    EXPECT_EQ(load_run(run, "10").step, 10);
+    // Going on from the intact one replaces the damaged one.
+    train_quietly(config(), {.folder = run, .from = 10});
+    expect_same_end(whole(), run);
+    EXPECT_EQ(load_run(run, "last").step, 20);
+  }
+}
+
+TEST_F(Resume, EveryFlippedBitOfTheStateIsFound) {
+  const std::string run = copy(), path = file(run, 10, "state.json"), whole_file = bytes_of(path);
+  const TrainState state = parse_state(whole_file, path);
+  for (size_t i = 0; i < whole_file.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = whole_file;
+      damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+      try {
+        const TrainState other = parse_state(damaged, path);
+        EXPECT_EQ(state_json(other), whole_file) << "byte " << i << " bit " << bit;
+      } catch (const Error& error) {
+        EXPECT_TRUE(contains(error.what(), path));
+      }
+    }
+  }
+  EXPECT_EQ(state_json(state), whole_file);
+}
+
+TEST_F(Resume, SaysWhenNothingElseIsIntact) {
+  const std::string run = copy();
+  for (const int step : {10, 20}) fs::resize_file(file(run, step, "model.safetensors"), 100);
+  const std::string message =
+      message_of([&] { train_quietly(config(), {.folder = run, .resume = true}); });
+  EXPECT_TRUE(contains(message, "it has 100 bytes"));
+  EXPECT_TRUE(contains(message, "No other checkpoint is intact."));
+}
+
+TEST_F(Resume, AFullDiskLeavesTheCheckpointBefore) {
+  const std::string run = copy();
+  std::string message;
+  {
+    const FileSizeLimit limit(6000);  // metrics fit, weights do not
+    message = message_of([&] { train_quietly(config(), {.folder = run, .from = 10}); });
+  }
+  EXPECT_TRUE(contains(message, "the checkpoint of step 20 could not be saved"));
+  EXPECT_TRUE(contains(message, "File too large"));
+  EXPECT_TRUE(contains(message, "The checkpoint of step 10 is intact."));
+  EXPECT_FALSE(fs::exists(run + "/checkpoints/writing"));
+  train_quietly(config(), {.folder = run, .resume = true});
+  expect_same_end(whole(), run);
+}
+
+TEST_F(Resume, AFullFileSystemLeavesTheCheckpointBefore) {
+  const std::string disk = folder_.path("disk");
+  fs::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
+    GTEST_SKIP() << "mounting a small file system needs root";
+  }
+  const std::string run = disk + "/run";
+  copy_folder(whole(), run);
+  fs::remove_all(run + "/checkpoints/step-20");
+  {  // Leaves 24 KiB: the weights fit, the optimiser's state does not.
+    std::ofstream fill(disk + "/fill", std::ios::binary);
+    fill << std::string(fs::space(disk).available - 24576, 'x');
+  }
+  const std::string message =
+      message_of([&] { train_quietly(config(), {.folder = run, .resume = true}); });
+  EXPECT_TRUE(contains(message, "No space left on device"));
+  EXPECT_TRUE(contains(message, "The checkpoint of step 10 is intact."));
+  fs::remove(disk + "/fill");
+  train_quietly(config(), {.folder = run, .resume = true});
+  expect_same_end(whole(), run);
+  ::umount(disk.c_str());
+}
+
+TEST_F(Resume, MetricsAfterTheCheckpointAreDropped) {
+  const std::string run = copy();
+  std::ofstream(run + "/metrics.jsonl", std::ios::app) << "{\"step\":21,\"loss\":1.0}\n{\"ste";
+  train_quietly(config(), {.folder = run, .resume = true});
+  EXPECT_EQ(metrics_of(whole()), metrics_of(run));
+  for (const char* odd : {"null", "[]", "{\"step\":\"x\"}", "{\"step\":1,\"eval_loss\":[]}"}) {
+    std::ofstream(run + "/metrics.jsonl") << odd << "\n";
+    EXPECT_EQ(train_quietly(config(), {.folder = run, .resume = true}).step, 20) << odd;
+    read_evaluations(run + "/metrics.jsonl");
+  }
+}
+
+TEST(Checkpoints, KeepTheTwoNewestAndTheBest) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  // The learning rate ruins what the first steps learned.
+  train_quietly(tiny_run("steps = 12\neval_every = 2\nschedule = 'constant'\nwarmup = 8\nclip = 0\n"
+                         "lr = 3.0"),
+                {.folder = run});
+  const auto steps = CheckpointStore(run).steps();
+  const auto best = CheckpointStore(run).best();
+  ASSERT_TRUE(best.has_value());
+  EXPECT_LT(*best, 10) << "the run was to get worse";
+  EXPECT_EQ(steps, (std::vector<int64_t>{*best, 10, 12}));
+  double lowest = 1e30;
+  int64_t at = 0;
+  for (const EvalPoint& p : read_evaluations(run + "/metrics.jsonl")) {
+    if (p.loss < lowest) at = p.step;
+    lowest = std::min(lowest, p.loss);
+  }
+  EXPECT_EQ(at, *best);
+  EXPECT_EQ(load_run(run).step, *best);
+  EXPECT_EQ(load_run(run, "last").step, 12);
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { load_run(run, "99"); }), "expected best, last"));
+  EXPECT_TRUE(
+      contains(message_of([&] { load_run(folder.path("no")); }), "not the folder of a run"));
+}
+
+TEST(Divergence, StopsWithTheStepAndTheLastGoodCheckpoint) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  const std::string message = message_of([&] {
+    // A decay that multiplies the weights by -9 every step.
+    train_quietly(tiny_run("steps = 60\neval_every = 2\nschedule = 'constant'\nclip = 0\n"
+                           "weight_decay = 3333"),
+                  {.folder = run});
+  });
+  EXPECT_TRUE(contains(message, "became"));
+  EXPECT_TRUE(contains(message, "at step "));
+  const auto steps = CheckpointStore(run).steps();
+  ASSERT_FALSE(steps.empty());
+  EXPECT_TRUE(contains(
+      message, str("the last good checkpoint is ", run, "/checkpoints/step-", steps.back(), ".")));
+  for (const int64_t step : steps) {
+    for (const auto& [name, tensor] :
+         read_safetensors(str(run, "/checkpoints/step-", step, "/model.safetensors"))) {
+      EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << name;
+    }
+  }
+  EXPECT_TRUE(contains(message, "train.lr"));
+}
+
+TEST(Divergence, BeforeTheFirstCheckpointSaysSo) {
+  const TempFolder folder;
+  const std::string message = message_of([&] {
+    train_quietly(tiny_run("steps = 9\nclip = 0\nlr = 1e30"), {.folder = folder.path("run")});
+  });
+  EXPECT_TRUE(contains(message, "at step "));
+  EXPECT_TRUE(contains(message, "there is no checkpoint before it"));
+}
+
+}  // namespace
+}  // namespace headloom::test

@@ -1,0 +1,70 @@
+// What the tests of training share: tiny runs and their files.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "testing/errors.h"
+#include "testing/temp_folder.h"
+#include "train/checkpoint.h"
+#include "train/safetensors.h"
+#include "train/train.h"
+
+namespace headloom::test {
+
+// A run that takes a few milliseconds a step. `train` are further keys of [train], `model` of
+// [model].
+inline Node tiny_run(const std::string& train, const std::string& model = "") {
+  Node root = parse_toml(str("[model]\nwidth = 16\ndepth = 2\n", model,
+                             "\n[[model.layer]]\nmixer = { type = 'mha', heads = 2 }\n"
+                             "channel = { type = 'swiglu', hidden = 8 }\n[task]\ntype = 'copy'\n"
+                             "symbols = 8\ncount = 4\neval_sequences = 16\n[train]\nbatch = 8\n"
+                             "lr = 3e-3\nwarmup = 4\n"),
+                         "run.toml");
+  root.set("train", merged(*root.find("train"), parse_toml(train, "train")));
+  return root;
+}
+
+inline TrainOutcome train_quietly(const Node& config, const TrainControl& control) {
+  ::testing::internal::CaptureStderr();
+  try {
+    const TrainOutcome outcome = train(config, control);
+    ::testing::internal::GetCapturedStderr();
+    return outcome;
+  } catch (...) {
+    ::testing::internal::GetCapturedStderr();
+    throw;
+  }
+}
+
+inline std::vector<std::string> lines_of(const std::string& path) {
+  std::istringstream text(bytes_of(path));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+// metrics.jsonl without its timings.
+inline std::vector<std::string> metrics_of(const std::string& run) {
+  std::vector<std::string> lines = lines_of(run + "/metrics.jsonl");
+  for (std::string& line : lines) {
+    for (const char* key : {"\"step_seconds\":", "\"seconds\":"}) {
+      const size_t at = line.find(key);
+      if (at != std::string::npos) line.erase(at, line.find_first_of(",}", at) - at);
+    }
+  }
+  return lines;
+}
+
+inline void copy_folder(const std::string& from, const std::string& to) {
+  std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
+}
+
+}  // namespace headloom::test
