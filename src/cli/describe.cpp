@@ -17,14 +17,12 @@ struct Arguments {
 
 int run(const Arguments& a) {
   const Node root = a.config.read();
-  RunConfig config;
-  // A file with [model] alone can be described too: sizes that a task would give get plain
-  // defaults.
+  RunConfig config = read_run_config(root);
+  // The task is built only for sizes that the file leaves to it. A file with [model] alone can be
+  // described too: those sizes get plain defaults.
   if (root.find("task") != nullptr) {
-    config = read_run_config(root);
-    config.build_task();
+    if (!config.model.vocabulary || !config.model.max_length) config.build_task();
   } else {
-    config = read_run_config(root);
     if (!config.model.vocabulary) config.model.vocabulary = 256;
     if (!config.model.max_length) config.model.max_length = a.length > 0 ? a.length : 1024;
   }

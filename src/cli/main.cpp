@@ -24,6 +24,10 @@ int run(int argc, char** argv) {
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.setup(*sub));
   }
+  if (argc == 1) {
+    std::fputs(app.help().c_str(), stderr);
+    return 2;
+  }
   std::vector<std::string> names;
   for (const auto& [sub, runner] : runners) names.push_back(sub->get_name());
   if (argc > 1 && argv[1][0] != '-' &&

@@ -71,6 +71,11 @@ std::shared_ptr<data::Task> RunConfig::build_task() {
 }
 
 RunConfig read_run_config(const Node& root) {
+  if (const Node* models = root.find("models")) {
+    usage_error(models->origin,
+                ": [[models]] belong to a comparison (headloom compare), expected [model], [task] "
+                "and [train].");
+  }
   RunConfig config;
   read_fields(root, config);
   return config;

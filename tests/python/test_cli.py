@@ -98,7 +98,7 @@ def test_help_of_every_command_has_an_example(tmp_path):
 
 
 def test_usage_errors_leave_with_two(tmp_path):
-    assert "subcommand" in headloom(cwd=tmp_path, code=2).stderr
+    assert "train one model" in headloom(cwd=tmp_path, code=2).stderr
     assert "did you mean 'train'" in refused("trian", "x.toml", cwd=tmp_path)
     assert "there are train, compare" in refused("zzzzzz", cwd=tmp_path)
     assert "config" in headloom("train", cwd=tmp_path, code=2).stderr
@@ -314,6 +314,10 @@ def test_describe_adds_up(place):
     assert sum(part["parameters"] for part in result["parts"]) == result["parameters"]
     assert sum(part["flops_per_token"] for part in result["parts"]) == pytest.approx(result["flops_per_token"])
     assert "parameters" in headloom("describe", "text.toml", cwd=place).stdout
+    # A complete configuration is described without its corpus.
+    complete = (place / "runs/text/config.toml").read_text().replace("corpus.txt", "gone.txt")
+    (place / "complete.toml").write_text(complete)
+    assert "parameters" in headloom("describe", "complete.toml", cwd=place).stdout
 
 
 def test_list_names_everything(tmp_path):
@@ -366,6 +370,8 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     assert (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns == before
     assert "another configuration" in refused("compare", "small.toml", "--set", "train.lr=0.5", cwd=tmp_path)
     assert "unknown key 'modles'" in refused("compare", "small.toml", "--set", "modles=1", "--out", "x", cwd=tmp_path)
+    for command in ["train", "describe"]:
+        assert "headloom compare" in refused(command, "small.toml", cwd=tmp_path)
     # --fresh empties a comparison's folder and no other.
     (tmp_path / "config.toml").write_text(COMPARE)
     assert "not a comparison's folder" in refused("compare", "small.toml", "--fresh", "--out", ".", cwd=tmp_path, code=1)
