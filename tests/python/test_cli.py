@@ -379,6 +379,25 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     headloom("compare", "small.toml", "--fresh", "--set", "train.lr=0.5", cwd=tmp_path)
 
 
+def test_an_interrupted_comparison_goes_on(tmp_path):
+    (tmp_path / "c.toml").write_text(COMPARE.replace("steps = 3", "steps = 80").replace("batch = 4", "batch = 64"))
+    process = subprocess.Popen(
+        [str(BINARY), "compare", "c.toml"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "runs/c/runs/copy/mha/seed-1/metrics.jsonl"
+    deadline = time.time() + 60
+    while not (metrics.exists() and metrics.stat().st_size > 500) and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "The same command goes on." in message
+    assert not (metrics.parent / "result.json").exists()
+    result = json.loads(headloom("compare", "c.toml", "--json", cwd=tmp_path).stdout)
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if "step_seconds" in line]
+    assert steps == list(range(1, 81))
+    assert json.dumps(result).count('"state": "finished"') == 4
+
+
 def test_results_that_cannot_be_written_are_a_failure(tmp_path):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
