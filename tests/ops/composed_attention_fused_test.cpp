@@ -307,9 +307,14 @@ TEST(ComposedAttentionFused, OddShapesAndMasksMatchTheReference) {
 }
 
 TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
-  expect_close({.name = "bfloat16", .T = 150}, at::kBFloat16, 1.5e-2);
-  expect_close({.name = "bfloat16 odd", .B = 2, .T = 37, .H = 5, .D = 9, .E = 33}, at::kBFloat16,
-               1.5e-2);
+  for (const Case& c :
+       {Case{.name = "bfloat16", .T = 150},
+        Case{.name = "bfloat16 odd", .B = 3, .T = 37, .S = 71, .H = 5, .D = 9, .E = 33},
+        Case{.name = "bfloat16 shared keys, window", .T = 100, .Gk = 2, .Gv = 4, .window = 40},
+        Case{.name = "bfloat16 convolutions", .T = 75, .pre_queries = 6, .post_queries = 3},
+        Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
+    expect_close(c, at::kBFloat16, 1.5e-2);
+  }
 }
 
 TEST(ComposedAttentionFused, LargeScoresStayFinite) {

@@ -142,8 +142,8 @@ void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   a.mask = call.view<bool>(o.mask, {a.B, 1, a.T, a.S});
 }
 
-// Runs a phase over `count` items of one batch element on up to `workers` threads; worker w takes
-// what bounds(w) .. bounds(w + 1) say.
+// Runs a phase over `count` items of one batch element on up to `workers`
+// threads; worker w takes what bounds(w) .. bounds(w + 1) say.
 template <typename Bounds>
 void parallel(int64_t workers, const Call& call, const Plan& plan, Task task,
               const Bounds& bounds) {
@@ -166,8 +166,8 @@ auto evenly(int64_t count, int64_t workers) {
   return [=](int64_t w) { return count * w / workers; };
 }
 
-// Splits the tiles of one batch element so that every worker has as many key blocks: contiguous
-// runs, the same for a given number of workers.
+// Splits the tiles of one batch element so that every worker has as many key
+// blocks: contiguous runs, the same for a given number of workers.
 std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) {
   std::vector<int64_t> cost(plan.tiles + 1, 0);
   for (int64_t i = 0; i < plan.tiles; ++i) {
@@ -185,12 +185,18 @@ std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) 
   return bounds;
 }
 
-// Forward of one or all batch elements: `run_batch(batch, worker)` inside one thread where there
-// are as many batch elements as threads, tiles shared by all threads for the rest.
+// Batch elements: as many as a multiple of the threads are done whole by one thread each, the tiles
+// of the rest are shared by all threads.
 struct Split {
   int64_t workers;
   int64_t whole;  // batch elements done by one thread each
 };
+
+// Whether the processor multiplies bfloat16 itself; otherwise it is widened
+// when packed.
+bool paired(const Args& a) {
+  return a.type == fused::Type::kBFloat16 && capability().run == fused::run_AVX512_BF16;
+}
 
 Split split(const Args& a) {
   const int64_t workers = std::max<int64_t>(at::get_num_threads(), 1);
@@ -199,8 +205,8 @@ Split split(const Args& a) {
 
 Tensor floats(int64_t n) { return at::empty({n}, at::TensorOptions().dtype(at::kFloat)); }
 
-// Pack, tiles and (backward) reduction of every batch element. bases: packed and sums of each
-// worker.
+// Pack, tiles and (backward) reduction of every batch element. bases: packed
+// and sums of each worker.
 void run_all(const Call& call, const Plan& plan, Phase phase) {
   const Args& a = call.args;
   const Split s = split(a);
@@ -376,7 +382,7 @@ std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Ten
   a.out = out.data_ptr();
   a.lse = lse.data_ptr<float>();
   if (out.numel() == 0) return {out, lse};
-  run_all(call, fused::make_plan(a, false, split(a).workers), Phase::kForward);
+  run_all(call, fused::make_plan(a, false, paired(a), split(a).workers), Phase::kForward);
   return {out, lse};
 }
 
@@ -411,7 +417,7 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   strides(grad_out, a.grad_out_stride);
   a.lse = const_cast<float*>(lse.const_data_ptr<float>());
   if (a.B > 0 && a.S > 0 && a.T > 0) {
-    run_all(call, fused::make_plan(a, true, s.workers), Phase::kBackward);
+    run_all(call, fused::make_plan(a, true, paired(a), s.workers), Phase::kBackward);
   } else {
     grads.q.zero_();
   }

@@ -1,14 +1,15 @@
-// What the fused CPU kernels of composed attention read and write: pointers, strides and sizes. No
-// torch.
+// What the fused CPU kernels of composed attention read and write: pointers,
+// strides and sizes. No torch.
 //
-// One worker runs one tile of queries at a time, all heads together (mixing couples them), over
-// blocks of kBlock keys. docs/composed_attention.md has the derivation.
+// One worker runs one tile of queries at a time, all heads together (mixing
+// couples them), over blocks of kBlock keys. docs/composed_attention.md has the
+// derivation.
 #pragma once
 
 #include <cstdint>
 
-// Every function in a header of the kernels: a weak copy built for one instruction set must not be
-// picked by the linker for another.
+// Every function in a header of the kernels: a weak copy built for one
+// instruction set must not be picked by the linker for another.
 #define HL_INLINE inline __attribute__((always_inline))
 
 namespace headloom::ops::fused {
@@ -19,8 +20,8 @@ constexpr int64_t kMaxConvQueries = 8;
 constexpr int64_t kMaxConvKeys = 33;
 constexpr int64_t kAlign = 16;  // rows are padded to this many floats
 
-// A four-dimensional strided view; strides in elements, 0 where broadcast. Absent when data is
-// null.
+// A four-dimensional strided view; strides in elements, 0 where broadcast.
+// Absent when data is null.
 template <typename T>
 struct View {
   T* data = nullptr;
@@ -32,9 +33,9 @@ struct View {
 
 enum class Type { kFloat, kBFloat16 };
 
-// Gradients of one mix, contiguous float: query side [B,T,R,H], [B,T,H]; key side [B,S,R,H],
-// [B,S,H]. The static gradient is a sum over workers and batch: [workers, g, H/g, H'/g], zeroed by
-// the caller.
+// Gradients of one mix, contiguous float: query side [B,T,R,H], [B,T,H]; key
+// side [B,S,R,H], [B,S,H]. The static gradient is a sum over workers and batch:
+// [workers, g, H/g, H'/g], zeroed by the caller.
 struct MixGrads {
   float* matrix = nullptr;
   float *q_down = nullptr, *q_up = nullptr, *q_gate = nullptr;
@@ -91,9 +92,9 @@ struct Args {
   const int64_t* documents = nullptr;  // [B, S] contiguous
   View<const bool> mask;               // [B, 1, T, S]
 
-  void* out = nullptr;  // [B, T, H2, E] contiguous
-  float* lse =
-      nullptr;  // [B, H1, T]: log sum exp of the mixed scores; written forward, read backward
+  void* out = nullptr;   // [B, T, H2, E] contiguous
+  float* lse = nullptr;  // [B, H1, T]: log sum exp of the mixed scores; written
+                         // forward, read backward
 
   // Backward only. Gradients of q, k, v are contiguous, in the type of q.
   const void* grad_out = nullptr;
@@ -104,6 +105,8 @@ struct Args {
 // Sizes that follow from Args; made by make_plan, shared by all workers.
 struct Plan {
   bool backward = false;
+  bool half = false;         // products in pairs of bfloat16: the type of q and the
+                             // processor allow it
   int64_t rows = 0;          // queries of a tile
   int64_t height = 0;        // and the earlier ones that convolutions reach back to
   int64_t tiles = 0;         // tiles of one batch element
@@ -112,8 +115,9 @@ struct Plan {
   int64_t Dp = 0, Ep = 0;    // D and E padded
   int64_t heads_padded = 0;  // H1 padded
   int64_t maps = 0;          // most maps at any stage
-  int64_t line = 0;   // floats from one query to the next in a tile: maps * kBlock and padding
-  int64_t chunk = 0;  // floats of one tile by one key block
+  int64_t line = 0;          // floats from one query to the next in a tile: maps *
+                             // kBlock and padding
+  int64_t chunk = 0;         // floats of one tile by one key block
   int64_t workers = 1;
   int64_t packed = 0;   // floats of the packed keys and values of one batch element
   int64_t scratch = 0;  // floats of one worker's scratch
@@ -122,10 +126,12 @@ struct Plan {
 
 enum class Phase { kPack, kForward, kBackward, kReduce, kBoundary };
 
-// What one call does: Phase kPack packs key blocks [begin, end) of `batch`; kForward and kBackward
-// run tiles [begin, end) as worker `worker`; kReduce adds the workers' sums for key blocks [begin,
-// end) and writes the key-side gradients, `sums` being those of worker 0 and the others following;
-// kBoundary, one item, adds what each worker owes to queries of the worker before it.
+// What one call does: Phase kPack packs key blocks [begin, end) of `batch`;
+// kForward and kBackward run tiles [begin, end) as worker `worker`; kReduce
+// adds the workers' sums for key blocks [begin, end) and writes the key-side
+// gradients, `sums` being those of worker 0 and the others following;
+// kBoundary, one item, adds what each worker owes to queries of the worker
+// before it.
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;
@@ -140,6 +146,6 @@ void run_AVX2(const Args&, const Plan&, const Task&);
 void run_AVX512(const Args&, const Plan&, const Task&);
 void run_AVX512_BF16(const Args&, const Plan&, const Task&);
 
-Plan make_plan(const Args& args, bool backward, int64_t workers);
+Plan make_plan(const Args& args, bool backward, bool half, int64_t workers);
 
 }  // namespace headloom::ops::fused

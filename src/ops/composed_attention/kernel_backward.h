@@ -1,7 +1,7 @@
-// Backward: everything is recomputed from q, k, v and the saved log-sum-exp. First pass over the
-// key blocks: weights P, their gradient dP and what belongs to the values and the mix after
-// softmax; the row sums of P dP. Second pass: the gradient of the scores and all that is before
-// softmax.
+// Backward: everything is recomputed from q, k, v and the saved log-sum-exp.
+// First pass over the key blocks: weights P, their gradient dP and what belongs
+// to the values and the mix after softmax; the row sums of P dP. Second pass:
+// the gradient of the scores and all that is before softmax.
 #pragma once
 
 #include "ops/composed_attention/kernel_tile.h"
@@ -106,8 +106,8 @@ void put_query(const Args& a, int64_t batch, int64_t t, bool add, float scale, c
   }
 }
 
-// A tile's rows before its own belong to the tile before: their gradients are added there, or, at a
-// worker's first tile, kept until all workers are done.
+// A tile's rows before its own belong to the tile before: their gradients are
+// added there, or, at a worker's first tile, kept until all workers are done.
 template <typename T>
 void put_queries(const Args& a, const Plan& p, const Task& task, const Tile& tile, bool first_tile,
                  const Scratch& w) {
@@ -191,8 +191,8 @@ struct BackwardTile {
                      x + prob_skip());
   }
 
-  // From the outputs to the gradient of what enters the mix after softmax (in grads), with the
-  // gradients of values and mix.
+  // From the outputs to the gradient of what enters the mix after softmax (in
+  // grads), with the gradients of values and mix.
   void values(int64_t i) const {
     if (!has_outputs(i)) return;
     const PackedBlock in = keys(i);
@@ -208,11 +208,7 @@ struct BackwardTile {
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, x);
     }
     float* mixed_grad = a.post.present ? w.tile[0] : grad;
-    for (int64_t h = 0; h < a.H2; ++h) {
-      gemm<false, true>(rows(), kBlock, a.E, w.grad_out + h * p.rows * p.Ep, p.Ep,
-                        in.v_panel + shared_head(h, a.Gv, a.H2) * a.E * kBlock, kBlock,
-                        mixed_grad + h * kBlock, p.line);
-    }
+    output_product(a, p, rows(), w, in, mixed_grad);
     const float* mixed = x;
     if (a.post.present) {
       const MixWeights by{w.post_q, in.post};
@@ -222,11 +218,7 @@ struct BackwardTile {
       mixed = y;
       mix_gradients(a.post, task.worker, rows(), p.line, x, mixed_grad, w, w.post_sum, to.post);
     }
-    for (int64_t h = 0; h < a.H2; ++h) {
-      gemm<true, false>(kBlock, p.Ep, rows(), mixed + h * kBlock, p.line,
-                        w.grad_out + h * p.rows * p.Ep, p.Ep,
-                        to.v + shared_head(h, a.Gv, a.H2) * kBlock * p.Ep, p.Ep);
-    }
+    value_grad_product(a, p, rows(), w, mixed, to.v);
     if (a.post_conv.kernel) {
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, grad);
     }
@@ -276,7 +268,8 @@ struct BackwardTile {
     return to;
   }
 
-  // Back through the convolution before softmax; `row` has the gradients of its outputs.
+  // Back through the convolution before softmax; `row` has the gradients of its
+  // outputs.
   const float* convolution(int64_t i, const float* row) const {
     if (!any_visible(p, tile, w.raw_visible, i, 0)) return nullptr;
     const Conv& c = a.pre_conv;
@@ -303,15 +296,7 @@ struct BackwardTile {
   // dQ and dK from the gradient of the scores.
   void queries_and_keys(int64_t i, const float* grad) const {
     if (!grad) return;
-    const PackedBlock in = keys(i);
-    const BlockSums to = sums(i);
-    for (int64_t h = 0; h < a.H; ++h) {
-      const int64_t g = shared_head(h, a.Gk, a.H);
-      gemm<true, true>(tile.count, p.Dp, kBlock, grad + h * kBlock, p.line,
-                       in.k_rows + g * kBlock * p.Dp, p.Dp, w.grad_q + h * p.height * p.Dp, p.Dp);
-      gemm<true, false>(kBlock, p.Dp, tile.count, grad + h * kBlock, p.line,
-                        w.q + h * p.height * p.Dp, p.Dp, to.k + g * kBlock * p.Dp, p.Dp);
-    }
+    score_grad_products(a, p, tile.count, w, keys(i), grad, sums(i).k);
   }
 };
 
@@ -323,7 +308,14 @@ void prepare_backward(const Args& a, const Plan& p, const Tile& tile, const Scra
   for (int64_t h = 0; h < a.H2; ++h) {
     const T* from = static_cast<const T*>(a.grad_out) + tile.batch * a.grad_out_stride[0] +
                     first * a.grad_out_stride[1] + h * a.grad_out_stride[2];
-    pack_rows(from, a.grad_out_stride, rows, rows, a.E, p.Ep, 1, w.grad_out + h * p.rows * p.Ep);
+    float* to = w.grad_out + h * p.rows * p.Ep;
+    if (p.half) {
+      pack_row_halves(from, a.grad_out_stride, rows, rows, a.E, p.Ep, to);
+      pack_row_pairs(from, a.grad_out_stride, rows, rows, a.E, p.Ep,
+                     w.grad_out_pairs + h * ((p.rows + 1) / 2) * p.Ep);
+    } else {
+      pack_rows(from, a.grad_out_stride, rows, rows, a.E, p.Ep, 1, to);
+    }
   }
   for (int64_t t = 0; t < prob_rows; ++t) {
     for (int64_t h = 0; h < a.H1; ++h) {
@@ -414,18 +406,19 @@ void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block)
   const BlockSums sums = block_sums(a, p, task.sums, block);
   gather(p, sums.k, sums.size);
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
-  const auto write = [&](const float* from, void* to, int64_t heads, int64_t size, int64_t padded) {
+  const auto write = [&](const float* from, void* to, int64_t heads, int64_t size, int64_t padded,
+                         float scale) {
     T* out = static_cast<T*>(to) + (task.batch * a.S + first) * heads * size;
     for (int64_t s = 0; s < n; ++s) {
       for (int64_t g = 0; g < heads; ++g) {
         for (int64_t d = 0; d < size; ++d) {
-          narrow(from[(g * kBlock + s) * padded + d], out + (s * heads + g) * size + d);
+          narrow(scale * from[(g * kBlock + s) * padded + d], out + (s * heads + g) * size + d);
         }
       }
     }
   };
-  write(sums.k, a.grad_k, a.Gk, a.D, p.Dp);
-  write(sums.v, a.grad_v, a.Gv, a.E, p.Ep);
+  write(sums.k, a.grad_k, a.Gk, a.D, p.Dp, p.half ? a.scale : 1);
+  write(sums.v, a.grad_v, a.Gv, a.E, p.Ep, 1);
   write_key_grads(a.pre, a, task.batch, first, n, sums.pre);
   write_key_grads(a.post, a, task.batch, first, n, sums.post);
   fill(sums.k, sums.size, 0);

@@ -1,6 +1,7 @@
-// Key-query convolution of a tile (a correlation over queries and keys), its transpose and the
-// gradient of its kernel. The keys around a block come from its neighbours; a padded copy of a
-// head's rows makes every tap a plain unaligned load.
+// Key-query convolution of a tile (a correlation over queries and keys), its
+// transpose and the gradient of its kernel. The keys around a block come from
+// its neighbours; a padded copy of a head's rows makes every tap a plain
+// unaligned load.
 #pragma once
 
 #include "ops/composed_attention/kernel_mix.h"
@@ -8,8 +9,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// y[r][s] = (or +=) sum_{a < CQ, b < keys} theta[a * keys + b] * x[(r + a) * ld + s + b] for MT
-// rows.
+// y[r][s] = (or +=) sum_{a < CQ, b < keys} theta[a * keys + b] * x[(r + a) * ld
+// + s + b] for MT rows.
 template <int CQ, int MT, bool ACC>
 HL_INLINE void conv_rows(int64_t keys, const float* x, int64_t ld, const float* theta, float* y,
                          int64_t line) {
@@ -47,7 +48,8 @@ void conv_head(int64_t rows, int64_t keys, const float* x, int64_t ld, const flo
   }
 }
 
-// sum[a][b] += sum over MT rows and the keys of dy[r][s] x[r + a][s + b], by lane, for BB taps b.
+// sum[a][b] += sum over MT rows and the keys of dy[r][s] x[r + a][s + b], by
+// lane, for BB taps b.
 template <int CQ, int MT, int BB>
 HL_INLINE void conv_grad_rows(const float* x, int64_t ld, const float* dy, int64_t line,
                               vf acc[BB][CQ]) {
@@ -125,15 +127,16 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// One map's rows around a block: previous, this and next block of one map row; null counts as 0.
+// One map's rows around a block: previous, this and next block of one map row;
+// null counts as 0.
 struct Neighbours {
   const float* block[3];
 };
 
 constexpr int64_t kNoLimit = 2 * kBlock;
 
-// Row i of `to` [rows.end - rows.begin][ld] = keys [-left, kBlock + right) of row rows.begin + i; 0
-// for rows outside `valid` and for keys >= limit.
+// Row i of `to` [rows.end - rows.begin][ld] = keys [-left, kBlock + right) of
+// row rows.begin + i; 0 for rows outside `valid` and for keys >= limit.
 void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange rows, RowRange valid,
                  int64_t left, int64_t right, int64_t limit, float* to, int64_t ld) {
   for (int64_t r = rows.begin; r < rows.end; ++r, to += ld) {
@@ -152,8 +155,9 @@ void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange ro
 
 HL_INLINE int64_t conv_line(const Conv& c) { return (kBlock + c.keys - 1 + 15) / 16 * 16; }
 
-// y rows `out` of all maps = Conv(x), x having the rows `valid`. transposed: the gradient with
-// respect to x from that of y. buffer: c.heads * (rows + c.queries) * conv_line floats.
+// y rows `out` of all maps = Conv(x), x having the rows `valid`. transposed:
+// the gradient with respect to x from that of y. buffer: c.heads * (rows +
+// c.queries) * conv_line floats.
 void conv_apply(const Conv& c, bool transposed, int64_t maps, int64_t line, const Neighbours& x,
                 RowRange valid, RowRange out, int64_t limit, float* y, float* buffer) {
   float theta[kMaxConvQueries * kMaxConvKeys];
@@ -186,7 +190,8 @@ void conv_apply(const Conv& c, bool transposed, int64_t maps, int64_t line, cons
   }
 }
 
-// sum[h'][c][a][b] (VL lanes each) += sum over the rows `out` of dy and the block's keys of dy x.
+// sum[h'][c][a][b] (VL lanes each) += sum over the rows `out` of dy and the
+// block's keys of dy x.
 void conv_grad(const Conv& c, int64_t maps, int64_t line, const Neighbours& x, RowRange valid,
                RowRange out, int64_t limit, const float* dy, float* sum, float* buffer) {
   const int64_t ld = conv_line(c), n = out.end - out.begin, taps = c.queries * c.keys;
@@ -204,8 +209,9 @@ void conv_grad(const Conv& c, int64_t maps, int64_t line, const Neighbours& x, R
   }
 }
 
-// The exact mask: row r of the output counts input keys < limit(r) = limit + r - out.begin only.
-// Rows are done one at a time; only blocks on the diagonal need this.
+// The exact mask: row r of the output counts input keys < limit(r) = limit + r
+// - out.begin only. Rows are done one at a time; only blocks on the diagonal
+// need this.
 void conv_apply_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& x,
                       RowRange valid, RowRange out, int64_t limit, float* y, float* buffer) {
   for (int64_t r = out.begin; r < out.end; ++r) {
@@ -213,8 +219,8 @@ void conv_apply_exact(const Conv& c, int64_t maps, int64_t line, const Neighbour
   }
 }
 
-// Its transpose: adds to rows `in` of dx; `partial` is a tile to work in. limit belongs to row
-// out.begin.
+// Its transpose: adds to rows `in` of dx; `partial` is a tile to work in. limit
+// belongs to row out.begin.
 void conv_transpose_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& dy,
                           RowRange out, RowRange in, int64_t limit, float* dx, float* partial,
                           float* buffer) {

@@ -1,4 +1,5 @@
-// The fused kernels of one instruction set: compiled once for each, with CPU_CAPABILITY its name.
+// The fused kernels of one instruction set: compiled once for each, with
+// CPU_CAPABILITY its name.
 #include "ops/composed_attention/kernel_backward.h"
 #include "ops/composed_attention/kernel_forward.h"
 

@@ -1,6 +1,6 @@
-// Forward: a tile of queries, all maps, all the key blocks it sees. First pass: scores, mix,
-// exponentials against the running maximum, kept for the whole row. Second pass: normalise, mix,
-// multiply with values.
+// Forward: a tile of queries, all maps, all the key blocks it sees. First pass:
+// scores, mix, exponentials against the running maximum, kept for the whole
+// row. Second pass: normalise, mix, multiply with values.
 #pragma once
 
 #include "ops/composed_attention/kernel_tile.h"
@@ -8,8 +8,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each
-// row.
+// x = exp(x - running maximum), 0 where invisible, for one block; updates
+// maximum and sum of each row.
 void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
                   float* high, float* block_high, float* total) {
   constexpr int V = kBlock / VL;
@@ -57,8 +57,8 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
   }
 }
 
-// Turns sums into their inverses, in place of the first lane, and writes the log-sum-exp of the
-// rows that are this tile's own.
+// Turns sums into their inverses, in place of the first lane, and writes the
+// log-sum-exp of the rows that are this tile's own.
 void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total) {
   for (int64_t r = tile.prob; r < tile.count; ++r) {
     const int64_t t = r - tile.prob;
@@ -143,11 +143,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
       tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
       x = y;
     }
-    for (int64_t h = 0; h < a.H2; ++h) {
-      gemm<true, true>(rows, p.Ep, kBlock, x + h * kBlock, p.line,
-                       keys.v_rows + shared_head(h, a.Gv, a.H2) * kBlock * p.Ep, p.Ep,
-                       w.out + h * p.rows * p.Ep, p.Ep);
-    }
+    value_product(a, p, rows, w, keys, x);
   }
   T* out = static_cast<T*>(a.out) + (tile.batch * a.T + tile.first + tile.out) * a.H2 * a.E;
   for (int64_t t = 0; t < rows; ++t) {

@@ -1,15 +1,46 @@
-// Register-blocked small matrix products. C [M, N] = (or +=) A [M, K] B [K, N], row-major B and C
-// with leading dimensions ldb and ldc, N a multiple of VL. A is read one element at a time at A[m *
-// sam + k * sak], so a transposed A costs nothing.
+// Register-blocked small matrix products. C [M, N] = (or +=) A [M, K] B [K, N],
+// row-major B and C with leading dimensions ldb and ldc, N a multiple of VL. A
+// is read one element at a time at A[m * sam + k * sak], so a transposed A
+// costs nothing.
 #pragma once
 
 #include "ops/composed_attention/kernel_vec.h"
 
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+#define HL_BFLOAT16 1
+#else
+#define HL_BFLOAT16 0
+#endif
+
 namespace headloom::ops::fused {
 namespace {
 
-// Rows of one register block: with NV = 2 columns of vectors, enough accumulators to hide the
-// latency of two multiply-adds a cycle, within the registers there are.
+// Two bfloat16 along K, the earlier in the low half: one element of A or B.
+struct Pair {
+  uint32_t bits;
+};
+template <typename T>
+constexpr bool kPaired = false;
+template <>
+constexpr bool kPaired<Pair> = true;
+
+#if HL_BFLOAT16
+HL_INLINE __m512i load(const Pair* p) { return _mm512_loadu_si512(p); }
+HL_INLINE __m512i bcast(Pair a) { return _mm512_set1_epi32(static_cast<int>(a.bits)); }
+HL_INLINE vf fma(__m512i a, __m512i b, vf c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+// The bfloat16 of each float in the low half of its lane.
+HL_INLINE __m512i half_bits(vf a) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a)); }
+#else
+// Never run: kernels ask for pairs only where plan.half is set.
+HL_INLINE vf load(const Pair*) { return zero(); }
+HL_INLINE vf bcast(Pair) { return zero(); }
+#endif
+
+// Rows of one register block: with NV = 2 columns of vectors, enough
+// accumulators to hide the latency of two multiply-adds a cycle, within the
+// registers there are.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int MR = 8;
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -18,9 +49,11 @@ constexpr int MR = 6;
 constexpr int MR = 4;
 #endif
 
-template <int M, int NV, bool ACC, bool A_BY_ROW>
-HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
-                          float* C, int64_t ldc) {
+template <int M, int NV, bool ACC, bool A_BY_ROW, typename T>
+HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
+                          int64_t ldc, float scale) {
+  // In float the scale is in A already.
+  constexpr bool SCALED = !ACC && kPaired<T>;
   vf acc[M][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
@@ -28,12 +61,12 @@ HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B
     for (int j = 0; j < NV; ++j) acc[i][j] = ACC ? load(C + i * ldc + j * VL) : zero();
   }
   for (int64_t k = 0; k < K; ++k) {
-    vf b[NV];
+    decltype(load(B)) b[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) b[j] = load(B + k * ldb + j * VL);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const vf a = bcast(A_BY_ROW ? A[i * lda + k] : A[k * lda + i]);
+      const auto a = bcast(A_BY_ROW ? A[i * lda + k] : A[k * lda + i]);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) acc[i][j] = fma(a, b[j], acc[i][j]);
     }
@@ -41,24 +74,25 @@ HL_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) store(C + i * ldc + j * VL, acc[i][j]);
+    for (int j = 0; j < NV; ++j)
+      store(C + i * ldc + j * VL, SCALED ? acc[i][j] * bcast(scale) : acc[i][j]);
   }
 }
 
-template <int NV, bool ACC, bool A_BY_ROW>
-void gemm_columns(int64_t M, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
-                  float* C, int64_t ldc) {
+template <int NV, bool ACC, bool A_BY_ROW, typename T>
+void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
+                  int64_t ldc, float scale) {
   const int64_t step = A_BY_ROW ? lda : 1;
   int64_t m = 0;
   for (; m + MR <= M; m += MR) {
-    gemm_block<MR, NV, ACC, A_BY_ROW>(K, A + m * step, lda, B, ldb, C + m * ldc, ldc);
+    gemm_block<MR, NV, ACC, A_BY_ROW>(K, A + m * step, lda, B, ldb, C + m * ldc, ldc, scale);
   }
-  const float* a = A + m * step;
+  const T* a = A + m * step;
   float* c = C + m * ldc;
   switch (M - m) {
-#define HL_TAIL(n)                                                                     \
-  case n:                                                                              \
-    if constexpr (n < MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc); \
+#define HL_TAIL(n)                                                                            \
+  case n:                                                                                     \
+    if constexpr (n < MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
     break;
     HL_TAIL(1)
     HL_TAIL(2)
@@ -74,14 +108,14 @@ void gemm_columns(int64_t M, int64_t K, const float* A, int64_t lda, const float
 }
 
 // A_BY_ROW: A[m * lda + k]; otherwise A[k * lda + m].
-template <bool ACC, bool A_BY_ROW>
-void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
-          float* C, int64_t ldc) {
+template <bool ACC, bool A_BY_ROW, typename T>
+void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb,
+          float* C, int64_t ldc, float scale = 1) {
   int64_t n = 0;
   for (; n + 2 * VL <= N; n += 2 * VL) {
-    gemm_columns<2, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc);
+    gemm_columns<2, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale);
   }
-  if (n < N) gemm_columns<1, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc);
+  if (n < N) gemm_columns<1, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Head composition of one tile, and its gradient. A tile holds x[t * line + h * kBlock + s]: all
-// maps of a query side by side, so the key is the vector lane and every branch is a few
-// multiply-adds.
+// Head composition of one tile, and its gradient. A tile holds x[t * line + h *
+// kBlock + s]: all maps of a query side by side, so the key is the vector lane
+// and every branch is a few multiply-adds.
 #pragma once
 
 #include "ops/composed_attention/kernel_gemm.h"
@@ -15,9 +15,10 @@ struct MixWeights {
   const float* k;
 };
 
-// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and one vector
-// of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
-// which out; exchanging them gives the gradient with respect to x.
+// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB
+// queries and one vector of keys, heads [h0, h1). Offsets q_in .. k_out choose
+// which half of the weights leads in and which out; exchanging them gives the
+// gradient with respect to x.
 template <int RQ, int RK, bool K, int TB>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* base, float* y,
                         int64_t line, const float* q, int64_t q_line, int q_in, int q_out,
@@ -120,9 +121,9 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   }
 }
 
-// Adds, for HB heads, the products that make the gradients of one side's weights over n steps: keys
-// of one query (query side) or queries of one vector of keys (key side). sum[h][2R+1] vectors,
-// `width` apart.
+// Adds, for HB heads, the products that make the gradients of one side's
+// weights over n steps: keys of one query (query side) or queries of one vector
+// of keys (key side). sum[h][2R+1] vectors, `width` apart.
 template <int R, int HB>
 HL_INLINE void grad_heads(int64_t n, int64_t step, int64_t inner_step, const float* x,
                           const float* dy, const float* inner, const float* dinner, float* sum,
@@ -247,7 +248,8 @@ void mix_grad(const Mix& mix, const MixGradCall& call) {
              [&]<int RQ, int RK, bool Q, bool K>() { mix_grad_dynamic<RQ, RK, Q, K>(mix, call); });
 }
 
-// y[h'] = sum_h M[h, h'] x[h], or with `transposed` the gradient dx[h] = sum_h' M[h, h'] dy[h'].
+// y[h'] = sum_h M[h, h'] x[h], or with `transposed` the gradient dx[h] = sum_h'
+// M[h, h'] dy[h'].
 void mix_static(const Mix& mix, int64_t rows, int64_t line, const float* x, float* y,
                 bool transposed) {
   const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;

@@ -1,6 +1,6 @@
-// Where things lie in the memory that the caller provides: the packed keys, one worker's key-side
-// gradient sums and one worker's scratch. Each layout is written once and used for sizes and
-// addresses.
+// Where things lie in the memory that the caller provides: the packed keys, one
+// worker's key-side gradient sums and one worker's scratch. Each layout is
+// written once and used for sizes and addresses.
 #pragma once
 
 #include "ops/composed_attention/kernel.h"
@@ -8,8 +8,8 @@
 namespace headloom::ops::fused {
 namespace {
 
-// Hands out consecutive pieces of a buffer, each a whole number of cache lines; from null it only
-// counts.
+// Hands out consecutive pieces of a buffer, each a whole number of cache lines;
+// from null it only counts.
 struct Arena {
   float* base;
   int64_t used = 0;
@@ -20,11 +20,13 @@ struct Arena {
   }
 };
 
-// One key block, packed: read by every tile.
+// One key block, packed: read by every tile. Where plan.half is set two
+// bfloat16 along the summed dimension take the place of one float, and the
+// second half of each head's piece is unused.
 struct PackedBlock {
-  float* k_panel;  // [Gk][D][kBlock]
+  float* k_panel;  // [Gk][Dp][kBlock]
   float* k_rows;   // [Gk][kBlock][Dp]    backward only
-  float* v_panel;  // [Gv][E][kBlock]     backward only
+  float* v_panel;  // [Gv][Ep][kBlock]     backward only
   float* v_rows;   // [Gv][kBlock][Ep]    forward only
   float* pre;      // [H][k_width][kBlock]
   float* post;     // [H1][k_width][kBlock]
@@ -33,8 +35,8 @@ struct PackedBlock {
 
 HL_INLINE PackedBlock packed_block(const Args& a, const Plan& p, float* base, int64_t block) {
   PackedBlock out;
-  const int64_t k = a.Gk * a.D * kBlock, kr = a.Gk * p.Dp * kBlock;
-  const int64_t v = a.Gv * a.E * kBlock, vr = a.Gv * p.Ep * kBlock;
+  const int64_t k = a.Gk * p.Dp * kBlock, kr = a.Gk * p.Dp * kBlock;
+  const int64_t v = a.Gv * p.Ep * kBlock, vr = a.Gv * p.Ep * kBlock;
   const int64_t pre = a.pre.key_side() ? a.H * a.pre.k_width() * kBlock : 0;
   const int64_t post = a.post.key_side() ? a.H1 * a.post.k_width() * kBlock : 0;
   const int64_t size = k + pre + post + (p.backward ? kr + v : vr);
@@ -72,7 +74,8 @@ HL_INLINE BlockSums block_sums(const Args& a, const Plan& p, float* base, int64_
   return out;
 }
 
-// What a worker owes to the queries before its first tile, where convolutions reach back to them.
+// What a worker owes to the queries before its first tile, where convolutions
+// reach back to them.
 struct Boundary {
   int64_t* rows;  // batch, first query and count; count is 0 where nothing is owed
   float* grad_q;  // [halo][H][D]
@@ -91,7 +94,8 @@ HL_INLINE Boundary boundary(const Args& a, float* base) {
   return out;
 }
 
-// Rows of a tile: [0, height) have scores, the last ones of them weights, the last `rows` outputs.
+// Rows of a tile: [0, height) have scores, the last ones of them weights, the
+// last `rows` outputs.
 struct Scratch {
   float* q;               // [H][height][Dp], times scale
   float *pre_q, *post_q;  // [height][H][q_width], [rows][H1][q_width]
@@ -99,22 +103,28 @@ struct Scratch {
   float* scores;  // before the convolution, or (backward) before the mix
   float* mix_in;  // backward: between convolution and mix
   float* weights;
-  float* grads;           // backward: of the weights after the convolution, then of what precedes
+  float* grads;           // backward: of the weights after the convolution, then of what
+                          // precedes
   float* conv_grads;      // backward: of the weights before the convolution
   uint64_t* visible;      // [span][height]
   uint64_t* raw_visible;  // [span][height]: what the convolution before softmax counts
   float* tile[3];         // one chunk each
+  float* halves;          // a tile in pairs of bfloat16, where plan.half is set
+  float* q_pairs;         // [H][(height + 1) / 2][Dp] pairs of rows, likewise, backward
+  float* grad_out_pairs;  // [H2][(rows + 1) / 2][Ep], likewise
   float* conv;            // for conv_apply
   // Forward.
   float* out;                // [H2][rows][Ep]
-  float *high, *block_high;  // [height][heads_padded], [span][height][heads_padded]: maxima
+  float *high, *block_high;  // [height][heads_padded],
+                             // [span][height][heads_padded]: maxima
   float* total;              // [height][H1][16]: running sums, by lane
   // Backward.
-  float* grad_out;              // [H2][rows][Ep]
-  float* grad_q;                // [H][height][Dp]
-  float* lse;                   // [height][H1]
-  float* delta;                 // [height][H1][16]
-  float *pre_sum, *post_sum;    // [height][H][q_width][16], [rows][H1][q_width][16]
+  float* grad_out;  // [H2][rows][Ep]
+  float* grad_q;    // [H][height][Dp]
+  float* lse;       // [height][H1]
+  float* delta;     // [height][H1][16]
+  float *pre_sum,
+      *post_sum;                // [height][H][q_width][16], [rows][H1][q_width][16]
   float *inner, *grad_inner;    // [height][groups][2 rank][kBlock]
   float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]
   int64_t size;
@@ -147,6 +157,13 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     const int64_t heads =
         a.pre_conv.heads > a.post_conv.heads ? a.pre_conv.heads : a.post_conv.heads;
     s.conv = arena.take(heads * (height + kMaxConvQueries) * (kBlock + kMaxConvKeys + 15));
+  }
+  if (p.half) {
+    s.halves = arena.take(p.chunk);
+    if (p.backward) {
+      s.q_pairs = arena.take(a.H * ((height + 1) / 2) * p.Dp);
+      s.grad_out_pairs = arena.take(a.H2 * ((p.rows + 1) / 2) * p.Ep);
+    }
   }
   if (p.backward) {
     s.grads = arena.take(row);

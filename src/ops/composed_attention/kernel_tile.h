@@ -1,9 +1,8 @@
-// What forward and backward share: packing of keys, queries and weights, and which keys a query
-// sees.
+// What forward and backward share: packing of keys, queries and weights, and
+// which keys a query sees.
 #pragma once
 
-#include "ops/composed_attention/kernel_conv.h"
-#include "ops/composed_attention/kernel_scratch.h"
+#include "ops/composed_attention/kernel_products.h"
 
 namespace headloom::ops::fused {
 namespace {
@@ -35,11 +34,8 @@ HL_INLINE void fill(float* p, int64_t n, float value) {
   for (int64_t i = 0; i < n; ++i) p[i] = value;
 }
 
-// Which of its heads map h of `maps` reads: consecutive maps share one.
-HL_INLINE int64_t shared_head(int64_t h, int64_t heads, int64_t maps) { return h * heads / maps; }
-
-// rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of one head, from
-// `first`.
+// rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of
+// one head, from `first`.
 template <typename T>
 void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
                int64_t padded, float scale, float* rows) {
@@ -67,6 +63,56 @@ void pack_panel(const T* source, const int64_t* stride, int64_t n, int64_t size,
       for (int64_t d = 0; d < size; ++d) panel[d * kBlock + s] = widen(from[d * stride[3]]);
     } else {
       for (int64_t d = 0; d < size; ++d) panel[d * kBlock + s] = 0;
+    }
+  }
+}
+
+HL_INLINE uint32_t half(float) { return 0; }  // floats are never packed in pairs
+HL_INLINE uint32_t half(BFloat16 x) { return x.bits; }
+
+// Source rows as they are, two neighbours along the row in a pair:
+// [total][padded / 2].
+template <typename T>
+void pack_row_halves(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
+                     int64_t padded, float* rows) {
+  for (int64_t i = 0; i < total; ++i) {
+    Pair* to = reinterpret_cast<Pair*>(rows) + i * padded / 2;
+    for (int64_t d = 0; d < padded; d += 2) {
+      const auto get = [&](int64_t at) -> uint32_t {
+        return i < n && at < size ? half(source[i * stride[1] + at * stride[3]]) : 0;
+      };
+      to[d / 2].bits = get(d) | get(d + 1) << 16;
+    }
+  }
+}
+
+// Two neighbouring rows in a pair: [(n + 1) / 2 or more][padded].
+template <typename T>
+void pack_row_pairs(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
+                    int64_t padded, float* rows) {
+  for (int64_t i = 0; i < total; i += 2) {
+    Pair* to = reinterpret_cast<Pair*>(rows) + i / 2 * padded;
+    const T* from = source + i * stride[1];
+    for (int64_t d = 0; d < padded; ++d) {
+      const bool inside = d < size;
+      const uint32_t low = inside && i < n ? half(from[d * stride[3]]) : 0;
+      const uint32_t high = inside && i + 1 < n ? half(from[stride[1] + d * stride[3]]) : 0;
+      to[d].bits = low | high << 16;
+    }
+  }
+}
+
+// panel[d / 2][s] in pairs along d.
+template <typename T>
+void pack_panel_pairs(const T* source, const int64_t* stride, int64_t n, int64_t size,
+                      float* panel) {
+  Pair* to = reinterpret_cast<Pair*>(panel);
+  for (int64_t s = 0; s < kBlock; ++s) {
+    const T* from = source + s * stride[1];
+    for (int64_t d = 0; d < size; d += 2) {
+      const uint32_t low = s < n ? half(from[d * stride[3]]) : 0;
+      const uint32_t high = s < n && d + 1 < size ? half(from[(d + 1) * stride[3]]) : 0;
+      to[d / 2 * kBlock + s].bits = low | high << 16;
     }
   }
 }
@@ -110,20 +156,27 @@ template <typename T>
 void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   const PackedBlock to = packed_block(a, p, task.packed, block);
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  const auto panel = [&](const T* x, const int64_t* stride, int64_t size, float* out) {
+    p.half ? pack_panel_pairs(x, stride, n, size, out) : pack_panel(x, stride, n, size, out);
+  };
+  const auto rows = [&](const T* x, const int64_t* stride, int64_t size, int64_t padded,
+                        float* out) {
+    p.half ? pack_row_pairs(x, stride, n, kBlock, size, padded, out)
+           : pack_rows(x, stride, n, kBlock, size, padded, 1, out);
+  };
   for (int64_t g = 0; g < a.Gk; ++g) {
     const T* k = static_cast<const T*>(a.k) + task.batch * a.k_stride[0] + first * a.k_stride[1] +
                  g * a.k_stride[2];
-    pack_panel(k, a.k_stride, n, a.D, to.k_panel + g * a.D * kBlock);
-    if (p.backward)
-      pack_rows(k, a.k_stride, n, kBlock, a.D, p.Dp, 1, to.k_rows + g * kBlock * p.Dp);
+    panel(k, a.k_stride, a.D, to.k_panel + g * p.Dp * kBlock);
+    if (p.backward) rows(k, a.k_stride, a.D, p.Dp, to.k_rows + g * kBlock * p.Dp);
   }
   for (int64_t g = 0; g < a.Gv; ++g) {
     const T* v = static_cast<const T*>(a.v) + task.batch * a.v_stride[0] + first * a.v_stride[1] +
                  g * a.v_stride[2];
     if (p.backward) {
-      pack_panel(v, a.v_stride, n, a.E, to.v_panel + g * a.E * kBlock);
+      panel(v, a.v_stride, a.E, to.v_panel + g * p.Ep * kBlock);
     } else {
-      pack_rows(v, a.v_stride, n, kBlock, a.E, p.Ep, 1, to.v_rows + g * kBlock * p.Ep);
+      rows(v, a.v_stride, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
     }
   }
   pack_key_weights(a.pre, task.batch, first, n, to.pre);
@@ -134,8 +187,9 @@ struct Range {
   int64_t begin, end;
 };
 
-// The keys that causality, window and length let query t see, before documents and mask. `future`
-// drops causality but keeps what a causal window begins with.
+// The keys that causality, window and length let query t see, before documents
+// and mask. `future` drops causality but keeps what a causal window begins
+// with.
 HL_INLINE Range key_range(const Args& a, int64_t batch, int64_t t, bool future = false) {
   const int64_t position = t + a.S - a.T;
   Range keys{0, a.S};
@@ -149,8 +203,9 @@ HL_INLINE Range key_range(const Args& a, int64_t batch, int64_t t, bool future =
   return keys;
 }
 
-// One tile: rows [0, count) are the queries from `first` on. Rows from `prob` on have weights, rows
-// from `out` on outputs; the ones before are there for the convolutions.
+// One tile: rows [0, count) are the queries from `first` on. Rows from `prob`
+// on have weights, rows from `out` on outputs; the ones before are there for
+// the convolutions.
 struct Tile {
   int64_t batch, first, count, prob, out;
   Range blocks;  // that any of the rows may see
@@ -239,14 +294,11 @@ void hide(int64_t rows, int64_t maps, int64_t line, const uint64_t* visible, flo
   }
 }
 
-// scores[r][h][s] = scale q k + bias for all rows and maps of a tile and one block.
-void tile_scores(const Args& a, const Plan& p, const Tile& tile, int64_t block, const float* q,
+// scores[r][h][s] = scale q k + bias for all rows and maps of a tile and one
+// block.
+void tile_scores(const Args& a, const Plan& p, const Tile& tile, int64_t block, const Scratch& w,
                  const PackedBlock& keys, float* scores) {
-  for (int64_t h = 0; h < a.H; ++h) {
-    const float* panel = keys.k_panel + shared_head(h, a.Gk, a.H) * a.D * kBlock;
-    gemm<false, true>(tile.count, kBlock, a.D, q + h * p.height * p.Dp, p.Dp, panel, kBlock,
-                      scores + h * kBlock, p.line);
-  }
+  score_product(a, p, tile.count, w, keys, scores);
   if (!a.bias.data) return;
   const int64_t key = block * kBlock, n = lesser(kBlock, a.S - key);
   for (int64_t r = 0; r < tile.count; ++r) {
@@ -258,8 +310,8 @@ void tile_scores(const Args& a, const Plan& p, const Tile& tile, int64_t block, 
   }
 }
 
-// The chunks of block i of a tile and its neighbours; those that rows from `first` on do not see
-// are 0.
+// The chunks of block i of a tile and its neighbours; those that rows from
+// `first` on do not see are 0.
 HL_INLINE Neighbours neighbours(const Plan& p, const Tile& tile, const uint64_t* visible, int64_t i,
                                 int64_t first, const float* row) {
   Neighbours out;
@@ -270,9 +322,9 @@ HL_INLINE Neighbours neighbours(const Plan& p, const Tile& tile, const uint64_t*
   return out;
 }
 
-// Keys of block i that row `prob` of the tile counts in the convolution before softmax under the
-// exact mask (one more for each later row); kNoLimit where the mask is not exact or hides nothing
-// here.
+// Keys of block i that row `prob` of the tile counts in the convolution before
+// softmax under the exact mask (one more for each later row); kNoLimit where
+// the mask is not exact or hides nothing here.
 HL_INLINE int64_t exact_limit(const Args& a, const Tile& tile, int64_t i) {
   if (!a.exact_mask || !a.causal) return kNoLimit;
   const int64_t end = tile.first + tile.prob + a.S - a.T + 1;
@@ -286,11 +338,12 @@ void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile
   const uint64_t* visible = w.raw_visible + i * p.height;
   if (!any_visible(p, tile, w.raw_visible, i, 0)) return;
   const int64_t block = tile.blocks.begin + i;
-  tile_scores(a, p, tile, block, w.q, packed_block(a, p, task.packed, block), to);
+  tile_scores(a, p, tile, block, w, packed_block(a, p, task.packed, block), to);
   if (a.pre_conv.kernel) hide(tile.count, a.H, p.line, visible, to);
 }
 
-// y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x where M is given.
+// y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x
+// where M is given.
 void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, const float* x,
               float* y, bool swapped, float* inner) {
   const float* base = x;
@@ -301,8 +354,9 @@ void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, c
   if (mix.dynamic()) mix_apply(mix, w, {rows, line, x, base, y, swapped, inner});
 }
 
-// The scores of block i after convolution and mix, for rows from `prob` on: into `weights`. Scores
-// are made in w.scores where that is kept (blocks up to i + 1 with a convolution), else in passing.
+// The scores of block i after convolution and mix, for rows from `prob` on:
+// into `weights`. Scores are made in w.scores where that is kept (blocks up to
+// i + 1 with a convolution), else in passing.
 void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile,
                   const Scratch& w, int64_t i, float* weights) {
   const PackedBlock keys = packed_block(a, p, task.packed, tile.blocks.begin + i);
@@ -332,7 +386,16 @@ void prepare_tile(const Args& a, const Plan& p, const Tile& tile, const Scratch&
   for (int64_t h = 0; h < a.H; ++h) {
     const T* q = static_cast<const T*>(a.q) + tile.batch * a.q_stride[0] +
                  tile.first * a.q_stride[1] + h * a.q_stride[2];
-    pack_rows(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, a.scale, w.q + h * p.height * p.Dp);
+    if (p.half) {
+      pack_row_halves(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, w.q + h * p.height * p.Dp);
+    } else {
+      pack_rows(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, a.scale,
+                w.q + h * p.height * p.Dp);
+    }
+    if (p.half && p.backward) {
+      pack_row_pairs(q, a.q_stride, tile.count, tile.count, a.D, p.Dp,
+                     w.q_pairs + h * ((p.height + 1) / 2) * p.Dp);
+    }
   }
   pack_query_weights(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
   pack_query_weights(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);

@@ -1,5 +1,6 @@
-// The vector of one instruction set: VL float lanes, a lane mask and the few functions kernels
-// need. Everything is in an anonymous namespace: each instruction set has its own copy.
+// The vector of one instruction set: VL float lanes, a lane mask and the few
+// functions kernels need. Everything is in an anonymous namespace: each
+// instruction set has its own copy.
 #pragma once
 
 #include <cfloat>
@@ -98,15 +99,16 @@ HL_INLINE vf power_of_two(vf biased, vf n) {
 #endif
 }
 
-// exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126 or less, never NaN
-// for finite x.
+// exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126
+// or less, never NaN for finite x.
 HL_INLINE vf vexp(vf x) {
   const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf log2e = bcast(1.44269502f);
   x = vmax(x, bcast(-87.0f));
   const vf biased = fma(x, log2e, magic);
   const vf n = biased - magic;
-  // x log2(e) - n, in (-0.5, 0.5); the second term is what log2(e) loses in float.
+  // x log2(e) - n, in (-0.5, 0.5); the second term is what log2(e) loses in
+  // float.
   vf r = fma(x, log2e, bcast(0.0f) - n);
   r = fma(x, bcast(1.92596303e-8f), r);
   vf p = bcast(0.0013276471781187814f);

@@ -3,10 +3,23 @@
 
 namespace headloom::ops::fused {
 
-Plan make_plan(const Args& a, bool backward, int64_t workers) {
+// Taller tiles read keys and values (backward also write their gradients) less often, lower ones
+// keep the row of weights nearer. Measured on two cores with 1 MiB of second-level and 32 MiB of
+// shared cache; the backward's three rows are held to what 64 queries of 8 heads need at 4096 keys.
+static int64_t tile_rows(const Args& a, bool backward, int64_t workers) {
+  int64_t keys = a.S;
+  if (a.window > 0 && 2 * a.window < keys) keys = 2 * a.window;
+  const bool tall = backward ? keys > 2048 && a.H * keys <= 8 * 4096 : keys > 4096;
+  int64_t rows = tall ? 64 : 32;
+  while (rows > 16 && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
+  return a.T < rows ? a.T : rows;
+}
+
+Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   const auto padded = [](int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; };
   Plan p;
   p.backward = backward;
+  p.half = half;
   p.workers = workers;
   p.Dp = padded(a.D);
   p.Ep = padded(a.E);
@@ -14,8 +27,7 @@ Plan make_plan(const Args& a, bool backward, int64_t workers) {
   p.maps = a.H > a.H1 ? a.H : a.H1;
   if (a.H2 > p.maps) p.maps = a.H2;
   const int64_t halo = a.pre_conv.halo() + a.post_conv.halo();
-  p.rows = halo > 0 ? 32 : 16;
-  if (a.T < p.rows) p.rows = a.T;
+  p.rows = tile_rows(a, backward, workers);
   p.height = p.rows + halo < a.T ? p.rows + halo : a.T;
   p.tiles = (a.T + p.rows - 1) / p.rows;
   p.blocks = (a.S + kBlock - 1) / kBlock;
@@ -25,7 +37,8 @@ Plan make_plan(const Args& a, bool backward, int64_t workers) {
     const int64_t span = keys / kBlock + 2;
     if (span < p.span) p.span = span;
   }
-  // The padding keeps the rows of one map from falling into the same cache sets.
+  // The padding keeps the rows of one map from falling into the same cache
+  // sets.
   p.line = p.maps * kBlock + kAlign;
   p.chunk = p.height * p.line;
   p.packed = p.blocks * packed_block(a, p, nullptr, 0).size;
