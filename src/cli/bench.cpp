@@ -1,72 +1,22 @@
 // Operators and training steps beside plain attention, in one process.
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
-#include "cli/bench_timing.h"
+#include "cli/bench_parts.h"
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "model/decoder.h"
 #include "ops/case.h"
-#include "train/evaluate.h"
-#include "train/optimizer.h"
 
 namespace headloom::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Arguments {
-  std::vector<std::string> cases;
-  std::string only;
-  std::string backend;
-  double seconds = 2;
-  int64_t threads = 0;
-  bool json = false;
-};
-
-void seed_all() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(1);
-}
-
-Json to_json(const Spread& s) { return {{"low", s.low}, {"median", s.median}, {"high", s.high}}; }
-
-std::string verdict(double ratio, double target) {
-  if (target == 0) return "";
-  char text[64];
-  std::snprintf(text, sizeof text, ratio <= target ? "PASS %.2f" : "short of %.2f", target);
-  return text;
-}
-
-// `run` forward under no-grad, or forward and backward through the first `differentiable` inputs.
-std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
-                           std::vector<Tensor> inputs, size_t differentiable, bool training) {
-  if (!training) {
-    return [=] {
-      at::NoGradGuard no_grad;
-      run(inputs);
-    };
-  }
-  for (size_t i = 0; i < differentiable; ++i) inputs[i].requires_grad_(true);
-  Tensor cotangent;
-  {
-    at::NoGradGuard no_grad;
-    cotangent = at::randn_like(run(inputs));
-  }
-  return [=]() mutable {
-    run(inputs).backward(cotangent);
-    for (Tensor& t : inputs) t.mutable_grad() = Tensor();
-  };
-}
-
-void bench_operators(const std::string& family, const Arguments& a, Json& json) {
+void bench_operators(const std::string& family, const BenchArguments& a, Json& json) {
   if (!a.json) {
     std::printf("%-28s %10s %22s %-14s %10s %22s %-14s\n", family.c_str(), "forward", "x baseline",
                 "", "+ backward", "x baseline", "");
@@ -108,48 +58,29 @@ void bench_operators(const std::string& family, const Arguments& a, Json& json) 
     std::printf("\n");
     std::fflush(stdout);
   }
+  if (family == "composed_attention" && a.only.empty() && a.backend.empty()) {
+    bench_composed_requirements(a, json);
+  }
 }
 
-// A whole optimiser step on random tokens: forward, loss, backward, clipping, AdamW.
-class StepBench {
- public:
-  explicit StepBench(const std::string& mixer) {
-    const Node root =
-        parse_toml(str("width = 256\ndepth = 6\nvocabulary = 256\nmax_length = 256\n"
-                       "[[layer]]\nmixer = { type = \"",
-                       mixer, "\", heads = ", mixer == "differential" ? 4 : 8, " }\n"),
-                   "bench");
-    ModelConfig config;
-    read_fields(root, config, "model");
-    seed_all();
-    model_ = std::make_shared<Decoder>(config);
-    optimizer_.emplace(*model_, TrainOptions());
-    const Tensor tokens = at::randint(0, 256, {16, 257}, at::kLong);
-    batch_ = {.inputs = tokens.narrow(1, 0, 256),
-              .targets = tokens.narrow(1, 1, 256).contiguous(),
-              .documents = {}};
-  }
-  void operator()() {
-    const BatchLoss loss = batch_loss(*model_, batch_);
-    (loss.sum / static_cast<double>(loss.targets)).backward();
-    optimizer_->step(1e-4);
-  }
-  int64_t tokens() const { return batch_.inputs.numel(); }
+ModelConfig tiny_model(const std::string& mixer) {
+  const Node root = parse_toml(str("width = 256\ndepth = 6\nvocabulary = 256\nmax_length = 256\n"
+                                   "[[layer]]\nmixer = { type = \"",
+                                   mixer, "\", heads = ", mixer == "differential" ? 4 : 8, " }\n"),
+                               "bench");
+  ModelConfig config;
+  read_fields(root, config, "model");
+  return config;
+}
 
- private:
-  std::shared_ptr<Decoder> model_;
-  std::optional<AdamW> optimizer_;
-  data::Batch batch_;
-};
-
-void bench_steps(const Arguments& a, Json& json) {
+void bench_steps(const BenchArguments& a, Json& json) {
   if (!a.json) {
     std::printf("%-28s %12s %12s %22s\n", "train_step (5M, T=256, B=16)", "a step", "tokens/s",
                 "x mha");
   }
   for (const TokenMixerEntry& entry : token_mixers()) {
     if (!a.only.empty() && entry.name != a.only) continue;
-    StepBench step(entry.name), plain("mha");
+    StepBench step(tiny_model(entry.name), 16, 256), plain(tiny_model("mha"), 16, 256);
     const Paired timed = time_pairs([&] { step(); }, [&] { plain(); }, 2 * a.seconds);
     const double rate = static_cast<double>(step.tokens()) / timed.a.median;
     if (a.json) {
@@ -168,7 +99,7 @@ void bench_steps(const Arguments& a, Json& json) {
   }
 }
 
-int run(const Arguments& a) {
+int run(const BenchArguments& a) {
   if (a.threads > 0) at::set_num_threads(static_cast<int>(a.threads));
   std::vector<std::string> families;
   for (const ops::OpCase& c : ops::all_cases()) {
@@ -204,7 +135,7 @@ Command bench_command() {
   return {"bench", "operators and training steps beside plain attention, in one process",
           "headloom bench composed_attention --only T=2048",
           [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<BenchArguments>();
             app.add_option("cases", a->cases, "which benchmarks; all by default");
             app.add_option("--only", a->only, "only cases whose name has this in it");
             app.add_option("--backend", a->backend, "force the operator's backend")

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <malloc.h>
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <fstream>
 
 #include "core/files.h"
+#include "core/memory.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
 #include "train/progress.h"
@@ -35,37 +35,6 @@ double now() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
-
-// A field of /proc/self/status in bytes, or -1.
-int64_t process_memory(const char* field) {
-  std::ifstream status("/proc/self/status");
-  std::string key;
-  int64_t kib = 0;
-  while (status >> key) {
-    if (key == str(field, ":") && status >> kib) return kib * 1024;
-    status.ignore(1 << 12, '\n');
-  }
-  return -1;
-}
-
-// Peak resident memory since it was made, above what the process held then.
-class PeakMemory {
- public:
-  PeakMemory() {
-    ::malloc_trim(0);
-    std::ofstream reset("/proc/self/clear_refs");
-    reset << "5";  // resets VmHWM
-    reset.flush();
-    start_ = reset ? process_memory("VmRSS") : -1;
-  }
-  int64_t bytes() const {
-    const int64_t peak = process_memory("VmHWM");
-    return start_ < 0 || peak < 0 ? -1 : std::max<int64_t>(peak - start_, 0);
-  }
-
- private:
-  int64_t start_ = -1;
-};
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;

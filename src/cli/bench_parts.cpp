@@ -1,0 +1,64 @@
+#include "cli/bench_parts.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <cstdio>
+
+namespace headloom::cli {
+
+void seed_all() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(1);
+}
+
+nlohmann::ordered_json to_json(const Spread& s) {
+  return {{"low", s.low}, {"median", s.median}, {"high", s.high}};
+}
+
+std::string verdict(double ratio, double target) {
+  if (target == 0) return "";
+  char text[64];
+  std::snprintf(text, sizeof text, ratio <= target ? "PASS %.2f" : "short of %.2f", target);
+  return text;
+}
+
+// `run` forward under no-grad, or forward and backward through the first `differentiable` inputs.
+std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
+                           std::vector<Tensor> inputs, size_t differentiable, bool training) {
+  if (!training) {
+    return [=] {
+      at::NoGradGuard no_grad;
+      run(inputs);
+    };
+  }
+  for (size_t i = 0; i < differentiable; ++i) inputs[i].requires_grad_(true);
+  Tensor cotangent;
+  {
+    at::NoGradGuard no_grad;
+    cotangent = at::randn_like(run(inputs));
+  }
+  return [=]() mutable {
+    run(inputs).backward(cotangent);
+    for (Tensor& t : inputs) t.mutable_grad() = Tensor();
+  };
+}
+
+StepBench::StepBench(const ModelConfig& config, int64_t batch, int64_t length) {
+  seed_all();
+  model_ = std::make_shared<Decoder>(config);
+  optimizer_.emplace(*model_, TrainOptions());
+  const Tensor tokens = at::randint(0, *config.vocabulary, {batch, length + 1}, at::kLong);
+  batch_ = {.inputs = tokens.narrow(1, 0, length),
+            .targets = tokens.narrow(1, 1, length).contiguous(),
+            .documents = {}};
+}
+
+void StepBench::operator()() {
+  const BatchLoss loss = batch_loss(*model_, batch_);
+  (loss.sum / static_cast<double>(loss.targets)).backward();
+  optimizer_->step(1e-4);
+}
+
+}  // namespace headloom::cli
