@@ -147,8 +147,13 @@ Tensor mixer(std::string_view spec_text, const Tensor& x, at::TensorList params,
   // On an error the shell is dropped with whatever it was lent.
   for (size_t i = 0; i < params.size(); ++i) *shell.slots[i] = params[i];
   shell.module->train(training);
-  const Tensor y = shell.module->forward(
-      x, {lengths.value_or(Tensor()), documents.value_or(Tensor()), memory.value_or(Tensor())});
+  Tensor y;
+  try {
+    y = shell.module->forward(
+        x, {lengths.value_or(Tensor()), documents.value_or(Tensor()), memory.value_or(Tensor())});
+  } catch (const UsageError& e) {
+    TORCH_CHECK_VALUE(false, e.what());
+  }
   for (Tensor* slot : shell.slots) *slot = Tensor();
   if (!traced) pool->put(spec, std::move(shell));
   return y;

@@ -64,9 +64,14 @@ void bench_operators(const std::string& family, const BenchArguments& a, Json& j
 }
 
 ModelConfig tiny_model(const std::string& mixer) {
+  Lister options;
+  make_spec(token_mixers(), "token mixer", mixer)->fields(options);
+  const bool has_heads = std::any_of(options.options().begin(), options.options().end(),
+                                     [](const OptionInfo& o) { return o.key == "heads"; });
+  const std::string heads = has_heads ? str(", heads = ", mixer == "differential" ? 4 : 8) : "";
   const Node root = parse_toml(str("width = 256\ndepth = 6\nvocabulary = 256\nmax_length = 256\n"
                                    "[[layer]]\nmixer = { type = \"",
-                                   mixer, "\", heads = ", mixer == "differential" ? 4 : 8, " }\n"),
+                                   mixer, "\"", heads, " }\n"),
                                "bench");
   ModelConfig config;
   read_fields(root, config, "model");

@@ -61,13 +61,19 @@ void PositionOptions::fields(Fields& f) {
 Rotary::Rotary(const PositionOptions& options, int64_t head_dim)
     : interleaved_(options.layout == "interleaved"),
       base_(options.base),
-      rotary_(
-          static_cast<int64_t>(std::llround(options.fraction * static_cast<double>(head_dim)))) {
+      rotary_(static_cast<int64_t>(std::llround(options.fraction * static_cast<double>(head_dim)))),
+      span_(static_cast<double>(rotary_)) {
   if (rotary_ < 2 || rotary_ % 2 != 0) {
     usage_error(
         "rope rotates ", rotary_, " of ", head_dim,
         " dimensions of a head, expected an even number of at least 2 (model.position.fraction).");
   }
+}
+
+Rotary Rotary::retention(int64_t head_dim) {
+  Rotary r({.base = 10000, .layout = "interleaved"}, head_dim);
+  r.span_ = static_cast<double>(std::max<int64_t>(head_dim - 2, 1));
+  return r;
 }
 
 void Rotary::prepare(int64_t length, const Tensor& like) {
@@ -79,8 +85,7 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
   const int64_t grown = std::max<int64_t>(length, cos_.defined() ? 2 * cos_.size(0) : 0);
-  const Tensor frequency =
-      at::pow(base_, at::arange(0, rotary_, 2, options) * (-1.0 / static_cast<double>(rotary_)));
+  const Tensor frequency = at::pow(base_, at::arange(0, rotary_, 2, options) * (-1.0 / span_));
   const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
   cos_ = angle.cos().to(like.scalar_type());
   sin_ = angle.sin().to(like.scalar_type());

@@ -72,6 +72,9 @@ class Rotary {
  public:
   // Throws UsageError where the rotated part of the head is not even.
   Rotary(const PositionOptions& options, int64_t head_dim);
+  // RetNet's: the whole head in interleaved pairs with freq_i = 10000^(-i / (head_dim/2 - 1)), so
+  // that the last pair's is 1/10000.
+  static Rotary retention(int64_t head_dim);
   // x [B, T, H, D] whose first token is at position `offset`.
   Tensor apply(const Tensor& x, int64_t offset);
 
@@ -81,6 +84,7 @@ class Rotary {
   bool interleaved_;
   double base_;
   int64_t rotary_;
+  double span_;       // freq_i = base^(-2i / span)
   Tensor cos_, sin_;  // [L, rotary/2], grown on demand
 };
 

@@ -9,7 +9,8 @@ namespace headloom {
   X(talking_heads)               \
   X(dcmha)                       \
   X(differential)                \
-  X(multi_token)
+  X(multi_token)                 \
+  X(retention)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \

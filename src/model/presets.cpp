@@ -66,6 +66,10 @@ const std::vector<ModelPreset>& model_presets() {
       {"fixed_head-tiny", "16 heads of size 64 at width 256: head size free of width / heads",
        "Bhojanapalli et al. 2020",
        size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 64", "type = \"mlp\"")},
+      {"retnet-tiny", "5M: retention and a feed-forward network of 2 width, LayerNorm",
+       "Sun et al. 2023",
+       size(256, 6) + "norm = \"layer_norm\"\nposition = { type = \"none\" }\n" +
+           layer("type = \"retention\", heads = 4", "type = \"mlp\", hidden = 512")},
   };
   return presets;
 }

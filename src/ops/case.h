@@ -33,6 +33,7 @@ struct OpCase {
 };
 
 std::vector<OpCase> composed_attention_cases();
+std::vector<OpCase> retention_cases();
 
 std::vector<OpCase> all_cases();
 

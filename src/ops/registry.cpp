@@ -5,7 +5,7 @@ namespace headloom::ops {
 
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;
-  for (const auto& family : {composed_attention_cases()}) {
+  for (const auto& family : {composed_attention_cases(), retention_cases()}) {
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;

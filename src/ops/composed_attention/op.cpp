@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "ops/check.h"
 #include "ops/composed_attention/arguments.h"
 #include "ops/composed_attention/fused.h"
 
@@ -12,20 +13,7 @@ namespace {
 
 using at::Tensor;
 
-void check_shape(const Tensor& t, const std::string& name, c10::SymIntArrayRef expected,
-                 const char* legend) {
-  bool same = t.dim() == static_cast<int64_t>(expected.size());
-  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.sym_size(i) == expected[i];
-  TORCH_CHECK_VALUE(same, "composed_attention: ", name, " has shape ", t.sym_sizes(), ", expected ",
-                    legend, " = ", expected, ".");
-}
-
-void check_dtype(const Tensor& t, const std::string& name, const Tensor& q) {
-  TORCH_CHECK_TYPE(t.scalar_type() == q.scalar_type(), "composed_attention: ", name, " has dtype ",
-                   t.scalar_type(), ", expected ", q.scalar_type(), " as q has.");
-  TORCH_CHECK_VALUE(t.device() == q.device(), "composed_attention: ", name, " is on ", t.device(),
-                    ", expected ", q.device(), " as q is.");
-}
+constexpr const char* kOp = "composed_attention";
 
 // Checks one mix over `heads` maps and returns how many maps leave it.
 int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tensor& q,
@@ -40,9 +28,9 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
       m.q_down.defined() || m.q_gate.defined() || m.k_down.defined() || m.k_gate.defined();
   if (m.static_matrix.defined()) {
     const Tensor& matrix = m.static_matrix;
-    check_dtype(matrix, prefix + "static", q);
+    check_dtype(kOp, matrix, prefix + "static", q);
     if (matrix.dim() == 3 || m.groups > 1) {
-      check_shape(matrix, prefix + "static", {m.groups, inside, inside}, "[g, H/g, H/g]");
+      check_shape(kOp, matrix, prefix + "static", {m.groups, inside, inside}, "[g, H/g, H/g]");
     } else {
       TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.size(0) == heads,
                         "composed_attention: ", prefix, "static has shape ", matrix.sizes(),
@@ -63,16 +51,16 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
     TORCH_CHECK_VALUE(down.dim() == 4, "composed_attention: ", prefix, which, "_down has shape ",
                       down.sym_sizes(), ", expected ", legend, ".");
     for (const auto& [t, end] : {std::pair(&down, "_down"), std::pair(&up, "_up")}) {
-      check_shape(*t, prefix + which + end, {q.sym_size(0), length, down.sym_size(2), heads},
+      check_shape(kOp, *t, prefix + which + end, {q.sym_size(0), length, down.sym_size(2), heads},
                   legend);
-      check_dtype(*t, prefix + which + end, q);
+      check_dtype(kOp, *t, prefix + which + end, q);
     }
   };
   const auto check_gate = [&](const Tensor& gate, const char* which, const c10::SymInt& length,
                               const char* legend) {
     if (!gate.defined()) return;
-    check_shape(gate, prefix + which, {q.sym_size(0), length, heads}, legend);
-    check_dtype(gate, prefix + which, q);
+    check_shape(kOp, gate, prefix + which, {q.sym_size(0), length, heads}, legend);
+    check_dtype(kOp, gate, prefix + which, q);
   };
   check_pair(m.q_down, m.q_up, "q", q.sym_size(1), "[B, T, R, H]");
   check_pair(m.k_down, m.k_up, "k", k.sym_size(1), "[B, S, R, H]");
@@ -96,7 +84,7 @@ void check_conv(const Tensor& kernel, const char* name, int64_t heads,
   TORCH_CHECK_VALUE(o.conv_padding != "both" || kernel.size(-1) % 2 == 1,
                     "composed_attention: ", name, " has c_k = ", kernel.size(-1),
                     ", expected an odd number with conv_padding \"both\".");
-  check_dtype(kernel, name, q);
+  check_dtype(kOp, kernel, name, q);
 }
 
 void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to,
@@ -108,13 +96,6 @@ void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to,
   }
   TORCH_CHECK_VALUE(fits, "composed_attention: ", name, " has shape ", t.sym_sizes(),
                     ", expected one that broadcasts to ", legend, " = ", to, ".");
-}
-
-void check_ids(const Tensor& t, const char* name, const Tensor& q) {
-  TORCH_CHECK_TYPE(t.scalar_type() == at::kLong, "composed_attention: ", name, " has dtype ",
-                   t.scalar_type(), ", expected int64.");
-  TORCH_CHECK_VALUE(t.device() == q.device(), "composed_attention: ", name, " is on ", t.device(),
-                    ", expected ", q.device(), " as q is.");
 }
 
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o) {
@@ -130,8 +111,8 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
       v.dim() == 4 && v.sym_size(0) == q.sym_size(0) && v.sym_size(1) == k.sym_size(1),
       "composed_attention: v has shape ", v.sym_sizes(),
       ", expected [B, S, Gv, E] with B = ", q.sym_size(0), " and S = ", k.sym_size(1), ".");
-  check_dtype(k, "k", q);
-  check_dtype(v, "v", q);
+  check_dtype(kOp, k, "k", q);
+  check_dtype(kOp, v, "v", q);
   const int64_t heads = q.size(2);
   TORCH_CHECK_VALUE(heads >= 1 && k.size(2) >= 1 && v.size(2) >= 1 && q.size(3) >= 1,
                     "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(),
@@ -159,7 +140,7 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   const c10::SymInt batch = q.sym_size(0), queries = q.sym_size(1), keys = k.sym_size(1);
   if (o.bias.defined()) {
     check_broadcast(o.bias, "bias", {batch, heads, queries, keys}, "[B, H, T, S]");
-    check_dtype(o.bias, "bias", q);
+    check_dtype(kOp, o.bias, "bias", q);
   }
   if (o.mask.defined()) {
     TORCH_CHECK_TYPE(o.mask.scalar_type() == at::kBool, "composed_attention: mask has dtype ",
@@ -167,12 +148,12 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
     check_broadcast(o.mask, "mask", {batch, 1, queries, keys}, "[B, 1, T, S]");
   }
   if (o.lengths.defined()) {
-    check_ids(o.lengths, "lengths", q);
-    check_shape(o.lengths, "lengths", {batch}, "[B]");
+    check_ids(kOp, o.lengths, "lengths", q);
+    check_shape(kOp, o.lengths, "lengths", {batch}, "[B]");
   }
   if (o.documents.defined()) {
-    check_ids(o.documents, "documents", q);
-    check_shape(o.documents, "documents", {batch, keys}, "[B, S]");
+    check_ids(kOp, o.documents, "documents", q);
+    check_shape(kOp, o.documents, "documents", {batch, keys}, "[B, S]");
     TORCH_CHECK_VALUE(queries <= keys,
                       "composed_attention: documents need S >= T, got T = ", queries,
                       " and S = ", keys, ".");

@@ -1,0 +1,154 @@
+// Multi-scale retention (Sun et al. 2023, RetNet): H heads that forget at rates of their own.
+//
+//   q, k = rotated(x Wq), rotated(x Wk) D^-1/2       D = C / H
+//   o_h  = retention(q_h, k_h, v_h; gamma_h),        gamma_h = 1 - 2^(-5-h), values of size E
+//   y    = (SiLU(x Wg) * concat_h(RMSNorm(o_h))) Wo  no scale in the norm, eps 1e-6
+//
+// Row n is also divided by sqrt(sum_m gamma^(n-m)), as in the published code: a positive factor
+// that the norm removes, and that keeps the numbers small. The published code's second factor,
+// max(|row sum|, 1), depends on how the row is computed; float32 sums do not need it.
+#include "mixers/mixer.h"
+#include "ops/retention/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  int64_t heads = 8;
+  double value_factor = 2;
+  int64_t chunk = 64;
+
+  void fields(Fields& f) {
+    f.field("heads", heads, "heads, each with its own decay", at_least(int64_t{1}));
+    f.field("value_factor", value_factor, "width of the values / width of the keys", positive());
+    f.field("chunk", chunk, "positions computed at once: cost only", at_least(int64_t{1}));
+  }
+};
+
+class Retention final : public TokenMixer {
+ public:
+  Retention(const Options& options, const LayerShape& shape)
+      : options_(options), rotary_(rotary(options, shape)) {
+    const int64_t width = shape.width;
+    values_ = std::llround(options.value_factor * static_cast<double>(width));
+    if (values_ < 1 || values_ % options.heads != 0) {
+      usage_error("retention: value_factor is ", options.value_factor, ", which makes ", values_,
+                  " values at width ", width, ", expected a multiple of heads = ", options.heads,
+                  ".");
+    }
+    if (!shape.causal) {
+      usage_error("retention looks back only, but the model is not causal.");
+    }
+    // Rows: q, k, v.
+    qkv_ = register_module(
+        "qkv", std::make_shared<Linear>(width, 2 * width + values_, shape.bias, shape.init_std));
+    gate_ = register_module("gate",
+                            std::make_shared<Linear>(width, values_, shape.bias, shape.init_std));
+    output_ = register_module(
+        "output", std::make_shared<Linear>(values_, width, shape.bias, shape.output_std()));
+    // As published: Xavier uniform with gain 2^-2.5, the output's with gain 1.
+    const auto xavier = [](const Tensor& weight, double gain) {
+      at::NoGradGuard no_grad;
+      const double bound =
+          gain * std::sqrt(6.0 / static_cast<double>(weight.size(0) + weight.size(1)));
+      Tensor(weight).uniform_(-bound, bound);
+    };
+    const double gain = std::exp2(-2.5);
+    xavier(qkv_->weight.narrow(0, 0, width), gain);
+    xavier(qkv_->weight.narrow(0, width, width), gain);
+    xavier(qkv_->weight.narrow(0, 2 * width, values_), gain);
+    xavier(gate_->weight, gain);
+    xavier(output_->weight, 1);
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("retention does not read a memory; cross-attention needs an attention mixer.");
+    }
+    const int64_t heads = options_.heads, width = x.size(-1), length = x.size(1);
+    const Tensor all = qkv_->forward(x);
+    const auto part = [&](int64_t from, int64_t size) {
+      return all.narrow(-1, from, size).unflatten(-1, {heads, size / heads});
+    };
+    const auto real = x.options().dtype(at::kDouble).requires_grad(false);
+    const Tensor gamma = 1 - at::exp2(-5 - at::arange(heads, real));
+    const Tensor row = row_factors(gamma, length, context.documents).to(all.scalar_type());
+    const double scale = 1 / std::sqrt(static_cast<double>(width / heads));
+    const Tensor q = rotary_.apply(part(0, width), 0) * row.unsqueeze(-1);
+    const Tensor k = rotary_.apply(part(width, width), 0) * scale;
+    const auto [o, state] =
+        ops::retention(q, k, part(2 * width, values_), gamma,
+                       {.state = {}, .documents = context.documents, .chunk = options_.chunk});
+    return output_->forward(at::silu(gate_->forward(x)) * rms_norm(o, 1e-6).flatten(-2));
+  }
+
+  std::vector<Cost> costs(int64_t length) const override {
+    const auto count = [](const Linear& linear) {
+      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
+    };
+    const auto heads = static_cast<double>(options_.heads);
+    const double dim = static_cast<double>(output_->weight.size(0)) / heads;
+    const double values = static_cast<double>(values_) / heads;
+    const double keys = static_cast<double>(std::min(options_.chunk, length) + 1) / 2;
+    return {
+        {.part = "projections",
+         .formula = "2 C H (2 D + 3 E)",
+         .parameters = count(*qkv_) + count(*gate_) + count(*output_),
+         .flops_per_token = 2.0 * static_cast<double>(qkv_->weight.numel() + gate_->weight.numel() +
+                                                      output_->weight.numel())},
+        {.part = "retention",
+         .formula = "2 H (K (D + E) + 2 D E), K = (chunk + 1) / 2",
+         .flops_per_token = 2 * heads * (keys * (dim + values) + 2 * dim * values)},
+        {.part = "head norm and gate", .formula = "6 H E", .flops_per_token = 6 * heads * values}};
+  }
+
+  double state_bytes_per_token() const override { return 0; }
+
+ private:
+  // 1 / sqrt(sum_m gamma^(n-m)) over the positions m <= n of n's document, [1 or B, T, H].
+  static Tensor row_factors(const Tensor& gamma, int64_t length, const Tensor& documents) {
+    Tensor age =
+        at::arange(1, length + 1, gamma.options()).unsqueeze(0);  // in the document, from 1
+    if (documents.defined()) {
+      const Tensor begins =
+          documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
+      const Tensor before = age.narrow(1, 0, length - 1) * begins;
+      age = age - at::constant_pad_nd(std::get<0>(at::cummax(before, 1)), {1, 0});
+    }
+    const Tensor sum = (1 - at::pow(gamma, age.unsqueeze(-1))) / (1 - gamma);
+    return sum.rsqrt();
+  }
+
+  static Rotary rotary(const Options& options, const LayerShape& shape) {
+    if (shape.width % (2 * options.heads) != 0) {
+      usage_error("retention: heads is ", options.heads,
+                  ", expected heads of an even size at the model's width = ", shape.width, ".");
+    }
+    return Rotary::retention(shape.width / options.heads);
+  }
+
+  const Options options_;
+  Rotary rotary_;
+  int64_t values_;  // H E
+  std::shared_ptr<Linear> qkv_, gate_, output_;
+};
+
+struct RetentionSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "retention"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Retention>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry retention_mixer() {
+  return {"retention", "exponentially decaying attention without softmax, linear in the length",
+          "Sun et al. 2023",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<RetentionSpec>()); }};
+}
+
+}  // namespace headloom
