@@ -4,6 +4,7 @@
 #include "cli/command.h"
 #include "core/error.h"
 #include "data/task.h"
+#include "ops/case.h"
 #include "train/config.h"
 
 namespace headloom::cli {
@@ -37,6 +38,11 @@ std::vector<Section> sections() {
                               {"channels", "Channel mixers", items_of(channel_mixers())},
                               {"blocks", "Blocks", items_of(blocks())},
                               {"tasks", "Tasks", items_of(data::tasks())}};
+  Section operators{"operators", "Operators", {}};
+  for (const ops::OpInfo& o : ops::operators()) {
+    operators.items.push_back({o.name, o.doc, o.source, {{"backends", "", "", o.backends}}});
+  }
+  out.push_back(operators);
   Section presets{"presets", "Model presets", {}};
   for (const ModelPreset& p : model_presets())
     presets.items.push_back({p.name, p.doc, p.source, {}});
@@ -60,9 +66,9 @@ void print(const Section& section) {
                 item.source.empty() ? "" : " (", item.source.c_str(),
                 item.source.empty() ? "" : ")");
     for (const OptionInfo& o : item.options) {
-      std::printf("      %-18s %s%s [%s]\n",
+      std::printf("      %-18s %s%s\n",
                   (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
-                  o.doc.c_str(), "", o.type.c_str());
+                  o.doc.c_str(), o.type.empty() ? "" : (" [" + o.type + "]").c_str());
     }
   }
   std::printf("\n");
@@ -85,10 +91,12 @@ int run(const Arguments& a) {
   }
   if (chosen.empty()) {
     const std::string near = nearest(a.what, names);
-    usage_error("there is nothing called '", a.what, "'",
-                near.empty()
-                    ? str("; sections are mixers, channels, blocks, tasks, presets, model, train.")
-                    : str("; did you mean '", near, "'?"));
+    usage_error(
+        "there is nothing called '", a.what, "'",
+        near.empty()
+            ? str("; sections are mixers, channels, blocks, tasks, operators, presets, model, "
+                  "train.")
+            : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
     for (const Section& section : chosen) print(section);

@@ -37,4 +37,13 @@ std::vector<OpCase> retention_cases();
 
 std::vector<OpCase> all_cases();
 
+// What `headloom list` says of an operator.
+struct OpInfo {
+  std::string name;
+  std::string doc;
+  std::string source;
+  std::string backends;  // what runs where, and what goes to the reference
+};
+std::vector<OpInfo> operators();
+
 }  // namespace headloom::ops

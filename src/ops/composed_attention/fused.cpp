@@ -340,6 +340,16 @@ bool in_transform() {
 
 const char* fused_capability() { return capability().name; }
 
+std::string fused_limits() {
+  return c10::str(
+      "fused CPU kernels (", fused_capability(), " here) for float32 and bfloat16, up to ",
+      fused::kMaxHeads, " maps, heads up to 256, rank up to 4, convolutions up to ",
+      fused::kMaxConvQueries, " x ", fused::kMaxConvKeys,
+      "; scaled_dot_product_attention where nothing is composed; the reference for the rest: "
+      "other types and devices, a bias that wants a gradient, a convolution over several "
+      "queries with documents");
+}
+
 const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v,
                                const ComposedAttentionOptions& o) {
   if (in_transform()) return "it runs inside a transform of torch.func";

@@ -13,6 +13,9 @@ namespace headloom::ops {
 const char* unsupported_reason(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const ComposedAttentionOptions& options);
 
+// The same for people, all cases in one sentence.
+std::string fused_limits();
+
 // The instruction set in use: "DEFAULT", "AVX2", "AVX512" or "AVX512_BF16".
 const char* fused_capability();
 
