@@ -40,7 +40,7 @@ std::vector<Section> sections() {
                               {"tasks", "Tasks", items_of(data::tasks())}};
   Section operators{"operators", "Operators", {}};
   for (const ops::OpInfo& o : ops::operators()) {
-    operators.items.push_back({o.name, o.doc, o.source, {{"backends", "", "", o.backends}}});
+    operators.items.push_back({o.name, o.doc + "; " + o.backends, o.source, {}});
   }
   out.push_back(operators);
   Section presets{"presets", "Model presets", {}};
@@ -68,7 +68,7 @@ void print(const Section& section) {
     for (const OptionInfo& o : item.options) {
       std::printf("      %-18s %s%s\n",
                   (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
-                  o.doc.c_str(), o.type.empty() ? "" : (" [" + o.type + "]").c_str());
+                  o.doc.c_str(), (" [" + o.type + "]").c_str());
     }
   }
   std::printf("\n");

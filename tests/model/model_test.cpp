@@ -75,12 +75,17 @@ TEST(Decoder, SequencesBeyondLearnedPositionsAreRefused) {
 TEST(Costs, PartsAddUpToTheParameters) {
   const std::regex own_of_model(R"((layer\d+\.(mixer_norm|channel_norm|norm)|norm)\..*|positions)");
   for (const auto& mixer : token_mixers()) {
+    Lister options;
+    mixer.make()->fields(options);
+    const char* qk_norm = "";
+    for (const OptionInfo& o : options.options()) {
+      if (o.key == "qk_norm") qk_norm = ", qk_norm = true";
+    }
     for (const auto& channel : channel_mixers()) {
-      const Decoder model(
-          model_of(str("vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\nbias = true\n"
-                       "position.type = 'learned'\ntied = false\n[[layer]]\nmixer = { type = '",
-                       mixer.name, "', heads = 4, qk_norm = true }\nchannel = { type = '",
-                       channel.name, "' }\n")));
+      const Decoder model(model_of(str(
+          "vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\nbias = true\n"
+          "position.type = 'learned'\ntied = false\n[[layer]]\nmixer = { type = '",
+          mixer.name, "'", qk_norm, ", heads = 4 }\nchannel = { type = '", channel.name, "' }\n")));
       const ModelCosts costs = model_costs(model, 16);
       int64_t total = 0, norms = 0, parts = 0;
       for (const auto& item : model.named_parameters()) {
