@@ -83,27 +83,28 @@ template <int NV, bool ACC, bool A_BY_ROW, typename T>
 void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
                   int64_t ldc, float scale) {
   const int64_t step = A_BY_ROW ? lda : 1;
-  int64_t m = 0;
-  for (; m + MR <= M; m += MR) {
-    gemm_block<MR, NV, ACC, A_BY_ROW>(K, A + m * step, lda, B, ldb, C + m * ldc, ldc, scale);
-  }
-  const T* a = A + m * step;
-  float* c = C + m * ldc;
-  switch (M - m) {
-#define HL_TAIL(n)                                                                            \
-  case n:                                                                                     \
-    if constexpr (n < MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
+  for (int64_t m = 0; m < M;) {
+    // The last rows are split evenly: a block of one or two rows would wait for its own sums.
+    const int64_t left = M - m;
+    const int64_t rows = left >= 2 * MR || left == MR ? MR : left > MR ? (left + 1) / 2 : left;
+    const T* a = A + m * step;
+    float* c = C + m * ldc;
+    switch (rows) {
+#define HL_ROWS(n)                                                                             \
+  case n:                                                                                      \
+    if constexpr (n <= MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
     break;
-    HL_TAIL(1)
-    HL_TAIL(2)
-    HL_TAIL(3)
-    HL_TAIL(4)
-    HL_TAIL(5)
-    HL_TAIL(6)
-    HL_TAIL(7)
-#undef HL_TAIL
-    default:
-      break;
+      HL_ROWS(1)
+      HL_ROWS(2)
+      HL_ROWS(3)
+      HL_ROWS(4)
+      HL_ROWS(5)
+      HL_ROWS(6)
+      HL_ROWS(7)
+      HL_ROWS(8)
+#undef HL_ROWS
+    }
+    m += rows;
   }
 }
 
