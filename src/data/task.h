@@ -81,8 +81,8 @@ struct TaskSpec {
   // Reads what there is to read and checks the options together. `seed` orders the training stream.
   // Throws UsageError for options that do not fit, Error for files that cannot be used.
   virtual std::shared_ptr<Task> build(uint64_t seed) const = 0;
-  // How text becomes tokens where that needs none of the task's files, else nullptr: a trained model
-  // generates without its corpus.
+  // How text becomes tokens where that needs none of the task's files, else nullptr: a trained
+  // model generates without its corpus.
   virtual std::shared_ptr<const Tokenizer> tokenizer() const { return nullptr; }
 };
 
