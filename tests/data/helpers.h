@@ -4,42 +4,17 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "core/config.h"
 #include "core/error.h"
 #include "core/fields.h"
 #include "data/task.h"
+#include "testing/temp_folder.h"
 
 namespace headloom::data {
 
-// A folder of files that goes away with the object.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "headloom-data-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  std::string path(const std::string& name = "") const {
-    return name.empty() ? path_ : path_ + "/" + name;
-  }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << text;
-    return path(name);
-  }
-
- private:
-  std::string path_;
-};
+using test::TempFolder;
 
 // The task of a config like "type = 'copy'\ncount = 3".
 inline std::shared_ptr<Task> task_of(const std::string& toml, uint64_t seed = 1) {
