@@ -45,7 +45,7 @@ void bench_operators(const std::string& family, const BenchArguments& a, Json& j
                                {"training_seconds", to_json(timed[1].a)},
                                {"training_ratio", to_json(timed[1].ratio)},
                                {"training_target", c.training_target},
-                               {"forward_gflops", c.flops / timed[0].a.median / 1e9}});
+                               {"forward_gflops", c.forward_work.flops / timed[0].a.median / 1e9}});
       continue;
     }
     std::printf("%-28s", c.name.c_str());

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,12 +24,26 @@ namespace headloom::data {
 // The target of a position that has no loss (the default ignore_index of at::cross_entropy_loss).
 inline constexpr int64_t kIgnore = -100;
 
-// B sequences of T positions, in main memory; targets[b][t] is the token after inputs[b][0..t].
+// What a task asks of a model, and with it the kind of model that can be trained on it.
+enum class Goal {
+  next_token,    // targets[b][t] is the token after inputs[b][0..t]: a decoder
+  masked_token,  // targets[b][t] is the token that inputs[b][t] hides, kIgnore elsewhere: an
+                 // encoder
+  label,         // targets[b] is the class of inputs[b]: an encoder with a classification head
+  sequence,      // inputs and targets as for next_token, given source: an encoder-decoder
+  image_label,   // targets[b] is the class of images[b]: a vision transformer
+};
+
+// B examples, in main memory. What a goal does not use is undefined.
 struct Batch {
   at::Tensor inputs;   // [B,T] int64
-  at::Tensor targets;  // [B,T] int64, kIgnore where there is no loss
+  at::Tensor targets;  // [B,T] or, for labels, [B]; int64, kIgnore where there is no loss
   at::Tensor
       documents;  // [B,T] int64: attention stays among equal ids; undefined: one document a row
+  at::Tensor lengths;         // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
+  at::Tensor source;          // [B,S] int64
+  at::Tensor source_lengths;  // [B] int64, as lengths
+  at::Tensor images;          // [B,channels,height,width] float32, about zero mean and unit spread
 };
 
 // What counts as one right answer.
@@ -41,9 +56,17 @@ class Task {
  public:
   virtual ~Task() = default;
 
+  virtual Goal goal() const { return Goal::next_token; }
+  // Tokens; 0 where there are none (images).
   virtual int64_t vocabulary() const = 0;
-  // T, of every batch.
+  // T, of every batch; 0 where there are no tokens.
   virtual int64_t length() const = 0;
+  // S, of every batch of an encoder-decoder.
+  virtual int64_t source_length() const { return 0; }
+  // Classes of a label or an image.
+  virtual int64_t classes() const { return 0; }
+  // channels, height, width of an image.
+  virtual std::array<int64_t, 3> image_shape() const { return {0, 0, 0}; }
 
   // Batch `index` of the training stream: sequences [index * batch_size, (index + 1) * batch_size).
   // The stream has no end; one that is drawn from a finite corpus starts a new epoch, in a new

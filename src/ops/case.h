@@ -11,6 +11,12 @@
 
 namespace headloom::ops {
 
+// The least a computation must do, for its bound on a machine: matrix-product operations, bytes
+// read and written once, exponentials.
+struct OpWork {
+  double flops = 0, bytes = 0, exponentials = 0;
+};
+
 struct OpCase {
   std::string op;    // "composed_attention"
   std::string name;  // "dcmha T=2048"
@@ -25,9 +31,13 @@ struct OpCase {
   std::string baseline_name;
   std::function<std::vector<at::Tensor>()> baseline_inputs;
   std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> baseline;
-  double flops = 0;  // of the matrix products, forward
+  OpWork forward_work, training_work;  // training: forward and backward together
   // Largest time as a multiple of the baseline that counts as reached; 0: no target.
   double forward_target = 0, training_target = 0;
+  // Least speed of forward and backward as a multiple of backend "reference"; 0: not compared.
+  double reference_target = 0;
+  // The case at another length, where time and memory a position should not grow with it.
+  std::function<OpCase(int64_t length)> at_length;
   // Why the fused kernel cannot run it; "" when it can.
   std::string unsupported;
 };
@@ -36,6 +46,9 @@ std::vector<OpCase> composed_attention_cases();
 std::vector<OpCase> retention_cases();
 
 std::vector<OpCase> all_cases();
+
+// Sets the baseline to plain causal attention: B = 1, `heads` heads of `dim`, float32 or `dtype`.
+void time_against_plain_attention(OpCase& c, int64_t length, int64_t heads, int64_t dim);
 
 // What `headloom list` says of an operator.
 struct OpInfo {

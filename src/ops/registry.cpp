@@ -1,5 +1,8 @@
 // The tables of operators and of their cases. One line an operator in each.
 #include "ops/case.h"
+
+#include <ATen/ATen.h>
+
 #include "ops/composed_attention/fused.h"
 
 namespace headloom::ops {
@@ -10,6 +13,18 @@ std::vector<OpCase> all_cases() {
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
+}
+
+void time_against_plain_attention(OpCase& c, int64_t length, int64_t heads, int64_t dim) {
+  c.baseline_name = "plain attention";
+  c.baseline_inputs = [=, type = c.dtype] {
+    std::vector<at::Tensor> inputs;
+    for (int i = 0; i < 3; ++i) inputs.push_back(at::randn({1, heads, length, dim}).to(type));
+    return inputs;
+  };
+  c.baseline = [](const std::vector<at::Tensor>& x) {
+    return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true);
+  };
 }
 
 std::vector<OpInfo> operators() {

@@ -83,8 +83,8 @@ OpCase make(const std::string& name, const Sizes& s, const ComposedAttentionOpti
   };
   const double keys =
       base.window ? static_cast<double>(*base.window) : static_cast<double>(s.length + 1) / 2;
-  c.flops = 2 * static_cast<double>(s.length) * keys *
-            static_cast<double>(s.heads * s.dim + s.heads * s.dim);
+  c.forward_work.flops = 2 * static_cast<double>(s.length) * keys *
+                         static_cast<double>(s.heads * s.dim + s.heads * s.dim);
   c.forward_target = forward_target;
   c.training_target = training_target;
   {

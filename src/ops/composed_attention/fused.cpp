@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "ops/composed_attention/kernel.h"
+#include "ops/kernel/capability.h"
 
 namespace headloom::ops {
 namespace {
@@ -23,25 +23,8 @@ using fused::Task;
 
 constexpr int64_t kMaxRank = 4;
 
-struct Capability {
-  const char* name;
-  fused::Run run;
-};
-
-const Capability& capability() {
-  static const Capability chosen = [] {
-    const std::string name = at::get_cpu_capability();
-#if defined(__x86_64__)
-    if (name == "AVX512") {
-      if (__builtin_cpu_supports("avx512bf16")) {
-        return Capability{"AVX512_BF16", fused::run_AVX512_BF16};
-      }
-      return Capability{"AVX512", fused::run_AVX512};
-    }
-    if (name == "AVX2") return Capability{"AVX2", fused::run_AVX2};
-#endif
-    return Capability{"DEFAULT", fused::run_DEFAULT};
-  }();
+fused::Run kernel() {
+  static const fused::Run chosen = HL_CHOOSE(fused::run);
   return chosen;
 }
 
@@ -157,7 +140,7 @@ void parallel(int64_t workers, const Call& call, const Plan& plan, Task task,
       own.end = bounds(w + 1);
       own.scratch = scratch + w * plan.scratch;
       own.sums = task.phase == Phase::kBackward ? sums + w * plan.sums : sums;
-      if (own.begin < own.end) capability().run(call.args, plan, own);
+      if (own.begin < own.end) kernel()(call.args, plan, own);
     }
   });
 }
@@ -195,7 +178,7 @@ struct Split {
 // Whether the processor multiplies bfloat16 itself; otherwise it is widened
 // when packed.
 bool paired(const Args& a) {
-  return a.type == fused::Type::kBFloat16 && capability().run == fused::run_AVX512_BF16;
+  return a.type == fused::Type::kBFloat16 && capability() == Capability::kAvx512Bf16;
 }
 
 Split split(const Args& a) {
@@ -217,7 +200,7 @@ void run_all(const Call& call, const Plan& plan, Phase phase) {
   float* const packed_data = packed.data_ptr<float>();
   float* const scratch_data = scratch.data_ptr<float>();
   float* const sums_data = sums.data_ptr<float>();
-  const auto run = capability().run;
+  const auto run = kernel();
 
   Plan alone = plan;  // one worker: its sums are the whole
   alone.workers = 1;
@@ -338,11 +321,9 @@ bool in_transform() {
 
 }  // namespace
 
-const char* fused_capability() { return capability().name; }
-
 std::string fused_limits() {
   return c10::str(
-      "fused CPU kernels (", fused_capability(), " here) for float32 and bfloat16, up to ",
+      "fused CPU kernels (", capability_name(), " here) for float32 and bfloat16, up to ",
       fused::kMaxHeads, " maps, heads up to 256, rank up to 4, convolutions up to ",
       fused::kMaxConvQueries, " x ", fused::kMaxConvKeys,
       "; scaled_dot_product_attention where nothing is composed; the reference for the rest: "

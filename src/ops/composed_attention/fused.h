@@ -16,9 +16,6 @@ const char* unsupported_reason(const at::Tensor& q, const at::Tensor& k, const a
 // The same for people, all cases in one sentence.
 std::string fused_limits();
 
-// The instruction set in use: "DEFAULT", "AVX2", "AVX512" or "AVX512_BF16".
-const char* fused_capability();
-
 // out [B,T,H',E] through the dispatcher (torch.ops.headloom.composed_attention_fused),
 // differentiable once in everything but the bias. The case must be supported.
 at::Tensor composed_attention_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

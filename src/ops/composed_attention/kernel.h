@@ -8,9 +8,7 @@
 
 #include <cstdint>
 
-// Every function in a header of the kernels: a weak copy built for one
-// instruction set must not be picked by the linker for another.
-#define HL_INLINE inline __attribute__((always_inline))
+#include "ops/kernel/inline.h"
 
 namespace headloom::ops::fused {
 

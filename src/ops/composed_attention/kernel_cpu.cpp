@@ -31,9 +31,7 @@ void run(const Args& args, const Plan& plan, const Task& task) {
 
 }  // namespace
 
-#define HL_PASTE(a, b) a##b
-#define HL_NAME(capability) HL_PASTE(run_, capability)
-void HL_NAME(CPU_CAPABILITY)(const Args& args, const Plan& plan, const Task& task) {
+void HL_KERNEL(run)(const Args& args, const Plan& plan, const Task& task) {
   if (args.type == Type::kBFloat16) {
     run<BFloat16>(args, plan, task);
   } else {

@@ -3,7 +3,8 @@
 // and every branch is a few multiply-adds.
 #pragma once
 
-#include "ops/composed_attention/kernel_gemm.h"
+#include "ops/composed_attention/kernel.h"
+#include "ops/kernel/gemm.h"
 
 namespace headloom::ops::fused {
 namespace {

@@ -7,27 +7,6 @@
 namespace headloom::ops::fused {
 namespace {
 
-struct BFloat16 {
-  uint16_t bits;
-};
-HL_INLINE float widen(float x) { return x; }
-HL_INLINE float widen(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof(out));
-  return out;
-}
-HL_INLINE void narrow(float x, float* to) { *to = x; }
-HL_INLINE void narrow(float x, BFloat16* to) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  if (x != x) {
-    to->bits = static_cast<uint16_t>((bits >> 16) | 64);  // stays a NaN
-    return;
-  }
-  to->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest even
-}
-
 HL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 HL_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 HL_INLINE void fill(float* p, int64_t n, float value) {

@@ -26,17 +26,10 @@ OpCase make(int64_t length, double forward_target, double training_target) {
         backend != "fused", "retention: backend \"fused\" is not there yet; use \"reference\".");
     return std::get<0>(retention(x[0], x[1], x[2], x[3], {}));
   };
-  c.baseline_name = "plain attention";
-  c.baseline_inputs = [=] {
-    std::vector<Tensor> inputs;
-    for (int i = 0; i < 3; ++i) inputs.push_back(at::randn({1, heads, length, dim}));
-    return inputs;
-  };
-  c.baseline = [](const std::vector<Tensor>& x) {
-    return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true);
-  };
+  time_against_plain_attention(c, length, heads, dim);
   // Whole chunks of 64 and the state, read and added to.
-  c.flops = 2.0 * static_cast<double>(length * heads * (64 * (dim + values) + 2 * dim * values));
+  c.forward_work.flops =
+      2.0 * static_cast<double>(length * heads * (64 * (dim + values) + 2 * dim * values));
   c.forward_target = forward_target;
   c.training_target = training_target;
   c.unsupported = "there is no fused kernel yet";

@@ -10,9 +10,9 @@
 #include <immintrin.h>
 #endif
 
-#include "ops/composed_attention/kernel.h"
+#include "ops/kernel/inline.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops {
 namespace {
 
 #if defined(CPU_CAPABILITY_AVX512)
@@ -126,5 +126,48 @@ HL_INLINE vf vexp(vf x) {
 
 HL_INLINE vf zero() { return bcast(0.0f); }
 
+// A bfloat16 in memory; arithmetic is in float.
+struct BFloat16 {
+  uint16_t bits;
+};
+HL_INLINE float widen(float x) { return x; }
+HL_INLINE float widen(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+HL_INLINE void narrow(float x, float* to) { *to = x; }
+HL_INLINE void narrow(float x, BFloat16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  if (x != x) {
+    to->bits = static_cast<uint16_t>((bits >> 16) | 64);  // stays a NaN
+    return;
+  }
+  to->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest even
+}
+
+// VL consecutive values as float, and back.
+HL_INLINE vf load(const BFloat16* p) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m256i half;
+  std::memcpy(&half, p, sizeof(half));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m128i half;
+  std::memcpy(&half, p, sizeof(half));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#else
+  return vf{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+#endif
+}
+HL_INLINE void store(BFloat16* p, vf a) {
+  float lanes_of[VL];
+  store(lanes_of, a);
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i) narrow(lanes_of[i], p + i);
+}
+
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops

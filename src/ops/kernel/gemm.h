@@ -4,7 +4,7 @@
 // costs nothing.
 #pragma once
 
-#include "ops/composed_attention/kernel_vec.h"
+#include "ops/kernel/vec.h"
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
 #define HL_BFLOAT16 1
@@ -12,7 +12,7 @@
 #define HL_BFLOAT16 0
 #endif
 
-namespace headloom::ops::fused {
+namespace headloom::ops {
 namespace {
 
 // Two bfloat16 along K, the earlier in the low half: one element of A or B.
@@ -120,4 +120,4 @@ void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, const T* B, 
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops

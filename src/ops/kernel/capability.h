@@ -1,0 +1,43 @@
+// Which build of a kernel runs: chosen once a process by at::get_cpu_capability(), which obeys
+// ATEN_CPU_CAPABILITY.
+#pragma once
+
+#include <ATen/Version.h>
+
+#include <string>
+
+namespace headloom::ops {
+
+enum class Capability { kDefault, kAvx2, kAvx512, kAvx512Bf16 };
+
+inline Capability capability() {
+  static const Capability chosen = [] {
+    const std::string name = at::get_cpu_capability();
+#if defined(__x86_64__)
+    if (name == "AVX512") {
+      return __builtin_cpu_supports("avx512bf16") ? Capability::kAvx512Bf16 : Capability::kAvx512;
+    }
+    if (name == "AVX2") return Capability::kAvx2;
+#endif
+    return Capability::kDefault;
+  }();
+  return chosen;
+}
+
+// "AVX512_BF16"
+inline const char* capability_name() {
+  constexpr const char* names[] = {"DEFAULT", "AVX2", "AVX512", "AVX512_BF16"};
+  return names[static_cast<int>(capability())];
+}
+
+// The build that fits of a kernel NAME, which every instruction set defines as NAME_DEFAULT,
+// NAME_AVX2, NAME_AVX512 and NAME_AVX512_BF16 in its kernel_cpu.cpp (HL_KERNEL in inline.h).
+template <typename F>
+F* choose(F* portable, F* avx2, F* avx512, F* avx512_bf16) {
+  F* const builds[] = {portable, avx2, avx512, avx512_bf16};
+  return builds[static_cast<int>(capability())];
+}
+#define HL_CHOOSE(name) \
+  ::headloom::ops::choose(name##_DEFAULT, name##_AVX2, name##_AVX512, name##_AVX512_BF16)
+
+}  // namespace headloom::ops
