@@ -22,7 +22,8 @@ class Sequential final : public Block {
     Tensor h =
         branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->forward(y, context); });
     if (!channel_) return h;
-    return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y); });
+    return branch(h, *channel_norm_,
+                  [&](const Tensor& y) { return channel_->forward(y, context); });
   }
 
  private:

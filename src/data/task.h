@@ -36,14 +36,14 @@ enum class Goal {
 
 // B examples, in main memory. What a goal does not use is undefined.
 struct Batch {
-  at::Tensor inputs;   // [B,T] int64
-  at::Tensor targets;  // [B,T] or, for labels, [B]; int64, kIgnore where there is no loss
-  at::Tensor
-      documents;  // [B,T] int64: attention stays among equal ids; undefined: one document a row
-  at::Tensor lengths;         // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
-  at::Tensor source;          // [B,S] int64
-  at::Tensor source_lengths;  // [B] int64, as lengths
-  at::Tensor images;          // [B,channels,height,width] float32, about zero mean and unit spread
+  at::Tensor inputs = {};   // [B,T] int64
+  at::Tensor targets = {};  // [B,T] or, for labels, [B]; int64, kIgnore where there is no loss
+  at::Tensor documents =
+      {};  // [B,T] int64: attention stays among equal ids; undefined: one document a row
+  at::Tensor lengths = {};  // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
+  at::Tensor source = {};   // [B,S] int64
+  at::Tensor source_lengths = {};  // [B] int64, as lengths
+  at::Tensor images = {};  // [B,channels,height,width] float32, about zero mean and unit spread
 };
 
 // What counts as one right answer.

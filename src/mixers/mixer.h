@@ -61,8 +61,8 @@ class TokenMixer : public Module {
 
 class ChannelMixer : public Module {
  public:
-  // x [B, T, C] -> [B, T, C], each position by itself.
-  virtual Tensor forward(const Tensor& x) = 0;
+  // x [B, T, C] -> [B, T, C], each position by itself or with the one before it.
+  virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
   virtual std::vector<Cost> costs() const = 0;
 };
 

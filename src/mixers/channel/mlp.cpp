@@ -19,7 +19,7 @@ class Mlp final : public ChannelMixer {
         "down", std::make_shared<Linear>(hidden, shape.width, shape.bias, shape.output_std()));
   }
 
-  Tensor forward(const Tensor& x) override {
+  Tensor forward(const Tensor& x, const MixerContext&) override {
     const Tensor h = up_->forward(x);
     return down_->forward(activate(h));
   }

@@ -30,7 +30,7 @@ class SwiGlu final : public ChannelMixer {
     }
   }
 
-  Tensor forward(const Tensor& x) override {
+  Tensor forward(const Tensor& x, const MixerContext&) override {
     const auto halves = up_->forward(x).chunk(2, -1);
     Tensor h = at::silu(halves[0]) * halves[1];
     if (gate_) {
