@@ -21,16 +21,18 @@ void bench_operators(const std::string& family, const BenchArguments& a, Json& j
     std::printf("%-28s %10s %22s %-14s %10s %22s %-14s\n", family.c_str(), "forward", "x baseline",
                 "", "+ backward", "x baseline", "");
   }
+  std::vector<ops::OpCase> cases;
   for (const ops::OpCase& c : ops::all_cases()) {
-    if (c.op != family || (!a.only.empty() && c.name.find(a.only) == std::string::npos)) continue;
+    if (c.op == family && c.name.find(a.only) != std::string::npos) cases.push_back(c);
+  }
+  for (const ops::OpCase& c : cases) {
     const std::optional<std::string> backend =
         a.backend.empty() ? std::nullopt : std::optional<std::string>(a.backend);
-    const auto run = [&](const std::vector<Tensor>& inputs) { return c.run(inputs, backend); };
     seed_all();
     Paired timed[2];
     for (const bool training : {false, true}) {
-      timed[training] = time_pairs(work(run, c.inputs(), c.differentiable, training),
-                                   work(c.baseline, c.baseline_inputs(), 3, training), a.seconds);
+      timed[training] =
+          time_pairs(work_of(c, training, backend), baseline_of(c, training), a.seconds);
     }
     const std::string used = !c.unsupported.empty() && a.backend.empty() ? "reference" : a.backend;
     if (a.json) {
@@ -58,9 +60,10 @@ void bench_operators(const std::string& family, const BenchArguments& a, Json& j
     std::printf("\n");
     std::fflush(stdout);
   }
-  if (family == "composed_attention" && a.only.empty() && a.backend.empty()) {
-    bench_composed_requirements(a, json);
-  }
+  if (!a.backend.empty()) return;
+  Requirements rows(a, json);
+  bench_family_requirements(cases, a, rows);
+  if (family == "composed_attention" && a.only.empty()) bench_composed_requirements(a, rows);
 }
 
 ModelConfig tiny_model(const std::string& mixer) {
@@ -111,6 +114,7 @@ int run(const BenchArguments& a) {
     if (families.empty() || families.back() != c.op) families.push_back(c.op);
   }
   families.push_back("train_step");
+  families.push_back("models");
   const std::vector<std::string> chosen = a.cases.empty() ? families : a.cases;
   for (const std::string& name : chosen) {
     if (std::find(families.begin(), families.end(), name) != families.end()) continue;
@@ -127,7 +131,14 @@ int run(const BenchArguments& a) {
   if (!a.json)
     std::printf("medians (lowest - highest); ratios are taken pair by pair in one process\n\n");
   for (const std::string& name : chosen) {
-    name == "train_step" ? bench_steps(a, json) : bench_operators(name, a, json);
+    if (name == "train_step") {
+      bench_steps(a, json);
+    } else if (name == "models") {
+      Requirements rows(a, json);
+      bench_model_steps(a, rows);
+    } else {
+      bench_operators(name, a, json);
+    }
     if (!a.json) std::printf("\n");
   }
   if (a.json) std::printf("%s\n", json.dump(1).c_str());

@@ -4,9 +4,9 @@
 
 #include <cstdio>
 
+#include "cli/bench_memory.h"
 #include "cli/bench_parts.h"
 #include "core/error.h"
-#include "core/memory.h"
 #include "ops/case.h"
 
 namespace headloom::cli {
@@ -19,22 +19,6 @@ const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::s
     if (c.name == name) return c;
   }
   fail("bench: there is no case '", name, "'.");
-}
-
-std::function<void()> work_of(const ops::OpCase& c, bool training) {
-  return work([run = c.run](const std::vector<Tensor>& x) { return run(x, std::nullopt); },
-              c.inputs(), c.differentiable, training);
-}
-std::function<void()> baseline_of(const ops::OpCase& c, bool training) {
-  return work(c.baseline, c.baseline_inputs(), 3, training);
-}
-
-// Peak memory of one forward and backward above its inputs, bytes.
-double peak_of(const std::function<void()>& f) {
-  f();  // one-time allocations
-  const PeakMemory memory;
-  f();
-  return static_cast<double>(memory.bytes());
 }
 
 // Median seconds of the case's forward in a process that is held to AVX2, or 0 where that fails:
@@ -85,43 +69,17 @@ ModelConfig cut_preset(const std::string& preset) {
   return config;
 }
 
-class Table {
- public:
-  Table(const BenchArguments& a, Json& json) : arguments_(a), json_(json) {
-    if (!a.json) std::printf("\n%-64s %8s  %s\n", "also", "measured", "");
-  }
-  // `target` is the most allowed, or with `at_least` the least.
-  void add(const std::string& what, double value, double target, bool at_least) {
-    const bool pass = at_least ? value >= target : value <= target;
-    if (arguments_.json) {
-      json_["requirements"].push_back({{"what", what},
-                                       {"measured", value},
-                                       {at_least ? "at_least" : "at_most", target},
-                                       {"pass", pass}});
-      return;
-    }
-    std::printf("%-64s %8.2f  %s %s %.2f\n", what.c_str(), value, pass ? "PASS" : "short of",
-                at_least ? "at least" : "at most", target);
-    std::fflush(stdout);
-  }
-
- private:
-  const BenchArguments& arguments_;
-  Json& json_;
-};
-
 }  // namespace
 
-void bench_composed_requirements(const BenchArguments& a, Json& json) {
+void bench_composed_requirements(const BenchArguments& a, Requirements& rows) {
   const auto cases = ops::composed_attention_cases();
   const ops::OpCase& dcmha = find_case(cases, "dcmha T=2048");
   const ops::OpCase& half = find_case(cases, "dcmha T=2048 bfloat16");
-  Table table(a, json);
   for (const bool training : {false, true}) {
     const char* part = training ? "forward + backward" : "forward";
     const Paired types = time_pairs(work_of(dcmha, training), work_of(half, training), a.seconds);
-    table.add(str("bfloat16 over float32 speed, dcmha T=2048, ", part), types.ratio.median, 1.4,
-              true);
+    rows.at_least(str("bfloat16 over float32 speed, dcmha T=2048, ", part), types.ratio.median,
+                  1.4);
     const int threads = at::get_num_threads();
     if (threads < 2) continue;
     const auto f = work_of(dcmha, training);
@@ -133,27 +91,27 @@ void bench_composed_requirements(const BenchArguments& a, Json& json) {
     };
     const Paired scaling = time_pairs(with(1), with(2), a.seconds);
     at::set_num_threads(threads);
-    table.add(str("two threads over one, dcmha T=2048, ", part), scaling.ratio.median, 1.8, true);
+    rows.at_least(str("two threads over one, dcmha T=2048, ", part), scaling.ratio.median, 1.8);
   }
   if (at::get_cpu_capability() == "AVX512") {
     const Paired wide = time_pairs(work_of(dcmha, false), baseline_of(dcmha, false), a.seconds);
-    table.add("AVX2 time over AVX-512 time, dcmha T=2048, forward",
-              avx2_seconds(dcmha.name, a) / wide.a.median, 1.8, false);
+    rows.at_most("AVX2 time over AVX-512 time, dcmha T=2048, forward",
+                 avx2_seconds(dcmha.name, a) / wide.a.median, 1.8);
   }
   const ops::OpCase& long_case = find_case(cases, "dcmha T=8192");
-  const double peak = peak_of(work_of(long_case, true));
-  table.add("peak memory over plain attention's, dcmha T=8192, training",
-            peak / peak_of(baseline_of(long_case, true)), 4.0, false);
-  table.add("peak memory T=8192 over T=4096, dcmha, training",
-            peak / peak_of(work_of(find_case(cases, "dcmha T=4096"), true)), 2.0, false);
+  const double peak = peak_bytes(work_of(long_case, true));
+  rows.at_most("peak memory over plain attention's, dcmha T=8192, training",
+               peak / peak_bytes(baseline_of(long_case, true)), 4.0);
+  rows.at_most("peak memory T=8192 over T=4096, dcmha, training",
+               peak / peak_bytes(work_of(find_case(cases, "dcmha T=4096"), true)), 2.0);
   const Paired layer = time_pairs(layer_work("dcmha"), layer_work("mha"), 2 * a.seconds);
-  table.add("dcmha layer over mha layer, width 512, 8 heads, T=2048, training", layer.ratio.median,
-            1.5, false);
+  rows.at_most("dcmha layer over mha layer, width 512, 8 heads, T=2048, training",
+               layer.ratio.median, 1.5);
   StepBench composed(cut_preset("dcformer++"), 1, 1024),
       plain(cut_preset("transformer++"), 1, 1024);
   const Paired step = time_pairs([&] { composed(); }, [&] { plain(); }, 4 * a.seconds);
-  table.add("dcformer++ step over transformer++ step, 4 layers, T=1024", step.ratio.median, 1.25,
-            false);
+  rows.at_most("dcformer++ step over transformer++ step, 4 layers, T=1024", step.ratio.median,
+               1.25);
 }
 
 }  // namespace headloom::cli

@@ -24,7 +24,6 @@ std::string verdict(double ratio, double target) {
   return text;
 }
 
-// `run` forward under no-grad, or forward and backward through the first `differentiable` inputs.
 std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
                            std::vector<Tensor> inputs, size_t differentiable, bool training) {
   if (!training) {
@@ -43,6 +42,32 @@ std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&
     run(inputs).backward(cotangent);
     for (Tensor& t : inputs) t.mutable_grad() = Tensor();
   };
+}
+
+std::function<void()> work_of(const ops::OpCase& c, bool training,
+                              const std::optional<std::string>& backend) {
+  return work([run = c.run, backend](const std::vector<Tensor>& x) { return run(x, backend); },
+              c.inputs(), c.differentiable, training);
+}
+
+std::function<void()> baseline_of(const ops::OpCase& c, bool training) {
+  return work(c.baseline, c.baseline_inputs(), c.baseline_inputs().size(), training);
+}
+
+void Requirements::add(const std::string& what, double value, double target, bool at_least) {
+  const bool pass = at_least ? value >= target : value <= target;
+  if (arguments_.json) {
+    json_["requirements"].push_back({{"what", what},
+                                     {"measured", value},
+                                     {at_least ? "at_least" : "at_most", target},
+                                     {"pass", pass}});
+    return;
+  }
+  if (!begun_) std::printf("\n%-72s %8s\n", "also", "measured");
+  begun_ = true;
+  std::printf("%-72s %8.2f  %s %s %.2f\n", what.c_str(), value, pass ? "PASS" : "short of",
+              at_least ? "at least" : "at most", target);
+  std::fflush(stdout);
 }
 
 StepBench::StepBench(const ModelConfig& config, int64_t batch, int64_t length) {

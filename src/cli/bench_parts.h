@@ -9,6 +9,7 @@
 
 #include "cli/bench_timing.h"
 #include "model/decoder.h"
+#include "ops/case.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
 
@@ -45,8 +46,41 @@ class StepBench {
   data::Batch batch_;
 };
 
+// Forward, or forward and backward, of a case and of what it is timed against.
+std::function<void()> work_of(const ops::OpCase& c, bool training,
+                              const std::optional<std::string>& backend = std::nullopt);
+std::function<void()> baseline_of(const ops::OpCase& c, bool training);
+
+// Rows of one figure each with what it should be, below a table of cases.
+class Requirements {
+ public:
+  Requirements(const BenchArguments& a, nlohmann::ordered_json& json)
+      : arguments_(a), json_(json) {}
+  void at_most(const std::string& what, double value, double target) {
+    add(what, value, target, false);
+  }
+  void at_least(const std::string& what, double value, double target) {
+    add(what, value, target, true);
+  }
+
+ private:
+  void add(const std::string& what, double value, double target, bool at_least);
+
+  const BenchArguments& arguments_;
+  nlohmann::ordered_json& json_;
+  bool begun_ = false;
+};
+
+// What the cases of an operator say of themselves beyond their targets: time against the bound of
+// this machine, speed against the reference, growth with the length.
+void bench_family_requirements(const std::vector<ops::OpCase>& cases, const BenchArguments& a,
+                               Requirements& rows);
+
+// Training steps of whole models at equal parameters, T = 2048.
+void bench_model_steps(const BenchArguments& a, Requirements& rows);
+
 // What composed attention must reach beside its cases: types, threads, instruction sets, memory,
 // whole layers and training steps.
-void bench_composed_requirements(const BenchArguments& arguments, nlohmann::ordered_json& json);
+void bench_composed_requirements(const BenchArguments& a, Requirements& rows);
 
 }  // namespace headloom::cli

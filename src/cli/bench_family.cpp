@@ -1,0 +1,97 @@
+// What the cases of an operator say of themselves: bounds, the reference's speed, growth.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cli/bench_memory.h"
+#include "cli/bench_parts.h"
+#include "core/text.h"
+
+namespace headloom::cli {
+namespace {
+
+// What this machine does in a second with the threads it is given.
+struct Rates {
+  double flops, bytes, exponentials;
+};
+
+// Best of a few runs: a rate is a bound, and whatever else ran only lowers it.
+double best_seconds(const std::function<void()>& f) {
+  const Paired timed = time_pairs(f, f, 0.3);
+  return std::min(timed.a.low, timed.b.low);
+}
+
+Rates measure_rates(at::ScalarType type) {
+  at::NoGradGuard no_grad;
+  const int64_t n = 1536;
+  const Tensor a = at::randn({n, n}).to(type), b = at::randn({n, n}).to(type);
+  Tensor c = at::empty({n, n}, a.options());
+  const double product = best_seconds([&] { at::mm_out(c, a, b); });
+  const Tensor from = at::ones({int64_t{64} << 20});
+  Tensor to = at::empty_like(from);  // 256 MB each: no cache holds them
+  const double copy = best_seconds([&] { to.copy_(from); });
+  const Tensor x = at::randn({int64_t{1} << 16});
+  Tensor y = at::empty_like(x);
+  const double exponential = best_seconds([&] {
+    for (int i = 0; i < 16; ++i) at::exp_out(y, x);
+  });
+  return {.flops = 2.0 * n * n * n / product,
+          .bytes = 2.0 * static_cast<double>(from.nbytes()) / copy,
+          .exponentials = 16.0 * static_cast<double>(x.numel()) / exponential};
+}
+
+struct Bound {
+  double seconds = 0;
+  const char* what = "";
+};
+
+Bound bound_of(const ops::OpWork& work, const Rates& rates) {
+  Bound bound;
+  for (const Bound& b : {Bound{work.flops / rates.flops, "matrix products"},
+                         Bound{work.bytes / rates.bytes, "memory"},
+                         Bound{work.exponentials / rates.exponentials, "exponentials"}}) {
+    if (b.seconds > bound.seconds) bound = b;
+  }
+  return bound;
+}
+
+}  // namespace
+
+void bench_family_requirements(const std::vector<ops::OpCase>& cases, const BenchArguments& a,
+                               Requirements& rows) {
+  for (const ops::OpCase& c : cases) {
+    for (const bool training : {false, true}) {
+      const char* part = training ? "forward + backward" : "forward";
+      // The convolutions and maps of composed attention are bounded in its documentation.
+      const ops::OpWork& least = training ? c.training_work : c.forward_work;
+      if (c.training_work.bytes > 0) {
+        const Bound bound = bound_of(least, measure_rates(c.dtype));
+        const auto f = work_of(c, training);
+        const double seconds = time_pairs(f, f, a.seconds).a.median;
+        rows.at_most(str(c.name, ", ", part, ": time over the bound of ", bound.what),
+                     seconds / bound.seconds, 3.0);
+      }
+    }
+    if (c.reference_target > 0) {
+      const auto fused = work_of(c, true), reference = work_of(c, true, "reference");
+      const Paired timed = time_pairs(reference, fused, 0, 2);
+      rows.at_least(str(c.name, ", forward + backward: reference's time over the kernel's"),
+                    timed.ratio.median, c.reference_target);
+    }
+    if (c.at_length) {
+      const int64_t low = 1024, high = 16384;
+      const double growth = static_cast<double>(high) / static_cast<double>(low);
+      const auto brief = work_of(c.at_length(low), true),
+                 lengthy = work_of(c.at_length(high), true);
+      rows.at_most(
+          str(c.op, " ", c.name, ": time a position, T=", high, " over T=", low, ", training"),
+          time_pairs(lengthy, brief, 2 * a.seconds).ratio.median / growth, 1.15);
+      rows.at_most(
+          str(c.op, " ", c.name, ": memory a position, T=", high, " over T=", low, ", training"),
+          peak_bytes(lengthy) / peak_bytes(brief) / growth, 1.0);
+    }
+  }
+}
+
+}  // namespace headloom::cli
