@@ -20,7 +20,7 @@ class Parallel final : public Block {
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
     const Tensor normed = norm_->forward(x);
-    Tensor y = mixer_->forward(normed, context);
+    Tensor y = mixer_->run(normed, context);
     if (channel_)
       y = y + channel_->forward(channel_norm_ ? channel_norm_->forward(x) : normed, context);
     if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());

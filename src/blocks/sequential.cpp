@@ -20,7 +20,7 @@ class Sequential final : public Block {
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
     Tensor h =
-        branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->forward(y, context); });
+        branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->run(y, context); });
     if (!channel_) return h;
     return branch(h, *channel_norm_,
                   [&](const Tensor& y) { return channel_->forward(y, context); });

@@ -13,6 +13,7 @@
 #include "core/fields.h"
 #include "core/text.h"
 #include "mixers/nn.h"
+#include "mixers/state.h"
 
 namespace headloom {
 
@@ -37,6 +38,9 @@ struct MixerContext {
   Tensor lengths;    // [B] int64: tokens of each sequence that are real
   Tensor documents;  // [B, T] int64: attention stays inside a document
   Tensor memory;     // [B, S, C]: cross-attention reads keys and values from here
+  // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
+  // are absent then.
+  LayerState* state = nullptr;
 };
 
 // One part of a mixer's cost, as a formula and a number. FLOPs count a multiply-add as two, forward
@@ -57,6 +61,17 @@ class TokenMixer : public Module {
   virtual std::vector<Cost> costs(int64_t length) const = 0;
   // Bytes of float32 state that decoding keeps for a token of context (0 for constant-size states).
   virtual double state_bytes_per_token() const = 0;
+
+  // Whether extend() is there: not for mixers that look both ways.
+  virtual bool stateful() const { return false; }
+  // The next positions of sequences that `state`, empty before the first, has seen: x [B, n, C] ->
+  // [B, n, C], equal to those rows of forward() on the whole, and `state` has seen them too.
+  // Without gradients.
+  virtual Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context);
+  // forward(), or extend() where the context has a state.
+  Tensor run(const Tensor& x, const MixerContext& context) {
+    return context.state ? extend(x, context.state->mixer, context) : forward(x, context);
+  }
 };
 
 class ChannelMixer : public Module {

@@ -4,6 +4,10 @@
 
 namespace headloom {
 
+Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
+  usage_error("this token mixer has no state for decoding.");
+}
+
 #define HEADLOOM_TOKEN_MIXERS(X) \
   X(mha)                         \
   X(talking_heads)               \

@@ -2,6 +2,8 @@
 // variants of the options; a newcomer is tested by its registry line.
 #include <ATen/autocast_mode.h>
 
+#include <random>
+
 #include "support.h"
 
 namespace headloom {
@@ -115,6 +117,32 @@ TEST_P(TokenMixers, FutureTokensChangeNothing) {
     const Tensor z = mixer->forward(changed, {});
     EXPECT_TRUE(test::close(z.narrow(1, 0, from), y.narrow(1, 0, from), 1e-6)) << from;
     EXPECT_FALSE(test::close(z.narrow(1, from, 1), y.narrow(1, from, 1), 1e-3)) << from;
+  }
+}
+
+// forward() on the whole equals extend() over any cutting of it.
+TEST_P(TokenMixers, PiecesGiveTheWhole) {
+  at::NoGradGuard no_grad;
+  const auto mixer = GetParam().build();
+  if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
+  stir(*mixer);
+  const int64_t length = 41;
+  const Tensor x = input(2, length), whole = mixer->forward(x, {});
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 6; ++trial) {
+    MixerState state;
+    std::string cuts;
+    // One by one; then pieces of random sizes, the first often long, as a prompt is.
+    for (int64_t at = 0; at < length;) {
+      const int64_t most = std::min<int64_t>(length - at, trial == 0 ? 1 : 4 * trial + 1);
+      const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
+      cuts += " " + std::to_string(n);
+      EXPECT_TRUE(
+          test::close(mixer->extend(x.narrow(1, at, n), state, {}), whole.narrow(1, at, n), 1e-5))
+          << "at " << at << " of the pieces" << cuts;
+      at += n;
+      EXPECT_EQ(state.position, at);
+    }
   }
 }
 

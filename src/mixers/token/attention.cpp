@@ -55,13 +55,12 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
 
 void Attention::compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions&) {}
 
-Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
-  const Tensor memory = context.memory.defined() ? context.memory : x;
+Attention::Heads Attention::project(const Tensor& x, const Tensor& memory, int64_t offset) {
   const int64_t q_width = sizes_.maps * sizes_.head_dim;
   const int64_t k_width = sizes_.keys * sizes_.head_dim;
   const int64_t v_width = sizes_.values * sizes_.v_dim;
   Tensor q, k, v;
-  if (context.memory.defined()) {
+  if (memory.defined()) {
     const Tensor b = qkv_->bias;
     const auto part = [&](int64_t from, int64_t width, const Tensor& input) {
       return at::linear(
@@ -85,21 +84,69 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
     q = rms_norm(q, 1e-6, q_scale_);
     k = rms_norm(k, 1e-6, k_scale_);
   }
-  if (rotary_ && !context.memory.defined()) {
-    q = rotary_->apply(q, 0);
-    k = rotary_->apply(k, 0);
+  if (rotary_ && !memory.defined()) {
+    q = rotary_->apply(q, offset);
+    k = rotary_->apply(k, offset);
   }
+  return {.q = q, .k = k, .v = v};
+}
+
+Tensor Attention::position_bias(const Tensor& q, const Tensor& k) {
+  return order_maps(alibi_bias(sizes_.maps, q.size(1), k.size(1), q.options()), 1);
+}
+
+Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
+  const bool cross = context.memory.defined();
+  const Heads h = project(x, context.memory, 0);
   ops::ComposedAttentionOptions o;
-  o.causal = shape_.causal && !context.memory.defined();
+  o.causal = shape_.causal && !cross;
   o.window = options_.window;
   o.lengths = context.lengths;
   o.documents = context.documents;
-  if (shape_.position.type == "alibi" && !context.memory.defined()) {
-    o.bias = alibi_bias(sizes_.maps, q.size(1), k.size(1), q.options());
+  if (shape_.position.type == "alibi" && !cross) {
+    o.bias = position_bias(h.q, h.k);
   }
-  compose(x, memory, o);
-  const Tensor heads = finish(ops::composed_attention(order_maps(q), k, v, o));
+  compose(x, cross ? context.memory : x, o);
+  const Tensor heads = finish(ops::composed_attention(order_maps(h.q, 2), h.k, h.v, o));
   return output_->forward(heads.flatten(-2));
+}
+
+Tensor Attention::extend(const Tensor& x, MixerState& state, const MixerContext&) {
+  const Heads h = project(x, {}, state.position);
+  ops::ComposedAttentionOptions o;
+  o.causal = true;
+  o.window = options_.window;
+  compose(x, x, o);
+
+  // Queries before x whose rows the convolutions read.
+  const auto reach = [](const Tensor& kernel) {
+    return kernel.defined() ? kernel.size(-2) - 1 : int64_t{0};
+  };
+  const int64_t earlier = reach(o.pre_conv) + reach(o.post_conv);
+  Tensor q = h.q, k = h.k, v = h.v;
+  std::vector<Tensor*> of_keys{&k, &v}, of_queries{&q};
+  for (ops::HeadMix* mix : {&o.pre, &o.post}) {
+    for (Tensor* t : {&mix->k_down, &mix->k_up, &mix->k_gate}) of_keys.push_back(t);
+    for (Tensor* t : {&mix->q_down, &mix->q_up, &mix->q_gate}) of_queries.push_back(t);
+  }
+  state.rows.resize(of_keys.size() + of_queries.size());
+  auto rows = state.rows.begin();
+  const auto keep = [&](const std::vector<Tensor*>& tensors, std::optional<int64_t> newest) {
+    for (Tensor* t : tensors) {
+      if (newest != 0) *t = rows->append(*t);
+      if (newest) rows->keep_last(*newest);
+      ++rows;
+    }
+  };
+  std::optional<int64_t> keys_kept;
+  if (options_.window) keys_kept = *options_.window - 1 + earlier;
+  keep(of_keys, keys_kept);
+  keep(of_queries, earlier);
+  state.position += x.size(1);
+
+  if (shape_.position.type == "alibi") o.bias = position_bias(q, k);
+  const Tensor heads = ops::composed_attention(order_maps(q, 2), k, v, o);
+  return output_->forward(finish(heads.narrow(1, q.size(1) - x.size(1), x.size(1))).flatten(-2));
 }
 
 double Attention::mean_keys(int64_t length) const {

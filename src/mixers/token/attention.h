@@ -48,15 +48,22 @@ class Attention : public TokenMixer {
   Tensor forward(const Tensor& x, const MixerContext& context) override;
   std::vector<Cost> costs(int64_t length) const override;
   double state_bytes_per_token() const override;
+  bool stateful() const override { return shape_.causal; }
+  // Keeps keys, values and the key-wise weights of what is composed: all, or those that the window
+  // reaches; for convolutions also the queries (and query-wise weights) that they reach back to.
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context) override;
 
  protected:
   // Adds to the operator's options what the mechanism composes; x is the queries' input, memory the
   // keys' (the same tensor in self-attention).
   virtual void compose(const Tensor& x, const Tensor& memory,
                        ops::ComposedAttentionOptions& options);
-  // Query maps [B, T, H, D] in the order in which the operator maps them to key heads; after
-  // positions.
-  virtual Tensor order_maps(const Tensor& q) { return q; }
+  // Query maps (or what else is per map along `dim`) in the order in which the operator maps them
+  // to key heads.
+  virtual Tensor order_maps(const Tensor& t, int64_t dim) {
+    (void)dim;
+    return t;
+  }
   // Works on the heads' outputs [B, T, H', E] before they are concatenated.
   virtual Tensor finish(const Tensor& o) { return o; }
   // Mean number of keys a query sees at `length`.
@@ -69,6 +76,15 @@ class Attention : public TokenMixer {
   const LayerShape shape_;
 
  private:
+  struct Heads {
+    Tensor q, k, v;  // [B, T, H, D], [B, S, Gk, D], [B, S, Gv, E]; positions applied
+  };
+  // x's queries, and the keys and values of memory, or where that is undefined of x, whose first
+  // token is at position `offset`.
+  Heads project(const Tensor& x, const Tensor& memory, int64_t offset);
+
+  Tensor position_bias(const Tensor& q, const Tensor& k);
+
   std::shared_ptr<Linear> qkv_, output_;
   Tensor q_scale_, k_scale_;  // [D], QK-norm
   std::optional<Rotary> rotary_;

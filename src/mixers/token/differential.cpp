@@ -83,10 +83,9 @@ class Differential final : public Attention {
  protected:
   // The operator gives map p the key map floor(p / r). Under "pair" all first maps of the heads
   // that share value head g therefore come before all their second maps.
-  Tensor order_maps(const Tensor& q) override { return ordered(q, 2); }
+  Tensor order_maps(const Tensor& t, int64_t dim) override { return ordered(t, dim); }
 
   void compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions& o) override {
-    if (o.bias.defined()) o.bias = ordered(o.bias, 1);
     const auto wide = lambda_q1_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const auto exp_dot = [&](const Tensor& a, const Tensor& b) {
       return (a.to(wide) * b.to(wide)).sum().exp();
