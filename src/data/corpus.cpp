@@ -109,6 +109,14 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+void check_extensions(const std::vector<std::string>& extensions, const std::string& task) {
+  for (const std::string& ending : extensions) {
+    if (ending.starts_with('.')) continue;
+    usage_error("'extensions' of the task ", task, " has '", ending,
+                "', but an extension begins with a dot: '.", ending, "'");
+  }
+}
+
 uint64_t document_lot(const std::string& name, uint64_t salt) {
   StableHash hash;
   hash.add(salt);

@@ -31,6 +31,9 @@ struct CorpusOptions {
 // there is no text.
 std::vector<Document> read_corpus(const CorpusOptions& options);
 
+// Throws UsageError, naming the task, for an extension without its dot.
+void check_extensions(const std::vector<std::string>& extensions, const std::string& task);
+
 // A number by which to pick documents fairly: no order of names or folders shows in it. Different
 // salts give unrelated numbers.
 uint64_t document_lot(const std::string& name, uint64_t salt);

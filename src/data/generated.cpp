@@ -16,11 +16,51 @@ constexpr int kMaxDraws = 10000;
 
 bool is_held_out(const Sample& sample) {
   StableHash hash;
+  for (int64_t token : sample.source) hash.add(static_cast<uint64_t>(token));
   for (int64_t token : sample.inputs) hash.add(static_cast<uint64_t>(token));
   return hash.value() % kHeldOutShare == 0;
 }
 
+// [B, width]: each row a sample's tokens, then `padding`.
+at::Tensor rows_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::*tokens,
+                   int64_t width, int64_t padding) {
+  const auto count = static_cast<int64_t>(samples.size());
+  at::Tensor rows = at::full({count, width}, padding, at::kLong);
+  int64_t* row = rows.data_ptr<int64_t>();
+  for (const Sample& sample : samples) {
+    std::copy((sample.*tokens).begin(), (sample.*tokens).end(), row);
+    row += width;
+  }
+  return rows;
+}
+
+at::Tensor sizes_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::*tokens) {
+  std::vector<int64_t> sizes;
+  for (const Sample& sample : samples) {
+    sizes.push_back(static_cast<int64_t>((sample.*tokens).size()));
+  }
+  return at::tensor(sizes, at::kLong);
+}
+
 }  // namespace
+
+Batch batch_of(const Task& task, const std::vector<Sample>& samples) {
+  const Goal goal = task.goal();
+  Batch batch{.inputs = rows_of(samples, &Sample::inputs, task.length(), 0)};
+  if (goal == Goal::label) {
+    batch.targets = rows_of(samples, &Sample::targets, 1, kIgnore).squeeze(1);
+  } else {
+    batch.targets = rows_of(samples, &Sample::targets, task.length(), kIgnore);
+  }
+  if (goal == Goal::label || goal == Goal::sequence) {
+    batch.lengths = sizes_of(samples, &Sample::inputs);
+  }
+  if (goal == Goal::sequence) {
+    batch.source = rows_of(samples, &Sample::source, task.source_length(), 0);
+    batch.source_lengths = sizes_of(samples, &Sample::source);
+  }
+  return batch;
+}
 
 Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer) {
   Sample sample;
@@ -49,15 +89,9 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
 }
 
 Batch GeneratedTask::batch(bool held_out, int64_t first, int64_t count) const {
-  Batch batch{at::empty({count, length_}, at::kLong), at::empty({count, length_}, at::kLong), {}};
-  int64_t* inputs = batch.inputs.data_ptr<int64_t>();
-  int64_t* targets = batch.targets.data_ptr<int64_t>();
-  for (int64_t row = 0; row < count; ++row) {
-    const Sample sample = sequence(held_out, first + row);
-    std::copy(sample.inputs.begin(), sample.inputs.end(), inputs + row * length_);
-    std::copy(sample.targets.begin(), sample.targets.end(), targets + row * length_);
-  }
-  return batch;
+  std::vector<Sample> samples;
+  for (int64_t i = 0; i < count; ++i) samples.push_back(sequence(held_out, first + i));
+  return batch_of(*this, samples);
 }
 
 Batch GeneratedTask::train_batch(int64_t index, int64_t batch_size) const {
@@ -65,8 +99,7 @@ Batch GeneratedTask::train_batch(int64_t index, int64_t batch_size) const {
 }
 
 Batch GeneratedTask::eval_batch(int64_t first, int64_t count) const {
-  require(first >= 0 && count >= 0 && first + count <= eval_sequences_, "held-out sequences [",
-          first, ", ", first + count, ") were asked for, but there are ", eval_sequences_);
+  check_held_out(first, count, eval_sequences_);
   return batch(true, first, count);
 }
 

@@ -7,16 +7,21 @@
 namespace headloom::data {
 
 struct Sample {
-  std::vector<int64_t> inputs;   // T tokens
-  std::vector<int64_t> targets;  // T tokens, kIgnore where there is no loss
+  std::vector<int64_t> inputs;       // T tokens; for Goal::label and Goal::sequence T or fewer
+  std::vector<int64_t> targets;      // as many, kIgnore where there is no loss; or one label
+  std::vector<int64_t> source = {};  // Goal::sequence: S tokens or fewer
 };
+
+// Samples as a batch of `task`, padded to its lengths; goals whose sequences may be shorter say how
+// long each is.
+Batch batch_of(const Task& task, const std::vector<Sample>& samples);
 
 // inputs and targets of predicting each token from those before it, with loss on the last `answer`
 // tokens only.
 Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer);
 
-// Sequences are split by a hash of their inputs: one in 16 of all possible ones is for the held-out
-// stream, the others for training, and each stream draws until it meets one of its own.
+// Sequences are split by a hash of source and inputs: one in 16 of all possible ones is for the
+// held-out stream, the others for training, and each stream draws until it meets one of its own.
 class GeneratedTask : public Task {
  public:
   // Tokens are written as numbers unless `characters` names them: token i is characters[i].

@@ -18,8 +18,20 @@ const std::vector<TaskEntry>& tasks() {
        induction_spec},
       {"needle", "Repeat a number that was stated once at some depth of a long filler.", "",
        needle_spec},
+      {"masked_text", "Name the hidden bytes of files, folders and globs.",
+       "Devlin et al. 2019, BERT", masked_text_spec},
+      {"classify_text",
+       "Which class a text is of: of a folder's, or which generated grammar wrote it.", "",
+       classify_text_spec},
+      {"sequence", "Copy, reverse or sort a source sequence, for encoder-decoders.", "",
+       sequence_spec},
   };
   return table;
+}
+
+void check_held_out(int64_t first, int64_t count, int64_t present) {
+  require(first >= 0 && count >= 0 && first + count <= present, "held-out sequences [", first, ", ",
+          first + count, ") were asked for, but there are ", present);
 }
 
 std::vector<std::string> task_names() {

@@ -95,6 +95,9 @@ class Task {
   virtual std::optional<int64_t> end_token() const { return std::nullopt; }
 };
 
+// Throws Error unless [first, first + count) lies in the `present` held-out sequences.
+void check_held_out(int64_t first, int64_t count, int64_t present);
+
 // The options of a task, as a config holds them: [task] type = "find_block" ...
 struct TaskSpec {
   virtual ~TaskSpec() = default;

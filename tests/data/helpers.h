@@ -46,9 +46,23 @@ inline void expect_contains(const std::string& text, const std::string& part) {
 }
 
 inline bool same(const Batch& a, const Batch& b) {
-  return at::equal(a.inputs, b.inputs) && at::equal(a.targets, b.targets) &&
-         a.documents.defined() == b.documents.defined() &&
-         (!a.documents.defined() || at::equal(a.documents, b.documents));
+  const auto equal = [](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() == y.defined() && (!x.defined() || at::equal(x, y));
+  };
+  return equal(a.inputs, b.inputs) && equal(a.targets, b.targets) &&
+         equal(a.documents, b.documents) && equal(a.lengths, b.lengths) &&
+         equal(a.source, b.source) && equal(a.source_lengths, b.source_lengths) &&
+         equal(a.images, b.images);
+}
+
+// Examples [first, first + count) of a batch.
+inline Batch slice(const Batch& batch, int64_t first, int64_t count) {
+  const auto part = [&](const at::Tensor& x) {
+    return x.defined() ? x.slice(0, first, first + count) : x;
+  };
+  return {part(batch.inputs),  part(batch.targets), part(batch.documents),
+          part(batch.lengths), part(batch.source),  part(batch.source_lengths),
+          part(batch.images)};
 }
 
 inline std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {

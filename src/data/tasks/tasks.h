@@ -12,5 +12,8 @@ std::shared_ptr<TaskSpec> recall_spec();
 std::shared_ptr<TaskSpec> copy_spec();
 std::shared_ptr<TaskSpec> induction_spec();
 std::shared_ptr<TaskSpec> needle_spec();
+std::shared_ptr<TaskSpec> masked_text_spec();
+std::shared_ptr<TaskSpec> classify_text_spec();
+std::shared_ptr<TaskSpec> sequence_spec();
 
 }  // namespace headloom::data

@@ -1,0 +1,52 @@
+#include "data/labelled.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace headloom::data {
+
+namespace fs = std::filesystem;
+
+std::vector<ClassPath> classes_below(const std::string& folder,
+                                     const std::vector<std::string>& extensions) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    fail("there is no folder '", folder, "' whose sub-folders or files are the classes");
+  }
+  std::vector<ClassPath> folders, files;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const ClassPath found{entry->path().filename().string(), entry->path().string()};
+    std::error_code ignored;  // an entry that cannot be looked at is neither
+    if (found.name.starts_with('.')) continue;
+    if (entry->is_directory(ignored)) {
+      folders.push_back(found);
+    } else if (entry->is_regular_file(ignored) &&
+               (extensions.empty() ||
+                std::any_of(extensions.begin(), extensions.end(), [&](const std::string& ending) {
+                  return found.name.ends_with(ending);
+                }))) {
+      files.push_back(found);
+    }
+  }
+  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  std::vector<ClassPath>& classes = folders.empty() ? files : folders;
+  require(classes.size() >= 2, "the folder '", folder, "' has ", folders.size(),
+          " sub-folders and ", files.size(), " files",
+          extensions.empty() ? "" : " that end in " + join(extensions),
+          ", expected at least two of either, each a class");
+  std::sort(classes.begin(), classes.end(),
+            [](const ClassPath& a, const ClassPath& b) { return a.name < b.name; });
+  return classes;
+}
+
+int64_t held_out_count(int64_t present, double share) {
+  return std::clamp<int64_t>(std::llround(share * static_cast<double>(present)), 1, present - 1);
+}
+
+}  // namespace headloom::data

@@ -1,0 +1,101 @@
+#include "data/packed_text.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace headloom::data {
+namespace {
+
+constexpr uint64_t kSplitSalt = 1;  // other than that of max_bytes
+
+}  // namespace
+
+void TextOptions::fields(Fields& f) {
+  f.field("paths", corpus.paths,
+          "files, folders (every text file below them) and globs (* ? [abc])");
+  f.field("extensions", corpus.extensions,
+          "take only files of folders that end so, \".txt\"; empty: every text file");
+  f.field("max_bytes", corpus.max_bytes,
+          "use at most so many bytes, of files chosen by a hash of their names; absent: all",
+          at_least(1));
+  f.field("length", length, "bytes in a sequence (T)", at_least(1));
+  f.field("held_out", held_out,
+          "share of the text kept for evaluation: whole files where there are many, else the end",
+          Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
+  f.field("eval_tokens", eval_tokens, "evaluate on at most so many held-out tokens, spread evenly",
+          at_least(1));
+  f.field("separate_documents", separate_documents,
+          "keep attention inside a file where a sequence spans several");
+}
+
+void TextOptions::check(const std::string& task) const {
+  if (corpus.paths.empty()) {
+    usage_error("the task ", task, " needs 'paths', the files, folders or globs to read");
+  }
+  check_extensions(corpus.extensions, task);
+}
+
+PackedText::PackedText(const TextOptions& options, uint64_t seed,
+                       std::shared_ptr<const Tokenizer> tokenizer)
+    : PackedText(options, seed, read_corpus(options.corpus), std::move(tokenizer)) {}
+
+PackedText::PackedText(const TextOptions& options, uint64_t seed,
+                       const std::vector<Document>& documents,
+                       std::shared_ptr<const Tokenizer> tokenizer)
+    : options_(options),
+      tokenizer_(std::move(tokenizer)),
+      documents_(documents.size()),
+      split_(split(documents)),
+      order_(seed, split_.train.size(), options.length) {}
+
+Split PackedText::split(const std::vector<Document>& documents) {
+  std::vector<at::Tensor> tokens;
+  std::vector<uint64_t> lots;
+  double bytes = 0.0;
+  double count = 0.0;
+  for (const Document& document : documents) {
+    tokens.push_back(tokenizer_->encode(document.text));
+    lots.push_back(document_lot(document.name, kSplitSalt));
+    // The mark of a document's end counts as a byte.
+    bytes += static_cast<double>(document.text.size()) + 1.0;
+    count += static_cast<double>(tokens.back().size(0)) + 1.0;
+  }
+  bytes_per_token_ = bytes / count;
+  return split_documents(tokens, lots, options_.held_out, options_.length, tokenizer_->end_token());
+}
+
+Batch PackedText::train(int64_t first, int64_t count) const {
+  return split_.train.windows(at::tensor(order_.starts(first, count), at::kLong), options_.length,
+                              options_.separate_documents);
+}
+
+int64_t PackedText::eval_sequences() const {
+  return std::min(held_out_windows(), std::max<int64_t>(1, options_.eval_tokens / options_.length));
+}
+
+Batch PackedText::held_out(int64_t first, int64_t count) const {
+  check_held_out(first, count, eval_sequences());
+  std::vector<int64_t> starts;
+  for (int64_t i = first; i < first + count; ++i) {
+    // Spread over all that is held out.
+    starts.push_back(i * held_out_windows() / eval_sequences() * options_.length);
+  }
+  return split_.held_out.windows(at::tensor(starts, at::kLong), options_.length,
+                                 options_.separate_documents);
+}
+
+std::string PackedText::describe() const {
+  return str(documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths),
+             ": ", human_bytes(static_cast<double>(split_.train.size())), " to train on and ",
+             human_bytes(static_cast<double>(split_.held_out.size())), " held out, ",
+             split_.by_document ? str(split_.held_out_documents, " whole files")
+                                : std::string("the end of the text"),
+             ", of which ", eval_sequences(), " sequences of ", options_.length,
+             " bytes are evaluated");
+}
+
+}  // namespace headloom::data

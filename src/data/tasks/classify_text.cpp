@@ -1,0 +1,350 @@
+// classify_text: the class of a text, which is padded to the longest.
+//
+// With `path`: a folder whose sub-folders, or files, are the classes. Files are cut into pieces of
+// `length` bytes; the last piece of a file is shorter. Without: strings of a generated language.
+//
+//   grammars  Each class allows each letter half of the letters as its successor, chosen so that
+//             every letter is equally likely at every place under every grammar: only neighbours
+//             tell the classes apart. A string fits its own grammar alone.
+//   brackets  Class 1 is balanced, "([]){}"; class 0 is such a string with two of its brackets
+//             exchanged so that it is not: counting tells nothing.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "data/corpus.h"
+#include "data/generated.h"
+#include "data/labelled.h"
+#include "data/stream.h"
+#include "data/tasks/tasks.h"
+#include "data/tokenizer.h"
+
+namespace headloom::data {
+namespace {
+
+constexpr uint64_t kSplitSalt = 1;
+constexpr size_t kManyDocuments = 20;  // where whole documents can be held out
+constexpr int kMaxDraws = 10000;
+constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+constexpr const char* kBrackets = "()[]{}<>";
+constexpr uint64_t kGrammarKey = 0x6772616d6d6172;  // the grammars are the same for every seed
+
+struct Options {
+  std::optional<std::string> path;
+  std::vector<std::string> extensions;
+  double held_out = 0.1;
+  int64_t length = 64;
+  std::string language = "grammars";
+  int64_t classes = 4;
+  int64_t symbols = 8;
+  std::optional<int64_t> min_length;
+
+  int64_t shortest() const { return min_length.value_or((length + 1) / 2); }
+};
+
+class Grammars final : public GeneratedTask {
+ public:
+  Grammars(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, options.symbols, options.length, eval_sequences,
+                      std::string(kLetters, static_cast<size_t>(options.symbols))),
+        options_(options) {
+    // Arrangements of the others behind the first letter.
+    int64_t circles = 1;
+    for (int64_t i = 2; i < options.symbols && circles < options.classes; ++i) circles *= i;
+    if (circles < options.classes) {
+      usage_error("classify_text has classes = ", options.classes, ", but of ", options.symbols,
+                  " letters there are only ", circles, " grammars");
+    }
+    Random random({kGrammarKey, static_cast<uint64_t>(options.symbols)});
+    while (static_cast<int64_t>(orders_.size()) < options.classes) {
+      std::vector<int64_t> order = random.distinct(options.symbols, options.symbols);
+      std::rotate(order.begin(), std::find(order.begin(), order.end(), 0), order.end());
+      if (std::find(orders_.begin(), orders_.end(), order) == orders_.end()) {
+        orders_.push_back(order);
+      }
+    }
+  }
+
+  Goal goal() const override { return Goal::label; }
+  int64_t classes() const override { return options_.classes; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str("Strings of ", options_.shortest(), " to ", options_.length, " of ",
+               options_.symbols, " letters, each written by one of ", options_.classes,
+               " grammars, which is the answer; generated, ", eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    for (int i = 0; i < kMaxDraws; ++i) {
+      const int64_t label = random.below(options_.classes);
+      const std::vector<int64_t>& order = orders_[static_cast<size_t>(label)];
+      Sample sample;
+      sample.targets = {label};
+      int64_t place = random.below(options_.symbols);
+      const int64_t count =
+          options_.shortest() + random.below(options_.length - options_.shortest() + 1);
+      for (int64_t i = 0; i < count; ++i) {
+        sample.inputs.push_back(order[static_cast<size_t>(place)]);
+        place = (place + 1 + random.below(options_.symbols / 2)) % options_.symbols;
+      }
+      int64_t fitting = 0;
+      for (int64_t c = 0; c < options_.classes; ++c) fitting += fits(sample.inputs, c);
+      if (fitting == 1) return sample;
+    }
+    usage_error("classify_text has strings of ", options_.shortest(), " of ", options_.symbols,
+                " letters, which hardly ever fit only one of ", options_.classes,
+                " grammars; make them longer");
+  }
+
+ private:
+  // Arranged in a circle as the class has it, a letter's successors are the half behind it.
+  bool fits(const std::vector<int64_t>& letters, int64_t label) const {
+    const std::vector<int64_t>& order = orders_[static_cast<size_t>(label)];
+    std::vector<int64_t> place(order.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+      place[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+    }
+    for (size_t i = 1; i < letters.size(); ++i) {
+      const int64_t step = place[static_cast<size_t>(letters[i])] -
+                           place[static_cast<size_t>(letters[i - 1])] + options_.symbols;
+      const int64_t turn = step % options_.symbols;
+      if (turn < 1 || turn > options_.symbols / 2) return false;
+    }
+    return true;
+  }
+
+  Options options_;
+  std::vector<std::vector<int64_t>> orders_;  // of each class: its circle of letters
+};
+
+class Brackets final : public GeneratedTask {
+ public:
+  Brackets(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, options.symbols, options.length, eval_sequences,
+                      std::string(kBrackets, static_cast<size_t>(options.symbols))),
+        options_(options) {}
+
+  Goal goal() const override { return Goal::label; }
+  int64_t classes() const override { return 2; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str("Strings of ", options_.shortest(), " to ", options_.length, " brackets of ",
+               options_.symbols / 2,
+               " kinds, balanced or with two exchanged; the answer is which; ", "generated, ",
+               eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    const int64_t least = (options_.shortest() + 1) / 2;
+    const int64_t pairs = least + random.below(options_.length / 2 - least + 1);
+    Sample sample{.inputs = balanced_string(random, pairs), .targets = {random.below(2)}};
+    while (sample.targets[0] == 0 && is_balanced(sample.inputs)) {
+      const auto size = static_cast<int64_t>(sample.inputs.size());
+      std::swap(sample.inputs[static_cast<size_t>(random.below(size))],
+                sample.inputs[static_cast<size_t>(random.below(size))]);
+    }
+    return sample;
+  }
+
+ private:
+  // All shapes equally likely (Arnold and Sleep 1980): with r places left and depth d the next
+  // bracket closes with probability d (r + d + 2) / (2 r (d + 1)).
+  std::vector<int64_t> balanced_string(Random& random, int64_t pairs) const {
+    std::vector<int64_t> text, open;
+    for (int64_t left = 2 * pairs; left > 0; --left) {
+      const auto depth = static_cast<int64_t>(open.size());
+      if (random.below(2 * left * (depth + 1)) < depth * (left + depth + 2)) {
+        text.push_back(open.back() + 1);
+        open.pop_back();
+      } else {
+        open.push_back(2 * random.below(options_.symbols / 2));
+        text.push_back(open.back());
+      }
+    }
+    return text;
+  }
+
+  static bool is_balanced(const std::vector<int64_t>& text) {
+    std::vector<int64_t> open;
+    for (int64_t token : text) {
+      if (token % 2 == 0) {
+        open.push_back(token);
+      } else if (open.empty() || open.back() + 1 != token) {
+        return false;
+      } else {
+        open.pop_back();
+      }
+    }
+    return open.empty();
+  }
+
+  Options options_;
+};
+
+// The pieces of the files of a folder's classes.
+class Files final : public Task {
+ public:
+  Files(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : options_(options), tokenizer_(byte_tokenizer()) {
+    for (const ClassPath& entry : classes_below(*options.path, options.extensions)) {
+      names_.push_back(entry.name);
+      add_class(entry.path);
+    }
+    // Whatever part of it is evaluated should be a fair sample.
+    Random random({0});
+    random.shuffle(held_out_);
+    eval_sequences_ = std::min(eval_sequences, static_cast<int64_t>(held_out_.size()));
+    order_.emplace(seed, static_cast<int64_t>(train_.size()), 1);
+  }
+
+  Goal goal() const override { return Goal::label; }
+  int64_t vocabulary() const override { return tokenizer_->vocabulary(); }
+  int64_t length() const override { return options_.length; }
+  int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
+  int64_t eval_sequences() const override { return eval_sequences_; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+
+  Batch train_batch(int64_t index, int64_t batch_size) const override {
+    std::vector<Sample> samples;
+    for (int64_t i : order_->starts(index * batch_size, batch_size)) {
+      samples.push_back(sample(train_[static_cast<size_t>(i)]));
+    }
+    return batch_of(*this, samples);
+  }
+  Batch eval_batch(int64_t first, int64_t count) const override {
+    check_held_out(first, count, eval_sequences_);
+    std::vector<Sample> samples;
+    for (int64_t i = first; i < first + count; ++i) {
+      samples.push_back(sample(held_out_[static_cast<size_t>(i)]));
+    }
+    return batch_of(*this, samples);
+  }
+
+  std::string describe() const override {
+    std::vector<int64_t> counts(names_.size());
+    for (const Piece& piece : train_) ++counts[static_cast<size_t>(piece.label)];
+    const auto most = std::max_element(counts.begin(), counts.end());
+    return str("Pieces of up to ", options_.length, " bytes of the ", names_.size(), " classes in ",
+               *options_.path, ": ", train_.size(), " to train on, of which ",
+               100 * *most / static_cast<int64_t>(train_.size()), "% are of the class ",
+               names_[static_cast<size_t>(most - counts.begin())], ", and ", eval_sequences_,
+               " of ", held_out_.size(), " held out.");
+  }
+  std::vector<int64_t> encode(std::string_view text) const override {
+    const at::Tensor tokens = tokenizer_->encode(text).to(at::kLong);
+    return {tokens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + tokens.size(0)};
+  }
+  std::string decode(const std::vector<int64_t>& tokens) const override {
+    return tokenizer_->decode(tokens);
+  }
+
+ private:
+  struct Piece {
+    int64_t label;
+    size_t document;  // within the class
+    std::string text;
+  };
+
+  void add_class(const std::string& path) {
+    std::vector<Document> documents = read_corpus({{path}, options_.extensions, {}});
+    const bool whole = documents.size() >= kManyDocuments;
+    if (whole) {
+      std::stable_sort(documents.begin(), documents.end(),
+                       [](const Document& a, const Document& b) {
+                         return document_lot(a.name, kSplitSalt) < document_lot(b.name, kSplitSalt);
+                       });
+    }
+    std::vector<Piece> pieces;
+    const auto length = static_cast<size_t>(options_.length);
+    for (size_t d = 0; d < documents.size(); ++d) {
+      for (size_t at = 0; at < documents[d].text.size(); at += length) {
+        pieces.push_back({classes() - 1, d, documents[d].text.substr(at, length)});
+      }
+    }
+    require(pieces.size() >= 2, "the class '", path, "' has one piece of ", options_.length,
+            " bytes, expected at least two, one to train on and one held out");
+    const auto present = static_cast<int64_t>(pieces.size());
+    auto cut = static_cast<size_t>(present - held_out_count(present, options_.held_out));
+    if (whole) {  // at the beginning of a document, the first one's apart
+      const size_t document = std::max<size_t>(pieces[cut].document, 1);
+      cut = 0;
+      while (pieces[cut].document < document) ++cut;
+    }
+    const auto middle = pieces.begin() + static_cast<int64_t>(cut);
+    train_.insert(train_.end(), pieces.begin(), middle);
+    held_out_.insert(held_out_.end(), middle, pieces.end());
+  }
+
+  Sample sample(const Piece& piece) const { return {encode(piece.text), {piece.label}}; }
+
+  Options options_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<std::string> names_;
+  std::vector<Piece> train_, held_out_;
+  int64_t eval_sequences_ = 0;
+  std::optional<WindowOrder> order_;
+};
+
+struct ClassifyTextSpec final : GeneratedSpec {
+  Options options;
+
+  std::string type() const override { return "classify_text"; }
+
+ protected:
+  void own_fields(Fields& f) override {
+    f.field("path", options.path,
+            "folder whose sub-folders, or files, are the classes; absent: a generated language");
+    f.field("extensions", options.extensions,
+            "with path: take only files that end so, \".txt\"; empty: every text file");
+    f.field("held_out", options.held_out,
+            "with path: share of each class kept for evaluation, whole files where there are many",
+            Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
+    f.field("length", options.length, "tokens of the longest text (T)", at_least(2));
+    f.field("language", options.language, "without path: what is generated",
+            {"grammars", "brackets"});
+    f.field("classes", options.classes, "grammars: how many", between<int64_t>(2, 1000));
+    f.field("symbols", options.symbols, "generated: letters, or opening and closing brackets",
+            between<int64_t>(2, 26));
+    f.field("min_length", options.min_length,
+            "generated: tokens of the shortest text; absent: length / 2", at_least(2));
+  }
+  std::shared_ptr<Task> make(uint64_t seed) const override {
+    if (options.path) {
+      check_extensions(options.extensions, type());
+      return std::make_shared<Files>(options, seed, eval_sequences);
+    }
+    if (options.shortest() > options.length) {
+      usage_error("classify_text has min_length = ", options.shortest(),
+                  ", expected at most length = ", options.length);
+    }
+    if (options.language == "brackets") {
+      if (options.symbols > 8 || options.symbols % 2 != 0) {
+        usage_error("classify_text has symbols = ", options.symbols,
+                    ", expected 2, 4, 6 or 8 brackets");
+      }
+      if (options.shortest() + 1 > options.length && options.length % 2 != 0) {
+        usage_error("classify_text has min_length = length = ", options.length,
+                    ", but a string of brackets has an even length");
+      }
+      return std::make_shared<Brackets>(options, seed, eval_sequences);
+    }
+    // Shorter strings would often fit several grammars.
+    constexpr int64_t kShortest = 8;
+    if (options.shortest() < kShortest || options.symbols < 5) {
+      usage_error("classify_text has min_length = ", options.shortest(),
+                  " and symbols = ", options.symbols, ", but grammars need at least ", kShortest,
+                  " of 5 letters");
+    }
+    return std::make_shared<Grammars>(options, seed, eval_sequences);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> classify_text_spec() { return std::make_shared<ClassifyTextSpec>(); }
+
+}  // namespace headloom::data

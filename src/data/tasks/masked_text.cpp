@@ -1,0 +1,128 @@
+// masked_text: name the hidden bytes of files (Devlin et al. 2019, BERT, section 3.1).
+//
+// Of each sequence a share `masked` of the bytes (at least one; never a document's end) is chosen
+// and is the target. Of the chosen ones `replaced` show the mask token, `random` another byte drawn
+// evenly, the others themselves. Training masks are drawn anew for every sequence number; the
+// held-out ones are fixed.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "data/packed_text.h"
+#include "data/random.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+namespace {
+
+constexpr uint64_t kMaskStream = 2;  // apart from the order of the windows
+
+struct Options {
+  TextOptions text;
+  double masked = 0.15;
+  double replaced = 0.8;
+  double random = 0.1;
+};
+
+class MaskedText final : public Task {
+ public:
+  MaskedText(const Options& options, uint64_t seed)
+      : options_(options),
+        seed_(seed),
+        bytes_(byte_tokenizer()),
+        text_(options.text, seed, bytes_) {}
+
+  Goal goal() const override { return Goal::masked_token; }
+  int64_t vocabulary() const override { return bytes_->vocabulary() + 1; }
+  int64_t length() const override { return options_.text.length; }
+  Batch train_batch(int64_t index, int64_t batch_size) const override {
+    const int64_t first = index * batch_size;
+    return hide(text_.train(first, batch_size), seed_, false, first);
+  }
+  int64_t eval_sequences() const override { return text_.eval_sequences(); }
+  Batch eval_batch(int64_t first, int64_t count) const override {
+    return hide(text_.held_out(first, count), 0, true, first);
+  }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str("Bytes of ", text_.describe(), ", ", 100 * options_.masked,
+               "% of each hidden and asked for.");
+  }
+  std::vector<int64_t> encode(std::string_view text) const override {
+    const at::Tensor tokens = bytes_->encode(text).to(at::kLong);
+    return {tokens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + tokens.size(0)};
+  }
+  std::string decode(const std::vector<int64_t>& tokens) const override {
+    std::string text;
+    for (int64_t token : tokens) text += token == mask_token() ? "[?]" : bytes_->decode({token});
+    return text;
+  }
+
+ private:
+  int64_t mask_token() const { return bytes_->vocabulary(); }
+
+  Batch hide(Batch batch, uint64_t seed, bool held_out, int64_t first) const {
+    const int64_t rows = batch.inputs.size(0), length = batch.inputs.size(1);
+    batch.targets = at::full_like(batch.inputs, kIgnore);
+    for (int64_t row = 0; row < rows; ++row) {
+      Random random({seed, kMaskStream, held_out, static_cast<uint64_t>(first + row)});
+      int64_t* inputs = batch.inputs.data_ptr<int64_t>() + row * length;
+      int64_t* targets = batch.targets.data_ptr<int64_t>() + row * length;
+      std::vector<int64_t> open;
+      for (int64_t t = 0; t < length; ++t) {
+        if (inputs[t] != bytes_->end_token()) open.push_back(t);
+      }
+      const auto count = static_cast<int64_t>(open.size());
+      if (count == 0) continue;
+      const int64_t hidden =
+          std::clamp<int64_t>(std::llround(options_.masked * static_cast<double>(count)), 1, count);
+      for (int64_t place : random.distinct(count, hidden)) {
+        const int64_t t = open[static_cast<size_t>(place)];
+        targets[t] = inputs[t];
+        const double lot = static_cast<double>(random.below(1 << 30)) / (1 << 30);
+        if (lot < options_.replaced) {
+          inputs[t] = mask_token();
+        } else if (lot < options_.replaced + options_.random) {
+          inputs[t] = 1 + random.below(255);  // any byte but the end
+        }
+      }
+    }
+    return batch;
+  }
+
+  Options options_;
+  uint64_t seed_;
+  std::shared_ptr<const Tokenizer> bytes_;
+  PackedText text_;
+};
+
+struct MaskedTextSpec final : TaskSpec {
+  Options options;
+
+  std::string type() const override { return "masked_text"; }
+  void fields(Fields& f) override {
+    options.text.fields(f);
+    f.field("masked", options.masked, "share of a sequence's bytes that is asked for",
+            Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
+    f.field("replaced", options.replaced, "share of those that shows the mask token",
+            between(0.0, 1.0));
+    f.field("random", options.random, "share of those that shows a random byte; the rest stays",
+            between(0.0, 1.0));
+  }
+  std::shared_ptr<Task> build(uint64_t seed) const override {
+    options.text.check(type());
+    if (options.replaced + options.random > 1.0) {
+      usage_error("masked_text has replaced = ", options.replaced, " and random = ", options.random,
+                  ", expected a sum of at most 1");
+    }
+    return std::make_shared<MaskedText>(options, seed);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> masked_text_spec() { return std::make_shared<MaskedTextSpec>(); }
+
+}  // namespace headloom::data

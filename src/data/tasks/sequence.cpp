@@ -1,0 +1,93 @@
+// sequence: a source of random symbols -> the same symbols in another order, for encoder-decoders.
+//
+//   source   3 1 2          kind = "reverse"
+//   inputs   ^ 2 1 3        ^ begins, $ ends the answer
+//   targets  2 1 3 $
+//
+// Sources have between min_count and count symbols. Loss and exact match on the answer and its end.
+#include <algorithm>
+
+#include "core/error.h"
+#include "data/generated.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+namespace {
+
+struct Options {
+  std::string kind = "copy";
+  int64_t symbols = 16;
+  int64_t count = 16;
+  std::optional<int64_t> min_count;
+
+  int64_t shortest() const { return min_count.value_or(std::max<int64_t>(1, count / 2)); }
+};
+
+class Sequence final : public GeneratedTask {
+ public:
+  // The begin and end tokens come after the symbols.
+  Sequence(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, options.symbols + 2, options.count + 1, eval_sequences),
+        options_(options) {}
+
+  Goal goal() const override { return Goal::sequence; }
+  int64_t source_length() const override { return options_.count; }
+  Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::optional<int64_t> end_token() const override { return options_.symbols + 1; }
+  std::string describe() const override {
+    const char* what = options_.kind == "copy"      ? "the same sequence"
+                       : options_.kind == "reverse" ? "the sequence backwards"
+                                                    : "the sequence in ascending order";
+    return str("Source sequences of ", options_.shortest(), " to ", options_.count,
+               " random tokens of ", options_.symbols, "; the answer is ", what, "; generated, ",
+               eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    const int64_t shortest = options_.shortest();
+    Sample sample;
+    sample.source.resize(
+        static_cast<size_t>(shortest + random.below(options_.count - shortest + 1)));
+    for (int64_t& token : sample.source) token = random.below(options_.symbols);
+    sample.targets = sample.source;
+    if (options_.kind == "reverse") std::reverse(sample.targets.begin(), sample.targets.end());
+    if (options_.kind == "sort") std::sort(sample.targets.begin(), sample.targets.end());
+    sample.inputs = sample.targets;
+    sample.inputs.insert(sample.inputs.begin(), options_.symbols);
+    sample.targets.push_back(options_.symbols + 1);
+    return sample;
+  }
+
+ private:
+  Options options_;
+};
+
+struct SequenceSpec final : GeneratedSpec {
+  Options options;
+
+  std::string type() const override { return "sequence"; }
+
+ protected:
+  void own_fields(Fields& f) override {
+    f.field("kind", options.kind, "what the answer is", {"copy", "reverse", "sort"});
+    f.field("symbols", options.symbols, "different tokens, besides the two that begin and end",
+            between<int64_t>(2, int64_t{1} << 31));
+    f.field("count", options.count, "tokens of the longest source", at_least(1));
+    f.field("min_count", options.min_count, "tokens of the shortest source; absent: count / 2",
+            at_least(1));
+  }
+  std::shared_ptr<Task> make(uint64_t seed) const override {
+    if (options.shortest() > options.count) {
+      usage_error("sequence has min_count = ", options.shortest(),
+                  ", expected at most count = ", options.count);
+    }
+    return std::make_shared<Sequence>(options, seed, eval_sequences);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> sequence_spec() { return std::make_shared<SequenceSpec>(); }
+
+}  // namespace headloom::data
