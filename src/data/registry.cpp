@@ -25,6 +25,8 @@ const std::vector<TaskEntry>& tasks() {
        classify_text_spec},
       {"sequence", "Copy, reverse or sort a source sequence, for encoder-decoders.", "",
        sequence_spec},
+      {"images", "The class of a picture: generated shapes, CIFAR files or folders of images.", "",
+       images_spec},
   };
   return table;
 }

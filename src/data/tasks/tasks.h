@@ -15,5 +15,6 @@ std::shared_ptr<TaskSpec> needle_spec();
 std::shared_ptr<TaskSpec> masked_text_spec();
 std::shared_ptr<TaskSpec> classify_text_spec();
 std::shared_ptr<TaskSpec> sequence_spec();
+std::shared_ptr<TaskSpec> images_spec();
 
 }  // namespace headloom::data

@@ -1,0 +1,230 @@
+#include "data/image_set.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "data/corpus.h"
+#include "data/image_file.h"
+#include "data/labelled.h"
+
+namespace headloom::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kSplitSalt = 1;
+constexpr int64_t kCifarSize = 32;
+constexpr int64_t kCifarPixels = 3 * kCifarSize * kCifarSize;
+
+// Channel statistics of the training images, as commonly used.
+constexpr std::array<double, 3> kCifar10Mean = {0.4914, 0.4822, 0.4465};
+constexpr std::array<double, 3> kCifar10Spread = {0.2470, 0.2435, 0.2616};
+constexpr std::array<double, 3> kCifar100Mean = {0.5071, 0.4865, 0.4409};
+constexpr std::array<double, 3> kCifar100Spread = {0.2673, 0.2564, 0.2762};
+constexpr std::array<double, 3> kImageNetMean = {0.485, 0.456, 0.406};
+constexpr std::array<double, 3> kImageNetSpread = {0.229, 0.224, 0.225};
+
+// [N, 3, h, w] bytes -> [N, 3, size, size]; `path` is for the message.
+at::Tensor fit(const at::Tensor& pixels, const ImageFileOptions& options, const std::string& path) {
+  const int64_t height = pixels.size(2), width = pixels.size(3), size = options.size;
+  if (height == size && width == size) return pixels;
+  require(options.resize, "the image '", path, "' is ", width, " x ", height, " pixels, expected ",
+          size, " x ", size, " (or set resize = true)");
+  const double scale = static_cast<double>(size) / static_cast<double>(std::min(height, width));
+  const auto scaled = [&](int64_t side) {
+    return std::max(size, static_cast<int64_t>(std::llround(static_cast<double>(side) * scale)));
+  };
+  const int64_t rows = scaled(height), columns = scaled(width);
+  const at::Tensor resized =
+      at::_upsample_bilinear2d_aa(pixels.to(at::kFloat), {rows, columns}, /*align_corners=*/false);
+  return resized.narrow(2, (rows - size) / 2, size)
+      .narrow(3, (columns - size) / 2, size)
+      .round()
+      .clamp(0, 255)
+      .to(at::kByte);
+}
+
+// Collects images of one size.
+class Builder {
+ public:
+  void add(const at::Tensor& pixels, int64_t label) {  // [N, 3, size, size]
+    pieces_.push_back(pixels.contiguous());
+    for (int64_t i = 0; i < pixels.size(0); ++i) labels_.push_back(label);
+  }
+  void add(const at::Tensor& pixels, const std::vector<int64_t>& labels) {
+    pieces_.push_back(pixels.contiguous());
+    labels_.insert(labels_.end(), labels.begin(), labels.end());
+  }
+  bool empty() const { return labels_.empty(); }
+  ImageSet take() const { return {at::cat(pieces_), labels_}; }
+
+ private:
+  std::vector<at::Tensor> pieces_;
+  std::vector<int64_t> labels_;
+};
+
+std::vector<fs::path> entries(const std::string& folder) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    paths.push_back(entry->path());
+  }
+  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+void add_cifar(const std::string& path, bool fine, const ImageFileOptions& options, Builder& to) {
+  const std::string bytes = read_file(path);
+  const int64_t head = fine ? 2 : 1, classes = fine ? 100 : 10;
+  const int64_t record = head + kCifarPixels, size = static_cast<int64_t>(bytes.size());
+  require(size > 0 && size % record == 0, "'", path, "' is no CIFAR-", classes, " file: it has ",
+          size, " bytes, expected a multiple of ", record);
+  const at::Tensor records =
+      at::from_blob(const_cast<char*>(bytes.data()), {size / record, record}, at::kByte);
+  const at::Tensor label = records.select(1, head - 1).to(at::kLong).contiguous();
+  const std::vector<int64_t> labels(label.data_ptr<int64_t>(),
+                                    label.data_ptr<int64_t>() + label.numel());
+  for (size_t i = 0; i < labels.size(); ++i) {
+    require(labels[i] < classes, "'", path, "' is a broken CIFAR-", classes, " file: its record ",
+            i, " has the label ", labels[i], ", expected one below ", classes);
+  }
+  const at::Tensor pixels =
+      records.narrow(1, head, kCifarPixels).reshape({-1, 3, kCifarSize, kCifarSize});
+  to.add(fit(pixels.clone(), options, path), labels);
+}
+
+ImageFiles read_cifar(const std::vector<fs::path>& files, const ImageFileOptions& options) {
+  const bool fine = std::any_of(files.begin(), files.end(),
+                                [](const fs::path& p) { return p.filename() == "train.bin"; });
+  Builder train, held_out;
+  for (const fs::path& file : files) {
+    const bool test = file.filename().string().find("test") != std::string::npos;
+    add_cifar(file.string(), fine, options, test ? held_out : train);
+  }
+  require(!train.empty() && !held_out.empty(), "the folder '", options.path, "' has no .bin file ",
+          train.empty() ? "to train on" : "with 'test' in its name to hold out");
+  ImageFiles out;
+  out.train = train.take();
+  out.held_out = held_out.take();
+  for (int64_t i = 0; i < (fine ? 100 : 10); ++i) out.classes.push_back(std::to_string(i));
+  out.mean = fine ? kCifar100Mean : kCifar10Mean;
+  out.spread = fine ? kCifar100Spread : kCifar10Spread;
+  out.what = fine ? "CIFAR-100" : "CIFAR-10";
+  return out;
+}
+
+at::Tensor read_pixels(const fs::path& path, const ImageFileOptions& options) {
+  const Image image = read_image(path.string());
+  const at::Tensor rows = at::from_blob(const_cast<uint8_t*>(image.rgb.data()),
+                                        {1, image.height, image.width, 3}, at::kByte);
+  return fit(rows.permute({0, 3, 1, 2}).contiguous(), options, path.string());
+}
+
+// The images of a class's folder and everything below it, by name.
+std::vector<fs::path> images_below(const std::string& folder) {
+  std::vector<fs::path> images;
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::string ending = entry->path().extension().string();
+    std::transform(ending.begin(), ending.end(), ending.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const auto& known = image_extensions();
+    if (entry->path().filename().string().starts_with('.') ||
+        std::find(known.begin(), known.end(), ending) == known.end()) {
+      continue;
+    }
+    images.push_back(entry->path());
+  }
+  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  require(!images.empty(), "the folder '", folder, "' has no images (", join(image_extensions()),
+          ")");
+  std::sort(images.begin(), images.end());
+  return images;
+}
+
+std::vector<std::string> names_of(const std::vector<ClassPath>& classes) {
+  std::vector<std::string> names;
+  for (const ClassPath& entry : classes) names.push_back(entry.name);
+  return names;
+}
+
+ImageSet read_split(const std::string& folder, const std::vector<std::string>& names,
+                    const ImageFileOptions& options) {
+  const std::vector<ClassPath> classes = classes_below(folder, {});
+  require(names_of(classes) == names, "the folder '", folder, "' has the classes ",
+          join(names_of(classes)), ", expected those to train on, ", join(names));
+  Builder builder;
+  for (size_t c = 0; c < classes.size(); ++c) {
+    for (const fs::path& path : images_below(classes[c].path)) {
+      builder.add(read_pixels(path, options), static_cast<int64_t>(c));
+    }
+  }
+  return builder.take();
+}
+
+ImageFiles read_folders(const ImageFileOptions& options) {
+  ImageFiles out;
+  out.mean = kImageNetMean;
+  out.spread = kImageNetSpread;
+  const std::string train = options.path + "/train";
+  std::error_code ignored;
+  if (fs::is_directory(train, ignored)) {
+    for (const char* name : {"test", "val", "validation"}) {
+      const std::string held_out = options.path + "/" + name;
+      if (!fs::is_directory(held_out, ignored)) continue;
+      out.classes = names_of(classes_below(train, {}));
+      out.train = read_split(train, out.classes, options);
+      out.held_out = read_split(held_out, out.classes, options);
+      out.what = str("images of the ", out.classes.size(), " classes in ", options.path);
+      return out;
+    }
+  }
+  const std::vector<ClassPath> classes = classes_below(options.path, {});
+  out.classes = names_of(classes);
+  Builder kept, held;
+  for (size_t c = 0; c < classes.size(); ++c) {
+    std::vector<fs::path> paths = images_below(classes[c].path);
+    require(paths.size() >= 2, "the class '", classes[c].path,
+            "' has one image, expected at least two, one to train on and one held out");
+    const auto lot = [&](const fs::path& path) {
+      return document_lot(path.lexically_relative(classes[c].path).generic_string(), kSplitSalt);
+    };
+    std::stable_sort(paths.begin(), paths.end(),
+                     [&](const fs::path& a, const fs::path& b) { return lot(a) < lot(b); });
+    const auto present = static_cast<int64_t>(paths.size());
+    const int64_t cut = present - held_out_count(present, options.held_out);
+    for (int64_t i = 0; i < present; ++i) {
+      (i < cut ? kept : held)
+          .add(read_pixels(paths[static_cast<size_t>(i)], options), static_cast<int64_t>(c));
+    }
+  }
+  out.train = kept.take();
+  out.held_out = held.take();
+  out.what = str("images of the ", out.classes.size(), " classes in ", options.path);
+  return out;
+}
+
+}  // namespace
+
+ImageFiles read_image_files(const ImageFileOptions& options) {
+  std::error_code ignored;
+  require(fs::is_directory(options.path, ignored), "there is no folder '", options.path,
+          "' of images");
+  std::vector<fs::path> binaries;
+  for (const fs::path& path : entries(options.path)) {
+    if (path.extension() == ".bin") binaries.push_back(path);
+  }
+  return binaries.empty() ? read_folders(options) : read_cifar(binaries, options);
+}
+
+}  // namespace headloom::data

@@ -1,0 +1,308 @@
+// Pictures: the generated ones, the files that are read, and what is refused.
+#include <png.h>
+
+#include <cstdio>
+#include <set>
+
+#include "data/image_file.h"
+#include "data/random.h"
+#include "data/shapes.h"
+#include "helpers.h"
+
+#include <jpeglib.h>  // after cstdio
+
+namespace headloom::data {
+namespace {
+
+// height x width pixels of one colour, the top left one of another.
+Image picture(int64_t height, int64_t width, uint8_t red, uint8_t green, uint8_t blue) {
+  Image image{height, width, {}};
+  for (int64_t i = 0; i < height * width; ++i) {
+    image.rgb.insert(image.rgb.end(), {red, green, blue});
+  }
+  image.rgb[0] = static_cast<uint8_t>(255 - red);
+  return image;
+}
+
+std::string ppm(const Image& image) {
+  return str("P6\n# a comment\n", image.width, " ", image.height, "\n255\n") +
+         std::string(image.rgb.begin(), image.rgb.end());
+}
+
+std::string png(const Image& image, bool transparent = false) {
+  png_image out{};
+  out.version = PNG_IMAGE_VERSION;
+  out.width = static_cast<png_uint_32>(image.width);
+  out.height = static_cast<png_uint_32>(image.height);
+  out.format = transparent ? PNG_FORMAT_RGBA : PNG_FORMAT_RGB;
+  std::vector<uint8_t> pixels = image.rgb;
+  if (transparent) pixels.assign(static_cast<size_t>(image.width * image.height * 4), 0);
+  png_alloc_size_t size = 0;
+  png_image_write_to_memory(&out, nullptr, &size, 0, pixels.data(), 0, nullptr);
+  std::string bytes(size, '\0');
+  png_image_write_to_memory(&out, bytes.data(), &size, 0, pixels.data(), 0, nullptr);
+  bytes.resize(size);
+  return bytes;
+}
+
+std::string jpeg(const Image& image) {
+  jpeg_compress_struct out{};
+  jpeg_error_mgr errors{};
+  out.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&out);
+  unsigned char* buffer = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&out, &buffer, &size);
+  out.image_width = static_cast<JDIMENSION>(image.width);
+  out.image_height = static_cast<JDIMENSION>(image.height);
+  out.input_components = 3;
+  out.in_color_space = JCS_RGB;
+  jpeg_set_defaults(&out);
+  jpeg_set_quality(&out, 100, TRUE);
+  jpeg_start_compress(&out, TRUE);
+  for (int64_t row = 0; row < image.height; ++row) {
+    auto* pixels = const_cast<uint8_t*>(image.rgb.data()) + row * image.width * 3;
+    jpeg_write_scanlines(&out, &pixels, 1);
+  }
+  jpeg_finish_compress(&out);
+  jpeg_destroy_compress(&out);
+  const std::string bytes(reinterpret_cast<char*>(buffer), size);
+  std::free(buffer);
+  return bytes;
+}
+
+std::string read_error(const std::string& path) {
+  try {
+    read_image(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+TEST(ImageFile, EveryKindGivesThePixelsThatWereWritten) {
+  const TempFolder folder;
+  const Image image = picture(5, 7, 200, 100, 50);
+  for (const auto& [name, bytes] : {std::pair("a.png", png(image)), std::pair("a.ppm", ppm(image)),
+                                    std::pair("jpeg.png", jpeg(image))}) {
+    SCOPED_TRACE(name);
+    const Image read = read_image(folder.write(name, bytes));
+    ASSERT_EQ(read.height, 5);
+    ASSERT_EQ(read.width, 7);
+    ASSERT_EQ(read.rgb.size(), 105u);
+    for (size_t i = 30; i < 105; ++i) {
+      EXPECT_NEAR(read.rgb[i], image.rgb[i], std::string(name) == "jpeg.png" ? 12 : 0);
+    }
+  }
+  const Image grey = read_image(folder.write("a.pgm", "P5 2 1 255\n" + std::string("\x05\x09")));
+  EXPECT_EQ(grey.rgb, (std::vector<uint8_t>{5, 5, 5, 9, 9, 9}));
+  const Image clear = read_image(folder.write("clear.png", png(image, /*transparent=*/true)));
+  EXPECT_EQ(clear.rgb, std::vector<uint8_t>(105, 255));
+}
+
+TEST(ImageFile, BrokenFilesAreNamedAndNothingCrashes) {
+  const TempFolder folder;
+  const Image image = picture(40, 40, 200, 100, 50);
+  for (const auto& [kind, bytes] : {std::pair("PNG", png(image)), std::pair("JPEG", jpeg(image)),
+                                    std::pair("PPM", ppm(image))}) {
+    SCOPED_TRACE(kind);
+    // Cut anywhere.
+    for (size_t keep : {size_t{3}, size_t{10}, bytes.size() / 3, bytes.size() / 2}) {
+      const std::string path = folder.write("cut", bytes.substr(0, keep));
+      const std::string message = read_error(path);
+      expect_contains(message, path);
+      EXPECT_TRUE(message.find(std::string("is a broken ") + kind) != std::string::npos ||
+                  message.find("is no image") != std::string::npos)
+          << message;
+    }
+    // Bytes changed by lot: an image or a sentence.
+    Random random({9});
+    for (int i = 0; i < 100; ++i) {
+      std::string changed = bytes;
+      for (int j = 0; j < 5; ++j) {
+        changed[static_cast<size_t>(random.below(static_cast<int64_t>(bytes.size())))] =
+            static_cast<char>(random.below(256));
+      }
+      const std::string message = read_error(folder.write("changed", changed));
+      EXPECT_TRUE(message == "(no error)" || message.find("changed'") != std::string::npos);
+    }
+  }
+  EXPECT_EQ(read_error(folder.write("big.ppm", "P6 999999999 999999999 255\nxx")),
+            "the image '" + folder.path("big.ppm") +
+                "' is a broken PPM file: its size is 999999999 x 999999999 pixels");
+  EXPECT_EQ(read_error(folder.write("a.png", "")),
+            "'" + folder.path("a.png") + "' is no image: it is empty");
+  EXPECT_EQ(read_error(folder.write("a.png", "GIF89a")),
+            "'" + folder.path("a.png") + "' is no image: it is neither PNG, JPEG nor PPM");
+  expect_contains(read_error(folder.path("gone.png")), "gone.png");
+}
+
+TEST(Shapes, TheShapeAloneTellsTheClass) {
+  // Without noise a picture has its two colours, and mixtures at the shape's edge.
+  for (int64_t shape = 0; shape < static_cast<int64_t>(shape_names().size()); ++shape) {
+    SCOPED_TRACE(shape_names()[static_cast<size_t>(shape)]);
+    double area = 0;
+    for (uint64_t i = 0; i < 20; ++i) {
+      Random random({i});
+      const auto pixels = draw_shape(shape, 32, 0.0, random);
+      ASSERT_EQ(pixels.size(), 32u * 32u * 3u);
+      std::map<std::vector<uint8_t>, int> colours;
+      for (size_t p = 0; p < pixels.size(); p += 3) {
+        ++colours[{pixels.begin() + static_cast<int64_t>(p),
+                   pixels.begin() + static_cast<int64_t>(p) + 3}];
+      }
+      std::vector<int> counts;
+      for (const auto& [colour, count] : colours) counts.push_back(count);
+      std::sort(counts.rbegin(), counts.rend());
+      ASSERT_GE(counts.size(), 2u);
+      EXPECT_GT(counts[0] + counts[1], 800);
+      area += static_cast<double>(counts[1]) / 1024 / 20;
+    }
+    EXPECT_GT(area, 0.03);
+    EXPECT_LT(area, 0.5);
+  }
+}
+
+TEST(Images, ShapesAreAFunctionOfSeedAndIndex) {
+  const std::string config = "type = 'images'\nsize = 16\neval_sequences = 20\nflip = true";
+  const auto task = task_of(config, 5);
+  EXPECT_EQ(task->goal(), Goal::image_label);
+  EXPECT_EQ(task->image_shape(), (std::array<int64_t, 3>{3, 16, 16}));
+  EXPECT_EQ(task->classes(), 6);
+  EXPECT_EQ(task->vocabulary(), 0);
+  EXPECT_EQ(task->length(), 0);
+  const Batch third = task->train_batch(3, 4);
+  EXPECT_EQ(third.images.sizes(), (at::IntArrayRef{4, 3, 16, 16}));
+  EXPECT_EQ(third.images.scalar_type(), at::kFloat);
+  EXPECT_EQ(third.targets.sizes(), (at::IntArrayRef{4}));
+  EXPECT_FALSE(third.inputs.defined());
+  EXPECT_TRUE(same(third, task_of(config, 5)->train_batch(3, 4)));
+  EXPECT_FALSE(same(third, task->train_batch(2, 4)));
+  EXPECT_FALSE(same(third, task_of(config, 6)->train_batch(3, 4)));
+  EXPECT_TRUE(same(slice(third, 2, 2), task->train_batch(7, 2)));
+  EXPECT_TRUE(same(task->eval_batch(0, 8), task_of(config, 6)->eval_batch(0, 8)));
+  EXPECT_TRUE(same(slice(task->eval_batch(0, 8), 3, 2), task->eval_batch(3, 2)));
+  EXPECT_THROW(task->eval_batch(19, 2), Error);
+  expect_contains(task->describe(), "circle, square, triangle, cross, ring, star");
+  const Batch many = task->train_batch(0, 300);
+  EXPECT_NEAR(many.images.mean().item<double>(), 0.0, 0.2);
+  EXPECT_NEAR(many.images.std().item<double>(), 1.0, 0.3);
+  std::set<int64_t> labels;
+  for (int64_t label : row(many.targets.unsqueeze(0), 0)) labels.insert(label);
+  EXPECT_EQ(labels, (std::set<int64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(task_of("type = 'images'\ngrey = true")->train_batch(0, 2).images.sizes(),
+            (at::IntArrayRef{2, 1, 32, 32}));
+  // Half of the pictures are mirrored, the held-out ones never.
+  const auto plain = task_of("type = 'images'\nsize = 16\neval_sequences = 20", 5);
+  EXPECT_TRUE(same(plain->eval_batch(0, 20), task->eval_batch(0, 20)));
+  const at::Tensor straight = plain->train_batch(0, 300).images;
+  const at::Tensor mirrored = straight.flip({3});
+  int flipped = 0;
+  for (int64_t i = 0; i < 300; ++i) {
+    const bool is_flipped = at::equal(many.images[i], mirrored[i]);
+    EXPECT_TRUE(is_flipped || at::equal(many.images[i], straight[i]));
+    flipped += is_flipped;
+  }
+  EXPECT_NEAR(flipped, 150, 45);
+}
+
+// A record of a CIFAR file: labels, then a picture whose planes are `red`, 1 and 2.
+std::string cifar(std::initializer_list<int> labels, int red) {
+  std::string record;
+  for (int label : labels) record += static_cast<char>(label);
+  return record + std::string(1024, static_cast<char>(red)) + std::string(1024, '\1') +
+         std::string(1024, '\2');
+}
+
+TEST(Images, CifarFilesAreReadAsPublished) {
+  const TempFolder folder;
+  folder.write("data_batch_1.bin", cifar({3}, 10) + cifar({9}, 20));
+  folder.write("data_batch_2.bin", cifar({0}, 30));
+  folder.write("test_batch.bin", cifar({7}, 255));
+  const std::string config = "type = 'images'\npath = '" + folder.path() + "'";
+  const auto task = task_of(config);
+  EXPECT_EQ(task->classes(), 10);
+  EXPECT_EQ(task->eval_sequences(), 1);
+  expect_contains(task->describe(), "CIFAR-10, 3 to train on, 1 of 1 held out");
+  const Batch eval = task->eval_batch(0, 1);
+  EXPECT_EQ(eval.targets.item<int64_t>(), 7);
+  EXPECT_NEAR(eval.images[0][0][5][5].item<double>(), (1 - 0.4914) / 0.2470, 1e-5);
+  EXPECT_NEAR(eval.images[0][2][5][5].item<double>(), (2.0 / 255 - 0.4465) / 0.2616, 1e-5);
+  // Every image once an epoch, with its label.
+  std::map<int64_t, int64_t> reds;
+  const Batch epoch = task->train_batch(0, 3);
+  for (int64_t i = 0; i < 3; ++i) {
+    const double red = epoch.images[i][0][0][0].item<double>() * 0.2470 + 0.4914;
+    reds[epoch.targets[i].item<int64_t>()] = std::lround(255 * red);
+  }
+  EXPECT_EQ(reds, (std::map<int64_t, int64_t>{{0, 30}, {3, 10}, {9, 20}}));
+
+  EXPECT_EQ(task_of(config + "\nsize = 16\nresize = true")->eval_batch(0, 1).images.size(3), 16);
+  expect_contains(error_of(config + "\nsize = 16"), "is 32 x 32 pixels, expected 16 x 16");
+  folder.write("data_batch_3.bin", cifar({10}, 1));
+  EXPECT_EQ(error_of(config), "'" + folder.path("data_batch_3.bin") +
+                                  "' is a broken CIFAR-10 file: its record 0 has the label 10, "
+                                  "expected one below 10");
+  folder.write("data_batch_3.bin", "short");
+  EXPECT_EQ(error_of(config), "'" + folder.path("data_batch_3.bin") +
+                                  "' is no CIFAR-10 file: it has 5 bytes, expected a multiple of "
+                                  "3073");
+
+  const TempFolder fine;
+  fine.write("train.bin", cifar({2, 99}, 10));
+  expect_contains(error_of("type = 'images'\npath = '" + fine.path() + "'"), "to hold out");
+  fine.write("test.bin", cifar({2, 55}, 10));
+  const auto hundred = task_of("type = 'images'\npath = '" + fine.path() + "'");
+  EXPECT_EQ(hundred->classes(), 100);
+  EXPECT_EQ(hundred->eval_batch(0, 1).targets.item<int64_t>(), 55);
+}
+
+TEST(Images, FoldersAreClasses) {
+  const TempFolder folder;
+  for (int i = 0; i < 10; ++i) {
+    const auto shade = static_cast<uint8_t>(20 * i);
+    folder.write(str("blue/", i, ".png"), png(picture(8, 8, 0, shade, 255)));
+    folder.write(str("red/deep/", i, ".PPM"), ppm(picture(8, 8, 255, shade, 0)));
+  }
+  folder.write("red/notes.txt", "not an image");
+  const std::string config = "type = 'images'\nsize = 8\npath = '" + folder.path() + "'";
+  const auto task = task_of(config + "\nheld_out = 0.2");
+  EXPECT_EQ(task->classes(), 2);
+  EXPECT_EQ(task->eval_sequences(), 4);
+  std::set<std::pair<int64_t, int64_t>> seen;
+  for (const Batch& batch : {task->train_batch(0, 16), task->eval_batch(0, 4)}) {
+    for (int64_t i = 0; i < batch.targets.size(0); ++i) {
+      const int64_t label = batch.targets[i].item<int64_t>();
+      const double blue = batch.images[i][2][4][4].item<double>() * 0.225 + 0.406;
+      EXPECT_NEAR(blue, label == 0 ? 1 : 0, 1e-5);
+      const double green = batch.images[i][1][4][4].item<double>() * 0.224 + 0.456;
+      seen.insert({label, std::lround(255 * green)});
+    }
+  }
+  EXPECT_EQ(seen.size(), 20u);  // nothing twice, nothing left out
+
+  const std::string odd = folder.write("red/odd.png", png(picture(8, 12, 255, 0, 0)));
+  EXPECT_EQ(error_of(config),
+            "the image '" + odd + "' is 12 x 8 pixels, expected 8 x 8 (or set resize = true)");
+  EXPECT_EQ(task_of(config + "\nresize = true")->train_batch(0, 3).images.size(2), 8);
+  folder.write("red/odd.png", png(picture(8, 8, 255, 0, 0)).substr(0, 60));
+  expect_contains(error_of(config), "the image '" + odd + "' is a broken PNG file: ");
+  folder.write("empty/readme", "no image");
+  expect_contains(error_of(config), "empty' has no images (.png, ");
+  EXPECT_EQ(error_of("type = 'images'\npath = '/none'"), "there is no folder '/none' of images");
+
+  const TempFolder split;
+  for (const char* part : {"train", "val"}) {
+    for (const char* name : {"a", "b"}) {
+      split.write(str(part, "/", name, "/1.png"), png(picture(8, 8, 1, 2, 3)));
+    }
+  }
+  const std::string parts = "type = 'images'\nsize = 8\npath = '" + split.path() + "'";
+  EXPECT_EQ(task_of(parts)->eval_sequences(), 2);
+  split.write("val/c/1.png", png(picture(8, 8, 1, 2, 3)));
+  expect_contains(error_of(parts),
+                  "val' has the classes a, b, c, expected those to train on, a, b");
+}
+
+}  // namespace
+}  // namespace headloom::data
