@@ -1,9 +1,11 @@
-// Argument checks every operator makes. `op` and `name` begin the sentence: "retention: k has ...".
+// Argument checks every operator makes. `op` and `name` begin the sentence: "retention: k has ...";
+// `leader` is the name of `q`, the argument the others follow.
 // Sizes stay symbolic so that torch.compile does not specialise on them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 
 namespace headloom::ops {
@@ -18,22 +20,39 @@ inline void check_shape(const char* op, const at::Tensor& t, const std::string& 
 }
 
 inline void check_device(const char* op, const at::Tensor& t, const std::string& name,
-                         const at::Tensor& q) {
+                         const at::Tensor& q, const char* leader = "q") {
   TORCH_CHECK_VALUE(t.device() == q.device(), op, ": ", name, " is on ", t.device(), ", expected ",
-                    q.device(), " as q is.");
+                    q.device(), " as ", leader, " is.");
 }
 
 inline void check_dtype(const char* op, const at::Tensor& t, const std::string& name,
-                        const at::Tensor& q) {
+                        const at::Tensor& q, const char* leader = "q") {
   TORCH_CHECK_TYPE(t.scalar_type() == q.scalar_type(), op, ": ", name, " has dtype ",
-                   t.scalar_type(), ", expected ", q.scalar_type(), " as q has.");
-  check_device(op, t, name, q);
+                   t.scalar_type(), ", expected ", q.scalar_type(), " as ", leader, " has.");
+  check_device(op, t, name, q, leader);
 }
 
-inline void check_ids(const char* op, const at::Tensor& t, const char* name, const at::Tensor& q) {
+inline void check_ids(const char* op, const at::Tensor& t, const char* name, const at::Tensor& q,
+                      const char* leader = "q") {
   TORCH_CHECK_TYPE(t.scalar_type() == at::kLong, op, ": ", name, " has dtype ", t.scalar_type(),
                    ", expected int64.");
-  check_device(op, t, name, q);
+  check_device(op, t, name, q, leader);
+}
+
+inline void check_backend(const char* op, const std::optional<std::string>& backend) {
+  TORCH_CHECK_VALUE(!backend || *backend == "reference" || *backend == "fused", op,
+                    ": backend is \"", backend.value_or(""),
+                    "\", expected None, \"reference\" or \"fused\".");
+}
+
+// Whether `backend`, checked already, means the fused kernels: where they can run (no `reason`
+// against it) unless the reference is asked for. Throws where they are asked for in vain.
+inline bool runs_fused(const char* op, const std::optional<std::string>& backend,
+                       const char* reason) {
+  TORCH_CHECK_NOT_IMPLEMENTED(reason == nullptr || backend != "fused", op,
+                              ": backend \"fused\" cannot run this case because ", reason,
+                              "; use None or \"reference\".");
+  return reason == nullptr && backend != "reference";
 }
 
 }  // namespace headloom::ops

@@ -4,12 +4,13 @@
 #include <ATen/ATen.h>
 
 #include "ops/composed_attention/fused.h"
+#include "ops/wkv/fused.h"
 
 namespace headloom::ops {
 
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;
-  for (const auto& family : {composed_attention_cases(), retention_cases()}) {
+  for (const auto& family : {composed_attention_cases(), retention_cases(), wkv_cases()}) {
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -34,6 +35,8 @@ std::vector<OpInfo> operators() {
        fused_limits()},
       {"retention", "linear attention with exponential decay: parallel, recurrent and chunkwise",
        "Sun et al. 2023", "ATen operations; no fused kernel"},
+      {"wkv", "exponentially decaying averages, a channel at a time", "Peng et al. 2023 (RWKV-4)",
+       wkv_fused_limits()},
   };
 }
 

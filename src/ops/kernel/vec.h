@@ -126,6 +126,9 @@ HL_INLINE vf vexp(vf x) {
 
 HL_INLINE vf zero() { return bcast(0.0f); }
 
+// 1 / sigmoid(x) = 1 + e^-x; below -80 as at -80.
+HL_INLINE vf sigmoid_inverse(vf x) { return bcast(1.0f) + vexp(zero() - vmax(x, bcast(-80.0f))); }
+
 // A bfloat16 in memory; arithmetic is in float.
 struct BFloat16 {
   uint16_t bits;
@@ -167,6 +170,20 @@ HL_INLINE void store(BFloat16* p, vf a) {
   store(lanes_of, a);
 #pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) narrow(lanes_of[i], p + i);
+}
+
+// The first `count` < VL values, zeros in the other lanes; and back.
+template <typename T>
+HL_INLINE vf load_part(const T* p, int64_t count) {
+  float lanes_of[VL] = {};
+  for (int64_t i = 0; i < count; ++i) lanes_of[i] = widen(p[i]);
+  return load(lanes_of);
+}
+template <typename T>
+HL_INLINE void store_part(T* p, vf a, int64_t count) {
+  float lanes_of[VL];
+  store(lanes_of, a);
+  for (int64_t i = 0; i < count; ++i) narrow(lanes_of[i], p + i);
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+// What the CPU kernels of wkv read and write. No torch.
+//
+// Channels are independent, so that they are the vector lanes and what threads share out. Time goes
+// in chunks of kChunk positions, cut where a document begins. Inside a chunk all exponentials are
+// taken relative to one exponent a channel, its largest; only where keys of a chunk lie further
+// apart than float32 can bear are they rescaled at every step. The backward recomputes a chunk from
+// the state at its start.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/kernel/inline.h"
+
+namespace headloom::ops::wkv_kernel {
+
+constexpr int64_t kChunk = 32;
+// Channels a task takes are a multiple of this, the last one's excepted, so that vectors hold the
+// same channels whatever the number of threads.
+constexpr int64_t kChannels = 64;
+
+enum class Type { kFloat, kBFloat16 };
+
+// [B, T, C], the channels next to each other; strides in elements.
+struct Sequence {
+  const void* data = nullptr;
+  int64_t batch = 0, time = 0;
+};
+
+struct Args {
+  int64_t B = 0, T = 0, C = 0;
+  Type type = Type::kFloat;
+  Sequence k, v, r;                                // r: none where null
+  const float *decay = nullptr, *bonus = nullptr;  // w, u [C]
+  const float* state = nullptr;                    // [B, 3, C] contiguous; empty where null
+  const int64_t* documents = nullptr;              // [B, T] contiguous; one where null
+
+  // Forward.
+  void* out = nullptr;               // [B, T, C] contiguous
+  float* end = nullptr;              // [B, 3, C]: the state after the last position
+  float* checkpoints_out = nullptr;  // [B, ceil(T / kChunk), 3, C]: states before positions 0,
+                                     // kChunk, ...; not kept where null
+
+  // Backward. Gradients are contiguous, those of k, v, r in k's type.
+  const float* checkpoints = nullptr;
+  Sequence grad_out;                          // none where null
+  const float* grad_end = nullptr;            // [B, 3, C]; its m is not read; none where null
+  void *grad_k = nullptr, *grad_v = nullptr;  // [B, T, C]
+  void* grad_r = nullptr;                     // with r
+  float* grad_rates = nullptr;                // [B, 2, C]: of w and u, a batch element's part
+  float* grad_state = nullptr;                // [B, 3, C], also the carried gradient of the sums
+};
+
+// Channels [begin, end) of batch element `batch`. The backward needs `scratch`, kScratch floats.
+struct Task {
+  int64_t batch, begin, end;
+  float* scratch;
+};
+constexpr int64_t kScratch = 3 * kChunk * kChannels;
+
+using Run = void (*)(const Args&, const Task&);
+#define HL_DECLARE(capability)                             \
+  void wkv_forward_##capability(const Args&, const Task&); \
+  void wkv_backward_##capability(const Args&, const Task&)
+HL_DECLARE(DEFAULT);
+HL_DECLARE(AVX2);
+HL_DECLARE(AVX512);
+HL_DECLARE(AVX512_BF16);
+#undef HL_DECLARE
+
+}  // namespace headloom::ops::wkv_kernel

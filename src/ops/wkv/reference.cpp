@@ -1,0 +1,53 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/wkv/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+std::tuple<Tensor, Tensor> wkv_reference(const Tensor& k, const Tensor& v, const Tensor& decay,
+                                         const Tensor& bonus, const WkvOptions& o) {
+  const auto wide = k.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t length = k.sym_size(1).guard_int(__FILE__, __LINE__);
+  const std::vector<Tensor> keys = k.to(wide).unbind(1), values = v.to(wide).unbind(1);
+  const Tensor w = decay.to(wide), u = bonus.to(wide);
+  Tensor a = at::zeros_like(keys[0]), b = a, m = at::full_like(keys[0], kNoExponent);
+  if (o.state.defined()) {
+    a = o.state.select(1, 0);
+    b = o.state.select(1, 1);
+    m = o.state.select(1, 2);
+  }
+  std::vector<Tensor> same;  // [B, 1] each: t is in the document of t - 1
+  if (o.documents.defined()) {
+    const Tensor id = o.documents;
+    same = id.narrow(1, 1, length - 1).eq(id.narrow(1, 0, length - 1)).unsqueeze(-1).unbind(1);
+  }
+  std::vector<Tensor> outputs;
+  for (int64_t t = 0; t < length; ++t) {
+    if (t > 0 && o.documents.defined()) {
+      const Tensor keep = same[t - 1];
+      a = a * keep;
+      b = b * keep;
+      m = at::where(keep, m, at::full_like(m, kNoExponent));
+    }
+    const Tensor &key = keys[t], &value = values[t];
+    // The scale cancels, so that it is a constant to gradients.
+    const Tensor own = u + key;
+    const Tensor scale = at::maximum(m, own).detach();
+    const Tensor past = at::exp(m - scale), now = at::exp(own - scale);
+    outputs.push_back((past * a + now * value) / (past * b + now));
+    const Tensor next = at::maximum(m - w, key).detach();
+    const Tensor kept = at::exp(m - w - next), added = at::exp(key - next);
+    a = kept * a + added * value;
+    b = kept * b + added;
+    m = next;
+  }
+  Tensor output = at::stack(outputs, 1);
+  if (o.receptance.defined()) output = output * at::sigmoid(o.receptance.to(wide));
+  return {output.to(k.scalar_type()), at::stack({a, b, m}, 1)};
+}
+
+}  // namespace headloom::ops

@@ -1,0 +1,25 @@
+// Running a binary's tests again with the kernels of other instruction sets, which a process
+// chooses once.
+#pragma once
+
+#include <ATen/Version.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace headloom::test {
+
+// Whether the tests of this binary that `filter` names pass with the portable and with the AVX2
+// build of the kernels. Says what failed.
+inline ::testing::AssertionResult passes_on_lesser_instruction_sets(const std::string& filter) {
+  for (const char* name : {"default", "avx2"}) {
+    const std::string command = std::string("ATEN_CPU_CAPABILITY=") + name + " \"" +
+                                ::testing::internal::GetArgvs().at(0) + "\" --gtest_filter='" +
+                                filter + "' --gtest_brief=1 1>&2";
+    if (std::system(command.c_str()) != 0) return ::testing::AssertionFailure() << command;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace headloom::test
