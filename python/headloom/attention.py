@@ -77,7 +77,7 @@ def composed_attention(
         o[h'] = sum_s P[h', t, s] v[g(h'), s]        g(h') = floor(h' Gv / H')
 
     Sources: DCMHA (Xiao et al. 2024) for the mixes, Multi-Token Attention (Golovneva et al. 2025) for the
-    convolutions. Where nothing is composed this is ``scaled_dot_product_attention``. The operator itself is
+    convolutions. Where nothing is composed this is plain attention. The operator itself is
     ``torch.ops.headloom.composed_attention``.
 
     Args:

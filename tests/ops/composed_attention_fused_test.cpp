@@ -29,7 +29,8 @@ struct Case {
   // convolution.
   int64_t pre_queries = 0, post_queries = 0, conv_keys = 5, conv_heads = 1;
   std::string padding = "both", conv_mask = "double";
-  std::string mask = "";  // "lengths", "documents", "mask", "bias"
+  std::string mask = "";           // "lengths", "documents", "scattered documents", "mask", "bias"
+  std::vector<int64_t> bias = {};  // the shape of a bias, which takes part in the backward
 };
 
 // Fills what is allocated with NaN until it goes out of scope.
@@ -55,7 +56,7 @@ std::vector<Tensor*> leaves_of(ComposedAttentionOptions& o) {
       if (t->defined()) out.push_back(t);
     }
   }
-  for (Tensor* t : {&o.pre_conv, &o.post_conv}) {
+  for (Tensor* t : {&o.pre_conv, &o.post_conv, &o.bias}) {
     if (t->defined()) out.push_back(t);
   }
   return out;
@@ -111,6 +112,8 @@ Problem make(Case c, at::ScalarType type) {
   if (c.Gv == 0) c.Gv = maps;
   p.leaves = {random({c.B, c.T, c.H, c.D}, 1), random({c.B, c.S, c.Gk, c.D}, 1),
               random({c.B, c.S, c.Gv, c.E}, 1)};
+  if (c.mask == "bias") c.bias = {c.H, 1, c.S};
+  if (!c.bias.empty()) o.bias = random(c.bias, 1);
   for (Tensor* t : leaves_of(o)) p.leaves.push_back(*t);
   o.causal = c.causal;
   if (c.window > 0) o.window = c.window;
@@ -118,8 +121,8 @@ Problem make(Case c, at::ScalarType type) {
   if (c.mask == "documents") {
     o.documents = at::arange(c.S, at::kLong).div(19, "floor").expand({c.B, c.S});
   }
+  if (c.mask == "scattered documents") o.documents = at::randint(3, {c.B, c.S}, at::kLong);
   if (c.mask == "mask") o.mask = at::rand({c.B, 1, c.T, c.S}).gt(0.7);
-  if (c.mask == "bias") o.bias = at::randn({c.H, 1, c.S}, options);
   return p;
 }
 
@@ -129,7 +132,6 @@ std::vector<Tensor> evaluate(Problem p, const std::string& backend, at::ScalarTy
   for (const Tensor& t : p.leaves) leaves.push_back(t.to(type).detach().requires_grad_());
   size_t i = 3;
   for (Tensor* t : leaves_of(p.options)) *t = leaves[i++];
-  if (p.options.bias.defined()) p.options.bias = p.options.bias.to(type);
   p.options.backend = backend;
   Tensor out = composed_attention(leaves[0], leaves[1], leaves[2], p.options);
   at::manual_seed(11);
@@ -262,7 +264,6 @@ std::vector<Case> convolutions() {
        .causal = false,
        .pre_queries = 6,
        .post_queries = 6},
-      {.name = "documents", .T = 150, .pre_queries = 1, .post_queries = 1, .mask = "documents"},
       {.name = "lengths", .B = 3, .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "lengths"},
       {.name = "mask", .T = 90, .pre_queries = 6, .post_queries = 6, .mask = "mask"},
       {.name = "more queries than keys", .T = 131, .S = 70, .pre_queries = 6, .post_queries = 6},
@@ -286,12 +287,98 @@ std::vector<Case> convolutions() {
   }
   cases.push_back(
       {.name = "exact, window", .T = 200, .window = 70, .pre_queries = 6, .conv_mask = "exact"});
-  cases.push_back({.name = "exact, documents",
-                   .T = 100,
-                   .pre_queries = 1,
-                   .conv_mask = "exact",
-                   .mask = "documents"});
+  for (const char* mask : {"documents", "scattered documents"}) {
+    for (const char* conv_mask : {"double", "exact"}) {
+      Case c{.name = std::string(conv_mask) + ", " + mask,
+             .B = 2,
+             .T = 100,
+             .pre_queries = 6,
+             .post_queries = 3,
+             .conv_mask = conv_mask,
+             .mask = mask};
+      cases.push_back(c);
+      c.name += ", one query";
+      c.pre_queries = 1;
+      c.post_queries = 0;
+      cases.push_back(c);
+      c = {.name = std::string(conv_mask) + ", head groups, S > T, " + mask,
+           .T = 70,
+           .S = 90,
+           .pre_queries = 3,
+           .post_queries = 2,
+           .conv_heads = 4,
+           .conv_mask = conv_mask,
+           .mask = mask};
+      cases.push_back(c);
+    }
+  }
   return cases;
+}
+
+std::vector<Case> biases() {
+  std::vector<Case> cases;
+  const int64_t B = 3, T = 70, S = 131, H = 8;
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{B, H, T, S}, {1, H, T, S}, {H, T, 1}, {B, 1, 1, S}, {S}, {1}}) {
+    cases.push_back({.name = "bias", .B = B, .T = T, .S = S, .bias = shape});
+    cases.push_back({.name = "bias, convolutions",
+                     .B = B,
+                     .T = T,
+                     .S = S,
+                     .pre_queries = 3,
+                     .post_queries = 2,
+                     .bias = shape});
+  }
+  cases.push_back({.name = "bias alone", .T = T, .pre = false, .post = false, .bias = {T, T}});
+  return cases;
+}
+
+TEST(ComposedAttentionFused, BiasHasAGradient) {
+  for (const Case& c : biases()) {
+    SCOPED_TRACE(c.bias.size());
+    expect_close(c, at::kFloat, 2e-5);
+  }
+  expect_close({.name = "bfloat16", .T = 70, .bias = {8, 70, 70}}, at::kBFloat16, 1.5e-2);
+}
+
+// The sum of squares of every gradient, differentiated again.
+std::vector<Tensor> second_gradients(Problem p, bool fused, at::ScalarType type) {
+  std::vector<Tensor> leaves;
+  for (const Tensor& t : p.leaves) leaves.push_back(t.to(type).detach().requires_grad_());
+  size_t i = 3;
+  for (Tensor* t : leaves_of(p.options)) *t = leaves[i++];
+  const auto& attention = fused ? composed_attention_fused : composed_attention_maps;
+  const Tensor out = attention(leaves[0], leaves[1], leaves[2], p.options);
+  Tensor sum;
+  for (const Tensor& g :
+       torch::autograd::grad({out.square().sum()}, leaves, {}, std::nullopt, true)) {
+    sum = sum.defined() ? sum + g.square().sum() : g.square().sum();
+  }
+  return torch::autograd::grad({sum}, leaves);
+}
+
+TEST(ComposedAttentionFused, GradientsHaveGradients) {
+  for (const Case& c : {Case{.name = "mixes", .T = 20, .S = 31},
+                        Case{.name = "convolution, bias", .T = 20, .pre_queries = 3, .bias = {20}},
+                        Case{.name = "nothing", .T = 20, .pre = false, .post = false}}) {
+    SCOPED_TRACE(c.name);
+    const Problem p = make(c, at::kFloat);
+    const auto expected = second_gradients(p, false, at::kDouble);
+    const auto got = second_gradients(p, true, at::kFloat);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_LT(distance(got[i], expected[i]), 1e-3) << i;
+  }
+}
+
+// Results are those of the kernels, bit for bit, where these take the case without being asked.
+TEST(ComposedAttentionFused, NothingComposedIsFusedWhereThatIsFaster) {
+  for (const int64_t T : {3, 64}) {
+    const Problem p =
+        make({.name = "plain", .T = T, .S = 64, .pre = false, .post = false}, at::kFloat);
+    ComposedAttentionOptions o = p.options;
+    const Tensor chosen = composed_attention(p.leaves[0], p.leaves[1], p.leaves[2], o);
+    o.backend = T < 16 ? "reference" : "fused";
+    EXPECT_TRUE(at::equal(chosen, composed_attention(p.leaves[0], p.leaves[1], p.leaves[2], o)));
+  }
 }
 
 TEST(ComposedAttentionFused, ConvolutionsMatchTheReference) {

@@ -277,7 +277,10 @@ TEST(ComposedAttention, PlainIsScaledDotProductAttention) {
   const Tensor expected = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2),
                                                            v.transpose(1, 2), {}, 0.0, true)
                               .transpose(1, 2);
-  EXPECT_TRUE(at::equal(ops::composed_attention(q, k, v, {}), expected));
+  EXPECT_TRUE(test::close(ops::composed_attention(q, k, v, {}), expected, 1e-5));
+  ComposedAttentionOptions o;
+  o.backend = "reference";
+  EXPECT_TRUE(at::equal(ops::composed_attention(q, k, v, o), expected));
 }
 
 TEST(ComposedAttention, NeutralWeightsChangeNothing) {

@@ -203,12 +203,64 @@ def test_opcheck(name):
     )
 
 
-def test_opcheck_fused():
-    """The operator that holds the fused kernels, by itself."""
+def fused_arguments():
+    """Leaves q, k, v and the arguments that follow them, with every kind of gradient."""
     q, k, v = (t.float().requires_grad_() for t in qkv())
     pre = [t if t is None else t.float().requires_grad_() for t in headloom.attention._tensors(dynamic())]
-    rest = (1, 1, None, None, "both", "double", None, True, 4, torch.tensor([6, 5]), None, None, None)
-    torch.library.opcheck(torch.ops.headloom.composed_attention_fused, (q, k, v, pre, [], *rest))
+    kernel = draw(H, 2, 3, scale=0.5).float().requires_grad_()
+    bias = draw(H, T, S).float().requires_grad_()
+    lengths = torch.tensor([6, 5])
+    return (q, k, v), (pre, [], 1, 1, kernel, None, "both", "double", bias, True, 4, lengths)
+
+
+def test_opcheck_fused():
+    """The operators that hold the fused kernels, by themselves."""
+    inputs, rest = fused_arguments()
+    torch.library.opcheck(torch.ops.headloom.composed_attention_fused, (*inputs, *rest))
+    with torch.no_grad():
+        out, lse = torch.ops.headloom.composed_attention_fused(*inputs, *rest)
+    for bias_grad in (False, True):
+        torch.library.opcheck(
+            torch.ops.headloom.composed_attention_backward,
+            (torch.randn_like(out).requires_grad_(), *inputs, lse, bias_grad, *rest),
+        )
+
+
+@pytest.mark.parametrize("composed", [True, False])
+def test_fused_compiles_with_its_gradients(composed):
+    """Forward and backward in one graph each, whatever the length."""
+    compiled = torch.compile(
+        lambda *a: composed_attention(*a[:3], HeadMix(static=a[3]) if composed else None, window=9),
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=True,
+    )
+    for length in (33, 48, 70):
+        tensors = [torch.randn(1, length, H, D).requires_grad_() for _ in range(3)]
+        tensors.append(torch.randn(H, H).requires_grad_())
+        used = tensors if composed else tensors[:3]
+        results = []
+        for backend in (None, "reference"):
+            if backend is None:
+                out = compiled(*tensors)
+            else:
+                mix = HeadMix(static=tensors[3]) if composed else None
+                out = composed_attention(*tensors[:3], mix, window=9, backend=backend)
+            results.append([out, *torch.autograd.grad(out.sin().sum(), used)])
+        torch.testing.assert_close(*results, atol=2e-4, rtol=2e-4)
+
+
+def test_gradients_of_gradients():
+    """The fused operator's second and third derivatives, which come from the reference."""
+    torch.manual_seed(5)
+    q, k, v = (t.float().requires_grad_() for t in qkv())
+    results = []
+    for backend in ("fused", "reference"):
+        out = composed_attention(q, k * q.mean(), v, backend=backend)
+        (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), q, create_graph=True)
+        results.append([first, second, *torch.autograd.grad(second.sin().sum(), (q, k, v))])
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["all terms", "convolution", "documents"])

@@ -30,14 +30,7 @@ OptionalTensors pack_mix(const HeadMix& mix) {
   return list;
 }
 
-ComposedAttentionOptions make_options(
-    const OptionalTensors& pre, const OptionalTensors& post, int64_t pre_groups,
-    int64_t post_groups, const std::optional<Tensor>& pre_conv,
-    const std::optional<Tensor>& post_conv, std::string_view conv_padding,
-    std::string_view conv_mask, const std::optional<Tensor>& bias, bool causal,
-    std::optional<int64_t> window, const std::optional<Tensor>& lengths,
-    const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
-    std::optional<double> scale) {
+ComposedAttentionOptions make_options(HL_ATTENTION_PARAMETERS) {
   ComposedAttentionOptions o;
   o.pre = unpack_mix(pre, pre_groups, "pre");
   o.post = unpack_mix(post, post_groups, "post");

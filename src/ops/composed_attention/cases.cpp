@@ -92,12 +92,10 @@ OpCase make(const std::string& name, const Sizes& s, const ComposedAttentionOpti
     tiny.length = 4;
     ComposedAttentionOptions o = base;
     for (const Slot& slot : fill(o, tiny)) *slot.place = at::empty(slot.shape, type);
-    if (!is_plain(o)) {
-      const char* reason = unsupported_reason(at::empty({1, 4, s.heads, s.dim}, type),
-                                              at::empty({1, 4, s.keys, s.dim}, type),
-                                              at::empty({1, 4, s.values, s.value_dim}, type), o);
-      if (reason != nullptr) c.unsupported = reason;
-    }
+    const char* reason = unsupported_reason(at::empty({1, 4, s.heads, s.dim}, type),
+                                            at::empty({1, 4, s.keys, s.dim}, type),
+                                            at::empty({1, 4, s.values, s.value_dim}, type), o);
+    if (reason != nullptr) c.unsupported = reason;
   }
   return c;
 }

@@ -310,6 +310,23 @@ void finish_grads(HeadMix& grads, const HeadMix& m) {
   }
 }
 
+// The sums [n, bias]: one where no two workers add to the same elements, else one for each worker.
+Tensor allocate_bias_grad(Call& call, const Tensor& bias, const Split& s) {
+  Args& a = call.args;
+  const auto full = [&](int64_t dim, int64_t size) {
+    return bias.dim() + dim >= 4 && bias.size(bias.dim() + dim - 4) == size;
+  };
+  const bool apart =
+      full(2, a.T) && a.pre_conv.halo() + a.post_conv.halo() == 0 && (full(0, a.B) || s.whole == 0);
+  const Tensor sums =
+      at::zeros({apart ? 1 : s.workers, bias.numel()}, bias.options().dtype(at::kFloat));
+  const Tensor first = sums.select(0, 0).view(bias.sizes()).expand({a.B, a.H, a.T, a.S});
+  a.grad_bias.data = sums.data_ptr<float>();
+  a.grad_bias_size = apart ? 0 : bias.numel();
+  strides(first, a.grad_bias.stride);
+  return call.hold(sums);
+}
+
 // torch.func's grad and vmap refuse autograd functions written in C++.
 bool in_transform() {
   using c10::DispatchKey;
@@ -326,9 +343,8 @@ std::string fused_limits() {
       "fused CPU kernels (", capability_name(), " here) for float32 and bfloat16, up to ",
       fused::kMaxHeads, " maps, heads up to 256, rank up to 4, convolutions up to ",
       fused::kMaxConvQueries, " x ", fused::kMaxConvKeys,
-      "; scaled_dot_product_attention where nothing is composed; the reference for the rest: "
-      "other types and devices, a bias that wants a gradient, a convolution over several "
-      "queries with documents");
+      "; the reference for the rest (other types and devices); where nothing is composed, "
+      "scaled_dot_product_attention for the rest and for a few queries against many keys");
 }
 
 const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -351,12 +367,8 @@ const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v
     if (!c->defined()) continue;
     if (c->size(-2) > fused::kMaxConvQueries)
       return "a convolution reaches over more than 8 queries";
-    if (c->size(-2) > 1 && o.documents.defined()) {
-      return "a convolution over several queries with documents is not fused";
-    }
     if (c->size(-1) > fused::kMaxConvKeys) return "a convolution reaches over more than 33 keys";
   }
-  if (o.bias.defined() && o.bias.requires_grad()) return "the bias wants a gradient";
   (void)k;
   return nullptr;
 }
@@ -379,7 +391,7 @@ std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Ten
 
 ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Tensor& q,
                                                 const Tensor& k, const Tensor& v, const Tensor& lse,
-                                                const ComposedAttentionOptions& o) {
+                                                bool bias_grad, const ComposedAttentionOptions& o) {
   Call call;
   convert(call, q, k, v, o);
   Args& a = call.args;
@@ -404,6 +416,7 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   };
   grads.pre_conv = taps(o.pre_conv, a.pre_conv);
   grads.post_conv = taps(o.post_conv, a.post_conv);
+  if (bias_grad) grads.bias = allocate_bias_grad(call, o.bias, s);
   a.grad_out = grad_out.const_data_ptr();
   strides(grad_out, a.grad_out_stride);
   a.lse = const_cast<float*>(lse.const_data_ptr<float>());
@@ -419,6 +432,7 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   };
   finish(grads.pre_conv, o.pre_conv);
   finish(grads.post_conv, o.post_conv);
+  finish(grads.bias, o.bias);
   return grads;
 }
 

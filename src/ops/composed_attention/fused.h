@@ -17,7 +17,7 @@ const char* unsupported_reason(const at::Tensor& q, const at::Tensor& k, const a
 std::string fused_limits();
 
 // out [B,T,H',E] through the dispatcher (torch.ops.headloom.composed_attention_fused),
-// differentiable once in everything but the bias. The case must be supported.
+// differentiable; the gradient of the gradient is the definition's. The case must be supported.
 at::Tensor composed_attention_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     const ComposedAttentionOptions& options);
 
@@ -27,16 +27,17 @@ std::tuple<at::Tensor, at::Tensor> composed_attention_forward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const ComposedAttentionOptions& options);
 
-// Gradients of q, k, v and of what the mixes and convolutions hold (undefined where absent).
+// Gradients of q, k, v and of what the mixes and convolutions hold (undefined where absent), and of
+// the bias where it is asked for.
 struct ComposedAttentionGrads {
   at::Tensor q, k, v;
   HeadMix pre, post;
-  at::Tensor pre_conv, post_conv;
+  at::Tensor pre_conv, post_conv, bias;
 };
 
 ComposedAttentionGrads composed_attention_grads(const at::Tensor& grad_out, const at::Tensor& q,
                                                 const at::Tensor& k, const at::Tensor& v,
-                                                const at::Tensor& lse,
+                                                const at::Tensor& lse, bool bias_grad,
                                                 const ComposedAttentionOptions& options);
 
 }  // namespace headloom::ops

@@ -1,59 +1,18 @@
 // The fused kernels as operators: composed_attention_fused with its gradient,
 // composed_attention_backward.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "ops/composed_attention/arguments.h"
 #include "ops/composed_attention/fused.h"
 
-#define HL_ATTENTION_SCHEMA                                                                      \
-  "Tensor?[] pre, Tensor?[] post, int pre_groups, int post_groups, Tensor? pre_conv, "           \
-  "Tensor? post_conv, str conv_padding, str conv_mask, Tensor? bias, bool causal, int? window, " \
-  "Tensor? lengths, Tensor? documents, Tensor? mask, float? scale"
-#define HL_ATTENTION_PARAMETERS                                                  \
-  const OptionalTensors &pre, const OptionalTensors &post, int64_t pre_groups,   \
-      int64_t post_groups, const std::optional<Tensor>&pre_conv,                 \
-      const std::optional<Tensor>&post_conv, std::string_view conv_padding,      \
-      std::string_view conv_mask, const std::optional<Tensor>&bias, bool causal, \
-      std::optional<int64_t> window, const std::optional<Tensor>&lengths,        \
-      const std::optional<Tensor>&documents, const std::optional<Tensor>&mask,   \
-      std::optional<double> scale
-#define HL_ATTENTION_ARGUMENTS                                                                    \
-  pre, post, pre_groups, post_groups, pre_conv, post_conv, conv_padding, conv_mask, bias, causal, \
-      window, lengths, documents, mask, scale
-#define HL_ATTENTION_UNPACKED                                                                  \
-  pack_mix(o.pre), pack_mix(o.post), o.pre.groups, o.post.groups, optional_tensor(o.pre_conv), \
-      optional_tensor(o.post_conv), o.conv_padding, o.conv_mask, optional_tensor(o.bias),      \
-      o.causal, o.window, optional_tensor(o.lengths), optional_tensor(o.documents),            \
-      optional_tensor(o.mask), o.scale
-
 namespace headloom::ops {
 namespace {
 
 using at::Tensor;
 using Outputs = std::tuple<Tensor, Tensor>;
-
-// Every tensor of a case that may want a gradient, absent ones undefined; both for options and
-// gradients.
-template <typename T>
-std::vector<Tensor*> slots(T& x) {
-  std::vector<Tensor*> out;
-  for (HeadMix* m : {&x.pre, &x.post}) {
-    for (Tensor* t :
-         {&m->static_matrix, &m->q_down, &m->q_up, &m->q_gate, &m->k_down, &m->k_up, &m->k_gate}) {
-      out.push_back(t);
-    }
-  }
-  out.push_back(&x.pre_conv);
-  out.push_back(&x.post_conv);
-  return out;
-}
-
-std::vector<Tensor*> masks(ComposedAttentionOptions& o) {
-  return {&o.bias, &o.lengths, &o.documents, &o.mask};
-}
 
 int64_t maps_after(const HeadMix& m, int64_t heads) {
   return m.static_matrix.defined() && m.static_matrix.dim() == 2 ? m.static_matrix.size(1) : heads;
@@ -73,11 +32,21 @@ Outputs fused_meta(const Tensor& q, const Tensor& k, const Tensor& v, HL_ATTENTI
       at::empty_symint({q.sym_size(0), middle, q.sym_size(1)}, q.options().dtype(at::kFloat))};
 }
 
-// Gradients of q, k, v and of each present tensor of slots(), in that order.
+// The present ones of slots(o), in that order; the bias, the last of them, only if `bias_grad`.
+std::vector<Tensor> weights_of(ComposedAttentionOptions& o, bool bias_grad = true) {
+  std::vector<Tensor> out;
+  for (Tensor* t : slots(o)) {
+    if (t->defined() && (t != &o.bias || bias_grad)) out.push_back(*t);
+  }
+  return out;
+}
+
+// Gradients of q, k, v and of weights_of(o, bias_grad), in that order.
 std::vector<Tensor> backward_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k,
-                                 const Tensor& v, const Tensor& lse, HL_ATTENTION_PARAMETERS) {
-  ComposedAttentionGrads grads =
-      composed_attention_grads(grad_out, q, k, v, lse, make_options(HL_ATTENTION_ARGUMENTS));
+                                 const Tensor& v, const Tensor& lse, bool bias_grad,
+                                 HL_ATTENTION_PARAMETERS) {
+  ComposedAttentionGrads grads = composed_attention_grads(grad_out, q, k, v, lse, bias_grad,
+                                                          make_options(HL_ATTENTION_ARGUMENTS));
   std::vector<Tensor> out{grads.q, grads.k, grads.v};
   for (Tensor* t : slots(grads)) {
     if (t->defined()) out.push_back(*t);
@@ -86,13 +55,11 @@ std::vector<Tensor> backward_cpu(const Tensor& grad_out, const Tensor& q, const 
 }
 
 std::vector<Tensor> backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                                  const Tensor&, HL_ATTENTION_PARAMETERS) {
+                                  const Tensor&, bool bias_grad, HL_ATTENTION_PARAMETERS) {
   ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
   const auto like = [](const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); };
   std::vector<Tensor> out{like(q), like(k), like(v)};
-  for (Tensor* t : slots(o)) {
-    if (t->defined()) out.push_back(like(*t));
-  }
+  for (const Tensor& t : weights_of(o, bias_grad)) out.push_back(like(t));
   return out;
 }
 
@@ -101,74 +68,138 @@ Outputs call_fused(const Tensor& q, const Tensor& k, const Tensor& v,
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("headloom::composed_attention_fused", "")
                              .typed<decltype(fused_cpu)>();
-  return op.call(q, k, v, HL_ATTENTION_UNPACKED);
+  return op.call(q, k, v, HL_ATTENTION_UNPACKED(o));
 }
 
 std::vector<Tensor> call_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
-                                  const Tensor& v, const Tensor& lse,
+                                  const Tensor& v, const Tensor& lse, bool bias_grad,
                                   const ComposedAttentionOptions& o) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("headloom::composed_attention_backward", "")
                              .typed<decltype(backward_cpu)>();
-  return op.call(grad_out, q, k, v, lse, HL_ATTENTION_UNPACKED);
+  return op.call(grad_out, q, k, v, lse, bias_grad, HL_ATTENTION_UNPACKED(o));
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void save(AutogradContext* ctx, variable_list tensors, ComposedAttentionOptions o) {
+  for (Tensor* t : slots(o)) tensors.push_back(*t);
+  for (const Tensor& t : {o.lengths, o.documents, o.mask}) tensors.push_back(t);
+  ctx->save_for_backward(std::move(tensors));
+  auto& data = ctx->saved_data;
+  data["pre_groups"] = o.pre.groups;
+  data["post_groups"] = o.post.groups;
+  data["conv_padding"] = o.conv_padding;
+  data["conv_mask"] = o.conv_mask;
+  data["causal"] = o.causal;
+  data["window"] = o.window;
+  data["scale"] = o.scale;
+}
+
+// What save() kept behind its first `count` tensors, which stay in `saved`.
+ComposedAttentionOptions restore(AutogradContext* ctx, variable_list& saved, size_t count) {
+  ComposedAttentionOptions o;
+  size_t i = count;
+  for (Tensor* t : slots(o)) *t = saved[i++];
+  for (Tensor* t : {&o.lengths, &o.documents, &o.mask}) *t = saved[i++];
+  saved.resize(count);
+  auto& data = ctx->saved_data;
+  o.pre.groups = data["pre_groups"].toInt();
+  o.post.groups = data["post_groups"].toInt();
+  o.conv_padding = data["conv_padding"].toStringRef();
+  o.conv_mask = data["conv_mask"].toStringRef();
+  o.causal = data["causal"].toBool();
+  o.window = data["window"].toOptional<int64_t>();
+  o.scale = data["scale"].toOptional<double>();
+  return o;
 }
 
 struct FusedFunction : torch::autograd::Function<FusedFunction> {
-  // `weights` are the present tensors of slots(o) again: autograd sees only tensors among the
-  // arguments.
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
-                                                const Tensor& q, const Tensor& k, const Tensor& v,
-                                                at::TensorList weights,
-                                                const ComposedAttentionOptions& given) {
+  // `weights` are weights_of(o) again: autograd sees only tensors among the arguments.
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k,
+                               const Tensor& v, at::TensorList weights,
+                               const ComposedAttentionOptions& o) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, lse] = call_fused(q, k, v, given);
-    ComposedAttentionOptions o = given;
-    torch::autograd::variable_list saved{q, k, v, lse};
-    for (Tensor* t : slots(o)) saved.push_back(*t);
-    for (Tensor* t : masks(o)) saved.push_back(*t);
-    ctx->save_for_backward(std::move(saved));
-    auto& data = ctx->saved_data;
-    data["weights"] = static_cast<int64_t>(weights.size());
-    data["pre_groups"] = o.pre.groups;
-    data["post_groups"] = o.post.groups;
-    data["conv_padding"] = o.conv_padding;
-    data["conv_mask"] = o.conv_mask;
-    data["causal"] = o.causal;
-    data["window"] = o.window;
-    data["scale"] = o.scale;
+    auto [out, lse] = call_fused(q, k, v, o);
+    save(ctx, {q, k, v, lse}, o);
+    ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
     ctx->mark_non_differentiable({lse});
     return {out, lse};
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    auto& data = ctx->saved_data;
-    ComposedAttentionOptions o;
-    size_t i = 4;
-    for (Tensor* t : slots(o)) *t = saved[i++];
-    for (Tensor* t : masks(o)) *t = saved[i++];
-    o.pre.groups = data["pre_groups"].toInt();
-    o.post.groups = data["post_groups"].toInt();
-    o.conv_padding = data["conv_padding"].toStringRef();
-    o.conv_mask = data["conv_mask"].toStringRef();
-    o.causal = data["causal"].toBool();
-    o.window = data["window"].toOptional<int64_t>();
-    o.scale = data["scale"].toOptional<double>();
-    auto out = call_backward(grads[0], saved[0], saved[1], saved[2], saved[3], o);
-    out.emplace_back();  // the options
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto saved = ctx->get_saved_variables();
+    const ComposedAttentionOptions o = restore(ctx, saved, 4);
+    const int64_t weights = ctx->saved_data["weights"].toInt();
+    const bool bias_grad = o.bias.defined() && ctx->needs_input_grad(3 + weights - 1);
+    auto out = call_backward(grads[0], saved[0], saved[1], saved[2], saved[3], bias_grad, o);
+    out.resize(3 + weights);  // the bias, if it wants none
+    out.emplace_back();       // the options
     return out;
   }
 };
 
 Outputs fused_autograd(const Tensor& q, const Tensor& k, const Tensor& v, HL_ATTENTION_PARAMETERS) {
   ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
-  std::vector<Tensor> weights;
-  for (Tensor* t : slots(o)) {
-    if (t->defined()) weights.push_back(*t);
-  }
+  const std::vector<Tensor> weights = weights_of(o);
   const auto out = FusedFunction::apply(q, k, v, at::TensorList(weights), o);
   return {out[0], out[1]};
+}
+
+// The gradient of the gradient is rare: it is taken of the definition, which holds whole maps.
+struct BackwardFunction : torch::autograd::Function<BackwardFunction> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& grad_out, const Tensor& q,
+                               const Tensor& k, const Tensor& v, at::TensorList weights,
+                               const Tensor& lse, bool bias_grad,
+                               const ComposedAttentionOptions& o) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    save(ctx, {grad_out, q, k, v}, o);
+    ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
+    return call_backward(grad_out, q, k, v, lse, bias_grad, o);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto saved = ctx->get_saved_variables();
+    ComposedAttentionOptions o = restore(ctx, saved, 4);
+    const bool again = at::GradMode::is_enabled();
+    at::AutoGradMode enabled(true);
+    // Each input apart: one may have been computed from another.
+    variable_list inputs;
+    const auto leaf = [&](Tensor& t) {
+      t = again && t.requires_grad() ? at::alias(t) : t.detach().requires_grad_();
+      inputs.push_back(t);
+    };
+    for (Tensor& t : saved) leaf(t);
+    for (Tensor* t : slots(o)) {
+      if (t->defined()) leaf(*t);
+    }
+    const Tensor out = composed_attention_maps(saved[1], saved[2], saved[3], o);
+    const variable_list of(inputs.begin() + 1, inputs.end());
+    const variable_list first =
+        torch::autograd::grad({out}, of, {saved[0]}, std::nullopt, true, true);
+    variable_list differentiated, cotangents;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined() || !first[i].defined() || !first[i].requires_grad()) continue;
+      differentiated.push_back(first[i]);
+      cotangents.push_back(grads[i]);
+    }
+    variable_list second(inputs.size());
+    if (!differentiated.empty()) {
+      second = torch::autograd::grad(differentiated, inputs, cotangents, std::nullopt, again, true);
+    }
+    second.resize(4 + ctx->saved_data["weights"].toInt());
+    second.resize(second.size() + 3);  // the log-sum-exp, the flag, the options
+    return second;
+  }
+};
+
+std::vector<Tensor> backward_autograd(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+                                      const Tensor& v, const Tensor& lse, bool bias_grad,
+                                      HL_ATTENTION_PARAMETERS) {
+  ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
+  const std::vector<Tensor> weights = weights_of(o);
+  return BackwardFunction::apply(grad_out, q, k, v, at::TensorList(weights), lse, bias_grad, o);
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {
@@ -176,8 +207,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
         ") -> (Tensor, Tensor)",
         {at::Tag::pt2_compliant_tag});
   m.def(
-      "composed_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor "
-      "lse, " HL_ATTENTION_SCHEMA ") -> Tensor[]",
+      "composed_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lse, "
+      "bool bias_grad, " HL_ATTENTION_SCHEMA ") -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(headloom, CPU, m) {
@@ -190,7 +221,7 @@ TORCH_LIBRARY_IMPL(headloom, Meta, m) {
 }
 TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
   m.impl("composed_attention_fused", fused_autograd);
-  m.impl("composed_attention_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("composed_attention_backward", backward_autograd);
 }
 
 }  // namespace

@@ -98,6 +98,10 @@ struct Args {
   const void* grad_out = nullptr;
   int64_t grad_out_stride[4];
   void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
+  // Of the bias, if wanted: [B, H, T, S], added to. Worker w adds grad_bias_size * w floats
+  // further.
+  View<float> grad_bias;
+  int64_t grad_bias_size = 0;
 };
 
 // Sizes that follow from Args; made by make_plan, shared by all workers.

@@ -175,6 +175,8 @@ struct BackwardTile {
   int64_t rows() const { return tile.count - tile.out; }
   int64_t prob_skip() const { return tile.prob * p.line; }
   int64_t out_skip() const { return tile.out * p.line; }
+  RowRange out_range() const { return {tile.out, tile.count}; }
+  ConvRows weight_rows() const { return conv_rows_of(a, tile, {tile.prob, tile.count}); }
   bool has_weights(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.prob); }
   bool has_outputs(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.out); }
   PackedBlock keys(int64_t i) const {
@@ -203,8 +205,8 @@ struct BackwardTile {
     if (a.post_conv.kernel) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
       x = w.tile[1] + skip;
-      conv_apply(a.post_conv, false, a.H1, p.line, near, {tile.prob, tile.count},
-                 {tile.out, tile.count}, kNoLimit, w.tile[1], w.conv);
+      conv_apply(a.post_conv, false, a.H1, p.line, near, weight_rows(), out_range(), kNoLimit,
+                 w.tile[1], w.conv);
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, x);
     }
     float* mixed_grad = a.post.present ? w.tile[0] : grad;
@@ -233,13 +235,13 @@ struct BackwardTile {
     if (!has_weights(i)) return;
     if (a.post_conv.kernel) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.out, w.grads);
-      conv_apply(a.post_conv, true, a.H1, p.line, near, {tile.out, tile.count},
+      conv_apply(a.post_conv, true, a.H1, p.line, near, conv_rows_of(a, tile, out_range()),
                  {tile.prob, tile.count}, kNoLimit, weight_grads(i), w.conv);
     }
     if (a.post_conv.kernel && has_outputs(i)) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
-      conv_grad(a.post_conv, a.H1, p.line, near, {tile.prob, tile.count}, {tile.out, tile.count},
-                kNoLimit, w.grads + i * p.chunk, w.post_taps, w.conv);
+      conv_grad(a.post_conv, a.H1, p.line, near, weight_rows(), out_range(), kNoLimit,
+                w.grads + i * p.chunk, w.post_taps, w.conv);
     }
     add_delta(a, p, prob_rows(), w.weights + i * p.chunk + prob_skip(),
               weight_grads(i) + prob_skip(), w.delta);
@@ -273,29 +275,45 @@ struct BackwardTile {
   const float* convolution(int64_t i, const float* row) const {
     if (!any_visible(p, tile, w.raw_visible, i, 0)) return nullptr;
     const Conv& c = a.pre_conv;
-    const RowRange in{0, tile.count}, out{tile.prob, tile.count};
+    const RowRange raw{0, tile.count}, mixed{tile.prob, tile.count};
+    const ConvRows in = conv_rows_of(a, tile, raw), out = conv_rows_of(a, tile, mixed);
     const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, row);
     const Neighbours x = neighbours(p, tile, w.raw_visible, i, 0, w.scores);
     const int64_t limit = exact_limit(a, tile, i);
     const float* dy = row + i * p.chunk;
     if (limit == kNoLimit) {
-      conv_apply(c, true, a.H, p.line, near, out, in, limit, w.tile[0], w.conv);
+      conv_apply(c, true, a.H, p.line, near, out, raw, limit, w.tile[0], w.conv);
       if (near.block[1]) {
-        conv_grad(c, a.H, p.line, x, in, out, limit, dy, w.pre_taps, w.conv);
+        conv_grad(c, a.H, p.line, x, in, mixed, limit, dy, w.pre_taps, w.conv);
       }
     } else {
-      conv_transpose_exact(c, a.H, p.line, near, out, in, limit, w.tile[0], w.tile[1], w.conv);
+      conv_transpose_exact(c, a.H, p.line, near, out, raw, limit, w.tile[0], w.tile[1], w.conv);
       if (near.block[1]) {
-        conv_grad_exact(c, a.H, p.line, x, in, out, limit, dy, w.pre_taps, w.conv);
+        conv_grad_exact(c, a.H, p.line, x, in, mixed, limit, dy, w.pre_taps, w.conv);
       }
     }
     hide(tile.count, a.H, p.line, w.raw_visible + i * p.height, w.tile[0]);
     return w.tile[0];
   }
 
+  // The gradient of the scores added to that of the bias.
+  void bias(int64_t i, const float* grad) const {
+    View<float> to = a.grad_bias;
+    to.data += task.worker * a.grad_bias_size;
+    const int64_t key = (tile.blocks.begin + i) * kBlock, n = lesser(kBlock, a.S - key);
+    for (int64_t r = 0; r < tile.count; ++r) {
+      for (int64_t h = 0; h < a.H; ++h) {
+        const float* from = grad + r * p.line + h * kBlock;
+        float* at = to.at(tile.batch, h, tile.first + r, key);
+        for (int64_t s = 0; s < n; ++s) at[s * to.stride[3]] += from[s];
+      }
+    }
+  }
+
   // dQ and dK from the gradient of the scores.
   void queries_and_keys(int64_t i, const float* grad) const {
     if (!grad) return;
+    if (a.grad_bias.data) bias(i, grad);
     score_grad_products(a, p, tile.count, w, keys(i), grad, sums(i).k);
   }
 };

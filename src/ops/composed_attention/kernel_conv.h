@@ -127,6 +127,24 @@ struct RowRange {
   int64_t begin, end;
 };
 
+// Which rows of a tile a convolution couples: those of `valid`, and of them only rows of one
+// document with each other. documents: an id for each row of the tile, or null.
+struct ConvRows {
+  RowRange valid;
+  const int64_t* documents;
+};
+
+// Calls f(run, own) for the runs of `rows` that lie in one document, `own` pointing to its id.
+template <typename F>
+HL_INLINE void by_document(const int64_t* documents, RowRange rows, F&& f) {
+  if (!documents) return f(rows, static_cast<const int64_t*>(nullptr));
+  for (int64_t begin = rows.begin, end; begin < rows.end; begin = end) {
+    end = begin + 1;
+    while (end < rows.end && documents[end] == documents[begin]) ++end;
+    f(RowRange{begin, end}, documents + begin);
+  }
+}
+
 // One map's rows around a block: previous, this and next block of one map row;
 // null counts as 0.
 struct Neighbours {
@@ -136,11 +154,13 @@ struct Neighbours {
 constexpr int64_t kNoLimit = 2 * kBlock;
 
 // Row i of `to` [rows.end - rows.begin][ld] = keys [-left, kBlock + right) of
-// row rows.begin + i; 0 for rows outside `valid` and for keys >= limit.
-void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange rows, RowRange valid,
-                 int64_t left, int64_t right, int64_t limit, float* to, int64_t ld) {
+// row rows.begin + i; 0 for rows outside `in` or of another document than `own`, and for keys >=
+// limit.
+void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange rows,
+                 const ConvRows& in, const int64_t* own, int64_t left, int64_t right, int64_t limit,
+                 float* to, int64_t ld) {
   for (int64_t r = rows.begin; r < rows.end; ++r, to += ld) {
-    if (r < valid.begin || r >= valid.end) {
+    if (r < in.valid.begin || r >= in.valid.end || (own && in.documents[r] != *own)) {
       for (int64_t i = 0; i < ld; ++i) to[i] = 0;
       continue;
     }
@@ -155,82 +175,87 @@ void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange ro
 
 HL_INLINE int64_t conv_line(const Conv& c) { return (kBlock + c.keys - 1 + 15) / 16 * 16; }
 
-// y rows `out` of all maps = Conv(x), x having the rows `valid`. transposed:
-// the gradient with respect to x from that of y. buffer: c.heads * (rows +
-// c.queries) * conv_line floats.
+// y rows `out` of all maps = Conv(x), x having the rows `in`. transposed: the gradient with respect
+// to x from that of y. buffer: c.heads * (rows + c.queries) * conv_line floats.
 void conv_apply(const Conv& c, bool transposed, int64_t maps, int64_t line, const Neighbours& x,
-                RowRange valid, RowRange out, int64_t limit, float* y, float* buffer) {
+                const ConvRows& in, RowRange out, int64_t limit, float* y, float* buffer) {
   float theta[kMaxConvQueries * kMaxConvKeys];
   const int64_t left = transposed ? c.keys - 1 - c.left : c.left;
   const int64_t right = c.keys - 1 - left;
-  const int64_t ld = conv_line(c), n = out.end - out.begin, taps = c.queries * c.keys;
-  const int64_t first = out.begin - (transposed ? 0 : c.queries - 1);
-  const int64_t piece = (n + c.queries - 1) * ld;
-  for (int64_t g = 0; g < maps; g += c.heads) {
-    for (int64_t i = 0; i < c.heads; ++i) {
-      conv_gather(x, g + i, line, {first, first + n + c.queries - 1}, valid, left, right, limit,
-                  buffer + i * piece, ld);
-    }
-    for (int64_t o = 0; o < c.heads; ++o) {
-      float* to = y + out.begin * line + (g + o) * kBlock;
+  const int64_t ld = conv_line(c), taps = c.queries * c.keys;
+  by_document(in.documents, out, [&](RowRange run, const int64_t* own) {
+    const int64_t n = run.end - run.begin;
+    const int64_t first = run.begin - (transposed ? 0 : c.queries - 1);
+    const int64_t piece = (n + c.queries - 1) * ld;
+    for (int64_t g = 0; g < maps; g += c.heads) {
       for (int64_t i = 0; i < c.heads; ++i) {
-        const float* kernel =
-            c.kernel + (transposed ? (g + i) * c.heads + o : (g + o) * c.heads + i) * taps;
-        for (int64_t j = 0; j < taps; ++j) theta[j] = kernel[transposed ? taps - 1 - j : j];
-        const float* from = buffer + i * piece;
-        with_queries(c.queries, [&]<int CQ>() {
-          if (i == 0) {
-            conv_head<CQ, false>(n, c.keys, from, ld, theta, to, line);
-          } else {
-            conv_head<CQ, true>(n, c.keys, from, ld, theta, to, line);
-          }
-        });
+        conv_gather(x, g + i, line, {first, first + n + c.queries - 1}, in, own, left, right, limit,
+                    buffer + i * piece, ld);
+      }
+      for (int64_t o = 0; o < c.heads; ++o) {
+        float* to = y + run.begin * line + (g + o) * kBlock;
+        for (int64_t i = 0; i < c.heads; ++i) {
+          const float* kernel =
+              c.kernel + (transposed ? (g + i) * c.heads + o : (g + o) * c.heads + i) * taps;
+          for (int64_t j = 0; j < taps; ++j) theta[j] = kernel[transposed ? taps - 1 - j : j];
+          const float* from = buffer + i * piece;
+          with_queries(c.queries, [&]<int CQ>() {
+            if (i == 0) {
+              conv_head<CQ, false>(n, c.keys, from, ld, theta, to, line);
+            } else {
+              conv_head<CQ, true>(n, c.keys, from, ld, theta, to, line);
+            }
+          });
+        }
       }
     }
-  }
+  });
 }
 
 // sum[h'][c][a][b] (VL lanes each) += sum over the rows `out` of dy and the
 // block's keys of dy x.
-void conv_grad(const Conv& c, int64_t maps, int64_t line, const Neighbours& x, RowRange valid,
+void conv_grad(const Conv& c, int64_t maps, int64_t line, const Neighbours& x, const ConvRows& in,
                RowRange out, int64_t limit, const float* dy, float* sum, float* buffer) {
-  const int64_t ld = conv_line(c), n = out.end - out.begin, taps = c.queries * c.keys;
-  const int64_t first = out.begin - (c.queries - 1);
-  for (int64_t h = 0; h < maps; ++h) {
-    const int64_t g = h / c.heads * c.heads;
-    conv_gather(x, h, line, {first, first + n + c.queries - 1}, valid, c.left, c.keys - 1 - c.left,
-                limit, buffer, ld);
-    for (int64_t o = g; o < g + c.heads; ++o) {
-      float* to = sum + (o * c.heads + h - g) * taps * VL;
-      with_queries(c.queries, [&]<int CQ>() {
-        conv_grad_head<CQ>(n, c.keys, buffer, ld, dy + out.begin * line + o * kBlock, line, to);
-      });
+  const int64_t ld = conv_line(c), taps = c.queries * c.keys;
+  by_document(in.documents, out, [&](RowRange run, const int64_t* own) {
+    const int64_t n = run.end - run.begin, first = run.begin - (c.queries - 1);
+    for (int64_t h = 0; h < maps; ++h) {
+      const int64_t g = h / c.heads * c.heads;
+      conv_gather(x, h, line, {first, first + n + c.queries - 1}, in, own, c.left,
+                  c.keys - 1 - c.left, limit, buffer, ld);
+      for (int64_t o = g; o < g + c.heads; ++o) {
+        float* to = sum + (o * c.heads + h - g) * taps * VL;
+        with_queries(c.queries, [&]<int CQ>() {
+          conv_grad_head<CQ>(n, c.keys, buffer, ld, dy + run.begin * line + o * kBlock, line, to);
+        });
+      }
     }
-  }
+  });
 }
 
 // The exact mask: row r of the output counts input keys < limit(r) = limit + r
 // - out.begin only. Rows are done one at a time; only blocks on the diagonal
 // need this.
 void conv_apply_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& x,
-                      RowRange valid, RowRange out, int64_t limit, float* y, float* buffer) {
+                      const ConvRows& in, RowRange out, int64_t limit, float* y, float* buffer) {
   for (int64_t r = out.begin; r < out.end; ++r) {
-    conv_apply(c, false, maps, line, x, valid, {r, r + 1}, limit + r - out.begin, y, buffer);
+    conv_apply(c, false, maps, line, x, in, {r, r + 1}, limit + r - out.begin, y, buffer);
   }
 }
 
 // Its transpose: adds to rows `in` of dx; `partial` is a tile to work in. limit
-// belongs to row out.begin.
+// belongs to row out.valid.begin.
 void conv_transpose_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& dy,
-                          RowRange out, RowRange in, int64_t limit, float* dx, float* partial,
-                          float* buffer) {
+                          const ConvRows& out, RowRange in, int64_t limit, float* dx,
+                          float* partial, float* buffer) {
   for (int64_t r = in.begin; r < in.end; ++r) {
     for (int64_t i = 0; i < maps * kBlock; ++i) dx[r * line + i] = 0;
   }
-  for (int64_t r = out.begin; r < out.end; ++r) {
+  for (int64_t r = out.valid.begin; r < out.valid.end; ++r) {
     const RowRange reach{r - c.queries + 1 > in.begin ? r - c.queries + 1 : in.begin, r + 1};
-    conv_apply(c, true, maps, line, dy, {r, r + 1}, reach, kNoLimit, partial, buffer);
-    int64_t keys = limit + r - out.begin;
+    conv_apply(c, true, maps, line, dy, {{r, r + 1}, out.documents}, reach, kNoLimit, partial,
+               buffer);
+    int64_t keys = limit + r - out.valid.begin;
     keys = keys < 0 ? 0 : keys > kBlock ? kBlock : keys;
     for (int64_t i = reach.begin; i < reach.end; ++i) {
       for (int64_t h = 0; h < maps; ++h) {
@@ -241,10 +266,11 @@ void conv_transpose_exact(const Conv& c, int64_t maps, int64_t line, const Neigh
   }
 }
 
-void conv_grad_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& x, RowRange valid,
-                     RowRange out, int64_t limit, const float* dy, float* sum, float* buffer) {
+void conv_grad_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours& x,
+                     const ConvRows& in, RowRange out, int64_t limit, const float* dy, float* sum,
+                     float* buffer) {
   for (int64_t r = out.begin; r < out.end; ++r) {
-    conv_grad(c, maps, line, x, valid, {r, r + 1}, limit + r - out.begin, dy, sum, buffer);
+    conv_grad(c, maps, line, x, in, {r, r + 1}, limit + r - out.begin, dy, sum, buffer);
   }
 }
 

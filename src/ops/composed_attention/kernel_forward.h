@@ -133,8 +133,9 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
     if (post_conv) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
       x = w.tile[1];
-      conv_apply(a.post_conv, false, a.H1, p.line, near, {tile.prob, tile.count},
-                 {tile.out, tile.count}, kNoLimit, x, w.conv);
+      conv_apply(a.post_conv, false, a.H1, p.line, near,
+                 conv_rows_of(a, tile, {tile.prob, tile.count}), {tile.out, tile.count}, kNoLimit,
+                 x, w.conv);
       hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x + tile.out * p.line);
     }
     x += tile.out * p.line;

@@ -301,6 +301,12 @@ HL_INLINE Neighbours neighbours(const Plan& p, const Tile& tile, const uint64_t*
   return out;
 }
 
+// The rows of a tile that a convolution couples, of those in `valid`.
+HL_INLINE ConvRows conv_rows_of(const Args& a, const Tile& tile, RowRange valid) {
+  if (!a.documents) return {valid, nullptr};
+  return {valid, a.documents + tile.batch * a.S + a.S - a.T + tile.first};
+}
+
 // Keys of block i that row `prob` of the tile counts in the convolution before
 // softmax under the exact mask (one more for each later row); kNoLimit where
 // the mask is not exact or hides nothing here.
@@ -343,13 +349,14 @@ void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& ti
   float* x = w.scores ? w.scores + i * p.chunk : a.pre.matrix ? w.tile[0] : weights;
   if (a.pre_conv.kernel) {
     const Neighbours near = neighbours(p, tile, w.raw_visible, i, 0, w.scores);
-    const RowRange valid{0, tile.count}, out{tile.prob, tile.count};
+    const ConvRows in = conv_rows_of(a, tile, {0, tile.count});
+    const RowRange out{tile.prob, tile.count};
     const int64_t limit = exact_limit(a, tile, i);
     x = w.mix_in ? w.mix_in + i * p.chunk : a.pre.matrix ? w.tile[0] : weights;
     if (limit == kNoLimit) {
-      conv_apply(a.pre_conv, false, a.H, p.line, near, valid, out, limit, x, w.conv);
+      conv_apply(a.pre_conv, false, a.H, p.line, near, in, out, limit, x, w.conv);
     } else {
-      conv_apply_exact(a.pre_conv, a.H, p.line, near, valid, out, limit, x, w.conv);
+      conv_apply_exact(a.pre_conv, a.H, p.line, near, in, out, limit, x, w.conv);
     }
   } else {
     raw_scores(a, p, task, tile, w, i, x);

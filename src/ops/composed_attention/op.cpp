@@ -160,19 +160,19 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   }
 }
 
+// Plain attention in the fused kernels rather than in scaled_dot_product_attention: packing the
+// keys does not pay for a few queries against many.
+bool fused_is_faster(const Tensor& q, const Tensor& k) {
+  const c10::SymInt queries = q.sym_size(1);
+  return TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
+         TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(k.sym_size(1)));
+}
+
 // The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors
 // and torch.compile see through it. Fused kernels are operators of their own below this one.
-Tensor composed_attention_op(
-    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
-    const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
-    const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
-    std::string_view conv_padding, std::string_view conv_mask, const std::optional<Tensor>& bias,
-    bool causal, std::optional<int64_t> window, const std::optional<Tensor>& lengths,
-    const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
-    std::optional<double> scale, std::optional<std::string_view> backend) {
-  ComposedAttentionOptions o =
-      make_options(pre, post, pre_groups, post_groups, pre_conv, post_conv, conv_padding, conv_mask,
-                   bias, causal, window, lengths, documents, mask, scale);
+Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
+                             HL_ATTENTION_PARAMETERS, std::optional<std::string_view> backend) {
+  ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
   if (backend) o.backend = std::string(*backend);
   check(q, k, v, o);
   if (o.backend == "reference") return composed_attention_reference(q, k, v, o);
@@ -180,58 +180,31 @@ Tensor composed_attention_op(
   TORCH_CHECK_NOT_IMPLEMENTED(!reason || o.backend != "fused",
                               "composed_attention: backend \"fused\" cannot run this case because ",
                               reason, "; use None or \"reference\".");
-  if (!reason && (o.backend == "fused" || !is_plain(o)))
+  if (!reason && (o.backend == "fused" || !is_plain(o) || fused_is_faster(q, k))) {
     return composed_attention_fused(q, k, v, o);
+  }
   return composed_attention_reference(q, k, v, o);
 }
 
-Tensor call(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
-            const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
-            const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
-            std::string_view conv_padding, std::string_view conv_mask,
-            const std::optional<Tensor>& bias, bool causal, std::optional<int64_t> window,
-            const std::optional<Tensor>& lengths, const std::optional<Tensor>& documents,
-            const std::optional<Tensor>& mask, std::optional<double> scale,
-            std::optional<std::string_view> backend) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("headloom::composed_attention", "")
-                             .typed<decltype(composed_attention_op)>();
-  return op.call(q, k, v, pre, post, pre_groups, post_groups, pre_conv, post_conv, conv_padding,
-                 conv_mask, bias, causal, window, lengths, documents, mask, scale, backend);
-}
-
 // Everything that is multiplied is cast to the autocast type; masks and ids are not.
-Tensor composed_attention_autocast(
-    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensors& pre,
-    const OptionalTensors& post, int64_t pre_groups, int64_t post_groups,
-    const std::optional<Tensor>& pre_conv, const std::optional<Tensor>& post_conv,
-    std::string_view conv_padding, std::string_view conv_mask, const std::optional<Tensor>& bias,
-    bool causal, std::optional<int64_t> window, const std::optional<Tensor>& lengths,
-    const std::optional<Tensor>& documents, const std::optional<Tensor>& mask,
-    std::optional<double> scale, std::optional<std::string_view> backend) {
+Tensor composed_attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   HL_ATTENTION_PARAMETERS,
+                                   std::optional<std::string_view> backend) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto type = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto cast = [&](const std::optional<Tensor>& t) -> std::optional<Tensor> {
-    return t ? std::optional<Tensor>(at::autocast::cached_cast(type, *t, at::kCPU)) : std::nullopt;
-  };
-  const auto cast_list = [&](const OptionalTensors& list) {
-    OptionalTensors out;
-    for (size_t i = 0; i < list.size(); ++i) out.push_back(cast(list.get(i)));
-    return out;
-  };
-  return call(*cast(q), *cast(k), *cast(v), cast_list(pre), cast_list(post), pre_groups,
-              post_groups, cast(pre_conv), cast(post_conv), conv_padding, conv_mask, cast(bias),
-              causal, window, lengths, documents, mask, scale, backend);
+  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, at::kCPU); };
+  ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
+  if (backend) o.backend = std::string(*backend);
+  for (Tensor* t : slots(o)) {
+    if (t->defined()) *t = cast(*t);
+  }
+  return composed_attention(cast(q), cast(k), cast(v), o);
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {
-  m.def(
-      "composed_attention(Tensor q, Tensor k, Tensor v, Tensor?[] pre, Tensor?[] post, "
-      "int pre_groups=1, int post_groups=1, Tensor? pre_conv=None, Tensor? post_conv=None, "
-      "str conv_padding=\"both\", str conv_mask=\"double\", Tensor? bias=None, bool causal=True, "
-      "int? window=None, Tensor? lengths=None, Tensor? documents=None, Tensor? mask=None, "
-      "float? scale=None, str? backend=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
+  m.def("composed_attention(Tensor q, Tensor k, Tensor v, " HL_ATTENTION_SCHEMA
+        ", str? backend=None) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("composed_attention", composed_attention_op);
@@ -244,10 +217,10 @@ TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) {
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const ComposedAttentionOptions& o) {
-  return call(q, k, v, pack_mix(o.pre), pack_mix(o.post), o.pre.groups, o.post.groups,
-              optional_tensor(o.pre_conv), optional_tensor(o.post_conv), o.conv_padding,
-              o.conv_mask, optional_tensor(o.bias), o.causal, o.window, optional_tensor(o.lengths),
-              optional_tensor(o.documents), optional_tensor(o.mask), o.scale, o.backend);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("headloom::composed_attention", "")
+                             .typed<decltype(composed_attention_op)>();
+  return op.call(q, k, v, HL_ATTENTION_UNPACKED(o), o.backend);
 }
 
 }  // namespace headloom::ops

@@ -67,12 +67,16 @@ struct ComposedAttentionOptions {
 
 // q [B,T,H,D], k [B,S,Gk,D], v [B,S,Gv,E] -> [B,T,H',E], through the dispatcher
 // (torch.ops.headloom.composed_attention). Throws c10::ValueError naming the argument on a bad
-// shape. Where nothing is composed this is at::scaled_dot_product_attention.
+// shape. Fused kernels where they support the case, the reference for the rest.
 at::Tensor composed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const ComposedAttentionOptions& options);
 
-// The definition, in plain ATen: any floating dtype and device, differentiable. Arguments are
-// trusted.
+// The definition, in plain ATen: any floating dtype and device, differentiable any number of times.
+// Holds whole maps. Arguments are trusted.
+at::Tensor composed_attention_maps(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const ComposedAttentionOptions& options);
+
+// The same, by at::scaled_dot_product_attention where nothing is composed.
 at::Tensor composed_attention_reference(const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v,
                                         const ComposedAttentionOptions& options);

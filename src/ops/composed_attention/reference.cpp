@@ -121,18 +121,18 @@ Tensor convolve(const Tensor& x, const Tensor& kernel, const ComposedAttentionOp
   const auto options = x.options().dtype(at::kLong);
   const Tensor key = at::arange(c10::Scalar(keys), options).unsqueeze(0);
   const Tensor query = at::arange(c10::Scalar(keys - queries), c10::Scalar(keys), options);
-  const Tensor present = key.le(query.unsqueeze(1)).unsqueeze(0).unsqueeze(0);  // [1, 1, T, S]
+  const Tensor future = key.gt(query.unsqueeze(1)).unsqueeze(0).unsqueeze(0);  // [1, 1, T, S]
   const Tensor document = o.documents.defined() ? o.documents.index_select(1, query) : Tensor();
   Tensor y;
   for (int64_t i = 0; i < cq; ++i) {
     const int64_t back = cq - 1 - i;
     // Row t of `shifted` is row t - back of x; the first `back` rows are outside and count as 0.
     Tensor shifted = at::constant_pad_nd(x, {0, 0, back, 0}).narrow_symint(2, SymInt(0), queries);
-    if (exact) shifted = hide(shifted, present, 0);
+    if (exact) shifted = shifted.masked_fill(future, 0);
     if (document.defined()) {
       const Tensor theirs =
           at::constant_pad_nd(document, {back, 0}).narrow_symint(1, SymInt(0), queries);
-      shifted = hide(shifted, theirs.eq(document).unsqueeze(1).unsqueeze(-1), 0);
+      shifted = shifted.masked_fill(theirs.ne(document).unsqueeze(1).unsqueeze(-1), 0);
     }
     const Tensor term = correlate(shifted, kernel.narrow(-2, i, 1), o.conv_padding, 0);
     y = y.defined() ? y + term : term;
@@ -175,7 +175,11 @@ bool is_plain(const ComposedAttentionOptions& o) {
 
 Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const ComposedAttentionOptions& o) {
-  if (is_plain(o)) return plain(q, k, v, o);
+  return is_plain(o) ? plain(q, k, v, o) : composed_attention_maps(q, k, v, o);
+}
+
+Tensor composed_attention_maps(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const ComposedAttentionOptions& o) {
   const Visibility visible = visibility(q, k, o);
   const int64_t heads = q.size(2);
   const double scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
