@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
 #include "cli/command.h"
@@ -52,6 +53,9 @@ int run(int argc, char** argv) {
 }  // namespace headloom::cli
 
 int main(int argc, char** argv) {
+  // Large pages for large tensors: at long sequences half the time would go into faulting in small
+  // ones. LibTorch reads this at its first allocation.
+  setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   const auto say = [](const char* text) { std::fprintf(stderr, "headloom: %s\n", text); };
   try {
     const int code = headloom::cli::run(argc, argv);

@@ -29,6 +29,15 @@ std::string pythia(int64_t width, int64_t depth, int64_t heads, const char* type
              "block = { type = \"parallel\", norms = 2 }\n");
 }
 
+// RetNet gives the difference of its mixer's 8 C^2 weights to attention's 4 C^2 back in a
+// feed-forward network of 2 C.
+std::string retnet(int64_t width, int64_t depth, int64_t heads) {
+  return size(width, depth) +
+         str("norm = \"layer_norm\"\nposition = { type = \"none\" }\n[[layer]]\nmixer = { type = "
+             "\"retention\", heads = ",
+             heads, " }\nchannel = { type = \"mlp\", hidden = ", 2 * width, " }\n");
+}
+
 }  // namespace
 
 const std::vector<ModelPreset>& model_presets() {
@@ -67,9 +76,9 @@ const std::vector<ModelPreset>& model_presets() {
        "Bhojanapalli et al. 2020",
        size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 64", "type = \"mlp\"")},
       {"retnet-tiny", "5M: retention and a feed-forward network of 2 width, LayerNorm",
-       "Sun et al. 2023",
-       size(256, 6) + "norm = \"layer_norm\"\nposition = { type = \"none\" }\n" +
-           layer("type = \"retention\", heads = 4", "type = \"mlp\", hidden = 512")},
+       "Sun et al. 2023", retnet(256, 6, 4)},
+      {"retnet-1.3b", "1.3B: the smallest size of the paper", "Sun et al. 2023, table 2",
+       retnet(2048, 24, 8)},
   };
   return presets;
 }

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "ops/composed_attention/fused.h"
+#include "ops/retention/fused.h"
 #include "ops/wkv/fused.h"
 
 namespace headloom::ops {
@@ -34,7 +35,7 @@ std::vector<OpInfo> operators() {
        "Xiao et al. 2024; Golovneva et al. 2025; Shazeer et al. 2020; Ye et al. 2024",
        fused_limits()},
       {"retention", "linear attention with exponential decay: parallel, recurrent and chunkwise",
-       "Sun et al. 2023", "ATen operations; no fused kernel"},
+       "Sun et al. 2023", retention_limits()},
       {"wkv", "exponentially decaying averages, a channel at a time", "Peng et al. 2023 (RWKV-4)",
        wkv_fused_limits()},
   };

@@ -11,11 +11,13 @@
 
 #include "ops/composed_attention/fused.h"
 #include "ops/composed_attention/op.h"
+#include "testing/poison.h"
 
 namespace headloom::ops {
 namespace {
 
 using at::Tensor;
+using test::Poison;
 
 struct Case {
   std::string name = "";
@@ -31,16 +33,6 @@ struct Case {
   std::string padding = "both", conv_mask = "double";
   std::string mask = "";           // "lengths", "documents", "scattered documents", "mask", "bias"
   std::vector<int64_t> bias = {};  // the shape of a bias, which takes part in the backward
-};
-
-// Fills what is allocated with NaN until it goes out of scope.
-struct Poison {
-  Poison() { set(true); }
-  ~Poison() { set(false); }
-  static void set(bool on) {
-    at::globalContext().setDeterministicAlgorithms(on, false);
-    at::globalContext().setDeterministicFillUninitializedMemory(on);
-  }
 };
 
 struct Problem {

@@ -82,6 +82,12 @@ TEST_F(Retention, WorkedExampleInEveryForm) {
       EXPECT_TRUE(at::equal(s, state)) << form << " " << chunk;
     }
   }
+  for (Tensor* t : {&c.q, &c.k, &c.v}) *t = t->to(at::kFloat);
+  c.o.form = "chunkwise";
+  c.o.backend = "fused";
+  const auto [o, s] = c.run();
+  EXPECT_TRUE(at::equal(o, output.to(at::kFloat)));
+  EXPECT_TRUE(at::equal(s, state.to(at::kFloat)));
 }
 
 TEST_F(Retention, FormsAgreeWithTheLoop) {
@@ -238,6 +244,7 @@ TEST_F(Retention, RefusesInOneSentence) {
        "documents has shape"},
       {[](Call& c) { c.o.form = "chunked"; }, "form is \"chunked\""},
       {[](Call& c) { c.o.chunk = 0; }, "chunk is 0, expected at least 1"},
+      {[](Call& c) { c.o.backend = "quick"; }, "backend is \"quick\""},
   };
   for (const auto& bad : cases) {
     Call c(2, 5, 2, 3, 4);

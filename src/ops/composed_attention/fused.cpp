@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +10,7 @@
 
 #include "ops/composed_attention/kernel.h"
 #include "ops/kernel/capability.h"
+#include "ops/transform.h"
 
 namespace headloom::ops {
 namespace {
@@ -325,15 +325,6 @@ Tensor allocate_bias_grad(Call& call, const Tensor& bias, const Split& s) {
   a.grad_bias_size = apart ? 0 : bias.numel();
   strides(first, a.grad_bias.stride);
   return call.hold(sums);
-}
-
-// torch.func's grad and vmap refuse autograd functions written in C++.
-bool in_transform() {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                         DispatchKey::FuncTorchDynamicLayerBackMode,
-                                         DispatchKey::FuncTorchVmapMode});
-  return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
 }  // namespace

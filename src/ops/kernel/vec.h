@@ -166,10 +166,21 @@ HL_INLINE vf load(const BFloat16* p) {
 #endif
 }
 HL_INLINE void store(BFloat16* p, vf a) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512i bits = _mm512_castps_si512(a);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded =
+      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));  // to nearest even
+  const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(1 << 22));  // stays a NaN
+  const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+  std::memcpy(p, &half, sizeof(half));
+#else
   float lanes_of[VL];
   store(lanes_of, a);
 #pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) narrow(lanes_of[i], p + i);
+#endif
 }
 
 // The first `count` < VL values, zeros in the other lanes; and back.

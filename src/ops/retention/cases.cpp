@@ -10,34 +10,44 @@ namespace {
 
 using at::Tensor;
 
-OpCase make(int64_t length, double forward_target, double training_target) {
-  const int64_t heads = 8, dim = 64, values = 128;
+constexpr int64_t kHeads = 8, kDim = 64, kValues = 128;
+
+OpCase make(int64_t length, double forward_target, double training_target,
+            at::ScalarType type = at::kFloat) {
   OpCase c;
   c.op = "retention";
-  c.name = "chunkwise T=" + std::to_string(length);
+  c.name = "chunkwise T=" + std::to_string(length) + (type == at::kBFloat16 ? " bfloat16" : "");
+  c.dtype = type;
   c.inputs = [=] {
-    return std::vector<Tensor>{
-        at::randn({1, length, heads, dim}) * 0.125, at::randn({1, length, heads, dim}),
-        at::randn({1, length, heads, values}), 1 - at::exp2(-5 - at::arange(heads, at::kFloat))};
+    return std::vector<Tensor>{(at::randn({1, length, kHeads, kDim}) * 0.125).to(type),
+                               at::randn({1, length, kHeads, kDim}).to(type),
+                               at::randn({1, length, kHeads, kValues}).to(type),
+                               1 - at::exp2(-5 - at::arange(kHeads, at::kFloat))};
   };
   c.differentiable = 3;
   c.run = [](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        backend != "fused", "retention: backend \"fused\" is not there yet; use \"reference\".");
-    return std::get<0>(retention(x[0], x[1], x[2], x[3], {}));
+    return std::get<0>(retention(x[0], x[1], x[2], x[3], {.backend = backend}));
   };
-  time_against_plain_attention(c, length, heads, dim);
-  // Whole chunks of 64 and the state, read and added to.
-  c.forward_work.flops =
-      2.0 * static_cast<double>(length * heads * (64 * (dim + values) + 2 * dim * values));
+  time_against_plain_attention(c, length, kHeads, kDim);
+  // A position and head, whatever the chunk: the state read and added to, and in the backward read
+  // for q, k and v and its gradient added to.
+  const auto positions = static_cast<double>(length * kHeads);
+  const auto state = static_cast<double>(2 * kDim * kValues);
+  const auto element = static_cast<double>(at::elementSize(type));
+  const auto rows = static_cast<double>(2 * kDim + 2 * kValues);  // q, k, v and the output
+  c.forward_work = {.flops = positions * 2 * state, .bytes = positions * rows * element};
+  c.training_work = {.flops = positions * 7 * state,
+                     .bytes = positions * element * (rows + 2 * rows)};
   c.forward_target = forward_target;
   c.training_target = training_target;
-  c.unsupported = "there is no fused kernel yet";
+  c.at_length = [=](int64_t other) { return make(other, 0, 0, type); };
   return c;
 }
 
 }  // namespace
 
-std::vector<OpCase> retention_cases() { return {make(2048, 0.35, 0.25), make(4096, 0.18, 0.13)}; }
+std::vector<OpCase> retention_cases() {
+  return {make(2048, 0.35, 0.25), make(4096, 0.18, 0.13), make(2048, 0, 0, at::kBFloat16)};
+}
 
 }  // namespace headloom::ops

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "ops/check.h"
+#include "ops/retention/fused.h"
 
 namespace headloom::ops {
 namespace {
@@ -50,46 +51,58 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gamm
                     "retention: form is \"", o.form,
                     "\", expected \"chunkwise\", \"parallel\" or \"recurrent\".");
   TORCH_CHECK_VALUE(o.chunk >= 1, "retention: chunk is ", o.chunk, ", expected at least 1.");
+  TORCH_CHECK_VALUE(!o.backend || *o.backend == "reference" || *o.backend == "fused",
+                    "retention: backend is \"", o.backend.value_or(""),
+                    "\", expected None, \"reference\" or \"fused\".");
 }
 
 Result retention_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gamma,
                     const std::optional<Tensor>& state, const std::optional<Tensor>& documents,
-                    std::string_view form, int64_t chunk) {
-  const RetentionOptions o = {.state = state.value_or(Tensor()),
-                              .documents = documents.value_or(Tensor()),
-                              .form = std::string(form),
-                              .chunk = chunk};
+                    std::string_view form, int64_t chunk, std::optional<std::string_view> backend) {
+  RetentionOptions o = {.state = state.value_or(Tensor()),
+                        .documents = documents.value_or(Tensor()),
+                        .form = std::string(form),
+                        .chunk = chunk};
+  if (backend) o.backend = std::string(*backend);
   check(q, k, v, gamma, o);
+  if (o.backend == "reference") return retention_reference(q, k, v, gamma, o);
+  const char* reason = retention_unsupported_reason(q, gamma, o);
+  TORCH_CHECK_NOT_IMPLEMENTED(!reason || o.backend != "fused",
+                              "retention: backend \"fused\" cannot run this case because ", reason,
+                              "; use None or \"reference\".");
+  if (!reason) return retention_fused(q, k, v, gamma, o);
   return retention_reference(q, k, v, gamma, o);
 }
 
 Result call(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gamma,
             const std::optional<Tensor>& state, const std::optional<Tensor>& documents,
-            std::string_view form, int64_t chunk) {
+            std::string_view form, int64_t chunk, std::optional<std::string_view> backend) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("headloom::retention", "")
                              .typed<decltype(retention_op)>();
-  return op.call(q, k, v, gamma, state, documents, form, chunk);
+  return op.call(q, k, v, gamma, state, documents, form, chunk, backend);
 }
 
 // What is multiplied is cast to the autocast type; decays and states keep theirs.
 Result retention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gamma,
                           const std::optional<Tensor>& state,
                           const std::optional<Tensor>& documents, std::string_view form,
-                          int64_t chunk) {
+                          int64_t chunk, std::optional<std::string_view> backend) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto type = at::autocast::get_autocast_dtype(at::kCPU);
   const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, at::kCPU); };
-  return call(cast(q), cast(k), cast(v), gamma, state, documents, form, chunk);
+  return call(cast(q), cast(k), cast(v), gamma, state, documents, form, chunk, backend);
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {
   m.def(
       "retention(Tensor q, Tensor k, Tensor v, Tensor gamma, Tensor? state=None, "
-      "Tensor? documents=None, str form=\"chunkwise\", int chunk=64) -> (Tensor output, Tensor "
-      "state)",
+      "Tensor? documents=None, str form=\"chunkwise\", int chunk=64, str? backend=None) "
+      "-> (Tensor output, Tensor state)",
       {at::Tag::pt2_compliant_tag});
 }
+// Composite, so that autograd, fake tensors and torch.compile see the reference's ATen operators or
+// the fused kernels' own.
 TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) { m.impl("retention", retention_op); }
 TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) { m.impl("retention", retention_autocast); }
 
@@ -102,7 +115,7 @@ std::optional<Tensor> optional_tensor(const Tensor& t) {
 Result retention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& gamma,
                  const RetentionOptions& o) {
   return call(q, k, v, gamma, optional_tensor(o.state), optional_tensor(o.documents), o.form,
-              o.chunk);
+              o.chunk, o.backend);
 }
 
 }  // namespace headloom::ops

@@ -12,17 +12,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
 namespace headloom::ops {
 
 struct RetentionOptions {
-  at::Tensor state;      // [B, H, D, E]: S before the first position; zero when absent
-  at::Tensor documents;  // [B, T] int64 ids: the state starts anew wherever the id changes; an
-                         // initial state belongs to the first position's document
+  at::Tensor state = {};      // [B, H, D, E]: S before the first position; zero when absent
+  at::Tensor documents = {};  // [B, T] int64 ids: the state starts anew wherever the id changes; an
+                              // initial state belongs to the first position's document
   std::string form = "chunkwise";  // "parallel", "recurrent"
-  int64_t chunk = 64;              // positions a chunk, chunkwise only
+  int64_t chunk = 64;  // positions a chunk, chunkwise only; the fused kernels round it up to 16s
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can
 };
 
 // q, k [B, T, H, D], v [B, T, H, E], gamma [H] (float32 or float64 whatever q is; 0 < gamma <= 1,
@@ -30,7 +32,7 @@ struct RetentionOptions {
 // [B, H, D, E], float64 for float64 inputs and float32 otherwise, the type in which everything is
 // accumulated. Through the dispatcher (torch.ops.headloom.retention); differentiable in all of
 // q, k, v, gamma and state. Throws c10::ValueError or c10::TypeError naming the argument.
-// torch.compile compiles each T by itself.
+// NotImplementedError where "fused" is asked for and cannot run.
 std::tuple<at::Tensor, at::Tensor> retention(const at::Tensor& q, const at::Tensor& k,
                                              const at::Tensor& v, const at::Tensor& gamma,
                                              const RetentionOptions& options);

@@ -1,0 +1,36 @@
+// Transposes of small matrices, four by four: the same code for every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops/kernel/inline.h"
+
+namespace headloom::ops {
+namespace {
+
+// to[j * to_line + i] = from[i * from_line + j] for i < rows, j < columns, both multiples of 4.
+void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,
+               int64_t to_line) {
+  using Four = float __attribute__((vector_size(16)));
+  using Order = int32_t __attribute__((vector_size(16)));
+  const Order low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
+  for (int64_t j = 0; j < columns; j += 4) {
+    for (int64_t i = 0; i < rows; i += 4) {
+      Four x[4];
+      for (int r = 0; r < 4; ++r) {
+        std::memcpy(&x[r], from + (i + r) * from_line + j, sizeof(Four));
+      }
+      const Four a = __builtin_shuffle(x[0], x[1], low), b = __builtin_shuffle(x[2], x[3], low);
+      const Four c = __builtin_shuffle(x[0], x[1], high), d = __builtin_shuffle(x[2], x[3], high);
+      const Four y[4] = {__builtin_shuffle(a, b, first), __builtin_shuffle(a, b, last),
+                         __builtin_shuffle(c, d, first), __builtin_shuffle(c, d, last)};
+      for (int r = 0; r < 4; ++r) {
+        std::memcpy(to + (j + r) * to_line + i, &y[r], sizeof(Four));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headloom::ops
