@@ -14,11 +14,13 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(dcmha)                       \
   X(differential)                \
   X(multi_token)                 \
-  X(retention)
+  X(retention)                   \
+  X(rwkv)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \
   X(swiglu)                        \
+  X(rwkv_channel)                  \
   X(none)
 
 #define DECLARE(name) TokenMixerEntry name##_mixer();

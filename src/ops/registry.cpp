@@ -5,13 +5,15 @@
 
 #include "ops/composed_attention/fused.h"
 #include "ops/retention/fused.h"
+#include "ops/token_shift/fused.h"
 #include "ops/wkv/fused.h"
 
 namespace headloom::ops {
 
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;
-  for (const auto& family : {composed_attention_cases(), retention_cases(), wkv_cases()}) {
+  for (const auto& family :
+       {composed_attention_cases(), retention_cases(), wkv_cases(), token_shift_cases()}) {
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -38,6 +40,8 @@ std::vector<OpInfo> operators() {
        "Sun et al. 2023", retention_limits()},
       {"wkv", "exponentially decaying averages, a channel at a time", "Peng et al. 2023 (RWKV-4)",
        wkv_fused_limits()},
+      {"token_shift", "each position mixed with the one before it", "Peng et al. 2023 (RWKV-4)",
+       token_shift_limits()},
   };
 }
 

@@ -1,0 +1,81 @@
+// RWKV's channel mixing, version 4 (Peng et al. 2023): a squared-ReLU network behind a gate, each
+// position mixed with the one before it.
+//
+//   y = sigmoid(Wr x^r) * (Wv relu(Wk x^k)^2)     x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
+#include "mixers/mixer.h"
+#include "mixers/rwkv_start.h"
+#include "ops/token_shift/op.h"
+
+namespace headloom {
+namespace {
+
+class RwkvChannel final : public ChannelMixer {
+ public:
+  RwkvChannel(std::optional<int64_t> given, const LayerShape& shape) {
+    if (!shape.causal) usage_error("rwkv_channel looks back only, but the model is not causal.");
+    const int64_t width = shape.width, hidden = given.value_or(4 * width);
+    const Tensor start = RwkvStart(shape).key_mix();
+    parameter("mix", mix_, at::stack({start, start}));  // rows: of keys, receptance
+    key_ =
+        register_module("key", std::make_shared<Linear>(width, hidden, shape.bias, shape.init_std));
+    receptance_ = register_module(
+        "receptance", std::make_shared<Linear>(width, width, shape.bias, shape.init_std));
+    value_ = register_module(
+        "value", std::make_shared<Linear>(hidden, width, shape.bias, shape.output_std()));
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    ops::TokenShiftOptions shift;
+    shift.documents = context.documents;
+    if (context.state != nullptr) {
+      MixerState& state = context.state->channel;
+      if (state.tensors.empty()) state.tensors.resize(1);
+      shift.last = state.tensors[0];
+      state.tensors[0] = x.select(1, x.size(1) - 1).clone();
+      state.position += x.size(1);
+    }
+    const std::vector<Tensor> parts = ops::token_shift(x, mix_, shift);
+    const Tensor k = at::relu(key_->forward(parts[0]));
+    return at::sigmoid(receptance_->forward(parts[1])) * value_->forward(k * k);
+  }
+
+  std::vector<Cost> costs() const override {
+    int64_t parameters = 0;
+    double products = 0;
+    for (const Tensor& p : this->parameters()) parameters += p.numel();
+    for (const auto& linear : {key_, receptance_, value_}) {
+      products += static_cast<double>(linear->weight.numel());
+    }
+    return {{.part = "rwkv_channel",
+             .formula = "4 C I + 2 C^2 + 6 C",
+             .parameters = parameters,
+             .flops_per_token = 2 * products + 3 * static_cast<double>(mix_.numel())}};
+  }
+
+ private:
+  Tensor mix_;  // [2, C]
+  std::shared_ptr<Linear> key_, receptance_, value_;
+};
+
+struct RwkvChannelSpec final : ChannelMixerSpec {
+  std::optional<int64_t> given;
+
+  std::string type() const override { return "rwkv_channel"; }
+  void fields(Fields& f) override {
+    f.field("hidden", given, "hidden units; absent: 4 width", at_least(int64_t{1}));
+  }
+  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<RwkvChannel>(given, shape);
+  }
+  std::optional<int64_t>* hidden() override { return &given; }
+};
+
+}  // namespace
+
+ChannelMixerEntry rwkv_channel_channel() {
+  return {"rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
+          "Peng et al. 2023 (RWKV-4)",
+          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<RwkvChannelSpec>()); }};
+}
+
+}  // namespace headloom

@@ -1,0 +1,115 @@
+// RWKV's time mixing, version 4 (Peng et al. 2023): an average of all values so far, whose weights
+// fade at a rate of the channel's own.
+//
+//   k, v, r = Wk x^k, Wv x^v, Wr x^r         x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
+//   y = (sigmoid(r) * wkv(k, v; w, u)) Wo,   w = exp(decay)
+//
+// Decay, bonus u and the proportions mu start as published, by depth and channel.
+#include "mixers/mixer.h"
+#include "mixers/rwkv_start.h"
+#include "ops/token_shift/op.h"
+#include "ops/wkv/op.h"
+
+namespace headloom {
+namespace {
+
+class Rwkv final : public TokenMixer {
+ public:
+  explicit Rwkv(const LayerShape& shape) {
+    if (!shape.causal) usage_error("rwkv looks back only, but the model is not causal.");
+    const int64_t width = shape.width;
+    const RwkvStart start(shape);
+    // Rows: of keys, values, receptance.
+    parameter("mix", mix_, at::stack({start.key_mix(), start.value_mix(), start.gate_mix()}));
+    parameter("decay", decay_, start.decay());
+    parameter("bonus", bonus_, start.bonus());
+    const auto map = [&](const char* name, double std) {
+      return register_module(name, std::make_shared<Linear>(width, width, shape.bias, std));
+    };
+    key_ = map("key", shape.init_std);
+    value_ = map("value", shape.init_std);
+    receptance_ = map("receptance", shape.init_std);
+    output_ = map("output", shape.output_std());
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("rwkv does not read a memory; cross-attention needs an attention mixer.");
+    }
+    return std::get<0>(mixed(x, {}, {}, context.documents));
+  }
+
+  bool stateful() const override { return true; }
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+    if (state.tensors.empty()) state.tensors.resize(2);
+    Tensor &last = state.tensors[0], &sums = state.tensors[1];
+    Tensor y;
+    std::tie(y, sums) = mixed(x, last, sums, {});
+    last = x.select(1, x.size(1) - 1).clone();
+    state.position += x.size(1);
+    return y;
+  }
+
+  std::vector<Cost> costs(int64_t) const override {
+    const auto width = static_cast<double>(decay_.size(0));
+    int64_t parameters = 0;
+    for (const auto& linear : {key_, value_, receptance_, output_}) {
+      for (const Tensor& p : linear->parameters()) parameters += p.numel();
+    }
+    return {{.part = "projections",
+             .formula = "8 C^2",
+             .parameters = parameters,
+             .flops_per_token = 8 * width * width},
+            {.part = "token shift",
+             .formula = "9 C",
+             .parameters = mix_.numel(),
+             .flops_per_token = 9 * width},
+            {.part = "wkv",
+             .formula = "16 C",
+             .parameters = decay_.numel() + bonus_.numel(),
+             .flops_per_token = 16 * width}};
+  }
+
+  double state_bytes_per_token() const override { return 0; }
+
+ private:
+  // y and the sums after x, given what was before it: its last position [B, C] and the sums.
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& last, const Tensor& sums,
+                                   const Tensor& documents) const {
+    ops::TokenShiftOptions shift;
+    shift.last = last;
+    shift.documents = documents;
+    const std::vector<Tensor> parts = ops::token_shift(x, mix_, shift);
+    ops::WkvOptions o;
+    o.receptance = receptance_->forward(parts[2]);
+    o.state = sums;
+    o.documents = documents;
+    // In bfloat16 the rates of slow channels would be rounded.
+    const Tensor rates = decay_.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).exp();
+    const auto [y, end] =
+        ops::wkv(key_->forward(parts[0]), value_->forward(parts[1]), rates, bonus_, o);
+    return {output_->forward(y), end};
+  }
+
+  Tensor mix_;            // [3, C]
+  Tensor decay_, bonus_;  // [C]
+  std::shared_ptr<Linear> key_, value_, receptance_, output_;
+};
+
+struct RwkvSpec final : TokenMixerSpec {
+  std::string type() const override { return "rwkv"; }
+  void fields(Fields&) override {}
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Rwkv>(shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry rwkv_mixer() {
+  return {"rwkv", "fading averages of the values, a rate a channel, linear in the length",
+          "Peng et al. 2023 (RWKV-4)",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<RwkvSpec>()); }};
+}
+
+}  // namespace headloom

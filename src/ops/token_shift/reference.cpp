@@ -1,0 +1,29 @@
+#include <ATen/ATen.h>
+
+#include "ops/token_shift/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+std::vector<Tensor> token_shift_reference(const Tensor& x, const Tensor& mix,
+                                          const TokenShiftOptions& o) {
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor now = x.to(wide);
+  const c10::SymInt rest = x.sym_size(1) - 1;
+  const Tensor first =
+      o.last.defined() ? o.last.to(wide).unsqueeze(1) : at::zeros_like(now.narrow(1, 0, 1));
+  Tensor before = now.narrow_symint(1, 0, rest);
+  if (o.documents.defined()) {
+    const Tensor id = o.documents;
+    before = before * id.narrow_symint(1, 1, rest).eq(id.narrow_symint(1, 0, rest)).unsqueeze(-1);
+  }
+  before = at::cat({first, before}, 1);
+  std::vector<Tensor> out;
+  for (const Tensor& mu : mix.to(wide).unbind(0)) {
+    out.push_back((before + mu * (now - before)).to(x.scalar_type()));
+  }
+  return out;
+}
+
+}  // namespace headloom::ops
