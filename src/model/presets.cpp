@@ -38,6 +38,14 @@ std::string retnet(int64_t width, int64_t depth, int64_t heads) {
              heads, " }\nchannel = { type = \"mlp\", hidden = ", 2 * width, " }\n");
 }
 
+// RWKV-4: LayerNorm and no positions.
+std::string rwkv(int64_t width, int64_t depth, bool tied) {
+  return size(width, depth) +
+         str("norm = \"layer_norm\"\nposition = { type = \"none\" }\n",
+             "tied = ", tied ? "true" : "false", "\n") +
+         layer("type = \"rwkv\"", "type = \"rwkv_channel\"");
+}
+
 }  // namespace
 
 const std::vector<ModelPreset>& model_presets() {
@@ -79,6 +87,10 @@ const std::vector<ModelPreset>& model_presets() {
        "Sun et al. 2023", retnet(256, 6, 4)},
       {"retnet-1.3b", "1.3B: the smallest size of the paper", "Sun et al. 2023, table 2",
        retnet(2048, 24, 8)},
+      {"rwkv-tiny", "5M: RWKV-4's time and channel mixing at width 256, 6 layers",
+       "Peng et al. 2023", rwkv(256, 6, true)},
+      {"rwkv-169m", "169M: the smallest of the released RWKV-4 models; vocabulary 50277",
+       "Peng et al. 2023", rwkv(768, 12, false)},
   };
   return presets;
 }

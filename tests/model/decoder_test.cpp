@@ -212,9 +212,8 @@ INSTANTIATE_TEST_SUITE_P(
 std::string tiny(const std::string& mixer, const std::string& block, const char* more = "") {
   // Depth 4: multi_token convolves in layer 2.
   return str("vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\n", more,
-             "\n[[layer]]\nmixer = { type = '", mixer,
-             "', heads = 4 }\nchannel = { type = 'swiglu', hidden = 8 }\nblock = { type = '", block,
-             "' }\n");
+             "\n[[layer]]\nmixer = { type = '", mixer, "'", heads_of(mixer, 4),
+             " }\nchannel = { type = 'swiglu', hidden = 8 }\nblock = { type = '", block, "' }\n");
 }
 
 TEST(EveryMixerAndBlock, SeesNoLaterToken) {

@@ -80,11 +80,11 @@ TEST(Costs, PartsAddUpToTheParameters) {
     bool attention = false;  // of the composed-attention family
     for (const OptionInfo& o : options.options()) attention = attention || o.key == "qk_norm";
     for (const auto& channel : channel_mixers()) {
-      const Decoder model(
-          model_of(str("vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\nbias = true\n"
-                       "position.type = 'learned'\ntied = false\n[[layer]]\nmixer = { type = '",
-                       mixer.name, "'", attention ? ", qk_norm = true" : "",
-                       ", heads = 4 }\nchannel = { type = '", channel.name, "' }\n")));
+      const Decoder model(model_of(
+          str("vocabulary = 23\nmax_length = 16\nwidth = 16\ndepth = 4\nbias = true\n"
+              "position.type = 'learned'\ntied = false\n[[layer]]\nmixer = { type = '",
+              mixer.name, "'", attention ? ", qk_norm = true" : "", heads_of(mixer.name, 4),
+              " }\nchannel = { type = '", channel.name, "' }\n")));
       const ModelCosts costs = model_costs(model, 16);
       int64_t total = 0, norms = 0, parts = 0;
       for (const auto& item : model.named_parameters()) {
@@ -129,13 +129,14 @@ TEST(Costs, PlainAttentionByHand) {
 
 TEST(MatchParameters, EveryMixerComesWithinAPercent) {
   const auto text = [](const std::string& mixer, const std::string& channel) {
-    return str("vocabulary = 64\nmax_length = 16\nwidth = 32\ndepth = 4\n[[layer]]\nmixer = { ",
-               mixer, ", heads = 4 }\nchannel = { type = '", channel, "' }\n");
+    return str(
+        "vocabulary = 64\nmax_length = 16\nwidth = 32\ndepth = 4\n[[layer]]\nmixer = { type = '",
+        mixer, "'", heads_of(mixer, 4), " }\nchannel = { type = '", channel, "' }\n");
   };
-  const int64_t target = count_parameters(model_of(text("type = 'mha'", "swiglu")));
+  const int64_t target = count_parameters(model_of(text("mha", "swiglu")));
   for (const auto& mixer : token_mixers()) {
-    for (const char* channel : {"swiglu", "mlp"}) {
-      ModelConfig config = model_of(text(str("type = '", mixer.name, "'"), channel));
+    for (const char* channel : {"swiglu", "mlp", "rwkv_channel"}) {
+      ModelConfig config = model_of(text(mixer.name, channel));
       const int64_t reached = match_parameters(config, target);
       EXPECT_EQ(reached, count_parameters(config)) << mixer.name;
       EXPECT_NEAR(static_cast<double>(reached), static_cast<double>(target),

@@ -17,6 +17,16 @@ inline ModelConfig model_of(const std::string& toml) {
   return config;
 }
 
+// ", heads = N" inside a mixer's inline table, "" where the mixer has no heads.
+inline std::string heads_of(const std::string& mixer, int64_t heads) {
+  Lister lister;
+  make_spec(token_mixers(), "token mixer", mixer)->fields(lister);
+  for (const OptionInfo& o : lister.options()) {
+    if (o.key == "heads") return str(", heads = ", heads);
+  }
+  return "";
+}
+
 // Every parameter drawn anew, so that norms and biases do something.
 inline void randomize(const torch::nn::Module& module, double scale = 0.5) {
   at::NoGradGuard no_grad;
