@@ -6,9 +6,9 @@
 
 torch_requirement="torch==2.13.0"   # installed where no PyTorch of at least torch_minimum is found
 torch_minimum="2.11"
-python_requirements=(numpy safetensors pytest)
+python_requirements=(numpy safetensors pytest transformers)
 apt_packages=(g++ cmake ninja-build ccache libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libgtest-dev
-  libpng-dev libjpeg-dev)
+  libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev)
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -132,7 +132,7 @@ make_venv() {
     packages+=("$torch_requirement")
   fi
   .venv/bin/python -m pip install --progress-bar off "${packages[@]}" || return
-  .venv/bin/python -c "import torch, numpy, safetensors, pytest" || return
+  .venv/bin/python -c "import torch, numpy, safetensors, pytest, transformers" || return
   echo complete >.venv/headloom
 }
 

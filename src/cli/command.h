@@ -26,6 +26,8 @@ Command compare_command();
 Command describe_command();
 Command bench_command();
 Command list_command();
+Command vocabulary_command();
+Command tokenize_command();
 
 // CONFIG with its --set overrides applied.
 struct ConfigArguments {

@@ -31,10 +31,14 @@ struct Codec {
   std::vector<int64_t> encode(const std::string& text) const {
     if (!tokenizer) return task->encode(text);
     const Tensor tokens = tokenizer->encode(text).to(at::kLong).contiguous();
-    return {tokens.const_data_ptr<int64_t>(), tokens.const_data_ptr<int64_t>() + tokens.numel()};
+    std::vector<int64_t> out;
+    if (const auto start = tokenizer->start_token()) out.push_back(*start);
+    const int64_t* first = tokens.const_data_ptr<int64_t>();
+    out.insert(out.end(), first, first + tokens.numel());
+    return out;
   }
   std::string decode(int64_t token) const {
-    return tokenizer ? tokenizer->decode({token}) : task->decode({token});
+    return tokenizer ? tokenizer->piece(token) : task->decode({token});
   }
   std::optional<int64_t> end() const {
     return tokenizer ? std::optional<int64_t>(tokenizer->end_token()) : task->end_token();

@@ -22,7 +22,7 @@ void TextOptions::fields(Fields& f) {
   f.field("max_bytes", corpus.max_bytes,
           "use at most so many bytes, of files chosen by a hash of their names; absent: all",
           at_least(1));
-  f.field("length", length, "bytes in a sequence (T)", at_least(1));
+  f.field("length", length, "tokens in a sequence (T)", at_least(1));
   f.field("held_out", held_out,
           "share of the text kept for evaluation: whole files where there are many, else the end",
           Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
@@ -55,17 +55,24 @@ PackedText::PackedText(const TextOptions& options, uint64_t seed,
 Split PackedText::split(const std::vector<Document>& documents) {
   std::vector<at::Tensor> tokens;
   std::vector<uint64_t> lots;
-  double bytes = 0.0;
-  double count = 0.0;
   for (const Document& document : documents) {
     tokens.push_back(tokenizer_->encode(document.text));
     lots.push_back(document_lot(document.name, kSplitSalt));
-    // The mark of a document's end counts as a byte.
-    bytes += static_cast<double>(document.text.size()) + 1.0;
-    count += static_cast<double>(tokens.back().size(0)) + 1.0;
   }
-  bytes_per_token_ = bytes / count;
-  return split_documents(tokens, lots, options_.held_out, options_.length, tokenizer_->end_token());
+  Split split =
+      split_documents(tokens, lots, options_.held_out, options_.length, tokenizer_->end_token());
+  // Of what is evaluated; the mark of a document's end counts as a byte.
+  const at::Tensor counts =
+      at::bincount(split.held_out.tokens.to(at::kLong), {}, tokenizer_->vocabulary());
+  double bytes = 0.0;
+  for (int64_t token = 0; token < counts.size(0); ++token) {
+    const auto count = counts.const_data_ptr<int64_t>()[token];
+    if (count == 0) continue;
+    const size_t size = token == tokenizer_->end_token() ? 1 : tokenizer_->piece(token).size();
+    bytes += static_cast<double>(count) * static_cast<double>(size);
+  }
+  bytes_per_token_ = bytes / static_cast<double>(split.held_out.size());
+  return split;
 }
 
 Batch PackedText::train(int64_t first, int64_t count) const {
@@ -89,13 +96,13 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
 }
 
 std::string PackedText::describe() const {
-  return str(documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths),
-             ": ", human_bytes(static_cast<double>(split_.train.size())), " to train on and ",
-             human_bytes(static_cast<double>(split_.held_out.size())), " held out, ",
-             split_.by_document ? str(split_.held_out_documents, " whole files")
-                                : std::string("the end of the text"),
-             ", of which ", eval_sequences(), " sequences of ", options_.length,
-             " bytes are evaluated");
+  return str(
+      documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths), ": ",
+      human_count(static_cast<double>(split_.train.size())), " tokens to train on and ",
+      human_count(static_cast<double>(split_.held_out.size())), " held out, ",
+      split_.by_document ? str(split_.held_out_documents, " whole files")
+                         : std::string("the end of the text"),
+      ", of which ", eval_sequences(), " sequences of ", options_.length, " tokens are evaluated");
 }
 
 }  // namespace headloom::data

@@ -31,8 +31,10 @@ class PackedText {
   Batch train(int64_t first, int64_t count) const;
   int64_t eval_sequences() const;
   Batch held_out(int64_t first, int64_t count) const;
+  // Of the held-out text. Tokenizers that normalise count the bytes of the normalised text.
   double bytes_per_token() const { return bytes_per_token_; }
-  // "3 files in a, b: 1 MB to train on and ..., of which N sequences of T bytes are evaluated"
+  // "3 files in a, b: 1.2M tokens to train on and ..., of which N sequences of T bytes are
+  // evaluated"
   std::string describe() const;
 
  private:

@@ -7,7 +7,8 @@ namespace headloom::data {
 
 const std::vector<TaskEntry>& tasks() {
   static const std::vector<TaskEntry> table = {
-      {"text", "Next-byte prediction on files, folders and globs.", "", text_spec},
+      {"text", "Next-token prediction on files, folders and globs: bytes or a vocabulary.", "",
+       text_spec},
       {"find_block", "Find the block of letters that contains all the queried letters.",
        "Golovneva et al. 2025, Multi-Token Attention, section 4.1", find_block_spec},
       {"recall", "Key-value pairs, then the values of several earlier keys (MQAR).",

@@ -110,6 +110,8 @@ struct TaskSpec {
   // How text becomes tokens where that needs none of the task's files, else nullptr: a trained
   // model generates without its corpus.
   virtual std::shared_ptr<const Tokenizer> tokenizer() const { return nullptr; }
+  // The option that names the tokenizer's file, nullptr where none is used: a run keeps a copy.
+  virtual std::string* tokenizer_file() { return nullptr; }
 };
 
 // --- The registry (registry.cpp): one line a task.

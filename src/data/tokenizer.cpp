@@ -1,11 +1,25 @@
 #include "data/tokenizer.h"
 
 #include <ATen/ATen.h>
+#include <sentencepiece_processor.h>
 
 #include <algorithm>
+#include <climits>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "data/tokenizer_json.h"
 
 namespace headloom::data {
 namespace {
+
+template <typename Int>
+at::Tensor as_tensor(const std::vector<Int>& tokens, int64_t vocabulary) {
+  const at::Tensor wide = at::from_blob(const_cast<Int*>(tokens.data()),
+                                        {static_cast<int64_t>(tokens.size())}, at::kInt);
+  const auto type = vocabulary <= 256 ? at::kByte : vocabulary <= SHRT_MAX ? at::kShort : at::kInt;
+  return wide.to(at::TensorOptions().dtype(type), /*non_blocking=*/false, /*copy=*/true);
+}
 
 class ByteTokenizer final : public Tokenizer {
  public:
@@ -16,17 +30,90 @@ class ByteTokenizer final : public Tokenizer {
     std::copy(text.begin(), text.end(), reinterpret_cast<char*>(tokens.data_ptr<uint8_t>()));
     return tokens;
   }
-  std::string decode(const std::vector<int64_t>& tokens) const override {
+  std::string piece(int64_t token) const override {
+    return token > 0 && token < 256 ? std::string(1, static_cast<char>(token)) : "";
+  }
+};
+
+class BytePairTokenizer final : public Tokenizer {
+ public:
+  explicit BytePairTokenizer(const std::string& path) : json_(path) {}
+
+  int64_t vocabulary() const override { return json_.vocabulary() + (json_.end_token() ? 0 : 1); }
+  int64_t end_token() const override { return json_.end_token().value_or(json_.vocabulary()); }
+  std::optional<int64_t> start_token() const override { return json_.start_token(); }
+  at::Tensor encode(std::string_view text) const override {
+    return as_tensor(json_.encode(text), vocabulary());
+  }
+  std::string piece(int64_t token) const override {
+    const bool text = token >= 0 && token < json_.vocabulary() && !json_.is_special(token);
+    return text ? json_.piece(token) : "";
+  }
+
+ private:
+  const JsonTokenizer json_;
+};
+
+class SentencePieceTokenizer final : public Tokenizer {
+ public:
+  explicit SentencePieceTokenizer(const std::string& path) {
+    const auto status = model_.LoadFromSerializedProto(read_file(path));
+    require(status.ok() && model_.GetPieceSize() > 0, path,
+            ": is not a SentencePiece model, or it is damaged.");
+    has_end_ = model_.eos_id() >= 0;
+  }
+
+  int64_t vocabulary() const override { return model_.GetPieceSize() + (has_end_ ? 0 : 1); }
+  int64_t end_token() const override {
+    return has_end_ ? model_.eos_id() : int64_t{model_.GetPieceSize()};
+  }
+  std::optional<int64_t> start_token() const override {
+    if (model_.bos_id() < 0) return std::nullopt;
+    return model_.bos_id();
+  }
+  at::Tensor encode(std::string_view text) const override {
+    return as_tensor(model_.EncodeAsIds(text), vocabulary());
+  }
+  std::string piece(int64_t token) const override {
+    if (token < 0 || token >= model_.GetPieceSize()) return "";
+    const int id = static_cast<int>(token);
+    if (model_.IsControl(id)) return "";
+    const std::string& name = model_.IdToPiece(id);
+    if (model_.IsByte(id)) {  // <0xNN>
+      return std::string(1, static_cast<char>(std::stoi(name.substr(3, 2), nullptr, 16)));
+    }
+    constexpr std::string_view kSpace = "\xe2\x96\x81";
     std::string text;
-    for (int64_t token : tokens) {
-      if (token != end_token()) text += static_cast<char>(token);
+    for (size_t at = 0; at < name.size();) {
+      const bool space = name.compare(at, kSpace.size(), kSpace) == 0;
+      text += space ? ' ' : name[at];
+      at += space ? kSpace.size() : 1;
     }
     return text;
   }
+  std::string decode(const std::vector<int64_t>& tokens) const override {
+    std::vector<int> ids;
+    for (const int64_t token : tokens) {
+      if (token >= 0 && token < model_.GetPieceSize()) ids.push_back(static_cast<int>(token));
+    }
+    return model_.DecodeIds(ids);
+  }
+
+ private:
+  sentencepiece::SentencePieceProcessor model_;
+  bool has_end_ = false;
 };
 
 }  // namespace
 
 std::shared_ptr<const Tokenizer> byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
+
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name) {
+  if (name == "bytes") return byte_tokenizer();
+  if (name.ends_with(".json")) return std::make_shared<BytePairTokenizer>(name);
+  if (name.ends_with(".model")) return std::make_shared<SentencePieceTokenizer>(name);
+  usage_error("the tokenizer is '", name,
+              "', expected \"bytes\", a tokenizer.json or a SentencePiece *.model.");
+}
 
 }  // namespace headloom::data

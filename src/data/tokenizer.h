@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,15 +16,29 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual int64_t vocabulary() const = 0;
-  // The token that ends every document; no text contains it.
+  // The token that ends every document. Only a text that spells out its name contains it.
   virtual int64_t end_token() const = 0;
+  // The token that a model expects before a text, where there is one.
+  virtual std::optional<int64_t> start_token() const { return std::nullopt; }
   // [N], in the smallest integer type that holds the vocabulary.
   virtual at::Tensor encode(std::string_view text) const = 0;
-  // The end token is written as nothing.
-  virtual std::string decode(const std::vector<int64_t>& tokens) const = 0;
+  // What a token adds in the middle of a text: bytes, perhaps a part of a character. Nothing for
+  // tokens that stand for no text, such as the end, and for those beyond the vocabulary.
+  virtual std::string piece(int64_t token) const = 0;
+  // The text of tokens from its start on.
+  virtual std::string decode(const std::vector<int64_t>& tokens) const {
+    std::string text;
+    for (const int64_t token : tokens) text += piece(token);
+    return text;
+  }
 };
 
 // A token is a byte. Byte 0, which text does not contain, ends a document: 256 tokens in all.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
+
+// "bytes", or a file: a SentencePiece model (*.model), or a tokenizer.json of Hugging Face with
+// byte-level BPE (*.json). Where such a file names no end token, one more is added. Throws
+// UsageError for other names and Error naming the file that cannot be used.
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name);
 
 }  // namespace headloom::data

@@ -8,10 +8,17 @@
 
 namespace headloom {
 
+std::string kept_tokenizer(const std::string& folder, const std::string& file) {
+  return folder + "/tokenizer" + std::filesystem::path(file).extension().string();
+}
+
 LoadedRun load_run(const std::string& folder, const std::string& which) {
   require(std::filesystem::is_directory(folder), folder, ": is not the folder of a run.");
   LoadedRun run;
   run.config = read_run_config(read_toml(folder + "/config.toml"));
+  if (std::string* file = run.config.task->tokenizer_file()) {
+    *file = kept_tokenizer(folder, *file);
+  }
   const CheckpointStore store(folder);
   const auto steps = store.steps();
   require(!steps.empty(), folder, ": has no checkpoint yet.");

@@ -15,6 +15,9 @@ struct LoadedRun {
   int64_t step = 0;
 };
 
+// Where the run in `folder` keeps its copy of the tokenizer that `file` names.
+std::string kept_tokenizer(const std::string& folder, const std::string& file);
+
 // `which`: "best" (lowest held-out loss), "last", or a step. Throws Error naming the file that is
 // missing or damaged.
 LoadedRun load_run(const std::string& folder, const std::string& which = "best");

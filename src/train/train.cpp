@@ -16,6 +16,7 @@
 #include "core/memory.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
+#include "train/load.h"
 #include "train/progress.h"
 
 namespace headloom {
@@ -100,6 +101,9 @@ class Trainer {
       }
       make_folders(control_.folder);
       write_file(path, toml);
+      if (const std::string* file = config_.task->tokenizer_file()) {
+        write_file(kept_tokenizer(control_.folder, *file), read_file(*file));
+      }
       write_file(metrics, "");
       return;
     }

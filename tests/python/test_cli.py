@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
-COMMANDS = ["train", "compare", "generate", "eval", "describe", "bench", "list"]
+COMMANDS = ["train", "compare", "generate", "eval", "describe", "bench", "list", "vocabulary", "tokenize"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 MODEL = """
@@ -291,6 +291,22 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
     assert "top-p" in headloom("generate", run, "--top-p", 2, cwd=tmp_path, code=2).stderr
+
+
+def test_a_run_keeps_its_vocabulary(place, tmp_path):
+    shutil.copy(place / "corpus.txt", tmp_path)
+    headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "my.model", cwd=tmp_path)
+    assert "no vocabulary of 5000" in refused("vocabulary", "corpus.txt", "--size", 5000, "--out", "x.model", cwd=tmp_path, code=1)
+    assert b"quick" in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout.encode()
+    (tmp_path / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
+    headloom("train", "text.toml", cwd=tmp_path)
+    (tmp_path / "my.model").rename(tmp_path / "gone.model")
+    run = tmp_path / "runs/text"
+    assert headloom("generate", run, "--prompt", "The ", cwd=tmp_path).stdout.startswith("The ")
+    result = json.loads(headloom("eval", run, "--json", cwd=tmp_path).stdout)
+    bytes_per_token = result["loss"] / 0.6931471805599453 / result["bits_per_byte"]
+    assert 1.5 < bytes_per_token < 45
+    assert "my.model" in refused("train", "text.toml", "--out", "again", cwd=tmp_path, code=1)
 
 
 def test_eval_reports_and_writes_logits(place, tmp_path):

@@ -1,4 +1,4 @@
-// text: predict every next byte of files.
+// text: predict every next token of files.
 #include <ATen/ATen.h>
 
 #include "core/error.h"
@@ -10,8 +10,10 @@ namespace {
 
 class Text final : public Task {
  public:
-  Text(const TextOptions& options, uint64_t seed)
-      : length_(options.length), tokenizer_(byte_tokenizer()), text_(options, seed, tokenizer_) {}
+  Text(const TextOptions& options, const std::string& tokenizer, uint64_t seed)
+      : length_(options.length),
+        tokenizer_(make_tokenizer(tokenizer)),
+        text_(options, seed, tokenizer_) {}
 
   int64_t vocabulary() const override { return tokenizer_->vocabulary(); }
   int64_t length() const override { return length_; }
@@ -24,7 +26,7 @@ class Text final : public Task {
   }
   Accuracy accuracy() const override { return Accuracy::token; }
   double bytes_per_token() const override { return text_.bytes_per_token(); }
-  std::string describe() const override { return str("Bytes of ", text_.describe(), "."); }
+  std::string describe() const override { return str("Text of ", text_.describe(), "."); }
   std::vector<int64_t> encode(std::string_view text) const override {
     const at::Tensor tokens = tokenizer_->encode(text).to(at::kLong);
     return {tokens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + tokens.size(0)};
@@ -42,13 +44,19 @@ class Text final : public Task {
 
 struct TextSpec final : TaskSpec {
   TextOptions options;
+  std::string vocabulary = "bytes";
 
   std::string type() const override { return "text"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<const Tokenizer> tokenizer() const override { return byte_tokenizer(); }
+  void fields(Fields& f) override {
+    options.fields(f);
+    f.field("tokenizer", vocabulary,
+            "\"bytes\", a tokenizer.json (byte-level BPE) or a SentencePiece *.model");
+  }
+  std::shared_ptr<const Tokenizer> tokenizer() const override { return make_tokenizer(vocabulary); }
+  std::string* tokenizer_file() override { return vocabulary == "bytes" ? nullptr : &vocabulary; }
   std::shared_ptr<Task> build(uint64_t seed) const override {
     options.check(type());
-    return std::make_shared<Text>(options, seed);
+    return std::make_shared<Text>(options, vocabulary, seed);
   }
 };
 

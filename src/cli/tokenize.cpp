@@ -1,0 +1,72 @@
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "data/tokenizer.h"
+
+namespace headloom::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::string tokenizer;
+  bool json = false;
+};
+
+std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string& text) {
+  const at::Tensor tokens = tokenizer.encode(text).to(at::kLong).contiguous();
+  const int64_t* first = tokens.const_data_ptr<int64_t>();
+  return {first, first + tokens.numel()};
+}
+
+// JSON keeps to UTF-8, of which a token may be a part.
+std::string shown(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+int run(const Arguments& a) {
+  const auto tokenizer = data::make_tokenizer(a.tokenizer);
+  if (a.json) {
+    std::string line;
+    while (std::getline(std::cin, line)) {
+      const Json text = Json::parse(line, nullptr, false);
+      require(text.is_string(), "standard input: expected a JSON string on each line.");
+      const auto tokens = encode(*tokenizer, text.get<std::string>());
+      std::printf("%s\n", shown({{"tokens", tokens}, {"text", tokenizer->decode(tokens)}}).c_str());
+    }
+    return 0;
+  }
+  const std::string text{std::istreambuf_iterator<char>(std::cin),
+                         std::istreambuf_iterator<char>()};
+  const auto tokens = encode(*tokenizer, text);
+  for (const int64_t token : tokens) {
+    std::printf("%lld\t%s\n", static_cast<long long>(token),
+                shown(tokenizer->piece(token)).c_str());
+  }
+  std::fprintf(stderr, "%zu tokens for %zu bytes; vocabulary of %lld\n", tokens.size(), text.size(),
+               static_cast<long long>(tokenizer->vocabulary()));
+  return 0;
+}
+
+}  // namespace
+
+Command tokenize_command() {
+  return {"tokenize", "the tokens of the text on standard input",
+          "headloom tokenize tokenizer.json < book.txt", [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            app.add_option("tokenizer", a->tokenizer,
+                           "bytes, a tokenizer.json or a SentencePiece *.model")
+                ->required();
+            app.add_flag("--json", a->json,
+                         "read a JSON string a line, print its tokens and them decoded");
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

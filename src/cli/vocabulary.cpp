@@ -1,0 +1,52 @@
+#include "data/vocabulary.h"
+
+#include <cstdio>
+
+#include "cli/command.h"
+#include "core/files.h"
+#include "core/text.h"
+
+namespace headloom::cli {
+namespace {
+
+struct Arguments {
+  data::CorpusOptions corpus;
+  data::VocabularyOptions vocabulary;
+  std::string out;
+};
+
+int run(const Arguments& a) {
+  const auto documents = data::read_corpus(a.corpus);
+  double bytes = 0;
+  for (const data::Document& document : documents)
+    bytes += static_cast<double>(document.text.size());
+  std::fprintf(stderr, "learning %lld tokens from %s of text\n",
+               static_cast<long long>(a.vocabulary.size), human_bytes(bytes).c_str());
+  write_file(a.out, data::learn_vocabulary(documents, a.vocabulary));
+  std::printf("%s\n", a.out.c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command vocabulary_command() {
+  return {"vocabulary", "learn a sub-word vocabulary from text, for task.tokenizer",
+          "headloom vocabulary my/texts --size 8192 --out my.model",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<Arguments>();
+            app.add_option("paths", a->corpus.paths, "files, folders and globs")->required();
+            app.add_option("--size", a->vocabulary.size,
+                           "tokens, of which 258 are bytes, the end of a document and the unknown")
+                ->check(CLI::Range(int64_t{259}, int64_t{1} << 20))
+                ->capture_default_str();
+            app.add_option("--method", a->vocabulary.method, "bpe or unigram")
+                ->check(CLI::IsMember({"bpe", "unigram"}))
+                ->capture_default_str();
+            app.add_option("--max-bytes", a->corpus.max_bytes,
+                           "learn from a sample of at most so many bytes; all by default");
+            app.add_option("--out", a->out, "file of the model, *.model")->required();
+            return [a] { return run(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,79 @@
+// Byte-level BPE as Hugging Face's tokenizer.json describes it: GPT-2, GPT-NeoX, LLaMA 3 and what
+// is made like them. Free of torch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/bpe.h"
+#include "data/unicode.h"
+
+namespace headloom::data {
+
+class JsonTokenizer {
+ public:
+  // Throws Error naming the file and what in it is malformed or of a kind that is not read.
+  explicit JsonTokenizer(const std::string& path);
+
+  // Special tokens that the text spells out are themselves; none is added around it. Bytes that are
+  // no UTF-8 are kept, each sequence of them as a word of its own.
+  std::vector<int32_t> encode(std::string_view text) const;
+  // The bytes of a token; those of special tokens are their names.
+  const std::string& piece(int64_t token) const { return pieces_[static_cast<size_t>(token)]; }
+  bool is_special(int64_t token) const { return special_[static_cast<size_t>(token)]; }
+
+  // One more than the largest token.
+  int64_t vocabulary() const { return static_cast<int64_t>(pieces_.size()); }
+  // By its name (<|endoftext|>, </s>, ...), as the file does not say which it is.
+  std::optional<int64_t> end_token() const { return end_; }
+  // What the file's template puts before a text.
+  std::optional<int64_t> start_token() const { return start_; }
+
+  struct Reader;  // of the file
+
+ private:
+  // A token that is found in the text before anything else.
+  struct Added {
+    std::string content;
+    int32_t id = 0;
+    bool single_word = false;             // only where no letter is next to it
+    bool lstrip = false, rstrip = false;  // swallows spaces beside it
+  };
+  // Added tokens by their first byte, longer ones first.
+  using AddedTable = std::array<std::vector<Added>, 256>;
+
+  enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+  struct Step {  // cuts words
+    Regex pattern;
+    Behavior behavior = Behavior::isolated;
+    bool invert = false;  // what does not match is taken for the matches
+  };
+
+  using Words = std::unordered_map<std::string, std::vector<int32_t>>;  // known already
+  template <typename Id, typename Text>
+  static void split_added(const AddedTable& table, std::string_view text, const Id& id,
+                          const Text& rest);
+  std::string normalized(std::string_view text) const;
+  static std::vector<std::string> cut(const Step& step, const std::string& word);
+  void encode_valid(std::string_view text, Words& known, std::vector<int32_t>& out) const;
+  void encode_normal(std::string_view text, Words& known, std::vector<int32_t>& out) const;
+  void encode_bytes(std::string_view word, Words& known, std::vector<int32_t>& out) const;
+
+  AddedTable raw_, normal_;  // looked for before and after normalisation
+  std::vector<NormalForm> forms_;
+  std::vector<Step> steps_;
+  // The last step, ByteLevel: a space before each word, a cut, then bytes become characters.
+  bool prefix_space_ = false;
+  std::optional<Step> byte_step_;
+  BytePairs pairs_;
+  std::vector<std::string> pieces_;
+  std::vector<bool> special_;
+  std::optional<int64_t> end_, start_;
+};
+
+}  // namespace headloom::data

@@ -1,0 +1,135 @@
+// Tokenizers: bytes, byte-level BPE of a tokenizer.json, SentencePiece; a task on either.
+#include "data/tokenizer.h"
+
+#include <ATen/ATen.h>
+
+#include "data/vocabulary.h"
+#include "helpers.h"
+#include "testing/errors.h"
+
+namespace headloom::data {
+namespace {
+
+std::vector<int64_t> tokens_of(const Tokenizer& tokenizer, const std::string& text) {
+  const at::Tensor tokens = tokenizer.encode(text).to(at::kLong).contiguous();
+  return {tokens.const_data_ptr<int64_t>(), tokens.const_data_ptr<int64_t>() + tokens.numel()};
+}
+
+// Every byte, "he", "ll", "hell" and the end of a document; U+0120 names the space.
+std::string small_json(bool with_end = true) {
+  std::string vocabulary;
+  int id = 0;
+  const auto add = [&](const std::string& token) {
+    vocabulary += (id == 0 ? "\"" : ",\"") + token + "\":" + std::to_string(id);
+    ++id;
+  };
+  for (int b = 0; b < 256; ++b) {
+    const bool printable =
+        (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
+    static int next;
+    if (b == 0) next = 0x100;
+    char text[8];
+    std::snprintf(text, sizeof text, "\\u%04x", printable ? b : next++);
+    add(text);
+  }
+  for (const char* token : {"he", "ll", "hell"}) add(token);
+  return "{\"added_tokens\":[" +
+         std::string(with_end ? "{\"id\":259,\"content\":\"<|endoftext|>\",\"special\":true}"
+                              : "") +
+         "],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{"
+         "\"type\":\"BPE\",\"vocab\":{" +
+         vocabulary + "},\"merges\":[\"h e\",\"l l\",\"he ll\"]}}";
+}
+
+TEST(Tokenizer, EveryByteSequenceComesBackFromBytePairs) {
+  const TempFolder folder;
+  const auto tokenizer = make_tokenizer(folder.write("tokenizer.json", small_json()));
+  EXPECT_EQ(tokenizer->vocabulary(), 260);
+  EXPECT_EQ(tokenizer->end_token(), 259);
+  EXPECT_EQ(tokens_of(*tokenizer, "hello"), (std::vector<int64_t>{258, 'o'}));
+  EXPECT_EQ(tokens_of(*tokenizer, "<|endoftext|>lle"), (std::vector<int64_t>{259, 257, 'e'}));
+  EXPECT_EQ(tokenizer->encode("x").scalar_type(), at::kShort);
+  EXPECT_EQ(tokenizer->encode("").size(0), 0);
+  std::string all = "hello \xc3\xa9\xe4\xbd\xa0 \xf0\x9f\x99\x82 ";
+  for (int b = 1; b < 256; ++b) all += static_cast<char>(b);
+  all += "he\xc3";  // ends within a character
+  EXPECT_EQ(tokenizer->decode(tokens_of(*tokenizer, all)), all);
+  EXPECT_EQ(tokenizer->decode({258, 259, 100000, -1}), "hell");
+  // Without a name of the end in the file there is one more token.
+  const auto endless = make_tokenizer(folder.write("endless.json", small_json(false)));
+  EXPECT_EQ(endless->vocabulary(), 260);
+  EXPECT_EQ(endless->end_token(), 259);
+  EXPECT_EQ(endless->piece(259), "");
+}
+
+std::string sentences(int count) {
+  std::string text;
+  const char* words[] = {"the", "weaver", "threads", "heads", "loom", "and", "cloth", "under"};
+  for (int i = 0; i < count; ++i) {
+    for (int j = 0; j < 7; ++j)
+      text += str(words[(i * 5 + j * j + i * j) % 8], j == 6 ? ".\n" : " ");
+  }
+  return text;
+}
+
+TEST(Tokenizer, ALearnedVocabularyKeepsEveryText) {
+  const TempFolder folder;
+  for (const char* method : {"bpe", "unigram"}) {
+    const std::string model = learn_vocabulary({{"a", "a", sentences(200)}, {"b", "b", "\n\nxyz"}},
+                                               {.size = 285, .method = method});
+    EXPECT_EQ(model, learn_vocabulary({{"a", "a", sentences(200)}, {"b", "b", "\n\nxyz"}},
+                                      {.size = 285, .method = method}));
+    const auto tokenizer = make_tokenizer(folder.write(str(method, ".model"), model));
+    EXPECT_EQ(tokenizer->vocabulary(), 285);
+    EXPECT_EQ(tokenizer->start_token(), std::nullopt);
+    const std::string text = "  the weaver\n\n\tthreads  \xe4\xbd\xa0 r\xc3\xa9sum\xc3\xa9 under. ";
+    const auto tokens = tokens_of(*tokenizer, text);
+    EXPECT_LT(tokens.size(), text.size());
+    EXPECT_EQ(tokenizer->decode(tokens), text) << method;
+    std::string pieces;
+    for (const int64_t token : tokens) pieces += tokenizer->piece(token);
+    EXPECT_EQ(pieces, text) << method;
+    EXPECT_EQ(tokenizer->piece(tokenizer->end_token()), "");
+  }
+  expect_contains(test::message_of([] {
+                    learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000});
+                  }),
+                  "no vocabulary of 4000 tokens");
+}
+
+TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
+  const TempFolder folder;
+  expect_contains(test::message_of([] { make_tokenizer("tokens.txt"); }), "expected \"bytes\"");
+  expect_contains(test::message_of([&] { make_tokenizer(folder.path("no.json")); }), "no.json");
+  expect_contains(test::message_of([&] { make_tokenizer(folder.path("no.model")); }), "no.model");
+  const std::string model =
+      learn_vocabulary({{"a", "a", sentences(50)}}, {.size = 290, .method = "bpe"});
+  for (size_t length = 0; length + 1 < model.size(); length += 1 + model.size() / 40) {
+    try {  // some truncations are models of fewer tokens
+      make_tokenizer(folder.write("cut.model", model.substr(0, length)))->encode("the loom");
+    } catch (const Error& error) {
+      expect_contains(error.what(), "cut.model");
+    }
+  }
+}
+
+TEST(TextTask, SubWordsCountBytesOfWhatIsEvaluated) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "hello ";
+  folder.write("text.txt", text);
+  const std::string config = "type = 'text'\npaths = ['" + folder.path("text.txt") +
+                             "']\nlength = 8\nheld_out = 0.1\ntokenizer = '" +
+                             folder.write("tokenizer.json", small_json()) + "'\n";
+  const auto task = task_of(config);
+  EXPECT_EQ(task->vocabulary(), 260);
+  EXPECT_EQ(task->end_token(), 259);
+  // "hell", "o", " ": 6 bytes in 3 tokens; the document's end is a byte.
+  EXPECT_NEAR(task->bytes_per_token(), 2.0, 0.03);
+  const at::Tensor inputs = task->eval_batch(0, 1).inputs;
+  EXPECT_EQ(inputs.scalar_type(), at::kLong);
+  EXPECT_TRUE(inputs.eq(258).any().item<bool>());
+}
+
+}  // namespace
+}  // namespace headloom::data

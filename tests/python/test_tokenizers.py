@@ -1,0 +1,234 @@
+"""tokenizer.json files read as the `tokenizers` package reads them, on random Unicode; damaged ones."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import unicodedata
+
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXT = [
+    "The quick brown fox jumps over the lazy dog, don't you think? It's 12345 o'clock; we'll see.",
+    "def f(x):\n    return x ** 2  # größer als Übermut, naïve café\n\n\n\tif True:  pass",
+    "Привет, мир! Как дела? 你好世界,こんにちは。 안녕하세요 🙂🙃👩‍👩‍👧 𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
+    "e\u0301 a\u030a \u1e9b\u0323 \u00a0\u2003\u3000 \u0661\u0662\u0663 ½ Ⅷ",
+]
+
+
+def text_of(rng):
+    """Mostly pieces of text, with any assigned characters between."""
+    parts = []
+    for _ in range(rng.randrange(1, 12)):
+        kind = rng.randrange(8)
+        if kind == 0:
+            parts.append("".join(chr(rng.randrange(1, 128)) for _ in range(rng.randrange(8))))
+        elif kind == 1:
+            parts.append("".join(rng.choice(SAMPLE) for _ in range(rng.randrange(6))))
+        elif kind == 2:
+            parts.append("".join(rng.choice(" \t\n\r\u00a0\u2003\u3000\u0085\u2028\u180e\u200b") for _ in range(rng.randrange(6))))
+        elif kind == 3:
+            parts.append(rng.choice(["<|endoftext|>", "<|special|>", "<mask>", "word", "lone", "<|end", "'S", "'ſ", "'LL"]))
+        elif kind == 4:
+            parts.append("".join(rng.choice("0123456789٣½²") for _ in range(rng.randrange(9))))
+        else:
+            source = rng.choice(TEXT)
+            start = rng.randrange(len(source))
+            parts.append(source[start : start + rng.randrange(20)])
+    return "".join(parts)
+
+
+# Characters that every Unicode version in use knows alike.
+SAMPLE = [
+    chr(c)
+    for c in range(0x80, 0x20000)
+    if unicodedata.ucd_3_2_0.category(chr(c)) not in ("Cn", "Cs", "Co")
+    and unicodedata.ucd_3_2_0.category(chr(c)) == unicodedata.category(chr(c))
+]
+
+
+def trained(pre_tokenizer, normalizer=None, special=("<|endoftext|>",), **model):
+    tokenizer = Tokenizer(models.BPE(**model))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(
+        TEXT * 3,
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=list(special),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def gpt2():
+    return trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+def neox():
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True), normalizers.NFC())
+    tokenizer.add_tokens([AddedToken("      ", normalized=False), AddedToken("  ", normalized=False)])
+    return tokenizer
+
+
+def llama3():
+    tokenizer = trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated", invert=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        ),
+        special=("<|begin_of_text|>", "<|end_of_text|>", "<|special|>"),
+        ignore_merges=True,
+    )
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing("<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]),
+        ]
+    )
+    return tokenizer
+
+
+def prefixed():
+    """A space before each word, tokens that swallow spaces or stand alone, no alphabet."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>"], show_progress=False))
+    tokenizer.add_tokens([AddedToken("lone", single_word=True), AddedToken("word", rstrip=True)])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True), "<|special|>"])
+    return tokenizer
+
+
+def cut(behavior, invert):
+    return trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=behavior == "isolated"),
+                pre_tokenizers.Split(Regex(r"[aeiou]|\s\s"), behavior=behavior, invert=invert),
+                pre_tokenizers.Split("o", behavior="merged_with_previous"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        ),
+        normalizers.Sequence([normalizers.NFKD(), normalizers.NFKC()]),
+    )
+
+
+KINDS = {
+    "gpt2": gpt2,
+    "neox": neox,
+    "llama3": llama3,
+    "prefixed": prefixed,
+    **{
+        f"{behavior}-{invert}": lambda b=behavior, i=invert: cut(b, i)
+        for behavior, invert in [
+            ("removed", False),
+            ("isolated", True),
+            ("merged_with_previous", False),
+            ("merged_with_next", True),
+            ("contiguous", False),
+        ]
+    },
+}
+
+
+def tokenize(path, texts):
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
+    done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=lines.encode(), capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.decode().split("\n")[:-1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_the_tokenizers_package(kind, tmp_path):
+    tokenizer = KINDS[kind]()
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    rng = random.Random(kind)
+    texts = ["", " ", *TEXT, "word " * 300, *(text_of(rng) for _ in range(1500))]
+    for text, ours in zip(texts, tokenize(path, texts), strict=True):
+        theirs = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ours["tokens"] == theirs, repr(text)
+        decoded = tokenizer.decode(theirs)
+        if "\ufffd" not in decoded:
+            assert ours["text"] == decoded, repr(text)
+
+
+def test_merges_as_text_and_as_pairs_are_the_same(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    gpt2().save(str(path))
+    content = json.loads(path.read_text())
+    first = tokenize(path, TEXT)
+    content["model"]["merges"] = [
+        " ".join(merge) if isinstance(merge, list) else merge.split(" ") for merge in content["model"]["merges"]
+    ]
+    path.write_text(json.dumps(content))
+    assert tokenize(path, TEXT) == first
+
+
+def refused(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=b'"text"\n', capture_output=True)
+    message = done.stderr.decode()
+    assert done.returncode in (1, 2), message
+    assert message.startswith("headloom: ") and message.count("\n") == 1 and str(path) in message, message
+    return message
+
+
+def test_what_is_not_read_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    gpt2().save(str(path))
+    whole = path.read_text()
+
+    def with_(**changes):
+        return {**json.loads(whole), **changes}
+
+    def with_model(**changes):
+        return with_(model={**json.loads(whole)["model"], **changes})
+
+    assert "not JSON" in refused(path, whole[:-5])
+    assert "WordPiece" in refused(path, with_model(type="WordPiece"))
+    assert "dropout" in refused(path, with_model(dropout=0.1))
+    assert "Whitespace" in refused(path, with_(pre_tokenizer={"type": "Whitespace"}))
+    assert "absent" in refused(path, with_(pre_tokenizer=None))
+    assert "Lowercase" in refused(path, with_(normalizer={"type": "Lowercase"}))
+    assert "WordPiece" in refused(path, with_(decoder={"type": "WordPiece"}))
+    assert "not in its vocabulary" in refused(path, with_model(merges=["qq zz"]))
+    assert "merge 0" in refused(path, with_model(merges=["abc"]))
+    assert "id 4000000000" in refused(path, with_model(vocab={"a": 4000000000}))
+    assert "malformed" in refused(path, with_model(vocab=3))
+    assert "malformed" in refused(path, with_(added_tokens=[{"content": 1}]))
+    split = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
+    assert "not understood" in refused(path, with_(pre_tokenizer=split))
+
+
+def test_damage_gives_a_sentence(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    gpt2().save(str(path))
+    whole = path.read_bytes()
+    rng = random.Random(3)
+    for _ in range(25):
+        damaged = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=b'"some text"\n', capture_output=True)
+        assert done.returncode in (0, 1), done
+        assert done.returncode == 0 or done.stderr.startswith(b"headloom: "), done
