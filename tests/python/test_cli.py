@@ -297,7 +297,7 @@ def test_a_run_keeps_its_vocabulary(place, tmp_path):
     shutil.copy(place / "corpus.txt", tmp_path)
     headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "my.model", cwd=tmp_path)
     assert "no vocabulary of 5000" in refused("vocabulary", "corpus.txt", "--size", 5000, "--out", "x.model", cwd=tmp_path, code=1)
-    assert b"quick" in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout.encode()
+    assert '"he"' in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout
     (tmp_path / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
     headloom("train", "text.toml", cwd=tmp_path)
     (tmp_path / "my.model").rename(tmp_path / "gone.model")
