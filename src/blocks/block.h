@@ -7,7 +7,7 @@ namespace headloom {
 
 class Block : public torch::nn::Module {
  public:
-  // x [B, T, C] -> [B, T, C].
+  // x [B, T, C] -> [B, T, C]. context.memory is for the cross mixer alone.
   virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
 };
 
@@ -15,6 +15,7 @@ struct BlockParts {
   LayerShape shape;
   std::shared_ptr<TokenMixer> mixer;
   std::shared_ptr<ChannelMixer> channel;  // may be null
+  std::shared_ptr<TokenMixer> cross;      // reads context.memory; null but in an encoder-decoder
   double dropout = 0;                     // of each branch's output
 };
 
@@ -22,10 +23,19 @@ struct BlockSpec {
   virtual ~BlockSpec() = default;
   virtual std::string type() const = 0;
   virtual void fields(Fields& f) = 0;
+  // Whether build() has a place for BlockParts::cross.
+  virtual bool takes_cross() const { return false; }
   virtual std::shared_ptr<Block> build(const BlockParts& parts) const = 0;
 };
 using BlockEntry = Entry<BlockSpec>;
 
 const std::vector<BlockEntry>& blocks();
+
+// What the other mixers of a block see: the context without the memory.
+inline MixerContext without_memory(const MixerContext& context) {
+  MixerContext own = context;
+  own.memory = own.memory_lengths = Tensor();
+  return own;
+}
 
 }  // namespace headloom

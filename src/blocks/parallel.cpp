@@ -8,29 +8,39 @@ namespace {
 class Parallel final : public Block {
  public:
   Parallel(const BlockParts& parts, int64_t norms) : dropout_(parts.dropout) {
-    norm_ = register_module("norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+    const LayerShape& shape = parts.shape;
+    const auto norm = [&](const char* name) {
+      return register_module(name, std::make_shared<Norm>(shape.norm, shape.width, shape.norm_eps));
+    };
+    norm_ = norm("norm");
     mixer_ = register_module("mixer", parts.mixer);
-    if (!parts.channel) return;
-    channel_ = register_module("channel", parts.channel);
-    if (norms == 2) {
-      channel_norm_ = register_module("channel_norm",
-                                      std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+    if (parts.cross) {
+      cross_ = register_module("cross", parts.cross);
+      cross_norm_ = norms == 2 ? norm("cross_norm") : norm_;
+    }
+    if (parts.channel) {
+      channel_ = register_module("channel", parts.channel);
+      channel_norm_ = norms == 2 ? norm("channel_norm") : norm_;
     }
   }
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
+    const MixerContext own = without_memory(context);
     const Tensor normed = norm_->forward(x);
-    Tensor y = mixer_->run(normed, context);
-    if (channel_)
-      y = y + channel_->forward(channel_norm_ ? channel_norm_->forward(x) : normed, context);
+    const auto input = [&](const std::shared_ptr<Norm>& norm) {
+      return norm == norm_ ? normed : norm->forward(x);
+    };
+    Tensor y = mixer_->run(normed, own);
+    if (cross_) y = y + cross_->forward(input(cross_norm_), context);
+    if (channel_) y = y + channel_->forward(input(channel_norm_), own);
     if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
     return x + y;
   }
 
  private:
   const double dropout_;
-  std::shared_ptr<Norm> norm_, channel_norm_;
-  std::shared_ptr<TokenMixer> mixer_;
+  std::shared_ptr<Norm> norm_, cross_norm_, channel_norm_;  // the last two may be the first
+  std::shared_ptr<TokenMixer> mixer_, cross_;
   std::shared_ptr<ChannelMixer> channel_;
 };
 
@@ -39,9 +49,10 @@ struct ParallelSpec final : BlockSpec {
 
   std::string type() const override { return "parallel"; }
   void fields(Fields& f) override {
-    f.field("norms", norms, "one norm for both branches, or one each",
+    f.field("norms", norms, "one norm for all branches, or one each",
             between(int64_t{1}, int64_t{2}));
   }
+  bool takes_cross() const override { return true; }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Parallel>(parts, norms);
   }

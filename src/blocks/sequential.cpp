@@ -1,5 +1,5 @@
-// The classic block: token mixer, then channel mixer, each with a skip. Pre-norm (Xiong et al.
-// 2020) or post-norm (Vaswani et al. 2017).
+// The classic block: token mixer, cross-attention where there is a memory, channel mixer, each with
+// a skip. Pre-norm (Xiong et al. 2020) or post-norm (Vaswani et al. 2017).
 #include "blocks/block.h"
 
 namespace headloom {
@@ -8,22 +8,30 @@ namespace {
 class Sequential final : public Block {
  public:
   Sequential(const BlockParts& parts, bool post) : post_(post), dropout_(parts.dropout) {
-    mixer_norm_ =
-        register_module("mixer_norm", std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+    const LayerShape& shape = parts.shape;
+    const auto norm = [&](const char* name) {
+      return register_module(name, std::make_shared<Norm>(shape.norm, shape.width, shape.norm_eps));
+    };
+    mixer_norm_ = norm("mixer_norm");
     mixer_ = register_module("mixer", parts.mixer);
+    if (parts.cross) {
+      cross_norm_ = norm("cross_norm");
+      cross_ = register_module("cross", parts.cross);
+    }
     if (parts.channel) {
-      channel_norm_ = register_module("channel_norm",
-                                      std::make_shared<Norm>(parts.shape.norm, parts.shape.width));
+      channel_norm_ = norm("channel_norm");
       channel_ = register_module("channel", parts.channel);
     }
   }
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
-    Tensor h =
-        branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->run(y, context); });
+    const MixerContext own = without_memory(context);
+    Tensor h = branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->run(y, own); });
+    if (cross_) {
+      h = branch(h, *cross_norm_, [&](const Tensor& y) { return cross_->forward(y, context); });
+    }
     if (!channel_) return h;
-    return branch(h, *channel_norm_,
-                  [&](const Tensor& y) { return channel_->forward(y, context); });
+    return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y, own); });
   }
 
  private:
@@ -36,8 +44,8 @@ class Sequential final : public Block {
 
   const bool post_;
   const double dropout_;
-  std::shared_ptr<Norm> mixer_norm_, channel_norm_;
-  std::shared_ptr<TokenMixer> mixer_;
+  std::shared_ptr<Norm> mixer_norm_, cross_norm_, channel_norm_;
+  std::shared_ptr<TokenMixer> mixer_, cross_;
   std::shared_ptr<ChannelMixer> channel_;
 };
 
@@ -48,6 +56,7 @@ struct SequentialSpec final : BlockSpec {
   void fields(Fields& f) override {
     f.field("norm_place", norm_place, "norm before each branch or after each sum", {"pre", "post"});
   }
+  bool takes_cross() const override { return true; }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Sequential>(parts, norm_place == "post");
   }

@@ -72,7 +72,7 @@ void Requirements::add(const std::string& what, double value, double target, boo
 
 StepBench::StepBench(const ModelConfig& config, int64_t batch, int64_t length) {
   seed_all();
-  model_ = std::make_shared<Decoder>(config);
+  model_ = build_model(config);
   optimizer_.emplace(*model_, TrainOptions());
   const Tensor tokens = at::randint(0, *config.vocabulary, {batch, length + 1}, at::kLong);
   batch_ = {.inputs = tokens.narrow(1, 0, length),

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/bench_timing.h"
-#include "model/decoder.h"
+#include "model/model.h"
 #include "ops/case.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
@@ -41,7 +41,7 @@ class StepBench {
   int64_t tokens() const { return batch_.inputs.numel(); }
 
  private:
-  std::shared_ptr<Decoder> model_;
+  std::shared_ptr<Model> model_;
   std::optional<AdamW> optimizer_;
   data::Batch batch_;
 };

@@ -62,10 +62,10 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
                          .metric = text ? "bits per byte" : "error rate",
                          .lower_is_better = true,
                          .percent = !text});
-    budgets.push_back(
-        str(human_count(static_cast<double>(task.tokens)), " tokens on ", config.tasks[t].name));
+    budgets.push_back(str(human_count(static_cast<double>(task.tokens)), " ", task.unit, " on ",
+                          config.tasks[t].name));
   }
-  out.budget = str("Every run trains on the same number of tokens: ", join(budgets), "; ",
+  out.budget = str("Every run trains on the same amount of data: ", join(budgets), "; ",
                    config.match_parameters ? "parameters are equal within 1% on each task."
                                            : "parameters are not matched.");
   for (const ComparedRun& r : outcome.runs) {

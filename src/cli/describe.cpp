@@ -20,15 +20,18 @@ int run(const Arguments& a) {
   RunConfig config = read_run_config(root);
   // The task is built only for sizes that the file leaves to it. A file with [model] alone can be
   // described too: those sizes get plain defaults.
-  if (root.find("task") != nullptr) {
-    if (!config.model.vocabulary || !config.model.max_length) config.build_task();
-  } else {
-    if (!config.model.vocabulary) config.model.vocabulary = 256;
-    if (!config.model.max_length) config.model.max_length = a.length > 0 ? a.length : 1024;
-  }
-  const int64_t length = a.length > 0 ? a.length : *config.model.max_length;
-  const Decoder model(config.model);
-  const ModelCosts costs = model_costs(model, length);
+  ModelConfig& model = config.model;
+  if (root.find("task") != nullptr && !model.is_complete()) config.build_task();
+  model.complete({.vocabulary = 256,
+                  .length = a.length > 0 ? a.length : 1024,
+                  .source_length = a.length > 0 ? a.length : 1024,
+                  .classes = model.kind == "vit" ? 1000 : 2,
+                  .image = {3, 224, 224}});
+  const int64_t length = model.positions(
+      a.length > 0 ? a.length
+                   : std::max(model.max_length.value_or(0), model.max_source_length.value_or(0)));
+  const WithoutValues fast;
+  const ModelCosts costs = model_costs(*build_model(model), length);
   if (a.json) {
     nlohmann::ordered_json json = {{"length", length},
                                    {"parameters", costs.parameters},
@@ -58,8 +61,10 @@ int run(const Arguments& a) {
               human_count(static_cast<double>(costs.parameters)).c_str());
   std::printf("forward FLOPs a token %s at length %lld\n",
               human_count(costs.flops_per_token).c_str(), static_cast<long long>(length));
-  std::printf("decoding state        %s a token of context (float32)\n",
-              human_bytes(costs.state_bytes_per_token).c_str());
+  if (model.kind == "decoder" || model.kind == "encoder_decoder") {
+    std::printf("decoding state        %s a token of context (float32)\n",
+                human_bytes(costs.state_bytes_per_token).c_str());
+  }
   std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   std::printf(

@@ -35,10 +35,14 @@ int run(const Arguments& a) {
   if (!a.logits.empty()) {
     at::NoGradGuard no_grad;
     const data::Batch first = task->eval_batch(0, std::min(batch, task->eval_sequences()));
-    MixerContext context;
-    context.documents = first.documents;
-    write_safetensors(a.logits, {{"tokens", first.inputs},
-                                 {"logits", loaded.model->forward(first.inputs, context)}});
+    NamedTensors tensors;
+    for (const auto& [name, tensor] :
+         {std::pair("tokens", first.inputs), std::pair("source", first.source),
+          std::pair("images", first.images), std::pair("targets", first.targets),
+          std::pair("logits", loaded.model->forward(model_input(first)))}) {
+      if (tensor.defined()) tensors.emplace_back(name, tensor);
+    }
+    write_safetensors(a.logits, tensors);
   }
   const double bits =
       task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
@@ -51,13 +55,16 @@ int run(const Arguments& a) {
     std::printf("%s\n", json.dump(1).c_str());
     return 0;
   }
-  std::printf("%s, step %lld, %lld held-out sequences (%lld target tokens)\n", a.model.c_str(),
+  const bool label = task->goal() == data::Goal::label || task->goal() == data::Goal::image_label;
+  std::printf("%s, step %lld, %lld held-out examples (%lld targets)\n", a.model.c_str(),
               static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
               static_cast<long long>(e.tokens));
-  std::printf("loss        %.4f nats a token\nperplexity  %.3f\n", e.loss, std::exp(e.loss));
+  std::printf("loss        %.4f nats a target\nperplexity  %.3f\n", e.loss, std::exp(e.loss));
   if (!std::isnan(bits)) std::printf("bits/byte   %.4f\n", bits);
   std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy,
-              task->exact_match() ? "answers, exact match" : "target tokens");
+              task->exact_match() ? "answers, exact match"
+              : label             ? "labels"
+                                  : "target tokens");
   return 0;
 }
 

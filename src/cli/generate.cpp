@@ -47,6 +47,10 @@ struct Codec {
 
 int run(Arguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
+  if (loaded.config.model.kind != "decoder") {
+    usage_error(a.model, ": is a model of kind \"", loaded.config.model.kind,
+                "\", which writes no text, expected a decoder.");
+  }
   Codec codec{.tokenizer = loaded.config.task->tokenizer(), .task = nullptr};
   if (!codec.tokenizer) codec.task = loaded.config.build_task();
   if (a.prompt == "-") {
@@ -71,7 +75,7 @@ int run(Arguments& a) {
             .unsqueeze(0);
     Autocast autocast(loaded.config.train.dtype);
     const Tensor logits =
-        loaded.model->logits(loaded.model->hidden(input).select(1, -1)).squeeze(0);
+        loaded.model->logits(loaded.model->hidden({.tokens = input}).select(1, -1)).squeeze(0);
     const int64_t next = sample(logits, a.sampling, generator);
     if (codec.end() && next == *codec.end()) break;
     tokens.push_back(next);

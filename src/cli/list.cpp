@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/command.h"
 #include "core/error.h"
@@ -47,9 +48,22 @@ std::vector<Section> sections() {
   for (const ModelPreset& p : model_presets())
     presets.items.push_back({p.name, p.doc, p.source, {}});
   out.push_back(presets);
-  ModelConfig model;
+  Section model{"model", "[model]", {}};
+  std::set<std::string> known;  // the keys of a decoder, which are those of nearly all kinds
+  for (const std::string& kind : model_kinds()) {
+    ModelConfig config;
+    config.kind = kind;
+    std::vector<OptionInfo> options;
+    for (const OptionInfo& o : options_of(config)) {
+      if (known.insert(o.key).second || kind == "decoder") options.push_back(o);
+    }
+    model.items.push_back(
+        kind == "decoder"
+            ? Item{"model", "keys of the model", "", options}
+            : Item{"kind " + kind, "further keys of kind = \"" + kind + "\"", "", options});
+  }
   TrainOptions train;
-  out.push_back({"model", "[model]", {{"model", "keys of the model", "", options_of(model)}}});
+  out.push_back(model);
   out.push_back({"train", "[train]", {{"train", "keys of the training", "", options_of(train)}}});
   return out;
 }

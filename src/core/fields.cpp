@@ -172,6 +172,12 @@ void Reader::raw(Text key, Node& value, Text) {
   value = *node;
 }
 
+bool Reader::mentions(Text key, Text) {
+  if (node_.find(key) != nullptr) return true;
+  known_.emplace_back(key);
+  return false;
+}
+
 void Reader::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   static const Node empty;
   const Node* node = take(key);
@@ -231,6 +237,7 @@ void Writer::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t>) 
 void Writer::raw(Text key, Node& value, Text) {
   if (!value.table().empty()) node_.set(key, value);
 }
+bool Writer::mentions(Text, Text) { return false; }
 void Writer::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   Writer inner;
   body(inner);
@@ -238,6 +245,7 @@ void Writer::nested(Text key, Text, const std::function<void(Fields&)>& body) {
 }
 void Writer::elements(Text key, Text, size_t present, const std::function<void(size_t)>&,
                       const std::function<void(size_t, Fields&)>& body) {
+  if (present == 0) return;
   Array items;
   for (size_t i = 0; i < present; ++i) {
     Writer inner;
@@ -279,6 +287,10 @@ void Lister::field(Text key, std::vector<int64_t>& value, Text doc, Range<int64_
   add(key, typed("list of integers", range), shown(plain_list(value)), doc);
 }
 void Lister::raw(Text key, Node&, Text doc) { add(key, "table", "", doc); }
+bool Lister::mentions(Text key, Text doc) {
+  add(key, "table", "", doc);
+  return false;
+}
 void Lister::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   const std::string before = prefix_;
   prefix_ += std::string(key) + ".";

@@ -91,6 +91,13 @@ class Fields {
       value->fields(inner);
     });
   }
+  // A variant that may be absent: `value` then stays null.
+  template <typename S>
+  void optional_variant(
+      Text key, std::shared_ptr<S>& value, Text doc, const Choices& types,
+      const std::function<std::shared_ptr<std::type_identity_t<S>>(const std::string&)>& make) {
+    if (value || mentions(key, doc)) variant(key, value, doc, types, make);
+  }
   // An array of tables, each an `S`. On reading, an absent key keeps the present elements.
   template <typename S>
   void list(Text key, std::vector<S>& values, Text doc) {
@@ -100,6 +107,8 @@ class Fields {
   }
 
  protected:
+  // Whether a table that has no value here is given one.
+  virtual bool mentions(Text key, Text doc) = 0;
   virtual void nested(Text key, Text doc, const std::function<void(Fields&)>& body) = 0;
   virtual void elements(Text key, Text doc, size_t present,
                         const std::function<void(size_t)>& resize,
@@ -129,6 +138,7 @@ class Reader final : public Fields {
   void finish() const;
 
  protected:
+  bool mentions(Text, Text) override;
   void nested(Text, Text, const std::function<void(Fields&)>&) override;
   void elements(Text, Text, size_t, const std::function<void(size_t)>&,
                 const std::function<void(size_t, Fields&)>&) override;
@@ -157,6 +167,7 @@ class Writer final : public Fields {
   Node take() { return std::move(node_); }
 
  protected:
+  bool mentions(Text, Text) override;
   void nested(Text, Text, const std::function<void(Fields&)>&) override;
   void elements(Text, Text, size_t, const std::function<void(size_t)>&,
                 const std::function<void(size_t, Fields&)>&) override;
@@ -188,6 +199,7 @@ class Lister final : public Fields {
   const std::vector<OptionInfo>& options() const { return options_; }
 
  protected:
+  bool mentions(Text, Text) override;
   void nested(Text, Text, const std::function<void(Fields&)>&) override;
   void elements(Text, Text, size_t, const std::function<void(size_t)>&,
                 const std::function<void(size_t, Fields&)>&) override;

@@ -24,8 +24,10 @@ struct LayerShape {
   int64_t depth = 1;
   int64_t max_length = 256;  // longest sequence the model is built for
   bool causal = true;
-  bool bias = false;  // biases in linear maps
+  bool bias = false;   // biases in linear maps
+  bool cross = false;  // reads a memory of at most max_length positions, all of it
   std::string norm = "rms_norm";
+  std::optional<double> norm_eps = {};  // the norm's own when absent
   double init_std = 0.02;
   PositionOptions position;
 
@@ -35,9 +37,10 @@ struct LayerShape {
 
 // What a forward pass knows beyond x. Undefined tensors are absent.
 struct MixerContext {
-  Tensor lengths;    // [B] int64: tokens of each sequence that are real
-  Tensor documents;  // [B, T] int64: attention stays inside a document
-  Tensor memory;     // [B, S, C]: cross-attention reads keys and values from here
+  Tensor lengths;         // [B] int64: tokens of each sequence that are real
+  Tensor documents;       // [B, T] int64: attention stays inside a document
+  Tensor memory;          // [B, S, C]: cross-attention reads keys and values from here
+  Tensor memory_lengths;  // [B] int64: positions of each memory that are real
   // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
   // are absent then.
   LayerState* state = nullptr;
@@ -59,6 +62,8 @@ class TokenMixer : public Module {
   virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
   // Cost at sequence length `length`; parameters add up to the module's.
   virtual std::vector<Cost> costs(int64_t length) const = 0;
+  // Whether forward() takes a memory: what cross-attention needs.
+  virtual bool reads_memory() const { return false; }
   // Bytes of float32 state that decoding keeps for a token of context (0 for constant-size states).
   virtual double state_bytes_per_token() const = 0;
 

@@ -22,8 +22,20 @@ void Module::parameter(const std::string& name, Tensor& slot, const Tensor& valu
   slots_.push_back(&slot);
 }
 
+namespace {
+thread_local int g_without_values = 0;
+}  // namespace
+
+WithoutValues::WithoutValues() { ++g_without_values; }
+WithoutValues::~WithoutValues() { --g_without_values; }
+
+Tensor normal(at::IntArrayRef sizes, double std) {
+  const Tensor out = at::empty(sizes);
+  return g_without_values > 0 ? out : out.normal_(0, std);
+}
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
-  parameter("weight", weight, at::empty({out, in}).normal_(0, std));
+  parameter("weight", weight, normal({out, in}, std));
   if (with_bias) parameter("bias", bias, at::zeros({out}));
 }
 
@@ -31,7 +43,8 @@ Tensor Linear::forward(const Tensor& x) const {
   return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
 }
 
-Norm::Norm(const std::string& norm_type, int64_t width) : type(norm_type) {
+Norm::Norm(const std::string& norm_type, int64_t width, std::optional<double> norm_eps)
+    : type(norm_type), eps(norm_eps.value_or(norm_type == "layer_norm" ? 1e-5 : 1e-6)) {
   if (type == "none") return;
   parameter("weight", weight, at::ones({width}));
   if (type == "layer_norm") parameter("bias", bias, at::zeros({width}));
@@ -39,8 +52,8 @@ Norm::Norm(const std::string& norm_type, int64_t width) : type(norm_type) {
 
 Tensor Norm::forward(const Tensor& x) const {
   if (type == "none") return x;
-  if (type == "layer_norm") return at::layer_norm(x, {x.size(-1)}, weight, bias, 1e-5);
-  return rms_norm(x, 1e-6, weight);
+  if (type == "layer_norm") return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
+  return rms_norm(x, eps, weight);
 }
 
 Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale) {

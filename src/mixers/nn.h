@@ -34,6 +34,19 @@ class Module : public torch::nn::Module {
   std::vector<Tensor*> slots_;
 };
 
+// While one lives on this thread, normal() leaves its tensors as the allocator gives them, which
+// costs neither time nor memory: for counting the parameters of a model that never runs.
+class WithoutValues {
+ public:
+  WithoutValues();
+  ~WithoutValues();
+  WithoutValues(const WithoutValues&) = delete;
+  WithoutValues& operator=(const WithoutValues&) = delete;
+};
+
+// Weights drawn from N(0, std).
+Tensor normal(at::IntArrayRef sizes, double std);
+
 // y = x W^T + b with W [out, in]. W ~ N(0, std), b = 0.
 struct Linear : Module {
   Linear(int64_t in, int64_t out, bool with_bias, double std);
@@ -42,13 +55,14 @@ struct Linear : Module {
   Tensor weight, bias;
 };
 
-// LayerNorm (eps 1e-5, scale and shift) or RMSNorm (eps 1e-6, scale) over the last dimension;
-// `none` passes x through.
+// LayerNorm (scale and shift; eps 1e-5 unless given) or RMSNorm (scale; 1e-6) over the last
+// dimension; `none` passes x through.
 struct Norm : Module {
-  Norm(const std::string& type, int64_t width);
+  Norm(const std::string& type, int64_t width, std::optional<double> eps = {});
   Tensor forward(const Tensor& x) const;
 
   std::string type;
+  double eps;
   Tensor weight, bias;
 };
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "model/decoder.h"
+#include "model/model.h"
 
 namespace headloom {
 
@@ -18,8 +18,19 @@ void LayerConfig::fields(Fields& f) {
   f.variant<ChannelMixerSpec>(
       "channel", channel, "channel mixer", entry_names(channel_mixers()),
       [](const std::string& type) { return make_spec(channel_mixers(), "channel mixer", type); });
+  f.optional_variant<TokenMixerSpec>(
+      "cross", cross, "cross-attention of an encoder_decoder; absent: as the mixer",
+      entry_names(token_mixers()),
+      [](const std::string& type) { return make_spec(token_mixers(), "token mixer", type); });
   f.variant<BlockSpec>("block", block, "how the two are joined", entry_names(blocks()),
                        [](const std::string& type) { return make_spec(blocks(), "block", type); });
+}
+
+void ImageOptions::fields(Fields& f) {
+  f.field("channels", channels, "colours; absent: the task's", at_least(1));
+  f.field("height", height, "rows; absent: the task's", at_least(1));
+  f.field("width", width, "columns; absent: the task's", at_least(1));
+  f.field("patch", patch, "rows and columns of a patch", at_least(1));
 }
 
 void ModelConfig::fields(Fields& f) {
@@ -41,19 +52,55 @@ void ModelConfig::fields(Fields& f) {
     *this = ModelConfig();
     read_fields(parse_toml(found->toml, "preset " + *preset), *this, "model");
   }
-  f.field("kind", kind, "what the model is", {"decoder"});
-  f.field("vocabulary", vocabulary, "tokens; absent: the task's", at_least(int64_t{1}));
-  f.field("max_length", max_length, "longest sequence; absent: the task's", at_least(int64_t{1}));
-  f.field("width", width, "C, size of the residual stream", at_least(int64_t{1}));
-  f.field("depth", depth, "layers", at_least(int64_t{1}));
+  f.field("kind", kind, "what the model is", model_kinds());
+  const bool vit = kind == "vit", encoder = kind == "encoder", both = kind == "encoder_decoder";
+  if (vit) {
+    f.table("image", image, "the images");
+  } else {
+    f.field("vocabulary", vocabulary, "tokens; absent: the task's", at_least(1));
+    f.field("max_length", max_length, "longest sequence; absent: the task's", at_least(1));
+  }
+  if (both) {
+    f.field("max_source_length", max_source_length, "longest source; absent: the task's",
+            at_least(1));
+  }
+  f.field("width", width, "C, size of the residual stream", at_least(1));
+  f.field("depth", depth, "layers", at_least(1));
+  if (both) {
+    f.field("encoder_depth", encoder_depth, "layers of the encoder; absent: depth", at_least(1));
+  }
   f.table("position", position, "positions");
   f.field("norm", norm, "norm of every block", {"rms_norm", "layer_norm", "none"});
+  f.field("norm_eps", norm_eps, "of the norms; absent: 1e-6, of layer_norm 1e-5", positive());
+  f.field("embedding_norm", embedding_norm, "a norm after the embedding");
+  f.field("final_norm", final_norm, "a norm after the last layer");
   f.field("bias", bias, "biases in linear maps");
-  f.field("tied", tied, "the output weights are the embedding");
+  if (!vit) {
+    f.field("embedding_scale", embedding_scale, "token embeddings times the root of the width");
+    f.field("tied", tied, "the output weights are the embedding");
+    f.field("output_bias", output_bias, "a bias for each token's score");
+  }
+  if (encoder) {
+    f.field("segments", segments, "kinds of segment embeddings; 0: none", at_least(0));
+    f.field("head", head, "what is predicted, tokens or a label; absent: what the task asks");
+    if (head && *head != "tokens" && *head != "label") {
+      usage_error("'model.head' is \"", *head, "\", expected one of tokens, label.");
+    }
+    f.field("transform", transform, "tokens: dense, GELU and norm before the output");
+  }
+  if (encoder || vit) {
+    f.field("classes", classes, "of a label; absent: the task's", at_least(1));
+    f.field("pool", pool,
+            vit ? "a label is read from a class token put first, or from the mean of the patches"
+                : "a label is read from the first position or from the mean of all",
+            {"first", "mean"});
+    f.field("pooler", pooler, "label: dense and tanh before the classifier");
+  }
   f.field("dropout", dropout, "of the embedding and each branch", fraction());
   f.field("init_std", init_std, "standard deviation of the initial weights", positive());
   f.list("layer", layers, "layers; the list repeats down the depth");
   if (layers.empty()) usage_error("'model.layer' is empty, expected at least one layer.");
+  if (both) f.list("encoder_layer", encoder_layers, "layers of the encoder; absent: as layer");
 }
 
 LayerShape ModelConfig::shape(int64_t layer) const {
@@ -64,20 +111,52 @@ LayerShape ModelConfig::shape(int64_t layer) const {
           .causal = true,
           .bias = bias,
           .norm = norm,
+          .norm_eps = norm_eps,
           .init_std = init_std,
           .position = position};
 }
 
+void ModelConfig::complete(const DataSizes& data) {
+  const auto fill = [](std::optional<int64_t>& key, int64_t size) {
+    if (!key && size > 0) key = size;
+  };
+  if (kind == "vit") {
+    fill(image.channels, data.image[0]);
+    fill(image.height, data.image[1]);
+    fill(image.width, data.image[2]);
+  } else {
+    fill(vocabulary, data.vocabulary);
+    fill(max_length, data.length);
+  }
+  if (kind == "encoder_decoder") fill(max_source_length, data.source_length);
+  if (kind == "encoder" && !head && !data.head.empty()) head = data.head;
+  if (kind == "vit" || (kind == "encoder" && head == "label")) fill(classes, data.classes);
+}
+
+bool ModelConfig::is_complete() const {
+  if (kind == "vit") return image.channels && image.height && image.width && classes;
+  if (!vocabulary || !max_length) return false;
+  if (kind == "encoder_decoder") return max_source_length.has_value();
+  return kind != "encoder" || (head && (*head != "label" || classes));
+}
+
+int64_t ModelConfig::positions(int64_t length) const {
+  return kind == "vit" ? image.patches() + (pool == "first" ? 1 : 0) : length;
+}
+
 int64_t count_parameters(const ModelConfig& config) {
+  const WithoutValues fast;
   int64_t count = 0;
-  for (const Tensor& p : Decoder(config).parameters()) count += p.numel();
+  for (const Tensor& p : build_model(config)->parameters()) count += p.numel();
   return count;
 }
 
 int64_t match_parameters(ModelConfig& config, int64_t target) {
   std::vector<std::optional<int64_t>*> hidden;
-  for (LayerConfig& layer : config.layers) {
-    if (auto* h = layer.channel->hidden()) hidden.push_back(h);
+  for (auto* list : {&config.layers, &config.encoder_layers}) {
+    for (LayerConfig& layer : *list) {
+      if (auto* h = layer.channel->hidden()) hidden.push_back(h);
+    }
   }
   const auto within = [&](int64_t count) {
     return std::abs(static_cast<double>(count - target)) <= 0.01 * static_cast<double>(target);

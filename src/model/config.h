@@ -1,5 +1,7 @@
-// A model as data: embedding, a list of layers, a head.
+// A model as data: its kind, embedding, lists of layers, a head.
 #pragma once
+
+#include <array>
 
 #include "blocks/block.h"
 
@@ -9,30 +11,76 @@ struct LayerConfig {
   std::shared_ptr<TokenMixerSpec> mixer;
   std::shared_ptr<ChannelMixerSpec> channel;
   std::shared_ptr<BlockSpec> block;
+  std::shared_ptr<TokenMixerSpec> cross;  // encoder_decoder: as the mixer when null
 
   LayerConfig();  // mha, swiglu, sequential
   void fields(Fields& f);
 };
 
-// The [model] table. Layers repeat down the depth.
+// The images of a vision transformer: square patches of a grid.
+struct ImageOptions {
+  std::optional<int64_t> channels, height, width;  // the task's when absent
+  int64_t patch = 4;
+
+  void fields(Fields& f);
+  std::array<int64_t, 3> shape() const { return {*channels, *height, *width}; }
+  int64_t patches() const { return (*height / patch) * (*width / patch); }
+};
+
+// What a model takes from the data it is built for. 0: nothing.
+struct DataSizes {
+  int64_t vocabulary = 0;
+  int64_t length = 0;
+  int64_t source_length = 0;
+  int64_t classes = 0;
+  std::array<int64_t, 3> image = {0, 0, 0};  // channels, height, width
+  std::string head = {};                     // of an encoder
+};
+
+// The [model] table. Layers repeat down the depth. Which keys there are depends on the kind.
 struct ModelConfig {
   std::string kind = "decoder";
-  std::optional<int64_t> vocabulary;  // the task's when absent
-  std::optional<int64_t> max_length;  // the task's when absent; the size of learned positions
+  // Absent: the data's.
+  std::optional<int64_t> vocabulary;
+  std::optional<int64_t> max_length;  // the size of learned positions
+  std::optional<int64_t> max_source_length;
+  std::optional<int64_t> classes;
+  std::optional<std::string> head;  // encoder: "tokens" or "label"
+  ImageOptions image;
+
   int64_t width = 256;
   int64_t depth = 6;
+  std::optional<int64_t> encoder_depth;  // of an encoder_decoder's encoder; depth when absent
   PositionOptions position;
+  int64_t segments = 0;  // kinds of segment embeddings; 0: none
   std::string norm = "rms_norm";
+  std::optional<double> norm_eps;  // the norm's own when absent
+  bool embedding_norm = false;
+  bool embedding_scale = false;  // token embeddings times sqrt(C)
+  bool final_norm = true;
   bool bias = false;
   bool tied = true;  // output weights are the embedding
+  bool output_bias = false;
+  bool transform = false;      // BERT's dense, GELU and norm before the output
+  std::string pool = "first";  // what a label is read from: the first position, or the mean
+  bool pooler = false;         // BERT's dense and tanh before the classifier
   double dropout = 0;
   double init_std = 0.02;
   std::vector<LayerConfig> layers{1};
+  std::vector<LayerConfig> encoder_layers;  // of an encoder_decoder's encoder; layers when empty
 
   // "preset" is read first; the other keys override what it sets. It is not written back.
   void fields(Fields& f);
   LayerShape shape(int64_t layer) const;
+  // Fills in what is absent.
+  void complete(const DataSizes& data);
+  // Whether nothing that complete() fills in is absent.
+  bool is_complete() const;
+  // Positions of a sequence of `length` tokens: those of an image do not depend on it.
+  int64_t positions(int64_t length) const;
 };
+
+const std::vector<std::string>& model_kinds();
 
 struct ModelPreset {
   std::string name;

@@ -16,22 +16,28 @@ void add(std::vector<Cost>& parts, const Cost& cost) {
 
 }  // namespace
 
-ModelCosts model_costs(const Decoder& model, int64_t length) {
-  const ModelConfig& config = model.config();
-  const int64_t table = *config.vocabulary * config.width;
+ModelCosts model_costs(const Model& model, int64_t length) {
+  length = model.config().positions(length);
   ModelCosts out;
-  for (size_t i = 0; i < model.mixers().size(); ++i) {
-    for (const Cost& cost : model.mixers()[i]->costs(length)) add(out.parts, cost);
-    if (model.channels()[i]) {
-      for (const Cost& cost : model.channels()[i]->costs()) add(out.parts, cost);
+  for (const Layers* layers : model.stacks()) {
+    const auto add_all = [&](std::vector<Cost> costs, const std::string& before) {
+      for (Cost& cost : costs) {
+        cost.part = before + cost.part;
+        add(out.parts, cost);
+      }
+    };
+    const std::string part = layers->part().empty() ? "" : layers->part() + " ";
+    for (const Layers::Layer& layer : layers->all()) {
+      add_all(layer.mixer->costs(length), part);
+      if (layer.cross) add_all(layer.cross->costs(length), "cross ");
+      if (layer.channel) add_all(layer.channel->costs(), part);
+      // What is read in both directions is read at once: there is no decoding.
+      if (!layers->causal()) continue;
+      out.state_bytes_per_token += layer.mixer->state_bytes_per_token();
+      if (layer.cross) out.state_bytes_per_token += layer.cross->state_bytes_per_token();
     }
-    out.state_bytes_per_token += model.mixers()[i]->state_bytes_per_token();
   }
-  out.parts.push_back(
-      {.part = config.tied ? "output (tied to the embedding)" : "embedding and output",
-       .formula = "2 C V",
-       .parameters = config.tied ? table : 2 * table,
-       .flops_per_token = 2.0 * static_cast<double>(table)});
+  for (const Cost& cost : model.own_costs(length)) out.parts.push_back(cost);
   for (const Tensor& p : model.parameters()) out.parameters += p.numel();
   int64_t counted = 0;
   for (const Cost& part : out.parts) counted += part.parameters;

@@ -1,7 +1,7 @@
 // What a model costs, part by part.
 #pragma once
 
-#include "model/decoder.h"
+#include "model/model.h"
 
 namespace headloom {
 
@@ -14,7 +14,8 @@ struct ModelCosts {
   double state_bytes_per_token = 0;  // decoding state each token of context adds, float32
 };
 
-// Costs at sequence length `length`.
-ModelCosts model_costs(const Decoder& model, int64_t length);
+// Costs of a position at sequence length `length` (that of an image is its own); an
+// encoder-decoder's of a target's, with a source of the same length.
+ModelCosts model_costs(const Model& model, int64_t length);
 
 }  // namespace headloom

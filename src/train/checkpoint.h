@@ -13,8 +13,6 @@
 
 namespace headloom {
 
-class Decoder;
-
 class CheckpointStore {
  public:
   explicit CheckpointStore(std::string run_folder);

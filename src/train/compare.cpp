@@ -43,17 +43,18 @@ void check_names(const std::vector<Named>& items, const char* what) {
 Node combined(const CompareConfig& config, const ComparedModel& model, const ComparedTask& task,
               int64_t seed) {
   Node layers_model = merged(merged(config.model, task.model), model.model);
-  Node* layers = layers_model.find("layer");
-  if (layers == nullptr) {
+  if (layers_model.find("layer") == nullptr) {
     Node one;
     one.value = Array{Node{}};
-    layers = &layers_model.set("layer", one);
+    layers_model.set("layer", one);
   }
-  if (layers->is_array()) {
+  for (const char* list : {"layer", "encoder_layer"}) {
+    Node* layers = layers_model.find(list);
+    if (layers == nullptr || !layers->is_array()) continue;
     for (Node& layer : layers->array()) {
       for (const auto& [key, part] :
            {std::pair("mixer", &model.mixer), std::pair("channel", &model.channel),
-            std::pair("block", &model.block)}) {
+            std::pair("block", &model.block), std::pair("cross", &model.cross)}) {
         if (part->table().empty() || !layer.is_table()) continue;
         const Node* present = layer.find(key);
         layer.set(key, present != nullptr ? merged(*present, *part) : *part);
@@ -140,6 +141,7 @@ void ComparedModel::fields(Fields& f) {
   f.raw("mixer", mixer, "changes to every layer's token mixer");
   f.raw("channel", channel, "changes to every layer's channel mixer");
   f.raw("block", block, "changes to every layer's block");
+  f.raw("cross", cross, "changes to every layer's cross-attention");
 }
 
 void ComparedTask::fields(Fields& f) {
@@ -177,14 +179,18 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
       RunConfig run = read_run_config(combined(config, config.models[m], config.tasks[t], 0));
       const auto task = run.build_task();
       if (m == 0) {
+        const WorkUnit unit = work_unit(*task);
         outcome.tasks.push_back({.description = task->describe(),
                                  .bytes_per_token = task->bytes_per_token(),
-                                 .tokens = run.train.steps * run.train.batch * task->length()});
+                                 .tokens = run.train.steps * run.train.batch * unit.per_sequence,
+                                 .unit = unit.name});
       }
       try {
         if (config.match_parameters && m > 0) match_parameters(run.model, target);
-        const Decoder model(run.model);
-        const ModelCosts costs = model_costs(model, task->length());
+        const ModelCosts costs = [&] {
+          const WithoutValues fast;
+          return model_costs(*build_model(run.model), task->length());
+        }();
         if (m == 0) target = costs.parameters;
         outcome.builds.push_back({.model = m,
                                   .task = t,

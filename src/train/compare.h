@@ -15,7 +15,7 @@ namespace headloom {
 struct ComparedModel {
   std::string name;
   std::string description;
-  Node model, mixer, channel, block;  // merged over [model], and over each layer's tables
+  Node model, mixer, channel, block, cross;  // merged over [model], and over each layer's tables
 
   void fields(Fields& f);
 };
@@ -61,7 +61,8 @@ struct ComparedRun {
 struct ComparedTaskInfo {
   std::string description = {};
   double bytes_per_token = 0;  // 0: judged by its accuracy
-  int64_t tokens = 0;          // each run trains on
+  int64_t tokens = 0;          // each run trains on, or images
+  std::string unit = "tokens";
 };
 
 struct CompareOutcome {

@@ -55,19 +55,79 @@ void RunConfig::fields(Fields& f) {
   f.table("train", train, "how it is trained");
 }
 
+namespace {
+
+struct Wanted {
+  const char* kind;
+  const char* head;  // of an encoder
+  const char* what;
+};
+
+Wanted wanted(data::Goal goal) {
+  switch (goal) {
+    case data::Goal::masked_token:
+      return {"encoder", "tokens", "hidden tokens"};
+    case data::Goal::label:
+      return {"encoder", "label", "a label"};
+    case data::Goal::sequence:
+      return {"encoder_decoder", "", "a sequence given another"};
+    case data::Goal::image_label:
+      return {"vit", "", "the label of an image"};
+    case data::Goal::next_token:
+      break;
+  }
+  return {"decoder", "", "the next token"};
+}
+
+void at_least_the_task(const char* key, const std::optional<int64_t>& present, int64_t needed,
+                       const char* what) {
+  if (needed > 0 && *present < needed) {
+    usage_error("'model.", key, "' is ", *present, ", expected at least the ", needed, " ", what,
+                " of the task.");
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<data::Task> RunConfig::build_task() {
   const auto built = task->build(static_cast<uint64_t>(train.seed));
-  if (!model.vocabulary) model.vocabulary = built->vocabulary();
-  if (!model.max_length) model.max_length = built->length();
-  if (*model.vocabulary < built->vocabulary()) {
-    usage_error("'model.vocabulary' is ", *model.vocabulary, ", expected at least the ",
-                built->vocabulary(), " tokens of the task.");
+  const Wanted want = wanted(built->goal());
+  if (model.kind != want.kind) {
+    usage_error("'model.kind' is \"", model.kind, "\", but the task ", task->type(), " asks for ",
+                want.what, ", expected \"", want.kind, "\".");
   }
-  if (*model.max_length < built->length()) {
-    usage_error("'model.max_length' is ", *model.max_length,
-                ", expected at least the task's length ", built->length(), ".");
+  if (model.kind == "encoder" && model.head && *model.head != want.head) {
+    usage_error("'model.head' is \"", *model.head, "\", but the task ", task->type(), " asks for ",
+                want.what, ", expected \"", want.head, "\".");
   }
+  const std::array<int64_t, 3> image = built->image_shape();
+  model.complete({.vocabulary = built->vocabulary(),
+                  .length = built->length(),
+                  .source_length = built->source_length(),
+                  .classes = built->classes(),
+                  .image = image,
+                  .head = want.head});
+  if (model.kind == "vit") {
+    const auto shape = model.image.shape();
+    for (size_t i = 0; i < 3; ++i) {
+      if (shape[i] == image[i]) continue;
+      const char* keys[] = {"channels", "height", "width"};
+      usage_error("'model.image.", keys[i], "' is ", shape[i], ", expected the ", image[i],
+                  " of the task's images.");
+    }
+  } else {
+    at_least_the_task("vocabulary", model.vocabulary, built->vocabulary(), "tokens");
+    at_least_the_task("max_length", model.max_length, built->length(), "positions");
+  }
+  at_least_the_task("max_source_length", model.max_source_length, built->source_length(),
+                    "source positions");
+  at_least_the_task("classes", model.classes, built->classes(), "classes");
   return built;
+}
+
+WorkUnit work_unit(const data::Task& task) {
+  if (task.goal() == data::Goal::image_label) return {1, "images"};
+  return {task.length() + task.source_length(), "tokens"};
 }
 
 RunConfig read_run_config(const Node& root) {

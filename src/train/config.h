@@ -38,10 +38,17 @@ struct RunConfig {
 
   RunConfig();
   void fields(Fields& f);
-  // Builds the task and fills in what the model takes from it (vocabulary, max_length). Throws
-  // UsageError where the model is too small for the task.
+  // Builds the task and fills in what the model takes from it (vocabulary, max_length, classes,
+  // ...). Throws UsageError where the model is of a kind that cannot do the task, or too small.
   std::shared_ptr<data::Task> build_task();
 };
+
+// How a task's training is counted: the positions of a sequence, source and target, or images.
+struct WorkUnit {
+  int64_t per_sequence = 0;
+  const char* name = "tokens";
+};
+WorkUnit work_unit(const data::Task& task);
 
 RunConfig read_run_config(const Node& root);
 std::string run_config_toml(RunConfig& config);

@@ -19,10 +19,17 @@ Autocast::~Autocast() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
 }
 
-BatchLoss batch_loss(Decoder& model, const data::Batch& batch) {
-  MixerContext context;
-  context.documents = batch.documents;
-  Tensor hidden = model.hidden(batch.inputs, context).flatten(0, 1);
+ModelInput model_input(const data::Batch& batch) {
+  return {.tokens = batch.inputs,
+          .lengths = batch.lengths,
+          .documents = batch.documents,
+          .source = batch.source,
+          .source_lengths = batch.source_lengths,
+          .images = batch.images};
+}
+
+BatchLoss batch_loss(Model& model, const data::Batch& batch) {
+  Tensor hidden = model.hidden(model_input(batch)).flatten(0, -2);
   Tensor targets = batch.targets.flatten();
   const Tensor kept = targets.ne(data::kIgnore).nonzero().squeeze(1);
   const int64_t count = kept.numel();
@@ -35,7 +42,7 @@ BatchLoss batch_loss(Decoder& model, const data::Batch& batch) {
   return {.sum = sum, .targets = count, .logits = logits};
 }
 
-Evaluation evaluate(Decoder& model, const data::Task& task, int64_t sequences, int64_t batch) {
+Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch) {
   at::NoGradGuard no_grad;
   const bool training = model.is_training();
   model.eval();
@@ -50,9 +57,9 @@ Evaluation evaluate(Decoder& model, const data::Task& task, int64_t sequences, i
     const Tensor wanted = data.targets.ne(data::kIgnore);
     const Tensor hit = at::ones_like(wanted);
     hit.masked_scatter_(wanted, result.logits.argmax(-1).eq(data.targets.masked_select(wanted)));
-    right += task.exact_match() ? hit.all(1).sum().item<double>()
+    right += task.exact_match() ? hit.flatten(1).all(1).sum().item<double>()
                                 : hit.logical_and(wanted).sum().item<double>();
-    out.sequences += data.inputs.size(0);
+    out.sequences += data.targets.size(0);
   }
   out.loss = loss / static_cast<double>(std::max<int64_t>(out.tokens, 1));
   out.accuracy = right / static_cast<double>(

@@ -2,28 +2,30 @@
 #pragma once
 
 #include "data/task.h"
-#include "model/decoder.h"
+#include "model/model.h"
 
 namespace headloom {
 
 struct Evaluation {
-  double loss = 0;      // nats a target token
-  double accuracy = 0;  // of target tokens or whole sequences, as the task says
-  int64_t tokens = 0;   // target tokens
+  double loss = 0;      // nats a target
+  double accuracy = 0;  // of targets or whole sequences, as the task says
+  int64_t tokens = 0;   // targets
   int64_t sequences = 0;
 };
 
 struct BatchLoss {
   Tensor sum;       // scalar, float32: summed cross-entropy of the targets
   int64_t targets;  // how many
-  Tensor logits;    // [targets, vocabulary]
+  Tensor logits;    // [targets, vocabulary or classes]
 };
 
-// Logits are computed only at positions that have a target.
-BatchLoss batch_loss(Decoder& model, const data::Batch& batch);
+ModelInput model_input(const data::Batch& batch);
+
+// Logits are computed only where there is a target.
+BatchLoss batch_loss(Model& model, const data::Batch& batch);
 
 // At most `sequences` held-out sequences in batches of `batch`. Leaves the model in its mode.
-Evaluation evaluate(Decoder& model, const data::Task& task, int64_t sequences, int64_t batch);
+Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch);
 
 // Autocast to bfloat16 while it lives, where `dtype` says so.
 class Autocast {

@@ -22,7 +22,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
   const CheckpointStore store(folder);
   const auto steps = store.steps();
   require(!steps.empty(), folder, ": has no checkpoint yet.");
-  run.model = std::make_shared<Decoder>(run.config.model);
+  run.model = build_model(run.config.model);
   run.model->eval();
   int64_t step = steps.back();
   if (which == "best") {

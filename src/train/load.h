@@ -4,14 +4,14 @@
 #include <memory>
 #include <string>
 
-#include "model/decoder.h"
+#include "model/model.h"
 #include "train/config.h"
 
 namespace headloom {
 
 struct LoadedRun {
   RunConfig config;
-  std::shared_ptr<Decoder> model;  // in evaluation mode
+  std::shared_ptr<Model> model;  // in evaluation mode
   int64_t step = 0;
 };
 

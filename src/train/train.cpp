@@ -62,7 +62,7 @@ class Trainer {
   TrainOutcome run() {
     task_ = config_.build_task();
     seed();
-    model_ = std::make_shared<Decoder>(config_.model);
+    model_ = build_model(config_.model);
     optimizer_.emplace(*model_, options_);
     for (const Tensor& p : model_->parameters()) outcome_.parameters += p.numel();
     open_folder();
@@ -171,7 +171,7 @@ class Trainer {
       stop_diverged("the gradient's norm", point.gradient_norm, state_.step + 1);
     }
     state_.step += 1;
-    state_.tokens += options_.batch * task_->length();
+    state_.tokens += options_.batch * work_unit(*task_).per_sequence;
     point.step = state_.step;
     point.loss = loss;
     return point;
@@ -205,8 +205,7 @@ class Trainer {
     }
     metrics_->add(point);
     progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
-                       rounded("%.4f", e.loss), quality(e), "  ", human_count(tokens_per_second()),
-                       " tokens/s"));
+                       rounded("%.4f", e.loss), quality(e), "  ", speed()));
   }
 
   std::string quality(const Evaluation& e) const {
@@ -220,8 +219,7 @@ class Trainer {
     const double left =
         static_cast<double>(options_.steps - state_.step) * median(metrics_->step_seconds());
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
-                         rounded("%.4f", loss), "  ", human_count(tokens_per_second()),
-                         " tokens/s  ", human_seconds(left), " left"));
+                         rounded("%.4f", loss), "  ", speed(), "  ", human_seconds(left), " left"));
   }
 
   void save() {
@@ -232,9 +230,15 @@ class Trainer {
     store_.save(*model_, *optimizer_, state_);
   }
 
+  std::string speed() const {
+    return str(human_count(tokens_per_second()), " ", work_unit(*task_).name, "/s");
+  }
+
   double tokens_per_second() const {
     const double seconds = median(metrics_->step_seconds());
-    return seconds > 0 ? static_cast<double>(options_.batch * task_->length()) / seconds : 0;
+    return seconds > 0
+               ? static_cast<double>(options_.batch * work_unit(*task_).per_sequence) / seconds
+               : 0;
   }
 
   RunConfig config_;
@@ -246,7 +250,7 @@ class Trainer {
   TrainState state_;
   TrainOutcome outcome_;
   std::shared_ptr<data::Task> task_;
-  std::shared_ptr<Decoder> model_;
+  std::shared_ptr<Model> model_;
   std::optional<AdamW> optimizer_;
   std::optional<Metrics> metrics_;
 };
@@ -257,7 +261,9 @@ void install_interrupt_handler() { std::signal(SIGINT, on_interrupt); }
 bool interrupted() { return g_interrupts > 0; }
 
 void same_config(const std::string& path, const std::string& toml) {
-  std::istringstream before(read_file(path)), after(toml);
+  // Read and written anew: an option that came after the run is at its default.
+  RunConfig stored = read_run_config(read_toml(path));
+  std::istringstream before(run_config_toml(stored)), after(toml);
   std::string x, y;
   while (true) {
     const bool more_x = static_cast<bool>(std::getline(before, x));

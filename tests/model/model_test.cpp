@@ -19,10 +19,11 @@ TEST(Presets, AllBuild) {
     EXPECT_GE(config.depth, static_cast<int64_t>(config.layers.size())) << preset.name;
     // One round of the layers shows whether the options fit each other.
     config.depth = static_cast<int64_t>(config.layers.size());
-    config.vocabulary = 32;
-    config.max_length = 16;
-    const Decoder model(config);
-    EXPECT_EQ(model.mixers().size(), config.layers.size()) << preset.name;
+    config.encoder_depth.reset();
+    config.complete(
+        {.vocabulary = 32, .length = 16, .source_length = 16, .classes = 5, .image = {3, 32, 32}});
+    const auto model = build_model(config);
+    EXPECT_EQ(model->stacks().back()->all().size(), config.layers.size()) << preset.name;
     EXPECT_FALSE(preset.doc.empty());
     EXPECT_FALSE(preset.source.empty());
   }

@@ -7,16 +7,18 @@ namespace {
 struct Options {
   std::optional<int64_t> hidden;
   std::string activation = "gelu";
+  bool bias = false;
 };
 
 class Mlp final : public ChannelMixer {
  public:
   Mlp(const Options& options, const LayerShape& shape) : activation_(options.activation) {
     const int64_t hidden = options.hidden.value_or(4 * shape.width);
-    up_ = register_module(
-        "up", std::make_shared<Linear>(shape.width, hidden, shape.bias, shape.init_std));
+    const bool bias = options.bias || shape.bias;
+    up_ =
+        register_module("up", std::make_shared<Linear>(shape.width, hidden, bias, shape.init_std));
     down_ = register_module(
-        "down", std::make_shared<Linear>(hidden, shape.width, shape.bias, shape.output_std()));
+        "down", std::make_shared<Linear>(hidden, shape.width, bias, shape.output_std()));
   }
 
   Tensor forward(const Tensor& x, const MixerContext&) override {
@@ -55,6 +57,7 @@ struct MlpSpec final : ChannelMixerSpec {
     f.field("hidden", options.hidden, "hidden units; absent: 4 width", at_least(int64_t{1}));
     f.field("activation", options.activation, "between the two maps",
             {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
+    f.field("bias", options.bias, "biases even where the model has none");
   }
   std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
     return std::make_shared<Mlp>(options, shape);

@@ -42,6 +42,10 @@ double lambda_init(int64_t layer) {
 Attention::Attention(const AttentionOptions& options, const AttentionSizes& sizes,
                      const LayerShape& shape)
     : options_(options), sizes_(sizes), shape_(shape) {
+  if (shape.cross && options.window) {
+    usage_error("window is ", *options.window,
+                ", but cross-attention reads the whole source, expected none.");
+  }
   qkv_ = register_module(
       "qkv", std::make_shared<Linear>(shape.width, sizes.qkv_width(), shape.bias, shape.init_std));
   output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
@@ -101,8 +105,8 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   ops::ComposedAttentionOptions o;
   o.causal = shape_.causal && !cross;
   o.window = options_.window;
-  o.lengths = context.lengths;
-  o.documents = context.documents;
+  o.lengths = cross ? context.memory_lengths : context.lengths;
+  if (!cross) o.documents = context.documents;
   if (shape_.position.type == "alibi" && !cross) {
     o.bias = position_bias(h.q, h.k);
   }

@@ -48,6 +48,7 @@ class Attention : public TokenMixer {
   Tensor forward(const Tensor& x, const MixerContext& context) override;
   std::vector<Cost> costs(int64_t length) const override;
   double state_bytes_per_token() const override;
+  bool reads_memory() const override { return true; }
   bool stateful() const override { return shape_.causal; }
   // Keeps keys, values and the key-wise weights of what is composed: all, or those that the window
   // reaches; for convolutions also the queries (and query-wise weights) that they reach back to.

@@ -1,0 +1,41 @@
+#include "model/encoder.h"
+
+namespace headloom {
+
+Encoder::Encoder(const ModelConfig& config)
+    : Model(config),
+      embedding_(*this, config_, {}, config.max_length, "model.max_length"),
+      layers_(*this, config_,
+              {.list = config.layers,
+               .depth = config.depth,
+               .max_length = config.max_length.value_or(256),
+               .causal = false}) {
+  stacks_ = {&layers_};
+  if (config.head.value_or("tokens") == "tokens") {
+    tokens_.emplace(*this, config_, embedding_.table());
+  } else {
+    label_.emplace(*this, config_);
+  }
+}
+
+Tensor Encoder::hidden(const ModelInput& input) {
+  MixerContext context;
+  context.lengths = input.lengths;
+  context.documents = input.documents;
+  const Tensor x =
+      layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);
+  return label_ ? label_->pool(x, input.lengths, is_training()) : x;
+}
+
+Tensor Encoder::logits(const Tensor& hidden) const {
+  return label_ ? label_->forward(hidden) : tokens_->forward(hidden);
+}
+
+std::vector<Cost> Encoder::own_costs(int64_t length) const {
+  if (tokens_) return tokens_->costs();
+  std::vector<Cost> out = label_->costs(length);
+  out.push_back({.part = "embedding", .formula = "-", .parameters = embedding_.table().numel()});
+  return out;
+}
+
+}  // namespace headloom

@@ -1,0 +1,145 @@
+#include "model/ends.h"
+
+namespace headloom {
+namespace {
+
+int64_t count(const torch::nn::Module& module) {
+  int64_t n = 0;
+  for (const Tensor& p : module.parameters()) n += p.numel();
+  return n;
+}
+
+}  // namespace
+
+Tensor sinusoidal(int64_t length, int64_t width, const at::TensorOptions& options) {
+  const auto real = options.dtype(at::kDouble);
+  const Tensor frequency =
+      at::pow(10000.0, at::arange(0, width, 2, real) * (-1.0 / static_cast<double>(width)));
+  const Tensor angle = at::arange(length, real).unsqueeze(1) * frequency.unsqueeze(0);
+  return at::stack({angle.sin(), angle.cos()}, -1).flatten(1).narrow(1, 0, width).to(options);
+}
+
+Embedding::Embedding(torch::nn::Module& owner, const ModelConfig& config, const Tensor& table,
+                     std::optional<int64_t> max_length, const char* max_length_key)
+    : config_(config), max_length_key_(max_length_key), table_(table) {
+  if (!table_.defined()) {
+    require(config.vocabulary.has_value(), "model.vocabulary is not set and no task gives it.");
+    table_ = owner.register_parameter("embedding",
+                                      normal({*config.vocabulary, config.width}, config.init_std));
+  }
+  if (config.position.type == "learned") {
+    require(max_length.has_value(), max_length_key, " is not set and no task gives it.");
+    positions_ =
+        owner.register_parameter("positions", normal({*max_length, config.width}, config.init_std));
+  }
+  if (config.segments > 0) {
+    segments_ = owner.register_parameter("segments",
+                                         normal({config.segments, config.width}, config.init_std));
+  }
+  if (config.embedding_norm) {
+    norm_ = owner.register_module(
+        "embedding_norm", std::make_shared<Norm>(config.norm, config.width, config.norm_eps));
+  }
+}
+
+Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool training) const {
+  Tensor x = at::embedding(table_, tokens);
+  if (config_.embedding_scale) x = x * std::sqrt(static_cast<double>(config_.width));
+  const int64_t length = tokens.size(1);
+  if (positions_.defined()) {
+    require(length <= positions_.size(0), "the model has ", positions_.size(0),
+            " learned positions (", max_length_key_, "), but the sequence has ", length,
+            " tokens.");
+    x = x + positions_.narrow(0, 0, length);
+  } else if (config_.position.type == "sinusoidal") {
+    x = x + sinusoidal(length, config_.width, x.options().requires_grad(false));
+  }
+  if (segments_.defined()) {
+    x = x + (segments.defined() ? at::embedding(segments_, segments) : segments_.select(0, 0));
+  }
+  if (norm_) x = norm_->forward(x);
+  return config_.dropout > 0 ? at::dropout(x, config_.dropout, training) : x;
+}
+
+TokenHead::TokenHead(torch::nn::Module& owner, const ModelConfig& config, const Tensor& table)
+    : config_(config), table_(table) {
+  if (config.transform) {
+    transform_ = owner.register_module(
+        "transform", std::make_shared<Linear>(config.width, config.width, true, config.init_std));
+    transform_norm_ = owner.register_module(
+        "transform_norm", std::make_shared<Norm>(config.norm, config.width, config.norm_eps));
+  }
+  if (!config.tied) {
+    output_ = owner.register_module(
+        "head", std::make_shared<Linear>(config.width, *config.vocabulary, config.output_bias,
+                                         config.init_std));
+  } else if (config.output_bias) {
+    bias_ = owner.register_parameter("output_bias", at::zeros({*config.vocabulary}));
+  }
+}
+
+Tensor TokenHead::forward(const Tensor& hidden) const {
+  const Tensor x =
+      transform_ ? transform_norm_->forward(at::gelu(transform_->forward(hidden))) : hidden;
+  if (output_) return output_->forward(x);
+  return at::linear(x, table_, bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt);
+}
+
+std::vector<Cost> TokenHead::costs() const {
+  std::vector<Cost> out;
+  const int64_t table = *config_.vocabulary * config_.width;
+  if (transform_) {
+    out.push_back({.part = "transform",
+                   .formula = "2 C C",
+                   .parameters = count(*transform_),
+                   .flops_per_token = 2.0 * static_cast<double>(transform_->weight.numel())});
+  }
+  const int64_t bias = config_.output_bias ? *config_.vocabulary : 0;
+  out.push_back({.part = output_ ? "embedding and output" : "output (tied to the embedding)",
+                 .formula = "2 C V",
+                 .parameters = (output_ ? 2 * table : table) + bias,
+                 .flops_per_token = 2.0 * static_cast<double>(table)});
+  return out;
+}
+
+LabelHead::LabelHead(torch::nn::Module& owner, const ModelConfig& config) : config_(config) {
+  require(config.classes.has_value(), "model.classes is not set and no task gives it.");
+  if (config.pooler) {
+    pooler_ = owner.register_module(
+        "pooler", std::make_shared<Linear>(config.width, config.width, true, config.init_std));
+  }
+  classifier_ = owner.register_module(
+      "classifier", std::make_shared<Linear>(config.width, *config.classes, true, config.init_std));
+}
+
+Tensor LabelHead::pool(const Tensor& x, const Tensor& lengths, bool training) const {
+  Tensor y;
+  if (config_.pool == "first") {
+    y = x.select(1, 0);
+  } else if (lengths.defined()) {
+    const Tensor real = at::arange(x.size(1), lengths.options()).lt(lengths.unsqueeze(1));
+    // Padding may hold anything, so it is left out rather than multiplied by 0.
+    y = at::where(real.unsqueeze(-1), x, at::zeros({}, x.options())).sum(1) /
+        lengths.clamp_min(1).unsqueeze(1).to(x.scalar_type());
+  } else {
+    y = x.mean(1);
+  }
+  if (pooler_) y = at::tanh(pooler_->forward(y));
+  return config_.dropout > 0 ? at::dropout(y, config_.dropout, training) : y;
+}
+
+std::vector<Cost> LabelHead::costs(int64_t length) const {
+  const auto once = [&](const char* part, const char* formula, const Linear& linear) {
+    return Cost{.part = part,
+                .formula = formula,
+                .parameters = count(linear),
+                .flops_per_token =
+                    2.0 * static_cast<double>(linear.weight.numel()) / static_cast<double>(length)};
+  };
+  std::vector<Cost> out;
+  if (pooler_) out.push_back(once("pooler", "2 C C / T", *pooler_));
+  out.push_back(once("classifier", "2 C classes / T", *classifier_));
+  return out;
+}
+
+}  // namespace headloom

@@ -1,0 +1,63 @@
+// Both ends of a model: tokens to vectors, vectors to scores of tokens or of classes.
+//
+// Like Layers, each registers its parameters in the model that owns it.
+#pragma once
+
+#include "model/config.h"
+
+namespace headloom {
+
+// Token embedding, positions, segments, norm and dropout.
+class Embedding {
+ public:
+  // `table` is another embedding's to share, or undefined: then there is one of its own.
+  Embedding(torch::nn::Module& owner, const ModelConfig& config, const Tensor& table,
+            std::optional<int64_t> max_length, const char* max_length_key);
+  // tokens [B, T] int64, segments [B, T] int64 or undefined -> [B, T, C]. Throws Error for a
+  // sequence longer than learned positions.
+  Tensor forward(const Tensor& tokens, const Tensor& segments, bool training) const;
+
+  const Tensor& table() const { return table_; }  // [vocabulary, C]
+
+ private:
+  const ModelConfig& config_;
+  const char* max_length_key_;
+  Tensor table_, positions_, segments_;  // positions [max_length, C], segments [n, C]
+  std::shared_ptr<Norm> norm_;
+};
+
+// Scores of the vocabulary: the embedding transposed, or weights of its own.
+class TokenHead {
+ public:
+  TokenHead(torch::nn::Module& owner, const ModelConfig& config, const Tensor& table);
+  Tensor forward(const Tensor& hidden) const;
+  std::vector<Cost> costs() const;
+
+ private:
+  const ModelConfig& config_;
+  Tensor table_, bias_;
+  std::shared_ptr<Linear> transform_;  // BERT's: norm(GELU(dense(x)))
+  std::shared_ptr<Norm> transform_norm_;
+  std::shared_ptr<Linear> output_;  // null when tied
+};
+
+// One class for a whole input: pooling, BERT's pooler, classifier.
+class LabelHead {
+ public:
+  LabelHead(torch::nn::Module& owner, const ModelConfig& config);
+  // x [B, T, C], lengths [B] or undefined -> [B, C]: the first position or the mean of the real
+  // ones.
+  Tensor pool(const Tensor& x, const Tensor& lengths, bool training) const;
+  // [B, C] -> [B, classes].
+  Tensor forward(const Tensor& pooled) const { return classifier_->forward(pooled); }
+  std::vector<Cost> costs(int64_t length) const;
+
+ private:
+  const ModelConfig& config_;
+  std::shared_ptr<Linear> pooler_, classifier_;  // pooler null where there is none
+};
+
+// Sinusoidal positions (Vaswani et al. 2017): sin on even, cos on odd columns. [T, C].
+Tensor sinusoidal(int64_t length, int64_t width, const at::TensorOptions& options);
+
+}  // namespace headloom

@@ -1,0 +1,77 @@
+#include "model/layers.h"
+
+namespace headloom {
+namespace {
+
+// What `spec` builds; its errors say which layer they are about.
+template <typename Built>
+std::shared_ptr<Built> built(const Spec<Built>& spec, const LayerShape& shape,
+                             const std::string& place) {
+  try {
+    return spec.build(shape);
+  } catch (const UsageError& error) {
+    usage_error(place, " (", spec.type(), "): ", error.what());
+  }
+}
+
+std::shared_ptr<TokenMixer> built_cross(const LayerConfig& layer, LayerShape shape,
+                                        int64_t memory_length, const std::string& place) {
+  shape.cross = true;
+  shape.causal = false;  // the whole memory is there from the start
+  shape.max_length = memory_length;
+  // Without options of its own, cross-attention is a mixer of the layer's kind.
+  const TokenMixerSpec& spec = layer.cross ? *layer.cross : *layer.mixer;
+  const std::string key = layer.cross ? ".cross" : ".mixer as cross (set cross to another)";
+  if (!layer.block->takes_cross()) {
+    usage_error(place, ".block (", layer.block->type(),
+                ") has no place for cross-attention, expected another block.");
+  }
+  const auto cross = built(spec, shape, place + key);
+  if (!cross->reads_memory()) {
+    usage_error(place, key, " (", spec.type(),
+                "): does not read a memory, expected an attention mixer such as mha.");
+  }
+  return cross;
+}
+
+}  // namespace
+
+Layers::Layers(torch::nn::Module& owner, const ModelConfig& config, const LayersPlan& plan)
+    : plan_(plan) {
+  for (int64_t i = 0; i < plan.depth; ++i) {
+    const size_t entry = static_cast<size_t>(i) % plan.list.size();
+    const LayerConfig& from = plan.list[entry];
+    LayerShape shape = config.shape(i);
+    shape.depth = plan.depth;
+    shape.max_length = plan.max_length;
+    shape.causal = plan.causal;
+    const std::string place = str("model.", plan.key, "[", entry, "]");
+    Layer layer;
+    layer.mixer = built(*from.mixer, shape, place + ".mixer");
+    if (plan.memory_length) {
+      layer.cross = built_cross(from, shape, *plan.memory_length, place);
+    } else if (from.cross && plan.part.empty()) {
+      usage_error(place, ".cross is ", from.cross->type(),
+                  ", but cross-attention belongs to kind = \"encoder_decoder\".");
+    }
+    layer.channel = built(*from.channel, shape, place + ".channel");
+    layer.block = from.block->build({.shape = shape,
+                                     .mixer = layer.mixer,
+                                     .channel = layer.channel,
+                                     .cross = layer.cross,
+                                     .dropout = config.dropout});
+    owner.register_module("layer" + std::to_string(i), layer.block);
+    layers_.push_back(std::move(layer));
+  }
+  if (config.final_norm) {
+    norm_ = owner.register_module(
+        "norm", std::make_shared<Norm>(config.norm, config.width, config.norm_eps));
+  }
+}
+
+Tensor Layers::forward(Tensor x, const MixerContext& context) const {
+  for (const Layer& layer : layers_) x = layer.block->forward(x, context);
+  return norm_ ? norm_->forward(x) : x;
+}
+
+}  // namespace headloom

@@ -1,0 +1,42 @@
+// A run of layers, built from a configuration's list: what all models consist of.
+#pragma once
+
+#include "model/config.h"
+
+namespace headloom {
+
+struct LayersPlan {
+  std::string part = {};      // "encoder" and "decoder" where a model has both
+  std::string key = "layer";  // of the list in [model], for messages
+  std::vector<LayerConfig> list = {};
+  int64_t depth = 0;
+  int64_t max_length = 0;
+  bool causal = true;
+  std::optional<int64_t> memory_length = {};  // cross-attention reads at most as much
+};
+
+class Layers {
+ public:
+  struct Layer {
+    std::shared_ptr<TokenMixer> mixer, cross;  // cross may be null
+    std::shared_ptr<ChannelMixer> channel;     // may be null
+    std::shared_ptr<Block> block;
+  };
+
+  // Registers layer0, layer1, ... and the final norm in `owner`. Throws UsageError naming the layer
+  // whose options do not fit.
+  Layers(torch::nn::Module& owner, const ModelConfig& config, const LayersPlan& plan);
+  // x [B, T, C] -> [B, T, C], normed at the end.
+  Tensor forward(Tensor x, const MixerContext& context) const;
+
+  const std::string& part() const { return plan_.part; }
+  bool causal() const { return plan_.causal; }
+  const std::vector<Layer>& all() const { return layers_; }
+
+ private:
+  const LayersPlan plan_;
+  std::vector<Layer> layers_;
+  std::shared_ptr<Norm> norm_;  // null where the model has no final norm
+};
+
+}  // namespace headloom

@@ -1,0 +1,46 @@
+// What every kind of model is: inputs to hidden states to scores.
+#pragma once
+
+#include "model/layers.h"
+
+namespace headloom {
+
+// What a model is given. Each kind reads its own part; the rest stays undefined.
+struct ModelInput {
+  Tensor tokens = {};          // [B, T] int64
+  Tensor lengths = {};         // [B] int64: tokens beyond are padding; undefined: none is
+  Tensor documents = {};       // [B, T] int64: attention stays inside a document
+  Tensor segments = {};        // [B, T] int64: kinds of segment embeddings; undefined: all 0
+  Tensor source = {};          // [B, S] int64
+  Tensor source_lengths = {};  // [B] int64, as lengths
+  Tensor images = {};          // [B, channels, height, width]
+};
+
+class Model : public torch::nn::Module {
+ public:
+  explicit Model(const ModelConfig& config) : config_(config) {}
+
+  // What scores are computed from: [B, T, C] a position, or [B, C] an input as a whole.
+  virtual Tensor hidden(const ModelInput& input) = 0;
+  // [..., C] -> [..., vocabulary or classes].
+  virtual Tensor logits(const Tensor& hidden) const = 0;
+  Tensor forward(const ModelInput& input) { return logits(hidden(input)); }
+
+  const ModelConfig& config() const { return config_; }
+  // The runs of layers it is made of, for costs and for losses that mixers add.
+  const std::vector<const Layers*>& stacks() const { return stacks_; }
+  // Cost of what stands before and behind the layers, a position of `length`, norms and positions
+  // left out.
+  virtual std::vector<Cost> own_costs(int64_t length) const = 0;
+
+ protected:
+  ModelConfig config_;
+  std::vector<const Layers*> stacks_;
+};
+
+// The model of config.kind. The sizes that come from the data must be set (ModelConfig::complete).
+// Weights are drawn from torch's default generator. Throws UsageError for options that do not fit
+// each other.
+std::shared_ptr<Model> build_model(const ModelConfig& config);
+
+}  // namespace headloom
