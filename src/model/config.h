@@ -62,7 +62,7 @@ struct ModelConfig {
   bool tied = true;  // output weights are the embedding
   bool output_bias = false;
   bool transform = false;      // BERT's dense, GELU and norm before the output
-  std::string pool = "first";  // what a label is read from: the first position, or the mean
+  std::string pool = "mean";   // what a label is read from: the first position, or the mean
   bool pooler = false;         // BERT's dense and tanh before the classifier
   double dropout = 0;
   double init_std = 0.02;

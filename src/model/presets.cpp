@@ -44,7 +44,53 @@ std::string rwkv(int64_t width, int64_t depth, bool tied) {
          str("norm = \"layer_norm\"\nposition = { type = \"none\" }\n",
              "tied = ", tied ? "true" : "false", "\n") +
          layer("type = \"rwkv\"", "type = \"rwkv_channel\"");
-}
+
+  // BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
+  // transform before the tied output, the first position through a pooler for labels.
+  std::string bert(int64_t width, int64_t depth, int64_t heads) {
+    return "kind = \"encoder\"\n" + size(width, depth) +
+           str("norm = \"layer_norm\"\nnorm_eps = 1e-12\nembedding_norm = true\nfinal_norm = "
+               "false\n"
+               "bias = true\noutput_bias = true\nsegments = 2\ntransform = true\npool = \"first\"\n"
+               "pooler = true\ndropout = 0.1\nposition = { type = \"learned\" }\n[[layer]]\n"
+               "mixer = { type = \"mha\", heads = ",
+               heads,
+               " }\nchannel = { type = \"mlp\" }\n"
+               "block = { type = \"sequential\", norm_place = \"post\" }\n");
+  }
+
+  // GPT-J (Wang & Komatsuzaki 2021): attention and MLP side by side below one norm, 64 dimensions
+  // of each head rotated in interleaved pairs, biases in the MLP and the output alone.
+  std::string gptj(int64_t width, int64_t depth, int64_t heads) {
+    const double fraction = 64.0 / static_cast<double>(std::max(width / heads, int64_t{128}));
+    return size(width, depth) +
+           str("norm = \"layer_norm\"\ntied = false\noutput_bias = true\n"
+               "position = { type = \"rope\", layout = \"interleaved\", fraction = ",
+               fraction, " }\n[[layer]]\nmixer = { type = \"mha\", heads = ", heads,
+               " }\nchannel = { type = \"mlp\", activation = \"gelu_tanh\", bias = true }\n"
+               "block = { type = \"parallel\" }\n");
+  }
+
+  // The Transformer of Vaswani et al. 2017: post-norm, ReLU, sinusoidal positions, one embedding
+  // for source, target and output.
+  std::string vaswani(int64_t width, int64_t depth, int64_t heads, const char* type) {
+    return "kind = \"encoder_decoder\"\n" + size(width, depth) +
+           str("norm = \"layer_norm\"\nfinal_norm = false\nembedding_scale = true\ndropout = 0.1\n"
+               "position = { type = \"sinusoidal\" }\n[[layer]]\nmixer = { type = \"",
+               type, "\", heads = ", heads,
+               " }\nchannel = { type = \"mlp\", activation = \"relu\", bias = true }\n"
+               "block = { type = \"sequential\", norm_place = \"post\" }\n");
+  }
+
+  // The plain vision transformer of Beyer et al. 2022: two-dimensional sinusoidal positions, the
+  // mean of the patches, pre-norm, biases, GELU.
+  std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, const char* type) {
+    return "kind = \"vit\"\n" + size(width, depth) +
+           str("norm = \"layer_norm\"\nnorm_eps = 1e-6\nbias = true\n"
+               "position = { type = \"sinusoidal\" }\nimage = { patch = ",
+               patch, " }\n[[layer]]\nmixer = { type = \"", type, "\", heads = ", heads,
+               " }\nchannel = { type = \"mlp\" }\n");
+  }
 
 }  // namespace
 
@@ -83,6 +129,32 @@ const std::vector<ModelPreset>& model_presets() {
       {"fixed_head-tiny", "16 heads of size 64 at width 256: head size free of width / heads",
        "Bhojanapalli et al. 2020",
        size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 64", "type = \"mlp\"")},
+      {"gptj-6b", "6B: parallel branches below one norm, partial interleaved RoPE",
+       "Wang & Komatsuzaki 2021", gptj(4096, 28, 16)},
+      {"gptj-tiny", "gptj-6b at width 256, 6 layers; half of each head is rotated",
+       "Wang & Komatsuzaki 2021", gptj(256, 6, 8)},
+      {"bert-tiny", "4M with BERT's vocabulary: encoder, width 128, 2 layers", "Turc et al. 2019",
+       bert(128, 2, 2)},
+      {"bert-mini", "11M: width 256, 4 layers", "Turc et al. 2019", bert(256, 4, 4)},
+      {"bert-small", "29M: width 512, 4 layers", "Turc et al. 2019", bert(512, 4, 8)},
+      {"bert-base", "110M: width 768, 12 layers", "Devlin et al. 2019", bert(768, 12, 12)},
+      {"bert-large", "340M: width 1024, 24 layers", "Devlin et al. 2019", bert(1024, 24, 16)},
+      {"transformer-base", "encoder-decoder of 6 and 6 layers, width 512", "Vaswani et al. 2017",
+       vaswani(512, 6, 8, "mha")},
+      {"transformer-tiny", "transformer-base at width 128, 2 and 2 layers", "Vaswani et al. 2017",
+       vaswani(128, 2, 4, "mha")},
+      {"dctransformer-tiny", "transformer-tiny with composed heads, in cross-attention too",
+       "Vaswani et al. 2017; Xiao et al. 2024", vaswani(128, 2, 4, "dcmha")},
+      {"ViT-S/16", "22M: images in patches of 16, width 384, 12 layers",
+       "Dosovitskiy et al. 2020; Beyer et al. 2022", vit(384, 12, 6, 16, "mha")},
+      {"ViT-M/16", "39M: width 512, 12 layers", "Xiao et al. 2024, table 7",
+       vit(512, 12, 8, 16, "mha")},
+      {"DCViT-S/16", "ViT-S/16 with composed heads", "Xiao et al. 2024, table 7",
+       vit(384, 12, 6, 16, "dcmha")},
+      {"vit-tiny", "for images of 32 x 32: patches of 4, width 128, 4 layers",
+       "Dosovitskiy et al. 2020", vit(128, 4, 4, 4, "mha")},
+      {"dcvit-tiny", "vit-tiny with composed heads", "Xiao et al. 2024",
+       vit(128, 4, 4, 4, "dcmha")},
       {"retnet-tiny", "5M: retention and a feed-forward network of 2 width, LayerNorm",
        "Sun et al. 2023", retnet(256, 6, 4)},
       {"retnet-1.3b", "1.3B: the smallest size of the paper", "Sun et al. 2023, table 2",

@@ -421,3 +421,61 @@ def test_results_that_cannot_be_written_are_a_failure(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run([str(BINARY), "list"], stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT)
     assert done.returncode == 1 and b"standard output" in done.stderr
+
+
+KINDS = {
+    "masked": ("kind = 'encoder'", "type = 'masked_text'\npaths = ['corpus.txt']\nlength = 16\neval_tokens = 256"),
+    "label": ("kind = 'encoder'", "type = 'classify_text'\nlength = 12\neval_sequences = 16"),
+    "sequence": ("kind = 'encoder_decoder'", "type = 'sequence'\nsymbols = 6\ncount = 4\neval_sequences = 16"),
+    "images": ("kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
+    kind, task = KINDS[name]
+    config = MODEL.replace("width = 16", "width = 16\n" + kind) + f"[task]\n{task}\n[train]\nsteps = 4\nbatch = 4\neval_every = 2\n"
+    (place / f"{name}.toml").write_text(config)
+    run = tmp_path / "run"
+    headloom("train", f"{name}.toml", "--out", run, cwd=place)
+    result = json.loads(headloom("eval", run, "--json", "--logits", tmp_path / "l.safetensors", cwd=place).stdout)
+    assert result["loss"] > 0 and result["target_tokens"] > 0 and 0 <= result["accuracy"] <= 1
+    assert "accuracy" in headloom("eval", run, cwd=place).stdout
+    described = json.loads(headloom("describe", f"{name}.toml", "--json", cwd=place).stdout)
+    assert sum(part["parameters"] for part in described["parts"]) == described["parameters"] > 0
+    safetensors = pytest.importorskip("safetensors.numpy")
+    logits = safetensors.load_file(tmp_path / "l.safetensors")["logits"]
+    assert logits.shape[0] == 4 and logits.ndim == (2 if name in ("label", "images") else 3)
+    if name != "sequence":
+        assert "which writes nothing" in refused("generate", run, "--prompt", "a", cwd=place)
+        return
+    answer = headloom("generate", run, "--prompt", "3 1 2", "--temperature", 0, cwd=place).stdout.split()
+    assert len(answer) <= 5 and all(0 <= int(token) < 8 for token in answer)
+    assert "expected a source of 1 to 4" in refused("generate", run, "--prompt", "3 1 2 3 1", cwd=place)
+    assert "expected a source of 1 to 4" in refused("generate", run, cwd=place)
+
+
+def test_a_task_of_another_kind_is_refused(place, tmp_path):
+    message = refused("train", "text.toml", "--out", tmp_path / "run", "--set", "model.kind=encoder", cwd=place)
+    assert message == "'model.kind' is \"encoder\", but the task text asks for the next token, expected \"decoder\"."
+    message = refused("describe", "text.toml", "--set", "model.pool=mean", cwd=place)
+    assert "unknown key 'model.pool'" in message
+
+
+def test_big_presets_are_described_without_being_built(tmp_path):
+    presets = json.loads(headloom("list", "presets", "--json", cwd=tmp_path).stdout)["presets"]
+    assert {"bert-base", "ViT-S/16", "DCViT-S/16", "gptj-6b", "transformer-base"} <= {p["name"] for p in presets}
+    for name, setting, millions in [
+        ("gptj-6b", "model.vocabulary=50400", 6050.9),
+        ("bert-base", "model.vocabulary=30522", 109.5),
+        ("ViT-S/16", "model.width=384", 21.97),
+    ]:
+        (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n")
+        done = headloom("describe", "model.toml", "--json", "--length", 512, "--set", setting, cwd=tmp_path)
+        assert json.loads(done.stdout)["parameters"] / 1e6 == pytest.approx(millions, rel=2e-3), name
+
+
+def test_the_example_configurations_describe(tmp_path):
+    for path in sorted((ROOT / "configs").glob("*.toml")):
+        if "[[models]]" not in path.read_text():
+            assert "parameters" in headloom("describe", path, cwd=ROOT).stdout

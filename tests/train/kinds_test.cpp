@@ -1,0 +1,179 @@
+// Training of every kind of model: it learns, it resumes bit for bit, and a task of another kind is
+// refused.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "support.h"
+#include "train/evaluate.h"
+#include "train/load.h"
+#include "train/optimizer.h"
+
+namespace headloom::test {
+namespace {
+
+// One batch of every goal, with padding where there may be some.
+data::Batch batch_for(const std::string& kind, const std::string& head) {
+  data::Batch batch;
+  const auto random = [](std::vector<int64_t> sizes) { return at::randint(9, sizes, at::kLong); };
+  if (kind == "vit") {
+    batch.images = at::randn({8, 3, 8, 8});
+    batch.targets = at::randint(3, {8}, at::kLong);
+    return batch;
+  }
+  batch.inputs = random({8, 6});
+  batch.targets = head == "label" ? at::randint(3, {8}, at::kLong) : random({8, 6});
+  if (head == "tokens") batch.targets.masked_fill_(at::rand({8, 6}).lt(0.5), data::kIgnore);
+  if (kind != "decoder") batch.lengths = at::tensor({6, 5, 6, 3, 6, 6, 4, 6}, at::kLong);
+  if (kind == "encoder_decoder") {
+    batch.source = random({8, 5});
+    batch.source_lengths = at::tensor({5, 5, 2, 5, 4, 5, 5, 1}, at::kLong);
+  }
+  return batch;
+}
+
+TEST(Training, EveryKindOverfitsABatch) {
+  for (const std::string& kind : model_kinds()) {
+    for (const std::string head : {"tokens", "label"}) {
+      if (head == "label" && kind != "encoder") continue;
+      at::manual_seed(5);
+      ModelConfig config;
+      read_fields(parse_toml("kind = '" + kind +
+                                 "'\nwidth = 32\ndepth = 2\n[[layer]]\n"
+                                 "mixer = { type = 'dcmha', heads = 4 }\n",
+                             "model"),
+                  config, "model");
+      config.complete({.vocabulary = 9,
+                       .length = 6,
+                       .source_length = 5,
+                       .classes = 3,
+                       .image = {3, 8, 8},
+                       .head = head});
+      const auto model = build_model(config);
+      TrainOptions options;
+      options.weight_decay = 0;
+      AdamW optimizer(*model, options);
+      const data::Batch batch = batch_for(kind, head);
+      double first = 0, last = 0;
+      for (int step = 0; step < 100; ++step) {
+        const BatchLoss loss = batch_loss(*model, batch);
+        const Tensor mean = loss.sum / static_cast<double>(loss.targets);
+        mean.backward();
+        optimizer.step(3e-3);
+        last = mean.item<double>();
+        if (step == 0) first = last;
+      }
+      // Positions beyond the lengths see nothing that tells them apart, but here they count too.
+      EXPECT_LT(last, 0.3 * first) << kind << " " << head;
+    }
+  }
+}
+
+struct KindRun {
+  std::string name, model, task;
+};
+
+std::vector<KindRun> kind_runs(const TempFolder& folder) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "the cat sat on the mat and the dog lay on the log.\n";
+  folder.write("text.txt", text);
+  const std::string masked = "type = 'masked_text'\npaths = ['" + folder.path("text.txt") +
+                             "']\nlength = 16\neval_tokens = 256\nmasked = 0.3\n";
+  return {{"masked", "kind = 'encoder'\ntransform = true\noutput_bias = true", masked},
+          {"label", "kind = 'encoder'\npooler = true", "type = 'classify_text'\nlength = 12\n"},
+          {"sequence", "kind = 'encoder_decoder'",
+           "type = 'sequence'\nkind = 'reverse'\nsymbols = 6\ncount = 4\neval_sequences = 64\n"},
+          {"images", "kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16\n"}};
+}
+
+Node config_of(const KindRun& run, const std::string& train) {
+  return parse_toml(str("[model]\nwidth = 32\ndepth = 2\ndropout = 0.1\n", run.model,
+                        "\n[[model.layer]]\nmixer = { type = 'mha', heads = 4 }\n[task]\n",
+                        run.task, "[train]\nbatch = 8\nlr = 3e-3\nwarmup = 4\n", train),
+                    "run.toml");
+}
+
+TEST(Training, EveryKindResumesBitForBit) {
+  const TempFolder folder;
+  for (const KindRun& run : kind_runs(folder)) {
+    const Node config = config_of(run, "steps = 8\neval_every = 4\neval_sequences = 16");
+    const std::string whole = folder.path(run.name), cut = folder.path(run.name + "-cut");
+    const TrainOutcome outcome = train_quietly(config, {.folder = whole});
+    EXPECT_EQ(outcome.evaluations.size(), 2u) << run.name;
+    EXPECT_GT(outcome.tokens_per_second, 0) << run.name;
+    copy_folder(whole, cut);
+    train_quietly(config, {.folder = cut, .from = 4});
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string file = str("/checkpoints/step-8/", name);
+      EXPECT_TRUE(bytes_of(whole + file) == bytes_of(cut + file)) << run.name << " " << name;
+    }
+    EXPECT_EQ(metrics_of(whole), metrics_of(cut)) << run.name;
+    // The folder alone gives the model back.
+    const LoadedRun loaded = load_run(whole, "last");
+    const auto task = RunConfig(loaded.config).build_task();
+    const Evaluation e = evaluate(*loaded.model, *task, 16, 8);
+    EXPECT_NEAR(e.loss, outcome.evaluations.back().loss, 1e-6) << run.name;
+  }
+}
+
+TEST(Training, MaskedTextIsLearned) {
+  const TempFolder folder;
+  const Node config = config_of(kind_runs(folder)[0],
+                                "steps = 250\neval_every = 125\nbatch = 32\neval_sequences = 16");
+  const TrainOutcome outcome = train_quietly(config, {.folder = folder.path("run")});
+  // Letters alone, without what stands around them, leave about 2.6 nats.
+  EXPECT_LT(outcome.evaluations.back().loss, 1.3);
+}
+
+TEST(Training, ReversingIsLearned) {
+  const TempFolder folder;
+  Node config = config_of(kind_runs(folder)[2],
+                          "steps = 500\neval_every = 250\nbatch = 64\neval_sequences = 64");
+  apply_override(config, "model.dropout=0");
+  const TrainOutcome outcome = train_quietly(config, {.folder = folder.path("run")});
+  EXPECT_GT(outcome.evaluations.back().accuracy, 0.9) << "whole sequences";
+}
+
+TEST(Training, AnotherKindOfTaskIsRefused) {
+  const TempFolder folder;
+  const auto refused = [&](const KindRun& run) {
+    return message_of<UsageError>(
+        [&] { train_quietly(config_of(run, "steps = 1"), {.folder = folder.path("run")}); });
+  };
+  auto runs = kind_runs(folder);
+  const std::string masked = runs[0].task;
+  EXPECT_EQ(
+      refused({"", "kind = 'decoder'", masked}),
+      "'model.kind' is \"decoder\", but the task masked_text asks for hidden tokens, expected "
+      "\"encoder\".");
+  EXPECT_TRUE(
+      contains(refused({"", "kind = 'encoder'\nhead = 'label'", masked}),
+               "'model.head' is \"label\", but the task masked_text asks for hidden tokens"));
+  EXPECT_TRUE(contains(refused({"", "kind = 'encoder'", "type = 'copy'\n"}),
+                       "copy asks for the next token, expected \"decoder\""));
+  EXPECT_TRUE(
+      contains(refused({"", "kind = 'vit'", runs[2].task}), "expected \"encoder_decoder\""));
+  EXPECT_TRUE(contains(refused({"", "kind = 'vit'\nimage = { width = 16 }", runs[3].task}),
+                       "'model.image.width' is 16, expected the 8 of the task's images"));
+  EXPECT_TRUE(contains(refused({"", "kind = 'vit'\nclasses = 1", runs[3].task}),
+                       "'model.classes' is 1, expected at least the"));
+  EXPECT_TRUE(
+      contains(refused({"", "kind = 'encoder_decoder'\nmax_source_length = 2", runs[2].task}),
+               "'model.max_source_length' is 2"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("run")));
+}
+
+TEST(Training, ARunFromBeforeAnOptionGoesOn) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  const Node config = tiny_run("steps = 2\neval_every = 1");
+  train_quietly(config, {.folder = run});
+  std::string text = bytes_of(run + "/config.toml");
+  const size_t at = text.find("embedding_norm = false\n");
+  ASSERT_NE(at, std::string::npos);
+  folder.write("run/config.toml", text.erase(at, std::string("embedding_norm = false\n").size()));
+  EXPECT_EQ(train_quietly(config, {.folder = run, .resume = true}).step, 2);
+}
+
+}  // namespace
+}  // namespace headloom::test
