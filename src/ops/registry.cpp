@@ -13,7 +13,13 @@ namespace headloom::ops {
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;
   for (const auto& family :
-       {composed_attention_cases(), retention_cases(), wkv_cases(), token_shift_cases()}) {
+       // clang-format off
+       {composed_attention_cases(),
+        retention_cases(),
+        wkv_cases(),
+        token_shift_cases(),
+        selective_scan_cases()}) {
+  // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -42,6 +48,9 @@ std::vector<OpInfo> operators() {
        wkv_fused_limits()},
       {"token_shift", "each position mixed with the one before it", "Peng et al. 2023 (RWKV-4)",
        token_shift_limits()},
+      {"selective_scan", "a diagonal recurrence whose step and maps come from the sequence",
+       "Gu & Dao 2023",
+       "fused CPU kernels for float32 and bfloat16; the reference for other types and devices"},
   };
 }
 

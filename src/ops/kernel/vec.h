@@ -29,6 +29,7 @@ HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
 // The lanes of vector v among the bits of a 64-key block.
 HL_INLINE vm lanes(uint64_t bits, int v) { return static_cast<__mmask16>(bits >> (16 * v)); }
 HL_INLINE vf select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+HL_INLINE vm above(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 #elif defined(CPU_CAPABILITY_AVX2)
 using vf = __m256;
 using vm = __m256;
@@ -54,6 +55,7 @@ HL_INLINE vm lanes(uint64_t bits, int v) {
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, one), one));
 }
 HL_INLINE vf select(vm m, vf a, vf b) { return _mm256_blendv_ps(b, a, m); }
+HL_INLINE vm above(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 #else
 constexpr int VL = 4;
 using vf = float __attribute__((vector_size(16)));
@@ -77,6 +79,7 @@ HL_INLINE vm lanes(uint64_t bits, int v) {
   return vm{-(word & 1), -(word >> 1 & 1), -(word >> 2 & 1), -(word >> 3 & 1)};
 }
 HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
+HL_INLINE vm above(vf a, vf b) { return a > b; }
 #endif
 
 // 2^n for the integer held in `biased`, which is n + 1.5 * 2^23 as a float.
@@ -99,6 +102,33 @@ HL_INLINE vf power_of_two(vf biased, vf n) {
 #endif
 }
 
+// 2^r for r in [-0.5, 0.5], relative error below 2e-7 and exact at 0.
+HL_INLINE vf exp2_near_zero(vf r) {
+  vf p = bcast(0.0013276471781187814f);
+  p = fma(p, r, bcast(0.009675541332755264f));
+  p = fma(p, r, bcast(0.055507132741514004f));
+  p = fma(p, r, bcast(0.24022119723882207f));
+  p = fma(p, r, bcast(0.6931469670643591f));
+  return fma(p, r, bcast(1.0f));
+}
+
+// 2^x, relative error below 2e-7; infinite from 128 on, 2^-126 or less below -126, never NaN for
+// finite x. Cheaper than exp: where many exponentials share a factor, log2(e) goes into that.
+HL_INLINE vf vexp2(vf x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  x = vmax(x, bcast(-150.0f));
+  const vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_scalef_ps(exp2_near_zero(x - n), n);
+#else
+  const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  x = vmax(x, bcast(-126.0f));
+  x = select(above(x, bcast(128.0f)), bcast(128.0f), x);
+  const vf biased = x + magic;
+  const vf n = biased - magic;
+  return exp2_near_zero(x - n) * power_of_two(biased, n);
+#endif
+}
+
 // exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126
 // or less, never NaN for finite x.
 HL_INLINE vf vexp(vf x) {
@@ -111,12 +141,7 @@ HL_INLINE vf vexp(vf x) {
   // float.
   vf r = fma(x, log2e, bcast(0.0f) - n);
   r = fma(x, bcast(1.92596303e-8f), r);
-  vf p = bcast(0.0013276471781187814f);
-  p = fma(p, r, bcast(0.009675541332755264f));
-  p = fma(p, r, bcast(0.055507132741514004f));
-  p = fma(p, r, bcast(0.24022119723882207f));
-  p = fma(p, r, bcast(0.6931469670643591f));
-  p = fma(p, r, bcast(1.0f));
+  const vf p = exp2_near_zero(r);
 #if defined(CPU_CAPABILITY_AVX512)
   return _mm512_scalef_ps(p, n);
 #else
@@ -195,6 +220,16 @@ HL_INLINE void store_part(T* p, vf a, int64_t count) {
   float lanes_of[VL];
   store(lanes_of, a);
   for (int64_t i = 0; i < count; ++i) narrow(lanes_of[i], p + i);
+}
+
+// Of `count` values that are left, more than VL or none among them, those of one vector.
+template <typename T>
+HL_INLINE vf load_some(const T* p, int64_t count) {
+  return count >= VL ? load(p) : load_part(p, count);
+}
+template <typename T>
+HL_INLINE void store_some(T* p, vf a, int64_t count) {
+  count >= VL ? store(p, a) : store_part(p, a, count);
 }
 
 }  // namespace

@@ -1,0 +1,57 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/selective_scan/op.h"
+
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+
+// B or C, broadcasting to [B, L, channels, N].
+Tensor by_channel(const Tensor& x, int64_t channels) {
+  if (x.dim() == 2) return x;
+  if (x.dim() == 3) return x.unsqueeze(2);
+  return x.repeat_interleave(channels / x.size(2), 2);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const Tensor& delta,
+                                                    const Tensor& A, const Tensor& B,
+                                                    const Tensor& C,
+                                                    const SelectiveScanOptions& o) {
+  const auto wide = u_given.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor u = u_given.to(wide);
+  const int64_t channels = u.size(2);
+  const int64_t length = u.sym_size(1).guard_int(__FILE__, __LINE__);
+  Tensor dt = delta.to(wide);
+  if (o.delta_bias.defined()) dt = dt + o.delta_bias.to(wide);
+  if (o.delta_softplus) dt = at::softplus(dt);
+  Tensor decay = at::exp(dt.unsqueeze(-1) * A.to(wide));  // [B, L, channels, N]
+  if (o.documents.defined()) {
+    // Ids may come back; only neighbours are compared.
+    const Tensor id = o.documents;
+    const Tensor same = id.narrow(1, 1, length - 1).eq(id.narrow(1, 0, length - 1));
+    decay = decay * at::constant_pad_nd(same.to(wide), {1, 0}, 1).unsqueeze(-1).unsqueeze(-1);
+  }
+  const Tensor added = (dt * u).unsqueeze(-1) * by_channel(B.to(wide), channels);
+
+  // unbind and stack: the backward of L selections would add up L tensors of the whole size.
+  const std::vector<Tensor> decays = decay.unbind(1), inputs = added.unbind(1);
+  const Tensor outward = by_channel(C.to(wide), channels);
+  const std::vector<Tensor> rows = outward.dim() == 2 ? std::vector<Tensor>{} : outward.unbind(1);
+  std::vector<Tensor> outputs;
+  Tensor h = o.state;
+  for (int64_t t = 0; t < length; ++t) {
+    h = h.defined() ? at::addcmul(inputs[t], decays[t], h) : inputs[t];
+    outputs.push_back((h * (rows.empty() ? outward : rows[t])).sum(-1));
+  }
+  Tensor y = at::stack(outputs, 1);
+  if (o.D.defined()) y = y + o.D.to(wide) * u;
+  if (o.z.defined()) y = y * at::silu(o.z.to(wide));
+  return {y.to(u_given.scalar_type()), h};
+}
+
+}  // namespace headloom::ops
