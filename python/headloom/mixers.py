@@ -50,7 +50,7 @@ class Mixer(nn.Module):
 
         Args:
             x: ``[B, T, C]``.
-            lengths: ``[B]`` int64, how many tokens of each sequence are real.
+            lengths: ``[B]`` int64, how many tokens of each sequence (of the memory, where there is one) are real.
             documents: ``[B, T]`` int64 ids; attention stays inside a document.
             memory: ``[B, S, C]``; cross-attention takes keys and values from here.
         """

@@ -149,8 +149,11 @@ Tensor mixer(std::string_view spec_text, const Tensor& x, at::TensorList params,
   shell.module->train(training);
   Tensor y;
   try {
-    y = shell.module->forward(
-        x, {lengths.value_or(Tensor()), documents.value_or(Tensor()), memory.value_or(Tensor())});
+    MixerContext context;
+    context.documents = documents.value_or(Tensor());
+    context.memory = memory.value_or(Tensor());
+    (memory ? context.memory_lengths : context.lengths) = lengths.value_or(Tensor());
+    y = shell.module->forward(x, context);
   } catch (const UsageError& e) {
     TORCH_CHECK_VALUE(false, e.what());
   }

@@ -41,56 +41,57 @@ std::string retnet(int64_t width, int64_t depth, int64_t heads) {
 // RWKV-4: LayerNorm and no positions.
 std::string rwkv(int64_t width, int64_t depth, bool tied) {
   return size(width, depth) +
-         str("norm = \"layer_norm\"\nposition = { type = \"none\" }\n",
+         str("norm = \"layer_norm\"\nembedding_norm = true\nposition = { type = \"none\" }\n",
              "tied = ", tied ? "true" : "false", "\n") +
          layer("type = \"rwkv\"", "type = \"rwkv_channel\"");
+}
 
-  // BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
-  // transform before the tied output, the first position through a pooler for labels.
-  std::string bert(int64_t width, int64_t depth, int64_t heads) {
-    return "kind = \"encoder\"\n" + size(width, depth) +
-           str("norm = \"layer_norm\"\nnorm_eps = 1e-12\nembedding_norm = true\nfinal_norm = "
-               "false\n"
-               "bias = true\noutput_bias = true\nsegments = 2\ntransform = true\npool = \"first\"\n"
-               "pooler = true\ndropout = 0.1\nposition = { type = \"learned\" }\n[[layer]]\n"
-               "mixer = { type = \"mha\", heads = ",
-               heads,
-               " }\nchannel = { type = \"mlp\" }\n"
-               "block = { type = \"sequential\", norm_place = \"post\" }\n");
-  }
+// BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
+// transform before the tied output, the first position through a pooler for labels.
+std::string bert(int64_t width, int64_t depth, int64_t heads) {
+  return "kind = \"encoder\"\n" + size(width, depth) +
+         str("norm = \"layer_norm\"\nnorm_eps = 1e-12\nembedding_norm = true\nfinal_norm = "
+             "false\n"
+             "bias = true\noutput_bias = true\nsegments = 2\ntransform = true\npool = \"first\"\n"
+             "pooler = true\ndropout = 0.1\nposition = { type = \"learned\" }\n[[layer]]\n"
+             "mixer = { type = \"mha\", heads = ",
+             heads,
+             " }\nchannel = { type = \"mlp\" }\n"
+             "block = { type = \"sequential\", norm_place = \"post\" }\n");
+}
 
-  // GPT-J (Wang & Komatsuzaki 2021): attention and MLP side by side below one norm, 64 dimensions
-  // of each head rotated in interleaved pairs, biases in the MLP and the output alone.
-  std::string gptj(int64_t width, int64_t depth, int64_t heads) {
-    const double fraction = 64.0 / static_cast<double>(std::max(width / heads, int64_t{128}));
-    return size(width, depth) +
-           str("norm = \"layer_norm\"\ntied = false\noutput_bias = true\n"
-               "position = { type = \"rope\", layout = \"interleaved\", fraction = ",
-               fraction, " }\n[[layer]]\nmixer = { type = \"mha\", heads = ", heads,
-               " }\nchannel = { type = \"mlp\", activation = \"gelu_tanh\", bias = true }\n"
-               "block = { type = \"parallel\" }\n");
-  }
+// GPT-J (Wang & Komatsuzaki 2021): attention and MLP side by side below one norm, 64 dimensions
+// of each head rotated in interleaved pairs, biases in the MLP and the output alone.
+std::string gptj(int64_t width, int64_t depth, int64_t heads) {
+  const double fraction = 64.0 / static_cast<double>(std::max(width / heads, int64_t{128}));
+  return size(width, depth) +
+         str("norm = \"layer_norm\"\ntied = false\noutput_bias = true\n"
+             "position = { type = \"rope\", layout = \"interleaved\", fraction = ",
+             fraction, " }\n[[layer]]\nmixer = { type = \"mha\", heads = ", heads,
+             " }\nchannel = { type = \"mlp\", activation = \"gelu_tanh\", bias = true }\n"
+             "block = { type = \"parallel\" }\n");
+}
 
-  // The Transformer of Vaswani et al. 2017: post-norm, ReLU, sinusoidal positions, one embedding
-  // for source, target and output.
-  std::string vaswani(int64_t width, int64_t depth, int64_t heads, const char* type) {
-    return "kind = \"encoder_decoder\"\n" + size(width, depth) +
-           str("norm = \"layer_norm\"\nfinal_norm = false\nembedding_scale = true\ndropout = 0.1\n"
-               "position = { type = \"sinusoidal\" }\n[[layer]]\nmixer = { type = \"",
-               type, "\", heads = ", heads,
-               " }\nchannel = { type = \"mlp\", activation = \"relu\", bias = true }\n"
-               "block = { type = \"sequential\", norm_place = \"post\" }\n");
-  }
+// The Transformer of Vaswani et al. 2017: post-norm, ReLU, sinusoidal positions, one embedding
+// for source, target and output.
+std::string vaswani(int64_t width, int64_t depth, int64_t heads, const char* type) {
+  return "kind = \"encoder_decoder\"\n" + size(width, depth) +
+         str("norm = \"layer_norm\"\nfinal_norm = false\nembedding_scale = true\ndropout = 0.1\n"
+             "position = { type = \"sinusoidal\" }\n[[layer]]\nmixer = { type = \"",
+             type, "\", heads = ", heads,
+             " }\nchannel = { type = \"mlp\", activation = \"relu\", bias = true }\n"
+             "block = { type = \"sequential\", norm_place = \"post\" }\n");
+}
 
-  // The plain vision transformer of Beyer et al. 2022: two-dimensional sinusoidal positions, the
-  // mean of the patches, pre-norm, biases, GELU.
-  std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, const char* type) {
-    return "kind = \"vit\"\n" + size(width, depth) +
-           str("norm = \"layer_norm\"\nnorm_eps = 1e-6\nbias = true\n"
-               "position = { type = \"sinusoidal\" }\nimage = { patch = ",
-               patch, " }\n[[layer]]\nmixer = { type = \"", type, "\", heads = ", heads,
-               " }\nchannel = { type = \"mlp\" }\n");
-  }
+// The plain vision transformer of Beyer et al. 2022: two-dimensional sinusoidal positions, the
+// mean of the patches, pre-norm, biases, GELU.
+std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, const char* type) {
+  return "kind = \"vit\"\n" + size(width, depth) +
+         str("norm = \"layer_norm\"\nnorm_eps = 1e-6\nbias = true\n"
+             "position = { type = \"sinusoidal\" }\nimage = { patch = ",
+             patch, " }\n[[layer]]\nmixer = { type = \"", type, "\", heads = ", heads,
+             " }\nchannel = { type = \"mlp\" }\n");
+}
 
 }  // namespace
 

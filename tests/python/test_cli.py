@@ -425,7 +425,7 @@ def test_results_that_cannot_be_written_are_a_failure(tmp_path):
 
 KINDS = {
     "masked": ("kind = 'encoder'", "type = 'masked_text'\npaths = ['corpus.txt']\nlength = 16\neval_tokens = 256"),
-    "label": ("kind = 'encoder'", "type = 'classify_text'\nlength = 12\neval_sequences = 16"),
+    "label": ("kind = 'encoder'", "type = 'classify_text'\nlength = 16\neval_sequences = 16"),
     "sequence": ("kind = 'encoder_decoder'", "type = 'sequence'\nsymbols = 6\ncount = 4\neval_sequences = 16"),
     "images": ("kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16"),
 }

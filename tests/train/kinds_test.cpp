@@ -80,7 +80,7 @@ std::vector<KindRun> kind_runs(const TempFolder& folder) {
   const std::string masked = "type = 'masked_text'\npaths = ['" + folder.path("text.txt") +
                              "']\nlength = 16\neval_tokens = 256\nmasked = 0.3\n";
   return {{"masked", "kind = 'encoder'\ntransform = true\noutput_bias = true", masked},
-          {"label", "kind = 'encoder'\npooler = true", "type = 'classify_text'\nlength = 12\n"},
+          {"label", "kind = 'encoder'\npooler = true", "type = 'classify_text'\nlength = 16\n"},
           {"sequence", "kind = 'encoder_decoder'",
            "type = 'sequence'\nkind = 'reverse'\nsymbols = 6\ncount = 4\neval_sequences = 64\n"},
           {"images", "kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16\n"}};
@@ -89,14 +89,14 @@ std::vector<KindRun> kind_runs(const TempFolder& folder) {
 Node config_of(const KindRun& run, const std::string& train) {
   return parse_toml(str("[model]\nwidth = 32\ndepth = 2\ndropout = 0.1\n", run.model,
                         "\n[[model.layer]]\nmixer = { type = 'mha', heads = 4 }\n[task]\n",
-                        run.task, "[train]\nbatch = 8\nlr = 3e-3\nwarmup = 4\n", train),
+                        run.task, "[train]\nlr = 3e-3\nwarmup = 4\n", train),
                     "run.toml");
 }
 
 TEST(Training, EveryKindResumesBitForBit) {
   const TempFolder folder;
   for (const KindRun& run : kind_runs(folder)) {
-    const Node config = config_of(run, "steps = 8\neval_every = 4\neval_sequences = 16");
+    const Node config = config_of(run, "steps = 8\nbatch = 8\neval_every = 4\neval_sequences = 16");
     const std::string whole = folder.path(run.name), cut = folder.path(run.name + "-cut");
     const TrainOutcome outcome = train_quietly(config, {.folder = whole});
     EXPECT_EQ(outcome.evaluations.size(), 2u) << run.name;
@@ -119,7 +119,7 @@ TEST(Training, EveryKindResumesBitForBit) {
 TEST(Training, MaskedTextIsLearned) {
   const TempFolder folder;
   const Node config = config_of(kind_runs(folder)[0],
-                                "steps = 250\neval_every = 125\nbatch = 32\neval_sequences = 16");
+                                "steps = 360\neval_every = 180\nbatch = 32\neval_sequences = 16");
   const TrainOutcome outcome = train_quietly(config, {.folder = folder.path("run")});
   // Letters alone, without what stands around them, leave about 2.6 nats.
   EXPECT_LT(outcome.evaluations.back().loss, 1.3);
