@@ -22,6 +22,7 @@ TEST(Presets, AllBuild) {
     config.encoder_depth.reset();
     config.complete(
         {.vocabulary = 32, .length = 16, .source_length = 16, .classes = 5, .image = {3, 32, 32}});
+    const WithoutValues fast;  // a layer of billions is big
     const auto model = build_model(config);
     EXPECT_EQ(model->stacks().back()->all().size(), config.layers.size()) << preset.name;
     EXPECT_FALSE(preset.doc.empty());
