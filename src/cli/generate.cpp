@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -9,7 +10,7 @@
 #include "cli/command.h"
 #include "core/error.h"
 #include "model/encoder_decoder.h"
-#include "model/sampling.h"
+#include "model/generation.h"
 #include "train/evaluate.h"
 #include "train/load.h"
 #include "train/train.h"
@@ -21,6 +22,8 @@ struct Arguments {
   std::string model, checkpoint = "best", prompt;
   int64_t tokens = 256;
   uint64_t seed = 0;
+  int64_t samples = 1;
+  std::vector<std::string> stops;
   SamplingOptions sampling;
 };
 
@@ -46,44 +49,123 @@ struct Codec {
   }
 };
 
-// One step of a loop that chooses tokens: the next one after `logits` [1, V].
-struct Sampler {
-  SamplingOptions options;
-  at::Generator generator;
-  int64_t operator()(const Tensor& logits) { return sample(logits.squeeze(0), options, generator); }
+// How long the prompt and the text took.
+struct Timing {
+  int64_t read = 0, written = 0;
+  double read_seconds = 0, write_seconds = 0;
 };
 
-// The last `window` tokens as a batch of one: the model sees at most the length it was built for.
-Tensor newest(const std::vector<int64_t>& tokens, int64_t window) {
-  const size_t seen = std::min<size_t>(static_cast<size_t>(window), tokens.size());
-  return at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - seen), at::kLong).unsqueeze(0);
+class Clock {
+ public:
+  // Seconds since it was made or last asked.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// One sample's text: passed on as it comes, up to its end.
+class Text {
+ public:
+  explicit Text(const std::vector<std::string>& stops) : stops_(stops) {}
+
+  // What may be shown now: everything but what may yet turn out to be a stop string.
+  std::string add(const std::string& piece) {
+    text_ += piece;
+    size_t safe = text_.size();
+    for (const std::string& stop : stops_) {
+      const size_t found = text_.find(stop, shown_);
+      if (found != std::string::npos) {
+        ended_ = true;
+        text_.resize(found);
+        safe = std::min(safe, found);
+      }
+    }
+    for (const std::string& stop : stops_) {
+      for (size_t n = std::min(stop.size() - 1, text_.size() - shown_); n > 0 && !ended_; --n) {
+        if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) {
+          safe = std::min(safe, text_.size() - n);
+          break;
+        }
+      }
+    }
+    return show(safe);
+  }
+  // What was held back, once nothing follows.
+  std::string rest() { return show(text_.size()); }
+  void end() { ended_ = true; }
+  bool ended() const { return ended_; }
+  const std::string& whole() const { return text_; }
+
+ private:
+  std::string show(size_t to) {
+    const std::string out = text_.substr(shown_, to - shown_);
+    shown_ = to;
+    return out;
+  }
+
+  const std::vector<std::string>& stops_;
+  std::string text_;
+  size_t shown_ = 0;
+  bool ended_ = false;
+};
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
 }
 
-// Goes on with the prompt.
-int64_t write_text(const Arguments& a, LoadedRun& loaded, Sampler& sampler) {
+// Goes on with the prompt. One sample is shown as it is written, several when all are done.
+Timing write_text(const Arguments& a, LoadedRun& loaded) {
   Codec codec{.tokenizer = loaded.config.task->tokenizer(), .task = nullptr};
   if (!codec.tokenizer) codec.task = loaded.config.build_task();
-  std::vector<int64_t> tokens = codec.encode(a.prompt);
+  std::vector<int64_t> prompt = codec.encode(a.prompt);
   // A model starts a document after the end of another.
-  if (tokens.empty()) tokens.push_back(codec.end().value_or(0));
-  const int64_t window = loaded.config.model.max_length.value_or(256);
-  std::fputs(a.prompt.c_str(), stdout);
-  int64_t made = 0;
-  for (; made < a.tokens && !interrupted(); ++made) {
-    // The prefix is computed anew each time.
-    const Autocast autocast(loaded.config.train.dtype);
-    const Tensor hidden = loaded.model->hidden({.tokens = newest(tokens, window)});
-    const int64_t next = sampler(loaded.model->logits(hidden.select(1, -1)));
-    if (codec.end() && next == *codec.end()) break;
-    tokens.push_back(next);
-    std::fputs(codec.decode(next).c_str(), stdout);
-    std::fflush(stdout);
+  if (prompt.empty()) prompt.push_back(codec.end().value_or(0));
+  const bool streaming = a.samples == 1;
+  if (streaming) print(a.prompt);
+  std::vector<Text> texts(static_cast<size_t>(a.samples), Text(a.stops));
+  Timing timing{.read = static_cast<int64_t>(prompt.size())};
+  Clock clock;
+  const Autocast autocast(loaded.config.train.dtype);
+  Continuation continuation(dynamic_cast<Decoder&>(*loaded.model), prompt, a.sampling, a.seed,
+                            a.samples);
+  timing.read_seconds = clock.lap();
+  const auto running = [&] {
+    return std::any_of(texts.begin(), texts.end(), [](const Text& t) { return !t.ended(); });
+  };
+  for (int64_t made = 0; made < a.tokens && running() && !interrupted(); ++made) {
+    const Tensor tokens = continuation.next();
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (texts[i].ended()) continue;
+      const int64_t token = tokens[static_cast<int64_t>(i)].item<int64_t>();
+      if (codec.end() && token == *codec.end()) {
+        texts[i].end();
+        continue;
+      }
+      ++timing.written;
+      const std::string shown = texts[i].add(codec.decode(token));
+      if (streaming) print(shown);
+    }
   }
-  return made;
+  timing.write_seconds = clock.lap();
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (streaming) {
+      print(texts[i].rest());
+    } else {
+      print(str("--- sample ", i + 1, "\n", a.prompt, texts[i].whole(), "\n"));
+    }
+  }
+  return timing;
 }
 
 // The answer to the prompt, which is the source.
-int64_t write_answer(const Arguments& a, LoadedRun& loaded, Sampler& sampler) {
+Timing write_answer(const Arguments& a, LoadedRun& loaded) {
   auto& model = dynamic_cast<EncoderDecoder&>(*loaded.model);
   const auto task = loaded.config.build_task();
   const std::vector<int64_t> source = task->encode(a.prompt);
@@ -92,21 +174,32 @@ int64_t write_answer(const Arguments& a, LoadedRun& loaded, Sampler& sampler) {
     usage_error("--prompt has ", source.size(), " tokens, expected a source of 1 to ", longest,
                 ".");
   }
+  const auto batch_of_one = [](const std::vector<int64_t>& tokens) {
+    return at::tensor(at::IntArrayRef(tokens), at::kLong).unsqueeze(0);
+  };
   // What every answer of the task begins with.
   std::vector<int64_t> tokens = {task->eval_batch(0, 1).inputs[0][0].item<int64_t>()};
   const int64_t most = std::min(a.tokens, loaded.config.model.max_length.value_or(256));
+  Timing timing{.read = static_cast<int64_t>(source.size())};
+  Clock clock;
   const Autocast autocast(loaded.config.train.dtype);
-  const ModelInput given{.source = newest(source, longest)};
-  const Tensor memory = model.encode(given);
+  const Tensor memory = model.encode({.source = batch_of_one(source)});
+  timing.read_seconds = clock.lap();
+  std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(a.seed)};
   for (int64_t made = 0; made < most && !interrupted(); ++made) {
-    const Tensor hidden = model.decode(memory, {.tokens = newest(tokens, most)});
-    const int64_t next = sampler(model.logits(hidden.select(1, -1)));
+    // Answers are short: each step computes the prefix anew.
+    const Tensor written = batch_of_one(tokens);
+    const Tensor hidden = model.decode(memory, {.tokens = written});
+    const int64_t next =
+        sample(model.logits(hidden.select(1, -1)), written, a.sampling, generators).item<int64_t>();
     if (next == task->end_token()) break;
     tokens.push_back(next);
   }
+  timing.write_seconds = clock.lap();
+  timing.written = static_cast<int64_t>(tokens.size()) - 1;
   tokens.erase(tokens.begin());
-  std::fputs(task->decode(tokens).c_str(), stdout);
-  return static_cast<int64_t>(tokens.size());
+  print(task->decode(tokens));
+  return timing;
 }
 
 int run(Arguments& a) {
@@ -119,18 +212,16 @@ int run(Arguments& a) {
   if (a.prompt == "-") {
     a.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
-  Sampler sampler{.options = a.sampling,
-                  .generator = at::make_generator<at::CPUGeneratorImpl>(a.seed)};
   install_interrupt_handler();
   at::NoGradGuard no_grad;
-  const auto start = std::chrono::steady_clock::now();
-  const int64_t made =
-      kind == "decoder" ? write_text(a, loaded, sampler) : write_answer(a, loaded, sampler);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::fputc('\n', stdout);
-  std::fprintf(stderr, "%lld tokens, %.1f tokens/s\n", static_cast<long long>(made),
-               static_cast<double>(made) / std::max(seconds, 1e-9));
+  const Timing t = kind == "decoder" ? write_text(a, loaded) : write_answer(a, loaded);
+  if (a.samples == 1) std::fputc('\n', stdout);
+  const auto rate = [](int64_t tokens, double seconds) {
+    return static_cast<double>(tokens) / std::max(seconds, 1e-9);
+  };
+  std::fprintf(stderr, "prompt: %lld tokens, %.1f tokens/s; text: %lld tokens, %.1f tokens/s\n",
+               static_cast<long long>(t.read), rate(t.read, t.read_seconds),
+               static_cast<long long>(t.written), rate(t.written, t.write_seconds));
   return 0;
 }
 
@@ -155,6 +246,22 @@ Command generate_command() {
             app.add_option("--top-p", a->sampling.top_p,
                            "sample among the likeliest tokens that have this probability together")
                 ->check(CLI::Range(0.0, 1.0))
+                ->capture_default_str();
+            app.add_option("--min-p", a->sampling.min_p,
+                           "keep tokens at least this likely beside the likeliest")
+                ->check(CLI::Range(0.0, 1.0))
+                ->capture_default_str();
+            app.add_option("--repetition-penalty", a->sampling.repetition_penalty,
+                           "above 1: what was there already is less likely to come again")
+                ->check(CLI::PositiveNumber)
+                ->capture_default_str();
+            app.add_option("--stop", a->stops, "end before this text; may be given several times")
+                ->allow_extra_args(false)
+                ->check([](const std::string& text) {
+                  return text.empty() ? std::string("an empty text ends everything") : "";
+                });
+            app.add_option("--samples", a->samples, "texts to write from the prompt")
+                ->check(CLI::Range(int64_t{1}, int64_t{1024}))
                 ->capture_default_str();
             app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");

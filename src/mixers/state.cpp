@@ -33,6 +33,22 @@ int64_t Rows::bytes() const {
   return static_cast<int64_t>(data_.nbytes()) / data_.size(1) * size();
 }
 
+Rows Rows::select(const at::Tensor& which) const {
+  Rows out;
+  out.reserved_ = reserved_;
+  if (data_.defined()) out.append(data_.narrow(1, begin_, size()).index_select(0, which));
+  return out;
+}
+
+MixerState MixerState::select(const at::Tensor& which) const {
+  MixerState out{.position = position, .rows = {}, .tensors = {}};
+  for (const Rows& r : rows) out.rows.push_back(r.select(which));
+  for (const at::Tensor& t : tensors) {
+    out.tensors.push_back(t.defined() ? t.index_select(0, which) : t);
+  }
+  return out;
+}
+
 int64_t MixerState::bytes() const {
   int64_t sum = 0;
   for (const Rows& r : rows) sum += r.bytes();

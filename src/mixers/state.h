@@ -20,6 +20,8 @@ class Rows {
   int64_t size() const { return end_ - begin_; }
   // Of the rows kept, not of the room made.
   int64_t bytes() const;
+  // The rows of the sequences that `which` [n] int64 names.
+  Rows select(const at::Tensor& which) const;
 
  private:
   at::Tensor data_;  // [B, capacity, ...]
@@ -33,6 +35,8 @@ struct MixerState {
   std::vector<at::Tensor> tensors;  // [B, ...], of constant size
 
   int64_t bytes() const;
+  // The state of the sequences that `which` [n] int64 names, one as often as it is named.
+  MixerState select(const at::Tensor& which) const;
 };
 
 // Of one layer.

@@ -61,9 +61,9 @@ struct ModelConfig {
   bool bias = false;
   bool tied = true;  // output weights are the embedding
   bool output_bias = false;
-  bool transform = false;      // BERT's dense, GELU and norm before the output
-  std::string pool = "mean";   // what a label is read from: the first position, or the mean
-  bool pooler = false;         // BERT's dense and tanh before the classifier
+  bool transform = false;     // BERT's dense, GELU and norm before the output
+  std::string pool = "mean";  // what a label is read from: the first position, or the mean
+  bool pooler = false;        // BERT's dense and tanh before the classifier
   double dropout = 0;
   double init_std = 0.02;
   std::vector<LayerConfig> layers{1};

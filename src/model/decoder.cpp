@@ -13,6 +13,29 @@ Decoder::Decoder(const ModelConfig& config)
   stacks_ = {&layers_};
 }
 
+int64_t DecoderState::bytes() const {
+  int64_t sum = 0;
+  for (const LayerState& layer : layers) sum += layer.bytes();
+  return sum;
+}
+
+DecoderState DecoderState::select(const Tensor& rows) const {
+  DecoderState out{.position = position, .layers = {}};
+  for (const LayerState& layer : layers) {
+    out.layers.push_back({layer.mixer.select(rows), layer.channel.select(rows)});
+  }
+  return out;
+}
+
+Tensor Decoder::extend(const Tensor& tokens, DecoderState& state) {
+  at::NoGradGuard no_grad;
+  const Tensor x = embedding_.forward(tokens, {}, false, state.position);
+  state.layers.resize(layers_.all().size());
+  const Tensor y = layers_.forward(x, {}, &state.layers);
+  state.position += tokens.size(1);
+  return y;
+}
+
 Tensor Decoder::hidden(const ModelInput& input) {
   MixerContext context;
   context.lengths = input.lengths;

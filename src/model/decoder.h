@@ -6,9 +6,24 @@
 
 namespace headloom {
 
+// What decoding keeps of the positions that a batch of sequences has seen.
+struct DecoderState {
+  int64_t position = 0;  // positions seen
+  std::vector<LayerState> layers;
+
+  int64_t bytes() const;
+  // The state of the sequences that `rows` [n] int64 names, a row as often as it is named.
+  DecoderState select(const Tensor& rows) const;
+};
+
 class Decoder final : public Model {
  public:
   explicit Decoder(const ModelConfig& config);
+
+  // The next tokens [B, n] int64 of sequences that `state`, empty before the first, has seen ->
+  // [B, n, C], equal to those rows of hidden() on the whole; `state` has seen them too. Without
+  // gradients. Throws Error beyond learned positions.
+  Tensor extend(const Tensor& tokens, DecoderState& state);
 
   // Reads tokens, lengths and documents.
   Tensor hidden(const ModelInput& input) override;

@@ -42,17 +42,18 @@ Embedding::Embedding(torch::nn::Module& owner, const ModelConfig& config, const 
   }
 }
 
-Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool training) const {
+Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool training,
+                          int64_t offset) const {
   Tensor x = at::embedding(table_, tokens);
   if (config_.embedding_scale) x = x * std::sqrt(static_cast<double>(config_.width));
-  const int64_t length = tokens.size(1);
+  const int64_t length = tokens.size(1), end = offset + length;
   if (positions_.defined()) {
-    require(length <= positions_.size(0), "the model has ", positions_.size(0),
-            " learned positions (", max_length_key_, "), but the sequence has ", length,
-            " tokens.");
-    x = x + positions_.narrow(0, 0, length);
+    require(end <= positions_.size(0), "the model has ", positions_.size(0), " learned positions (",
+            max_length_key_, "), but the sequence has ", end, " tokens.");
+    x = x + positions_.narrow(0, offset, length);
   } else if (config_.position.type == "sinusoidal") {
-    x = x + sinusoidal(length, config_.width, x.options().requires_grad(false));
+    x = x +
+        sinusoidal(end, config_.width, x.options().requires_grad(false)).narrow(0, offset, length);
   }
   if (segments_.defined()) {
     x = x + (segments.defined() ? at::embedding(segments_, segments) : segments_.select(0, 0));

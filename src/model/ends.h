@@ -13,9 +13,10 @@ class Embedding {
   // `table` is another embedding's to share, or undefined: then there is one of its own.
   Embedding(torch::nn::Module& owner, const ModelConfig& config, const Tensor& table,
             std::optional<int64_t> max_length, const char* max_length_key);
-  // tokens [B, T] int64, segments [B, T] int64 or undefined -> [B, T, C]. Throws Error for a
-  // sequence longer than learned positions.
-  Tensor forward(const Tensor& tokens, const Tensor& segments, bool training) const;
+  // tokens [B, T] int64, segments [B, T] int64 or undefined -> [B, T, C]; the first token is at
+  // position `offset`. Throws Error for a sequence longer than learned positions.
+  Tensor forward(const Tensor& tokens, const Tensor& segments, bool training,
+                 int64_t offset = 0) const;
 
   const Tensor& table() const { return table_; }  // [vocabulary, C]
 

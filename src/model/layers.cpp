@@ -69,8 +69,13 @@ Layers::Layers(torch::nn::Module& owner, const ModelConfig& config, const Layers
   }
 }
 
-Tensor Layers::forward(Tensor x, const MixerContext& context) const {
-  for (const Layer& layer : layers_) x = layer.block->forward(x, context);
+Tensor Layers::forward(Tensor x, const MixerContext& context,
+                       std::vector<LayerState>* states) const {
+  MixerContext own = context;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (states != nullptr) own.state = &(*states)[i];
+    x = layers_[i].block->forward(x, own);
+  }
   return norm_ ? norm_->forward(x) : x;
 }
 

@@ -26,8 +26,10 @@ class Layers {
   // Registers layer0, layer1, ... and the final norm in `owner`. Throws UsageError naming the layer
   // whose options do not fit.
   Layers(torch::nn::Module& owner, const ModelConfig& config, const LayersPlan& plan);
-  // x [B, T, C] -> [B, T, C], normed at the end.
-  Tensor forward(Tensor x, const MixerContext& context) const;
+  // x [B, T, C] -> [B, T, C], normed at the end. With `states`, one a layer, x continues what they
+  // have seen.
+  Tensor forward(Tensor x, const MixerContext& context,
+                 std::vector<LayerState>* states = nullptr) const;
 
   const std::string& part() const { return plan_.part; }
   bool causal() const { return plan_.causal; }

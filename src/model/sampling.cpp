@@ -2,16 +2,32 @@
 
 namespace headloom {
 
-int64_t sample(const Tensor& logits, const SamplingOptions& o, at::Generator& generator) {
-  const Tensor scores = logits.to(at::kFloat);
-  if (o.temperature == 0) return scores.argmax().item<int64_t>();
+Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o,
+              std::vector<at::Generator>& generators) {
+  Tensor scores = logits.to(at::kFloat);
+  if (o.repetition_penalty != 1 && seen.defined()) {
+    const Tensor found = scores.gather(-1, seen);
+    scores = scores.scatter(
+        -1, seen,
+        at::where(found.gt(0), found / o.repetition_penalty, found * o.repetition_penalty));
+  }
+  if (o.temperature == 0) return scores.argmax(-1);
   const auto [sorted, order] = (scores / o.temperature).sort(/*dim=*/-1, /*descending=*/true);
   Tensor p = at::softmax(sorted, -1);
+  const int64_t vocabulary = p.size(-1);
+  if (o.top_k > 0 && o.top_k < vocabulary) {
+    p.narrow(-1, o.top_k, vocabulary - o.top_k).zero_();
+    p = p / p.sum(-1, true);
+  }
   // A token is kept while the likelier ones before it have not yet reached top_p.
-  p = p.masked_fill((p.cumsum(-1) - p).ge(o.top_p), 0);
-  p.select(0, 0).clamp_min_(1e-30);
-  if (o.top_k > 0 && o.top_k < p.size(0)) p.narrow(0, o.top_k, p.size(0) - o.top_k).zero_();
-  return order.index_select(0, at::multinomial(p, 1, false, generator)).item<int64_t>();
+  if (o.top_p < 1) p = p.masked_fill((p.cumsum(-1) - p).ge(o.top_p), 0);
+  if (o.min_p > 0) p = p.masked_fill(p.lt(p.narrow(-1, 0, 1) * o.min_p), 0);
+  p.narrow(-1, 0, 1).clamp_min_(1e-30);  // top_p = 0 keeps the likeliest
+  std::vector<Tensor> chosen;
+  for (int64_t b = 0; b < p.size(0); ++b) {
+    chosen.push_back(at::multinomial(p[b], 1, false, generators[static_cast<size_t>(b)]));
+  }
+  return order.gather(-1, at::stack(chosen)).squeeze(-1);
 }
 
 }  // namespace headloom

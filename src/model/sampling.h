@@ -7,13 +7,21 @@
 
 namespace headloom {
 
+// The filters apply in this order, as in Hugging Face's generate: repetition penalty, temperature,
+// top-k, top-p, min-p.
 struct SamplingOptions {
   double temperature = 0.8;  // 0: always the likeliest
-  int64_t top_k = 0;         // 0: no limit
-  double top_p = 1.0;        // smallest set of likeliest tokens with this much probability
+  int64_t top_k = 0;         // keep the k likeliest; 0: all
+  double top_p = 1.0;        // keep the smallest set of likeliest tokens with this much probability
+  double min_p = 0.0;        // keep tokens at least this likely, relative to the likeliest
+  double repetition_penalty =
+      1.0;  // divides a positive score of a token seen, multiplies a negative
 };
 
-// logits [V] -> a token.
-int64_t sample(const Tensor& logits, const SamplingOptions& options, at::Generator& generator);
+// One token for each row of logits [B, V]. seen: [B, n] int64, the tokens that the repetition
+// penalty is for; undefined or ignored where that is 1. Each row draws from its own generator, so
+// that what a sequence becomes does not depend on its neighbours. -> [B] int64.
+Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& options,
+              std::vector<at::Generator>& generators);
 
 }  // namespace headloom

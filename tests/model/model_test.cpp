@@ -1,4 +1,4 @@
-// Configurations, presets, costs, matching of parameters, sampling.
+// Configurations, presets, costs, matching of parameters.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +6,6 @@
 #include <regex>
 
 #include "model/describe.h"
-#include "model/sampling.h"
 #include "support.h"
 
 namespace headloom::test {
@@ -158,34 +157,6 @@ TEST(MatchParameters, SaysWhereItCannot) {
   EXPECT_TRUE(contains(message_of<UsageError>([&] { match_parameters(none, 1000000); }),
                        "no channel mixer whose width could match"));
   EXPECT_EQ(match_parameters(none, count_parameters(none)), count_parameters(none));
-}
-
-TEST(Sample, FollowsTemperatureTopKAndTopP) {
-  const Tensor logits = at::tensor({1.0, 3.0, 2.0, -1.0});
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
-  const auto frequencies = [&](const SamplingOptions& options, int count) {
-    std::vector<double> out(4, 0);
-    for (int i = 0; i < count; ++i) {
-      out[static_cast<size_t>(sample(logits, options, generator))] += 1.0 / count;
-    }
-    return out;
-  };
-  const auto greedy = frequencies({.temperature = 0, .top_k = 0, .top_p = 1}, 20);
-  EXPECT_NEAR(greedy[1], 1, 1e-9);
-  const auto two = frequencies({.temperature = 1, .top_k = 2, .top_p = 1}, 500);
-  EXPECT_EQ(two[0] + two[3], 0);
-  EXPECT_NEAR(two[1], 1 / (1 + std::exp(-1.0)), 0.08);
-  // Probabilities 0.66, 0.24, 0.09, 0.01: the second reaches 0.7.
-  const auto nucleus = frequencies({.temperature = 1, .top_k = 0, .top_p = 0.7}, 500);
-  EXPECT_EQ(nucleus[0] + nucleus[3], 0);
-  EXPECT_GT(nucleus[2], 0);
-  const auto first = frequencies({.temperature = 1, .top_k = 0, .top_p = 0}, 50);
-  EXPECT_NEAR(first[1], 1, 1e-9);
-  const auto all = frequencies({.temperature = 2, .top_k = 0, .top_p = 1}, 4000);
-  const Tensor expected = at::softmax(logits / 2, -1);
-  for (int64_t i = 0; i < 4; ++i) {
-    EXPECT_NEAR(all[static_cast<size_t>(i)], expected[i].item<double>(), 0.04) << i;
-  }
 }
 
 }  // namespace

@@ -1,0 +1,161 @@
+// Decoding: a model that is given a sequence in pieces, and texts written from a prompt.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "model/generation.h"
+#include "support.h"
+
+namespace headloom::test {
+namespace {
+
+std::shared_ptr<Decoder> decoder(const std::string& toml) {
+  at::manual_seed(3);
+  auto model = std::make_shared<Decoder>(
+      model_of("width = 48\ndepth = 3\nvocabulary = 30\nmax_length = 40\n" + toml));
+  model->eval();
+  at::NoGradGuard no_grad;
+  // What starts as zero or the identity is moved away, so that every part works.
+  for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.05);
+  return model;
+}
+
+// Every token mixer that looks back only, by itself; what surrounds a mixer; mixtures.
+std::vector<std::string> models() {
+  std::vector<std::string> out;
+  for (const auto& entry : token_mixers()) {
+    out.push_back("[[layer]]\nmixer = { type = '" + entry.name + "'" + heads_of(entry.name, 4) +
+                  " }\n");
+  }
+  const std::string mha = "[[layer]]\nmixer = { type = 'mha', heads = 4 }\n";
+  for (const char* position : {"learned", "sinusoidal", "alibi", "none"}) {
+    out.push_back(str("position = { type = '", position, "' }\n", mha));
+  }
+  out.push_back(
+      "norm = 'layer_norm'\nembedding_norm = true\nposition = { type = 'none' }\n"
+      "[[layer]]\nmixer = { type = 'rwkv' }\nchannel = { type = 'rwkv_channel' }\n");
+  out.push_back(mha + "block = { type = 'parallel', norms = 2 }\n");
+  out.push_back(mha + "block = { type = 'sequential', norm_place = 'post' }\n");
+  out.push_back(
+      "[[layer]]\nmixer = { type = 'dcmha', heads = 4, window = 5 }\n[[layer]]\nmixer = { type = "
+      "'dcmha', heads = 4 }\n");
+  out.push_back(
+      "[[layer]]\nmixer = { type = 'multi_token', heads = 4, conv_layers = 'all', window = 7 }\n");
+  return out;
+}
+
+TEST(Decoding, PiecesGiveTheWhole) {
+  at::NoGradGuard no_grad;
+  int64_t tested = 0;
+  for (const std::string& toml : models()) {
+    std::shared_ptr<Decoder> model;
+    try {
+      model = decoder(toml);
+    } catch (const UsageError&) {
+      continue;  // looks both ways
+    }
+    if (!model->stacks()[0]->all()[0].mixer->stateful()) {
+      std::printf("no state: %s", toml.c_str());
+      continue;
+    }
+    ++tested;
+    const Tensor tokens = at::randint(30, {2, 37}, at::kLong);
+    const Tensor whole = model->hidden({.tokens = tokens});
+    std::mt19937 random(7);
+    for (const int64_t most : {1, 4, 20}) {
+      DecoderState state;
+      for (int64_t at = 0; at < 37;) {
+        const int64_t limit = std::min<int64_t>(most, 37 - at);
+        const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
+        const Tensor y = model->extend(tokens.narrow(1, at, n), state);
+        EXPECT_TRUE(close(y, whole.narrow(1, at, n), 1e-4)) << toml << "at " << at;
+        at += n;
+      }
+      EXPECT_EQ(state.position, 37);
+    }
+  }
+  EXPECT_GE(tested, 14);
+}
+
+TEST(Decoding, TheStateIsAsLargeAsSaid) {
+  for (const auto& [mixer, window] :
+       std::vector<std::pair<std::string, int64_t>>{{"type = 'mha', heads = 4, kv_heads = 2", 0},
+                                                    {"type = 'dcmha', heads = 4", 0},
+                                                    {"type = 'mha', heads = 4, window = 8", 8},
+                                                    {"type = 'retention', heads = 4", 1}}) {
+    const auto model = decoder("[[layer]]\nmixer = { " + mixer + " }\n");
+    const auto& layer = model->stacks()[0]->all()[0];
+    if (!layer.mixer->stateful()) continue;
+    const auto bytes_at = [&](int64_t length) {
+      DecoderState state;
+      model->extend(at::zeros({1, length}, at::kLong), state);
+      return static_cast<double>(state.bytes());
+    };
+    const double growth = (bytes_at(40) - bytes_at(20)) / 20;
+    EXPECT_EQ(growth, window > 0 ? 0 : 3 * layer.mixer->state_bytes_per_token()) << mixer;
+  }
+}
+
+TEST(Decoding, RowsOfAStateAreSelected) {
+  at::NoGradGuard no_grad;
+  const auto model = decoder("[[layer]]\nmixer = { type = 'dcmha', heads = 4, window = 6 }\n");
+  const Tensor tokens = at::randint(30, {3, 12}, at::kLong);
+  DecoderState state;
+  model->extend(tokens.narrow(1, 0, 9), state);
+  const Tensor rows = at::tensor({2, 0, 2}, at::kLong);
+  DecoderState chosen = state.select(rows);
+  const Tensor next = tokens.narrow(1, 9, 3);
+  EXPECT_TRUE(close(model->extend(next.index_select(0, rows), chosen),
+                    model->extend(next, state).index_select(0, rows), 1e-6));
+}
+
+std::vector<int64_t> written(Decoder& model, int64_t count, double temperature, uint64_t seed,
+                             int64_t samples, int64_t which) {
+  Continuation text(model, {1, 2, 3}, {.temperature = temperature}, seed, samples);
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < count; ++i) out.push_back(text.next()[which].item<int64_t>());
+  return out;
+}
+
+TEST(Decoding, WritesWhatTheWholeModelWould) {
+  at::NoGradGuard no_grad;
+  const auto model = decoder("[[layer]]\nmixer = { type = 'dcmha', heads = 4 }\n");
+  std::vector<int64_t> tokens = {1, 2, 3};
+  for (int64_t i = 0; i < 30; ++i) {
+    const Tensor input = at::tensor(at::IntArrayRef(tokens), at::kLong).unsqueeze(0);
+    tokens.push_back(
+        model->logits(model->hidden({.tokens = input}).select(1, -1)).argmax().item<int64_t>());
+  }
+  tokens.erase(tokens.begin(), tokens.begin() + 3);
+  EXPECT_EQ(written(*model, 30, 0, 0, 1, 0), tokens);
+  // Sample 2 of three is what its seed alone gives.
+  EXPECT_EQ(written(*model, 30, 1, 10, 3, 2), written(*model, 30, 1, 12, 1, 0));
+  EXPECT_NE(written(*model, 30, 1, 10, 3, 2), written(*model, 30, 1, 10, 3, 1));
+}
+
+TEST(Decoding, ATextMayOutgrowTheModel) {
+  const auto learned =
+      decoder("position = { type = 'learned' }\n[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  Continuation text(*learned, {1, 2, 3}, {}, 0);
+  for (int64_t i = 0; i < 100; ++i) {
+    text.next();
+    EXPECT_LE(text.state().position, 40);
+  }
+  DecoderState state;
+  EXPECT_TRUE(contains(message_of<Error>([&] {
+                         learned->extend(at::zeros({1, 41}, at::kLong), state);
+                       }),
+                       "40 learned positions"));
+  // The state of a recurrence does not grow, so it goes on.
+  const auto rwkv = decoder(
+      "position = { type = 'none' }\n[[layer]]\nmixer = { type = 'rwkv' }\nchannel = { type = "
+      "'rwkv_channel' }\n");
+  Continuation endless(*rwkv, {1, 2, 3}, {}, 0);
+  const int64_t bytes = endless.state().bytes();
+  for (int64_t i = 0; i < 60; ++i) endless.next();
+  EXPECT_EQ(endless.state().position, 63);
+  EXPECT_EQ(endless.state().bytes(), bytes);
+}
+
+}  // namespace
+}  // namespace headloom::test

@@ -1,0 +1,86 @@
+#include "model/sampling.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+namespace headloom::test {
+namespace {
+
+const std::vector<double> kLogits = {1.0, 3.0, 2.0, -1.0};  // p = 0.09, 0.66, 0.24, 0.01
+
+std::vector<double> frequencies(const SamplingOptions& options, const Tensor& seen = {},
+                                int64_t count = 4000) {
+  const Tensor logits = at::tensor(kLogits).expand({count, 4});
+  std::vector<at::Generator> generators;
+  for (int64_t i = 0; i < count; ++i) {
+    generators.push_back(at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(i)));
+  }
+  const Tensor drawn = sample(logits, seen.defined() ? seen.expand({count, seen.size(0)}) : seen,
+                              options, generators);
+  const Tensor share = at::bincount(drawn, {}, 4).to(at::kDouble) / static_cast<double>(count);
+  return {share.const_data_ptr<double>(), share.const_data_ptr<double>() + 4};
+}
+
+void expect_shares(const std::vector<double>& found, const std::vector<double>& expected) {
+  for (size_t i = 0; i < 4; ++i) {
+    if (expected[i] == 0 || expected[i] == 1) {
+      EXPECT_EQ(found[i], expected[i]) << i;
+    } else {
+      EXPECT_NEAR(found[i], expected[i], 0.03) << i;
+    }
+  }
+}
+
+TEST(Sample, GreedyTakesTheLikeliest) {
+  expect_shares(frequencies({.temperature = 0}), {0, 1, 0, 0});
+}
+
+TEST(Sample, FollowsTheTemperature) {
+  const Tensor p = at::softmax(at::tensor(kLogits) / 2, -1).to(at::kDouble);
+  expect_shares(frequencies({.temperature = 2}),
+                {p.const_data_ptr<double>(), p.const_data_ptr<double>() + 4});
+}
+
+TEST(Sample, KeepsTheTopKAndTheTopP) {
+  expect_shares(frequencies({.temperature = 1, .top_k = 2}), {0, 0.731, 0.269, 0});
+  // The second token is the one with which 0.7 is reached.
+  expect_shares(frequencies({.temperature = 1, .top_p = 0.7}), {0, 0.731, 0.269, 0});
+  expect_shares(frequencies({.temperature = 1, .top_p = 0}), {0, 1, 0, 0});
+  // Among the two of top-k, the first alone has 0.73: top-p follows on what top-k left.
+  expect_shares(frequencies({.temperature = 1, .top_k = 2, .top_p = 0.7}), {0, 1, 0, 0});
+}
+
+TEST(Sample, KeepsWhatIsLikelyBesideTheLikeliest) {
+  // e^-2 = 0.135 of the likeliest, e^-1 = 0.37.
+  expect_shares(frequencies({.temperature = 1, .min_p = 0.2}), {0, 0.731, 0.269, 0});
+  expect_shares(frequencies({.temperature = 1, .min_p = 0.5}), {0, 1, 0, 0});
+}
+
+TEST(Sample, PenalizesWhatWasSeen) {
+  // Token 1 falls from 3 to 1, token 3 from -1 to -3.
+  const Tensor p = at::softmax(at::tensor({1.0, 1.0, 2.0, -3.0}), -1).to(at::kDouble);
+  expect_shares(
+      frequencies({.temperature = 1, .repetition_penalty = 3}, at::tensor({1, 3, 1}, at::kLong)),
+      {p.const_data_ptr<double>(), p.const_data_ptr<double>() + 4});
+}
+
+TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
+  const Tensor logits = at::randn({5, 50});
+  const auto generators = [](int64_t first, int64_t count) {
+    std::vector<at::Generator> out;
+    for (int64_t i = first; i < first + count; ++i) {
+      out.push_back(at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(i)));
+    }
+    return out;
+  };
+  auto all = generators(0, 5);
+  const Tensor together = sample(logits, {}, {.temperature = 1}, all);
+  for (int64_t i = 0; i < 5; ++i) {
+    auto own = generators(i, 1);
+    EXPECT_EQ(sample(logits.narrow(0, i, 1), {}, {.temperature = 1}, own).item<int64_t>(),
+              together[i].item<int64_t>());
+  }
+}
+
+}  // namespace
+}  // namespace headloom::test
