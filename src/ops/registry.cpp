@@ -18,8 +18,9 @@ std::vector<OpCase> all_cases() {
         retention_cases(),
         wkv_cases(),
         token_shift_cases(),
-        selective_scan_cases()}) {
-  // clang-format on
+        selective_scan_cases(),
+        causal_conv1d_cases()}) {
+    // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -51,6 +52,8 @@ std::vector<OpInfo> operators() {
       {"selective_scan", "a diagonal recurrence whose step and maps come from the sequence",
        "Gu & Dao 2023",
        "fused CPU kernels for float32 and bfloat16; the reference for other types and devices"},
+      {"causal_conv1d", "a filter over the last positions for each channel", "Gu & Dao 2023",
+       "fused CPU kernels for float32 and bfloat16, up to 8 taps; the reference for the rest"},
   };
 }
 

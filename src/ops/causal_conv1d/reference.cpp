@@ -1,0 +1,37 @@
+#include <ATen/ATen.h>
+
+#include "ops/causal_conv1d/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+Tensor causal_conv1d_reference(const Tensor& x, const Tensor& weight,
+                               const CausalConv1dOptions& o) {
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t taps = weight.size(1);
+  const c10::SymInt length = x.sym_size(1);
+  const Tensor rows = o.state.defined() ? at::cat({o.state, x}, 1).to(wide)
+                                        : at::constant_pad_nd(x.to(wide), {0, 0, taps - 1, 0});
+  // Documents begun since the first position: ids may come back.
+  Tensor run;
+  if (o.documents.defined()) {
+    const Tensor begins =
+        o.documents.narrow_symint(1, 1, length - 1).ne(o.documents.narrow_symint(1, 0, length - 1));
+    run = at::constant_pad_nd(begins.to(at::kLong), {taps, 0}).cumsum(1);  // as rows
+  }
+  Tensor y;
+  for (int64_t j = 0; j < taps; ++j) {
+    Tensor tap = rows.narrow_symint(1, j, length) * weight.select(1, j).to(wide);
+    if (run.defined()) {
+      const Tensor same =
+          run.narrow_symint(1, j, length).eq(run.narrow_symint(1, taps - 1, length));
+      tap = tap * same.to(wide).unsqueeze(-1);
+    }
+    y = y.defined() ? y + tap : tap;
+  }
+  if (o.bias.defined()) y = y + o.bias.to(wide);
+  return (o.silu ? at::silu(y) : y).to(x.scalar_type());
+}
+
+}  // namespace headloom::ops
