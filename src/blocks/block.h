@@ -14,9 +14,10 @@ class Block : public torch::nn::Module {
 struct BlockParts {
   LayerShape shape;
   std::shared_ptr<TokenMixer> mixer;
-  std::shared_ptr<ChannelMixer> channel;  // may be null
-  std::shared_ptr<TokenMixer> cross;      // reads context.memory; null but in an encoder-decoder
-  double dropout = 0;                     // of each branch's output
+  std::shared_ptr<ChannelMixer> channel;   // may be null
+  std::shared_ptr<TokenMixer> cross = {};  // reads context.memory; null but in an encoder-decoder
+  double dropout = 0;                      // of each branch's output
+  std::string mixer_type = {};             // its name, for messages
 };
 
 struct BlockSpec {

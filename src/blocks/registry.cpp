@@ -5,7 +5,8 @@ namespace headloom {
 
 #define HEADLOOM_BLOCKS(X) \
   X(sequential)            \
-  X(parallel)
+  X(parallel)              \
+  X(simplified)
 
 #define DECLARE(name) BlockEntry name##_block();
 HEADLOOM_BLOCKS(DECLARE)

@@ -5,6 +5,7 @@
 // or channel/ and one line in registry.cpp.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct LayerShape {
   std::optional<double> norm_eps = {};  // the norm's own when absent
   double init_std = 0.02;
   PositionOptions position;
+  // Parameters that several layers of one model have in common, by a name of the mixer's: the first
+  // layer registers it and puts it here. Null: the layer stands alone.
+  std::shared_ptr<std::map<std::string, Tensor>> shared = {};
 
   // Output projections start smaller so that the residual stream keeps its scale with depth.
   double output_std() const { return init_std / std::sqrt(2.0 * static_cast<double>(depth)); }
@@ -66,6 +70,9 @@ class TokenMixer : public Module {
   virtual bool reads_memory() const { return false; }
   // Bytes of float32 state that decoding keeps for a token of context (0 for constant-size states).
   virtual double state_bytes_per_token() const = 0;
+
+  // Whether forward() starts near the identity, so that a block needs no skip around it.
+  virtual bool keeps_input() const { return false; }
 
   // Whether extend() is there: not for mixers that look both ways.
   virtual bool stateful() const { return false; }

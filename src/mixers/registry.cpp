@@ -15,7 +15,10 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(differential)                \
   X(multi_token)                 \
   X(retention)                   \
-  X(rwkv)
+  X(rwkv)                        \
+  X(fnet)                        \
+  X(linformer)                   \
+  X(shaped)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \

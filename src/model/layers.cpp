@@ -3,12 +3,11 @@
 namespace headloom {
 namespace {
 
-// What `spec` builds; its errors say which layer they are about.
-template <typename Built>
-std::shared_ptr<Built> built(const Spec<Built>& spec, const LayerShape& shape,
-                             const std::string& place) {
+// What `spec` builds from a LayerShape or BlockParts; its errors say which layer they are about.
+template <typename SpecType, typename From>
+auto built(const SpecType& spec, const From& from, const std::string& place) {
   try {
-    return spec.build(shape);
+    return spec.build(from);
   } catch (const UsageError& error) {
     usage_error(place, " (", spec.type(), "): ", error.what());
   }
@@ -38,6 +37,7 @@ std::shared_ptr<TokenMixer> built_cross(const LayerConfig& layer, LayerShape sha
 
 Layers::Layers(torch::nn::Module& owner, const ModelConfig& config, const LayersPlan& plan)
     : plan_(plan) {
+  const auto shared = std::make_shared<std::map<std::string, Tensor>>();
   for (int64_t i = 0; i < plan.depth; ++i) {
     const size_t entry = static_cast<size_t>(i) % plan.list.size();
     const LayerConfig& from = plan.list[entry];
@@ -45,6 +45,7 @@ Layers::Layers(torch::nn::Module& owner, const ModelConfig& config, const Layers
     shape.depth = plan.depth;
     shape.max_length = plan.max_length;
     shape.causal = plan.causal;
+    shape.shared = shared;
     const std::string place = str("model.", plan.key, "[", entry, "]");
     Layer layer;
     layer.mixer = built(*from.mixer, shape, place + ".mixer");
@@ -55,11 +56,13 @@ Layers::Layers(torch::nn::Module& owner, const ModelConfig& config, const Layers
                   ", but cross-attention belongs to kind = \"encoder_decoder\".");
     }
     layer.channel = built(*from.channel, shape, place + ".channel");
-    layer.block = from.block->build({.shape = shape,
-                                     .mixer = layer.mixer,
-                                     .channel = layer.channel,
-                                     .cross = layer.cross,
-                                     .dropout = config.dropout});
+    const BlockParts parts{.shape = shape,
+                           .mixer = layer.mixer,
+                           .channel = layer.channel,
+                           .cross = layer.cross,
+                           .dropout = config.dropout,
+                           .mixer_type = from.mixer->type()};
+    layer.block = built(*from.block, parts, place + ".block");
     owner.register_module("layer" + std::to_string(i), layer.block);
     layers_.push_back(std::move(layer));
   }

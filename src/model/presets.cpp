@@ -48,16 +48,20 @@ std::string rwkv(int64_t width, int64_t depth, bool tied) {
 
 // BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
 // transform before the tied output, the first position through a pooler for labels.
-std::string bert(int64_t width, int64_t depth, int64_t heads) {
+std::string bert(int64_t width, int64_t depth, const std::string& mixer) {
   return "kind = \"encoder\"\n" + size(width, depth) +
          str("norm = \"layer_norm\"\nnorm_eps = 1e-12\nembedding_norm = true\nfinal_norm = "
              "false\n"
              "bias = true\noutput_bias = true\nsegments = 2\ntransform = true\npool = \"first\"\n"
              "pooler = true\ndropout = 0.1\nposition = { type = \"learned\" }\n[[layer]]\n"
-             "mixer = { type = \"mha\", heads = ",
-             heads,
+             "mixer = { ",
+             mixer,
              " }\nchannel = { type = \"mlp\" }\n"
              "block = { type = \"sequential\", norm_place = \"post\" }\n");
+}
+
+std::string bert(int64_t width, int64_t depth, int64_t heads) {
+  return bert(width, depth, str("type = \"mha\", heads = ", heads));
 }
 
 // GPT-J (Wang & Komatsuzaki 2021): attention and MLP side by side below one norm, 64 dimensions
@@ -91,6 +95,12 @@ std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, cons
              "position = { type = \"sinusoidal\" }\nimage = { patch = ",
              patch, " }\n[[layer]]\nmixer = { type = \"", type, "\", heads = ", heads,
              " }\nchannel = { type = \"mlp\" }\n");
+}
+
+// The simplified block (He & Hofmann 2024) with its ReLU network and rotary positions.
+std::string simplified(const char* form) {
+  return layer("type = \"shaped\", heads = 8", "type = \"mlp\", activation = \"relu\"") +
+         str("block = { type = \"simplified\", form = \"", form, "\" }\n");
 }
 
 }  // namespace
@@ -139,6 +149,12 @@ const std::vector<ModelPreset>& model_presets() {
       {"bert-mini", "11M: width 256, 4 layers", "Turc et al. 2019", bert(256, 4, 4)},
       {"bert-small", "29M: width 512, 4 layers", "Turc et al. 2019", bert(512, 4, 8)},
       {"bert-base", "110M: width 768, 12 layers", "Devlin et al. 2019", bert(768, 12, 12)},
+      {"fnet-tiny", "BERT's shape, Fourier transforms for attention: width 256, 4 layers",
+       "Lee-Thorp et al. 2022", bert(256, 4, "type = \"fnet\"")},
+      {"fnet-base", "83M with a vocabulary of 32000: width 768, 12 layers",
+       "Lee-Thorp et al. 2022, table 1", bert(768, 12, "type = \"fnet\"")},
+      {"linformer-tiny", "BERT's shape, keys and values projected to 64: width 256, 4 layers",
+       "Wang et al. 2020", bert(256, 4, "type = \"linformer\", heads = 4, rank = 64")},
       {"bert-large", "340M: width 1024, 24 layers", "Devlin et al. 2019", bert(1024, 24, 16)},
       {"transformer-base", "encoder-decoder of 6 and 6 layers, width 512", "Vaswani et al. 2017",
        vaswani(512, 6, 8, "mha")},
@@ -164,6 +180,10 @@ const std::vector<ModelPreset>& model_presets() {
        "Peng et al. 2023", rwkv(256, 6, true)},
       {"rwkv-169m", "169M: the smallest of the released RWKV-4 models; vocabulary 50277",
        "Peng et al. 2023", rwkv(768, 12, false)},
+      {"simplified-tiny", "no skip around attention, values or output projection, ReLU, RMSNorm",
+       "He & Hofmann 2024", size(256, 6) + simplified("serial")},
+      {"simplified_parallel-tiny", "simplified-tiny with the feed-forward network beside attention",
+       "He & Hofmann 2024", size(256, 6) + simplified("parallel")},
   };
   return presets;
 }

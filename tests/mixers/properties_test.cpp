@@ -28,8 +28,16 @@ struct Variant {
     s.position.type = position;
     return s;
   }
-  std::shared_ptr<TokenMixer> build(bool causal = true) const {
+  std::shared_ptr<TokenMixer> build(bool causal) const {
     return test::mixer(mixer, options, shape(causal));
+  }
+  // Causal, unless it is a mixer of whole sequences.
+  std::shared_ptr<TokenMixer> build() const {
+    try {
+      return build(true);
+    } catch (const UsageError&) {
+      return build(false);
+    }
   }
 };
 std::ostream& operator<<(std::ostream& out, const Variant& v) {
@@ -64,6 +72,10 @@ std::vector<Variant> variants() {
       {"multi_token",
        "preset = \"none\"\nheads = 3\nhead_dim = 20\nconv_layers = \"all\"\npre_conv = true\n"
        "conv_padding = \"right\"\nquery_kernel = 1\nkey_kernel = 2"},
+      {"linformer", "heads = 6\nrank = 4\nsharing = \"none\""},
+      {"linformer", "heads = 2\nrank = 70\nsharing = \"kv\"", 1},
+      {"linformer", "rank = 16\nsharing = \"layerwise\"", 1, "none", true},
+      {"shaped", "heads = 6", 3, "alibi"},
       {"retention", "heads = 6\nvalue_factor = 0.5\nchunk = 5"},
   };
   out.insert(out.end(), more.begin(), more.end());
@@ -107,7 +119,10 @@ TEST_P(TokenMixers, KeepsShapeAtOddLengths) {
 }
 
 TEST_P(TokenMixers, FutureTokensChangeNothing) {
-  const auto mixer = GetParam().build();
+  std::shared_ptr<TokenMixer> mixer;
+  const std::string refusal =
+      refused([&] { mixer = GetParam().build(/*causal=*/true); }, GetParam().mixer);
+  if (!refusal.empty()) GTEST_SKIP() << refusal;
   stir(*mixer);
   const Tensor x = input(1, 24);
   const Tensor y = mixer->forward(x, {});
@@ -156,6 +171,7 @@ TEST_P(TokenMixers, SequencesOfABatchAreIndependent) {
 }
 
 TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
+  if (GetParam().mixer == "fnet") GTEST_SKIP() << "fnet does not mask padding, as published";
   std::shared_ptr<TokenMixer> mixer;
   const std::string refusal =
       refused([&] { mixer = GetParam().build(/*causal=*/false); }, GetParam().mixer);
@@ -180,7 +196,13 @@ TEST_P(TokenMixers, DocumentsAreIsolated) {
   const Tensor a = input(1, 11), b = input(1, 8);
   MixerContext context;
   context.documents = at::cat({at::zeros({1, 11}, test::kLong), at::ones({1, 8}, test::kLong)}, 1);
-  const Tensor packed = mixer->forward(at::cat({a, b}, 1), context);
+  Tensor packed;
+  const std::string refusal = refused(
+      [&] {
+        packed = mixer->forward(at::cat({a, b}, 1), context);
+      },
+      GetParam().mixer);
+  if (!refusal.empty()) GTEST_SKIP() << refusal;
   // Positions are relative in every variant, so the second document may start anywhere.
   EXPECT_TRUE(test::close(packed.narrow(1, 0, 11), mixer->forward(a, {}), 1e-4));
   EXPECT_TRUE(test::close(packed.narrow(1, 11, 8), mixer->forward(b, {}), 1e-4));
@@ -262,6 +284,7 @@ TEST_P(TokenMixers, GradientsAgreeWithDifferences) {
 
 TEST_P(TokenMixers, EveryParameterGetsAGradient) {
   const auto mixer = GetParam().build();
+  if (mixer->parameters().empty()) GTEST_SKIP() << "no parameters";
   mixer->forward(input(2, 9), {}).square().sum().backward();
   for (const auto& item : mixer->named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
@@ -278,7 +301,7 @@ TEST_P(TokenMixers, Bfloat16FollowsFloat) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   EXPECT_TRUE(test::close(cast, expected, 0.05));
-  cast.sum().backward();
+  if (cast.requires_grad()) cast.sum().backward();
   mixer->to(at::kBFloat16);
   const Tensor y = mixer->forward(x.to(at::kBFloat16), {});
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);

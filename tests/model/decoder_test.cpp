@@ -220,7 +220,9 @@ TEST(EveryMixerAndBlock, SeesNoLaterToken) {
   for (const auto& mixer : token_mixers()) {
     for (const auto& block : blocks()) {
       at::manual_seed(2);
-      Decoder model(model_of(tiny(mixer.name, block.name)));
+      const auto built = decoder_if_it_fits(model_of(tiny(mixer.name, block.name)));
+      if (!built) continue;
+      Decoder& model = *built;
       randomize(model);
       model.eval();
       at::NoGradGuard no_grad;
@@ -242,7 +244,10 @@ TEST(EveryMixerAndBlock, SeesNoLaterToken) {
 TEST(EveryMixerAndBlock, KeepsDocumentsApart) {
   for (const auto& mixer : token_mixers()) {
     at::manual_seed(3);
-    Decoder model(model_of(tiny(mixer.name, "sequential", "position = { type = 'none' }")));
+    const auto built = decoder_if_it_fits(
+        model_of(tiny(mixer.name, "sequential", "position = { type = 'none' }")));
+    if (!built) continue;
+    Decoder& model = *built;
     randomize(model);
     at::NoGradGuard no_grad;
     const Tensor input = tokens(2, 12, 23);
@@ -258,7 +263,8 @@ TEST(EveryMixerAndBlock, KeepsDocumentsApart) {
 
 TEST(EveryMixerAndBlock, DropsOutOnlyInTraining) {
   for (const auto& block : blocks()) {
-    Decoder model(model_of(tiny("mha", block.name, "dropout = 0.3")));
+    const char* mixer = block.name == "simplified" ? "shaped" : "mha";
+    Decoder model(model_of(tiny(mixer, block.name, "dropout = 0.3")));
     at::NoGradGuard no_grad;
     const Tensor input = tokens(2, 8, 23);
     model.train();

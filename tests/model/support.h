@@ -43,4 +43,13 @@ inline Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary) {
   return at::randint(vocabulary, {batch, length}, kLong);
 }
 
+// Null where a decoder refuses mixer or block; combinations_test.cpp reads the sentence.
+inline std::shared_ptr<Decoder> decoder_if_it_fits(const ModelConfig& config) {
+  try {
+    return std::make_shared<Decoder>(config);
+  } catch (const UsageError&) {
+    return nullptr;
+  }
+}
+
 }  // namespace headloom::test

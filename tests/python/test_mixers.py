@@ -24,7 +24,13 @@ OPTIONS = {
 def make(name, **shape):
     options = {"heads": 4, **OPTIONS.get(name, {})}
     known = headloom.mixers()[name].options
-    return headloom.mixer(name, WIDTH, **shape, **{k: v for k, v in options.items() if k in known})
+    options = {k: v for k, v in options.items() if k in known}
+    try:
+        return headloom.mixer(name, WIDTH, **shape, **options)
+    except ValueError as error:  # mixers of whole sequences say so
+        if "but the model is causal" not in str(error):
+            raise
+        return headloom.mixer(name, WIDTH, causal=False, **shape, **options)
 
 
 def inputs(batch=2, length=LENGTH):
@@ -34,10 +40,17 @@ def inputs(batch=2, length=LENGTH):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(11)
+    torch.compiler.reset()  # all mixers compile the same forward: together they would pass the limit
 
 
 @pytest.fixture(params=NAMES)
 def layer(request):
+    return make(request.param)
+
+
+@pytest.fixture(params=[name for name in NAMES if next(make(name).parameters(), None) is not None])
+def trained(request):
+    """A layer with parameters."""
     return make(request.param)
 
 
@@ -62,58 +75,58 @@ def test_a_call_draws_no_random_numbers(layer):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_trains_with_a_torch_optimiser(layer):
+def test_trains_with_a_torch_optimiser(trained):
     x, target = inputs(), inputs()
-    before = copy.deepcopy(layer.state_dict())
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    before = copy.deepcopy(trained.state_dict())
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
     losses = []
     for _ in range(20):
-        loss = (layer(x) - target).square().mean()
+        loss = (trained(x) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    assert all(p.grad is not None for p in layer.parameters())
-    assert all(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    assert all(p.grad is not None for p in trained.parameters())
+    assert all(not torch.equal(before[name], value) for name, value in trained.state_dict().items())
 
 
-def test_state_dict_goes_round(layer):
+def test_state_dict_goes_round(trained):
     x = inputs()
     stream = io.BytesIO()
-    torch.save(layer.state_dict(), stream)
+    torch.save(trained.state_dict(), stream)
     stream.seek(0)
-    other = pickle.loads(pickle.dumps(layer))
+    other = pickle.loads(pickle.dumps(trained))
     for p in other.parameters():
         torch.nn.init.zeros_(p)
-    assert not torch.equal(other(x), layer(x))
+    assert not torch.equal(other(x), trained(x))
     other.load_state_dict(torch.load(stream, weights_only=True))
-    assert torch.equal(other(x), layer(x))
-    assert list(layer.state_dict()) == [n for n, _ in layer.named_parameters()]
+    assert torch.equal(other(x), trained(x))
+    assert list(trained.state_dict()) == [n for n, _ in trained.named_parameters()]
 
 
-def test_deepcopy_is_independent(layer):
+def test_deepcopy_is_independent(trained):
     x = inputs()
-    expected = layer(x)
-    other = copy.deepcopy(layer)
+    expected = trained(x)
+    other = copy.deepcopy(trained)
     with torch.no_grad():
         for p in other.parameters():
             p.add_(1)
-    assert torch.equal(layer(x), expected)
+    assert torch.equal(trained(x), expected)
     assert not torch.equal(other(x), expected)
 
 
-def test_functional_call_and_per_sample_gradients(layer):
+def test_functional_call_and_per_sample_gradients(trained):
     x = inputs(3)
-    params = {n: p.detach() for n, p in layer.named_parameters()}
-    assert torch.equal(functional_call(layer, params, (x,)), layer(x))
+    params = {n: p.detach() for n, p in trained.named_parameters()}
+    assert torch.equal(functional_call(trained, params, (x,)), trained(x))
 
     def loss(params, sample):
-        return functional_call(layer, params, (sample.unsqueeze(0),)).square().sum()
+        return functional_call(trained, params, (sample.unsqueeze(0),)).square().sum()
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)
-    layer(x).square().sum().backward()
-    for name, p in layer.named_parameters():
+    trained(x).square().sum().backward()
+    for name, p in trained.named_parameters():
         torch.testing.assert_close(each[name].sum(0), p.grad, atol=1e-4, rtol=1e-4)
 
 
@@ -130,20 +143,20 @@ def test_gradcheck():
         assert torch.autograd.gradcheck(call, [x, *params], fast_mode=True)
 
 
-def test_compiles_without_breaks(layer):
+def test_compiles_without_breaks(trained):
     x = inputs()
-    expected = layer(x)
+    expected = trained(x)
     expected.square().sum().backward()
-    grads = [p.grad.clone() for p in layer.parameters()]
-    layer.zero_grad()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    grads = [p.grad.clone() for p in trained.parameters()]
+    trained.zero_grad()
+    compiled = torch.compile(trained, backend="aot_eager", fullgraph=True)
     y = compiled(x)
     y.square().sum().backward()
     torch.testing.assert_close(y, expected)
-    for p, grad in zip(layer.parameters(), grads):
+    for p, grad in zip(trained.parameters(), grads):
         torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4)
     # Tracing leaves nothing behind in the C++ module.
-    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(trained(x), expected)
 
 
 def test_inductor():
@@ -163,21 +176,21 @@ def test_opcheck(layer):
     )
 
 
-def test_autocast(layer):
+def test_autocast(trained):
     x = inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        y = layer(x)
+        y = trained(x)
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), layer(x), atol=0.1, rtol=0.1)
+    torch.testing.assert_close(y.float(), trained(x), atol=0.1, rtol=0.1)
     y.float().square().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert all(p.grad.dtype == torch.float32 for p in trained.parameters())
 
 
-def test_after_inference_mode(layer):
+def test_after_inference_mode(trained):
     x = inputs(1, LENGTH + 2)
     with torch.inference_mode():
-        layer(x)
-    layer(x).sum().backward()
+        trained(x)
+    trained(x).sum().backward()
 
 
 def test_threads_share_a_spec(layer):

@@ -1,0 +1,64 @@
+// FNet (Lee-Thorp et al. 2022): tokens mixed by a Fourier transform, without parameters.
+//
+//   y = Re(DFT over positions (DFT over channels (x)))      both unnormalised
+//
+// Padding is not masked, as in the published models: what stands beyond a sequence's length takes
+// part.
+#include <cmath>
+
+#include "mixers/mixer.h"
+
+namespace headloom {
+namespace {
+
+class FNet final : public TokenMixer {
+ public:
+  explicit FNet(const LayerShape& shape) : width_(shape.width) {
+    if (shape.causal) {
+      usage_error("fnet mixes the whole sequence, but the model is causal.");
+    }
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("fnet does not read a memory; cross-attention needs an attention mixer.");
+    }
+    if (context.documents.defined()) {
+      usage_error("fnet mixes the whole sequence and cannot keep packed documents apart.");
+    }
+    // The transform has no bfloat16.
+    const bool narrow = x.scalar_type() != at::kFloat && x.scalar_type() != at::kDouble;
+    return at::real(at::fft_fft2(narrow ? x.to(at::kFloat) : x)).to(x.scalar_type());
+  }
+
+  // The customary count of a transform: 5 N log2 N for N complex numbers.
+  std::vector<Cost> costs(int64_t length) const override {
+    const auto width = static_cast<double>(width_);
+    return {{.part = "Fourier transform",
+             .formula = "5 C log2(C T)",
+             .flops_per_token = 5 * width * std::log2(width * static_cast<double>(length))}};
+  }
+
+  double state_bytes_per_token() const override { return 0; }
+
+ private:
+  const int64_t width_;
+};
+
+struct FNetSpec final : TokenMixerSpec {
+  std::string type() const override { return "fnet"; }
+  void fields(Fields&) override {}
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<FNet>(shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry fnet_mixer() {
+  return {"fnet", "a Fourier transform over positions and channels in place of attention",
+          "Lee-Thorp et al. 2022",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<FNetSpec>()); }};
+}
+
+}  // namespace headloom

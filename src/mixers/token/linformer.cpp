@@ -1,0 +1,173 @@
+// Linformer (Wang et al. 2020): attention over a fixed number k of projected keys and values.
+//
+//   K' = E^T K, V' = F^T V along the sequence,   E, F [S, k] learned, S the model's longest
+//   sequence y  = concat_h softmax(q_h K'_h^T D^-1/2) V'_h Wo
+//
+// Linear in the length: no map is larger than [T, k]. A shorter sequence uses the first rows of E
+// and F, so keys and values beyond `lengths` count as 0. E and F are shared as `sharing` says:
+// none (each head its own), headwise (all heads of a layer), kv (E = F besides), layerwise (one E
+// for all heads, keys, values and layers).
+#include "mixers/mixer.h"
+#include "ops/composed_attention/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  int64_t heads = 8;
+  int64_t rank = 64;
+  std::string sharing = "headwise";
+
+  void fields(Fields& f) {
+    f.field("heads", heads, "heads", at_least(int64_t{1}));
+    f.field("rank", rank, "k, projected keys and values that every query sees",
+            at_least(int64_t{1}));
+    f.field("sharing", sharing, "which projections along the sequence are one",
+            {"none", "headwise", "kv", "layerwise"});
+  }
+};
+
+class Linformer final : public TokenMixer {
+ public:
+  Linformer(const Options& options, const LayerShape& shape) : options_(options) {
+    if (shape.causal) {
+      usage_error("linformer mixes the whole sequence, but the model is causal.");
+    }
+    if (shape.width % options.heads != 0) {
+      usage_error("linformer: heads is ", options.heads,
+                  ", expected a divisor of the model's width = ", shape.width, ".");
+    }
+    if (shape.position.type == "alibi") {
+      usage_error(
+          "linformer: projected keys have no distance for alibi, expected another "
+          "model.position.type.");
+    }
+    qkv_ = register_module(
+        "qkv", std::make_shared<Linear>(shape.width, 3 * shape.width, shape.bias, shape.init_std));
+    output_ = register_module("output", std::make_shared<Linear>(shape.width, shape.width,
+                                                                 shape.bias, shape.output_std()));
+    if (shape.position.type == "rope") rotary_.emplace(shape.position, shape.width / options.heads);
+
+    // As torch's Xavier uniform of [S, k].
+    const double bound = std::sqrt(6.0 / static_cast<double>(shape.max_length + options.rank));
+    const auto projection = [&] {
+      std::vector<int64_t> sizes = {shape.max_length, options.rank};
+      if (options.sharing == "none") sizes.insert(sizes.begin(), options.heads);
+      return at::empty(sizes).uniform_(-bound, bound);
+    };
+    if (options.sharing == "layerwise" && shape.shared) {
+      // The first layer of the model has the parameter, the others read it.
+      Tensor& shared = (*shape.shared)[str("linformer ", shape.max_length, " ", options.rank)];
+      if (shared.defined()) {
+        e_ = shared;
+      } else {
+        parameter("e", e_, projection());
+        shared = e_;
+      }
+    } else {
+      parameter("e", e_, projection());
+    }
+    if (options.sharing == "none" || options.sharing == "headwise") {
+      parameter("f", f_, projection());
+    }
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("linformer does not read a memory; cross-attention needs another mixer.");
+    }
+    if (context.documents.defined()) {
+      usage_error("linformer projects the whole sequence and cannot keep packed documents apart.");
+    }
+    const int64_t length = x.size(1), width = x.size(2), longest = e_.size(-2);
+    if (length > longest) {
+      usage_error("linformer: the sequence has ", length,
+                  " positions, but its projections are for ", longest,
+                  " at most (model.max_length).");
+    }
+    const Tensor all = qkv_->forward(x);
+    const auto part = [&](int64_t index) {
+      return all.narrow(-1, index * width, width)
+          .unflatten(-1, {options_.heads, width / options_.heads});
+    };
+    Tensor q = part(0), k = part(1), v = part(2);
+    if (rotary_) {
+      q = rotary_->apply(q, 0);
+      k = rotary_->apply(k, 0);
+    }
+    if (context.lengths.defined()) {
+      const Tensor real =
+          at::arange(length, context.lengths.options()).lt(context.lengths.unsqueeze(1));
+      // Padding may hold anything, so it is replaced rather than multiplied by 0.
+      const auto kept = [&](const Tensor& t) {
+        return at::where(real.unsqueeze(-1).unsqueeze(-1), t, at::zeros({}, t.options()));
+      };
+      k = kept(k);
+      v = kept(v);
+    }
+    ops::ComposedAttentionOptions o;
+    o.causal = false;
+    const Tensor heads =
+        ops::composed_attention(q, project(k, e_), project(v, f_.defined() ? f_ : e_), o);
+    return output_->forward(heads.flatten(-2));
+  }
+
+  std::vector<Cost> costs(int64_t length) const override {
+    const auto count = [](const Linear& linear) {
+      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
+    };
+    const auto rank = static_cast<double>(options_.rank);
+    const auto width = static_cast<double>(output_->weight.size(0));
+    int64_t own = 0;
+    for (const auto& item : named_parameters(/*recurse=*/false)) own += item.value().numel();
+    (void)length;
+    return {{.part = "projections",
+             .formula = "8 C C",
+             .parameters = count(*qkv_) + count(*output_),
+             .flops_per_token =
+                 2.0 * static_cast<double>(qkv_->weight.numel() + output_->weight.numel())},
+            {.part = "maps", .formula = "4 k C", .flops_per_token = 4 * rank * width},
+            {.part = "projections along the sequence",
+             .formula = "4 k C",
+             .parameters = own,
+             .flops_per_token = 4 * rank * width,
+             .mechanism = true}};
+  }
+
+  double state_bytes_per_token() const override { return 0; }
+
+ private:
+  // keys [B, T, H, D] with weights [S, k] or [H, S, k] -> [B, k, H, D].
+  static Tensor project(const Tensor& keys, const Tensor& weights) {
+    const Tensor rows = weights.narrow(-2, 0, keys.size(1)).transpose(-2, -1);
+    if (weights.dim() == 2) {
+      return at::matmul(rows, keys.flatten(-2)).unflatten(-1, {keys.size(2), keys.size(3)});
+    }
+    return at::matmul(rows, keys.transpose(1, 2)).transpose(1, 2);
+  }
+
+  const Options options_;
+  std::shared_ptr<Linear> qkv_, output_;
+  Tensor e_, f_;  // [S, k] or [H, S, k]; f_ undefined where it is e_
+  std::optional<Rotary> rotary_;
+};
+
+struct LinformerSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "linformer"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Linformer>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry linformer_mixer() {
+  return {"linformer", "attention over a fixed number of learned combinations of keys and values",
+          "Wang et al. 2020",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<LinformerSpec>()); }};
+}
+
+}  // namespace headloom

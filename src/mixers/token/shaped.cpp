@@ -1,0 +1,210 @@
+// Shaped attention (Noci et al. 2023; He & Hofmann 2024, Simplifying Transformer Blocks): maps that
+// start as the identity, so that a block needs no skip around them.
+//
+//   A' = beta softmax(q k^T D^-1/2) + alpha I - gamma U      a head; U[t, s] = 1 / (keys t sees)
+//   y  = concat_h A'_h v_h                                   no output projection
+//
+// alpha, beta, gamma [H] start at 1 and W_q at 0, where softmax is U. q and k have biases. The
+// values are the heads of x itself; in layer 0 those of x (g_r Wv + g_s I), with Wv = 0 and
+// g_r = g_s = 1 at the start. The maps are not held: the softmax term is the operator's, the
+// identity's is v, the last a running mean of v.
+#include "mixers/mixer.h"
+#include "ops/composed_attention/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  int64_t heads = 8;
+
+  void fields(Fields& f) { f.field("heads", heads, "heads", at_least(int64_t{1})); }
+};
+
+class Shaped final : public TokenMixer {
+ public:
+  Shaped(const Options& options, const LayerShape& shape) : options_(options), shape_(shape) {
+    if (shape.width % options.heads != 0) {
+      usage_error("shaped: heads is ", options.heads,
+                  ", expected a divisor of the model's width = ", shape.width, ".");
+    }
+    const int64_t width = shape.width;
+    // Rows: q, k.
+    qk_ = register_module(
+        "qk", std::make_shared<Linear>(width, 2 * width, /*with_bias=*/true, shape.init_std));
+    {
+      at::NoGradGuard no_grad;
+      qk_->weight.narrow(0, 0, width).zero_();
+    }
+    const auto ones = [](int64_t size) { return at::ones({size}); };
+    parameter("identity_gain", alpha_, ones(options.heads));
+    parameter("map_gain", beta_, ones(options.heads));
+    parameter("uniform_gain", gamma_, ones(options.heads));
+    if (shape.layer == 0) {
+      value_ = register_module("value", std::make_shared<Linear>(width, width, false, 0.0));
+      parameter("value_gain", value_gain_, ones(1));
+      parameter("value_skip_gain", value_skip_gain_, ones(1));
+    }
+    if (shape.position.type == "rope") rotary_.emplace(shape.position, width / options.heads);
+  }
+
+  bool keeps_input() const override { return true; }
+  bool stateful() const override { return shape_.causal; }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("shaped has its own input as values and does not read a memory.");
+    }
+    const auto [q, k, v] = project(x, 0);
+    ops::ComposedAttentionOptions o;
+    o.causal = shape_.causal;
+    o.lengths = context.lengths;
+    o.documents = context.documents;
+    return shape(q, k, v, v, mean_seen(v, context), o);
+  }
+
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+    const auto [q, k, v] = project(x, state.position);
+    state.rows.resize(2);
+    state.tensors.resize(1);
+    const Tensor keys = state.rows[0].append(k), values = state.rows[1].append(v);
+    // Sums of all values up to each position.
+    Tensor sums = wide(v).cumsum(1);
+    if (state.tensors[0].defined()) sums = sums + state.tensors[0].unsqueeze(1);
+    state.tensors[0] = sums.select(1, sums.size(1) - 1).clone();
+    const Tensor seen =
+        at::arange(state.position + 1, state.position + x.size(1) + 1, sums.options());
+    state.position += x.size(1);
+    return shape(q, keys, values, v, sums / seen.view({1, -1, 1, 1}), {});
+  }
+
+  std::vector<Cost> costs(int64_t length) const override {
+    const auto width = static_cast<double>(shape_.width);
+    const double keys =
+        shape_.causal ? (static_cast<double>(length) + 1) / 2 : static_cast<double>(length);
+    std::vector<Cost> out = {
+        {.part = "projections",
+         .formula = "4 C C",
+         .parameters = qk_->weight.numel() + qk_->bias.numel(),
+         .flops_per_token = 2.0 * static_cast<double>(qk_->weight.numel())},
+        {.part = "maps", .formula = "4 K C", .flops_per_token = 4 * keys * width},
+        {.part = "identity and mean",
+         .formula = "7 C",
+         .parameters = 3 * options_.heads,
+         .flops_per_token = 7 * width,
+         .mechanism = true}};
+    if (value_) {
+      out.push_back(
+          {.part = "values of layer 0",
+           .formula = "2 C C + 3 C",
+           .parameters = value_->weight.numel() + 2,
+           .flops_per_token = 2.0 * static_cast<double>(value_->weight.numel()) + 3 * width});
+    }
+    return out;
+  }
+
+  double state_bytes_per_token() const override {
+    return 4.0 * 2 * static_cast<double>(shape_.width);
+  }
+
+ private:
+  struct Heads {
+    Tensor q, k, v;  // [B, T, H, D]; positions applied
+  };
+
+  Heads project(const Tensor& x, int64_t offset) {
+    const int64_t heads = options_.heads, width = x.size(-1);
+    const auto split = [&](const Tensor& t) { return t.unflatten(-1, {heads, width / heads}); };
+    const Tensor both = qk_->forward(x);
+    Tensor q = split(both.narrow(-1, 0, width)), k = split(both.narrow(-1, width, width));
+    if (rotary_) {
+      q = rotary_->apply(q, offset);
+      k = rotary_->apply(k, offset);
+    }
+    const Tensor v = value_ ? value_->forward(x) * value_gain_ + x * value_skip_gain_ : x;
+    return {.q = q, .k = k, .v = split(v.to(q.scalar_type()))};
+  }
+
+  // Of keys and values [B, S, H, D], the newest of which are `own` [B, T, H, D].
+  Tensor shape(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& own,
+               const Tensor& mean, ops::ComposedAttentionOptions o) {
+    if (shape_.position.type == "alibi") {
+      o.bias = alibi_bias(options_.heads, q.size(1), keys.size(1), q.options());
+    }
+    const Tensor attended = ops::composed_attention(q, keys, values, o);
+    const auto gain = [&](const Tensor& g) { return g.unsqueeze(-1).to(own.scalar_type()); };
+    const Tensor y =
+        attended * gain(beta_) + own * gain(alpha_) - mean.to(own.scalar_type()) * gain(gamma_);
+    return y.flatten(-2);
+  }
+
+  static Tensor wide(const Tensor& v) {
+    return v.scalar_type() == at::kDouble ? v : v.to(at::kFloat);
+  }
+
+  // U v: the mean of the values that each position sees, [B, T or 1, H, D].
+  Tensor mean_seen(const Tensor& v, const MixerContext& context) const {
+    const int64_t length = v.size(1);
+    const auto index = at::TensorOptions().dtype(at::kLong).device(v.device());
+    const Tensor place = at::arange(length, index);
+    Tensor values = wide(v);
+    // A causal position sees no padding; without causality its values count as 0.
+    const bool padded = context.lengths.defined() && !shape_.causal;
+    if (padded) {
+      const Tensor real = place.lt(context.lengths.unsqueeze(1)).unsqueeze(-1).unsqueeze(-1);
+      values = at::where(real, values, at::zeros({}, values.options()));
+    }
+    if (!context.documents.defined()) {
+      if (shape_.causal) {
+        return values.cumsum(1) / (place + 1).to(values.scalar_type()).view({1, -1, 1, 1});
+      }
+      const Tensor sum = values.sum(1, /*keepdim=*/true);
+      if (!padded) return sum / static_cast<double>(length);
+      return sum / context.lengths.clamp_min(1).view({-1, 1, 1, 1}).to(values.scalar_type());
+    }
+    // Each document is a run of equal ids; a position sees [first, last), by sums up to both ends.
+    const Tensor& ids = context.documents;
+    const Tensor border = ids.narrow(1, 1, length - 1).ne(ids.narrow(1, 0, length - 1));
+    const Tensor begins = at::constant_pad_nd(border, {1, 0}, true);
+    const Tensor first = std::get<0>(at::cummax(at::where(begins, place, at::zeros({}, index)), 1));
+    Tensor last = (place + 1).expand_as(first);
+    if (!shape_.causal) {
+      const Tensor ends = at::constant_pad_nd(border, {0, 1}, true);
+      const Tensor stop = at::where(ends, place + 1, at::full({}, length, index));
+      last = std::get<0>(at::cummin(stop.flip(1), 1)).flip(1);
+      if (padded) last = at::maximum(first, at::minimum(last, context.lengths.unsqueeze(1)));
+    }
+    const Tensor sums = at::constant_pad_nd(values.cumsum(1), {0, 0, 0, 0, 1, 0});
+    const auto up_to = [&](const Tensor& end) {
+      return sums.gather(1, end.unsqueeze(-1).unsqueeze(-1).expand_as(values));
+    };
+    const Tensor count = (last - first).clamp_min(1).unsqueeze(-1).unsqueeze(-1);
+    return (up_to(last) - up_to(first)) / count.to(values.scalar_type());
+  }
+
+  const Options options_;
+  const LayerShape shape_;
+  std::shared_ptr<Linear> qk_, value_;                          // value_ in layer 0 only
+  Tensor alpha_, beta_, gamma_, value_gain_, value_skip_gain_;  // [H], [H], [H], [1], [1]
+  std::optional<Rotary> rotary_;
+};
+
+struct ShapedSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "shaped"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Shaped>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry shaped_mixer() {
+  return {"shaped",
+          "attention that starts as the identity, of its own input; for simplified blocks",
+          "He & Hofmann 2024; Noci et al. 2023",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<ShapedSpec>()); }};
+}
+
+}  // namespace headloom
