@@ -48,6 +48,7 @@ std::vector<OpCase> wkv_cases();
 std::vector<OpCase> token_shift_cases();
 std::vector<OpCase> selective_scan_cases();
 std::vector<OpCase> causal_conv1d_cases();
+std::vector<OpCase> aft_cases();
 
 std::vector<OpCase> all_cases();
 

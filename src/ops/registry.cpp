@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/aft/fused.h"
 #include "ops/composed_attention/fused.h"
 #include "ops/retention/fused.h"
 #include "ops/token_shift/fused.h"
@@ -19,7 +20,8 @@ std::vector<OpCase> all_cases() {
         wkv_cases(),
         token_shift_cases(),
         selective_scan_cases(),
-        causal_conv1d_cases()}) {
+        causal_conv1d_cases(),
+        aft_cases()}) {
     // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
@@ -54,6 +56,8 @@ std::vector<OpInfo> operators() {
        "fused CPU kernels for float32 and bfloat16; the reference for other types and devices"},
       {"causal_conv1d", "a filter over the last positions for each channel", "Gu & Dao 2023",
        "fused CPU kernels for float32 and bfloat16, up to 8 taps; the reference for the rest"},
+      {"aft", "attention without queries times keys: simple, local, full and conv",
+       "Zhai et al. 2021", aft_limits()},
   };
 }
 

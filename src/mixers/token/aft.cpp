@@ -1,0 +1,167 @@
+// The attention-free transformer (Zhai et al. 2021): every channel an average of its own over the
+// positions, weighted by keys and by learned position biases w.
+//
+//   q, k, v = x Wq, x Wk, x Wv
+//   y_t = (sigmoid(q_t) * sum_s e^{k_s + w[t,s]} v_s / sum_s e^{k_s + w[t,s]}) Wo
+#include "mixers/mixer.h"
+#include "ops/aft/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  std::string form = "local";
+  int64_t window = 32;
+  int64_t heads = 8;
+  int64_t factor = 0;
+
+  void fields(Fields& f) {
+    f.field("form", form, "where w is learned: nowhere, near, for all pairs, or by distance",
+            {"simple", "local", "full", "conv"});
+    f.field("window", window, "local, conv: w is learned for distances below it",
+            at_least(int64_t{1}));
+    f.field("heads", heads, "conv: groups of channels with a w each", at_least(int64_t{1}));
+    f.field("factor", factor, "full: rank of w = u v^T; 0: every pair by itself",
+            at_least(int64_t{0}));
+  }
+};
+
+constexpr double kBiasStd = 0.01;
+
+class Aft final : public TokenMixer {
+ public:
+  Aft(const Options& options, const LayerShape& shape)
+      : options_(options), causal_(shape.causal), longest_(shape.max_length) {
+    const int64_t width = shape.width;
+    // Rows: q, k, v.
+    qkv_ = register_module("qkv",
+                           std::make_shared<Linear>(width, 3 * width, shape.bias, shape.init_std));
+    output_ = register_module(
+        "output", std::make_shared<Linear>(width, width, shape.bias, shape.output_std()));
+    const auto learned = [&](const char* name, Tensor& slot, int64_t rows, int64_t columns) {
+      parameter(name, slot, at::empty({rows, columns}).normal_(0, kBiasStd));
+    };
+    const int64_t distances = causal_ ? options.window : 2 * options.window - 1;
+    if (options.form == "local") learned("bias", bias_, longest_, distances);
+    if (options.form == "conv") {
+      if (width % options.heads != 0) {
+        usage_error("aft: heads is ", options.heads,
+                    ", expected a divisor of the model's width = ", width, ".");
+      }
+      learned("bias", bias_, options.heads, distances);
+    }
+    if (options.form == "full" && options.factor == 0) learned("bias", bias_, longest_, longest_);
+    if (options.form == "full" && options.factor > 0) {
+      learned("bias_u", u_, longest_, options.factor);
+      learned("bias_v", v_, longest_, options.factor);
+    }
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("aft does not read a memory; cross-attention needs an attention mixer.");
+    }
+    ops::AftOptions o;
+    o.lengths = context.lengths;
+    o.documents = context.documents;
+    return std::get<0>(mixed(x, o));
+  }
+
+  bool stateful() const override {
+    return causal_ && (options_.form == "simple" || options_.form == "local");
+  }
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+    if (state.tensors.empty()) state.tensors.resize(1);
+    ops::AftOptions o;
+    o.state = state.tensors[0];
+    o.offset = state.position;
+    Tensor y;
+    std::tie(y, state.tensors[0]) = mixed(x, o);
+    state.position += x.size(1);
+    return y;
+  }
+
+  std::vector<Cost> costs(int64_t length) const override {
+    const auto width = static_cast<double>(output_->weight.size(0));
+    const auto count = [](const Linear& linear) {
+      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
+    };
+    int64_t biases = 0;
+    for (const Tensor* t : {&bias_, &u_, &v_}) biases += t->defined() ? t->numel() : 0;
+    // Positions a weight of its own is applied to, for both sums.
+    const auto n = static_cast<double>(length);
+    double pairs = 1;
+    std::string formula = "8 C";
+    if (options_.form == "full") {
+      pairs = causal_ ? (n + 1) / 2 : n;
+      formula = causal_ ? "4 C (T + 1) / 2 + 8 C" : "4 C T + 8 C";
+    } else if (options_.form != "simple") {
+      pairs = std::min(n, static_cast<double>(causal_ ? options_.window : 2 * options_.window - 1));
+      formula = "4 C K + 8 C, K the window";
+    } else {
+      pairs = 0;
+    }
+    double own = 0;  // of w itself, once a sequence
+    if (u_.defined()) {
+      own = 2 * n * static_cast<double>(options_.factor);
+      formula += " + 2 T R";
+    }
+    return {{.part = "projections",
+             .formula = "8 C^2",
+             .parameters = count(*qkv_) + count(*output_),
+             .flops_per_token = 8 * width * width},
+            {.part = "aft " + options_.form,
+             .formula = formula,
+             .parameters = biases,
+             .flops_per_token = (4 * pairs + 8) * width + own}};
+  }
+
+  // Full and conv decode from all keys and values.
+  double state_bytes_per_token() const override {
+    return stateful() ? 0 : 8.0 * static_cast<double>(output_->weight.size(0));
+  }
+
+ private:
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, ops::AftOptions& o) const {
+    const int64_t last = o.offset + x.size(1);
+    const bool bounded = options_.form == "local" || options_.form == "full";
+    if (bounded && last > longest_) {
+      usage_error("aft: form \"", options_.form, "\" has biases for ", longest_,
+                  " positions (model.max_length), but the sequence has ", last, ".");
+    }
+    o.form = options_.form;
+    o.causal = causal_;
+    o.bias = bias_;
+    if (u_.defined()) o.bias = at::matmul(u_, v_.t());
+    const auto parts = qkv_->forward(x).chunk(3, -1);
+    const auto [y, state] = ops::aft(parts[0], parts[1], parts[2], o);
+    return {output_->forward(y), state};
+  }
+
+  const Options options_;
+  const bool causal_;
+  const int64_t longest_;
+  Tensor bias_;   // local [L, K], conv [H, K], full [L, L]
+  Tensor u_, v_;  // full, factorised: [L, R]
+  std::shared_ptr<Linear> qkv_, output_;
+};
+
+struct AftSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "aft"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Aft>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry aft_mixer() {
+  return {"aft", "attention-free: averages a channel at a time, with learned position biases",
+          "Zhai et al. 2021",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<AftSpec>()); }};
+}
+
+}  // namespace headloom

@@ -1,0 +1,169 @@
+#include <ATen/ATen.h>
+
+#include "ops/aft/op.h"
+#include "ops/wkv/op.h"
+
+namespace headloom::ops {
+namespace {
+
+using at::Tensor;
+
+// Keys as the queries see them: those of the state first.
+struct Keys {
+  Tensor k, v;          // [B, S, C] float64
+  Tensor run, of_rows;  // [B, S], [B, T]: documents begun before; undefined: all one
+  Tensor position;      // [1 or B, T]: of the queries, in their document
+  int64_t earlier;      // S - T
+};
+
+// Each query's place in its document and which document that is. Ids may come back; only
+// neighbours are compared.
+void place(Keys& keys, const AftOptions& o, int64_t length, const at::TensorOptions& ids) {
+  const Tensor step = at::arange(length, ids).unsqueeze(0);
+  keys.position = step + o.offset;
+  if (!o.documents.defined()) return;
+  const Tensor id = o.documents;
+  const Tensor begins = at::cat({at::zeros({id.size(0), 1}, ids.dtype(at::kBool)),
+                                 id.narrow(1, 1, length - 1).ne(id.narrow(1, 0, length - 1))},
+                                1);
+  keys.of_rows = begins.to(at::kLong).cumsum(1);
+  keys.run = at::constant_pad_nd(keys.of_rows, {keys.earlier, 0});
+  const Tensor start = std::get<0>(at::cummax((step * begins), 1));
+  keys.position = at::where(keys.of_rows.eq(0), keys.position, step - start);
+}
+
+// w of every pair, [1 or B, 1 or H, T, S].
+Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64_t window) {
+  const Tensor bias = o.bias.to(at::kDouble);
+  const int64_t length = age.size(0), all = age.size(1), batch = keys.position.size(0);
+  if (o.form == "full") {
+    if (batch == 1) return bias.narrow(0, 0, length).narrow(1, 0, length).view({1, 1, length, all});
+    // The key's position, where it is in the query's document; elsewhere nothing is read.
+    const Tensor other = (keys.position.unsqueeze(-1) - age).clamp(0, bias.size(1) - 1);
+    const Tensor pair = keys.position.unsqueeze(-1) * bias.size(1) + other;
+    return bias.flatten().index_select(0, pair.flatten()).view({batch, 1, length, all});
+  }
+  const Tensor inside = age.abs().lt(window);
+  const Tensor column = (window - 1 - age).clamp(0, bias.size(1) - 1);
+  Tensor w;
+  if (o.form == "conv") {
+    w = bias.index_select(1, column.flatten()).view({1, bias.size(0), length, all});
+  } else {
+    const Tensor rows =
+        bias.index_select(0, keys.position.flatten()).view({batch, 1, length, bias.size(1)});
+    w = rows.gather(3, column.expand({batch, 1, length, all}));
+  }
+  return w * inside;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const Tensor& v,
+                                         const AftOptions& o) {
+  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto ids = q.options().dtype(at::kLong).requires_grad(false);
+  const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
+  const int64_t channels = q.size(2);
+  int64_t window = 1;
+  if (o.form == "local" || o.form == "conv") {
+    window = o.causal ? o.bias.size(1) : (o.bias.size(1) + 1) / 2;
+  }
+  const bool stateful = o.causal && (o.form == "simple" || o.form == "local");
+  const auto finish = [&](const Tensor& y) {
+    return (y * at::sigmoid(q.to(y.scalar_type()))).to(q.scalar_type());
+  };
+  if (o.form == "simple" && !o.causal && !o.documents.defined()) {
+    Tensor keys = k.to(wide);
+    if (o.lengths.defined()) {
+      const Tensor hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1));
+      keys = keys.masked_fill(hidden.unsqueeze(-1), kNoExponent);
+    }
+    const Tensor mean = (at::softmax(keys, 1) * v.to(wide)).sum(1, true);
+    return {finish(mean.expand_as(q)), q.new_empty({batch, 0, channels}, wide)};
+  }
+
+  Keys keys = {k.to(at::kDouble), v.to(at::kDouble), {}, {}, {}, 0};
+  Tensor sums;  // [B, 3, C]
+  if (o.state.defined()) {
+    const Tensor state = o.state.to(at::kDouble);
+    keys.earlier = window - 1;
+    sums = state.narrow(1, 0, 3);
+    keys.k = at::cat({state.narrow(1, 3, window - 1), keys.k}, 1);
+    keys.v = at::cat({state.narrow(1, 2 + window, window - 1), keys.v}, 1);
+  }
+  place(keys, o, length, ids);
+  const int64_t all = keys.earlier + length;
+  const Tensor age = at::arange(keys.earlier, all, ids).unsqueeze(1) - at::arange(all, ids);
+  Tensor visible = at::ones({1, 1, 1, 1}, ids.dtype(at::kBool));
+  if (o.causal) visible = age.ge(0).view({1, 1, length, all});
+  if (keys.run.defined()) {
+    visible =
+        visible.logical_and(keys.of_rows.unsqueeze(-1).eq(keys.run.unsqueeze(1)).unsqueeze(1));
+  }
+  if (o.lengths.defined() && !o.causal) {
+    visible = visible.logical_and(at::arange(all, ids).lt(o.lengths.view({batch, 1, 1, 1})));
+  }
+  Tensor weights = o.form == "simple" ? at::zeros({1, 1, length, all}, keys.k.options())
+                                      : pair_bias(o, keys, age, window);
+  weights = at::where(visible, weights.exp(), at::zeros({}, weights.options()));
+
+  // Everything relative to one exponent a channel, which cancels; float64 bears the rest.
+  Tensor scale = keys.k.amax(1, true);
+  if (sums.defined()) scale = at::maximum(scale, sums.narrow(1, 2, 1));
+  scale = scale.detach();
+  const Tensor e = at::exp(keys.k - scale);
+  const int64_t heads = weights.size(1), size = channels / heads;
+  const auto of_heads = [&](const Tensor& t) {
+    return t.view({batch, all, heads, size}).transpose(1, 2);
+  };
+  const Tensor both =
+      at::matmul(weights, at::cat({of_heads(e * keys.v), of_heads(e)}, -1)).transpose(1, 2);
+  Tensor above = both.narrow(-1, 0, size).flatten(2),
+         below = both.narrow(-1, size, size).flatten(2);
+  if (sums.defined()) {
+    Tensor factor = at::exp(sums.narrow(1, 2, 1) - scale);
+    if (keys.run.defined()) factor = factor * keys.of_rows.eq(0).unsqueeze(-1);
+    above = above + sums.narrow(1, 0, 1) * factor;
+    below = below + sums.narrow(1, 1, 1) * factor;
+  }
+  // A position beyond the lengths may see nothing.
+  const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
+  if (!stateful) return {finish(y), q.new_empty({batch, 0, channels}, wide)};
+
+  // The last W - 1 positions, and the sums of those before them, of the last document.
+  const int64_t ring = window - 1;
+  Tensor kept_k = at::constant_pad_nd(keys.k, {0, 0, ring, 0}, kNoExponent);
+  Tensor kept_v = at::constant_pad_nd(keys.v, {0, 0, ring, 0});
+  Tensor old = at::ones({1, all, 1}, visible.options());
+  if (keys.run.defined()) {
+    old = keys.run.eq(keys.run.narrow(1, all - 1, 1)).unsqueeze(-1);
+    const Tensor same = at::constant_pad_nd(old, {0, 0, ring, 0}, true);
+    kept_k = at::where(same, kept_k, at::full({}, kNoExponent, kept_k.options()));
+    kept_v = kept_v * same;
+  }
+  old = old.logical_and(at::arange(all, ids).lt(all - ring).unsqueeze(-1));
+  old = old.logical_and(keys.k.gt(kNoExponent / 2));  // not the places a state leaves empty
+  const Tensor none = at::full({}, kNoExponent, keys.k.options());
+  Tensor old_k = at::where(old, keys.k, none), m = old_k.amax(1, true).detach();
+  Tensor carried;
+  if (sums.defined()) {
+    carried = sums;
+    if (keys.run.defined()) {
+      const Tensor same = keys.run.narrow(1, all - 1, 1).eq(0).unsqueeze(-1);
+      carried =
+          at::cat({sums.narrow(1, 0, 2) * same, at::where(same, sums.narrow(1, 2, 1), none)}, 1);
+    }
+    m = at::maximum(m, carried.narrow(1, 2, 1)).detach();
+  }
+  const Tensor added = at::exp(old_k - m) * old;
+  Tensor a = (added * keys.v).sum(1, true), b = added.sum(1, true);
+  if (carried.defined()) {
+    const Tensor factor = at::exp(carried.narrow(1, 2, 1) - m);
+    a = a + carried.narrow(1, 0, 1) * factor;
+    b = b + carried.narrow(1, 1, 1) * factor;
+  }
+  const auto newest = [&](const Tensor& t) { return t.narrow(1, t.size(1) - ring, ring); };
+  return {finish(y), at::cat({a, b, m, newest(kept_k), newest(kept_v)}, 1).to(wide)};
+}
+
+}  // namespace headloom::ops
