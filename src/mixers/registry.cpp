@@ -18,12 +18,13 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(rwkv)                        \
   X(fnet)                        \
   X(linformer)                   \
-  X(shaped)
+  X(shaped)                      \
+  X(aft)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
-  X(mlp)                           \
-  X(swiglu)                        \
-  X(rwkv_channel)                  \
+  X(mlp)                         \
+  X(swiglu)                      \
+  X(rwkv_channel)                \
   X(none)
 
 #define DECLARE(name) TokenMixerEntry name##_mixer();

@@ -46,6 +46,12 @@ std::string rwkv(int64_t width, int64_t depth, bool tied) {
          layer("type = \"rwkv\"", "type = \"rwkv_channel\"");
 }
 
+// AFT's language models: a transformer's blocks with the attention exchanged, no other positions.
+std::string aft(int64_t width, int64_t depth, const char* form) {
+  return size(width, depth) + "norm = \"layer_norm\"\nposition = { type = \"none\" }\n" +
+         layer(str("type = \"aft\", form = \"", form, "\""), "type = \"mlp\"");
+}
+
 // BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
 // transform before the tied output, the first position through a pooler for labels.
 std::string bert(int64_t width, int64_t depth, const std::string& mixer) {
@@ -184,6 +190,12 @@ const std::vector<ModelPreset>& model_presets() {
        "He & Hofmann 2024", size(256, 6) + simplified("serial")},
       {"simplified_parallel-tiny", "simplified-tiny with the feed-forward network beside attention",
        "He & Hofmann 2024", size(256, 6) + simplified("parallel")},
+      {"aft-tiny", "5M: attention-free, biases learned for 32 distances", "Zhai et al. 2021",
+       aft(256, 6, "local")},
+      {"aft-simple-tiny", "5M: attention-free, without position biases", "Zhai et al. 2021",
+       aft(256, 6, "simple")},
+      {"aft-local-enwik8", "38M: the paper's model of characters, biases for 32 distances",
+       "Zhai et al. 2021, section 5.2", aft(512, 12, "local")},
   };
   return presets;
 }

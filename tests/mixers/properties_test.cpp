@@ -77,6 +77,11 @@ std::vector<Variant> variants() {
       {"linformer", "rank = 16\nsharing = \"layerwise\"", 1, "none", true},
       {"shaped", "heads = 6", 3, "alibi"},
       {"retention", "heads = 6\nvalue_factor = 0.5\nchunk = 5"},
+      {"aft", "form = \"simple\""},
+      {"aft", "reach = 5"},
+      {"aft", "form = \"full\""},
+      {"aft", "form = \"full\"\nfactor = 3"},
+      {"aft", "form = \"conv\"\nreach = 5\nheads = 6"},
   };
   out.insert(out.end(), more.begin(), more.end());
   return out;
@@ -260,7 +265,7 @@ TEST_P(TokenMixers, CostsCountEveryParameter) {
   int64_t expected = 0, counted = 0;
   for (const Tensor& p : mixer->parameters()) expected += p.numel();
   double flops = 0;
-  for (const Cost& cost : mixer->costs(100)) {
+  for (const Cost& cost : mixer->costs(256)) {  // the length it is built for
     counted += cost.parameters;
     flops += cost.flops_per_token;
     EXPECT_FALSE(cost.part.empty());

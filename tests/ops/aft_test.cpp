@@ -87,15 +87,16 @@ const char* const kForms[] = {"simple", "local", "full", "conv"};
 TEST_F(Aft, FollowsItsFormula) {
   for (const char* form : kForms) {
     for (const bool causal : {true, false}) {
-      for (const int64_t length : {1, 2, 9}) {
+      for (const int64_t length : {1, 2, 9, 10}) {
         for (const char* mask : {"", "documents", "lengths"}) {
-          Call c(form, causal, 2, length, 4);
+          const int64_t batch = length == 10 ? 1 : 2;
+          Call c(form, causal, batch, length, 4);
           if (std::string(mask) == "documents") {
             // Ids grow: whole documents are runs of one id.
-            c.o.documents = (at::rand({2, length}) < 0.3).to(at::kLong).cumsum(1);
+            c.o.documents = (at::rand({batch, length}) < 0.5).to(at::kLong).cumsum(1);
           }
           if (std::string(mask) == "lengths") {
-            c.o.lengths = at::tensor({length, (length + 1) / 2}, kLong);
+            c.o.lengths = at::tensor({length, (length + 1) / 2}, kLong).narrow(0, 0, batch);
           }
           EXPECT_TRUE(close(std::get<0>(c.run()), naive(c), 1e-12))
               << form << (causal ? " causal " : " both ways ") << length << mask;
@@ -215,7 +216,8 @@ TEST_F(Aft, RefusesInOneSentence) {
       {"simple", [](Call& c) { c.o.backend = "fast"; }, "backend is \"fast\""},
       {"simple", [](Call& c) { c.o.backend = "fused"; }, "take float32 and bfloat16 only"},
       {"full", [](Call& c) { c.o.backend = "fused"; }, "only causal \"simple\" and \"local\""},
-      {"local", [](Call& c) { c.o.bias = Tensor(); }, "bias has shape none, form \"local\" expects"},
+      {"local", [](Call& c) { c.o.bias = Tensor(); },
+       "bias has shape none, form \"local\" expects"},
       {"local", [](Call& c) { c.o.bias = c.o.bias.narrow(0, 0, 4); }, "bias is for 4 positions"},
       {"local", [](Call& c) { c.o.offset = 8; },
        "bias is for 12 positions, but the sequence has 13"},

@@ -11,14 +11,14 @@ namespace {
 
 struct Options {
   std::string form = "local";
-  int64_t window = 32;
+  int64_t reach = 32;
   int64_t heads = 8;
   int64_t factor = 0;
 
   void fields(Fields& f) {
     f.field("form", form, "where w is learned: nowhere, near, for all pairs, or by distance",
             {"simple", "local", "full", "conv"});
-    f.field("window", window, "local, conv: w is learned for distances below it",
+    f.field("reach", reach, "local, conv: w is learned for distances below it",
             at_least(int64_t{1}));
     f.field("heads", heads, "conv: groups of channels with a w each", at_least(int64_t{1}));
     f.field("factor", factor, "full: rank of w = u v^T; 0: every pair by itself",
@@ -41,7 +41,7 @@ class Aft final : public TokenMixer {
     const auto learned = [&](const char* name, Tensor& slot, int64_t rows, int64_t columns) {
       parameter(name, slot, at::empty({rows, columns}).normal_(0, kBiasStd));
     };
-    const int64_t distances = causal_ ? options.window : 2 * options.window - 1;
+    const int64_t distances = causal_ ? options.reach : 2 * options.reach - 1;
     if (options.form == "local") learned("bias", bias_, longest_, distances);
     if (options.form == "conv") {
       if (width % options.heads != 0) {
@@ -96,8 +96,8 @@ class Aft final : public TokenMixer {
       pairs = causal_ ? (n + 1) / 2 : n;
       formula = causal_ ? "4 C (T + 1) / 2 + 8 C" : "4 C T + 8 C";
     } else if (options_.form != "simple") {
-      pairs = std::min(n, static_cast<double>(causal_ ? options_.window : 2 * options_.window - 1));
-      formula = "4 C K + 8 C, K the window";
+      pairs = std::min(n, static_cast<double>(causal_ ? options_.reach : 2 * options_.reach - 1));
+      formula = "4 C K + 8 C, K the biases within reach";
     } else {
       pairs = 0;
     }

@@ -37,7 +37,9 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   const Tensor bias = o.bias.to(at::kDouble);
   const int64_t length = age.size(0), all = age.size(1), batch = keys.position.size(0);
   if (o.form == "full") {
-    if (batch == 1) return bias.narrow(0, 0, length).narrow(1, 0, length).view({1, 1, length, all});
+    if (!o.documents.defined()) {
+      return bias.narrow(0, 0, length).narrow(1, 0, length).view({1, 1, length, all});
+    }
     // The key's position, where it is in the query's document; elsewhere nothing is read.
     const Tensor other = (keys.position.unsqueeze(-1) - age).clamp(0, bias.size(1) - 1);
     const Tensor pair = keys.position.unsqueeze(-1) * bias.size(1) + other;
