@@ -19,7 +19,8 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(fnet)                        \
   X(linformer)                   \
   X(shaped)                      \
-  X(aft)
+  X(aft)                         \
+  X(mamba)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                         \

@@ -68,6 +68,10 @@ std::string bert(int64_t width, int64_t depth, const std::string& mixer) {
 
 std::string bert(int64_t width, int64_t depth, int64_t heads) {
   return bert(width, depth, str("type = \"mha\", heads = ", heads));
+// Mamba: one mixer a block and nothing else, no positions.
+std::string mamba(int64_t width, int64_t depth) {
+  return size(width, depth) + "norm_eps = 1e-5\nposition = { type = \"none\" }\n" +
+         layer("type = \"mamba\"", "type = \"none\"");
 }
 
 // GPT-J (Wang & Komatsuzaki 2021): attention and MLP side by side below one norm, 64 dimensions
@@ -196,6 +200,10 @@ const std::vector<ModelPreset>& model_presets() {
        aft(256, 6, "simple")},
       {"aft-local-enwik8", "38M: the paper's model of characters, biases for 32 distances",
        "Zhai et al. 2021, section 5.2", aft(512, 12, "local")},
+      {"mamba-tiny", "5M: mamba blocks without channel mixers at width 256, 12 layers",
+       "Gu & Dao 2023", mamba(256, 12)},
+      {"mamba-130m", "129M: the smallest of the released Mamba models; vocabulary 50277",
+       "Gu & Dao 2023", mamba(768, 24)},
   };
   return presets;
 }

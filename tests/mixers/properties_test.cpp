@@ -82,6 +82,7 @@ std::vector<Variant> variants() {
       {"aft", "form = \"full\""},
       {"aft", "form = \"full\"\nfactor = 3"},
       {"aft", "form = \"conv\"\nreach = 5\nheads = 6"},
+      {"mamba", "expand = 1\nstates = 5\ntaps = 2\nrank = 7"},
   };
   out.insert(out.end(), more.begin(), more.end());
   return out;

@@ -1,0 +1,150 @@
+// Mamba (Gu & Dao 2023): a selective state space behind a short convolution, gated. No attention,
+// no positions; a block of it needs no channel mixer.
+//
+//   x', z  = x Win                                    each of size I = `expand` C
+//   u      = SiLU(conv(x'))                           depthwise, causal, with bias
+//   dt, B, C = u Wx                                   of size R, N, N
+//   h_t    = exp(dt_t A) h_{t-1} + dt_t B_t u_t,      dt = softplus(dt Wdt + bias), A = -exp(A_log)
+//   y      = ((C_t . h_t + D u_t) * SiLU(z_t)) Wout
+//
+// Starts as published: A_log = log(1..N) in each channel, D = 1, the bias of dt such that its
+// softplus is log-uniform in [1e-3, 1e-1], Wdt uniform within R^-1/2, filters within W^-1/2.
+#include "mixers/mixer.h"
+#include "ops/causal_conv1d/op.h"
+#include "ops/selective_scan/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  int64_t expand = 2, states = 16, taps = 4;
+  std::optional<int64_t> rank;
+
+  void fields(Fields& f) {
+    f.field("expand", expand, "inner width / width", at_least(int64_t{1}));
+    f.field("states", states, "numbers of state a channel", at_least(int64_t{1}));
+    f.field("taps", taps, "positions the convolution reaches over", at_least(int64_t{1}));
+    f.field("rank", rank, "rank of the step's projection; width / 16, rounded up, by default",
+            at_least(int64_t{1}));
+  }
+};
+
+class Mamba final : public TokenMixer {
+ public:
+  Mamba(const Options& options, const LayerShape& shape)
+      : inner_(options.expand * shape.width),
+        states_(options.states),
+        rank_(options.rank.value_or((shape.width + 15) / 16)) {
+    if (!shape.causal) usage_error("mamba looks back only, but the model is not causal.");
+    const auto map = [&](const char* name, int64_t in, int64_t out, bool bias, double std) {
+      return register_module(name, std::make_shared<Linear>(in, out, bias, std));
+    };
+    input_ = map("input", shape.width, 2 * inner_, shape.bias, shape.init_std);
+    const double bound = 1 / std::sqrt(static_cast<double>(options.taps));
+    parameter("conv", conv_, at::empty({inner_, options.taps}).uniform_(-bound, bound));
+    parameter("conv_bias", conv_bias_, at::empty({inner_}).uniform_(-bound, bound));
+    select_ = map("select", inner_, rank_ + 2 * states_, false, shape.init_std);
+    step_ = map("step", rank_, inner_, true, 0);
+    {
+      at::NoGradGuard no_grad;
+      const double limit = 1 / std::sqrt(static_cast<double>(rank_));
+      step_->weight.uniform_(-limit, limit);
+      const Tensor dt =
+          at::exp(at::empty({inner_}).uniform_(std::log(1e-3), std::log(1e-1))).clamp_min(1e-4);
+      step_->bias.copy_(dt + at::log(-at::expm1(-dt)));  // softplus of it is dt
+    }
+    parameter("A_log", A_log_,
+              at::log(at::arange(1, states_ + 1).to(at::kFloat)).repeat({inner_, 1}));
+    parameter("D", D_, at::ones({inner_}));
+    output_ = map("output", inner_, shape.width, shape.bias, shape.output_std());
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    if (context.memory.defined()) {
+      usage_error("mamba does not read a memory; cross-attention needs an attention mixer.");
+    }
+    Tensor rows, h;
+    return mixed(x, rows, h, context.documents);
+  }
+
+  bool stateful() const override { return true; }
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+    if (state.tensors.empty()) state.tensors.resize(2);
+    state.position += x.size(1);
+    return mixed(x, state.tensors[0], state.tensors[1], {});
+  }
+
+  std::vector<Cost> costs(int64_t) const override {
+    int64_t parameters = 0, weights = 0;
+    for (const auto& linear : {input_, select_, step_, output_}) {
+      weights += linear->weight.numel();
+      for (const Tensor& p : linear->parameters()) parameters += p.numel();
+    }
+    const auto inner = static_cast<double>(inner_);
+    return {{.part = "projections",
+             .formula = "2 (3 C I + I (R + 2 N) + R I)",
+             .parameters = parameters,
+             .flops_per_token = 2 * static_cast<double>(weights)},
+            {.part = "convolution",
+             .formula = "(2 W + 4) I",
+             .parameters = conv_.numel() + conv_bias_.numel(),
+             .flops_per_token = static_cast<double>(2 * conv_.size(1) + 4) * inner},
+            {.part = "scan",
+             .formula = "(7 N + 8) I",
+             .parameters = A_log_.numel() + D_.numel(),
+             .flops_per_token = static_cast<double>(7 * states_ + 8) * inner}};
+  }
+
+  double state_bytes_per_token() const override { return 0; }
+
+ private:
+  // y after x, given what was before it and changed to what it leaves: the last rows of x'
+  // [B, W - 1, I] and h [B, I, N].
+  Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const Tensor& documents) const {
+    const std::vector<Tensor> parts = input_->forward(x).split(inner_, -1);
+    Tensor u, y;
+    std::tie(u, rows) = ops::causal_conv1d(
+        parts[0], conv_,
+        {.bias = conv_bias_, .silu = true, .state = rows, .documents = documents, .backend = {}});
+    const std::vector<Tensor> selected =
+        select_->forward(u).split_with_sizes({rank_, states_, states_}, -1);
+    // In bfloat16 the rates would be rounded.
+    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    std::tie(y, h) = ops::selective_scan(u, at::linear(selected[0], step_->weight),
+                                         A_log_.to(wide).exp().neg(), selected[1], selected[2],
+                                         {.D = D_,
+                                          .z = parts[1],
+                                          .delta_bias = step_->bias,
+                                          .delta_softplus = true,
+                                          .state = h,
+                                          .documents = documents,
+                                          .backend = {}});
+    return output_->forward(y);
+  }
+
+  int64_t inner_, states_, rank_;        // I, N, R
+  Tensor conv_, conv_bias_, A_log_, D_;  // [I, W], [I], [I, N], [I]
+  std::shared_ptr<Linear> input_;        // x', then z
+  std::shared_ptr<Linear> select_;       // dt, B, C
+  std::shared_ptr<Linear> step_, output_;
+};
+
+struct MambaSpec final : TokenMixerSpec {
+  Options options;
+
+  std::string type() const override { return "mamba"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Mamba>(options, shape);
+  }
+};
+
+}  // namespace
+
+TokenMixerEntry mamba_mixer() {
+  return {"mamba", "a selective state space behind a short convolution, linear in the length",
+          "Gu & Dao 2023",
+          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<MambaSpec>()); }};
+}
+
+}  // namespace headloom
