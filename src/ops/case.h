@@ -49,6 +49,7 @@ std::vector<OpCase> token_shift_cases();
 std::vector<OpCase> selective_scan_cases();
 std::vector<OpCase> causal_conv1d_cases();
 std::vector<OpCase> aft_cases();
+std::vector<OpCase> moe_cases();
 
 std::vector<OpCase> all_cases();
 

@@ -5,6 +5,7 @@
 
 #include "ops/aft/fused.h"
 #include "ops/composed_attention/fused.h"
+#include "ops/moe/fused.h"
 #include "ops/retention/fused.h"
 #include "ops/token_shift/fused.h"
 #include "ops/wkv/fused.h"
@@ -23,6 +24,8 @@ std::vector<OpCase> all_cases() {
         causal_conv1d_cases(),
         aft_cases()}) {
     // clang-format on
+        moe_cases()}) {
+  // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -58,6 +61,8 @@ std::vector<OpInfo> operators() {
        "fused CPU kernels for float32 and bfloat16, up to 8 taps; the reference for the rest"},
       {"aft", "attention without queries times keys: simple, local, full and conv",
        "Zhai et al. 2021", aft_limits()},
+      {"moe", "SwiGLU experts, each on the tokens that chose it", "Dai et al. 2024 (DeepSeekMoE)",
+       moe_limits()},
   };
 }
 

@@ -1,0 +1,26 @@
+#include <ATen/ATen.h>
+
+#include "ops/moe/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+// Every expert on every token: sizes do not depend on what was chosen, which transforms and
+// compilers need.
+Tensor moe_reference(const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& choice,
+                     const Tensor& weight) {
+  const auto wide = at::promote_types(x.scalar_type(), weight.scalar_type());
+  const std::vector<Tensor> ups = up.unbind(0), downs = down.unbind(0);
+  Tensor sum;
+  for (size_t i = 0; i < ups.size(); ++i) {
+    const Tensor mine = choice.eq(static_cast<int64_t>(i)).to(weight.scalar_type());
+    const Tensor gate = (weight * mine).sum(1, true);  // [N, 1]
+    const std::vector<Tensor> h = at::linear(x, ups[i]).chunk(2, -1);
+    const Tensor y = at::linear(at::silu(h[0]) * h[1], downs[i]).to(wide) * gate;
+    sum = sum.defined() ? sum + y : y;
+  }
+  return sum.to(x.scalar_type());
+}
+
+}  // namespace headloom::ops

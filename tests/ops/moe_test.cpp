@@ -1,0 +1,230 @@
+// The experts against loops over tokens, choices and units in double; the fused form against the
+// reference, with memory that a kernel fails to write poisoned with NaN; and what is refused. Run
+// again with ATEN_CPU_CAPABILITY=avx2 and =default.
+#include "ops/moe/op.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "testing/compare.h"
+#include "testing/poison.h"
+
+namespace headloom {
+namespace {
+
+using namespace test;
+
+struct Case {
+  std::string name = "";
+  int64_t tokens = 63, width = 20, hidden = 12, experts = 8, active = 3;
+  std::string choice = "random";  // "one": all choose the last; "half": half the experts stay empty
+  bool strided = false;
+};
+
+struct Problem {
+  Tensor x, up, down, weight;  // differentiable
+  Tensor choice;
+
+  Tensor run(const std::optional<std::string>& backend = {}) const {
+    return ops::moe(x, up, down, choice, weight, backend);
+  }
+};
+
+Problem make(const Case& c) {
+  at::manual_seed(7);
+  Problem p;
+  p.x = at::randn({c.tokens, c.strided ? 2 * c.width : c.width}, kDouble);
+  if (c.strided) p.x = p.x.slice(1, 0, 2 * c.width, 2);
+  p.up = at::randn({c.experts, 2 * c.hidden, c.width}, kDouble) * 0.5;
+  p.down = at::randn({c.experts, c.width, c.hidden}, kDouble) * 0.5;
+  p.weight = at::rand({c.tokens, c.active}, kDouble);
+  const Tensor scores = at::rand({c.tokens, c.experts});
+  if (c.choice == "half") scores.narrow(1, 0, c.experts / 2).zero_();
+  p.choice = std::get<1>(at::topk(scores, c.active));
+  if (c.choice == "one") p.choice.fill_(c.experts - 1);
+  return p;
+}
+
+Tensor naive(const Problem& p) {
+  const int64_t tokens = p.x.size(0), width = p.x.size(1), hidden = p.down.size(2);
+  const Tensor out = at::zeros({tokens, width}, kDouble);
+  const auto x = p.x.accessor<double, 2>(), weight = p.weight.accessor<double, 2>();
+  const auto up = p.up.accessor<double, 3>(), down = p.down.accessor<double, 3>();
+  const auto choice = p.choice.accessor<int64_t, 2>();
+  auto y = out.accessor<double, 2>();
+  for (int64_t n = 0; n < tokens; ++n) {
+    for (int64_t j = 0; j < choice.size(1); ++j) {
+      const int64_t e = choice[n][j];
+      for (int64_t i = 0; i < hidden; ++i) {
+        double g = 0, u = 0;
+        for (int64_t c = 0; c < width; ++c) {
+          g += up[e][i][c] * x[n][c];
+          u += up[e][hidden + i][c] * x[n][c];
+        }
+        const double a = g / (1 + std::exp(-g)) * u;
+        for (int64_t c = 0; c < width; ++c) y[n][c] += weight[n][j] * down[e][c][i] * a;
+      }
+    }
+  }
+  return out;
+}
+
+// The result and the gradients of x, up, down and weight.
+std::vector<Tensor> evaluate(Problem p, const char* backend, at::ScalarType type) {
+  std::vector<Tensor> leaves;
+  for (Tensor* t : {&p.x, &p.up, &p.down, &p.weight}) {
+    const bool weight = t == &p.weight && type != at::kDouble;
+    leaves.push_back(t->to(weight ? at::kFloat : type).detach().requires_grad_());
+    *t = leaves.back();
+  }
+  const Tensor y = p.run(backend);
+  at::manual_seed(11);
+  std::vector<Tensor> all = {y.detach()};
+  for (Tensor& g : torch::autograd::grad({y}, leaves, {at::randn(y.sizes(), kDouble).to(type)})) {
+    all.push_back(g);
+  }
+  return all;
+}
+
+std::vector<Case> cases() {
+  return {{.name = "odd"},
+          {.name = "one token", .tokens = 1},
+          {.name = "no token", .tokens = 0},
+          {.name = "many tokens", .tokens = 1000, .width = 33, .hidden = 7, .experts = 20},
+          {.name = "one expert", .experts = 1, .active = 1},
+          {.name = "one gets all", .choice = "one"},
+          {.name = "half are empty", .choice = "half"},
+          {.name = "every expert", .active = 8},
+          {.name = "one unit", .width = 1, .hidden = 1},
+          {.name = "wide", .tokens = 100, .width = 64, .hidden = 48},
+          {.name = "strided", .strided = true}};
+}
+
+TEST(Moe, ReferenceIsTheLoop) {
+  for (const Case& c : cases()) {
+    const Problem p = make(c);
+    EXPECT_TRUE(close(p.run("reference"), naive(p), 1e-12)) << c.name;
+  }
+}
+
+TEST(Moe, GradientsAgreeWithDifferences) {
+  Problem p = make({.tokens = 9, .width = 5, .hidden = 4, .experts = 4, .active = 2});
+  const std::vector<Tensor> leaves = {p.x, p.up, p.down, p.weight};
+  for (Tensor t : leaves) t.requires_grad_();
+  const Tensor cotangent = at::randn({9, 5}, kDouble);
+  EXPECT_TRUE(gradients_agree([&] { return (p.run() * cotangent).sum(); }, leaves));
+}
+
+TEST(Moe, FusedMatchesTheReference) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Problem p = make(c);
+    const auto expected = evaluate(p, "reference", at::kDouble);
+    std::vector<Tensor> got;
+    {
+      Poison poison;
+      got = evaluate(p, "fused", at::kFloat);
+    }
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(close(got[i], expected[i], 3e-6)) << i;
+  }
+}
+
+// A low-precision kernel may err at most twice as much as the plain low-precision computation.
+TEST(Moe, BFloat16ErrsLikeItsRounding) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Problem p = make(c);
+    const auto exact = evaluate(p, "reference", at::kDouble);
+    const auto plain = evaluate(p, "reference", at::kBFloat16);
+    std::vector<Tensor> got;
+    {
+      Poison poison;
+      got = evaluate(p, "fused", at::kBFloat16);
+    }
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_LE(relative_error(got[i], exact[i]),
+                2 * relative_error(plain[i], exact[i]) + 0.004)  // one rounding
+          << i;
+    }
+  }
+}
+
+TEST(Moe, SaturatedUnitsStayFinite) {
+  Problem p = make({});
+  p.x = p.x * 1000;
+  const auto expected = evaluate(p, "reference", at::kDouble);
+  const auto got = evaluate(p, "fused", at::kFloat);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(close(got[i], expected[i], 1e-5)) << i;
+}
+
+TEST(Moe, IsTheSameOnAnyNumberOfThreads) {
+  for (const Case& c : {Case{.name = "balanced", .tokens = 200},
+                        Case{.name = "one gets all", .tokens = 200, .choice = "one"}}) {
+    const Problem p = make(c);
+    const int before = at::get_num_threads();
+    std::vector<std::vector<Tensor>> results;
+    for (const int threads : {1, 2, 5}) {
+      at::set_num_threads(threads);
+      results.push_back(evaluate(p, "fused", at::kFloat));
+    }
+    at::set_num_threads(before);
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_TRUE(close(results[1][i], results[0][i], 1e-6)) << c.name << i;
+      EXPECT_TRUE(close(results[2][i], results[0][i], 1e-6)) << c.name << i;
+    }
+  }
+}
+
+TEST(Moe, AutocastKeepsTheWeights) {
+  Problem p = make({});
+  const Tensor exact = p.run();
+  for (Tensor* t : {&p.x, &p.up, &p.down, &p.weight}) *t = t->to(at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const Tensor y = p.run();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(close(y, exact, 0.02));
+}
+
+TEST(Moe, RefusesInOneSentence) {
+  const struct {
+    void (*apply)(Problem&);
+    const char* message;
+  } bad[] = {
+      {[](Problem& p) { p.x = p.x.unsqueeze(0); }, "x has shape [1, 63, 20], expected [N, C]"},
+      {[](Problem& p) { p.x = p.x.to(at::kLong); }, "x has dtype Long"},
+      {[](Problem& p) { p.up = p.up.narrow(1, 0, 5); }, "up has shape [8, 5, 20]"},
+      {[](Problem& p) { p.up = p.up.to(at::kFloat); }, "up has dtype Float, expected Double"},
+      {[](Problem& p) { p.down = p.down.narrow(0, 0, 4); }, "down has shape [4, 20, 12]"},
+      {[](Problem& p) { p.choice = p.choice.to(at::kFloat); }, "choice has dtype Float"},
+      {[](Problem& p) { p.choice = p.choice.narrow(0, 0, 3); }, "choice has shape [3, 3]"},
+      {[](Problem& p) { p.weight = p.weight.narrow(1, 0, 2); }, "weight has shape [63, 2]"},
+      {[](Problem& p) { p.weight = p.weight.to(at::kBFloat16); }, "weight has dtype BFloat16"},
+      {[](Problem& p) {
+         for (Tensor* t : {&p.x, &p.up, &p.down, &p.weight}) *t = t->to(at::kFloat);
+         p.choice[3][1] = 8;
+       },
+       "choice has the expert 8, expected one of 0 to 7"},
+  };
+  for (const auto& b : bad) {
+    Problem p = make({});
+    b.apply(p);
+    try {
+      p.run();
+      ADD_FAILURE() << "accepted: " << b.message;
+    } catch (const c10::Error& e) {
+      const std::string message = e.what_without_backtrace();
+      EXPECT_EQ(message.rfind("moe: ", 0), 0) << message;
+      EXPECT_NE(message.find(b.message), std::string::npos) << message;
+      EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+      EXPECT_EQ(message.back(), '.') << message;
+    }
+  }
+  EXPECT_THROW(make({}).run("fused"), c10::NotImplementedError);  // double
+  EXPECT_THROW(make({}).run("quick"), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace headloom
