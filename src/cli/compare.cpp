@@ -85,7 +85,8 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
            .train_loss = p.train_loss,
            .loss = p.loss,
            .quality = metric(outcome.tasks[r.task], p),
-           .accuracy = outcome.tasks[r.task].bytes_per_token > 0 ? report::kUnknown : p.accuracy});
+           .accuracy = outcome.tasks[r.task].bytes_per_token > 0 ? report::kUnknown : p.accuracy,
+           .expert_load = p.expert_load});
     }
     run.tokens_per_second = r.tokens_per_second;
     run.peak_memory_bytes =

@@ -35,6 +35,7 @@ int run(const Arguments& a) {
   if (a.json) {
     nlohmann::ordered_json json = {{"length", length},
                                    {"parameters", costs.parameters},
+                                   {"active_parameters", costs.active_parameters},
                                    {"flops_per_token", costs.flops_per_token},
                                    {"mechanism_flops_share", costs.mechanism_share},
                                    {"mechanism_parameters_share", costs.mechanism_parameters},
@@ -59,6 +60,10 @@ int run(const Arguments& a) {
   }
   std::printf("\nparameters            %s\n",
               human_count(static_cast<double>(costs.parameters)).c_str());
+  if (costs.active_parameters < costs.parameters) {
+    std::printf("active parameters     %s of them work for a token\n",
+                human_count(static_cast<double>(costs.active_parameters)).c_str());
+  }
   std::printf("forward FLOPs a token %s at length %lld\n",
               human_count(costs.flops_per_token).c_str(), static_cast<long long>(length));
   if (model.kind == "decoder" || model.kind == "encoder_decoder") {

@@ -14,6 +14,7 @@
 #include "core/fields.h"
 #include "core/text.h"
 #include "mixers/nn.h"
+#include "mixers/observed.h"
 #include "mixers/state.h"
 
 namespace headloom {
@@ -48,6 +49,8 @@ struct MixerContext {
   // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
   // are absent then.
   LayerState* state = nullptr;
+  // Training: where layers leave auxiliary losses and what is watched of them.
+  Observed* observed = nullptr;
 };
 
 // One part of a mixer's cost, as a formula and a number. FLOPs count a multiply-add as two, forward
@@ -58,6 +61,9 @@ struct Cost {
   int64_t parameters = 0;
   double flops_per_token = 0;
   bool mechanism = false;  // what the mechanism adds to plain attention
+  // Of the parameters, those that a token leaves idle: what of a mixture of experts it did not
+  // choose.
+  int64_t idle_parameters = 0;
 };
 
 class TokenMixer : public Module {

@@ -1,5 +1,6 @@
 #include "mixers/nn.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -90,32 +91,50 @@ Rotary Rotary::retention(int64_t head_dim) {
 }
 
 void Rotary::prepare(int64_t length, const Tensor& like) {
-  if (cos_.defined() && cos_.size(0) >= length && cos_.device() == like.device() &&
-      cos_.scalar_type() == like.scalar_type()) {
-    return;
-  }
+  const Tensor& present = interleaved_ ? turn_ : cos_;
+  const auto type = interleaved_ ? at::toComplexType(like.scalar_type()) : like.scalar_type();
+  const int64_t had = present.defined() ? present.size(0) : 0;
+  if (had >= length && present.device() == like.device() && present.scalar_type() == type) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
-  const int64_t grown = std::max<int64_t>(length, cos_.defined() ? 2 * cos_.size(0) : 0);
+  const int64_t grown = std::max<int64_t>(length, 2 * had);
   const Tensor frequency = at::pow(base_, at::arange(0, rotary_, 2, options) * (-1.0 / span_));
   const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
+  if (interleaved_) {
+    turn_ = at::polar(at::ones_like(angle), angle).to(type);
+    return;
+  }
   cos_ = angle.cos().to(like.scalar_type());
   sin_ = angle.sin().to(like.scalar_type());
 }
 
 Tensor Rotary::apply(const Tensor& x, int64_t offset) {
   const int64_t length = x.size(1);
+  if (interleaved_) {
+    // Pairs are complex numbers, which turn in one product. Narrow types have no complex one.
+    const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
+    Tensor pairs = x.narrow(-1, 0, rotary_).to(wide).unflatten(-1, {rotary_ / 2, 2});
+    const auto strides = pairs.sym_strides();
+    const bool fits = std::all_of(strides.begin(), strides.end() - 1,
+                                  [](const c10::SymInt& s) { return s % 2 == 0; });
+    if (!fits || strides.back() != 1 || pairs.sym_storage_offset() % 2 != 0) {
+      pairs = pairs.contiguous();
+    }
+    prepare(offset + length, pairs);
+    const Tensor turn = turn_.narrow(0, offset, length).unsqueeze(1);  // [T, 1, rotary/2]
+    const Tensor out =
+        at::view_as_real(at::view_as_complex(pairs) * turn).flatten(-2).to(x.scalar_type());
+    if (rotary_ == x.size(-1)) return out;
+    return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
+  }
   prepare(offset + length, x);
   const Tensor cos = cos_.narrow(0, offset, length).unsqueeze(1);  // [T, 1, rotary/2]
   const Tensor sin = sin_.narrow(0, offset, length).unsqueeze(1);
   const int64_t half = rotary_ / 2;
   const Tensor turned = x.narrow(-1, 0, rotary_);
-  const Tensor a = interleaved_ ? turned.slice(-1, 0, rotary_, 2) : turned.narrow(-1, 0, half);
-  const Tensor b = interleaved_ ? turned.slice(-1, 1, rotary_, 2) : turned.narrow(-1, half, half);
-  const Tensor a2 = a * cos - b * sin;
-  const Tensor b2 = b * cos + a * sin;
-  const Tensor out = interleaved_ ? at::stack({a2, b2}, -1).flatten(-2) : at::cat({a2, b2}, -1);
+  const Tensor a = turned.narrow(-1, 0, half), b = turned.narrow(-1, half, half);
+  const Tensor out = at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
   if (rotary_ == x.size(-1)) return out;
   return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
 }

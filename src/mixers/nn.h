@@ -98,8 +98,9 @@ class Rotary {
   bool interleaved_;
   double base_;
   int64_t rotary_;
-  double span_;       // freq_i = base^(-2i / span)
-  Tensor cos_, sin_;  // [L, rotary/2], grown on demand
+  double span_;  // freq_i = base^(-2i / span)
+  // Grown on demand, [L, rotary/2]: cosines and sines; interleaved: both in one complex table.
+  Tensor cos_, sin_, turn_;
 };
 
 // ALiBi (Press et al. 2022): -slope_h * distance with slope_h = 2^(-8(h+1)/H). [1, H, T, S].

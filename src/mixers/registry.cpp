@@ -26,6 +26,10 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(mlp)                         \
   X(swiglu)                      \
   X(rwkv_channel)                \
+  X(mlp)                         \
+  X(swiglu)                      \
+  X(rwkv_channel)                \
+  X(moe)                         \
   X(none)
 
 #define DECLARE(name) TokenMixerEntry name##_mixer();

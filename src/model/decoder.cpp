@@ -38,6 +38,7 @@ Tensor Decoder::extend(const Tensor& tokens, DecoderState& state) {
 
 Tensor Decoder::hidden(const ModelInput& input) {
   MixerContext context;
+  context.observed = input.observed;
   context.lengths = input.lengths;
   context.documents = input.documents;
   return layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);

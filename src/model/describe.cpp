@@ -7,6 +7,7 @@ void add(std::vector<Cost>& parts, const Cost& cost) {
   for (Cost& present : parts) {
     if (present.part == cost.part && present.formula == cost.formula) {
       present.parameters += cost.parameters;
+      present.idle_parameters += cost.idle_parameters;
       present.flops_per_token += cost.flops_per_token;
       return;
     }
@@ -45,6 +46,8 @@ ModelCosts model_costs(const Model& model, int64_t length) {
     out.parts.push_back(
         {.part = "norms and positions", .formula = "-", .parameters = out.parameters - counted});
   }
+  out.active_parameters = out.parameters;
+  for (const Cost& part : out.parts) out.active_parameters -= part.idle_parameters;
   double mechanism = 0, mechanism_parameters = 0;
   for (const Cost& part : out.parts) {
     out.flops_per_token += part.flops_per_token;

@@ -8,6 +8,7 @@ namespace headloom {
 struct ModelCosts {
   std::vector<Cost> parts;  // equal parts of all layers added up
   int64_t parameters = 0;
+  int64_t active_parameters = 0;     // those that work for a token: without experts not chosen
   double flops_per_token = 0;        // forward, at the given length
   double mechanism_share = 0;        // of the forward FLOPs, added over plain attention
   double mechanism_parameters = 0;   // likewise of the parameters

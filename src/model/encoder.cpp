@@ -20,6 +20,7 @@ Encoder::Encoder(const ModelConfig& config)
 
 Tensor Encoder::hidden(const ModelInput& input) {
   MixerContext context;
+  context.observed = input.observed;
   context.lengths = input.lengths;
   context.documents = input.documents;
   const Tensor x =

@@ -41,6 +41,7 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
 Tensor EncoderDecoder::encode(const ModelInput& input) {
   require(input.source.defined(), "an encoder-decoder needs a source, but got none.");
   MixerContext context;
+  context.observed = input.observed;
   context.lengths = input.source_lengths;
   return encoder_layers_.forward(source_embedding_.forward(input.source, {}, is_training()),
                                  context);
@@ -48,6 +49,7 @@ Tensor EncoderDecoder::encode(const ModelInput& input) {
 
 Tensor EncoderDecoder::decode(const Tensor& memory, const ModelInput& input) {
   MixerContext context;
+  context.observed = input.observed;
   context.lengths = input.lengths;
   context.memory = memory;
   context.memory_lengths = input.source_lengths;

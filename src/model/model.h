@@ -7,13 +7,14 @@ namespace headloom {
 
 // What a model is given. Each kind reads its own part; the rest stays undefined.
 struct ModelInput {
-  Tensor tokens = {};          // [B, T] int64
-  Tensor lengths = {};         // [B] int64: tokens beyond are padding; undefined: none is
-  Tensor documents = {};       // [B, T] int64: attention stays inside a document
-  Tensor segments = {};        // [B, T] int64: kinds of segment embeddings; undefined: all 0
-  Tensor source = {};          // [B, S] int64
-  Tensor source_lengths = {};  // [B] int64, as lengths
-  Tensor images = {};          // [B, channels, height, width]
+  Tensor tokens = {};            // [B, T] int64
+  Tensor lengths = {};           // [B] int64: tokens beyond are padding; undefined: none is
+  Tensor documents = {};         // [B, T] int64: attention stays inside a document
+  Tensor segments = {};          // [B, T] int64: kinds of segment embeddings; undefined: all 0
+  Tensor source = {};            // [B, S] int64
+  Tensor source_lengths = {};    // [B] int64, as lengths
+  Tensor images = {};            // [B, channels, height, width]
+  Observed* observed = nullptr;  // training: what layers leave beside their output
 };
 
 class Model : public torch::nn::Module {

@@ -111,6 +111,15 @@ std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, cons
 std::string simplified(const char* form) {
   return layer("type = \"shaped\", heads = 8", "type = \"mlp\", activation = \"relu\"") +
          str("block = { type = \"simplified\", form = \"", form, "\" }\n");
+// DeepSeekMoE: the first layer stays dense.
+std::string deepseek_moe(int64_t width, int64_t depth, int64_t heads, int64_t dense,
+                         const std::string& experts) {
+  const std::string mixer = str("type = \"mha\", heads = ", heads);
+  const std::string first = str("type = \"swiglu\", hidden = ", dense);
+  const std::string rest = "type = \"moe\", " + experts;
+  std::string out = size(width, depth) + layer(mixer, first.c_str());
+  for (int64_t i = 1; i < depth; ++i) out += layer(mixer, rest.c_str());
+  return out;
 }
 
 }  // namespace
@@ -204,6 +213,15 @@ const std::vector<ModelPreset>& model_presets() {
        "Gu & Dao 2023", mamba(256, 12)},
       {"mamba-130m", "129M: the smallest of the released Mamba models; vocabulary 50277",
        "Gu & Dao 2023", mamba(768, 24)},
+      {"deepseek_moe-tiny",
+       "width 256, 6 layers: 16 routed experts of which 3 work, one shared, the first layer dense",
+       "Dai et al. 2024",
+       deepseek_moe(256, 6, 8, 688, "hidden = 176, routed = 16, shared = 1, active = 3")},
+      {"deepseek_moe-16b", "16.4B, of which 2.8B work for a token: 64 routed experts, 2 shared",
+       "Dai et al. 2024, section 5.1.2",
+       "vocabulary = 102400\ntied = false\ninit_std = 0.006\n" +
+           deepseek_moe(2048, 28, 16, 10944,
+                        "hidden = 1408, routed = 64, shared = 2, active = 6, balance = 0.001")},
   };
   return presets;
 }

@@ -50,6 +50,7 @@ std::vector<OpCase> selective_scan_cases();
 std::vector<OpCase> causal_conv1d_cases();
 std::vector<OpCase> aft_cases();
 std::vector<OpCase> moe_cases();
+std::vector<OpCase> gated_norm_cases();
 
 std::vector<OpCase> all_cases();
 

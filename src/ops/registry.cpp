@@ -5,6 +5,7 @@
 
 #include "ops/aft/fused.h"
 #include "ops/composed_attention/fused.h"
+#include "ops/gated_norm/fused.h"
 #include "ops/moe/fused.h"
 #include "ops/retention/fused.h"
 #include "ops/token_shift/fused.h"
@@ -26,6 +27,9 @@ std::vector<OpCase> all_cases() {
     // clang-format on
         moe_cases()}) {
   // clang-format on
+        moe_cases(),
+        gated_norm_cases()}) {
+    // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
   return cases;
@@ -63,6 +67,8 @@ std::vector<OpInfo> operators() {
        "Zhai et al. 2021", aft_limits()},
       {"moe", "SwiGLU experts, each on the tokens that chose it", "Dai et al. 2024 (DeepSeekMoE)",
        moe_limits()},
+      {"gated_norm", "a norm of each head's values behind a swish gate", "Sun et al. 2023",
+       gated_norm_limits()},
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "core/text.h"
@@ -251,6 +252,62 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
                  : "";
   caption += "Whiskers reach from the lowest seed to the highest.";
   return {to_svg(scatter), caption};
+}
+
+Chart expert_chart(const TaskSummary& t, const Row& row) {
+  // Which expert is which differs between seeds: the experts of a layer are put in order of their
+  // load, and then the seeds' are averaged.
+  struct Layer {
+    std::vector<std::vector<double>> seeds;
+  };
+  std::map<int64_t, Layer> layers;
+  for (const Run* run : row.runs) {
+    if (run->points.empty() || run_failed(*run)) continue;
+    for (auto [layer, shares] : run->points.back().expert_load) {
+      std::sort(shares.begin(), shares.end(), std::greater<>());
+      auto& seeds = layers[layer].seeds;
+      if (seeds.empty() || seeds[0].size() == shares.size()) seeds.push_back(shares);
+    }
+  }
+  if (layers.empty()) return {};
+  constexpr size_t kMostLines = 8;
+  const size_t every = (layers.size() + kMostLines - 1) / kMostLines;
+  LineChart chart;
+  size_t experts = 0, index = 0;
+  double highest = 0;
+  std::vector<std::string> notes;
+  for (const auto& [layer, loads] : layers) {
+    if (index++ % every != 0) continue;
+    Line line{str("layer ", layer), 1 + static_cast<int>(chart.lines.size()) % kStyles, false, {}};
+    const size_t count = loads.seeds[0].size();
+    for (size_t i = 0; i < count; ++i) {
+      std::vector<double> shares;
+      for (const auto& seed : loads.seeds) shares.push_back(seed[i]);
+      const Stat stat = stat_of(shares);
+      line.points.push_back({static_cast<double>(i + 1), stat.mean, stat.low, stat.high});
+      highest = std::max(highest, stat.high);
+    }
+    experts = std::max(experts, count);
+    notes.push_back(str(line.label, " from ", percent(line.points.back().y), " to ",
+                        percent(line.points.front().y)));
+    chart.lines.push_back(std::move(line));
+  }
+  const double equal = 1 / static_cast<double>(experts);
+  chart.lines.push_back(
+      {"equal",
+       0,
+       false,
+       {{1, equal, equal, equal}, {static_cast<double>(experts), equal, equal, equal}}});
+  chart.x = make_axis("experts, the busiest first", Unit::kPlain, 1,
+                      static_cast<double>(std::max<size_t>(experts, 2)));
+  chart.y = make_axis("share of the choices", Unit::kPercent, 0, std::max(highest, 2 * equal));
+  chart.title = "Expert load of " + row.model->label + " on " + t.task->name;
+  chart.description = "Share of all choices an expert gets: " + list_of(notes);
+  std::string caption = "<b>Expert load</b> of " + rich("`" + row.model->label + "`") +
+                        ": the share of all choices in training that each expert got since the "
+                        "evaluation before the last, layer by layer.";
+  if (every > 1) caption += str(" One layer of ", every, " is shown.");
+  return {to_svg(chart), caption};
 }
 
 std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& row) {

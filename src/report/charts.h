@@ -33,6 +33,8 @@ Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
 Chart gap_chart(const Comparison& c, const TaskSummary& t);
 // Quality, training speed and decoding state at once.
 Chart cost_chart(const Comparison& c, const TaskSummary& t);
+// How evenly the experts of a model work, layer by layer; for models that have experts.
+Chart expert_chart(const TaskSummary& t, const Row& row);
 // The seeds' results of a row, on the scale of the task's table.
 std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& row);
 

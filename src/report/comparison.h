@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ struct Point {
   double loss = kUnknown;        // nats per target token on held-out data
   double quality = kUnknown;     // the task's metric (TaskInfo::metric) on held-out data
   double accuracy = kUnknown;    // fraction of exactly matching answers, where the task has answers
+  // The share of all choices that each expert got in training, by layer; empty without experts.
+  std::map<int64_t, std::vector<double>> expert_load{};
 };
 
 enum class RunState { kRunning, kFinished, kFailed };

@@ -108,6 +108,7 @@ std::string task_section(const Comparison& c, const TaskSummary& t) {
   if (t.has_accuracy) figures += figure(accuracy_chart(c, t));
   if (!t.task->percent && t.rows.size() > 1) figures += figure(gap_chart(c, t));
   figures += figure(cost_chart(c, t));
+  for (const Row& row : t.rows) figures += figure(expert_chart(t, row));
   return element("section", "task",
                  out + (figures.empty() ? "" : element("div", "figures", figures))) +
          "\n";

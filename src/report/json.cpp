@@ -31,6 +31,9 @@ Json to_json(const Run& run) {
                       {"loss", number(p.loss)},
                       {"quality", number(p.quality)},
                       {"accuracy", number(p.accuracy)}});
+    for (const auto& [layer, shares] : p.expert_load) {
+      points.back()["expert_load"][std::to_string(layer)] = shares;
+    }
   }
   const char* state = run_failed(run)                    ? "failed"
                       : run.state == RunState::kFinished ? "finished"

@@ -28,8 +28,10 @@ ModelInput model_input(const data::Batch& batch) {
           .images = batch.images};
 }
 
-BatchLoss batch_loss(Model& model, const data::Batch& batch) {
-  Tensor hidden = model.hidden(model_input(batch)).flatten(0, -2);
+BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed) {
+  ModelInput input = model_input(batch);
+  input.observed = observed;
+  Tensor hidden = model.hidden(input).flatten(0, -2);
   Tensor targets = batch.targets.flatten();
   const Tensor kept = targets.ne(data::kIgnore).nonzero().squeeze(1);
   const int64_t count = kept.numel();

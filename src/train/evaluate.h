@@ -21,8 +21,9 @@ struct BatchLoss {
 
 ModelInput model_input(const data::Batch& batch);
 
-// Logits are computed only where there is a target.
-BatchLoss batch_loss(Model& model, const data::Batch& batch);
+// Logits are computed only where there is a target. Layers leave their auxiliary losses in
+// `observed`, where it is given; `sum` does not include them.
+BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed = nullptr);
 
 // At most `sequences` held-out sequences in batches of `batch`. Leaves the model in its mode.
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch);

@@ -28,6 +28,27 @@ int64_t integer(const Json& json, const char* key, int64_t fallback) {
   return json.contains(key) && json[key].is_number_integer() ? json[key].get<int64_t>() : fallback;
 }
 
+Json to_json(const ExpertLoad& load) {
+  Json json = Json::object();
+  for (const auto& [layer, shares] : load) {
+    Json& list = json[std::to_string(layer)];
+    for (const double share : shares) list.push_back(std::round(share * 1e6) / 1e6);
+  }
+  return json;
+}
+
+ExpertLoad expert_load(const Json& json) {
+  ExpertLoad load;
+  if (!json.contains("expert_load") || !json["expert_load"].is_object()) return load;
+  for (const auto& [layer, shares] : json["expert_load"].items()) {
+    if (!shares.is_array()) continue;
+    for (const Json& share : shares) {
+      load[std::atoll(layer.c_str())].push_back(share.is_number() ? share.get<double>() : 0);
+    }
+  }
+  return load;
+}
+
 std::optional<EvalPoint> evaluation(const Json& json) {
   if (!json.is_object() || !json.contains("eval_loss")) return std::nullopt;
   return EvalPoint{.step = integer(json, "step", 0),
@@ -35,7 +56,8 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .seconds = real(json, "seconds"),
                    .loss = real(json, "eval_loss"),
                    .accuracy = real(json, "accuracy"),
-                   .train_loss = real(json, "train_loss")};
+                   .train_loss = real(json, "train_loss"),
+                   .expert_load = expert_load(json)};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
@@ -108,11 +130,27 @@ Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
 void Metrics::remember(const StepPoint& point) {
   losses_.push_back(point.loss);
   step_seconds_.push_back(point.seconds);
+  if (point.expert_load.empty()) return;
+  ++load_steps_;
+  for (const auto& [layer, shares] : point.expert_load) {
+    load_[layer].resize(shares.size());
+    for (size_t i = 0; i < shares.size(); ++i) load_[layer][i] += shares[i];
+  }
 }
 
 void Metrics::remember(const EvalPoint& point) {
   evaluations_.push_back(point);
   losses_.clear();
+  load_.clear();
+  load_steps_ = 0;
+}
+
+ExpertLoad Metrics::mean_load() const {
+  ExpertLoad mean = load_;
+  for (auto& [layer, shares] : mean) {
+    for (double& share : shares) share /= static_cast<double>(load_steps_);
+  }
+  return mean;
 }
 
 double Metrics::mean_loss() const {
@@ -130,23 +168,25 @@ void Metrics::append(const std::string& line) {
 
 void Metrics::add(const StepPoint& p) {
   remember(p);
-  append(Json{{"step", p.step},
-              {"loss", number(p.loss)},
-              {"lr", p.lr},
-              {"gradient_norm", number(p.gradient_norm)},
-              {"step_seconds", p.seconds}}
-             .dump());
+  Json json = {{"step", p.step},
+               {"loss", number(p.loss)},
+               {"lr", p.lr},
+               {"gradient_norm", number(p.gradient_norm)},
+               {"step_seconds", p.seconds}};
+  if (p.balance_loss) json["balance_loss"] = number(*p.balance_loss);
+  append(json.dump());
 }
 
 void Metrics::add(const EvalPoint& p) {
   remember(p);
-  append(Json{{"step", p.step},
-              {"tokens", p.tokens},
-              {"seconds", p.seconds},
-              {"eval_loss", number(p.loss)},
-              {"accuracy", number(p.accuracy)},
-              {"train_loss", number(p.train_loss)}}
-             .dump());
+  Json json = {{"step", p.step},
+               {"tokens", p.tokens},
+               {"seconds", p.seconds},
+               {"eval_loss", number(p.loss)},
+               {"accuracy", number(p.accuracy)},
+               {"train_loss", number(p.train_loss)}};
+  if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);
+  append(json.dump());
 }
 
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path) {

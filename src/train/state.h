@@ -30,20 +30,26 @@ struct TrainState {
 std::string state_json(const TrainState& state);
 TrainState parse_state(const std::string& json, const std::string& path);
 
+// The share of all choices that each expert got, by the layer's index.
+using ExpertLoad = std::map<int64_t, std::vector<double>>;
+
 // One evaluation on held-out data.
 struct EvalPoint {
   int64_t step = 0;
-  int64_t tokens = 0;     // trained on so far
-  double seconds = 0;     // of training so far
-  double loss = 0;        // nats a target token, held out
-  double accuracy = 0;    // of target tokens or whole sequences, as the task says
-  double train_loss = 0;  // mean since the evaluation before
+  int64_t tokens = 0;           // trained on so far
+  double seconds = 0;           // of training so far
+  double loss = 0;              // nats a target token, held out
+  double accuracy = 0;          // of target tokens or whole sequences, as the task says
+  double train_loss = 0;        // mean since the evaluation before
+  ExpertLoad expert_load = {};  // likewise, in training; empty without experts
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.
 struct StepPoint {
   int64_t step = 0;
   double loss = 0, lr = 0, gradient_norm = 0, seconds = 0;
+  std::optional<double> balance_loss = {};  // of layers with experts; not part of `loss`
+  ExpertLoad expert_load = {};              // kept until the next evaluation, not written
 };
 
 class Metrics {
@@ -58,6 +64,8 @@ class Metrics {
   const std::vector<double>& step_seconds() const { return step_seconds_; }
   // Mean training loss of the steps since the last evaluation.
   double mean_loss() const;
+  // Mean expert load since the last evaluation or, if that is later, since a resume.
+  ExpertLoad mean_load() const;
 
  private:
   void append(const std::string& line);
@@ -66,6 +74,8 @@ class Metrics {
   std::string path_;
   std::vector<EvalPoint> evaluations_;
   std::vector<double> step_seconds_, losses_;
+  ExpertLoad load_;  // sum
+  int64_t load_steps_ = 0;
 };
 
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);

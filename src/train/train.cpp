@@ -154,17 +154,19 @@ class Trainer {
     }
     // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
     double loss = 0;
+    StepPoint point;
     for (const data::Batch& batch : batches) {
       Tensor mean;
+      Observed observed;
       {
         Autocast autocast(options_.dtype);
-        mean = batch_loss(*model_, batch).sum / static_cast<double>(targets);
+        mean = batch_loss(*model_, batch, &observed).sum / static_cast<double>(targets);
       }
-      mean.backward();
       loss += mean.item<double>();
+      add_observed(observed, static_cast<double>(pieces), mean, point);
+      mean.backward();
     }
     if (!std::isfinite(loss)) stop_diverged("the loss", loss, state_.step + 1);
-    StepPoint point;
     point.lr = options_.lr_at(state_.step);
     point.gradient_norm = optimizer_->step(point.lr);
     if (!std::isfinite(point.gradient_norm)) {
@@ -175,6 +177,22 @@ class Trainer {
     point.step = state_.step;
     point.loss = loss;
     return point;
+  }
+
+  // Adds the auxiliary losses of one of `pieces` to what is minimised, and to the step's record.
+  static void add_observed(const Observed& observed, double pieces, Tensor& loss,
+                           StepPoint& point) {
+    if (observed.loss.defined()) {
+      const Tensor extra = observed.loss / pieces;
+      loss = loss + extra;
+      point.balance_loss = point.balance_loss.value_or(0) + extra.item<double>();
+    }
+    for (const auto& [layer, load] : observed.load) {
+      const Tensor shares = load.to(at::kDouble).contiguous();
+      std::vector<double>& sum = point.expert_load[layer];
+      sum.resize(static_cast<size_t>(shares.numel()));
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += shares.const_data_ptr<double>()[i] / pieces;
+    }
   }
 
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
@@ -198,7 +216,8 @@ class Trainer {
                           .seconds = state_.seconds,
                           .loss = e.loss,
                           .accuracy = e.accuracy,
-                          .train_loss = metrics_->mean_loss()};
+                          .train_loss = metrics_->mean_loss(),
+                          .expert_load = metrics_->mean_load()};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;

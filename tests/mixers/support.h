@@ -17,6 +17,14 @@ inline std::shared_ptr<TokenMixer> mixer(const std::string& name, const std::str
   return spec->build(shape);
 }
 
+inline std::shared_ptr<ChannelMixer> channel_mixer(const std::string& name,
+                                                   const std::string& options,
+                                                   const LayerShape& shape) {
+  const auto spec = make_spec(channel_mixers(), "channel mixer", name);
+  read_fields(parse_toml(options, "test"), *spec, name);
+  return spec->build(shape);
+}
+
 inline std::map<std::string, Tensor> parameters(const torch::nn::Module& module) {
   std::map<std::string, Tensor> out;
   for (const auto& item : module.named_parameters()) out[item.key()] = item.value();

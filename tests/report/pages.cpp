@@ -78,6 +78,18 @@ std::map<std::string, Comparison> pages() {
     }
   }
 
+  Comparison& experts = out["experts"] = quickstart();
+  for (auto& run : experts.runs) {
+    if (run.model != "multi_token") continue;
+    for (Point& p : run.points) {
+      for (int64_t layer = 1; layer < 12; ++layer) {
+        for (int i = 0; i < 16; ++i) {
+          p.expert_load[layer].push_back((i + 1.0 + static_cast<double>(run.seed % 3)) / 136);
+        }
+      }
+    }
+  }
+
   out["nothing"] = quickstart();
   out["nothing"].runs.clear();
   out["empty"] = {};
@@ -151,8 +163,8 @@ TEST_P(Page, CanBeWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Page,
-                         testing::Values("quickstart", "progress", "failed", "many", "nothing",
-                                         "empty", "single", "hostile"),
+                         testing::Values("quickstart", "progress", "failed", "many", "experts",
+                                         "nothing", "empty", "single", "hostile"),
                          [](const auto& info) { return info.param; });
 
 TEST(Report, EscapesLabels) {
@@ -176,6 +188,20 @@ TEST(Report, ShowsFailedAndMissingRuns) {
   EXPECT_NE(to_html(pages().at("single")).find("On text, no run gave a result."),
             std::string::npos);
   EXPECT_NE(nothing.find("On text, no run has finished yet."), std::string::npos);
+}
+
+TEST(Report, DrawsTheLoadOfModelsWithExperts) {
+  const std::string html = to_html(pages().at("experts"));
+  size_t count = 0;
+  for (size_t at = 0; (at = html.find("Expert load of multi_token on", at)) != std::string::npos;
+       ++at) {
+    ++count;
+  }
+  EXPECT_EQ(count, quickstart().tasks.size());
+  EXPECT_NE(html.find("One layer of 2 is shown."), std::string::npos);
+  EXPECT_NE(to_json(pages().at("experts")).find("\"expert_load\""), std::string::npos);
+  EXPECT_EQ(to_html(quickstart()).find("Expert load"), std::string::npos);
+  EXPECT_EQ(to_json(quickstart()).find("expert_load"), std::string::npos);
 }
 
 TEST(Report, TextTableIsAligned) {

@@ -4,10 +4,12 @@
 //   o_h  = retention(q_h, k_h, v_h; gamma_h),        gamma_h = 1 - 2^(-5-h), values of size E
 //   y    = (SiLU(x Wg) * concat_h(RMSNorm(o_h))) Wo  no scale in the norm, eps 1e-6
 //
-// Row n is also divided by sqrt(sum_m gamma^(n-m)), as in the published code: a positive factor
-// that the norm removes, and that keeps the numbers small. The published code's second factor,
-// max(|row sum|, 1), depends on how the row is computed; float32 sums do not need it.
+// The published code also divides row n by sqrt(sum_m gamma^(n-m)): a positive factor that the norm
+// removes, up to its eps. Here, as D^-1/2, it is left out of the rows and eps is raised instead,
+// which is the same. Its second factor, max(|row sum|, 1), depends on how the row is computed;
+// float32 sums do not need it.
 #include "mixers/mixer.h"
+#include "ops/gated_norm/op.h"
 #include "ops/retention/op.h"
 
 namespace headloom {
@@ -65,21 +67,16 @@ class Retention final : public TokenMixer {
     if (context.memory.defined()) {
       usage_error("retention does not read a memory; cross-attention needs an attention mixer.");
     }
-    const int64_t heads = options_.heads, width = x.size(-1), length = x.size(1);
-    const Tensor all = qkv_->forward(x);
-    const auto part = [&](int64_t from, int64_t size) {
-      return all.narrow(-1, from, size).unflatten(-1, {heads, size / heads});
-    };
-    const auto real = x.options().dtype(at::kDouble).requires_grad(false);
-    const Tensor gamma = 1 - at::exp2(-5 - at::arange(heads, real));
-    const Tensor row = row_factors(gamma, length, context.documents).to(all.scalar_type());
-    const double scale = 1 / std::sqrt(static_cast<double>(width / heads));
-    const Tensor q = rotary_.apply(part(0, width), 0) * row.unsqueeze(-1);
-    const Tensor k = rotary_.apply(part(width, width), 0) * scale;
-    const auto [o, state] =
-        ops::retention(q, k, part(2 * width, values_), gamma,
-                       {.state = {}, .documents = context.documents, .chunk = options_.chunk});
-    return output_->forward(at::silu(gate_->forward(x)) * rms_norm(o, 1e-6).flatten(-2));
+    return std::get<0>(mixed(x, {}, context.documents, 0));
+  }
+
+  bool stateful() const override { return true; }
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+    if (state.tensors.empty()) state.tensors.resize(1);
+    auto [y, last] = mixed(x, state.tensors[0], {}, state.position);
+    state.tensors[0] = last;
+    state.position += x.size(1);
+    return y;
   }
 
   std::vector<Cost> costs(int64_t length) const override {
@@ -105,18 +102,40 @@ class Retention final : public TokenMixer {
   double state_bytes_per_token() const override { return 0; }
 
  private:
-  // 1 / sqrt(sum_m gamma^(n-m)) over the positions m <= n of n's document, [1 or B, T, H].
-  static Tensor row_factors(const Tensor& gamma, int64_t length, const Tensor& documents) {
-    Tensor age =
-        at::arange(1, length + 1, gamma.options()).unsqueeze(0);  // in the document, from 1
+  // The output and the state after x, the first of whose positions is `first`.
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
+                                   int64_t first) {
+    const int64_t heads = options_.heads, width = x.size(-1);
+    const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * width, values_}, -1);
+    const auto by_head = [](const Tensor& t, int64_t count) {
+      return t.unflatten(-1, {count, t.size(-1) / count});
+    };
+    const std::vector<Tensor> turned =
+        rotary_.apply(by_head(parts[0], 2 * heads), first).split(heads, 2);
+    const auto real = x.options().dtype(at::kDouble).requires_grad(false);
+    const Tensor gamma = 1 - at::exp2(-5 - at::arange(heads, real));
+    const auto [o, last] =
+        ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
+                       {.state = state, .documents = documents, .chunk = options_.chunk});
+    const double dim = static_cast<double>(width / heads);
+    const Tensor eps = (1e-6 * dim) * row_sums(gamma, x.size(1), documents, first);
+    const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
+                                     x.scalar_type() == at::kDouble ? eps : eps.to(at::kFloat));
+    return {output_->forward(y.flatten(-2)), last};
+  }
+
+  // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H].
+  static Tensor row_sums(const Tensor& gamma, int64_t length, const Tensor& documents,
+                         int64_t first) {
+    // In the document, from 1.
+    Tensor age = at::arange(first + 1, first + length + 1, gamma.options()).unsqueeze(0);
     if (documents.defined()) {
       const Tensor begins =
           documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
       const Tensor before = age.narrow(1, 0, length - 1) * begins;
       age = age - at::constant_pad_nd(std::get<0>(at::cummax(before, 1)), {1, 0});
     }
-    const Tensor sum = (1 - at::pow(gamma, age.unsqueeze(-1))) / (1 - gamma);
-    return sum.rsqrt();
+    return (1 - at::pow(gamma, age.unsqueeze(-1))) / (1 - gamma);
   }
 
   static Rotary rotary(const Options& options, const LayerShape& shape) {

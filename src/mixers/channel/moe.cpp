@@ -1,0 +1,203 @@
+// Mixture of experts (DeepSeekMoE, Dai et al. 2024; options of DeepSeek-V2 and V3, 2024): many
+// small SwiGLU experts of which each token chooses a few, beside shared ones that see every token.
+//
+//   s   = softmax(x Wg) over the routed experts, in float32       or sigmoid(x Wg)
+//   y   = shared(x) + sum over the chosen i of g_i expert_i(x)    g_i = s_i
+//   add alpha sum_i f_i P_i to the loss                           the balance loss
+//
+// with f_i = routed / (active tokens) (tokens that chose i) and P_i the mean of s_i, the scores of
+// a token taken as shares. The shared experts are one SwiGLU of their joint width.
+#include <ATen/autocast_mode.h>
+
+#include "mixers/mixer.h"
+#include "ops/moe/op.h"
+
+namespace headloom {
+namespace {
+
+struct Options {
+  std::optional<int64_t> hidden;
+  int64_t routed = 64, shared = 2, active = 6;
+  std::string scores = "softmax";
+  bool renormalise = false;
+  double scaling = 1;
+  double balance = 0.001;
+  std::optional<double> bias_speed;
+  int64_t groups = 1, active_groups = 1;
+
+  void fields(Fields& f) {
+    f.field("hidden", hidden,
+            "hidden units of an expert; absent: 8/3 width shared out to the experts that see a "
+            "token, rounded up to 8",
+            at_least(int64_t{1}));
+    f.field("routed", routed, "experts to choose from", at_least(int64_t{1}));
+    f.field("shared", shared, "experts that see every token", at_least(int64_t{0}));
+    f.field("active", active, "routed experts that a token chooses", at_least(int64_t{1}));
+    f.field("scores", scores, "from the gate's output to scores", {"softmax", "sigmoid"});
+    f.field("renormalise", renormalise, "the chosen experts' weights are made to add up to 1");
+    f.field("scaling", scaling, "factor of the chosen experts' weights", positive());
+    f.field("balance", balance, "alpha, factor of the balance loss", at_least(0.0));
+    f.field("bias_speed", bias_speed,
+            "each training step moves a bias, that counts for the choice only, by this much "
+            "towards equal load; absent: no bias",
+            at_least(0.0));
+    f.field("groups", groups, "groups of experts, for a choice limited to some of them",
+            at_least(int64_t{1}));
+    f.field("active_groups", active_groups, "groups that a token may choose from",
+            at_least(int64_t{1}));
+  }
+
+  // Options that contradict each other, in a sentence.
+  void check() const {
+    if (active > routed) {
+      usage_error("moe: active is ", active, ", expected at most routed = ", routed, ".");
+    }
+    if (routed % groups != 0) {
+      usage_error("moe: groups is ", groups, ", expected a divisor of routed = ", routed, ".");
+    }
+    if (active_groups > groups) {
+      usage_error("moe: active_groups is ", active_groups, ", expected at most groups = ", groups,
+                  ".");
+    }
+    if (active > active_groups * (routed / groups)) {
+      usage_error("moe: active is ", active, ", expected at most the ",
+                  active_groups * (routed / groups), " experts of ", active_groups, " of ", groups,
+                  " groups.");
+    }
+  }
+};
+
+class Moe final : public ChannelMixer {
+ public:
+  Moe(const Options& options, const LayerShape& shape) : options_(options), layer_(shape.layer) {
+    options.check();
+    const int64_t width = shape.width, working = options.active + options.shared;
+    hidden_ = options.hidden.value_or((8 * width / (3 * working) + 7) / 8 * 8);
+    hidden_ = std::max<int64_t>(hidden_, 1);
+    gate_ = register_module("gate",
+                            std::make_shared<Linear>(width, options.routed, false, shape.init_std));
+    parameter("up", up_, normal({options.routed, 2 * hidden_, width}, shape.init_std));
+    parameter("down", down_, normal({options.routed, width, hidden_}, shape.output_std()));
+    if (options.shared > 0) {
+      shared_up_ = register_module(
+          "shared_up",
+          std::make_shared<Linear>(width, 2 * options.shared * hidden_, false, shape.init_std));
+      shared_down_ = register_module(
+          "shared_down",
+          std::make_shared<Linear>(options.shared * hidden_, width, false, shape.output_std()));
+    }
+    if (options.bias_speed) parameter("choice_bias", choice_bias_, at::zeros({options.routed}));
+  }
+
+  Tensor forward(const Tensor& x, const MixerContext& context) override {
+    const Tensor tokens = x.flatten(0, -2);
+    const Tensor scores = score(tokens);
+    const Tensor choice = choose(scores);
+    Tensor weight = scores.gather(1, choice);
+    if (options_.renormalise) weight = weight / (weight.sum(1, true) + 1e-20);
+    if (options_.scaling != 1) weight = weight * options_.scaling;
+    if (context.observed != nullptr) observe(scores, choice, *context.observed);
+    Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
+    if (!shared_up_) return y;
+    const auto halves = shared_up_->forward(x).chunk(2, -1);
+    return y + shared_down_->forward(at::silu(halves[0]) * halves[1]);
+  }
+
+  std::vector<Cost> costs() const override {
+    const int64_t routed = up_.numel() + down_.numel();
+    const int64_t working = routed / options_.routed * options_.active;
+    int64_t gate = gate_->weight.numel();
+    std::vector<Cost> costs = {
+        {.part = "routed experts",
+         .formula = "6 C I active",
+         .parameters = routed,
+         .flops_per_token = 2.0 * static_cast<double>(working),
+         .idle_parameters = routed - working},
+        {.part = "gate of the experts",
+         .formula = "2 C routed",
+         .parameters = gate + (choice_bias_.defined() ? choice_bias_.numel() : 0),
+         .flops_per_token = 2.0 * static_cast<double>(gate)}};
+    if (shared_up_) {
+      const int64_t shared = shared_up_->weight.numel() + shared_down_->weight.numel();
+      costs.push_back({.part = "shared experts",
+                       .formula = "6 C I shared",
+                       .parameters = shared,
+                       .flops_per_token = 2.0 * static_cast<double>(shared)});
+    }
+    return costs;
+  }
+
+ private:
+  // [N, routed], float32 or wider whatever x is and autocast wants.
+  Tensor score(const Tensor& x) const {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
+    const Tensor logits = at::linear(x.to(wide), gate_->weight.to(wide));
+    return options_.scores == "softmax" ? at::softmax(logits, -1) : at::sigmoid(logits);
+  }
+
+  // [N, active].
+  Tensor choose(const Tensor& all_scores) const {
+    Tensor scores = all_scores.detach();
+    if (choice_bias_.defined()) scores = scores + choice_bias_.detach();
+    if (options_.active_groups < options_.groups) {
+      // A group is as good as its best expert; with sigmoid scores, as its best two (V3).
+      const int64_t size = options_.routed / options_.groups;
+      const Tensor grouped = scores.unflatten(1, {options_.groups, size});
+      const int64_t best = options_.scores == "softmax" ? 1 : std::min<int64_t>(2, size);
+      const Tensor value = std::get<0>(grouped.topk(best, -1)).sum(-1);  // [N, groups]
+      const Tensor open = std::get<1>(value.topk(options_.active_groups, -1));
+      const Tensor closed = at::ones_like(value).scatter(1, open, 0).to(at::kBool);
+      scores = grouped.masked_fill(closed.unsqueeze(-1), -std::numeric_limits<double>::infinity())
+                   .flatten(1);
+    }
+    return std::get<1>(scores.topk(options_.active, -1));
+  }
+
+  // Adds the balance loss, notes the load and moves the choice's bias.
+  void observe(const Tensor& scores, const Tensor& choice, Observed& observed) {
+    const Tensor flat = choice.flatten();
+    const Tensor load = at::bincount(flat, {}, options_.routed).to(at::kFloat) /
+                        static_cast<double>(std::max<int64_t>(flat.numel(), 1));
+    observed.load[layer_] = load;
+    if (options_.balance > 0) {
+      const Tensor shares =
+          options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
+      const Tensor loss =
+          (load * shares.mean(0)).sum() * (options_.balance * static_cast<double>(options_.routed));
+      observed.loss = observed.loss.defined() ? observed.loss + loss : loss;
+    }
+    if (choice_bias_.defined() && is_training()) {
+      at::NoGradGuard no_grad;
+      choice_bias_.add_(at::sign(load.mean() - load), *options_.bias_speed);
+    }
+  }
+
+  const Options options_;
+  const int64_t layer_;
+  int64_t hidden_;
+  std::shared_ptr<Linear> gate_, shared_up_, shared_down_;
+  Tensor up_, down_;    // [routed, 2I, C] with the gate's rows first, [routed, C, I]
+  Tensor choice_bias_;  // [routed]
+};
+
+struct MoeSpec final : ChannelMixerSpec {
+  Options options;
+
+  std::string type() const override { return "moe"; }
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+    return std::make_shared<Moe>(options, shape);
+  }
+  std::optional<int64_t>* hidden() override { return &options.hidden; }
+};
+
+}  // namespace
+
+ChannelMixerEntry moe_channel() {
+  return {"moe", "small SwiGLU experts of which each token chooses a few, and shared ones",
+          "Dai et al. 2024 (DeepSeekMoE)",
+          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<MoeSpec>()); }};
+}
+
+}  // namespace headloom

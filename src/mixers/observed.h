@@ -1,0 +1,18 @@
+// What a training step learns of its layers beside their output.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+
+namespace headloom {
+
+struct Observed {
+  // The sum of what the layers want added to the loss; undefined where none wants anything.
+  at::Tensor loss;
+  // Of each layer with experts, by its index: the share of all choices that each expert got
+  // [experts], float32.
+  std::map<int64_t, at::Tensor> load;
+};
+
+}  // namespace headloom
