@@ -468,6 +468,7 @@ def test_big_presets_are_described_without_being_built(tmp_path):
     for name, setting, millions in [
         ("gptj-6b", "model.vocabulary=50400", 6050.9),
         ("bert-base", "model.vocabulary=30522", 109.5),
+        ("deepseek_moe-16b", "model.vocabulary=102400", 16375.7),
         ("ViT-S/16", "model.width=384", 21.97),
     ]:
         (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n")

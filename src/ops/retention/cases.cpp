@@ -29,15 +29,16 @@ OpCase make(int64_t length, double forward_target, double training_target,
     return std::get<0>(retention(x[0], x[1], x[2], x[3], {.backend = backend}));
   };
   time_against_plain_attention(c, length, kHeads, kDim);
-  // A position and head, whatever the chunk: the state read and added to, and in the backward read
-  // for q, k and v and its gradient added to.
+  // A position and head, whatever the chunk: the state read and added to; in the backward it or its
+  // gradient read for q, k and v, and the gradient added to.
   const auto positions = static_cast<double>(length * kHeads);
   const auto state = static_cast<double>(2 * kDim * kValues);
   const auto element = static_cast<double>(at::elementSize(type));
   const auto rows = static_cast<double>(2 * kDim + 2 * kValues);  // q, k, v and the output
+  const auto grads = static_cast<double>(2 * kDim + kValues);     // of q, k and v
   c.forward_work = {.flops = positions * 2 * state, .bytes = positions * rows * element};
-  c.training_work = {.flops = positions * 7 * state,
-                     .bytes = positions * element * (rows + 2 * rows)};
+  c.training_work = {.flops = positions * 6 * state,
+                     .bytes = positions * (2 * rows + grads) * element};
   c.forward_target = forward_target;
   c.training_target = training_target;
   c.at_length = [=](int64_t other) { return make(other, 0, 0, type); };
