@@ -23,13 +23,10 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   X(mamba)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
-  X(mlp)                         \
-  X(swiglu)                      \
-  X(rwkv_channel)                \
-  X(mlp)                         \
-  X(swiglu)                      \
-  X(rwkv_channel)                \
-  X(moe)                         \
+  X(mlp)                           \
+  X(swiglu)                        \
+  X(rwkv_channel)                  \
+  X(moe)                           \
   X(none)
 
 #define DECLARE(name) TokenMixerEntry name##_mixer();

@@ -68,6 +68,8 @@ std::string bert(int64_t width, int64_t depth, const std::string& mixer) {
 
 std::string bert(int64_t width, int64_t depth, int64_t heads) {
   return bert(width, depth, str("type = \"mha\", heads = ", heads));
+}
+
 // Mamba: one mixer a block and nothing else, no positions.
 std::string mamba(int64_t width, int64_t depth) {
   return size(width, depth) + "norm_eps = 1e-5\nposition = { type = \"none\" }\n" +

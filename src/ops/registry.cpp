@@ -23,10 +23,7 @@ std::vector<OpCase> all_cases() {
         token_shift_cases(),
         selective_scan_cases(),
         causal_conv1d_cases(),
-        aft_cases()}) {
-    // clang-format on
-        moe_cases()}) {
-  // clang-format on
+        aft_cases(),
         moe_cases(),
         gated_norm_cases()}) {
     // clang-format on
