@@ -44,9 +44,12 @@ struct Call {
     for (int64_t i = 0; i < kept.dim(); ++i) out.stride[i] = kept.stride(i);
     return out;
   }
-  // The kernels read weights as float, whatever the type of q.
-  fused::View<const float> weights(const Tensor& t) {
-    return t.defined() ? view<float>(t.to(at::kFloat), t.sizes()) : fused::View<const float>{};
+  fused::AnyView weights(const Tensor& t) {
+    fused::AnyView out;
+    if (!t.defined()) return out;
+    out.data = t.const_data_ptr();
+    for (int64_t i = 0; i < t.dim(); ++i) out.stride[i] = t.stride(i);
+    return out;
   }
 };
 
@@ -186,21 +189,33 @@ Split split(const Args& a) {
   return {workers, a.B / workers * workers};
 }
 
-Tensor floats(int64_t n) { return at::empty({n}, at::TensorOptions().dtype(at::kFloat)); }
+// Memory to work in, kept between calls of a thread: the system clears pages that it hands out
+// anew, which takes as long as packing. What is large is handed back, its calls take long anyway.
+Tensor workspace(int64_t floats) {
+  constexpr int64_t kKeep = 1 << 24;
+  thread_local Tensor kept;
+  const auto fresh = [&] { return at::empty({floats}, at::TensorOptions().dtype(at::kFloat)); };
+  // Tests ask for memory that reveals what was not written.
+  if (floats > kKeep || at::globalContext().deterministicFillUninitializedMemory()) return fresh();
+  if (!kept.defined() || kept.numel() < floats) kept = fresh();
+  return kept;
+}
 
-// Pack, tiles and (backward) reduction of every batch element. bases: packed
-// and sums of each worker.
+// Pack, tiles and (backward) reduction of every batch element.
 void run_all(const Call& call, const Plan& plan, Phase phase) {
   const Args& a = call.args;
   const Split s = split(a);
   const int64_t lanes = s.whole > 0 ? s.workers : 1;
-  const Tensor packed = floats(lanes * plan.packed);
-  const Tensor scratch = floats(s.workers * plan.scratch);
-  const Tensor sums = at::zeros({plan.sums * s.workers}, packed.options());
-  float* const packed_data = packed.data_ptr<float>();
-  float* const scratch_data = scratch.data_ptr<float>();
-  float* const sums_data = sums.data_ptr<float>();
+  const Tensor memory = workspace(lanes * plan.packed + s.workers * (plan.scratch + plan.sums));
+  float* const packed_data = memory.data_ptr<float>();
+  float* const scratch_data = packed_data + lanes * plan.packed;
+  float* const sums_data = scratch_data + s.workers * plan.scratch;
   const auto run = kernel();
+  if (plan.sums > 0) {
+    at::parallel_for(0, s.workers, 1, [&](int64_t begin, int64_t end) {
+      std::fill(sums_data + begin * plan.sums, sums_data + end * plan.sums, 0.0f);
+    });
+  }
 
   Plan alone = plan;  // one worker: its sums are the whole
   alone.workers = 1;

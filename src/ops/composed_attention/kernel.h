@@ -31,6 +31,17 @@ struct View {
 
 enum class Type { kFloat, kBFloat16 };
 
+// The same in the type of q.
+struct AnyView {
+  const void* data = nullptr;
+  int64_t stride[4] = {0, 0, 0, 0};
+  template <typename T>
+  HL_INLINE T get(int64_t i, int64_t j, int64_t k, int64_t l) const {
+    return static_cast<const T*>(
+        data)[i * stride[0] + j * stride[1] + k * stride[2] + l * stride[3]];
+  }
+};
+
 // Gradients of one mix, contiguous float: query side [B,T,R,H], [B,T,H]; key
 // side [B,S,R,H], [B,S,H]. The static gradient is a sum over workers and batch:
 // [workers, g, H/g, H'/g], zeroed by the caller.
@@ -40,17 +51,17 @@ struct MixGrads {
   float *k_down = nullptr, *k_up = nullptr, *k_gate = nullptr;
 };
 
-// One head composition (HeadMix of op.h), float32.
+// One head composition (HeadMix of op.h).
 struct Mix {
   bool present = false;
   int64_t in = 0, out = 0, groups = 1;
   int64_t rank = 0;                // of both low-rank branches; a smaller one is padded with zeros
   int64_t q_rank = 0, k_rank = 0;  // as given; 0 is absent
   const float* matrix = nullptr;   // [g, in/g, out/g] contiguous
-  View<const float> q_down, q_up;  // [B, T, R, H]
-  View<const float> q_gate;        // [B, T, H, 1]
-  View<const float> k_down, k_up;  // [B, S, R, H]
-  View<const float> k_gate;        // [B, S, H, 1]
+  AnyView q_down, q_up;            // [B, T, R, H]
+  AnyView q_gate;                  // [B, T, H]
+  AnyView k_down, k_up;            // [B, S, R, H]
+  AnyView k_gate;                  // [B, S, H]
   MixGrads grad;
 
   HL_INLINE bool query_side() const { return q_rank > 0 || q_gate.data; }

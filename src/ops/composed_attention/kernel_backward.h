@@ -99,9 +99,13 @@ void put_query(const Args& a, int64_t batch, int64_t t, bool add, float scale, c
                int64_t step) {
   T* out = static_cast<T*>(a.grad_q) + (batch * a.T + t) * a.H * a.D;
   for (int64_t h = 0; h < a.H; ++h) {
+    if (!add) {
+      store_scaled(values + h * step, a.D, scale, out + h * a.D);
+      continue;
+    }
     for (int64_t d = 0; d < a.D; ++d) {
       T* to = out + h * a.D + d;
-      narrow(scale * values[h * step + d] + (add ? widen(*to) : 0.0f), to);
+      narrow(scale * values[h * step + d] + widen(*to), to);
     }
   }
 }
@@ -429,9 +433,7 @@ void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block)
     T* out = static_cast<T*>(to) + (task.batch * a.S + first) * heads * size;
     for (int64_t s = 0; s < n; ++s) {
       for (int64_t g = 0; g < heads; ++g) {
-        for (int64_t d = 0; d < size; ++d) {
-          narrow(scale * from[(g * kBlock + s) * padded + d], out + (s * heads + g) * size + d);
-        }
+        store_scaled(from + (g * kBlock + s) * padded, size, scale, out + (s * heads + g) * size);
       }
     }
   };

@@ -149,8 +149,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
   T* out = static_cast<T*>(a.out) + (tile.batch * a.T + tile.first + tile.out) * a.H2 * a.E;
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t h = 0; h < a.H2; ++h) {
-      const float* from = w.out + (h * p.rows + t) * p.Ep;
-      for (int64_t e = 0; e < a.E; ++e) narrow(from[e], out + (t * a.H2 + h) * a.E + e);
+      store_scaled(w.out + (h * p.rows + t) * p.Ep, a.E, 1, out + (t * a.H2 + h) * a.E);
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/composed_attention/kernel_products.h"
+#include "ops/kernel/transpose.h"
 
 namespace headloom::ops::fused {
 namespace {
@@ -24,10 +25,9 @@ void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total,
     if (i < n) {
       const T* from = source + i * stride[1];
       if (stride[3] == 1) {
-        for (; d < size; ++d) to[d] = scale * widen(from[d]);
-      } else {
-        for (; d < size; ++d) to[d] = scale * widen(from[d * stride[3]]);
+        for (; d + VL <= size; d += VL) store(to + d, bcast(scale) * load(from + d));
       }
+      for (; d < size; ++d) to[d] = scale * widen(from[d * stride[3]]);
     }
     for (; d < padded; ++d) to[d] = 0;
   }
@@ -36,18 +36,32 @@ void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total,
 // panel[d][s] of one head and block.
 template <typename T>
 void pack_panel(const T* source, const int64_t* stride, int64_t n, int64_t size, float* panel) {
-  for (int64_t s = 0; s < kBlock; ++s) {
-    if (s < n) {
-      const T* from = source + s * stride[1];
-      for (int64_t d = 0; d < size; ++d) panel[d * kBlock + s] = widen(from[d * stride[3]]);
-    } else {
-      for (int64_t d = 0; d < size; ++d) panel[d * kBlock + s] = 0;
+  int64_t keys = 0, columns = 0;  // what is transposed in registers
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (stride[3] == 1) {
+      keys = n / 4 * 4;
+      columns = size / 4 * 4;
+      transpose(keys, columns, source, stride[1], panel, kBlock);
+    }
+  }
+  for (int64_t d = 0; d < size; ++d) {
+    for (int64_t s = d < columns ? keys : 0; s < kBlock; ++s) {
+      panel[d * kBlock + s] = s < n ? widen(source[s * stride[1] + d * stride[3]]) : 0.0f;
     }
   }
 }
 
 HL_INLINE uint32_t half(float) { return 0; }  // floats are never packed in pairs
 HL_INLINE uint32_t half(BFloat16 x) { return x.bits; }
+#if HL_BFLOAT16
+// VL values, each in the low half of its lane.
+HL_INLINE __m512i wide_bits(const float*) { return _mm512_setzero_si512(); }
+HL_INLINE __m512i wide_bits(const BFloat16* p) {
+  __m256i halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  return _mm512_cvtepu16_epi32(halves);
+}
+#endif
 
 // Source rows as they are, two neighbours along the row in a pair:
 // [total][padded / 2].
@@ -56,7 +70,12 @@ void pack_row_halves(const T* source, const int64_t* stride, int64_t n, int64_t 
                      int64_t padded, float* rows) {
   for (int64_t i = 0; i < total; ++i) {
     Pair* to = reinterpret_cast<Pair*>(rows) + i * padded / 2;
-    for (int64_t d = 0; d < padded; d += 2) {
+    int64_t d = 0;
+    if (i < n && stride[3] == 1) {
+      d = size / 2 * 2;
+      std::memcpy(to, source + i * stride[1], static_cast<size_t>(d) * sizeof(T));
+    }
+    for (; d < padded; d += 2) {
       const auto get = [&](int64_t at) -> uint32_t {
         return i < n && at < size ? half(source[i * stride[1] + at * stride[3]]) : 0;
       };
@@ -72,7 +91,16 @@ void pack_row_pairs(const T* source, const int64_t* stride, int64_t n, int64_t t
   for (int64_t i = 0; i < total; i += 2) {
     Pair* to = reinterpret_cast<Pair*>(rows) + i / 2 * padded;
     const T* from = source + i * stride[1];
-    for (int64_t d = 0; d < padded; ++d) {
+    int64_t d = 0;
+#if HL_BFLOAT16
+    if (i + 1 < n && stride[3] == 1) {
+      for (; d + VL <= size; d += VL) {
+        const __m512i low = wide_bits(from + d), high = wide_bits(from + stride[1] + d);
+        _mm512_storeu_si512(to + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+    }
+#endif
+    for (; d < padded; ++d) {
       const bool inside = d < size;
       const uint32_t low = inside && i < n ? half(from[d * stride[3]]) : 0;
       const uint32_t high = inside && i + 1 < n ? half(from[stride[1] + d * stride[3]]) : 0;
@@ -86,9 +114,16 @@ template <typename T>
 void pack_panel_pairs(const T* source, const int64_t* stride, int64_t n, int64_t size,
                       float* panel) {
   Pair* to = reinterpret_cast<Pair*>(panel);
-  for (int64_t s = 0; s < kBlock; ++s) {
-    const T* from = source + s * stride[1];
-    for (int64_t d = 0; d < size; d += 2) {
+  int64_t keys = 0, columns = 0;
+  if (stride[3] == 1 && stride[1] % 2 == 0) {
+    keys = n / 4 * 4;
+    columns = size / 8 * 8;
+    transpose(keys, columns / 2, reinterpret_cast<const float*>(source), stride[1] / 2, panel,
+              kBlock);
+  }
+  for (int64_t d = 0; d < size; d += 2) {
+    for (int64_t s = d < columns ? keys : 0; s < kBlock; ++s) {
+      const T* from = source + s * stride[1];
       const uint32_t low = s < n ? half(from[d * stride[3]]) : 0;
       const uint32_t high = s < n && d + 1 < size ? half(from[(d + 1) * stride[3]]) : 0;
       to[d / 2 * kBlock + s].bits = low | high << 16;
@@ -97,6 +132,7 @@ void pack_panel_pairs(const T* source, const int64_t* stride, int64_t n, int64_t
 }
 
 // Key-side weights of one block, [h][k_width][kBlock].
+template <typename T>
 void pack_key_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, float* to) {
   if (!mix.key_side()) return;
   const int64_t width = mix.k_width(), rank = (width - 1) / 2;
@@ -105,15 +141,16 @@ void pack_key_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, f
     for (int64_t h = 0; h < mix.in; ++h) {
       float* at = to + h * width * kBlock + s;
       for (int64_t r = 0; r < mix.k_rank; ++r) {
-        at[r * kBlock] = *mix.k_down.at(batch, first + s, r, h);
-        at[(rank + r) * kBlock] = *mix.k_up.at(batch, first + s, r, h);
+        at[r * kBlock] = widen(mix.k_down.get<T>(batch, first + s, r, h));
+        at[(rank + r) * kBlock] = widen(mix.k_up.get<T>(batch, first + s, r, h));
       }
-      if (mix.k_gate.data) at[2 * rank * kBlock] = *mix.k_gate.at(batch, first + s, h, 0);
+      if (mix.k_gate.data) at[2 * rank * kBlock] = widen(mix.k_gate.get<T>(batch, first + s, h, 0));
     }
   }
 }
 
 // Query-side weights of a tile, [t][h][q_width].
+template <typename T>
 void pack_query_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, float* to) {
   if (!mix.dynamic()) return;
   const int64_t width = mix.q_width(), rank = (width - 1) / 2;
@@ -123,10 +160,10 @@ void pack_query_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n,
     for (int64_t h = 0; h < mix.in; ++h) {
       float* at = to + (t * mix.in + h) * width;
       for (int64_t r = 0; r < mix.q_rank; ++r) {
-        at[r] = *mix.q_down.at(batch, first + t, r, h);
-        at[rank + r] = *mix.q_up.at(batch, first + t, r, h);
+        at[r] = widen(mix.q_down.get<T>(batch, first + t, r, h));
+        at[rank + r] = widen(mix.q_up.get<T>(batch, first + t, r, h));
       }
-      if (mix.q_gate.data) at[2 * rank] = *mix.q_gate.at(batch, first + t, h, 0);
+      if (mix.q_gate.data) at[2 * rank] = widen(mix.q_gate.get<T>(batch, first + t, h, 0));
     }
   }
 }
@@ -158,8 +195,8 @@ void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
       rows(v, a.v_stride, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
     }
   }
-  pack_key_weights(a.pre, task.batch, first, n, to.pre);
-  pack_key_weights(a.post, task.batch, first, n, to.post);
+  pack_key_weights<T>(a.pre, task.batch, first, n, to.pre);
+  pack_key_weights<T>(a.post, task.batch, first, n, to.post);
 }
 
 struct Range {
@@ -383,8 +420,8 @@ void prepare_tile(const Args& a, const Plan& p, const Tile& tile, const Scratch&
                      w.q_pairs + h * ((p.height + 1) / 2) * p.Dp);
     }
   }
-  pack_query_weights(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
-  pack_query_weights(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
+  pack_query_weights<T>(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
+  pack_query_weights<T>(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
   tile_visibility(a, p, tile, w);
 }
 

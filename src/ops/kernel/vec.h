@@ -23,6 +23,7 @@ HL_INLINE vf load(const float* p) { return _mm512_loadu_ps(p); }
 HL_INLINE void store(float* p, vf a) { _mm512_storeu_ps(p, a); }
 HL_INLINE vf bcast(float a) { return _mm512_set1_ps(a); }
 HL_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+HL_INLINE vf fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
@@ -38,6 +39,7 @@ HL_INLINE vf load(const float* p) { return _mm256_loadu_ps(p); }
 HL_INLINE void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
 HL_INLINE vf bcast(float a) { return _mm256_set1_ps(a); }
 HL_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+HL_INLINE vf fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
 HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) {
   return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
@@ -68,6 +70,7 @@ HL_INLINE vf load(const float* p) {
 HL_INLINE void store(float* p, vf a) { std::memcpy(p, &a, sizeof(a)); }
 HL_INLINE vf bcast(float a) { return vf{a, a, a, a}; }
 HL_INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }
+HL_INLINE vf fms(vf a, vf b, vf c) { return a * b - c; }
 HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 HL_INLINE float hmax(vf a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
@@ -82,23 +85,23 @@ HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
 HL_INLINE vm above(vf a, vf b) { return a > b; }
 #endif
 
-// 2^n for the integer held in `biased`, which is n + 1.5 * 2^23 as a float.
-HL_INLINE vf power_of_two(vf biased, vf n) {
+// p 2^n for the integer n held in `biased` too, which is n + 1.5 * 2^23; p near 1, |n| at most 128.
+HL_INLINE vf times_power_of_two(vf p, vf n, vf biased) {
 #if defined(CPU_CAPABILITY_AVX512)
   (void)biased;
-  return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n);
+  return _mm512_scalef_ps(p, n);
 #elif defined(CPU_CAPABILITY_AVX2)
   (void)n;
-  const __m256i i = _mm256_add_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+  const __m256i shift = _mm256_slli_epi32(_mm256_castps_si256(biased), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), shift));
 #else
   (void)n;
-  uint32_t __attribute__((vector_size(16))) i;
-  std::memcpy(&i, &biased, sizeof(i));
-  i = (i + 127) << 23;
-  vf out;
-  std::memcpy(&out, &i, sizeof(out));
-  return out;
+  uint32_t __attribute__((vector_size(16))) i, shift;
+  std::memcpy(&i, &p, sizeof(i));
+  std::memcpy(&shift, &biased, sizeof(shift));
+  i += shift << 23;
+  std::memcpy(&p, &i, sizeof(p));
+  return p;
 #endif
 }
 
@@ -125,7 +128,7 @@ HL_INLINE vf vexp2(vf x) {
   x = select(above(x, bcast(128.0f)), bcast(128.0f), x);
   const vf biased = x + magic;
   const vf n = biased - magic;
-  return exp2_near_zero(x - n) * power_of_two(biased, n);
+  return times_power_of_two(exp2_near_zero(x - n), n, biased);
 #endif
 }
 
@@ -139,14 +142,9 @@ HL_INLINE vf vexp(vf x) {
   const vf n = biased - magic;
   // x log2(e) - n, in (-0.5, 0.5); the second term is what log2(e) loses in
   // float.
-  vf r = fma(x, log2e, bcast(0.0f) - n);
+  vf r = fms(x, log2e, n);
   r = fma(x, bcast(1.92596303e-8f), r);
-  const vf p = exp2_near_zero(r);
-#if defined(CPU_CAPABILITY_AVX512)
-  return _mm512_scalef_ps(p, n);
-#else
-  return p * power_of_two(biased, n);
-#endif
+  return times_power_of_two(exp2_near_zero(r), n, biased);
 }
 
 HL_INLINE vf zero() { return bcast(0.0f); }
@@ -191,21 +189,39 @@ HL_INLINE vf load(const BFloat16* p) {
 #endif
 }
 HL_INLINE void store(BFloat16* p, vf a) {
-#if defined(CPU_CAPABILITY_AVX512)
-  const __m512i bits = _mm512_castps_si512(a);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded =
-      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));  // to nearest even
-  const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-  rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(1 << 22));  // stays a NaN
-  const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh(a);
+  std::memcpy(p, &half, sizeof(half));
+#elif defined(CPU_CAPABILITY_AVX512)
+  const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  __m512i out = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  out = _mm512_srli_epi32(out, 16);
+  out = _mm512_mask_or_epi32(out, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), high,
+                             _mm512_set1_epi32(64));
+  const __m256i half = _mm512_cvtepi32_epi16(out);
+  std::memcpy(p, &half, sizeof(half));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  __m256i out = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  out = _mm256_srli_epi32(out, 16);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(64));
+  out = _mm256_blendv_epi8(out, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+  const __m128i half =
+      _mm_packus_epi32(_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1));
   std::memcpy(p, &half, sizeof(half));
 #else
-  float lanes_of[VL];
-  store(lanes_of, a);
-#pragma GCC unroll 16
-  for (int i = 0; i < VL; ++i) narrow(lanes_of[i], p + i);
+  for (int i = 0; i < VL; ++i) narrow(a[i], p + i);
 #endif
+}
+
+// to[i] = scale * from[i], i < n, in the type of `to`.
+template <typename T>
+HL_INLINE void store_scaled(const float* from, int64_t n, float scale, T* to) {
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) store(to + i, bcast(scale) * load(from + i));
+  for (; i < n; ++i) narrow(scale * from[i], to + i);
 }
 
 // The first `count` < VL values, zeros in the other lanes; and back.
