@@ -113,6 +113,8 @@ std::string vit(int64_t width, int64_t depth, int64_t heads, int64_t patch, cons
 std::string simplified(const char* form) {
   return layer("type = \"shaped\", heads = 8", "type = \"mlp\", activation = \"relu\"") +
          str("block = { type = \"simplified\", form = \"", form, "\" }\n");
+}
+
 // DeepSeekMoE: the first layer stays dense.
 std::string deepseek_moe(int64_t width, int64_t depth, int64_t heads, int64_t dense,
                          const std::string& experts) {
