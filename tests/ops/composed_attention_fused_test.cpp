@@ -1,6 +1,7 @@
 // The fused kernels against the reference in float64: outputs and every gradient, with memory that
 // a kernel fails to write poisoned with NaN. Run again with ATEN_CPU_CAPABILITY=avx2 and =default.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -197,6 +198,11 @@ std::vector<Case> shapes() {
   for (Case c :
        {Case{.name = "odd", .B = 3, .T = 70, .S = 131, .H = 5, .D = 9, .E = 33},
         Case{.name = "decode", .B = 2, .T = 3, .S = 300},
+        Case{.name = "decode one", .T = 1, .S = 1000, .H = 6, .D = 20},
+        Case{.name = "decode window", .B = 3, .T = 8, .S = 700, .window = 70},
+        Case{.name = "decode lengths", .B = 3, .T = 5, .S = 300, .mask = "lengths"},
+        Case{.name = "decode static", .T = 20, .S = 300, .pre_static = 8, .post_static = 8},
+        Case{.name = "decode shared keys", .T = 2, .S = 300, .Gk = 2, .Gv = 4, .strided = true},
         Case{.name = "more queries than keys", .B = 2, .T = 131, .S = 70},
         Case{.name = "not causal", .T = 70, .S = 200, .causal = false},
         Case{.name = "window", .T = 300, .window = 70},
@@ -391,9 +397,34 @@ TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
         Case{.name = "bfloat16 odd", .B = 3, .T = 37, .S = 71, .H = 5, .D = 9, .E = 33},
         Case{.name = "bfloat16 shared keys, window", .T = 100, .Gk = 2, .Gv = 4, .window = 40},
         Case{.name = "bfloat16 convolutions", .T = 75, .pre_queries = 6, .post_queries = 3},
+        Case{.name = "bfloat16 decode", .B = 2, .T = 4, .S = 300},
         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     expect_close(c, at::kBFloat16, 1.5e-2);
   }
+}
+
+// Against one thread: the reference's many small operations would wait for each other.
+TEST(ComposedAttentionFused, AnyNumberOfThreads) {
+  const int before = at::get_num_threads();
+  for (const Case& c : {Case{.name = "tiles", .T = 300}, Case{.name = "elements", .B = 4, .T = 70},
+                        Case{.name = "decode", .T = 3, .S = 500},
+                        Case{.name = "convolutions, bias",
+                        .B = 2,
+                        .T = 100,
+                        .pre_queries = 3,
+                        .post_queries = 2,
+                        .bias = {8, 100, 100}}}) {
+    const Problem p = make(c, at::kFloat);
+    at::set_num_threads(1);
+    const auto expected = evaluate(p, "fused", at::kFloat);
+    for (const int threads : {2, 3}) {
+      SCOPED_TRACE(c.name + ", threads: " + std::to_string(threads));
+      at::set_num_threads(threads);
+      const auto got = evaluate(p, "fused", at::kFloat);
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_LT(distance(got[i], expected[i]), 2e-5) << i;
+    }
+  }
+  at::set_num_threads(before);
 }
 
 TEST(ComposedAttentionFused, LargeScoresStayFinite) {

@@ -4,11 +4,11 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <vector>
 
 #include "ops/composed_attention/kernel.h"
+#include "ops/composed_attention/schedule.h"
 #include "ops/kernel/capability.h"
 #include "ops/transform.h"
 
@@ -17,9 +17,7 @@ namespace {
 
 using at::Tensor;
 using fused::Args;
-using fused::Phase;
 using fused::Plan;
-using fused::Task;
 
 constexpr int64_t kMaxRank = 4;
 
@@ -128,66 +126,13 @@ void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   a.mask = call.view<bool>(o.mask, {a.B, 1, a.T, a.S});
 }
 
-// Runs a phase over `count` items of one batch element on up to `workers`
-// threads; worker w takes what bounds(w) .. bounds(w + 1) say.
-template <typename Bounds>
-void parallel(int64_t workers, const Call& call, const Plan& plan, Task task,
-              const Bounds& bounds) {
-  float* const scratch = task.scratch;
-  float* const sums = task.sums;
-  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t w = begin; w < end; ++w) {
-      Task own = task;
-      own.worker = w;
-      own.begin = bounds(w);
-      own.end = bounds(w + 1);
-      own.scratch = scratch + w * plan.scratch;
-      own.sums = task.phase == Phase::kBackward ? sums + w * plan.sums : sums;
-      if (own.begin < own.end) kernel()(call.args, plan, own);
-    }
-  });
-}
-
-auto evenly(int64_t count, int64_t workers) {
-  return [=](int64_t w) { return count * w / workers; };
-}
-
-// Splits the tiles of one batch element so that every worker has as many key
-// blocks: contiguous runs, the same for a given number of workers.
-std::vector<int64_t> balanced(const Args& a, const Plan& plan, int64_t workers) {
-  std::vector<int64_t> cost(plan.tiles + 1, 0);
-  for (int64_t i = 0; i < plan.tiles; ++i) {
-    const int64_t last = std::min((i + 1) * plan.rows, a.T) - 1 + a.S - a.T;
-    int64_t keys = a.causal ? std::clamp<int64_t>(last + 1, 0, a.S) : a.S;
-    if (a.window > 0) keys = std::min(keys, a.window + plan.rows);
-    cost[i + 1] = cost[i] + keys / fused::kBlock + 2;
-  }
-  std::vector<int64_t> bounds(workers + 1, plan.tiles);
-  bounds[0] = 0;
-  for (int64_t w = 1, i = 0; w < workers; ++w) {
-    while (i < plan.tiles && cost[i] * workers < cost[plan.tiles] * w) ++i;
-    bounds[w] = i;
-  }
-  return bounds;
-}
-
-// Batch elements: as many as a multiple of the threads are done whole by one thread each, the tiles
-// of the rest are shared by all threads.
-struct Split {
-  int64_t workers;
-  int64_t whole;  // batch elements done by one thread each
-};
-
 // Whether the processor multiplies bfloat16 itself; otherwise it is widened
 // when packed.
 bool paired(const Args& a) {
   return a.type == fused::Type::kBFloat16 && capability() == Capability::kAvx512Bf16;
 }
 
-Split split(const Args& a) {
-  const int64_t workers = std::max<int64_t>(at::get_num_threads(), 1);
-  return {workers, a.B / workers * workers};
-}
+int64_t threads() { return std::max<int64_t>(at::get_num_threads(), 1); }
 
 // Memory to work in, kept between calls of a thread: the system clears pages that it hands out
 // anew, which takes as long as packing. What is large is handed back, its calls take long anyway.
@@ -201,76 +146,13 @@ Tensor workspace(int64_t floats) {
   return kept;
 }
 
-// Pack, tiles and (backward) reduction of every batch element.
-void run_all(const Call& call, const Plan& plan, Phase phase) {
-  const Args& a = call.args;
-  const Split s = split(a);
-  const int64_t lanes = s.whole > 0 ? s.workers : 1;
-  const Tensor memory = workspace(lanes * plan.packed + s.workers * (plan.scratch + plan.sums));
-  float* const packed_data = memory.data_ptr<float>();
-  float* const scratch_data = packed_data + lanes * plan.packed;
-  float* const sums_data = scratch_data + s.workers * plan.scratch;
-  const auto run = kernel();
-  if (plan.sums > 0) {
-    at::parallel_for(0, s.workers, 1, [&](int64_t begin, int64_t end) {
-      std::fill(sums_data + begin * plan.sums, sums_data + end * plan.sums, 0.0f);
+void run_all(const Args& a, const Plan& plan) {
+  const Tensor memory = workspace(fused::memory_floats(a, plan));
+  fused::run_all(a, plan, kernel(), memory.data_ptr<float>(), [](int64_t n, const auto& f) {
+    at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) f(i);
     });
-  }
-
-  Plan alone = plan;  // one worker: its sums are the whole
-  alone.workers = 1;
-  at::parallel_for(0, s.whole > 0 ? s.workers : 0, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t w = begin; w < end; ++w) {
-      Task task{Phase::kPack,
-                0,
-                w,
-                0,
-                0,
-                packed_data + w * plan.packed,
-                scratch_data + w * plan.scratch,
-                sums_data + w * plan.sums};
-      for (task.batch = w; task.batch < s.whole; task.batch += s.workers) {
-        const auto step = [&](Phase what, int64_t count) {
-          task.phase = what;
-          task.begin = 0;
-          task.end = count;
-          run(a, alone, task);
-        };
-        step(Phase::kPack, plan.blocks);
-        step(phase, plan.tiles);
-        if (phase == Phase::kBackward) step(Phase::kReduce, plan.blocks);
-      }
-    }
   });
-  if (s.whole == a.B) return;
-  const std::vector<int64_t> bounds = balanced(a, plan, s.workers);
-  for (int64_t batch = s.whole; batch < a.B; ++batch) {
-    Task task{Phase::kPack, batch, 0, 0, 0, packed_data, scratch_data, sums_data};
-    parallel(s.workers, call, plan, task, evenly(plan.blocks, s.workers));
-    task.phase = phase;
-    if (phase == Phase::kForward) {
-      // Tiles are independent: threads take the next one, longest first.
-      std::atomic<int64_t> next{plan.tiles};
-      at::parallel_for(0, s.workers, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t w = begin; w < end; ++w) {
-          Task own = task;
-          own.worker = w;
-          own.scratch = scratch_data + w * plan.scratch;
-          for (int64_t tile = --next; tile >= 0; tile = --next) {
-            own.begin = tile;
-            own.end = tile + 1;
-            run(a, plan, own);
-          }
-        }
-      });
-    } else {
-      parallel(s.workers, call, plan, task, [&](int64_t w) { return bounds[w]; });
-      task.phase = Phase::kBoundary;
-      parallel(1, call, plan, task, evenly(1, 1));
-      task.phase = Phase::kReduce;
-      parallel(s.workers, call, plan, task, evenly(plan.blocks, s.workers));
-    }
-  }
 }
 
 const char* mix_reason(const HeadMix& m) {
@@ -326,15 +208,15 @@ void finish_grads(HeadMix& grads, const HeadMix& m) {
 }
 
 // The sums [n, bias]: one where no two workers add to the same elements, else one for each worker.
-Tensor allocate_bias_grad(Call& call, const Tensor& bias, const Split& s) {
+Tensor allocate_bias_grad(Call& call, const Tensor& bias, int64_t workers) {
   Args& a = call.args;
   const auto full = [&](int64_t dim, int64_t size) {
     return bias.dim() + dim >= 4 && bias.size(bias.dim() + dim - 4) == size;
   };
-  const bool apart =
-      full(2, a.T) && a.pre_conv.halo() + a.post_conv.halo() == 0 && (full(0, a.B) || s.whole == 0);
+  const bool apart = full(2, a.T) && a.pre_conv.halo() + a.post_conv.halo() == 0 &&
+                     (full(0, a.B) || fused::whole_elements(a, workers) == 0);
   const Tensor sums =
-      at::zeros({apart ? 1 : s.workers, bias.numel()}, bias.options().dtype(at::kFloat));
+      at::zeros({apart ? 1 : workers, bias.numel()}, bias.options().dtype(at::kFloat));
   const Tensor first = sums.select(0, 0).view(bias.sizes()).expand({a.B, a.H, a.T, a.S});
   a.grad_bias.data = sums.data_ptr<float>();
   a.grad_bias_size = apart ? 0 : bias.numel();
@@ -391,7 +273,7 @@ std::tuple<Tensor, Tensor> composed_attention_forward(const Tensor& q, const Ten
   a.out = out.data_ptr();
   a.lse = lse.data_ptr<float>();
   if (out.numel() == 0) return {out, lse};
-  run_all(call, fused::make_plan(a, false, paired(a), split(a).workers), Phase::kForward);
+  run_all(a, fused::make_plan(a, false, paired(a), threads()));
   return {out, lse};
 }
 
@@ -401,7 +283,7 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   Call call;
   convert(call, q, k, v, o);
   Args& a = call.args;
-  const Split s = split(a);
+  const int64_t workers = threads();
   ComposedAttentionGrads grads;
   const auto contiguous = [](const Tensor& t) {
     return at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
@@ -412,22 +294,22 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   a.grad_q = grads.q.data_ptr();
   a.grad_k = grads.k.data_ptr();
   a.grad_v = grads.v.data_ptr();
-  grads.pre = allocate_grads(call, o.pre, a.pre, s.workers);
-  grads.post = allocate_grads(call, o.post, a.post, s.workers);
+  grads.pre = allocate_grads(call, o.pre, a.pre, workers);
+  grads.post = allocate_grads(call, o.post, a.post, workers);
   const auto taps = [&](const Tensor& kernel, fused::Conv& conv) {
     if (!kernel.defined()) return Tensor();
-    Tensor sums = at::zeros({s.workers, kernel.numel()}, kernel.options().dtype(at::kFloat));
+    Tensor sums = at::zeros({workers, kernel.numel()}, kernel.options().dtype(at::kFloat));
     conv.grad = call.hold(sums).data_ptr<float>();
     return sums;
   };
   grads.pre_conv = taps(o.pre_conv, a.pre_conv);
   grads.post_conv = taps(o.post_conv, a.post_conv);
-  if (bias_grad) grads.bias = allocate_bias_grad(call, o.bias, s);
+  if (bias_grad) grads.bias = allocate_bias_grad(call, o.bias, workers);
   a.grad_out = grad_out.const_data_ptr();
   strides(grad_out, a.grad_out_stride);
   a.lse = const_cast<float*>(lse.const_data_ptr<float>());
   if (a.B > 0 && a.S > 0 && a.T > 0) {
-    run_all(call, fused::make_plan(a, true, paired(a), s.workers), Phase::kBackward);
+    run_all(a, fused::make_plan(a, true, paired(a), workers));
   } else {
     grads.q.zero_();
   }

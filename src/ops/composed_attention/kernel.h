@@ -118,6 +118,7 @@ struct Args {
 // Sizes that follow from Args; made by make_plan, shared by all workers.
 struct Plan {
   bool backward = false;
+  bool split = false;        // forward: one tile whose key blocks the workers share
   bool half = false;         // products in pairs of bfloat16: the type of q and the
                              // processor allow it
   int64_t rows = 0;          // queries of a tile
@@ -132,19 +133,30 @@ struct Plan {
                              // kBlock and padding
   int64_t chunk = 0;         // floats of one tile by one key block
   int64_t workers = 1;
-  int64_t packed = 0;   // floats of the packed keys and values of one batch element
+  int64_t packed = 0;   // floats of the packed keys and values of one batch element, or (split) of
+                        // one block
   int64_t scratch = 0;  // floats of one worker's scratch
   int64_t sums = 0;     // floats of one worker's gradient sums (zeroed by the caller)
 };
 
-enum class Phase { kPack, kForward, kBackward, kReduce, kBoundary };
+enum class Phase {
+  kPack,
+  kForward,
+  kBackward,
+  kReduce,
+  kBoundary,
+  kSplitScores,
+  kSplitValues,
+  kSplitOutput
+};
 
 // What one call does: Phase kPack packs key blocks [begin, end) of `batch`;
 // kForward and kBackward run tiles [begin, end) as worker `worker`; kReduce
 // adds the workers' sums for key blocks [begin, end) and writes the key-side
 // gradients, `sums` being those of worker 0 and the others following;
 // kBoundary, one item, adds what each worker owes to queries of the worker
-// before it.
+// before it. Where the plan splits, every worker runs kSplitScores, after it
+// kSplitValues, each for its share of the blocks; one runs kSplitOutput at the end.
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;

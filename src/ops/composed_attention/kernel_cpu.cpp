@@ -25,6 +25,15 @@ void run(const Args& args, const Plan& plan, const Task& task) {
       case Phase::kBoundary:
         settle<T>(args, plan, task);
         break;
+      case Phase::kSplitScores:
+        split_scores<T>(args, plan, task);
+        break;
+      case Phase::kSplitValues:
+        split_values<T>(args, plan, task);
+        break;
+      case Phase::kSplitOutput:
+        split_output<T>(args, plan, task);
+        break;
     }
   }
 }

@@ -58,14 +58,15 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
 }
 
 // Turns sums into their inverses, in place of the first lane, and writes the
-// log-sum-exp of the rows that are this tile's own.
-void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total) {
+// log-sum-exp of the rows that are this tile's own, if asked to.
+void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total,
+                 bool write = true) {
   for (int64_t r = tile.prob; r < tile.count; ++r) {
     const int64_t t = r - tile.prob;
     for (int64_t h = 0; h < a.H1; ++h) {
       float* sum = total + (t * a.H1 + h) * 16;
       const float s = hsum(load(sum));
-      if (r >= tile.out) {
+      if (write && r >= tile.out) {
         a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + r] =
             s > 0 ? high[t * p.heads_padded + h] + __builtin_logf(s) : 0.0f;
       }
@@ -92,6 +93,36 @@ void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
   }
 }
 
+// The weights x of one block mixed and multiplied with its values: added to the outputs.
+HL_INLINE void mixed_values(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
+                            const PackedBlock& keys, float* x) {
+  if (a.post.present) {
+    float* y = a.post.matrix ? w.tile[0] : x;
+    tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
+    x = y;
+  }
+  value_product(a, p, rows, w, keys, x);
+}
+
+template <typename T>
+void write_outputs(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+  T* out = static_cast<T*>(a.out) + (tile.batch * a.T + tile.first + tile.out) * a.H2 * a.E;
+  for (int64_t t = 0; t < tile.count - tile.out; ++t) {
+    for (int64_t h = 0; h < a.H2; ++h) {
+      store_scaled(w.out + (h * p.rows + t) * p.Ep, a.E, 1, out + (t * a.H2 + h) * a.E);
+    }
+  }
+}
+
+template <typename T>
+void prepare_forward(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+  const int64_t prob_rows = tile.count - tile.prob;
+  prepare_tile<T>(a, p, tile, w);
+  fill(w.high, prob_rows * p.heads_padded, -FLT_MAX);
+  fill(w.total, prob_rows * a.H1 * 16, 0);
+  fill(w.out, a.H2 * p.rows * p.Ep, 0);
+}
+
 template <typename T>
 void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index) {
   const Scratch w = scratch(a, p, task.scratch);
@@ -100,10 +131,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
   const int64_t prob_rows = tile.count - tile.prob, rows = tile.count - tile.out;
   const int64_t high_size = p.height * p.heads_padded;
   const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
-  prepare_tile<T>(a, p, tile, w);
-  fill(w.high, prob_rows * p.heads_padded, -FLT_MAX);
-  fill(w.total, prob_rows * a.H1 * 16, 0);
-  fill(w.out, a.H2 * p.rows * p.Ep, 0);
+  prepare_forward<T>(a, p, tile, w);
 
   const auto raw = [&](int64_t i) {
     if (pre_conv && i < blocks) raw_scores(a, p, task, tile, w, i, w.scores + i * p.chunk);
@@ -138,20 +166,101 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
                  x, w.conv);
       hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x + tile.out * p.line);
     }
-    x += tile.out * p.line;
-    if (a.post.present) {
-      float* y = a.post.matrix ? w.tile[0] : x;
-      tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
-      x = y;
-    }
-    value_product(a, p, rows, w, keys, x);
+    mixed_values(a, p, rows, w, keys, x + tile.out * p.line);
   }
-  T* out = static_cast<T*>(a.out) + (tile.batch * a.T + tile.first + tile.out) * a.H2 * a.E;
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t h = 0; h < a.H2; ++h) {
-      store_scaled(w.out + (h * p.rows + t) * p.Ep, a.E, 1, out + (t * a.H2 + h) * a.E);
+  write_outputs<T>(a, p, tile, w);
+}
+
+// A few queries against many keys: the workers share the key blocks of the one tile, so nothing may
+// look at neighbouring blocks. Each packs a block when it comes to it.
+
+// The scratch of worker k.
+HL_INLINE Scratch scratch_of(const Args& a, const Plan& p, const Task& task, int64_t k) {
+  return scratch(a, p,
+                 p.workers == 1 ? task.scratch : task.scratch + (k - task.worker) * p.scratch);
+}
+
+// Calls f(i) for this worker's share of the tile's blocks.
+template <typename F>
+HL_INLINE void own_blocks(const Plan& p, const Task& task, const Tile& tile, const Scratch& w,
+                          F&& f) {
+  const int64_t blocks = tile.blocks.end - tile.blocks.begin, k = p.workers == 1 ? 0 : task.worker;
+  for (int64_t i = blocks * k / p.workers; i < blocks * (k + 1) / p.workers; ++i) {
+    if (any_visible(p, tile, w.visible, i, 0)) f(i);
+  }
+}
+
+template <typename T>
+void split_scores(const Args& a, const Plan& p, const Task& task) {
+  const Scratch w = scratch(a, p, task.scratch);
+  const Tile tile = make_tile(a, p, task.batch, 0);
+  prepare_forward<T>(a, p, tile, w);
+  own_blocks(p, task, tile, w, [&](int64_t i) {
+    const int64_t block = tile.blocks.begin + i;
+    pack_keys<T>(a, p, task.batch, block, packed_block(a, p, task.packed, block));
+    float* x = w.weights + i * p.chunk;
+    mixed_scores(a, p, task, tile, w, i, x);
+    exponentials(a, p, tile.count, w.visible + i * p.height, x, w.high,
+                 w.block_high + i * p.height * p.heads_padded, w.total);
+  });
+}
+
+// Maxima and sums over the shares of all workers.
+void gather_rows(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                 const Scratch& w) {
+  const int64_t rows = tile.count;
+  fill(w.all_high, rows * p.heads_padded, -FLT_MAX);
+  fill(w.all_total, rows * a.H1 * 16, 0);
+  for (int64_t k = 0; k < p.workers; ++k) {
+    const Scratch other = scratch_of(a, p, task, k);
+    for (int64_t i = 0; i < rows * p.heads_padded; i += VL) {
+      store(w.all_high + i, vmax(load(w.all_high + i), load(other.high + i)));
     }
   }
+  float factor[kMaxHeads];
+  for (int64_t k = 0; k < p.workers; ++k) {
+    const Scratch other = scratch_of(a, p, task, k);
+    for (int64_t t = 0; t < rows; ++t) {
+      const int64_t at = t * p.heads_padded;
+      for (int64_t h = 0; h < p.heads_padded; h += VL) {
+        store(factor + h, vexp(load(other.high + at + h) - load(w.all_high + at + h)));
+      }
+      for (int64_t h = 0; h < a.H1; ++h) {
+        const int64_t sum = (t * a.H1 + h) * 16;
+        store(w.all_total + sum,
+              fma(load(other.total + sum), bcast(factor[h]), load(w.all_total + sum)));
+      }
+    }
+  }
+}
+
+template <typename T>
+void split_values(const Args& a, const Plan& p, const Task& task) {
+  const Scratch w = scratch(a, p, task.scratch);
+  const Tile tile = make_tile(a, p, task.batch, 0);
+  gather_rows(a, p, task, tile, w);
+  finish_rows(a, p, tile, w.all_high, w.all_total, p.workers == 1 || task.worker == 0);
+  own_blocks(p, task, tile, w, [&](int64_t i) {
+    const int64_t block = tile.blocks.begin + i;
+    const PackedBlock keys = packed_block(a, p, task.packed, block);
+    pack_values<T>(a, p, task.batch, block, keys);
+    float* x = w.weights + i * p.chunk;
+    normalise(a, p, tile.count, w.all_high, w.block_high + i * p.height * p.heads_padded,
+              w.all_total, x);
+    mixed_values(a, p, tile.count, w, keys, x);
+  });
+}
+
+template <typename T>
+void split_output(const Args& a, const Plan& p, const Task& task) {
+  const Scratch w = scratch(a, p, task.scratch);
+  for (int64_t k = 1; k < p.workers; ++k) {
+    const Scratch other = scratch_of(a, p, task, k);
+    for (int64_t i = 0; i < a.H2 * p.rows * p.Ep; i += VL) {
+      store(w.out + i, load(w.out + i) + load(other.out + i));
+    }
+  }
+  write_outputs<T>(a, p, make_tile(a, p, task.batch, 0), w);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ HL_INLINE PackedBlock packed_block(const Args& a, const Plan& p, float* base, in
   const int64_t pre = a.pre.key_side() ? a.H * a.pre.k_width() * kBlock : 0;
   const int64_t post = a.post.key_side() ? a.H1 * a.post.k_width() * kBlock : 0;
   const int64_t size = k + pre + post + (p.backward ? kr + v : vr);
-  Arena arena{base + block * size};
+  Arena arena{base + (p.split ? 0 : block) * size};
   out.k_panel = arena.take(k);
   out.k_rows = arena.take(p.backward ? kr : 0);
   out.v_panel = arena.take(p.backward ? v : 0);
@@ -114,10 +114,11 @@ struct Scratch {
   float* grad_out_pairs;  // [H2][(rows + 1) / 2][Ep], likewise
   float* conv;            // for conv_apply
   // Forward.
-  float* out;                // [H2][rows][Ep]
-  float *high, *block_high;  // [height][heads_padded],
-                             // [span][height][heads_padded]: maxima
-  float* total;              // [height][H1][16]: running sums, by lane
+  float* out;                   // [H2][rows][Ep]
+  float *high, *block_high;     // [height][heads_padded],
+                                // [span][height][heads_padded]: maxima
+  float* total;                 // [height][H1][16]: running sums, by lane
+  float *all_high, *all_total;  // those of all workers, where the plan splits
   // Backward.
   float* grad_out;  // [H2][rows][Ep]
   float* grad_q;    // [H][height][Dp]
@@ -186,6 +187,10 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.high = arena.take(height * p.heads_padded);
     s.block_high = arena.take(p.span * height * p.heads_padded);
     s.total = arena.take(height * a.H1 * 16);
+    if (p.split) {
+      s.all_high = arena.take(height * p.heads_padded);
+      s.all_total = arena.take(height * a.H1 * 16);
+    }
   }
   s.size = arena.used;
   return s;

@@ -131,6 +131,19 @@ void pack_panel_pairs(const T* source, const int64_t* stride, int64_t n, int64_t
   }
 }
 
+// One head's keys of a block as columns and as rows, in the form that the products take.
+template <typename T>
+HL_INLINE void pack_columns(const Plan& p, const T* source, const int64_t* stride, int64_t n,
+                            int64_t size, float* to) {
+  p.half ? pack_panel_pairs(source, stride, n, size, to) : pack_panel(source, stride, n, size, to);
+}
+template <typename T>
+HL_INLINE void pack_key_rows(const Plan& p, const T* source, const int64_t* stride, int64_t n,
+                             int64_t size, int64_t padded, float* to) {
+  p.half ? pack_row_pairs(source, stride, n, kBlock, size, padded, to)
+         : pack_rows(source, stride, n, kBlock, size, padded, 1, to);
+}
+
 // Key-side weights of one block, [h][k_width][kBlock].
 template <typename T>
 void pack_key_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, float* to) {
@@ -168,35 +181,41 @@ void pack_query_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n,
   }
 }
 
+// Keys of one block and the weights before softmax that go with them.
+template <typename T>
+void pack_keys(const Args& a, const Plan& p, int64_t batch, int64_t block, const PackedBlock& to) {
+  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  for (int64_t g = 0; g < a.Gk; ++g) {
+    const T* k = static_cast<const T*>(a.k) + batch * a.k_stride[0] + first * a.k_stride[1] +
+                 g * a.k_stride[2];
+    pack_columns(p, k, a.k_stride, n, a.D, to.k_panel + g * p.Dp * kBlock);
+    if (p.backward) pack_key_rows(p, k, a.k_stride, n, a.D, p.Dp, to.k_rows + g * kBlock * p.Dp);
+  }
+  pack_key_weights<T>(a.pre, batch, first, n, to.pre);
+}
+
+// The same for values and after softmax.
+template <typename T>
+void pack_values(const Args& a, const Plan& p, int64_t batch, int64_t block,
+                 const PackedBlock& to) {
+  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  for (int64_t g = 0; g < a.Gv; ++g) {
+    const T* v = static_cast<const T*>(a.v) + batch * a.v_stride[0] + first * a.v_stride[1] +
+                 g * a.v_stride[2];
+    if (p.backward) {
+      pack_columns(p, v, a.v_stride, n, a.E, to.v_panel + g * p.Ep * kBlock);
+    } else {
+      pack_key_rows(p, v, a.v_stride, n, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
+    }
+  }
+  pack_key_weights<T>(a.post, batch, first, n, to.post);
+}
+
 template <typename T>
 void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   const PackedBlock to = packed_block(a, p, task.packed, block);
-  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
-  const auto panel = [&](const T* x, const int64_t* stride, int64_t size, float* out) {
-    p.half ? pack_panel_pairs(x, stride, n, size, out) : pack_panel(x, stride, n, size, out);
-  };
-  const auto rows = [&](const T* x, const int64_t* stride, int64_t size, int64_t padded,
-                        float* out) {
-    p.half ? pack_row_pairs(x, stride, n, kBlock, size, padded, out)
-           : pack_rows(x, stride, n, kBlock, size, padded, 1, out);
-  };
-  for (int64_t g = 0; g < a.Gk; ++g) {
-    const T* k = static_cast<const T*>(a.k) + task.batch * a.k_stride[0] + first * a.k_stride[1] +
-                 g * a.k_stride[2];
-    panel(k, a.k_stride, a.D, to.k_panel + g * p.Dp * kBlock);
-    if (p.backward) rows(k, a.k_stride, a.D, p.Dp, to.k_rows + g * kBlock * p.Dp);
-  }
-  for (int64_t g = 0; g < a.Gv; ++g) {
-    const T* v = static_cast<const T*>(a.v) + task.batch * a.v_stride[0] + first * a.v_stride[1] +
-                 g * a.v_stride[2];
-    if (p.backward) {
-      panel(v, a.v_stride, a.E, to.v_panel + g * p.Ep * kBlock);
-    } else {
-      rows(v, a.v_stride, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
-    }
-  }
-  pack_key_weights<T>(a.pre, task.batch, first, n, to.pre);
-  pack_key_weights<T>(a.post, task.batch, first, n, to.post);
+  pack_keys<T>(a, p, task.batch, block, to);
+  pack_values<T>(a, p, task.batch, block, to);
 }
 
 struct Range {

@@ -27,10 +27,12 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   p.maps = a.H > a.H1 ? a.H : a.H1;
   if (a.H2 > p.maps) p.maps = a.H2;
   const int64_t halo = a.pre_conv.halo() + a.post_conv.halo();
-  p.rows = tile_rows(a, backward, workers);
+  p.blocks = (a.S + kBlock - 1) / kBlock;
+  p.split = !backward && !a.pre_conv.kernel && !a.post_conv.kernel && a.T <= 32 &&
+            (a.T <= 16 || p.blocks >= 2 * workers);
+  p.rows = p.split ? a.T : tile_rows(a, backward, workers);
   p.height = p.rows + halo < a.T ? p.rows + halo : a.T;
   p.tiles = (a.T + p.rows - 1) / p.rows;
-  p.blocks = (a.S + kBlock - 1) / kBlock;
   p.span = p.blocks;
   if (a.window > 0) {
     const int64_t keys = p.height + (a.causal ? 1 : 2) * a.window;
@@ -41,7 +43,7 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   // sets.
   p.line = p.maps * kBlock + kAlign;
   p.chunk = p.height * p.line;
-  p.packed = p.blocks * packed_block(a, p, nullptr, 0).size;
+  p.packed = (p.split ? 1 : p.blocks) * packed_block(a, p, nullptr, 0).size;
   p.scratch = scratch(a, p, nullptr).size;
   if (backward) {
     p.sums = p.blocks * block_sums(a, p, nullptr, 0).size + boundary(a, nullptr).size;

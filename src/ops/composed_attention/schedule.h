@@ -1,0 +1,147 @@
+// Who does what when: the phases of forward and backward over batch elements, tiles, key blocks and
+// threads. No torch, so that a race detector can drive it with threads that it understands
+// (tools/races.cpp).
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "ops/composed_attention/kernel.h"
+
+namespace headloom::ops::fused {
+
+// Batch elements: as many as a multiple of the threads are done whole by one thread each, the tiles
+// of the rest are shared by all threads.
+inline int64_t whole_elements(const Args& a, int64_t workers) { return a.B / workers * workers; }
+
+// Splits the tiles of one batch element so that every worker has about as many key
+// blocks: contiguous runs, the same for a given number of workers.
+inline std::vector<int64_t> balanced(const Args& a, const Plan& plan) {
+  std::vector<int64_t> cost(plan.tiles + 1, 0);
+  for (int64_t i = 0; i < plan.tiles; ++i) {
+    const int64_t last = std::min((i + 1) * plan.rows, a.T) - 1 + a.S - a.T;
+    int64_t keys = a.causal ? std::clamp<int64_t>(last + 1, 0, a.S) : a.S;
+    if (a.window > 0) keys = std::min(keys, a.window + plan.rows);
+    cost[i + 1] = cost[i] + (keys + kBlock - 1) / kBlock + 1;
+  }
+  std::vector<int64_t> bounds(plan.workers + 1, plan.tiles);
+  bounds[0] = 0;
+  for (int64_t w = 1, i = 0; w < plan.workers; ++w) {
+    const auto off = [&](int64_t tile) {
+      return std::abs(cost[tile] * plan.workers - cost[plan.tiles] * w);
+    };
+    while (i < plan.tiles && off(i + 1) < off(i)) ++i;
+    bounds[w] = i;
+  }
+  return bounds;
+}
+
+// Where the packed keys, the scratch and the gradient sums of each worker are.
+struct Memory {
+  float *packed, *scratch, *sums;
+};
+
+inline int64_t packed_copies(const Args& a, const Plan& plan) {
+  return plan.split || whole_elements(a, plan.workers) > 0 ? plan.workers : 1;
+}
+inline int64_t memory_floats(const Args& a, const Plan& plan) {
+  return packed_copies(a, plan) * plan.packed + plan.workers * (plan.scratch + plan.sums);
+}
+
+// Runs one batch element on one worker.
+inline void run_alone(const Args& a, const Plan& plan, Run run, Task task, bool backward) {
+  const auto step = [&](Phase phase, int64_t count) {
+    task.phase = phase;
+    task.begin = 0;
+    task.end = count;
+    run(a, plan, task);
+  };
+  if (plan.split) {
+    for (const Phase phase : {Phase::kSplitScores, Phase::kSplitValues, Phase::kSplitOutput}) {
+      step(phase, 1);
+    }
+    return;
+  }
+  step(Phase::kPack, plan.blocks);
+  step(backward ? Phase::kBackward : Phase::kForward, plan.tiles);
+  if (backward) step(Phase::kReduce, plan.blocks);
+}
+
+// Runs the whole forward or backward (as the plan says) in `memory`, memory_floats() long.
+// parallel(n, f) calls f(0) .. f(n - 1), side by side where it can, and returns when all are done.
+template <typename Parallel>
+void run_all(const Args& a, const Plan& plan, Run run, float* memory, const Parallel& parallel) {
+  const int64_t workers = plan.workers, whole = whole_elements(a, workers);
+  const int64_t copies = packed_copies(a, plan);
+  const Memory base{memory, memory + copies * plan.packed,
+                    memory + copies * plan.packed + workers * plan.scratch};
+  // Item 0, unless begin and end are set.
+  const auto task_of = [&](Phase phase, int64_t batch, int64_t w) {
+    return Task{phase,
+                batch,
+                w,
+                0,
+                1,
+                base.packed + (copies > 1 ? w : 0) * plan.packed,
+                base.scratch + w * plan.scratch,
+                base.sums + w * plan.sums};
+  };
+  const auto clear = [&](int64_t w) {
+    std::fill(base.sums + w * plan.sums, base.sums + (w + 1) * plan.sums, 0.0f);
+  };
+  if (whole > 0) {
+    Plan alone = plan;  // one worker: its sums are the whole
+    alone.workers = 1;
+    parallel(workers, [&](int64_t w) {
+      clear(w);
+      for (int64_t batch = w; batch < whole; batch += workers) {
+        run_alone(a, alone, run, task_of(Phase::kPack, batch, w), plan.backward);
+      }
+    });
+  }
+  const std::vector<int64_t> bounds = balanced(a, plan);
+  for (int64_t batch = whole; batch < a.B; ++batch) {
+    // A share of a phase for each worker, all with the same packed keys.
+    const auto share = [&](Phase phase, auto begin) {
+      parallel(workers, [&](int64_t w) {
+        if (phase == Phase::kPack && batch == 0) clear(w);
+        Task task = task_of(phase, batch, w);
+        if (!plan.split) task.packed = base.packed;
+        if (phase == Phase::kReduce) task.sums = base.sums;
+        task.begin = begin(w);
+        task.end = begin(w + 1);
+        if (task.begin < task.end) run(a, plan, task);
+      });
+    };
+    const auto one = [](int64_t w) { return w; };
+    const auto blocks = [&](int64_t w) { return plan.blocks * w / workers; };
+    if (plan.split) {
+      share(Phase::kSplitScores, one);
+      share(Phase::kSplitValues, one);
+      run(a, plan, task_of(Phase::kSplitOutput, batch, 0));
+      continue;
+    }
+    share(Phase::kPack, blocks);
+    if (plan.backward) {
+      share(Phase::kBackward, [&](int64_t w) { return bounds[w]; });
+      run(a, plan, task_of(Phase::kBoundary, batch, 0));
+      share(Phase::kReduce, blocks);
+      continue;
+    }
+    // Tiles are independent: workers take the next one, longest first.
+    std::atomic<int64_t> next{plan.tiles};
+    parallel(workers, [&](int64_t w) {
+      Task task = task_of(Phase::kForward, batch, w);
+      task.packed = base.packed;
+      for (int64_t tile = --next; tile >= 0; tile = --next) {
+        task.begin = tile;
+        task.end = tile + 1;
+        run(a, plan, task);
+      }
+    });
+  }
+}
+
+}  // namespace headloom::ops::fused
