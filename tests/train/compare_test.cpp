@@ -135,6 +135,52 @@ TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
                        "'lr = 0.001', now it is 'lr = 0.5'"));
 }
 
+TEST(Compare, TakesTasksOfEveryKind) {
+  const TempFolder folder;
+  const CompareOutcome outcome = compare_quietly(parse_toml(R"(
+seeds = [1]
+[model]
+width = 32
+depth = 2
+[[model.layer]]
+mixer = { heads = 4 }
+[train]
+steps = 2
+batch = 4
+eval_sequences = 8
+[[models]]
+name = "mha"
+[[models]]
+name = "dcmha"
+mixer = { type = "dcmha" }
+[[tasks]]
+name = "labels"
+task = { type = "classify_text", length = 16, eval_sequences = 8 }
+model = { kind = "encoder" }
+[[tasks]]
+name = "reverse"
+task = { type = "sequence", kind = "reverse", symbols = 6, count = 4, eval_sequences = 8 }
+model = { kind = "encoder_decoder" }
+[[tasks]]
+name = "shapes"
+task = { type = "images", size = 8, eval_sequences = 8 }
+model = { kind = "vit" }
+)",
+                                                            "compare.toml"),
+                                                 folder.path());
+  ASSERT_EQ(outcome.runs.size(), 6u);
+  for (const ComparedRun& run : outcome.runs) EXPECT_TRUE(run.finished) << run.problem;
+  for (const ComparedBuild& build : outcome.builds) {
+    const auto target = static_cast<double>(outcome.builds[2 * build.task].parameters);
+    EXPECT_NEAR(static_cast<double>(build.parameters), target, 0.01 * target);
+    EXPECT_EQ(build.mechanism_share > 0, build.model == 1);
+    EXPECT_EQ(build.state_bytes_per_token > 0, build.task == 1);
+  }
+  EXPECT_EQ(outcome.tasks[1].tokens, 2 * 4 * (4 + 5)) << "source and target";
+  EXPECT_EQ(outcome.tasks[2].tokens, 2 * 4);
+  EXPECT_EQ(outcome.tasks[2].unit, "images");
+}
+
 TEST(Compare, RecordsAFailedRunAndGoesOn) {
   const TempFolder folder;
   const Node node = comparison(
