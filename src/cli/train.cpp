@@ -49,9 +49,9 @@ int run(Arguments& a) {
                                          {"seconds", outcome.seconds}};
     std::printf("%s\n", json.dump(1).c_str());
   } else {
-    std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s tokens/s, %s\n",
-                a.out.c_str(), static_cast<long long>(outcome.step), last.loss, 100 * last.accuracy,
-                human_count(outcome.tokens_per_second).c_str(),
+    std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
+                static_cast<long long>(outcome.step), last.loss, 100 * last.accuracy,
+                human_count(outcome.tokens_per_second).c_str(), outcome.unit.c_str(),
                 human_seconds(outcome.seconds).c_str());
   }
   return 0;

@@ -74,6 +74,7 @@ class Trainer {
     outcome_.seconds = state_.seconds;
     outcome_.evaluations = metrics_->evaluations();
     outcome_.tokens_per_second = tokens_per_second();
+    outcome_.unit = work_unit(*task_).name;
     outcome_.peak_memory = memory_.bytes();
     return outcome_;
   }

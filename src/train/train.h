@@ -24,6 +24,7 @@ struct TrainOutcome {
   int64_t parameters = 0;
   std::vector<EvalPoint> evaluations;
   double tokens_per_second = 0;  // median over steps, evaluations left out
+  std::string unit = "tokens";   // or images
   int64_t peak_memory = -1;      // bytes above what the process held before; -1: not measured
   double seconds = 0;
 };
