@@ -67,10 +67,11 @@ double share(Random& random) { return static_cast<double>(random.below(1 << 30))
 
 using Colour = std::array<double, 3>;
 
-Colour colour(Random& random) { return {share(random), share(random), share(random)}; }
-
-double difference(const Colour& a, const Colour& b) {
-  return std::abs(a[0] - b[0]) + std::abs(a[1] - b[1]) + std::abs(a[2] - b[2]);
+// Each channel evenly spread over a range of 0.4 that begins at `from`.
+Colour colour(Random& random, double from) {
+  Colour colour;
+  for (double& channel : colour) channel = from + 0.4 * share(random);
+  return colour;
 }
 
 }  // namespace
@@ -86,10 +87,8 @@ std::vector<uint8_t> draw_shape(int64_t shape, int64_t size, double noise, Rando
   const double radius = side * (0.22 + 0.18 * share(random));
   const double centre_x = radius + (side - 2 * radius) * share(random);
   const double centre_y = radius + (side - 2 * radius) * share(random);
-  const double angle = 2 * kPi * share(random);
-  const Colour back = colour(random);
-  Colour front = colour(random);
-  while (difference(front, back) < 0.8) front = colour(random);
+  const double angle = kPi / 6 * (2 * share(random) - 1);
+  const Colour back = colour(random, 0.0), front = colour(random, 0.6);
 
   std::vector<uint8_t> pixels;
   pixels.reserve(static_cast<size_t>(size * size * 3));

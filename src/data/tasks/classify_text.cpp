@@ -7,7 +7,7 @@
 //             every letter is equally likely at every place under every grammar: only neighbours
 //             tell the classes apart. A string fits its own grammar alone.
 //   brackets  Class 1 is balanced, "([]){}"; class 0 is such a string with two of its brackets
-//             exchanged so that it is not: counting tells nothing.
+//             exchanged so that it is not: counting tells nothing. Much harder than grammars.
 #include <ATen/ATen.h>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 // Without `path` pictures of shapes are made up (data/shapes.h): the shape is the class; colours,
 // place, size, turn and noise tell nothing. With it they are read (data/image_set.h). Pixels are
 // normalised by the channels' mean and spread: of the published training sets for CIFAR, ImageNet's
-// for folders, 1/2 and 1/4 for shapes.
+// for folders, 0.3 and 0.25 for shapes.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -99,7 +99,7 @@ class Images : public Task {
 class Shapes final : public Images {
  public:
   Shapes(const Options& options, uint64_t seed)
-      : Images(options, seed, {0.5, 0.5, 0.5}, {0.25, 0.25, 0.25}) {}
+      : Images(options, seed, {0.3, 0.3, 0.3}, {0.25, 0.25, 0.25}) {}
 
   int64_t classes() const override { return options_.classes; }
   int64_t eval_sequences() const override { return options_.eval_sequences; }
