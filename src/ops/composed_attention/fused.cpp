@@ -232,7 +232,7 @@ std::string fused_limits() {
       fused::kMaxHeads, " maps, heads up to 256, rank up to 4, convolutions up to ",
       fused::kMaxConvQueries, " x ", fused::kMaxConvKeys,
       "; the reference for the rest (other types and devices); where nothing is composed, "
-      "scaled_dot_product_attention for the rest and for a few queries against many keys");
+      "scaled_dot_product_attention for the rest and for very few queries");
 }
 
 const char* unsupported_reason(const Tensor& q, const Tensor& k, const Tensor& v,
