@@ -61,7 +61,7 @@ int run(const Arguments& a) {
   std::printf("\nparameters            %s\n",
               human_count(static_cast<double>(costs.parameters)).c_str());
   if (costs.active_parameters < costs.parameters) {
-    std::printf("active parameters     %s of them work for a token\n",
+    std::printf("active parameters     %s, those that work for a token\n",
                 human_count(static_cast<double>(costs.active_parameters)).c_str());
   }
   std::printf("forward FLOPs a token %s at length %lld\n",

@@ -59,8 +59,8 @@ TEST(Experts, ABalanceLossEvensTheLoadOut) {
   const TempFolder folder;
   const auto unevenness = [&](const std::string& balance) {
     const std::string run = folder.path() + "/run" + balance;
-    const TrainOutcome outcome = train_quietly(
-        run_with(balance, "steps = 150\neval_every = 50\nlr = 0.01"), {.folder = run});
+    const TrainOutcome outcome =
+        train_quietly(run_with(balance, "steps = 40\neval_every = 20\nlr = 0.01"), {.folder = run});
     double most = 0;
     for (const auto& [layer, shares] : outcome.evaluations.back().expert_load) {
       most = std::max(most, *std::max_element(shares.begin(), shares.end()));
@@ -69,7 +69,7 @@ TEST(Experts, ABalanceLossEvensTheLoadOut) {
   };
   const double free = unevenness("0.0"), pressed = unevenness("1.0");
   EXPECT_LT(pressed, 0.35);
-  EXPECT_GT(free, pressed);
+  EXPECT_GT(free, pressed + 0.05);
 }
 
 TEST(Experts, DenseModelsHaveNoSuchRecords) {
