@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "ops/aft/conv.h"
 #include "ops/aft/fused.h"
 #include "ops/check.h"
 #include "ops/wkv/fused.h"
@@ -105,7 +106,11 @@ Result aft_op(const Tensor& q, const Tensor& k, const Tensor& v, std::string_vie
   check(q, k, v, o);
   const char* reason = stateful(o) ? unsupported_reason(q, WkvOptions())
                                    : "only causal \"simple\" and \"local\" are fused";
-  if (!runs_fused(kOp, o.backend, reason)) return aft_reference(q, k, v, o);
+  const bool fused = runs_fused(kOp, o.backend, reason);
+  if (o.form == "conv" && !o.documents.defined() && o.backend != "reference") {
+    return aft_conv(q, k, v, o);
+  }
+  if (!fused) return aft_reference(q, k, v, o);
   if (o.form == "local") return aft_local_fused(q, k, v, o);
   // Without decay and bonus wkv is the causal AFT-simple.
   const Tensor none = at::zeros_symint({q.sym_size(2)}, q.options().dtype(at::kFloat));

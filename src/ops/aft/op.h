@@ -44,9 +44,9 @@ struct AftOptions {
 //
 // Differentiable in q, k, v, bias and state; of the state returned, m is a constant to gradients,
 // as in wkv. Cost: T C, and T W C for local, where the fused kernels run (causal simple and local,
-// float32 and bfloat16); otherwise matrix products of T^2 C in float64, which bears e^-200, and
-// nothing of size T T C. Through the dispatcher (torch.ops.headloom.aft). Throws c10::ValueError or
-// c10::TypeError naming the argument.
+// float32 and bfloat16), T W C for conv without documents; otherwise matrix products of T^2 C. Both
+// in float64, which bears e^-200; nothing is of size T T C. Through the dispatcher
+// (torch.ops.headloom.aft). Throws c10::ValueError or c10::TypeError naming the argument.
 std::tuple<at::Tensor, at::Tensor> aft(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AftOptions& options);
 
