@@ -1,0 +1,75 @@
+"""wkv, token_shift and aft as PyTorch operators: schemas, fake tensors, autograd, torch.compile."""
+
+import headloom  # noqa: F401  loads the operators
+import pytest
+import torch
+from torch.func import grad
+
+B, T, C = 2, 7, 5
+OPS = torch.ops.headloom
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype).requires_grad_()
+
+
+def calls(dtype=torch.float32):
+    torch.manual_seed(11)
+    sequence = [draw(B, T, C, dtype=dtype) for _ in range(3)]
+    documents = torch.tensor([0, 0, 0, 4, 4, 1, 1]).expand(B, T)
+    rates = [torch.rand(C, dtype=dtype).requires_grad_(), draw(C, dtype=dtype)]
+    band, mix = draw(T, 3, dtype=dtype), draw(3, C, dtype=dtype)
+    return {
+        "wkv": (OPS.wkv.default, (*sequence[:2], *rates), {}),
+        "wkv, all": (OPS.wkv.default, (*sequence[:2], *rates, sequence[2], draw(B, 3, C, dtype=dtype), documents), {}),
+        "token_shift": (OPS.token_shift.default, (sequence[0], mix, draw(B, C, dtype=dtype), documents), {}),
+        "aft simple": (OPS.aft.default, (*sequence,), {}),
+        "aft local": (OPS.aft.default, (*sequence, "local", band), dict(documents=documents)),
+        "aft full": (OPS.aft.default, (*sequence, "full", draw(T, T, dtype=dtype)), dict(causal=False)),
+        "aft conv": (OPS.aft.default, (*sequence, "conv", draw(1, 3, dtype=dtype)), {}),
+    }
+
+
+NAMES = list(calls())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name):
+    op, arguments, options = calls()[name]
+    torch.library.opcheck(op, arguments, options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name):
+    op, arguments, options = calls(torch.float64)[name]
+
+    def output(*x):  # of the state returned, the exponent is a constant to gradients
+        y = op(*x, **options)
+        return y if isinstance(y, list) else y[0]
+
+    assert torch.autograd.gradcheck(output, arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_is_the_same(name):
+    torch.compiler.reset()
+    op, arguments, options = calls()[name]
+
+    def loss(*x):
+        y = op(*x, **options)
+        return sum(t.square().sum() for t in (y if isinstance(y, list) else y[:1]))
+
+    leaves = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
+    expected = torch.autograd.grad(loss(*arguments), leaves)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, wanted in zip(torch.autograd.grad(compiled(*arguments), leaves), expected):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_transforms_take_the_reference():
+    op, (k, *others), _ = calls()["wkv"]
+
+    def loss(k):
+        return op(k, *others)[0].square().sum()
+
+    torch.testing.assert_close(grad(loss)(k), torch.autograd.grad(loss(k), k)[0])
