@@ -77,9 +77,11 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory, int64
     v = kv.narrow(-1, k_width, v_width);
   } else {
     const Tensor all = qkv_->forward(x);
-    q = all.narrow(-1, 0, q_width);
-    k = all.narrow(-1, q_width, k_width);
-    v = all.narrow(-1, q_width + k_width, v_width);
+    // One split: each narrow's backward would fill and add a whole [B, T, Q + K + V].
+    const auto parts = all.split_with_sizes({q_width, k_width, v_width}, -1);
+    q = parts[0];
+    k = parts[1];
+    v = parts[2];
   }
   q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
   k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});

@@ -160,18 +160,14 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   }
 }
 
-// Plain attention in the fused kernels rather than in scaled_dot_product_attention, which is as
-// fast for one to three queries, and whose backward is faster for a few queries against many keys.
-bool fused_is_faster(const Tensor& q, const Tensor& k, const Tensor& v,
-                     const ComposedAttentionOptions& o) {
+// Plain attention in the fused kernels rather than in scaled_dot_product_attention. For a few
+// queries against many keys in float32 that has as fast a forward and a faster backward. Whether a
+// gradient is wanted does not count: results must not depend on it.
+bool fused_is_faster(const Tensor& q, const Tensor& k) {
   const c10::SymInt queries = q.sym_size(1);
-  bool training = false;
-  for (const Tensor* t : {&q, &k, &v, &o.bias}) training |= t->defined() && t->requires_grad();
-  if (training && at::GradMode::is_enabled()) {
-    return TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
-           TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(k.sym_size(1)));
-  }
-  return q.scalar_type() == at::kBFloat16 || TORCH_GUARD_OR_FALSE(queries.sym_ge(4));
+  return q.scalar_type() == at::kBFloat16 ||
+         (TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
+          TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(k.sym_size(1))));
 }
 
 // The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors
@@ -186,7 +182,7 @@ Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
   TORCH_CHECK_NOT_IMPLEMENTED(!reason || o.backend != "fused",
                               "composed_attention: backend \"fused\" cannot run this case because ",
                               reason, "; use None or \"reference\".");
-  if (!reason && (o.backend == "fused" || !is_plain(o) || fused_is_faster(q, k, v, o))) {
+  if (!reason && (o.backend == "fused" || !is_plain(o) || fused_is_faster(q, k))) {
     return composed_attention_fused(q, k, v, o);
   }
   return composed_attention_reference(q, k, v, o);
