@@ -64,7 +64,7 @@ Tensor usual_loop(const std::vector<Tensor>& x) {
 // Its time grows with the square of the length: a quarter of it is enough to see.
 OpCase against_the_usual_loop() {
   OpCase c = make(512, at::kFloat);
-  c.name += ", reference as usually written";
+  c.name += ", usual loop";
   c.run = [run = c.run](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
     return backend == "reference" ? usual_loop(x) : run(x, backend);
   };
