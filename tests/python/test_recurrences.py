@@ -1,4 +1,4 @@
-"""wkv, token_shift and aft as PyTorch operators: schemas, fake tensors, autograd, torch.compile."""
+"""Recurrences and short filters as PyTorch operators: schemas, fake tensors, autograd, torch.compile."""
 
 import headloom  # noqa: F401  loads the operators
 import pytest
@@ -19,6 +19,10 @@ def calls(dtype=torch.float32):
     documents = torch.tensor([0, 0, 0, 4, 4, 1, 1]).expand(B, T)
     rates = [torch.rand(C, dtype=dtype).requires_grad_(), draw(C, dtype=dtype)]
     band, mix = draw(T, 3, dtype=dtype), draw(3, C, dtype=dtype)
+    N = 3
+    A = -torch.rand(C, N, dtype=dtype)
+    scan = (*sequence[:2], A.requires_grad_(), draw(B, T, N, dtype=dtype), draw(B, T, N, dtype=dtype))
+    scan_state, filters = draw(B, C, N, dtype=dtype), draw(C, 4, dtype=dtype)
     return {
         "wkv": (OPS.wkv.default, (*sequence[:2], *rates), {}),
         "wkv, all": (OPS.wkv.default, (*sequence[:2], *rates, sequence[2], draw(B, 3, C, dtype=dtype), documents), {}),
@@ -27,6 +31,18 @@ def calls(dtype=torch.float32):
         "aft local": (OPS.aft.default, (*sequence, "local", band), dict(documents=documents)),
         "aft full": (OPS.aft.default, (*sequence, "full", draw(T, T, dtype=dtype)), dict(causal=False)),
         "aft conv": (OPS.aft.default, (*sequence, "conv", draw(1, 3, dtype=dtype)), {}),
+        "selective_scan": (OPS.selective_scan.default, scan, dict(delta_softplus=True)),
+        "selective_scan, all": (
+            OPS.selective_scan.default,
+            (*scan, draw(C, dtype=dtype), sequence[2], draw(C, dtype=dtype), True, scan_state, documents),
+            {},
+        ),
+        "causal_conv1d": (OPS.causal_conv1d.default, (sequence[0], filters), {}),
+        "causal_conv1d, all": (
+            OPS.causal_conv1d.default,
+            (sequence[0], filters, draw(C, dtype=dtype), True, draw(B, 3, C, dtype=dtype), documents),
+            {},
+        ),
     }
 
 
