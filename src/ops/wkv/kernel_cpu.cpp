@@ -76,6 +76,15 @@ HL_INLINE bool begins_document(const Args& a, int64_t batch, int64_t t) {
   return id[t] != id[t - 1];
 }
 
+// Asks for a group's part of the row a chunk after or, in the backward, before: the chunks of all
+// groups together are more than a processor fetches ahead by itself.
+template <int NV, bool WRITE, typename T>
+HL_INLINE void fetch(const T* p, int64_t stride) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < NV * VL; i += kLine) __builtin_prefetch(p + stride + i, WRITE, 2);
+}
+
 // What a chunk starts from, and what all its steps share.
 template <int NV>
 struct Chunk {
@@ -88,7 +97,7 @@ struct Chunk {
 
 template <typename T, int NV, bool PART>
 HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV, PART>& group,
-                                const float* state) {
+                                const float* state, int64_t ahead) {
   Chunk<NV> c;
   vf bottom[NV];
 #pragma GCC unroll 4
@@ -103,6 +112,7 @@ HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV,
   }
   for (int64_t t = p.from; t < p.to; ++t) {
     const T* k = row<T>(args.k, p, t);
+    fetch<NV, false>(k, ahead * args.k.time);
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
       const vf key = group.get(k, j);
@@ -125,7 +135,7 @@ template <typename T, int NV, bool PART, bool GATE>
 void forward_chunk(const Args& args, const Span& p) {
   const Group<NV, PART> group{p.count};
   float* const state = plane(args.end, 3, args, p);
-  Chunk<NV> c = begin_chunk<T>(args, p, group, state);
+  Chunk<NV> c = begin_chunk<T>(args, p, group, state, kChunk);
   if (args.checkpoints_out && p.from % kChunk == 0) {
     float* const kept = checkpoint(args.checkpoints_out, args, p);
 #pragma GCC unroll 4
@@ -149,6 +159,9 @@ void forward_chunk(const Args& args, const Span& p) {
       const T *k = row<T>(args.k, p, t), *v = row<T>(args.v, p, t);
       const T* r = GATE ? row<T>(args.r, p, t) : nullptr;
       T* out = row<T>(args.out, args, p, t);
+      fetch<NV, false>(v, kChunk * args.v.time);
+      if constexpr (GATE) fetch<NV, false>(r, kChunk * args.r.time);
+      fetch<NV, true>(out, kChunk * args.C);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) {
         const vf e = vexp(group.get(k, j) - c.top[j]);
@@ -202,7 +215,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
   float *const a_of = scratch, *const b_of = scratch + kPlane, *const e_of = scratch + 2 * kPlane;
   const float* start =
       p.fresh ? nullptr : checkpoint(const_cast<float*>(args.checkpoints), args, p);
-  const Chunk<NV> c = begin_chunk<T>(args, p, group, start);
+  const Chunk<NV> c = begin_chunk<T>(args, p, group, start, -kChunk);
   float* const carried = plane(args.grad_state, 3, args, p);
   float* const rates = plane(args.grad_rates, 2, args, p);
 
@@ -242,6 +255,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
     }
     for (int64_t t = p.from; t < p.to; ++t) {
       const T *k = row<T>(args.k, p, t), *v = row<T>(args.v, p, t);
+      fetch<NV, false>(v, -kChunk * args.v.time);
       const int64_t at = (t - p.from) * kRow;
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) {
@@ -256,6 +270,12 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
     for (int64_t t = p.to - 1; t >= p.from; --t) {
       const T* v = row<T>(args.v, p, t);
       T *grad_k = row<T>(args.grad_k, args, p, t), *grad_v = row<T>(args.grad_v, args, p, t);
+      if (args.grad_out.data) {
+        fetch<NV, false>(row<T>(args.grad_out, p, t), -kChunk * args.grad_out.time);
+      }
+      if constexpr (GATE) fetch<NV, false>(row<T>(args.r, p, t), -kChunk * args.r.time);
+      fetch<NV, true>(grad_k, -kChunk * args.C);
+      fetch<NV, true>(grad_v, -kChunk * args.C);
       const int64_t at = (t - p.from) * kRow;
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) {
