@@ -28,6 +28,8 @@ Command bench_command();
 Command list_command();
 Command vocabulary_command();
 Command tokenize_command();
+Command import_command();
+Command export_command();
 
 // CONFIG with its --set overrides applied.
 struct ConfigArguments {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/error.h"
 
@@ -70,11 +71,33 @@ void PositionOptions::fields(Fields& f) {
   f.field("layout", layout, "rope: which dimensions pair up", {"half", "interleaved"});
   f.field("fraction", fraction, "rope: share of each head that is rotated",
           Range<double>{.low = 0, .high = 1, .open_low = true});
+  f.field("scaling", scaling, "rope: how it is stretched to longer sequences",
+          {"none", "linear", "llama3"});
+  if (scaling == "none") return;
+  f.field("factor", factor, "lower frequencies are divided by it", positive());
+  if (scaling == "linear") return;
+  f.field("low_factor", low_factor, "frequencies with fewer turns in original_length are divided",
+          positive());
+  f.field("high_factor", high_factor, "frequencies with more turns in original_length stay",
+          positive());
+  f.field("original_length", original_length, "positions before stretching", at_least(1));
+  if (high_factor <= low_factor) {
+    usage_error("'position.high_factor' is ", high_factor,
+                ", expected more than low_factor = ", low_factor, ".");
+  }
+}
+
+Tensor PositionOptions::scaled(const Tensor& frequency) const {
+  if (scaling == "none") return frequency;
+  if (scaling == "linear") return frequency / factor;
+  const Tensor turns = frequency * (static_cast<double>(original_length) / (2 * std::numbers::pi));
+  const Tensor kept = ((turns - low_factor) / (high_factor - low_factor)).clamp(0, 1);
+  return frequency * (kept + (1 - kept) / factor);
 }
 
 Rotary::Rotary(const PositionOptions& options, int64_t head_dim)
-    : interleaved_(options.layout == "interleaved"),
-      base_(options.base),
+    : options_(options),
+      interleaved_(options.layout == "interleaved"),
       rotary_(static_cast<int64_t>(std::llround(options.fraction * static_cast<double>(head_dim)))),
       span_(static_cast<double>(rotary_)) {
   if (rotary_ < 2 || rotary_ % 2 != 0) {
@@ -99,7 +122,8 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
   const int64_t grown = std::max<int64_t>(length, 2 * had);
-  const Tensor frequency = at::pow(base_, at::arange(0, rotary_, 2, options) * (-1.0 / span_));
+  const Tensor frequency =
+      options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
   const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
   if (interleaved_) {
     turn_ = at::polar(at::ones_like(angle), angle).to(type);

@@ -75,8 +75,17 @@ struct PositionOptions {
   double base = 10000;
   std::string layout = "half";
   double fraction = 1;
+  // Rope stretched to longer sequences than the model was trained on.
+  std::string scaling = "none";
+  double factor = 1;                       // lower frequencies are divided by it
+  double low_factor = 1, high_factor = 4;  // llama3: turns within original_length that bound them
+  int64_t original_length = 8192;          // llama3
 
   void fields(Fields& f);
+  // `frequency` as scaling says: "linear" divides all by `factor` (Chen et al. 2023), "llama3"
+  // (Dubey et al. 2024) those whose turn takes more than original_length / low_factor positions,
+  // and in part those down to original_length / high_factor.
+  Tensor scaled(const Tensor& frequency) const;
 };
 
 // Rotary position embedding of the first `rotary` of each head's d dimensions, at absolute
@@ -95,8 +104,8 @@ class Rotary {
  private:
   void prepare(int64_t length, const Tensor& like);
 
+  PositionOptions options_;
   bool interleaved_;
-  double base_;
   int64_t rotary_;
   double span_;  // freq_i = base^(-2i / span)
   // Grown on demand, [L, rotary/2]: cosines and sines; interleaved: both in one complex table.

@@ -60,24 +60,15 @@ std::optional<int64_t> CheckpointStore::best() const {
   return std::nullopt;
 }
 
-void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
-                           TrainState state) const {
+void CheckpointStore::publish(const TrainState& state,
+                              const std::function<void(const std::string&)>& fill) const {
   const std::string temporary = root_ + "/writing";
   const auto intact = steps();
   try {
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     make_folders(temporary);
-    state.files[kModel] =
-        stored(write_safetensors(temporary + "/" + kModel, named_parameters(model)));
-    NamedTensors rest = optimizer.state();
-    {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      std::lock_guard<std::mutex> lock(generator.mutex());
-      rest.emplace_back(kRandom, generator.get_state());
-    }
-    state.files[kOptimizer] = stored(write_safetensors(temporary + "/" + kOptimizer, rest));
-    write_file(temporary + "/state.json", state_json(state));
+    fill(temporary);
     publish_folder(temporary, folder(state.step));
   } catch (const Error& error) {
     std::error_code ignored;
@@ -86,6 +77,28 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
          intact.empty() ? " There is no earlier checkpoint."
                         : str(" The checkpoint of step ", intact.back(), " is intact."));
   }
+}
+
+void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState state) const {
+  publish(state, [&](const std::string& where) {
+    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_parameters(model)));
+    write_file(where + "/state.json", state_json(state));
+  });
+}
+
+void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
+                           TrainState state) const {
+  publish(state, [&](const std::string& where) {
+    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_parameters(model)));
+    NamedTensors rest = optimizer.state();
+    {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      rest.emplace_back(kRandom, generator.get_state());
+    }
+    state.files[kOptimizer] = stored(write_safetensors(where + "/" + kOptimizer, rest));
+    write_file(where + "/state.json", state_json(state));
+  });
   std::vector<int64_t> present = steps();
   for (size_t i = 0; i + 2 < present.size(); ++i) {
     if (present[i] == state.best_step) continue;
@@ -101,13 +114,14 @@ void CheckpointStore::drop_after(int64_t step) const {
   }
 }
 
-TrainState CheckpointStore::checked_state(int64_t step) const {
+TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) const {
   const std::string where = folder(step);
   const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");
   require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step,
           ".");
   for (const char* name : {kModel, kOptimizer}) {
     const auto mark = state.files.find(name);
+    if (mark == state.files.end() && name == kOptimizer && !with_optimizer) continue;
     require(mark != state.files.end(), where, "/state.json: does not mention ", name, ".");
     const std::string path = where + "/" + name;
     const FileMark found = mark_file(path);
@@ -133,7 +147,7 @@ std::string CheckpointStore::other_intact(int64_t step, const char* flag) const 
 
 TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const {
   try {
-    const TrainState state = checked_state(step);
+    const TrainState state = checked_state(step, /*with_optimizer=*/true);
     const std::string where = folder(step);
     at::NoGradGuard no_grad;
     copy_tensors(read_safetensors(where + "/" + kModel), named_parameters(model),

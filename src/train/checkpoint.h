@@ -4,6 +4,7 @@
 // renamed. state.json marks size and checksum of the tensors' files, so damage is found on reading.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ class CheckpointStore {
 
   // Writes step state.step, then removes all but the two newest and the best.
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
+  // Writes a checkpoint of weights alone, from which no training can go on.
+  void save_weights(const torch::nn::Module& model, TrainState state) const;
   // Restores weights, optimiser and the default random generator. Throws Error naming the file that
   // is missing or damaged, and an intact older step where there is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
@@ -35,7 +38,9 @@ class CheckpointStore {
   void drop_after(int64_t step) const;
 
  private:
-  TrainState checked_state(int64_t step) const;
+  // Writes what `fill` puts into a folder as the checkpoint of state.step.
+  void publish(const TrainState& state, const std::function<void(const std::string&)>& fill) const;
+  TrainState checked_state(int64_t step, bool with_optimizer = false) const;
   // A sentence naming the newest other checkpoint that is intact; `flag` chooses it.
   std::string other_intact(int64_t step, const char* flag) const;
 

@@ -10,6 +10,7 @@ using Json = nlohmann::ordered_json;
 
 std::string make_safetensors_header(const std::vector<TensorRecord>& records) {
   Json header = Json::object();
+  header["__metadata__"] = {{"format", "pt"}};  // some readers insist
   for (const TensorRecord& r : records) {
     header[r.name] = {{"dtype", r.dtype}, {"shape", r.shape}, {"data_offsets", {r.begin, r.end}}};
   }

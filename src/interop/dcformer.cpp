@@ -1,0 +1,186 @@
+// The published checkpoints of DCFormer and DCPythia (Xiao et al. 2024), by the names of their
+// PyTorch code. Dynamic weights: dw1 [C, 1, 4, K], qkw [1, 4, K, 2R, H], dd [C, 1, 4H], the order
+// of the 4 being pre-query, pre-key, post-query, post-key, as ours. The merged copies dw_m and
+// qkw_m are computed anew by that code before it runs, and so are left aside.
+#include <cmath>
+
+#include "core/error.h"
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+constexpr int64_t kRank = 2;
+
+struct Sizes {
+  int64_t width, depth, heads, groups, dim, hidden;
+};
+
+Sizes sizes_of(const Settings& c) {
+  Sizes s{};
+  s.width = c.integer("dim", 2560);
+  s.depth = c.integer("n_layer", 32);
+  s.heads = c.integer("n_head", 32);
+  s.groups = c.integer("n_local_heads", -1);
+  if (s.groups == -1) s.groups = s.heads;
+  s.dim = s.width / s.heads;
+  // Two thirds of 4 C, rounded up to 256.
+  s.hidden = c.integer("intermediate_size", (8 * s.width / 3 + 255) / 256 * 256);
+  return s;
+}
+
+// Windows of the layers that repeat down the depth; 0: global.
+std::vector<int64_t> windows_of(const Settings& c) {
+  if (!c.has("window_type")) {
+    if (!c.has("window_size")) return {0};
+    return {c.integer("window_size"), 0};
+  }
+  c.only("window_type", {"LG", "LGLL", "LGL6"});
+  const std::string type = c.text("window_type");
+  std::vector<int64_t> out = {256, 0};
+  const size_t size = type == "LG" ? 2 : type == "LGLL" ? 4 : 8;
+  out.resize(size, 256);
+  return out;
+}
+
+Node mixer_of(const Settings& c, const Sizes& s, int64_t window) {
+  c.only("use_dcmha", true);
+  Node out = table({{"type", "dcmha"},
+                    {"heads", s.heads},
+                    {"kv_heads", s.groups},
+                    {"rank", kRank},
+                    {"qk_norm", c.flag("use_qk_norm", false)},
+                    {"key_wise", true}});
+  if (window > 0) out.set("window", Value(window));
+  return out;
+}
+
+Node with_layers(const Settings& c, Node model, const Node& channel, const Node& block) {
+  Array layers;
+  for (const int64_t window : windows_of(c)) {
+    layers.push_back(table({{"mixer", Value(mixer_of(c, sizes_of(c), window))},
+                            {"channel", Value(channel)},
+                            {"block", Value(block)}}));
+  }
+  Node list;
+  list.value = std::move(layers);
+  model.set("layer", std::move(list));
+  return model;
+}
+
+Node shell(const Settings& c, double fraction, double base) {
+  const Sizes s = sizes_of(c);
+  // Some of the published code drops the key-wise branches while decoding alone.
+  c.only("query_wise", false);
+  c.only("tie_word_embeddings", false);
+  return table({{"kind", "decoder"},
+                {"vocabulary", c.integer("vocab_size", 32000)},
+                {"max_length", c.integer("block_size", 2048)},
+                {"width", s.width},
+                {"depth", s.depth},
+                {"position", table({{"type", "rope"},
+                                    {"base", c.real("rope_base", base)},
+                                    {"layout", "half"},
+                                    {"fraction", fraction}})},
+                {"norm_eps", c.real("norm_eps", 1e-5)},
+                {"tied", false}});
+}
+
+Node dcformer(const Settings& c) {
+  Node model = shell(c, 1.0, 500000.0);
+  model.set("norm", Value("rms_norm"));
+  Node channel = table({{"type", "swiglu"}, {"hidden", sizes_of(c).hidden}});
+  if (c.flag("mgate", false)) channel.set("gate_groups", Value(c.integer("mgate_dim", 44)));
+  return with_layers(c, model, channel, table({{"type", "sequential"}}));
+}
+
+Node dcpythia(const Settings& c) {
+  const double dim = static_cast<double>(sizes_of(c).dim);
+  c.only("use_parallel_residual", true);
+  Node model = shell(c, std::trunc(dim * c.real("rotary_pct", 0.25)) / dim, 10000.0);
+  model.set("norm", Value("layer_norm"));
+  model.set("bias", Value(c.flag("use_linear_bias", true)));
+  return with_layers(c, model, table({{"type", "mlp"}, {"hidden", sizes_of(c).hidden}}),
+                     table({{"type", "parallel"}, {"norms", 2}}));
+}
+
+Rules common_rules(const Settings& c, bool layer_norm, bool parallel, bool bias) {
+  const Sizes s = sizes_of(c);
+  const int64_t hidden = 2 * kRank * s.heads;
+  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}},
+               {.ours = "head.weight", .theirs = {"output.weight"}}};
+  add_norm(out, "norm", "norm", layer_norm);
+  for (int64_t i = 0; i < s.depth; ++i) {
+    const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
+    add_norm(out, at_layer(i, parallel ? "norm" : "mixer_norm"), theirs("attention_norm"),
+             layer_norm);
+    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), layer_norm);
+    add_linear(out, at_layer(i, "mixer.qkv"), {theirs("attention.wqkv")}, bias);
+    add_linear(out, at_layer(i, "mixer.output"), {theirs("attention.wo")}, bias);
+    out.push_back({.ours = at_layer(i, "mixer.w1"),
+                   .theirs = {theirs("attention.dyn_w_proj.dw1")},
+                   .shape = {s.width, 1, 4, hidden}});
+    out.push_back({.ours = at_layer(i, "mixer.w2"),
+                   .theirs = {theirs("attention.dyn_w_proj.qkw")},
+                   .shape = {1, 4, hidden, 2 * kRank, s.heads}});
+    out.push_back({.ours = at_layer(i, "mixer.gate"),
+                   .theirs = {theirs("attention.dyn_w_proj.dd")},
+                   .shape = {s.width, 1, 4 * s.heads}});
+    if (c.flag("use_qk_norm", false)) {
+      for (const char* side : {"q_norm", "k_norm"}) {
+        out.push_back({.ours = at_layer(i, std::string("mixer.") + side),
+                       .theirs = {theirs("attention.") + side + ".scale"}});
+      }
+    }
+  }
+  return out;
+}
+
+Rules dcformer_rules(const Settings& c) {
+  Rules out = common_rules(c, false, false, false);
+  for (int64_t i = 0; i < sizes_of(c).depth; ++i) {
+    const auto theirs = [&](const char* name) {
+      return numbered("layers.{}.feed_forward.", i) + name;
+    };
+    add_linear(out, at_layer(i, "channel.up"), {theirs("w1"), theirs("w3")}, false);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("w2")}, false);
+    if (c.flag("mgate", false)) add_linear(out, at_layer(i, "channel.gate"), {theirs("mg")}, false);
+  }
+  return out;
+}
+
+Rules dcpythia_rules(const Settings& c) {
+  const bool bias = c.flag("use_linear_bias", true);
+  Rules out = common_rules(c, true, true, bias);
+  for (int64_t i = 0; i < sizes_of(c).depth; ++i) {
+    add_linear(out, at_layer(i, "channel.up"), {numbered("layers.{}.feed_forward.w1", i)}, bias);
+    add_linear(out, at_layer(i, "channel.down"), {numbered("layers.{}.feed_forward.w2", i)}, bias);
+  }
+  return out;
+}
+
+const std::vector<std::string> kIgnored = {".dw_m",       ".qkw_m",       ".dyn_w_proj.sw",
+                                           ".pre_proj.w", ".post_proj.w", ".k_cache",
+                                           ".v_cache",    ".kw_cache"};
+
+}  // namespace
+
+Family dcformer_family() {
+  return {.name = "dcformer",
+          .architecture = "DCFormer",
+          .doc = "the published DCFormer checkpoints",
+          .ignored = kIgnored,
+          .model = dcformer,
+          .rules = dcformer_rules};
+}
+
+Family dcpythia_family() {
+  return {.name = "dcpythia",
+          .architecture = "DCPythia",
+          .doc = "the published DCPythia checkpoints",
+          .ignored = kIgnored,
+          .model = dcpythia,
+          .rules = dcpythia_rules};
+}
+
+}  // namespace headloom

@@ -1,0 +1,208 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "interop/convert.h"
+#include "interop/family.h"
+#include "interop/json.h"
+#include "model/model.h"
+#include "train/checkpoint.h"
+#include "train/load.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// [model] with all defaults written out, without what does not change the function it computes: the
+// same for models that are the same.
+Node canonical(ModelConfig config) {
+  config.dropout = 0;
+  config.init_std = 0.02;
+  if (!config.norm_eps) config.norm_eps = config.norm == "layer_norm" ? 1e-5 : 1e-6;
+  if (config.position.type != "rope") config.position = {.type = config.position.type};
+  std::vector<LayerConfig> layers;
+  for (int64_t i = 0; i < config.depth; ++i) {
+    layers.push_back(config.layers[static_cast<size_t>(i) % config.layers.size()]);
+  }
+  config.layers = std::move(layers);
+  for (LayerConfig& layer : config.layers) {
+    if (auto* hidden = layer.channel->hidden(); hidden != nullptr && !*hidden) {
+      *hidden =
+          layer.channel->type() == "swiglu" ? (8 * config.width / 3 + 7) / 8 * 8 : 4 * config.width;
+    }
+  }
+  Node out = write_fields(config);
+  for (Node& layer : out.find("layer")->array()) {
+    Node& mixer = *layer.find("mixer");
+    const Settings given(mixer, "");
+    if (given.has("heads") && !given.has("kv_heads")) {
+      mixer.set("kv_heads", Value(given.integer("heads")));
+    }
+    const int64_t maps =
+        given.integer("heads", 1) *
+        (layer.find("mixer") != nullptr && given.text("type") == "differential" ? 2 : 1);
+    if (given.has("heads") && !given.has("head_dim")) {
+      mixer.set("head_dim", Value(config.width / maps));
+    }
+    if (given.integer("window", 0) >= config.max_length.value_or(0)) {
+      std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
+    }
+    Node& channel = *layer.find("channel");
+    if (config.bias && channel.find("bias") != nullptr) channel.set("bias", Value(true));
+    std::erase_if(layer.table(), [](const auto& entry) { return entry.first == "cross"; });
+  }
+  return out;
+}
+
+std::string shown(const Node* node) {
+  if (node == nullptr) return "absent";
+  if (node->is_table() || node->is_array()) return node->type_name();
+  const std::string line = to_toml(table({{"x", Value(*node)}}));
+  return line.substr(4, line.size() - 5);
+}
+
+bool same_value(const Node& a, const Node& b) {
+  const auto* x = std::get_if<double>(&a.value);
+  const auto* y = std::get_if<double>(&b.value);
+  if (x != nullptr && y != nullptr) return std::abs(*x - *y) <= 1e-9 * std::abs(*x);
+  return a.value.index() == b.value.index() && !a.is_table() && !a.is_array() &&
+         shown(&a) == shown(&b);
+}
+
+// Where `ours` differs from `theirs`, as "model.norm is "x" instead of "y"".
+void compare(const Node& ours, const Node& theirs, const std::string& path,
+             std::vector<std::string>& out) {
+  if (ours.is_table() && theirs.is_table()) {
+    for (const auto& [key, value] : ours.table()) {
+      const Node* other = theirs.find(key);
+      if (other == nullptr) {
+        out.push_back(str(path, '.', key, " is ", shown(&value), ", expected it absent"));
+      } else {
+        compare(value, *other, path + "." + key, out);
+      }
+    }
+    for (const auto& [key, value] : theirs.table()) {
+      if (ours.find(key) == nullptr) {
+        out.push_back(str(path, '.', key, " is absent, expected ", shown(&value)));
+      }
+    }
+  } else if (ours.is_array() && theirs.is_array() && ours.array().size() == theirs.array().size()) {
+    for (size_t i = 0; i < ours.array().size(); ++i) {
+      compare(ours.array()[i], theirs.array()[i], str(path, '[', i, ']'), out);
+    }
+  } else if (!same_value(ours, theirs)) {
+    out.push_back(str(path, " is ", shown(&ours), ", expected ", shown(&theirs)));
+  }
+}
+
+// What keeps `family` from expressing `model`; fills `config`.
+std::vector<std::string> obstacles(const Family& family, const Node& model, Node& config) {
+  try {
+    config = family.config(Settings(model, "the model"));
+    ModelConfig back;
+    read_fields(family.model(Settings(config, family.name)), back, "model");
+    std::vector<std::string> out;
+    compare(model, canonical(back), "model", out);
+    return out;
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
+// Parts of ours for the names of theirs.
+NamedTensors parts(const torch::nn::Module& model, const Rules& rules) {
+  NamedTensors out;
+  const auto parameters = model.named_parameters();
+  for (const Rule& rule : rules) {
+    const Tensor* found = parameters.find(rule.ours);
+    require(found != nullptr, "the model has no parameter '", rule.ours, "'.");
+    Tensor whole = found->detach();
+    if (rule.stacked) whole = whole.flatten(0, 1);
+    if (!rule.order.empty()) {
+      whole = at::empty_like(whole).index_copy_(0, at::tensor(rule.order, at::kLong), whole);
+    }
+    int64_t first = 0;
+    for (size_t i = 0; i < rule.theirs.size(); ++i) {
+      const int64_t rows = rule.rows.empty()
+                               ? whole.size(0) / static_cast<int64_t>(rule.theirs.size())
+                               : rule.rows[i];
+      Tensor part = whole.narrow(0, first, rows);
+      first += rows;
+      if (!rule.shape.empty()) part = part.reshape(rule.shape);
+      out.emplace_back(rule.theirs[i], rule.transposed ? part.t() : part);
+    }
+  }
+  return out;
+}
+
+void write_tokenizer(LoadedRun& run, Node& config, const std::string& out) {
+  const std::string* file = run.config.task->tokenizer_file();
+  if (file == nullptr) return;
+  write_file(kept_tokenizer(out, *file), read_file(*file));
+  const auto tokenizer = run.config.task->tokenizer();
+  config.set("eos_token_id", Value(tokenizer->end_token()));
+  config.set("bos_token_id", Value(tokenizer->start_token().value_or(tokenizer->end_token())));
+}
+
+}  // namespace
+
+Converted export_run(const std::string& folder, const std::string& checkpoint,
+                     const std::string& wanted, const std::string& out) {
+  if (fs::exists(out) && !fs::is_empty(out)) {
+    usage_error(out, ": is not empty; choose another folder with --out.");
+  }
+  LoadedRun run = load_run(folder, checkpoint);
+  const Node model = canonical(run.config.model);
+  const Family* chosen = nullptr;
+  Node config;
+  std::string nearest_name, nearest_obstacle;
+  size_t fewest = 0;
+  std::vector<std::string> names;
+  for (const Family& family : families()) {
+    if (!family.config) continue;
+    names.push_back(family.name);
+    if (!wanted.empty() && family.name != wanted) continue;
+    const std::vector<std::string> found = obstacles(family, model, config);
+    if (found.empty()) {
+      chosen = &family;
+      break;
+    }
+    if (nearest_name.empty() || found.size() < fewest) {
+      nearest_name = family.name;
+      nearest_obstacle = found[0];
+      fewest = found.size();
+    }
+  }
+  if (chosen == nullptr && nearest_name.empty()) {
+    usage_error("there is no architecture '", wanted, "' to export to; there are ", join(names),
+                ".");
+  }
+  if (chosen == nullptr) {
+    usage_error(folder, ": the model cannot be written as ", nearest_name,
+                wanted.empty() ? " (the nearest) or any other architecture" : "", ": ",
+                nearest_obstacle, ".");
+  }
+
+  Converted result{.family = chosen->name};
+  make_folders(out);
+  write_tokenizer(run, config, out);
+  config.set("model_type", Value(chosen->name));
+  if (config.find("architectures") == nullptr) {
+    Node architectures;
+    architectures.value = Array{Value(chosen->architecture)};
+    config.set("architectures", std::move(architectures));
+  }
+  config.set("torch_dtype", Value("float32"));
+  for (const Tensor& p : run.model->parameters()) result.parameters += p.numel();
+  write_safetensors(out + "/model.safetensors",
+                    parts(*run.model, chosen->rules(Settings(config, out + "/config.json"))));
+  write_file(out + "/config.json", to_json(config));
+  return result;
+}
+
+}  // namespace headloom

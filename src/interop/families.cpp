@@ -1,0 +1,125 @@
+// The table of families, and what they share.
+#include "core/error.h"
+#include "core/text.h"
+#include "interop/family.h"
+
+namespace headloom {
+
+#define HEADLOOM_FAMILIES(X) \
+  X(gpt2)                    \
+  X(gpt_neox)                \
+  X(gptj)                    \
+  X(llama)                   \
+  X(mistral)                 \
+  X(diffllama)               \
+  X(rwkv)                    \
+  X(mamba)                   \
+  X(deepseek)                \
+  X(bert)                    \
+  X(dcformer)                \
+  X(dcpythia)                \
+  X(vit)
+
+#define DECLARE(name) Family name##_family();
+HEADLOOM_FAMILIES(DECLARE)
+#undef DECLARE
+
+const std::vector<Family>& families() {
+#define ENTRY(name) name##_family(),
+  static const std::vector<Family> table = {HEADLOOM_FAMILIES(ENTRY)};
+#undef ENTRY
+  return table;
+}
+
+std::string at_layer(int64_t layer, const std::string& name) {
+  return str("layer", layer, '.', name);
+}
+
+std::string numbered(const std::string& name, int64_t layer) {
+  const size_t place = name.find("{}");
+  return name.substr(0, place) + std::to_string(layer) + name.substr(place + 2);
+}
+
+void add_linear(Rules& rules, const std::string& ours, const std::vector<std::string>& theirs,
+                bool bias, const Rule& how) {
+  for (const char* part : {".weight", ".bias"}) {
+    const bool is_bias = part[1] == 'b';
+    if (is_bias && !bias) continue;
+    Rule rule = how;
+    rule.ours = ours + part;
+    rule.transposed = how.transposed && !is_bias;
+    for (const std::string& name : theirs) rule.theirs.push_back(name + part);
+    rules.push_back(std::move(rule));
+  }
+}
+
+Node rope_table(const Settings& config, const std::string& layout, double fraction) {
+  // Version 5 writes rope_parameters, version 4 rope_theta and rope_scaling.
+  const bool new_style = config.has("rope_parameters");
+  const std::string scaling = new_style ? "rope_parameters" : "rope_scaling";
+  const double base = config.real(new_style ? "rope_parameters.rope_theta" : "rope_theta", 10000.0);
+  Node out = table({{"type", "rope"}, {"base", base}, {"layout", layout}, {"fraction", fraction}});
+  if (!config.has(scaling)) return out;
+  const std::string key =
+      scaling + (config.has(scaling + ".rope_type") || new_style ? ".rope_type" : ".type");
+  config.only(key, {"default", "linear", "llama3"});
+  const std::string type = config.text(key, "default");
+  if (type == "default") return out;
+  out.set("scaling", Value(type));
+  out.set("factor", Value(config.real(scaling + ".factor")));
+  if (type == "linear") return out;
+  out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
+  out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
+  out.set("original_length", Value(config.integer(scaling + ".original_max_position_embeddings")));
+  return out;
+}
+
+Node rope_parameters(const Settings& model) {
+  const std::string scaling = model.text("position.scaling", "none");
+  Node out = table({{"rope_type", scaling == "none" ? "default" : scaling},
+                    {"rope_theta", model.real("position.base", 10000.0)}});
+  if (scaling != "none") out.set("factor", Value(model.real("position.factor")));
+  if (scaling == "llama3") {
+    out.set("low_freq_factor", Value(model.real("position.low_factor")));
+    out.set("high_freq_factor", Value(model.real("position.high_factor")));
+    out.set("original_max_position_embeddings", Value(model.integer("position.original_length")));
+  }
+  return out;
+}
+
+namespace {
+// Theirs, ours; the first of equals is written.
+constexpr std::pair<const char*, const char*> kActivations[] = {
+    {"gelu", "gelu"},           {"gelu_new", "gelu_tanh"}, {"gelu_pytorch_tanh", "gelu_tanh"},
+    {"gelu_fast", "gelu_tanh"}, {"relu", "relu"},          {"relu2", "relu2"}};
+}  // namespace
+
+std::string activation(const Settings& config, const std::string& key,
+                       const std::string& otherwise) {
+  const std::string name = config.text(key, otherwise);
+  std::vector<std::string> known;
+  for (const auto& [theirs, ours] : kActivations) {
+    if (name == theirs) return ours;
+    known.push_back(theirs);
+  }
+  config.only(key, known);
+  return "";
+}
+
+std::string their_activation(const Settings& model, const std::string& key) {
+  const std::string name = model.text(key, "gelu");
+  for (const auto& [theirs, ours] : kActivations) {
+    if (name == ours) return theirs;
+  }
+  return name;
+}
+
+Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block) {
+  Node list;
+  list.value =
+      Array{table({{"mixer", Value(mixer)}, {"channel", Value(channel)}, {"block", Value(block)}})};
+  model.set("layer", std::move(list));
+  return model;
+}
+
+}  // namespace headloom

@@ -1,0 +1,70 @@
+// An architecture of other people's: its configuration and its tensors' names, against ours.
+//
+// One file a family, one line each in families.cpp. The configuration goes both ways through plain
+// tables; the tensors through a list of rules, which import reads forwards and export backwards.
+#pragma once
+
+#include <functional>
+
+#include "interop/settings.h"
+
+namespace headloom {
+
+// ours = the rows of `theirs`, one below the other, in `order`.
+struct Rule {
+  std::string ours = {};
+  std::vector<std::string> theirs = {};
+  bool transposed = false;          // theirs are [in, out]
+  bool stacked = false;             // ours' first two dimensions together are the rows
+  std::vector<int64_t> order = {};  // ours' row i is joined row order[i]; empty: as they are
+  std::vector<int64_t> rows = {};   // of each of theirs, where they are several and unequal
+  std::vector<int64_t> shape = {};  // of each of theirs, where it is another than ours' rows'
+};
+using Rules = std::vector<Rule>;
+
+struct Family {
+  std::string name;          // model_type
+  std::string architecture;  // the class of `transformers`
+  std::string doc;
+  std::vector<std::string> prefixes = {};  // of names, absent from some files
+  std::vector<std::string> ignored = {};   // ends of tensors' names that hold no parameters
+  // Our [model] table for their config.json. Throws UsageError naming the key that it cannot
+  // express.
+  std::function<Node(const Settings& config)> model;
+  std::function<Rules(const Settings& config)> rules;
+  // Their config.json for our [model] table, as far as it can say it; absent: import only. Whether
+  // that is what the model is shows by reading it again with `model`.
+  std::function<Node(const Settings& model)> config = {};
+};
+
+const std::vector<Family>& families();
+
+// --- What families share --------------------------------------------------------------------
+
+// "layer3." + name.
+std::string at_layer(int64_t layer, const std::string& name);
+// `name` with its "{}" replaced by the layer.
+std::string numbered(const std::string& name, int64_t layer);
+// Rules for NAME.weight and, with `bias`, NAME.bias.
+void add_linear(Rules& rules, const std::string& ours, const std::vector<std::string>& theirs,
+                bool bias, const Rule& how = {});
+// Weight and bias of a LayerNorm, weight alone of an RMSNorm.
+inline void add_norm(Rules& rules, const std::string& ours, const std::string& theirs, bool bias) {
+  add_linear(rules, ours, {theirs}, bias);
+}
+
+// Our position table for their rope_theta and rope_scaling, or rope_parameters (version 5).
+Node rope_table(const Settings& config, const std::string& layout, double fraction);
+// Their rope_parameters for our position table.
+Node rope_parameters(const Settings& model);
+// Our name of an activation, UsageError where there is none.
+std::string activation(const Settings& config, const std::string& key,
+                       const std::string& otherwise);
+std::string their_activation(const Settings& model, const std::string& key);
+// A table with one layer for all of the depth.
+Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block);
+// LLaMA's shell, which several share: embedding, norms, SwiGLU, head.
+Node llama_model(const Settings& config, Node mixer, double eps);
+Rules llama_rules(const Settings& config, const std::function<void(Rules&, int64_t)>& attention);
+
+}  // namespace headloom

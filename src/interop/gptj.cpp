@@ -1,0 +1,83 @@
+// GPT-J (Wang & Komatsuzaki 2021): one norm for both branches, rotation in interleaved pairs,
+// biases in the MLP and the output alone.
+#include <cmath>
+
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+int64_t width_of(const Settings& c) { return c.integer("n_embd", 4096); }
+int64_t depth_of(const Settings& c) { return c.integer("n_layer", 28); }
+
+Node model(const Settings& c) {
+  const int64_t width = width_of(c), heads = c.integer("n_head", 16), dim = width / heads;
+  const double rotary = static_cast<double>(c.integer("rotary_dim", 64));
+  c.only("tie_word_embeddings", false);
+  return with_layer(table({{"kind", "decoder"},
+                           {"vocabulary", c.integer("vocab_size", 50400)},
+                           {"max_length", c.integer("n_positions", 2048)},
+                           {"width", width},
+                           {"depth", depth_of(c)},
+                           {"position", table({{"type", "rope"},
+                                               {"layout", "interleaved"},
+                                               {"fraction", rotary / static_cast<double>(dim)}})},
+                           {"norm", "layer_norm"},
+                           {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
+                           {"bias", false},
+                           {"tied", false},
+                           {"output_bias", true}}),
+                    table({{"type", "mha"}, {"heads", heads}}),
+                    table({{"type", "mlp"},
+                           {"hidden", c.integer("n_inner", 4 * width)},
+                           {"activation", activation(c, "activation_function", "gelu_new")},
+                           {"bias", true}}),
+                    table({{"type", "parallel"}, {"norms", 1}}));
+}
+
+Rules rules(const Settings& c) {
+  Rules out = {{.ours = "embedding", .theirs = {"transformer.wte.weight"}}};
+  add_norm(out, "norm", "transformer.ln_f", true);
+  for (int64_t i = 0; i < depth_of(c); ++i) {
+    const auto theirs = [&](const char* name) { return numbered("transformer.h.{}.", i) + name; };
+    add_norm(out, at_layer(i, "norm"), theirs("ln_1"), true);
+    add_linear(out, at_layer(i, "mixer.qkv"),
+               {theirs("attn.q_proj"), theirs("attn.k_proj"), theirs("attn.v_proj")}, false);
+    add_linear(out, at_layer(i, "mixer.output"), {theirs("attn.out_proj")}, false);
+    add_linear(out, at_layer(i, "channel.up"), {theirs("mlp.fc_in")}, true);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("mlp.fc_out")}, true);
+  }
+  add_linear(out, "head", {"lm_head"}, true);
+  return out;
+}
+
+Node config(const Settings& m) {
+  const int64_t heads = m.integer("layer.0.mixer.heads", 1);
+  const double dim = static_cast<double>(m.integer("width") / heads);
+  return table(
+      {{"vocab_size", m.integer("vocabulary")},
+       {"n_positions", m.integer("max_length")},
+       {"n_embd", m.integer("width")},
+       {"n_layer", m.integer("depth")},
+       {"n_head", heads},
+       {"n_inner", m.integer("layer.0.channel.hidden", 1)},
+       {"rotary_dim", static_cast<int64_t>(std::llround(m.real("position.fraction", 1.0) * dim))},
+       {"activation_function", their_activation(m, "layer.0.channel.activation")},
+       {"layer_norm_epsilon", m.real("norm_eps")},
+       {"tie_word_embeddings", false}});
+}
+
+}  // namespace
+
+Family gptj_family() {
+  return {.name = "gptj",
+          .architecture = "GPTJForCausalLM",
+          .doc = "GPT-J",
+          .prefixes = {"transformer."},
+          .ignored = {".attn.bias", ".attn.masked_bias"},
+          .model = model,
+          .rules = rules,
+          .config = config};
+}
+
+}  // namespace headloom

@@ -1,0 +1,195 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "interop/convert.h"
+#include "interop/family.h"
+#include "interop/json.h"
+#include "interop/weights.h"
+#include "model/model.h"
+#include "train/checkpoint.h"
+#include "train/load.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Family& family_of(const Settings& config) {
+  const std::string type = config.text("model_type");
+  std::vector<std::string> names;
+  for (const Family& family : families()) {
+    if (family.name == type) return family;
+    names.push_back(family.name);
+  }
+  usage_error(config.path(), ": 'model_type' is \"", type, "\", expected one of ", join(names),
+              ".");
+}
+
+// The name that the file uses: some leave the prefix out.
+std::string present(const Weights& weights, const Family& family, const std::string& name) {
+  if (weights.has(name)) return name;
+  for (const std::string& prefix : family.prefixes) {
+    if (name.starts_with(prefix) && weights.has(name.substr(prefix.size()))) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
+
+// The tensor that `rule` makes, of ours' sizes.
+Tensor joined(const Rule& rule, const Family& family, Weights& weights, at::IntArrayRef ours) {
+  std::vector<int64_t> sizes = ours.vec();
+  if (rule.stacked) {
+    sizes[1] *= sizes[0];
+    sizes.erase(sizes.begin());
+  }
+  std::vector<Tensor> pieces;
+  for (size_t i = 0; i < rule.theirs.size(); ++i) {
+    const std::string name = present(weights, family, rule.theirs[i]);
+    Tensor t = weights.take(name);
+    require(at::isFloatingType(t.scalar_type()), weights.path(), ": tensor '", name,
+            "' has the type ", toString(t.scalar_type()), ", expected a floating-point one.");
+    std::vector<int64_t> wanted = sizes;
+    wanted[0] =
+        rule.rows.empty() ? sizes[0] / static_cast<int64_t>(rule.theirs.size()) : rule.rows[i];
+    std::vector<int64_t> theirs = rule.shape.empty() ? wanted : rule.shape;
+    if (rule.transposed) std::reverse(theirs.begin(), theirs.end());
+    require(t.sizes() == at::IntArrayRef(theirs), weights.path(), ": tensor '", name,
+            "' has shape ", t.sizes(), ", expected ", at::IntArrayRef(theirs), ".");
+    if (rule.transposed) t = t.t();
+    pieces.push_back(t.reshape(wanted));
+  }
+  const Tensor whole = pieces.size() == 1 ? pieces[0] : at::cat(pieces);
+  return rule.order.empty() ? whole : whole.index_select(0, at::tensor(rule.order, at::kLong));
+}
+
+void fill(const torch::nn::Module& model, const Rules& rules, const Family& family,
+          Weights& weights) {
+  at::NoGradGuard no_grad;
+  auto parameters = model.named_parameters();
+  std::vector<std::string> missing = parameters.keys();
+  for (const Rule& rule : rules) {
+    Tensor* target = parameters.find(rule.ours);
+    require(target != nullptr, "the model has no parameter '", rule.ours, "', which ", family.name,
+            " has.");
+    target->copy_(joined(rule, family, weights, target->sizes()).view_as(*target));
+    std::erase(missing, rule.ours);
+  }
+  require(missing.empty(), family.name, " has nothing for the model's parameter '",
+          missing.empty() ? "" : missing[0], "'.");
+  for (const std::string& name : weights.unused()) {
+    const bool known = std::any_of(family.ignored.begin(), family.ignored.end(),
+                                   [&](const std::string& end) { return name.ends_with(end); });
+    require(known, weights.path(), ": tensor '", name, "' has no place in a ", family.name, ".");
+  }
+}
+
+// The tokenizer's file in `folder` that can be read, or "" with a sentence saying why there is
+// none.
+std::string tokenizer_in(const std::string& folder, std::string& note) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    const std::string path = folder + "/" + name;
+    if (!fs::exists(path)) continue;
+    try {
+      data::make_tokenizer(path);
+      return path;
+    } catch (const Error& error) {
+      if (note.empty()) note = str("Text is read as bytes: ", error.what());
+    }
+  }
+  if (note.empty()) {
+    note =
+        str("Text is read as bytes: ", folder, " has neither tokenizer.json nor tokenizer.model.");
+  }
+  return "";
+}
+
+// Refuses sizes that the weights cannot have, before a model of them is built: each of a table's
+// integers counts rows of `width` numbers somewhere.
+void check_sizes(const Node& node, double width, const std::string& key, const Weights& weights,
+                 const std::string& path) {
+  if (node.is_table()) {
+    for (const auto& [name, value] : node.table()) {
+      check_sizes(value, width, name, weights, path);
+    }
+  } else if (node.is_array()) {
+    for (const Node& value : node.array()) check_sizes(value, width, key, weights, path);
+  } else if (const auto* size = std::get_if<int64_t>(&node.value)) {
+    const bool free = key == "max_length" || key == "original_length" || key == "window";
+    const bool fits = key == "depth"
+                          ? *size <= weights.count()
+                          : free || static_cast<double>(*size) * width <= weights.numbers();
+    if (!fits) {
+      usage_error(path, ": makes '", key, "' ", *size, ", more than the ", weights.count(),
+                  " tensors in ", weights.path(), " can have.");
+    }
+  }
+}
+
+// What the imported model can be evaluated on, once --set names the data.
+Node task_for(const ModelConfig& model, const std::string& tokenizer) {
+  if (model.kind == "vit") return table({{"type", "images"}});
+  const int64_t length = std::min<int64_t>(model.max_length.value_or(1024), 1024);
+  if (model.kind == "encoder") {
+    const bool label = model.head == "label";
+    return table({{"type", label ? "classify_text" : "masked_text"}, {"length", length}});
+  }
+  Node out = table({{"type", "text"}, {"length", length}});
+  if (!tokenizer.empty()) {
+    out.set("tokenizer", Value(fs::path(tokenizer).filename().string()));
+  }
+  return out;
+}
+
+}  // namespace
+
+Converted import_folder(const std::string& folder, const std::string& out) {
+  if (fs::exists(out + "/config.toml")) {
+    usage_error(out, ": already holds a run; choose another folder with --out.");
+  }
+  require(fs::is_directory(folder), folder, ": is not a folder.");
+  const std::string config_path = folder + "/config.json";
+  const Settings settings(read_json(config_path), config_path);
+  const Family& family = family_of(settings);
+  Converted result{.family = family.name};
+
+  Weights weights(folder);
+  Node root;
+  root.set("model", family.model(settings));
+  const Node& model_table = *root.find("model");
+  const double width = static_cast<double>(Settings(model_table, config_path).integer("width"));
+  check_sizes(model_table, width, "", weights, config_path);
+  const Settings sizes(model_table, config_path);
+  if (sizes.text("position.type", "") == "learned" && sizes.has("max_length")) {
+    check_sizes(table({{"positions", sizes.integer("max_length")}}), width, "", weights,
+                config_path);
+  }
+  // A value of theirs that is out of our range is named by our key.
+  RunConfig config = read_run_config(root);
+  const std::string tokenizer = tokenizer_in(folder, result.note);
+  if (config.model.kind != "decoder") result.note.clear();
+  root.set("task", task_for(config.model, tokenizer));
+  config = read_run_config(root);
+
+  std::shared_ptr<Model> model;
+  {
+    WithoutValues no_values;
+    model = build_model(config.model);
+  }
+  fill(*model, family.rules(settings), family, weights);
+  for (const Tensor& p : model->parameters()) result.parameters += p.numel();
+
+  make_folders(out);
+  if (!tokenizer.empty()) write_file(kept_tokenizer(out, tokenizer), read_file(tokenizer));
+  CheckpointStore(out).save_weights(*model, {});
+  write_file(out + "/config.toml", run_config_toml(config));
+  return result;
+}
+
+}  // namespace headloom

@@ -1,0 +1,71 @@
+#include "interop/json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace headloom {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Node node_of(const Json& json, const std::string& path) {
+  Node node;
+  node.origin = path;
+  if (json.is_object()) {
+    for (const auto& [key, value] : json.items()) {
+      if (!value.is_null()) node.set(key, node_of(value, path));
+    }
+  } else if (json.is_array()) {
+    Array array;
+    for (const Json& value : json) array.push_back(node_of(value, path));
+    node.value = std::move(array);
+  } else if (json.is_boolean()) {
+    node.value = json.get<bool>();
+  } else if (json.is_number_integer()) {
+    node.value = json.get<int64_t>();
+  } else if (json.is_number()) {
+    node.value = json.get<double>();
+  } else {
+    node.value = json.is_null() ? std::string("null") : json.get<std::string>();
+  }
+  return node;
+}
+
+Json json_of(const Node& node) {
+  if (node.is_table()) {
+    Json out = Json::object();
+    for (const auto& [key, value] : node.table()) out[key] = json_of(value);
+    return out;
+  }
+  if (node.is_array()) {
+    Json out = Json::array();
+    for (const Node& value : node.array()) out.push_back(json_of(value));
+    return out;
+  }
+  if (const auto* flag = std::get_if<bool>(&node.value)) return *flag;
+  if (const auto* number = std::get_if<int64_t>(&node.value)) return *number;
+  if (const auto* number = std::get_if<double>(&node.value)) return *number;
+  return std::get<std::string>(node.value);
+}
+
+// Far more than any configuration has: reading and freeing trees recurse.
+constexpr int kDeepest = 64;
+
+}  // namespace
+
+Node read_json(const std::string& path) {
+  bool too_deep = false;
+  const auto check = [&](int depth, Json::parse_event_t, Json&) {
+    too_deep = too_deep || depth > kDeepest;
+    return !too_deep;
+  };
+  const Json json = Json::parse(read_file(path), check, false);
+  require(!too_deep && json.is_object(), path, ": is not a JSON object.");
+  return node_of(json, path);
+}
+
+std::string to_json(const Node& node) { return json_of(node).dump(2) + "\n"; }
+
+}  // namespace headloom

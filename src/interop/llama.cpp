@@ -1,0 +1,151 @@
+// LLaMA (Touvron et al. 2023) with grouped queries, Mistral's window (Jiang et al. 2023), and the
+// shell that DiffLlama shares.
+#include "core/error.h"
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+// attention_bias and mlp_bias: our one `bias` is both.
+bool biased(const Settings& c) {
+  const bool attention = c.flag("attention_bias", false), mlp = c.flag("mlp_bias", false);
+  if (attention != mlp) {
+    usage_error(c.path(), ": 'attention_bias' is ", attention ? "true" : "false",
+                " and 'mlp_bias' is ", mlp ? "true" : "false", ", expected both alike.");
+  }
+  return attention;
+}
+
+// Rows of the projections to queries, keys and values.
+Rule projections(const Settings& c) {
+  const int64_t heads = c.integer("num_attention_heads", 32);
+  const int64_t dim = c.integer("head_dim", c.integer("hidden_size") / heads);
+  const int64_t groups = c.integer("num_key_value_heads", heads);
+  return {.rows = {heads * dim, groups * dim, groups * dim}};
+}
+
+void plain_attention(Rules& out, const Settings& c, int64_t i, bool bias) {
+  const auto theirs = [&](const char* name) {
+    return numbered("model.layers.{}.self_attn.", i) + name;
+  };
+  add_linear(out, at_layer(i, "mixer.qkv"), {theirs("q_proj"), theirs("k_proj"), theirs("v_proj")},
+             bias, projections(c));
+  add_linear(out, at_layer(i, "mixer.output"), {theirs("o_proj")}, bias);
+}
+
+Node mixer(const Settings& c) {
+  const int64_t heads = c.integer("num_attention_heads", 32);
+  Node out = table(
+      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.integer("num_key_value_heads", heads)}});
+  if (c.has("head_dim")) out.set("head_dim", Value(c.integer("head_dim")));
+  return out;
+}
+
+Node llama(const Settings& c) {
+  c.only_equal("pretraining_tp", 1);
+  return llama_model(c, mixer(c), 1e-6);
+}
+
+Node mistral(const Settings& c) {
+  c.only("attention_bias", false);
+  Node attention = mixer(c);
+  // Absent in the file means none; what transformers writes is never absent.
+  if (c.has("sliding_window")) attention.set("window", Value(c.integer("sliding_window")));
+  return llama_model(c, attention, 1e-6);
+}
+
+Rules rules(const Settings& c) {
+  const bool bias = biased(c);
+  return llama_rules(c, [&](Rules& out, int64_t i) { plain_attention(out, c, i, bias); });
+}
+
+Node common_config(const Settings& m) {
+  const int64_t heads = m.integer("layer.0.mixer.heads", 1);
+  return table({{"vocab_size", m.integer("vocabulary")},
+                {"max_position_embeddings", m.integer("max_length")},
+                {"hidden_size", m.integer("width")},
+                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
+                {"num_hidden_layers", m.integer("depth")},
+                {"num_attention_heads", heads},
+                {"num_key_value_heads", m.integer("layer.0.mixer.kv_heads", heads)},
+                {"head_dim", m.integer("layer.0.mixer.head_dim", m.integer("width") / heads)},
+                {"hidden_act", "silu"},
+                {"rms_norm_eps", m.real("norm_eps")},
+                {"rope_parameters", rope_parameters(m)},
+                {"rope_theta", m.real("position.base", 10000.0)},
+                {"tie_word_embeddings", m.flag("tied")}});
+}
+
+Node llama_config(const Settings& m) {
+  Node out = common_config(m);
+  out.set("attention_bias", Value(m.flag("bias")));
+  out.set("mlp_bias", Value(m.flag("bias")));
+  return out;
+}
+
+Node mistral_config(const Settings& m) {
+  Node out = common_config(m);
+  out.set("sliding_window", Value(m.integer("layer.0.mixer.window", int64_t{1} << 30)));
+  return out;
+}
+
+const std::vector<std::string> kIgnored = {".rotary_emb.inv_freq"};
+
+}  // namespace
+
+Node llama_model(const Settings& c, Node mixer, double eps) {
+  c.only("hidden_act", std::vector<std::string>{"silu"});
+  return with_layer(table({{"kind", "decoder"},
+                           {"vocabulary", c.integer("vocab_size", 32000)},
+                           {"max_length", c.integer("max_position_embeddings", 2048)},
+                           {"width", c.integer("hidden_size")},
+                           {"depth", c.integer("num_hidden_layers")},
+                           {"position", rope_table(c, "half", 1.0)},
+                           {"norm", "rms_norm"},
+                           {"norm_eps", c.real("rms_norm_eps", eps)},
+                           {"bias", biased(c)},
+                           {"tied", c.flag("tie_word_embeddings", false)}}),
+                    mixer, table({{"type", "swiglu"}, {"hidden", c.integer("intermediate_size")}}),
+                    table({{"type", "sequential"}}));
+}
+
+Rules llama_rules(const Settings& c, const std::function<void(Rules&, int64_t)>& attention) {
+  Rules out = {{.ours = "embedding", .theirs = {"model.embed_tokens.weight"}}};
+  add_norm(out, "norm", "model.norm", false);
+  for (int64_t i = 0; i < c.integer("num_hidden_layers"); ++i) {
+    const auto theirs = [&](const char* name) { return numbered("model.layers.{}.", i) + name; };
+    add_norm(out, at_layer(i, "mixer_norm"), theirs("input_layernorm"), false);
+    add_norm(out, at_layer(i, "channel_norm"), theirs("post_attention_layernorm"), false);
+    attention(out, i);
+    const bool bias = c.flag("mlp_bias", false);
+    add_linear(out, at_layer(i, "channel.up"), {theirs("mlp.gate_proj"), theirs("mlp.up_proj")},
+               bias);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("mlp.down_proj")}, bias);
+  }
+  if (!c.flag("tie_word_embeddings", false)) add_linear(out, "head", {"lm_head"}, false);
+  return out;
+}
+
+Family llama_family() {
+  return {.name = "llama",
+          .architecture = "LlamaForCausalLM",
+          .doc = "LLaMA 1 to 3 with grouped queries",
+          .prefixes = {"model."},
+          .ignored = kIgnored,
+          .model = llama,
+          .rules = rules,
+          .config = llama_config};
+}
+
+Family mistral_family() {
+  return {.name = "mistral",
+          .architecture = "MistralForCausalLM",
+          .doc = "Mistral: LLaMA with a window",
+          .prefixes = {"model."},
+          .ignored = kIgnored,
+          .model = mistral,
+          .rules = rules,
+          .config = mistral_config};
+}
+
+}  // namespace headloom

@@ -1,0 +1,90 @@
+// Mamba (Gu & Dao 2023).
+#include "core/error.h"
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+int64_t width_of(const Settings& c) { return c.integer("hidden_size", 768); }
+int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+
+Node model(const Settings& c) {
+  c.only("use_bias", false);
+  c.only("use_conv_bias", true);
+  c.only("hidden_act", std::vector<std::string>{"silu"});
+  const int64_t width = width_of(c), inner = c.integer("intermediate_size", 2 * width);
+  if (inner % width != 0) {
+    usage_error(c.path(), ": 'intermediate_size' is ", inner, ", expected a multiple of ", width,
+                ".");
+  }
+  Node mixer = table({{"type", "mamba"},
+                      {"expand", inner / width},
+                      {"states", c.integer("state_size", 16)},
+                      {"taps", c.integer("conv_kernel", 4)}});
+  // "auto" is a sixteenth of the width, rounded up; transformers writes the number.
+  if (c.is_integer("time_step_rank")) mixer.set("rank", Value(c.integer("time_step_rank")));
+  return with_layer(table({{"kind", "decoder"},
+                           {"vocabulary", c.integer("vocab_size", 50280)},
+                           {"max_length", c.integer("max_position_embeddings", 2048)},
+                           {"width", width},
+                           {"depth", depth_of(c)},
+                           {"position", table({{"type", "none"}})},
+                           {"norm", "rms_norm"},
+                           {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
+                           {"bias", false},
+                           {"tied", c.flag("tie_word_embeddings", true)}}),
+                    mixer, table({{"type", "none"}}), table({{"type", "sequential"}}));
+}
+
+Rules rules(const Settings& c) {
+  const int64_t inner = c.integer("intermediate_size", 2 * width_of(c));
+  Rules out = {{.ours = "embedding", .theirs = {"backbone.embeddings.weight"}}};
+  add_norm(out, "norm", "backbone.norm_f", false);
+  for (int64_t i = 0; i < depth_of(c); ++i) {
+    const auto theirs = [&](const char* name) {
+      return numbered("backbone.layers.{}.mixer.", i) + name;
+    };
+    add_norm(out, at_layer(i, "mixer_norm"), numbered("backbone.layers.{}.norm", i), false);
+    add_linear(out, at_layer(i, "mixer.input"), {theirs("in_proj")}, false);
+    out.push_back({.ours = at_layer(i, "mixer.conv"),
+                   .theirs = {theirs("conv1d.weight")},
+                   .shape = {inner, 1, c.integer("conv_kernel", 4)}});
+    out.push_back({.ours = at_layer(i, "mixer.conv_bias"), .theirs = {theirs("conv1d.bias")}});
+    add_linear(out, at_layer(i, "mixer.select"), {theirs("x_proj")}, false);
+    add_linear(out, at_layer(i, "mixer.step"), {theirs("dt_proj")}, true);
+    out.push_back({.ours = at_layer(i, "mixer.A_log"), .theirs = {theirs("A_log")}});
+    out.push_back({.ours = at_layer(i, "mixer.D"), .theirs = {theirs("D")}});
+    add_linear(out, at_layer(i, "mixer.output"), {theirs("out_proj")}, false);
+  }
+  if (!c.flag("tie_word_embeddings", true)) add_linear(out, "head", {"lm_head"}, false);
+  return out;
+}
+
+Node config(const Settings& m) {
+  const int64_t width = m.integer("width");
+  return table({{"vocab_size", m.integer("vocabulary")},
+                {"max_position_embeddings", m.integer("max_length")},
+                {"hidden_size", width},
+                {"intermediate_size", width * m.integer("layer.0.mixer.expand", 2)},
+                {"expand", m.integer("layer.0.mixer.expand", 2)},
+                {"state_size", m.integer("layer.0.mixer.states", 16)},
+                {"conv_kernel", m.integer("layer.0.mixer.taps", 4)},
+                {"time_step_rank", m.integer("layer.0.mixer.rank", (width + 15) / 16)},
+                {"num_hidden_layers", m.integer("depth")},
+                {"layer_norm_epsilon", m.real("norm_eps")},
+                {"tie_word_embeddings", m.flag("tied")}});
+}
+
+}  // namespace
+
+Family mamba_family() {
+  return {.name = "mamba",
+          .architecture = "MambaForCausalLM",
+          .doc = "Mamba",
+          .prefixes = {"backbone."},
+          .model = model,
+          .rules = rules,
+          .config = config};
+}
+
+}  // namespace headloom

@@ -1,0 +1,87 @@
+// RWKV-4 (Peng et al. 2023).
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+int64_t width_of(const Settings& c) { return c.integer("hidden_size", 4096); }
+int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+
+Node model(const Settings& c) {
+  c.only_equal("attention_hidden_size", width_of(c));
+  return with_layer(table({{"kind", "decoder"},
+                           {"vocabulary", c.integer("vocab_size", 50277)},
+                           {"max_length", c.integer("context_length",
+                                                    c.integer("max_position_embeddings", 1024))},
+                           {"width", width_of(c)},
+                           {"depth", depth_of(c)},
+                           {"position", table({{"type", "none"}})},
+                           {"norm", "layer_norm"},
+                           {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
+                           {"embedding_norm", true},
+                           {"bias", false},
+                           {"tied", c.flag("tie_word_embeddings", false)}}),
+                    table({{"type", "rwkv"}}),
+                    table({{"type", "rwkv_channel"},
+                           {"hidden", c.integer("intermediate_size", 4 * width_of(c))}}),
+                    table({{"type", "sequential"}}));
+}
+
+Rules rules(const Settings& c) {
+  Rules out = {{.ours = "embedding", .theirs = {"rwkv.embeddings.weight"}}};
+  add_norm(out, "embedding_norm", "rwkv.blocks.0.pre_ln", true);
+  add_norm(out, "norm", "rwkv.ln_out", true);
+  const std::vector<int64_t> one_row = {1, 1, width_of(c)};
+  for (int64_t i = 0; i < depth_of(c); ++i) {
+    const auto time = [&](const char* name) {
+      return numbered("rwkv.blocks.{}.attention.", i) + name;
+    };
+    const auto channel = [&](const char* name) {
+      return numbered("rwkv.blocks.{}.feed_forward.", i) + name;
+    };
+    add_norm(out, at_layer(i, "mixer_norm"), numbered("rwkv.blocks.{}.ln1", i), true);
+    add_norm(out, at_layer(i, "channel_norm"), numbered("rwkv.blocks.{}.ln2", i), true);
+    out.push_back({.ours = at_layer(i, "mixer.decay"), .theirs = {time("time_decay")}});
+    out.push_back({.ours = at_layer(i, "mixer.bonus"), .theirs = {time("time_first")}});
+    out.push_back(
+        {.ours = at_layer(i, "mixer.mix"),
+         .theirs = {time("time_mix_key"), time("time_mix_value"), time("time_mix_receptance")},
+         .shape = one_row});
+    out.push_back({.ours = at_layer(i, "channel.mix"),
+                   .theirs = {channel("time_mix_key"), channel("time_mix_receptance")},
+                   .shape = one_row});
+    for (const char* name : {"key", "value", "receptance", "output"}) {
+      add_linear(out, at_layer(i, std::string("mixer.") + name), {time(name)}, false);
+    }
+    for (const char* name : {"key", "value", "receptance"}) {
+      add_linear(out, at_layer(i, std::string("channel.") + name), {channel(name)}, false);
+    }
+  }
+  if (!c.flag("tie_word_embeddings", false)) add_linear(out, "head", {"head"}, false);
+  return out;
+}
+
+Node config(const Settings& m) {
+  return table({{"vocab_size", m.integer("vocabulary")},
+                {"context_length", m.integer("max_length")},
+                {"hidden_size", m.integer("width")},
+                {"attention_hidden_size", m.integer("width")},
+                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
+                {"num_hidden_layers", m.integer("depth")},
+                {"layer_norm_epsilon", m.real("norm_eps")},
+                {"tie_word_embeddings", m.flag("tied")}});
+}
+
+}  // namespace
+
+Family rwkv_family() {
+  return {.name = "rwkv",
+          .architecture = "RwkvForCausalLM",
+          .doc = "RWKV-4",
+          .prefixes = {"rwkv."},
+          .model = model,
+          .rules = rules,
+          .config = config};
+}
+
+}  // namespace headloom

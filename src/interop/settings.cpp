@@ -1,0 +1,119 @@
+#include "interop/settings.h"
+
+#include <charconv>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace headloom {
+namespace {
+
+std::string shown(const Node& node) {
+  if (const auto* flag = std::get_if<bool>(&node.value)) return *flag ? "true" : "false";
+  if (const auto* number = std::get_if<int64_t>(&node.value)) return std::to_string(*number);
+  if (const auto* number = std::get_if<double>(&node.value)) return str(*number);
+  if (const auto* text = std::get_if<std::string>(&node.value)) return str('"', *text, '"');
+  return node.type_name();
+}
+
+}  // namespace
+
+const Node* Settings::find(const std::string& key) const {
+  const Node* node = &node_;
+  for (size_t at = 0; at <= key.size();) {
+    const size_t end = std::min(key.find('.', at), key.size());
+    const std::string step = key.substr(at, end - at);
+    if (node->is_table()) {
+      node = node->find(step);
+    } else if (node->is_array()) {
+      size_t index = 0;
+      const auto parsed = std::from_chars(step.data(), step.data() + step.size(), index);
+      const bool good = parsed.ec == std::errc() && index < node->array().size();
+      node = good ? &node->array()[index] : nullptr;
+    } else {
+      node = nullptr;
+    }
+    if (node == nullptr) return nullptr;
+    at = end + 1;
+  }
+  return node;
+}
+
+void Settings::missing(const std::string& key) const {
+  usage_error(path_, ": has no key '", key, "'.");
+}
+
+void Settings::wrong(const std::string& key, const Node& value, const char* expected) const {
+  usage_error(path_, ": '", key, "' is ", shown(value), ", expected ", expected, ".");
+}
+
+int64_t Settings::integer(const std::string& key, std::optional<int64_t> otherwise) const {
+  const Node* found = find(key);
+  if (found == nullptr && otherwise) return *otherwise;
+  if (found == nullptr) missing(key);
+  const auto* number = std::get_if<int64_t>(&found->value);
+  if (number == nullptr) wrong(key, *found, "an integer");
+  return *number;
+}
+
+double Settings::real(const std::string& key, std::optional<double> otherwise) const {
+  const Node* found = find(key);
+  if (found == nullptr && otherwise) return *otherwise;
+  if (found == nullptr) missing(key);
+  if (const auto* number = std::get_if<int64_t>(&found->value)) {
+    return static_cast<double>(*number);
+  }
+  const auto* number = std::get_if<double>(&found->value);
+  if (number == nullptr) wrong(key, *found, "a number");
+  return *number;
+}
+
+bool Settings::flag(const std::string& key, std::optional<bool> otherwise) const {
+  const Node* found = find(key);
+  if (found == nullptr && otherwise) return *otherwise;
+  if (found == nullptr) missing(key);
+  const auto* value = std::get_if<bool>(&found->value);
+  if (value == nullptr) wrong(key, *found, "true or false");
+  return *value;
+}
+
+std::string Settings::text(const std::string& key, std::optional<std::string> otherwise) const {
+  const Node* found = find(key);
+  if (found == nullptr && otherwise) return *otherwise;
+  if (found == nullptr) missing(key);
+  const auto* value = std::get_if<std::string>(&found->value);
+  if (value == nullptr) wrong(key, *found, "text");
+  return *value;
+}
+
+void Settings::only(const std::string& key, bool value) const {
+  if (flag(key, value) != value) wrong(key, *find(key), value ? "true" : "false");
+}
+
+void Settings::only(const std::string& key, const std::vector<std::string>& values) const {
+  if (!has(key)) return;
+  for (const std::string& value : values) {
+    if (text(key) == value) return;
+  }
+  wrong(key, *find(key), join(values, " or ").c_str());
+}
+
+void Settings::only_equal(const std::string& key, int64_t value) const {
+  if (integer(key, value) != value) wrong(key, *find(key), std::to_string(value).c_str());
+}
+
+Value::Value(bool v) { value = v; }
+Value::Value(int v) { value = int64_t{v}; }
+Value::Value(int64_t v) { value = v; }
+Value::Value(double v) { value = v; }
+Value::Value(const char* v) { value = std::string(v); }
+Value::Value(const std::string& v) { value = v; }
+Value::Value(const Node& v) : Node(v) {}
+
+Node table(std::vector<std::pair<std::string, Value>> entries) {
+  Node out;
+  for (auto& [key, value] : entries) out.set(key, std::move(value));
+  return out;
+}
+
+}  // namespace headloom

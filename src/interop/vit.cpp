@@ -1,0 +1,107 @@
+// ViT (Dosovitskiy et al. 2021): patches, a class token, a label.
+#include "core/error.h"
+#include "core/text.h"
+#include "interop/family.h"
+
+namespace headloom {
+namespace {
+
+int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 12); }
+
+int64_t classes_of(const Settings& c) {
+  int64_t count = 0;
+  while (c.has(str("id2label.", count))) ++count;
+  return count > 0 ? count : c.integer("num_labels", 2);
+}
+
+Node model(const Settings& c) {
+  c.only("qkv_bias", true);
+  const std::string architecture = c.text("architectures.0", "ViTForImageClassification");
+  if (architecture != "ViTForImageClassification") {
+    usage_error(c.path(), ": 'architectures' names ", architecture,
+                ", expected ViTForImageClassification.");
+  }
+  const int64_t size = c.integer("image_size", 224);
+  return with_layer(table({{"kind", "vit"},
+                           {"image", table({{"channels", c.integer("num_channels", 3)},
+                                            {"height", size},
+                                            {"width", size},
+                                            {"patch", c.integer("patch_size", 16)}})},
+                           {"classes", classes_of(c)},
+                           {"width", c.integer("hidden_size", 768)},
+                           {"depth", depth_of(c)},
+                           {"position", table({{"type", "learned"}})},
+                           {"norm", "layer_norm"},
+                           {"norm_eps", c.real("layer_norm_eps", 1e-12)},
+                           {"bias", true},
+                           {"pool", "first"}}),
+                    table({{"type", "mha"}, {"heads", c.integer("num_attention_heads", 12)}}),
+                    table({{"type", "mlp"},
+                           {"hidden", c.integer("intermediate_size", 3072)},
+                           {"activation", activation(c, "hidden_act", "gelu")}}),
+                    table({{"type", "sequential"}}));
+}
+
+Rules rules(const Settings& c) {
+  const int64_t width = c.integer("hidden_size", 768), patch = c.integer("patch_size", 16);
+  const int64_t grid = c.integer("image_size", 224) / patch;
+  const std::string projection = "vit.embeddings.patch_embeddings.projection";
+  Rules out = {
+      {.ours = "class_token", .theirs = {"vit.embeddings.cls_token"}, .shape = {1, 1, width}},
+      {.ours = "positions",
+       .theirs = {"vit.embeddings.position_embeddings"},
+       .shape = {1, grid * grid + 1, width}},
+      {.ours = "patch.weight",
+       .theirs = {projection + ".weight"},
+       .shape = {width, c.integer("num_channels", 3), patch, patch}},
+      {.ours = "patch.bias", .theirs = {projection + ".bias"}}};
+  add_norm(out, "norm", "vit.layernorm", true);
+  add_linear(out, "classifier", {"classifier"}, true);
+  for (int64_t i = 0; i < depth_of(c); ++i) {
+    const auto theirs = [&](const char* name) {
+      return numbered("vit.encoder.layer.{}.", i) + name;
+    };
+    add_norm(out, at_layer(i, "mixer_norm"), theirs("layernorm_before"), true);
+    add_norm(out, at_layer(i, "channel_norm"), theirs("layernorm_after"), true);
+    add_linear(out, at_layer(i, "mixer.qkv"),
+               {theirs("attention.attention.query"), theirs("attention.attention.key"),
+                theirs("attention.attention.value")},
+               true);
+    add_linear(out, at_layer(i, "mixer.output"), {theirs("attention.output.dense")}, true);
+    add_linear(out, at_layer(i, "channel.up"), {theirs("intermediate.dense")}, true);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("output.dense")}, true);
+  }
+  return out;
+}
+
+Node config(const Settings& m) {
+  Node names;
+  for (int64_t i = 0; i < m.integer("classes"); ++i) {
+    names.set(std::to_string(i), Value(str("LABEL_", i)));
+  }
+  return table({{"num_channels", m.integer("image.channels")},
+                {"image_size", m.integer("image.height")},
+                {"patch_size", m.integer("image.patch")},
+                {"id2label", names},
+                {"hidden_size", m.integer("width")},
+                {"num_hidden_layers", m.integer("depth")},
+                {"num_attention_heads", m.integer("layer.0.mixer.heads", 1)},
+                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
+                {"hidden_act", their_activation(m, "layer.0.channel.activation")},
+                {"layer_norm_eps", m.real("norm_eps")}});
+}
+
+}  // namespace
+
+Family vit_family() {
+  return {.name = "vit",
+          .architecture = "ViTForImageClassification",
+          .doc = "vision transformer with a class token",
+          .prefixes = {"vit."},
+          .ignored = {"pooler.dense.weight", "pooler.dense.bias"},
+          .model = model,
+          .rules = rules,
+          .config = config};
+}
+
+}  // namespace headloom
