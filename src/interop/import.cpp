@@ -134,7 +134,7 @@ void check_sizes(const Node& node, double width, const std::string& key, const W
 
 // What the imported model can be evaluated on, once --set names the data.
 Node task_for(const ModelConfig& model, const std::string& tokenizer) {
-  if (model.kind == "vit") return table({{"type", "images"}});
+  if (model.kind == "vit") return table({{"type", "images"}, {"size", *model.image.height}});
   const int64_t length = std::min<int64_t>(model.max_length.value_or(1024), 1024);
   if (model.kind == "encoder") {
     const bool label = model.head == "label";

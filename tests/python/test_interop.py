@@ -213,7 +213,7 @@ def test_vit(tmp_path):
     model = saved(make, tmp_path / "theirs")
     run = tmp_path / "run"
     headloom("import", tmp_path / "theirs", "--out", run)
-    headloom("eval", run, "--sequences", 1, "--set", "task.size=32", "--logits", run / "logits.safetensors")
+    headloom("eval", run, "--sequences", 1, "--logits", run / "logits.safetensors")
     ours = load_file(run / "logits.safetensors")
     with torch.no_grad():
         theirs = model(ours["images"]).logits
