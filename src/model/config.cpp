@@ -76,7 +76,8 @@ void ModelConfig::fields(Fields& f) {
   f.field("final_norm", final_norm, "a norm after the last layer");
   f.field("bias", bias, "biases in linear maps");
   if (!vit) {
-    f.field("embedding_scale", embedding_scale, "token embeddings times the root of the width");
+    f.field("embedding_scale", embedding_scale,
+            "token embeddings times the root of the width, drawn that much smaller");
     f.field("tied", tied, "the output weights are the embedding");
     f.field("output_bias", output_bias, "a bias for each token's score");
   }

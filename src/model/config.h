@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 
 #include "blocks/block.h"
 
@@ -72,6 +73,11 @@ struct ModelConfig {
   // "preset" is read first; the other keys override what it sets. It is not written back.
   void fields(Fields& f);
   LayerShape shape(int64_t layer) const;
+  // Of the token embedding. Where it is scaled it is drawn as Vaswani et al. 2017 do, so that what
+  // comes out has unit size beside sinusoidal positions.
+  double embedding_std() const {
+    return embedding_scale ? 1 / std::sqrt(static_cast<double>(width)) : init_std;
+  }
   // Fills in what is absent.
   void complete(const DataSizes& data);
   // Whether nothing that complete() fills in is absent.

@@ -6,8 +6,8 @@ namespace {
 // The table stands in the model, for both sides and the output.
 Tensor shared_table(torch::nn::Module& model, const ModelConfig& config) {
   require(config.vocabulary.has_value(), "model.vocabulary is not set and no task gives it.");
-  return model.register_parameter("embedding",
-                                  normal({*config.vocabulary, config.width}, config.init_std));
+  return model.register_parameter(
+      "embedding", normal({*config.vocabulary, config.width}, config.embedding_std()));
 }
 
 }  // namespace

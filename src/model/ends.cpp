@@ -24,8 +24,8 @@ Embedding::Embedding(torch::nn::Module& owner, const ModelConfig& config, const 
     : config_(config), max_length_key_(max_length_key), table_(table) {
   if (!table_.defined()) {
     require(config.vocabulary.has_value(), "model.vocabulary is not set and no task gives it.");
-    table_ = owner.register_parameter("embedding",
-                                      normal({*config.vocabulary, config.width}, config.init_std));
+    table_ = owner.register_parameter(
+        "embedding", normal({*config.vocabulary, config.width}, config.embedding_std()));
   }
   if (config.position.type == "learned") {
     require(max_length.has_value(), max_length_key, " is not set and no task gives it.");
