@@ -43,9 +43,7 @@ Node canonical(ModelConfig config) {
     if (given.has("heads") && !given.has("kv_heads")) {
       mixer.set("kv_heads", Value(given.integer("heads")));
     }
-    const int64_t maps =
-        given.integer("heads", 1) *
-        (layer.find("mixer") != nullptr && given.text("type") == "differential" ? 2 : 1);
+    const int64_t maps = given.integer("heads", 1) * (given.text("type") == "differential" ? 2 : 1);
     if (given.has("heads") && !given.has("head_dim")) {
       mixer.set("head_dim", Value(config.width / maps));
     }
