@@ -1,8 +1,10 @@
 #include <c10/util/Exception.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include "cli/command.h"
@@ -57,6 +59,10 @@ int main(int argc, char** argv) {
   // Large pages for large tensors: at long sequences half the time would go into faulting in small
   // ones. LibTorch reads this at its first allocation.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  // And memory is kept for the next step: by default glibc gives 32 MB and more back at every free,
+  // and the next tensor faults its pages in again.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   const auto say = [](const char* text) { std::fprintf(stderr, "headloom: %s\n", text); };
   try {
     const int code = headloom::cli::run(argc, argv);
