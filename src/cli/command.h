@@ -47,4 +47,9 @@ struct ConfigArguments {
 // --cache, what decoding states forget.
 void add_cache_option(CLI::App& app, CachePolicy& cache);
 
+// --quantize, the type that holds the weights.
+void add_quantize_option(
+    CLI::App& app, std::string& type,
+    const char* doc = "hold the weights of linear maps in this type: faster, a little worse");
+
 }  // namespace headloom::cli

@@ -26,4 +26,8 @@ void add_cache_option(CLI::App& app, CachePolicy& cache) {
       ->default_str("full");
 }
 
+void add_quantize_option(CLI::App& app, std::string& type, const char* doc) {
+  app.add_option("--quantize", type, doc)->check(CLI::IsMember({"int8"}));
+}
+
 }  // namespace headloom::cli

@@ -121,9 +121,9 @@ Command eval_command() {
         auto* logits = app.add_option(
             "--logits", a->logits,
             "also write tokens and logits of the first batch to this safetensors file");
-        app.add_option("--quantize", a->quantize,
-                       "hold the weights of linear maps in this type; also prints what it costs")
-            ->check(CLI::IsMember({"int8"}));
+        add_quantize_option(app, a->quantize,
+                            "hold the weights of linear maps in this type; also prints what it "
+                            "costs");
         app.add_option("--context", a->context,
                        "read sequences of this length, in pieces: of any length that has a state")
             ->check(CLI::PositiveNumber)

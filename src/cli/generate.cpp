@@ -204,9 +204,7 @@ Command generate_command() {
                 ->capture_default_str();
             add_cache_option(app, a->cache);
             app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
-            app.add_option("--quantize", a->quantize,
-                           "hold the weights of linear maps in this type: faster, a little worse")
-                ->check(CLI::IsMember({"int8"}));
+            add_quantize_option(app, a->quantize);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run(*a); };
           }};

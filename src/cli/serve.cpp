@@ -24,12 +24,9 @@ int run(Arguments& a) {
     usage_error(a.model, ": is a model of kind \"", loaded.config.model.kind,
                 "\", which goes on with no text, expected a decoder.");
   }
-  for (const auto& layer : decoder->stacks()[0]->all()) {
-    if (!layer.mixer->stateful()) {
-      usage_error(a.model,
-                  ": has a token mixer that reads whole sequences only, expected one with a "
-                  "state.");
-    }
+  if (!decoder->stacks()[0]->stateful()) {
+    usage_error(a.model,
+                ": has a token mixer that reads whole sequences only, expected one with a state.");
   }
   hold_weights(loaded, a.quantize);
   const serve::Codec codec(loaded.config);
@@ -81,9 +78,7 @@ Command serve_command() {
                            "texts that wait for their turn; more are refused")
                 ->check(CLI::Range(int64_t{1}, int64_t{4096}))
                 ->capture_default_str();
-            app.add_option("--quantize", a->quantize,
-                           "hold the weights of linear maps in this type: faster, a little worse")
-                ->check(CLI::IsMember({"int8"}));
+            add_quantize_option(app, a->quantize);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run(*a); };
           }};

@@ -108,57 +108,50 @@ Node dcpythia(const Settings& c) {
                      table({{"type", "parallel"}, {"norms", 2}}));
 }
 
-Rules common_rules(const Settings& c, bool layer_norm, bool parallel, bool bias) {
+void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
   const Sizes s = sizes_of(c);
   const int64_t hidden = 2 * kRank * s.heads;
-  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}},
-               {.ours = "head.weight", .theirs = {"output.weight"}}};
-  add_norm(out, "norm", "norm", layer_norm);
-  for (int64_t i = 0; i < s.depth; ++i) {
-    const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
-    add_norm(out, at_layer(i, parallel ? "norm" : "mixer_norm"), theirs("attention_norm"),
-             layer_norm);
-    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), layer_norm);
-    add_linear(out, at_layer(i, "mixer.qkv"), {theirs("attention.wqkv")}, bias);
-    add_linear(out, at_layer(i, "mixer.output"), {theirs("attention.wo")}, bias);
-    out.push_back({.ours = at_layer(i, "mixer.w1"),
-                   .theirs = {theirs("attention.dyn_w_proj.dw1")},
-                   .shape = {s.width, 1, 4, hidden}});
-    out.push_back({.ours = at_layer(i, "mixer.w2"),
-                   .theirs = {theirs("attention.dyn_w_proj.qkw")},
-                   .shape = {1, 4, hidden, 2 * kRank, s.heads}});
-    out.push_back({.ours = at_layer(i, "mixer.gate"),
-                   .theirs = {theirs("attention.dyn_w_proj.dd")},
-                   .shape = {s.width, 1, 4 * s.heads}});
-    if (c.flag("use_qk_norm", false)) {
-      for (const char* side : {"q_norm", "k_norm"}) {
-        out.push_back({.ours = at_layer(i, std::string("mixer.") + side),
-                       .theirs = {theirs("attention.") + side + ".scale"}});
-      }
-    }
+  const auto theirs = [&](const char* name) {
+    return numbered("layers.{}.attention.", layer) + name;
+  };
+  add_linear(out, at_layer(layer, "mixer.qkv"), {theirs("wqkv")}, bias);
+  add_linear(out, at_layer(layer, "mixer.output"), {theirs("wo")}, bias);
+  out.push_back({.ours = at_layer(layer, "mixer.w1"),
+                 .theirs = {theirs("dyn_w_proj.dw1")},
+                 .shape = {s.width, 1, 4, hidden}});
+  out.push_back({.ours = at_layer(layer, "mixer.w2"),
+                 .theirs = {theirs("dyn_w_proj.qkw")},
+                 .shape = {1, 4, hidden, 2 * kRank, s.heads}});
+  out.push_back({.ours = at_layer(layer, "mixer.gate"),
+                 .theirs = {theirs("dyn_w_proj.dd")},
+                 .shape = {s.width, 1, 4 * s.heads}});
+  if (!c.flag("use_qk_norm", false)) return;
+  for (const char* side : {"q_norm", "k_norm"}) {
+    out.push_back({.ours = at_layer(layer, std::string("mixer.") + side),
+                   .theirs = {theirs(side) + ".scale"}});
   }
-  return out;
 }
 
 Rules dcformer_rules(const Settings& c) {
-  Rules out = common_rules(c, false, false, false);
-  for (int64_t i = 0; i < sizes_of(c).depth; ++i) {
-    const auto theirs = [&](const char* name) {
-      return numbered("layers.{}.feed_forward.", i) + name;
-    };
-    add_linear(out, at_layer(i, "channel.up"), {theirs("w1"), theirs("w3")}, false);
-    add_linear(out, at_layer(i, "channel.down"), {theirs("w2")}, false);
-    if (c.flag("mgate", false)) add_linear(out, at_layer(i, "channel.gate"), {theirs("mg")}, false);
-  }
-  return out;
+  return original_llama_rules(sizes_of(c).depth, false, [&](Rules& out, int64_t i) {
+    attention_rules(out, c, i, false);
+    if (!c.flag("mgate", false)) return;
+    add_linear(out, at_layer(i, "channel.gate"), {numbered("layers.{}.feed_forward.mg", i)}, false);
+  });
 }
 
 Rules dcpythia_rules(const Settings& c) {
   const bool bias = c.flag("use_linear_bias", true);
-  Rules out = common_rules(c, true, true, bias);
+  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}}};
+  add_linear(out, "head", {"output"}, false);
+  add_norm(out, "norm", "norm", true);
   for (int64_t i = 0; i < sizes_of(c).depth; ++i) {
-    add_linear(out, at_layer(i, "channel.up"), {numbered("layers.{}.feed_forward.w1", i)}, bias);
-    add_linear(out, at_layer(i, "channel.down"), {numbered("layers.{}.feed_forward.w2", i)}, bias);
+    const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
+    add_norm(out, at_layer(i, "norm"), theirs("attention_norm"), true);
+    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), true);
+    attention_rules(out, c, i, bias);
+    add_linear(out, at_layer(i, "channel.up"), {theirs("feed_forward.w1")}, bias);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("feed_forward.w2")}, bias);
   }
   return out;
 }

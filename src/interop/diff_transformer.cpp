@@ -48,14 +48,9 @@ Node model(const Settings& c) {
 
 Rules rules(const Settings& c) {
   const Sizes s = sizes_of(c);
-  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}}};
-  add_norm(out, "norm", "norm", false);
-  if (!c.flag("tie_word_embeddings", false)) add_linear(out, "head", {"output"}, false);
-  for (int64_t i = 0; i < s.depth; ++i) {
+  const auto attention = [&](Rules& out, int64_t i) {
     const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
     const auto ours = [&](const std::string& name) { return at_layer(i, "mixer." + name); };
-    add_norm(out, at_layer(i, "mixer_norm"), theirs("attention_norm"), false);
-    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), false);
     add_linear(out, ours("qkv"),
                {theirs("attention.q_proj"), theirs("attention.k_proj"), theirs("attention.v_proj")},
                false, {.rows = {2 * s.heads * s.dim, 2 * s.groups * s.dim, 2 * s.groups * s.dim}});
@@ -66,11 +61,8 @@ Rules rules(const Settings& c) {
     if (c.flag("subln_scale", true)) {
       out.push_back({.ours = ours("norm"), .theirs = {theirs("attention.subln.weight")}});
     }
-    add_linear(out, at_layer(i, "channel.up"),
-               {theirs("feed_forward.w1"), theirs("feed_forward.w3")}, false);
-    add_linear(out, at_layer(i, "channel.down"), {theirs("feed_forward.w2")}, false);
-  }
-  return out;
+  };
+  return original_llama_rules(s.depth, c.flag("tie_word_embeddings", false), attention);
 }
 
 }  // namespace

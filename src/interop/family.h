@@ -71,5 +71,9 @@ Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& 
 // LLaMA's shell, which several share: embedding, norms, SwiGLU, head.
 Node llama_model(const Settings& config, Node mixer, double eps);
 Rules llama_rules(const Settings& config, const std::function<void(Rules&, int64_t)>& attention);
+// The same shell by the names of LLaMA's original code (tok_embeddings, feed_forward.w1, ...),
+// which authors of papers keep.
+Rules original_llama_rules(int64_t depth, bool tied,
+                           const std::function<void(Rules&, int64_t)>& attention);
 
 }  // namespace headloom

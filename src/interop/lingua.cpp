@@ -178,21 +178,13 @@ Rules rules(const Settings& c) {
   const Sizes s = sizes_of(c);
   const Mta m = mta_of(c);
   const std::vector<bool> kernels = layers_with_kernels(c, s.depth);
-  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}}};
-  add_norm(out, "norm", "norm", false);
-  if (!c.flag("weight_tying", false)) add_linear(out, "head", {"output"}, false);
-  for (int64_t i = 0; i < s.depth; ++i) {
+  const auto attention = [&](Rules& out, int64_t i) {
     const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
     const auto ours = [&](const char* name) { return at_layer(i, std::string("mixer.") + name); };
-    add_norm(out, at_layer(i, "mixer_norm"), theirs("attention_norm"), false);
-    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), false);
     add_linear(out, ours("qkv"),
                {theirs("attention.wq"), theirs("attention.wk"), theirs("attention.wv")}, false,
                {.rows = {s.heads * s.dim, s.groups * s.dim, s.groups * s.dim}});
     add_linear(out, ours("output"), {theirs("attention.wo")}, false);
-    add_linear(out, at_layer(i, "channel.up"),
-               {theirs("feed_forward.w1"), theirs("feed_forward.w3")}, false);
-    add_linear(out, at_layer(i, "channel.down"), {theirs("feed_forward.w2")}, false);
     for (const auto& [kernel, name, their_name] :
          {std::tuple(m.pre, "pre_conv", "attention.mta_kernel"),
           std::tuple(m.post, "post_conv", "attention.mta_kernel_after_sm")}) {
@@ -215,8 +207,8 @@ Rules rules(const Settings& c) {
     }
     if (m.norm) out.push_back({.ours = ours("norm"), .theirs = {theirs("attention.subln.weight")}});
     if (m.gate) add_linear(out, ours("gate"), {theirs("attention.gate")}, true);
-  }
-  return out;
+  };
+  return original_llama_rules(s.depth, c.flag("weight_tying", false), attention);
 }
 
 }  // namespace

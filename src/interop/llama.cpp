@@ -126,6 +126,23 @@ Rules llama_rules(const Settings& c, const std::function<void(Rules&, int64_t)>&
   return out;
 }
 
+Rules original_llama_rules(int64_t depth, bool tied,
+                           const std::function<void(Rules&, int64_t)>& attention) {
+  Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}}};
+  add_norm(out, "norm", "norm", false);
+  if (!tied) add_linear(out, "head", {"output"}, false);
+  for (int64_t i = 0; i < depth; ++i) {
+    const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
+    add_norm(out, at_layer(i, "mixer_norm"), theirs("attention_norm"), false);
+    add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), false);
+    attention(out, i);
+    add_linear(out, at_layer(i, "channel.up"),
+               {theirs("feed_forward.w1"), theirs("feed_forward.w3")}, false);
+    add_linear(out, at_layer(i, "channel.down"), {theirs("feed_forward.w2")}, false);
+  }
+  return out;
+}
+
 Family llama_family() {
   return {.name = "llama",
           .architecture = "LlamaForCausalLM",

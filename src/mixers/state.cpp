@@ -205,13 +205,15 @@ MixerState MixerState::join(const std::vector<const MixerState*>& parts) {
                     std::all_of(parts.begin(), parts.end(), [](const MixerState* part) {
                       return !part->position.late.defined();
                     });
-  std::vector<at::Tensor> late;
-  for (const MixerState* part : parts) {
-    const int64_t before = out.position.longest - part->position.longest;
-    const at::Tensor& own = part->position.late;
-    late.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
+  if (!even) {
+    std::vector<at::Tensor> late;
+    for (const MixerState* part : parts) {
+      const int64_t before = out.position.longest - part->position.longest;
+      const at::Tensor& own = part->position.late;
+      late.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
+    }
+    out.position.late = at::cat(late);
   }
-  if (!even) out.position.late = at::cat(late);
   for (size_t i = 0; i < first.rows.size(); ++i) {
     std::vector<const Rows*> rows;
     for (const MixerState* part : parts) rows.push_back(&part->rows[i]);

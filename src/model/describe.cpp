@@ -18,13 +18,12 @@ void add(std::vector<Cost>& parts, const Cost& cost) {
 }  // namespace
 
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length) {
-  if (model.config().kind != "decoder") return {};
+  if (model.config().kind != "decoder" || !model.stacks()[0]->stateful()) return {};
   int64_t parameters = 0;
   for (const Tensor& p : model.parameters()) parameters += p.numel();
   if (parameters > kMeasuredParameters) return {};
   MeasuredState out{.length = std::min(length, kMeasuredPositions)};
   for (const Layers::Layer& layer : model.stacks()[0]->all()) {
-    if (!layer.mixer->stateful()) return {};
     out.length = std::min(out.length, layer.mixer->longest().value_or(out.length));
   }
   at::NoGradGuard no_grad;

@@ -62,9 +62,8 @@ class LabelHead {
   std::shared_ptr<Linear> pooler_, classifier_;  // pooler null where there is none
 };
 
-// Sinusoidal positions (Vaswani et al. 2017): sin on even, cos on odd columns. [..., C] of
-// positions
-// [...].
+// Sinusoidal positions (Vaswani et al. 2017): sin on even, cos on odd columns; of positions [...]
+// -> [..., C].
 Tensor sinusoidal(const Tensor& positions, int64_t width, const at::TensorOptions& options);
 
 }  // namespace headloom

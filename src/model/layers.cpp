@@ -1,5 +1,7 @@
 #include "model/layers.h"
 
+#include <algorithm>
+
 namespace headloom {
 namespace {
 
@@ -69,6 +71,11 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
     norm_ = owner.register_module(
         "norm", std::make_shared<Norm>(config.norm, config.width, config.norm_eps));
   }
+}
+
+bool Layers::stateful() const {
+  return std::all_of(layers_.begin(), layers_.end(),
+                     [](const Layer& layer) { return layer.mixer->stateful(); });
 }
 
 Tensor Layers::forward(Tensor x, const MixerContext& context,

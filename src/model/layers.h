@@ -33,6 +33,8 @@ class Layers {
 
   const std::string& part() const { return plan_.part; }
   bool causal() const { return plan_.causal; }
+  // Whether every token mixer has a decoding state.
+  bool stateful() const;
   const std::vector<Layer>& all() const { return layers_; }
 
  private:

@@ -52,12 +52,10 @@ Decoder& reader(Model& model, const data::Task& task) {
     usage_error("a model of kind \"", model.config().kind,
                 "\" reads its input at once, expected a decoder where it is read in pieces.");
   }
-  for (const Layers::Layer& layer : decoder->stacks()[0]->all()) {
-    if (!layer.mixer->stateful()) {
-      usage_error(
-          "the model has a token mixer without a decoding state, expected mixers that have "
-          "one where a text is read in pieces.");
-    }
+  if (!decoder->stacks()[0]->stateful()) {
+    usage_error(
+        "the model has a token mixer without a decoding state, expected mixers that have "
+        "one where a text is read in pieces.");
   }
   return *decoder;
 }

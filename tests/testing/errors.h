@@ -1,6 +1,7 @@
 // What an expression that must fail says.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,6 +26,21 @@ std::string message_of(const F& f) {
   }
   ADD_FAILURE() << "no exception";
   return "";
+}
+
+// That `run` throws a c10::Error of one sentence which begins with "op: " and has `part` in it.
+template <typename F>
+void expect_refused(const std::string& op, const std::string& part, const F& run) {
+  try {
+    run();
+    ADD_FAILURE() << "accepted: " << part;
+  } catch (const c10::Error& error) {
+    const std::string message = error.what_without_backtrace();
+    EXPECT_EQ(message.rfind(op + ": ", 0), 0) << message;
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    EXPECT_EQ(message.back(), '.') << message;
+  }
 }
 
 inline ::testing::AssertionResult contains(const std::string& text, const std::string& part) {

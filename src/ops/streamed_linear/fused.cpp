@@ -89,8 +89,7 @@ std::string streamed_linear_limits() {
 Tensor streamed_linear_fused(const Tensor& x, const Tensor& weight, const Tensor& scale,
                              const Tensor& bias) {
   static const auto op = dispatched<decltype(forward_cpu)>("headloom::streamed_linear_fused");
-  const auto optional = [](const Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; };
-  return op.call(x, weight, optional(scale), optional(bias));
+  return op.call(x, weight, optional_tensor(scale), optional_tensor(bias));
 }
 
 }  // namespace headloom::ops

@@ -1,0 +1,265 @@
+"""Files of checkpoints: what is not read is named, damage gives a sentence, nothing is copied."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import time
+import zipfile
+
+import pytest
+import torch
+from interop_support import BINARY, COMMON, ENVIRONMENT, MARK, headloom, llama, refused, saved, transformers
+from safetensors.torch import load_file, save_file
+
+pytestmark = MARK
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("damage")
+    saved(llama, path / "whole")
+    saved(lambda: llama(num_hidden_layers=1), path / "small")
+    return path
+
+
+def changed(source, target, tensors=None, **config):
+    target.mkdir()
+    content = json.loads((source / "config.json").read_text())
+    for key, value in config.items():
+        content.pop(key, None)
+        if value is not None:
+            content[key] = value
+    (target / "config.json").write_text(json.dumps(content))
+    weights = load_file(source / "model.safetensors")
+    for name, value in (tensors or {}).items():
+        weights.pop(name, None)
+        if value is not None:
+            weights[name] = value
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def test_what_cannot_be_expressed_is_named(folder, tmp_path):
+    small = folder / "small"
+
+    def message(name, tensors=None, code=2, **config):
+        return refused(changed(small, tmp_path / name, tensors, **config), tmp_path, code)
+
+    assert "'model_type' is \"t5\"" in message("type", model_type="t5")
+    assert "'hidden_act'" in message("act", hidden_act="tanh")
+    assert "mlp_bias" in message("bias", attention_bias=True)
+    assert "'hidden_size'" in message("size", hidden_size=None)
+    assert "'hidden_size' is \"many\"" in message("many", hidden_size="many")
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert "yarn" in message("yarn", rope_parameters=yarn)
+    assert "'depth' 2000000000" in message("depth", num_hidden_layers=2000000000)
+    assert "'vocabulary' 900000000" in message("vocabulary", vocab_size=900000000)
+    assert "heads" in message("heads", num_attention_heads=3, num_key_value_heads=2, head_dim=None)
+    assert "model.norm.weight" in message("missing", {"model.norm.weight": None}, code=1)
+    assert "expected [32]" in message("shape", {"model.norm.weight": torch.ones(31)}, code=1)
+    assert "floating-point" in message("dtype", {"model.norm.weight": torch.ones(32, dtype=torch.int64)}, code=1)
+    assert "model.extra.weight" in message("extra", {"model.extra.weight": torch.ones(3)}, code=1)
+    assert "not a folder" in refused(tmp_path / "none", tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in refused(tmp_path / "empty", tmp_path)
+    headloom("import", small, "--out", tmp_path / "run")
+    assert "already holds a run" in headloom("import", small, "--out", tmp_path / "run", code=2)
+    assert "there is no architecture" in headloom("export", tmp_path / "run", "--as", "x", "--out", tmp_path / "x", code=2)
+    assert "model.position.type is 'rope', expected 'learned'" in headloom("export", tmp_path / "run", "--as", "gpt2", "--out", tmp_path / "x", code=2)
+    assert "not empty" in headloom("export", tmp_path / "run", "--out", small, code=2)
+
+
+def as_torch_file(source, target, shards=1):
+    """The folder `source` with its weights as torch.save writes them."""
+    target.mkdir()
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+    weights = load_file(source / "model.safetensors")
+    if shards == 1:
+        torch.save(weights, target / "pytorch_model.bin")
+        return
+    placed = {}
+    for i in range(shards):
+        names = sorted(weights)[i::shards]
+        file = f"pytorch_model-{i + 1:05}-of-{shards:05}.bin"
+        torch.save({name: weights[name] for name in names}, target / file)
+        placed.update(dict.fromkeys(names, file))
+    (target / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pytorch_files_are_read_as_safetensors_are(shards, folder, tmp_path, text):
+    as_torch_file(folder / "whole", tmp_path / "theirs", shards)
+    headloom("import", folder / "whole", "--out", tmp_path / "a")
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "b")
+    a, b = (load_file(tmp_path / run / "checkpoints/step-0/model.safetensors") for run in "ab")
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_pytorch_files_of_every_kind(folder, tmp_path):
+    theirs = tmp_path / "theirs"
+    as_torch_file(folder / "small", theirs)
+    weights = load_file(folder / "small/model.safetensors")
+    headloom("import", theirs, "--out", tmp_path / "expected")
+    expected = load_file(tmp_path / "expected/checkpoints/step-0/model.safetensors")
+
+    def read_back(content, name, **options):
+        torch.save(content, theirs / "pytorch_model.bin", **options)
+        headloom("import", theirs, "--out", tmp_path / name)
+        return load_file(tmp_path / name / "checkpoints/step-0/model.safetensors")
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "small")
+    doubles = {name: torch.nn.Parameter(tensor.double()) for name, tensor in weights.items()}
+    turned = {name: tensor.T.contiguous().T if tensor.dim() == 2 else tensor for name, tensor in weights.items()}
+    pool = torch.cat([tensor.flatten() for tensor in weights.values()])
+    sizes = [tensor.numel() for tensor in weights.values()]
+    views = {n: part.view_as(t) for (n, t), part in zip(weights.items(), pool.split(sizes), strict=True)}
+    for number, content in enumerate(
+        [model.state_dict(), {"model": weights, "epoch": 3}, {"state_dict": doubles, "lr": 0.1}, turned, views]
+    ):
+        ours = read_back(content, f"run{number}")
+        assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    for protocol in (3, 4):
+        ours = read_back(weights, f"protocol{protocol}", pickle_protocol=protocol)
+        assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+class Harmful:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def test_pytorch_files_that_do_more_are_refused(folder, tmp_path):
+    theirs = tmp_path / "theirs"
+    as_torch_file(folder / "small", theirs)
+    file = theirs / "pytorch_model.bin"
+    weights = load_file(folder / "small/model.safetensors")
+
+    def message(content, **options):
+        torch.save(content, file, **options)
+        return refused(theirs, tmp_path)
+
+    marker = tmp_path / "marker"
+    assert "posix.mkdir" in message({**weights, "x": Harmful(marker)})
+    assert not marker.exists()
+    assert "LlamaForCausalLM" in message(llama(num_hidden_layers=1))
+    assert "PyTorch 1.6 or newer" in message(weights, _use_new_zipfile_serialization=False)
+    assert "torch._utils._rebuild_sparse_tensor" in message({"x": torch.eye(3).to_sparse()})
+    assert "has no tensors" in message({"x": 3})
+    assert "no dictionary" in message([torch.ones(3)])
+    assert "repeats" in message({**weights, "model.norm.weight": torch.ones(1).expand(32)})
+
+    torch.save(weights, file)
+    source = zipfile.ZipFile(file)
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    whole = file.read_bytes()
+    file.write_bytes(packed.read_bytes())
+    assert "is compressed" in refused(theirs, tmp_path)
+    for size in (0, 1, 21, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        assert "pytorch_model.bin: " in refused(theirs, tmp_path)
+    file.unlink()
+    assert "pytorch_model.bin" in refused(theirs, tmp_path)
+
+
+def test_weights_are_mapped_not_copied(tmp_path):
+    """Memory of its own beside the model's, which is the files' size, stays small."""
+    torch.manual_seed(1)
+    model = gpt2_of(width=512, layers=8)
+    megabytes = sum(p.numel() for p in model.parameters()) * 4 / 2**20
+    assert megabytes > 90
+    model.save_pretrained(tmp_path / "safetensors")
+    as_torch_file(tmp_path / "safetensors", tmp_path / "torch")
+    idle = peak_memory("list")
+    for kind in ("safetensors", "torch"):
+        peak = peak_memory("import", tmp_path / kind, "--out", tmp_path / f"run-{kind}")
+        assert peak - idle < 1.3 * megabytes, (kind, peak, idle, megabytes)
+
+
+def gpt2_of(width, layers):
+    config = transformers.GPT2Config(**COMMON, n_positions=64, n_embd=width, n_layer=layers, n_head=8)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def peak_memory(*arguments):
+    """Most of the process's own memory, in MiB: without the pages of files, which the system can drop."""
+    process = subprocess.Popen([str(BINARY), *map(str, arguments)], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        try:
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            break
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))])
+        time.sleep(0.002)
+    assert process.wait() == 0
+    return peak / 1024
+
+
+def test_damaged_shards(folder, tmp_path):
+    sharded = tmp_path / "sharded"
+    transformers.AutoModelForCausalLM.from_pretrained(folder / "small").save_pretrained(sharded, max_shard_size="20KB")
+    index = sharded / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    first = sorted(set(whole["weight_map"].values()))[0]
+
+    def with_map(**changes):
+        index.write_text(json.dumps({**whole, "weight_map": {**whole["weight_map"], **changes}}))
+        return refused(sharded, tmp_path)
+
+    assert "no tensor 'model.ghost'" in with_map(**{"model.ghost": first})
+    assert "is missing" in with_map(**{"model.ghost": "model-9.safetensors"})
+    assert "file beside it" in with_map(**{"model.ghost": "../x.safetensors"})
+    assert "file beside it" in with_map(**{"model.ghost": 3})
+    index.write_text("[" * 100000)
+    assert "not a JSON object" in refused(sharded, tmp_path)
+    index.write_text("{}")
+    assert "weight_map" in refused(sharded, tmp_path)
+    index.write_text(json.dumps(whole))
+    (sharded / first).unlink()
+    assert first in refused(sharded, tmp_path)
+
+
+def test_random_damage_gives_a_sentence(folder, tmp_path):
+    source = folder / "small"
+    target = tmp_path / "damaged"
+    target.mkdir()
+    as_torch_file(source, tmp_path / "torch")
+    config = (source / "config.json").read_bytes()
+    weights = {path.name: path.read_bytes() for path in (source / "model.safetensors", tmp_path / "torch/pytorch_model.bin")}
+    header = 8 + int.from_bytes(weights["model.safetensors"][:8], "little")
+    # Where the archive's structure is: the pickle at its start, the directory at its end.
+    whole = len(weights["pytorch_model.bin"])
+    structure = [*range(3000), *range(whole - 2500, whole)]
+    rng = random.Random(7)
+    for number in range(100):
+        kind = rng.choice(sorted(weights))
+        for path in target.glob("*"):
+            path.unlink()
+        files = {"config.json": config, kind: weights[kind]}
+        name = rng.choice(["config.json", kind, kind])
+        damaged = bytearray(files[name])
+        places = range(len(damaged)) if name == "config.json" else range(header) if kind == "model.safetensors" else structure
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.choice(places)] = rng.randrange(256)
+        if rng.randrange(6) == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        for other, content in files.items():
+            (target / other).write_bytes(damaged if other == name else content)
+        done = subprocess.run(
+            [str(BINARY), "import", str(target), "--out", str(tmp_path / f"run{number}")],
+            env=ENVIRONMENT,
+            capture_output=True,
+            timeout=60,
+            preexec_fn=lambda: __import__("resource").setrlimit(__import__("resource").RLIMIT_AS, (8 << 30, 8 << 30)),
+        )
+        assert done.returncode in (0, 1, 2), done
+        if done.returncode:
+            assert done.stderr.startswith(b"headloom: ") and done.stderr.count(b"\n") == 1, done.stderr
