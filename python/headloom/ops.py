@@ -24,8 +24,11 @@ __all__ = [
     "gated_norm",
     "moe",
     "retention",
+    "rms_norm",
+    "rotary",
     "selective_scan",
     "streamed_linear",
+    "swiglu",
     "token_shift",
     "wkv",
 ]
@@ -306,3 +309,51 @@ def _document() -> None:
 
 
 _document()
+
+
+def rms_norm(x: Tensor, scale: Optional[Tensor] = None, eps: float = 1e-6, backend: Optional[str] = None) -> Tensor:
+    """The values over the root of their mean square (Zhang & Sennrich 2019)::
+
+        y = x / sqrt(mean(x^2) + eps) scale        the mean over the last dimension
+
+    Args:
+        x: ``[..., E]``.
+        scale: ``[E]``; 1 when None.
+
+    Returns:
+        ``[..., E]`` of x's type; computed in float32 or wider.
+    """
+    found: Tensor = torch.ops.headloom.rms_norm(x, scale, eps, backend)
+    return found
+
+
+def rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backend: Optional[str] = None
+) -> Tensor:
+    """Rotary positions (Su et al. 2021): pairs of a head's first 2 P dimensions turned by their position's angles::
+
+        (a, b) -> (a cos - b sin, b cos + a sin)
+
+    Args:
+        x: ``[B, T, H, D]``, queries or keys.
+        cos, sin: ``[T, P]`` or ``[B, T, P]``, float32 (float64 where x is).
+        interleaved: pairs are dimensions (2 p, 2 p + 1), else (p, p + P).
+
+    Returns:
+        ``[B, T, H, D]``, contiguous; the dimensions behind the first 2 P as they are. Differentiable in x.
+    """
+    found: Tensor = torch.ops.headloom.rotary(x, cos, sin, interleaved, backend)
+    return found
+
+
+def swiglu(x: Tensor, backend: Optional[str] = None) -> Tensor:
+    """The gate of a feed-forward network (Shazeer 2020): SiLU(g) u of x = [g | u].
+
+    Args:
+        x: ``[..., 2 I]``.
+
+    Returns:
+        ``[..., I]``.
+    """
+    found: Tensor = torch.ops.headloom.swiglu(x, backend)
+    return found

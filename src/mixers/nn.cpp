@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "ops/positionwise/op.h"
 #include "ops/streamed_linear/op.h"
 
 namespace headloom {
@@ -81,14 +82,7 @@ Norm::Norm(const std::string& norm_type, int64_t width, std::optional<double> no
 Tensor Norm::forward(const Tensor& x) const {
   if (type == "none") return x;
   if (type == "layer_norm") return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
-  return rms_norm(x, eps, weight);
-}
-
-Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale) {
-  // Under autocast x may be narrower than the scale; of two types at once ATen has no fused norm.
-  return at::rms_norm(
-      x, {x.size(-1)},
-      scale.defined() ? std::optional<Tensor>(scale.to(x.scalar_type())) : std::nullopt, eps);
+  return ops::rms_norm(x, weight, eps);
 }
 
 void PositionOptions::fields(Fields& f) {
@@ -140,10 +134,9 @@ Rotary Rotary::retention(int64_t head_dim) {
 }
 
 void Rotary::prepare(int64_t length, const Tensor& like) {
-  const Tensor& present = interleaved_ ? turn_ : cos_;
-  const auto type = interleaved_ ? at::toComplexType(like.scalar_type()) : like.scalar_type();
-  const int64_t had = present.defined() ? present.size(0) : 0;
-  if (had >= length && present.device() == like.device() && present.scalar_type() == type) return;
+  const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t had = cos_.defined() ? cos_.size(0) : 0;
+  if (had >= length && cos_.device() == like.device() && cos_.scalar_type() == type) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
@@ -151,46 +144,20 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
   const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
-  if (interleaved_) {
-    turn_ = at::polar(at::ones_like(angle), angle).to(type);
-    return;
-  }
-  cos_ = angle.cos().to(like.scalar_type());
-  sin_ = angle.sin().to(like.scalar_type());
+  cos_ = angle.cos().to(type);
+  sin_ = angle.sin().to(type);
 }
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const int64_t length = x.size(1);
-  // Of the next positions, [T, 1, n], or [B, T, 1, n] where sequences differ.
-  const auto rows = [&](const Tensor& table) {
-    if (!seen.late.defined()) return table.narrow(0, seen.longest, length).unsqueeze(1);
-    const Tensor next = seen.next(length);
-    return table.index_select(0, next.flatten()).view({next.size(0), length, 1, table.size(1)});
-  };
-  if (interleaved_) {
-    // Pairs are complex numbers, which turn in one product. Narrow types have no complex one.
-    const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
-    Tensor pairs = x.narrow(-1, 0, rotary_).to(wide).unflatten(-1, {rotary_ / 2, 2});
-    const auto strides = pairs.sym_strides();
-    const bool fits = std::all_of(strides.begin(), strides.end() - 1,
-                                  [](const c10::SymInt& s) { return s % 2 == 0; });
-    if (!fits || strides.back() != 1 || pairs.sym_storage_offset() % 2 != 0) {
-      pairs = pairs.contiguous();
-    }
-    prepare(seen.longest + length, pairs);
-    const Tensor out =
-        at::view_as_real(at::view_as_complex(pairs) * rows(turn_)).flatten(-2).to(x.scalar_type());
-    if (rotary_ == x.size(-1)) return out;
-    return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
-  }
   prepare(seen.longest + length, x);
-  const Tensor cos = rows(cos_), sin = rows(sin_);
-  const int64_t half = rotary_ / 2;
-  const Tensor turned = x.narrow(-1, 0, rotary_);
-  const Tensor a = turned.narrow(-1, 0, half), b = turned.narrow(-1, half, half);
-  const Tensor out = at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
-  if (rotary_ == x.size(-1)) return out;
-  return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
+  // Of the next positions, [T, P], or [B, T, P] where sequences differ.
+  const auto rows = [&](const Tensor& table) {
+    if (!seen.late.defined()) return table.narrow(0, seen.longest, length);
+    const Tensor next = seen.next(length);
+    return table.index_select(0, next.flatten()).view({next.size(0), length, table.size(1)});
+  };
+  return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }
 
 Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options) {

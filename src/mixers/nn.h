@@ -76,10 +76,6 @@ struct Norm : Module {
   Tensor weight, bias;
 };
 
-// x / sqrt(mean(x^2) + eps) over the last dimension, times `scale` where defined; accumulates in at
-// least float32.
-Tensor rms_norm(const Tensor& x, double eps, const Tensor& scale = {});
-
 struct PositionOptions {
   std::string type = "rope";
   double base = 10000;
@@ -117,9 +113,8 @@ class Rotary {
   PositionOptions options_;
   bool interleaved_;
   int64_t rotary_;
-  double span_;  // freq_i = base^(-2i / span)
-  // Grown on demand, [L, rotary/2]: cosines and sines; interleaved: both in one complex table.
-  Tensor cos_, sin_, turn_;
+  double span_;       // freq_i = base^(-2i / span)
+  Tensor cos_, sin_;  // [L, rotary/2], grown on demand
 };
 
 // ALiBi (Press et al. 2022): -slope_h * distance with slope_h = 2^(-8(h+1)/H). [1, H, T, S].

@@ -54,6 +54,7 @@ std::vector<OpCase> aft_cases();
 std::vector<OpCase> moe_cases();
 std::vector<OpCase> gated_norm_cases();
 std::vector<OpCase> streamed_linear_cases();
+std::vector<OpCase> positionwise_cases();
 
 std::vector<OpCase> all_cases();
 

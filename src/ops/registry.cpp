@@ -7,6 +7,7 @@
 #include "ops/composed_attention/fused.h"
 #include "ops/gated_norm/fused.h"
 #include "ops/moe/fused.h"
+#include "ops/positionwise/fused.h"
 #include "ops/retention/fused.h"
 #include "ops/streamed_linear/fused.h"
 #include "ops/token_shift/fused.h"
@@ -27,7 +28,8 @@ std::vector<OpCase> all_cases() {
         aft_cases(),
         moe_cases(),
         gated_norm_cases(),
-        streamed_linear_cases()}) {
+        streamed_linear_cases(),
+        positionwise_cases()}) {
     // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
   }
@@ -70,6 +72,11 @@ std::vector<OpInfo> operators() {
        gated_norm_limits()},
       {"streamed_linear", "a linear map of few rows, its weights (float or int8) read once",
        "Dettmers et al. 2022 for int8 by rows", streamed_linear_limits()},
+      {"rms_norm", "values over the root of their mean square, scaled", "Zhang & Sennrich 2019",
+       positionwise_limits()},
+      {"rotary", "queries and keys turned by their positions", "Su et al. 2021",
+       positionwise_limits()},
+      {"swiglu", "the gate of a feed-forward network", "Shazeer 2020", positionwise_limits()},
   };
 }
 

@@ -78,6 +78,11 @@ def test_functions_call_the_operators():
     torch.testing.assert_close(mixed[1], down[2] @ (torch.nn.functional.silu(gate) * linear))
     normed = ops.gated_norm(k, v, torch.full((2, 5), 1e-6))
     torch.testing.assert_close(normed, torch.nn.functional.silu(v) * torch.nn.functional.rms_norm(k, (4,), eps=1e-6))
+    torch.testing.assert_close(ops.rms_norm(k, wide + 2), 2 * torch.nn.functional.rms_norm(k, (4,), eps=1e-6))
+    quarter = torch.ones(5, 2)  # a turn by 90 degrees
+    turned = ops.rotary(k.unsqueeze(2), 0 * quarter, quarter).squeeze(2)
+    torch.testing.assert_close(turned, torch.cat((-k[..., 2:], k[..., :2]), -1))
+    torch.testing.assert_close(ops.swiglu(k), torch.nn.functional.silu(k[..., :2]) * k[..., 2:])
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])
     torch.testing.assert_close(ops.streamed_linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)

@@ -11,6 +11,7 @@
 
 #include "mixers/mixer.h"
 #include "ops/moe/op.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 namespace {
@@ -100,8 +101,7 @@ class Moe final : public ChannelMixer {
     if (context.observed != nullptr) observe(scores, choice, *context.observed);
     Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
     if (!shared_up_) return y;
-    const auto halves = shared_up_->forward(x).chunk(2, -1);
-    return y + shared_down_->forward(at::silu(halves[0]) * halves[1]);
+    return y + shared_down_->forward(ops::swiglu(shared_up_->forward(x)));
   }
 
   std::vector<Cost> costs() const override {

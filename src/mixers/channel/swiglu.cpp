@@ -1,6 +1,7 @@
 // SwiGLU (Shazeer 2020): W2 (SiLU(W1 x) * W3 x), optionally with the grouped gate of DCFormer's
 // published models: softmax(Wm x) over m groups of hidden units scales each group.
 #include "mixers/mixer.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 namespace {
@@ -31,8 +32,7 @@ class SwiGlu final : public ChannelMixer {
   }
 
   Tensor forward(const Tensor& x, const MixerContext&) override {
-    const auto halves = up_->forward(x).chunk(2, -1);
-    Tensor h = at::silu(halves[0]) * halves[1];
+    Tensor h = ops::swiglu(up_->forward(x));
     if (gate_) {
       const Tensor weights = at::softmax(gate_->forward(x), -1).unsqueeze(-1);
       h = (h.unflatten(-1, {gate_->weight.size(0), -1}) * weights).flatten(-2);

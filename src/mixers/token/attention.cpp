@@ -1,6 +1,7 @@
 #include "mixers/token/attention.h"
 
 #include "mixers/token/attend.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 
@@ -89,8 +90,8 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
   k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});
   v = v.unflatten(-1, {sizes_.values, sizes_.v_dim});
   if (options_.qk_norm) {
-    q = rms_norm(q, 1e-6, q_scale_);
-    k = rms_norm(k, 1e-6, k_scale_);
+    q = ops::rms_norm(q, q_scale_, 1e-6);
+    k = ops::rms_norm(k, k_scale_, 1e-6);
   }
   return {.q = q, .k = k, .v = v};
 }

@@ -8,6 +8,7 @@
 //   lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_init,  lambda_init = 0.8 - 0.6 exp(-0.3
 //   layer)
 #include "mixers/token/attention.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 namespace {
@@ -100,7 +101,7 @@ class Differential final : public Attention {
                                .to(lambda_q1_.scalar_type());
   }
 
-  Tensor finish(const Tensor& o) override { return rms_norm(o, 1e-5, scale_) * (1 - start_); }
+  Tensor finish(const Tensor& o) override { return ops::rms_norm(o, scale_, 1e-5) * (1 - start_); }
 
  private:
   // Reorders dimension `dim` of 2n maps from (run, head, map) to (run, map, head).

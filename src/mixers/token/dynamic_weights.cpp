@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "ops/positionwise/op.h"
+
 namespace headloom {
 
 void DynamicWeightNetworks::initialize(int64_t width, bool with_projection, bool with_gate) {
@@ -32,7 +34,7 @@ std::vector<DynamicWeights> DynamicWeightNetworks::operator()(const Tensor& x, i
     const Tensor w = at::bmm(h.transpose(0, 1), w2.narrow(0, from, count).flatten(0, 1))
                          .view({count, groups, batch, length, 2, rank, heads / groups});
     const auto halves = w.unbind(4);
-    const auto downs = rms_norm(halves[0], 1e-6).unbind(0);
+    const auto downs = ops::rms_norm(halves[0], {}, 1e-6).unbind(0);
     const auto ups = halves[1].unbind(0);
     // [g, B, L, R, n] -> [B, L, R, H], a view with one group.
     const auto layout = [](const Tensor& t) { return t.permute({1, 2, 3, 0, 4}).flatten(3); };

@@ -6,6 +6,7 @@
 // (eps 1e-5), times the depth factor 1 - lambda_init(layer) of differential attention, and the gate
 // o * sigmoid(Linear(o)), all shared by the heads.
 #include "mixers/token/attention.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 namespace {
@@ -191,7 +192,7 @@ class MultiToken final : public Attention {
 
   Tensor finish(const Tensor& heads) override {
     Tensor o = heads;
-    if (scale_.defined()) o = rms_norm(o, 1e-5, scale_ * factor_);
+    if (scale_.defined()) o = ops::rms_norm(o, scale_ * factor_, 1e-5);
     if (gate_) o = o * at::sigmoid(gate_->forward(o));
     return o;
   }

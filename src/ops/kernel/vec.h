@@ -238,6 +238,15 @@ HL_INLINE void store_part(T* p, vf a, int64_t count) {
   for (int64_t i = 0; i < count; ++i) narrow(lanes_of[i], p + i);
 }
 
+#if defined(CPU_CAPABILITY_AVX512)
+HL_INLINE vf load_part(const float* p, int64_t count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+}
+HL_INLINE void store_part(float* p, vf a, int64_t count) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a);
+}
+#endif
+
 // Of `count` values that are left, more than VL or none among them, those of one vector.
 template <typename T>
 HL_INLINE vf load_some(const T* p, int64_t count) {

@@ -1,0 +1,41 @@
+#include <ATen/ATen.h>
+
+#include "ops/positionwise/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+namespace {
+
+Tensor widened(const Tensor& x) { return x.to(at::promote_types(x.scalar_type(), at::kFloat)); }
+
+}  // namespace
+
+Tensor rms_norm_reference(const Tensor& x, const Tensor& scale, double eps) {
+  const Tensor wide = widened(x);
+  Tensor y = wide * (wide.square().mean(-1, true) + eps).rsqrt();
+  if (scale.defined()) y = y * scale.to(wide.scalar_type());
+  return y.to(x.scalar_type());
+}
+
+Tensor rotary_reference(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved) {
+  const int64_t pairs = cos.size(-1), left = x.size(-1) - 2 * pairs;
+  const Tensor turned = widened(x.narrow(-1, 0, 2 * pairs));
+  // [..., P, 2] or [..., 2, P]: where the two of a pair stand.
+  const Tensor apart = interleaved ? turned.unflatten(-1, {pairs, 2}).transpose(-1, -2)
+                                   : turned.unflatten(-1, {2, pairs});
+  const Tensor a = apart.select(-2, 0), b = apart.select(-2, 1);
+  const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // every head's
+  const Tensor out = at::stack({a * c - b * s, b * c + a * s}, interleaved ? -1 : -2)
+                         .flatten(-2)
+                         .to(x.scalar_type());
+  return left == 0 ? out : at::cat({out, x.narrow(-1, 2 * pairs, left)}, -1);
+}
+
+Tensor swiglu_reference(const Tensor& x) {
+  const auto halves = widened(x).chunk(2, -1);
+  return (at::silu(halves[0]) * halves[1]).to(x.scalar_type());
+}
+
+}  // namespace headloom::ops
