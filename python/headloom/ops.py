@@ -303,14 +303,6 @@ def streamed_linear(
     return found
 
 
-def _document() -> None:
-    for name in __all__:
-        getattr(torch.ops.headloom, name).__doc__ = globals()[name].__doc__
-
-
-_document()
-
-
 def rms_norm(x: Tensor, scale: Optional[Tensor] = None, eps: float = 1e-6, backend: Optional[str] = None) -> Tensor:
     """The values over the root of their mean square (Zhang & Sennrich 2019)::
 
@@ -357,3 +349,11 @@ def swiglu(x: Tensor, backend: Optional[str] = None) -> Tensor:
     """
     found: Tensor = torch.ops.headloom.swiglu(x, backend)
     return found
+
+
+def _document() -> None:
+    for name in __all__:
+        getattr(torch.ops.headloom, name).__doc__ = globals()[name].__doc__
+
+
+_document()

@@ -224,7 +224,7 @@ HL_INLINE void store_scaled(const float* from, int64_t n, float scale, T* to) {
   for (; i < n; ++i) narrow(scale * from[i], to + i);
 }
 
-// The first `count` < VL values, zeros in the other lanes; and back.
+// The first `count` < VL values (none where it is negative), zeros in the other lanes; and back.
 template <typename T>
 HL_INLINE vf load_part(const T* p, int64_t count) {
   float lanes_of[VL] = {};
@@ -239,11 +239,14 @@ HL_INLINE void store_part(T* p, vf a, int64_t count) {
 }
 
 #if defined(CPU_CAPABILITY_AVX512)
+HL_INLINE vm first_lanes(int64_t count) {
+  return static_cast<vm>(count <= 0 ? 0 : (1u << count) - 1);
+}
 HL_INLINE vf load_part(const float* p, int64_t count) {
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+  return _mm512_maskz_loadu_ps(first_lanes(count), p);
 }
 HL_INLINE void store_part(float* p, vf a, int64_t count) {
-  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a);
+  _mm512_mask_storeu_ps(p, first_lanes(count), a);
 }
 #endif
 
