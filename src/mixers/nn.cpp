@@ -177,13 +177,13 @@ Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
     if (!fits || strides.back() != 1 || pairs.sym_storage_offset() % 2 != 0) {
       pairs = pairs.contiguous();
     }
-    prepare(seen.longest + length, pairs);
+    prepare(std::max(seen.longest + length, seen.room), pairs);
     const Tensor out =
         at::view_as_real(at::view_as_complex(pairs) * rows(turn_)).flatten(-2).to(x.scalar_type());
     if (rotary_ == x.size(-1)) return out;
     return at::cat({out, x.narrow(-1, rotary_, x.size(-1) - rotary_)}, -1);
   }
-  prepare(seen.longest + length, x);
+  prepare(std::max(seen.longest + length, seen.room), x);
   const Tensor cos = rows(cos_), sin = rows(sin_);
   const int64_t half = rotary_ / 2;
   const Tensor turned = x.narrow(-1, 0, rotary_);
