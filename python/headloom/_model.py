@@ -182,7 +182,15 @@ class Model(Lent):
 
     # --- Decoding ---------------------------------------------------------------------------
 
-    def extend(self, tokens: Tensor, state: State, last: bool = False) -> Tensor:
+    def extend(
+        self,
+        tokens: Tensor,
+        state: State,
+        last: bool = False,
+        *,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
+    ) -> Tensor:
         """Reads the next tokens of sequences whose earlier ones ``state`` has seen; it has then seen these too.
 
         Equal to those rows of ``model(whole)`` for any cutting of the sequences into pieces. Without gradients.
@@ -191,6 +199,9 @@ class Model(Lent):
             tokens: ``[B, n]``.
             state: empty (``headloom.State()``) before the first.
             last: only the logits of the last position.
+            source: ``[B, S]``, with the first tokens that an encoder-decoder writes: what it reads. It is encoded once,
+                and the state keeps what the later ones need of it.
+            source_lengths: ``[B]`` int64, how many tokens of each source are real.
 
         Returns:
             ``[B, n, vocabulary]``, or ``[B, 1, vocabulary]``.
@@ -201,7 +212,9 @@ class Model(Lent):
             >>> for _ in range(100):
             ...     logits = model.extend(logits.argmax(-1), state)
         """
-        logits: Tensor = torch.ops.headloom.extend(self.spec, self._tensors(), state._state, tokens, last)
+        logits: Tensor = torch.ops.headloom.extend(
+            self.spec, self._tensors(), state._state, tokens, last, source, source_lengths
+        )
         return logits
 
     def encode(self, text: str) -> Tensor:
@@ -228,6 +241,25 @@ class Model(Lent):
         # A model starts a text after the end of another.
         return tokens if tokens.numel() > 0 else torch.tensor([self._text_tokenizer().end_token])
 
+    def _source_tokens(self, source: Any, prompts: int) -> List[Tensor]:
+        """One ``[S]`` for each prompt; none for None."""
+        if source is None:
+            return []
+        if isinstance(source, Tensor):
+            given: List[Any] = list(source) if source.dim() == 2 else [source]
+        else:
+            given = list(source) if isinstance(source, (list, tuple)) else [source]
+        for one in given:
+            if not isinstance(one, (str, Tensor)):
+                raise TypeError(f"a source is {_named(one)}, expected text or a tensor of tokens.")
+        tokens = [self.encode(one) if isinstance(one, str) else one for one in given]
+        for one in tokens:
+            if one.dim() != 1 or one.numel() == 0:
+                raise ValueError(f"a source has shape {list(one.shape)}, expected at least one token [S].")
+        if len(tokens) != prompts:
+            raise ValueError(f"there are {len(tokens)} sources for {prompts} prompts, expected one for each.")
+        return tokens
+
     def _stops(self, stop: Stop) -> Tuple[List[bytes], List[int]]:
         """Texts and tokens that end a text."""
         given = [stop] if isinstance(stop, (str, int, bytes)) else list(stop)
@@ -253,7 +285,8 @@ class Model(Lent):
         seed: Optional[int],
         samples: int,
         text: bool,
-        cache: str = "full",
+        cache: str,
+        source: Any,
     ) -> Iterator[List[_Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
         if samples < 1:
@@ -262,6 +295,7 @@ class Model(Lent):
             raise ValueError(f"max_new_tokens is {most}, expected at least 0.")
         stop_texts, stop_tokens = self._stops(stop)
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
+        sources = self._source_tokens(source, len(tokens))
         piece = self._text_tokenizer().piece if stop_texts or text else None
         if seed is None:
             seed = 0 if sampling.temperature == 0 else int(torch.randint(2**62, ()))
@@ -273,6 +307,7 @@ class Model(Lent):
             self.spec,
             self._tensors(),
             tokens,
+            sources,
             float(sampling.temperature),
             sampling.top_k,
             float(sampling.top_p),
@@ -281,6 +316,7 @@ class Model(Lent):
             seed,
             samples,
             cache,
+            most,
         )
         for _ in range(most):
             for sample, token in zip(written, writer.next().tolist()):
@@ -309,6 +345,7 @@ class Model(Lent):
         seed: Optional[int] = None,
         num_samples: int = 1,
         cache: str = "full",
+        source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> Any:
         """Goes on with a prompt, a token at a time, from a decoding state.
 
@@ -326,6 +363,8 @@ class Model(Lent):
                 default generator (``torch.manual_seed``).
             num_samples: texts from each prompt, which is read once.
             cache: what attention forgets, as in :class:`State`.
+            source: what an encoder-decoder reads, one for each prompt, which is then the beginning of what it writes: a text
+                or a list of them, or tokens ``[S]``, ``[B, S]`` or a list of ``[S]``, of any lengths.
 
         Returns:
             The prompt and what follows. For text a string; for several samples or prompts a list, the samples of a
@@ -339,7 +378,7 @@ class Model(Lent):
 
         def written(prompts: Sequence[Prompt], text: bool) -> List[_Sample]:
             samples: List[_Sample] = []
-            for samples in self._write(prompts, max_new_tokens, sampling, stop, seed, num_samples, text, cache):
+            for samples in self._write(prompts, max_new_tokens, sampling, stop, seed, num_samples, text, cache, source):
                 pass
             return samples
 
@@ -368,6 +407,7 @@ class Model(Lent):
         stop: Stop = (),
         seed: Optional[int] = None,
         cache: str = "full",
+        source: Optional[Prompt] = None,
     ) -> Iterator[str]:
         """What :meth:`generate` writes after the prompt, piece by piece as it comes.
 
@@ -377,7 +417,7 @@ class Model(Lent):
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         sample = None
-        for (sample,) in self._write([prompt], max_new_tokens, sampling, stop, seed, 1, True, cache):
+        for (sample,) in self._write([prompt], max_new_tokens, sampling, stop, seed, 1, True, cache, source):
             piece = sample.show(last=False)
             if piece:
                 yield piece

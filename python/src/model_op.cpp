@@ -135,12 +135,12 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
 
 // --- Decoding -------------------------------------------------------------------------------
 
-Decoder& as_decoder(Module& module) {
-  auto* decoder = dynamic_cast<Decoder*>(&module);
-  TORCH_CHECK_VALUE(decoder != nullptr, "a model of kind \"",
+AutoregressiveModel& as_writer(Module& module) {
+  auto* writer = dynamic_cast<AutoregressiveModel*>(&module);
+  TORCH_CHECK_VALUE(writer != nullptr, "a model of kind \"",
                     dynamic_cast<Model&>(module).config().kind,
-                    "\" does not write token by token, expected a decoder.");
-  return *decoder;
+                    "\" does not write token by token, expected a decoder or an encoder_decoder.");
+  return *writer;
 }
 
 CachePolicy parse_policy(const std::string& text) {
@@ -166,19 +166,34 @@ struct State : torch::CustomClassHolder {
   }
 };
 
-// The next tokens [B, n] -> logits [B, n, V], or of the last position alone.
+// The next tokens [B, n] -> logits [B, n, V], or of the last position alone. A source [B, S] comes
+// with the first.
 Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive_ptr<State>& state,
-              const Tensor& tokens, bool last) {
+              const Tensor& tokens, bool last, const OptionalTensor& source,
+              const OptionalTensor& source_lengths) {
   return with_parameters<Module>(
       "extend", pool(), spec, params, /*training=*/false, /*traced=*/false, [&](Module& module) {
-        Decoder& decoder = as_decoder(module);
-        check_tokens("tokens", tokens, *decoder.config().vocabulary, false);
+        AutoregressiveModel& writer = as_writer(module);
+        const int64_t vocabulary = *writer.config().vocabulary;
+        check_tokens("tokens", tokens, vocabulary, false);
         TORCH_CHECK_VALUE(tokens.size(1) > 0, "tokens has shape ", tokens.sizes(),
                           ", expected at least one position.");
         at::NoGradGuard no_grad;
-        if (state->state.layers.empty()) state->state = decoder.initial_state(state->policy);
-        const Tensor hidden = decoder.extend(tokens, state->state);
-        return decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
+        if (state->state.layers.empty()) {
+          if (source) {
+            check_tokens("source", *source, vocabulary, false);
+            TORCH_CHECK_VALUE(source->size(0) == tokens.size(0) && source->size(1) > 0,
+                              "source has shape ", source->sizes(), ", expected [", tokens.size(0),
+                              ", S], a row for each row of tokens.");
+            check_lengths("source_lengths", source_lengths, *source);
+          }
+          state->state = writer.initial_state(
+              state->policy, {source.value_or(Tensor()), source_lengths.value_or(Tensor())});
+        } else {
+          TORCH_CHECK_VALUE(!source, "the state has begun: its source came with the first tokens.");
+        }
+        const Tensor hidden = writer.extend(tokens, state->state);
+        return writer.logits(last ? hidden.narrow(1, -1, 1) : hidden);
       });
 }
 
@@ -186,29 +201,36 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
 class Writer : public torch::CustomClassHolder {
  public:
   Writer(const std::string& spec, const std::vector<Tensor>& params,
-         const std::vector<Tensor>& prompts, double temperature, int64_t top_k, double top_p,
-         double min_p, double repetition_penalty, int64_t seed, int64_t samples,
-         const std::string& cache)
+         const std::vector<Tensor>& prompts, const std::vector<Tensor>& sources, double temperature,
+         int64_t top_k, double top_p, double min_p, double repetition_penalty, int64_t seed,
+         int64_t samples, const std::string& cache, int64_t most)
       : shell_(make_shell(build, spec)) {
     shell_.lend("generate", params);
     shell_.module->eval();
-    Decoder& decoder = as_decoder(*shell_.module);
-    std::vector<std::vector<int64_t>> texts;
-    for (const Tensor& prompt : prompts) {
-      check_tokens("the prompt", prompt.unsqueeze(0), *decoder.config().vocabulary, false);
-      const Tensor tokens = prompt.to(at::kLong).contiguous();
-      const int64_t* first = tokens.const_data_ptr<int64_t>();
-      texts.emplace_back(first, first + tokens.numel());
-    }
+    AutoregressiveModel& writer = as_writer(*shell_.module);
+    const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
+      std::vector<std::vector<int64_t>> texts;
+      for (const Tensor& one : given) {
+        check_tokens(name, one.unsqueeze(0), *writer.config().vocabulary, false);
+        const Tensor tokens = one.to(at::kLong).contiguous();
+        const int64_t* first = tokens.const_data_ptr<int64_t>();
+        texts.emplace_back(first, first + tokens.numel());
+      }
+      return texts;
+    };
     try {
       continuation_ = std::make_unique<Continuation>(
-          decoder, texts,
-          SamplingOptions{.temperature = temperature,
-                          .top_k = top_k,
-                          .top_p = top_p,
-                          .min_p = min_p,
-                          .repetition_penalty = repetition_penalty},
-          static_cast<uint64_t>(seed), samples, CachePolicy::parse(cache));
+          writer, texts_of("the prompt", prompts),
+          ContinuationOptions{.sampling = {.temperature = temperature,
+                                           .top_k = top_k,
+                                           .top_p = top_p,
+                                           .min_p = min_p,
+                                           .repetition_penalty = repetition_penalty},
+                              .seed = static_cast<uint64_t>(seed),
+                              .samples = samples,
+                              .cache = CachePolicy::parse(cache),
+                              .tokens = most,
+                              .sources = texts_of("the source", sources)});
     } catch (const UsageError& error) {
       throw_value_error(error);
     }
@@ -318,8 +340,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       .def("select", &State::select);
   m.class_<Writer>("Writer")
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,
-                       double, int64_t, double, double, double, int64_t, int64_t,
-                       const std::string&>())
+                       const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,
+                       int64_t, const std::string&, int64_t>())
       .def("next", &Writer::next);
   m.def(
       "model(str spec, Tensor[] params, bool training=False, Tensor? tokens=None, "
@@ -328,7 +350,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       {at::Tag::pt2_compliant_tag});
   m.def(
       "extend(str spec, Tensor[] params, __torch__.torch.classes.headloom.State state, "
-      "Tensor tokens, bool last=False) -> Tensor");
+      "Tensor tokens, bool last=False, Tensor? source=None, Tensor? source_lengths=None) -> "
+      "Tensor");
   m.def("model_spec(str toml) -> (str spec, str json)");
   m.def("model_parameters(str spec) -> (str[] names, Tensor[] values)");
   m.def("preset_rows() -> str[]");

@@ -31,7 +31,7 @@ class Parallel final : public Block {
       return norm == norm_ ? normed : norm->forward(x);
     };
     Tensor y = mixer_->run(normed, own);
-    if (cross_) y = y + cross_->forward(input(cross_norm_), context);
+    if (cross_) y = y + cross_->run_cross(input(cross_norm_), context);
     if (channel_) y = y + channel_->forward(input(channel_norm_), own);
     if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
     return x + y;

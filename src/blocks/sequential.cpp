@@ -28,7 +28,7 @@ class Sequential final : public Block {
     const MixerContext own = without_memory(context);
     Tensor h = branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->run(y, own); });
     if (cross_) {
-      h = branch(h, *cross_norm_, [&](const Tensor& y) { return cross_->forward(y, context); });
+      h = branch(h, *cross_norm_, [&](const Tensor& y) { return cross_->run_cross(y, context); });
     }
     if (!channel_) return h;
     return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y, own); });

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <memory>
+#include <numeric>
 
 #include "cli/bench_parts.h"
 #include "core/text.h"
@@ -37,35 +38,46 @@ class StreamingRead {
   inline static volatile int64_t sink_ = 0;
 };
 
-// The next token after `context` tokens, again and again: every call continues the same state.
+// The next token of each of `batch` texts after `context` tokens, again and again: every call
+// continues the same state.
 class DecodeStep {
  public:
   // "" or the type that holds the weights.
   DecodeStep(std::shared_ptr<Decoder> model, int64_t context, const std::string& dtype = "",
-             const CachePolicy& policy = {})
+             const CachePolicy& policy = {}, int64_t batch = 1)
       : model_(std::move(model)), dtype_(dtype), state_(model_->initial_state(policy)) {
     model_->eval();
     const c10::InferenceMode inference;
     const Autocast autocast(dtype_);
     const int64_t vocabulary = *model_->config().vocabulary;
+    state_.expect(context);
     constexpr int64_t kPiece = 2048;
     for (int64_t seen = 0; seen < context - 1; seen += kPiece) {
       const int64_t n = std::min(kPiece, context - 1 - seen);
       model_->extend(at::randint(0, vocabulary, {1, n}, at::kLong), state_);
     }
-    token_ = at::randint(0, vocabulary, {1, 1}, at::kLong);
-    // Makes room for what follows: a copy of the state writes into the same room.
-    DecoderState grown = state_;
-    model_->extend(token_, grown);
-    state_ = grown;
+    token_ = at::randint(0, vocabulary, {batch, 1}, at::kLong);
+    one_ = state_;
+    if (batch > 1) state_ = state_.select(at::zeros({batch}, at::kLong));
   }
 
   void operator()() {
     const c10::InferenceMode inference;
     const Autocast autocast(dtype_);
-    DecoderState state = state_;
+    DecoderState state = state_;  // writes into the same room
     const Tensor hidden = model_->extend(token_, state);
     chosen_ = model_->logits(hidden.select(1, -1)).argmax(-1);
+  }
+
+  // One text leaves, and another of the same length, which was read by itself, joins.
+  void change() {
+    const c10::InferenceMode inference;
+    std::vector<int64_t> who(static_cast<size_t>(token_.size(0) - 1));
+    std::iota(who.begin(), who.end(), 0);
+    who[0] = static_cast<int64_t>(who.size());
+    DecoderState state = state_;
+    state.keep(who);
+    state.add({one_});
   }
 
   double state_bytes() const { return static_cast<double>(state_.bytes()); }
@@ -73,7 +85,7 @@ class DecodeStep {
  private:
   const std::shared_ptr<Decoder> model_;
   const std::string dtype_;
-  DecoderState state_;
+  DecoderState state_, one_;  // of the batch; of one text by itself
   Tensor token_, chosen_;
 };
 
@@ -142,6 +154,16 @@ void bench_decode(const BenchArguments& a, Requirements& rows) {
     const auto model = model_124m(4096);
     return DecodeStep(model, 4096, "", tova).state_bytes() /
            DecodeStep(model, 1024, "", tova).state_bytes();
+  });
+  rows.at_least("tokens a second, 8 texts side by side over one, 124M, context 512", 3, [&] {
+    const auto model = model_124m(1024);
+    DecodeStep one(model, 512), eight(model, 512, "", {}, 8);
+    return 8 * ratio(one, eight, seconds);
+  });
+  rows.at_most("a text leaves 16 and another joins, over a step's time, 124M, context 512", 2, [&] {
+    const auto model = model_124m(1024);
+    DecodeStep step(model, 512, "", {}, 16);
+    return time_pairs([&] { step.change(); }, [&] { step(); }, seconds, 15).ratio.median;
   });
   rows.at_most("prefill over training's forward pass, 124M, 2048 tokens", 1.1, [&] {
     const auto model = model_124m(2048);

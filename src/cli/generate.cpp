@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +8,6 @@
 
 #include "cli/command.h"
 #include "core/error.h"
-#include "model/encoder_decoder.h"
 #include "model/generation.h"
 #include "serve/text.h"
 #include "train/evaluate.h"
@@ -54,30 +52,50 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-// Goes on with the prompt. One sample is shown as it is written, several when all are done.
+// Goes on with the prompt, or answers it, which is then the source. One sample is shown as it is
+// written, several when all are done.
 Timing write_text(const Arguments& a, LoadedRun& loaded) {
+  const ModelConfig& config = loaded.config.model;
+  const bool answers = config.kind == "encoder_decoder";
   const serve::Codec codec(loaded.config);
   std::vector<int64_t> prompt = codec.encode(a.prompt);
-  // A model starts a document after the end of another.
-  if (prompt.empty()) prompt.push_back(codec.end().value_or(0));
+  Timing timing{.read = static_cast<int64_t>(prompt.size())};
+  ContinuationOptions options{.sampling = a.sampling,
+                              .seed = a.seed,
+                              .samples = a.samples,
+                              .cache = a.cache,
+                              .tokens = a.tokens};
+  if (answers) {
+    const int64_t longest = config.max_source_length.value_or(256);
+    if (prompt.empty() || timing.read > longest) {
+      usage_error("--prompt has ", timing.read, " tokens, expected a source of 1 to ", longest,
+                  ".");
+    }
+    options.sources = {prompt};
+    options.tokens = std::min(a.tokens, config.max_length.value_or(256));
+    // What every answer of the task begins with.
+    prompt = {loaded.config.build_task()->eval_batch(0, 1).inputs[0][0].item<int64_t>()};
+  } else if (prompt.empty()) {
+    // A model starts a document after the end of another.
+    prompt.push_back(codec.end().value_or(0));
+  }
+  const std::string before = answers ? "" : a.prompt;
   const bool streaming = a.samples == 1;
-  if (streaming) print(a.prompt);
+  if (streaming) print(before);
   std::vector<serve::Text> texts(static_cast<size_t>(a.samples), serve::Text(a.stops));
   std::vector<std::string> shown(texts.size());
   const auto show = [&](size_t i, const std::string& text) {
     if (streaming) print(text);
     shown[i] += text;
   };
-  Timing timing{.read = static_cast<int64_t>(prompt.size())};
   Clock clock;
   const Autocast autocast(loaded.config.train.dtype);
-  Continuation continuation(dynamic_cast<Decoder&>(*loaded.model), {prompt}, a.sampling, a.seed,
-                            a.samples, a.cache);
+  Continuation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
   const auto running = [&] {
     return std::any_of(texts.begin(), texts.end(), [](const serve::Text& t) { return !t.ended(); });
   };
-  for (int64_t made = 0; made < a.tokens && running() && !interrupted(); ++made) {
+  for (int64_t made = 0; made < options.tokens && running() && !interrupted(); ++made) {
     const Tensor tokens = continuation.next();
     for (size_t i = 0; i < texts.size(); ++i) {
       if (texts[i].ended()) continue;
@@ -93,46 +111,8 @@ Timing write_text(const Arguments& a, LoadedRun& loaded) {
   timing.write_seconds = clock.lap();
   for (size_t i = 0; i < texts.size(); ++i) {
     show(i, texts[i].rest());
-    if (!streaming) print(str("--- sample ", i + 1, "\n", a.prompt, shown[i], "\n"));
+    if (!streaming) print(str("--- sample ", i + 1, "\n", before, shown[i], "\n"));
   }
-  return timing;
-}
-
-// The answer to the prompt, which is the source.
-Timing write_answer(const Arguments& a, LoadedRun& loaded) {
-  auto& model = dynamic_cast<EncoderDecoder&>(*loaded.model);
-  const auto task = loaded.config.build_task();
-  const std::vector<int64_t> source = task->encode(a.prompt);
-  const int64_t longest = loaded.config.model.max_source_length.value_or(256);
-  if (source.empty() || static_cast<int64_t>(source.size()) > longest) {
-    usage_error("--prompt has ", source.size(), " tokens, expected a source of 1 to ", longest,
-                ".");
-  }
-  const auto batch_of_one = [](const std::vector<int64_t>& tokens) {
-    return at::tensor(at::IntArrayRef(tokens), at::kLong).unsqueeze(0);
-  };
-  // What every answer of the task begins with.
-  std::vector<int64_t> tokens = {task->eval_batch(0, 1).inputs[0][0].item<int64_t>()};
-  const int64_t most = std::min(a.tokens, loaded.config.model.max_length.value_or(256));
-  Timing timing{.read = static_cast<int64_t>(source.size())};
-  Clock clock;
-  const Autocast autocast(loaded.config.train.dtype);
-  const Tensor memory = model.encode({.source = batch_of_one(source)});
-  timing.read_seconds = clock.lap();
-  std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(a.seed)};
-  for (int64_t made = 0; made < most && !interrupted(); ++made) {
-    // Answers are short: each step computes the prefix anew.
-    const Tensor written = batch_of_one(tokens);
-    const Tensor hidden = model.decode(memory, {.tokens = written});
-    const int64_t next =
-        sample(model.logits(hidden.select(1, -1)), written, a.sampling, generators).item<int64_t>();
-    if (next == task->end_token()) break;
-    tokens.push_back(next);
-  }
-  timing.write_seconds = clock.lap();
-  timing.written = static_cast<int64_t>(tokens.size()) - 1;
-  tokens.erase(tokens.begin());
-  print(task->decode(tokens));
   return timing;
 }
 
@@ -143,17 +123,13 @@ int run(Arguments& a) {
     usage_error(a.model, ": is a model of kind \"", kind,
                 "\", which writes nothing, expected a decoder or an encoder_decoder.");
   }
-  if (a.cache.evicts() && kind != "decoder") {
-    usage_error("--cache is ", a.cache.text(), ", but ", a.model, " is an ", kind,
-                ", expected a decoder.");
-  }
   hold_weights(loaded, a.quantize);
   if (a.prompt == "-") {
     a.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
   install_interrupt_handler();
   const c10::InferenceMode inference;
-  const Timing t = kind == "decoder" ? write_text(a, loaded) : write_answer(a, loaded);
+  const Timing t = write_text(a, loaded);
   if (a.samples == 1) std::fputc('\n', stdout);
   const auto rate = [](int64_t tokens, double seconds) {
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);

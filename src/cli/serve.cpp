@@ -15,6 +15,7 @@ struct Arguments {
   std::string model, checkpoint = "best", quantize;
   serve::ServerOptions server;
   serve::EngineOptions engine;
+  CachePolicy cache;
 };
 
 int run(Arguments& a) {
@@ -31,6 +32,7 @@ int run(Arguments& a) {
   hold_weights(loaded, a.quantize);
   const serve::Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
+  a.engine.cache = a.cache.text();
   a.server.model = std::filesystem::absolute(a.model).lexically_normal().filename().string();
   if (a.server.model.empty()) a.server.model = "headloom";
   // Each text has a request at most; beside them some are refused and some ask for other things.
@@ -78,6 +80,7 @@ Command serve_command() {
                            "texts that wait for their turn; more are refused")
                 ->check(CLI::Range(int64_t{1}, int64_t{4096}))
                 ->capture_default_str();
+            add_cache_option(app, a->cache);
             add_quantize_option(app, a->quantize);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run(*a); };

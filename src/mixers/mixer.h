@@ -47,7 +47,7 @@ struct MixerContext {
   Tensor memory;          // [B, S, C]: cross-attention reads keys and values from here
   Tensor memory_lengths;  // [B] int64: positions of each memory that are real
   // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
-  // are absent then.
+  // are absent then; of the memory the state keeps what cross-attention reads.
   LayerState* state = nullptr;
   // Which of the newest positions, x's included, are each sequence's own: Positions::present() of
   // all, made once for all layers. Undefined: every layer sees to it.
@@ -77,6 +77,16 @@ class TokenMixer : public Module {
   virtual std::vector<Cost> costs(int64_t length) const = 0;
   // Whether forward() takes a memory: what cross-attention needs.
   virtual bool reads_memory() const { return false; }
+  // Decoding with a memory. What forward() computes of it alone: memory [B, S, C], of which
+  // `lengths` [B] int64 positions are real (undefined: all).
+  virtual MixerState remember(const Tensor& memory, const Tensor& lengths);
+  // The next positions of sequences that read what `state` remembers: x [B, n, C] -> [B, n, C],
+  // equal to those rows of forward() on the whole.
+  virtual Tensor recall(const Tensor& x, MixerState& state);
+  // forward(), or recall() where the context has a state.
+  Tensor run_cross(const Tensor& x, const MixerContext& context) {
+    return context.state ? recall(x, context.state->cross) : forward(x, context);
+  }
   // Bytes of float32 state that decoding keeps of a sequence (in cross-attention, a memory) of
   // `length` positions.
   virtual double state_bytes(int64_t length) const = 0;
@@ -86,9 +96,12 @@ class TokenMixer : public Module {
 
   // Whether extend() is there: not for mixers that look both ways.
   virtual bool stateful() const { return false; }
-  // The state before the first position. Throws UsageError where nothing can be forgotten as
-  // `policy` says.
-  virtual MixerState initial_state(const CachePolicy& policy) const;
+  // The state before the first position. A policy is for keys and values: what keeps none does not
+  // take it on. Throws UsageError where some are kept of which none can be forgotten.
+  virtual MixerState initial_state(const CachePolicy& policy) const {
+    (void)policy;
+    return {};
+  }
   // Positions that there are weights for; absent: any number.
   virtual std::optional<int64_t> longest() const { return {}; }
   // The next positions of sequences that `state`, empty before the first, has seen: x [B, n, C] ->

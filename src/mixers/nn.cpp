@@ -150,7 +150,7 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const int64_t length = x.size(1);
-  prepare(seen.longest + length, x);
+  prepare(std::max(seen.longest + length, seen.room), x);
   // Of the next positions, [T, P], or [B, T, P] where sequences differ.
   const auto rows = [&](const Tensor& table) {
     if (!seen.late.defined()) return table.narrow(0, seen.longest, length);

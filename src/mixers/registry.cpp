@@ -8,13 +8,12 @@ Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
   usage_error("this token mixer has no state for decoding.");
 }
 
-MixerState TokenMixer::initial_state(const CachePolicy& policy) const {
-  if (policy.evicts()) {
-    usage_error(
-        "keeps no keys and values of which some could be forgotten, but the cache policy is ",
-        policy.text(), ", expected \"full\".");
-  }
-  return {};
+MixerState TokenMixer::remember(const Tensor&, const Tensor&) {
+  usage_error("this token mixer does not read a memory.");
+}
+
+Tensor TokenMixer::recall(const Tensor&, MixerState&) {
+  usage_error("this token mixer does not read a memory.");
 }
 
 #define HEADLOOM_TOKEN_MIXERS(X) \

@@ -1,5 +1,7 @@
 #include "mixers/state.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -7,6 +9,17 @@
 #include "core/error.h"
 
 namespace headloom {
+namespace {
+
+// Positions that there is always room for, few as they may be.
+constexpr int64_t kSpare = 16;
+
+// Of one position of one sequence.
+size_t bytes_of_row(const at::Tensor& room) {
+  return static_cast<size_t>(room.stride(1)) * room.element_size();
+}
+
+}  // namespace
 
 int64_t Positions::of(int64_t b) const {
   return late.defined() ? longest - late[b].item<int64_t>() : longest;
@@ -34,7 +47,8 @@ Positions Positions::select(const at::Tensor& which) const {
   const at::Tensor chosen = late.index_select(0, which.to(late.device()));
   const int64_t least = chosen.min().item<int64_t>();
   const bool even = chosen.max().item<int64_t>() == least;
-  return {longest - least, even ? at::Tensor() : chosen - least};
+  return {longest - least, even ? at::Tensor() : chosen - least,
+          std::max<int64_t>(room - least, 0)};
 }
 
 CachePolicy CachePolicy::parse(const std::string& text) {
@@ -62,38 +76,85 @@ CachePolicy CachePolicy::parse(const std::string& text) {
 
 std::string CachePolicy::text() const { return evicts() ? str(type, ":", budget) : type; }
 
-at::Tensor Rows::append(const at::Tensor& t) {
-  if (!t.defined()) return {};
-  const int64_t added = t.size(1), before = size();
-  const int64_t capacity = data_.defined() ? data_.size(1) : 0;
-  if (end_ + added > capacity) {
-    at::Tensor room = data_;
-    // Rows that are forgotten leave room in front; it is used where nothing would overlap.
-    if (begin_ < before || before + added > capacity) {
-      std::vector<int64_t> sizes = t.sizes().vec();
-      sizes[1] = std::max({2 * before + added, reserved_, int64_t{16}});
-      room = at::empty(sizes, t.options().requires_grad(false));
-    }
-    if (before > 0) room.narrow(1, 0, before).copy_(kept());
-    data_ = room;
-    begin_ = 0;
-    end_ = before;
-  }
-  data_.narrow(1, end_, added).copy_(t);
-  end_ += added;
-  return kept();
+at::Tensor Rows::kept() const {
+  const at::Tensor all = data_.narrow(1, begin_, size());
+  return batch_ == data_.size(0) ? all : all.narrow(0, 0, batch_);
 }
 
-void Rows::keep_last(int64_t n) { begin_ = std::max(begin_, end_ - n); }
+void Rows::expect(int64_t positions, std::optional<int64_t> most) {
+  // Within twice what is kept, rows move once in as many positions.
+  reserved_ = most ? std::min(positions, 2 * *most + kSpare) : positions;
+}
+
+at::Tensor Rows::append(const at::Tensor& t) {
+  if (!t.defined()) return {};
+  const int64_t added = t.size(1), after = size() + added;
+  if (!data_.defined()) {
+    batch_ = t.size(0);
+    std::vector<int64_t> sizes = t.sizes().vec();
+    sizes[1] = std::max({after, reserved_, kSpare});
+    data_ = at::empty(sizes, t.options().requires_grad(false));
+  } else {
+    make_room(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
+  }
+  end_ += added;
+  const at::Tensor all = kept();
+  all.narrow(1, all.size(1) - added, added).copy_(t);
+  return all;
+}
+
+void Rows::make_room(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {
+  const int64_t present = data_.size(0), has = data_.size(1), kept = size();
+  if (sequences <= present) {
+    if (begin_ >= before && end_ + behind <= has) return;
+    // Rows that were forgotten have left room. Unless a quarter of the rows can be appended before
+    // they have to move again, it is too small.
+    const int64_t spare = has - (before + kept + behind);
+    if (spare >= 0 && 4 * spare >= kept) return move_to(present, has, before);
+  }
+  move_to(sequences <= present ? present : std::max(sequences, 2 * present), capacity, before);
+}
+
+void Rows::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
+  at::Tensor room = data_;
+  if (sequences != data_.size(0) || capacity != data_.size(1)) {
+    std::vector<int64_t> sizes = data_.sizes().vec();
+    sizes[0] = sequences;
+    sizes[1] = capacity;
+    room = at::empty(sizes, data_.options());
+  }
+  const size_t row = bytes_of_row(data_);
+  const int64_t has = data_.size(1);
+  const char* const from = static_cast<const char*>(data_.const_data_ptr());
+  char* const to = static_cast<char*>(room.data_ptr());
+  // Within one room a sequence moves in its own part.
+  at::parallel_for(0, batch_, 1, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      std::memmove(to + static_cast<size_t>(b * capacity + begin) * row,
+                   from + static_cast<size_t>(b * has + begin_) * row,
+                   static_cast<size_t>(size()) * row);
+    }
+  });
+  end_ = begin + size();
+  begin_ = begin;
+  data_ = room;
+}
+
+void Rows::keep_last(int64_t n) {
+  if (!data_.defined()) return;
+  begin_ = std::max(begin_, end_ - n);
+  // What a long prompt took is given back.
+  if (data_.size(1) > 4 * n + 4 * kSpare) move_to(data_.size(0), 2 * n + kSpare, 0);
+}
 
 void Rows::keep(const at::Tensor& which) {
   if (!data_.defined()) return;
-  const int64_t count = which.size(-1), batch = data_.size(0), capacity = data_.size(1);
+  const int64_t count = which.size(-1), capacity = data_.size(1);
   const at::Tensor index = which.contiguous();
-  const size_t row = data_.nbytes() / static_cast<size_t>(batch * capacity);
+  const size_t row = bytes_of_row(data_);
   const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows) * row; };
   // Within each sequence rows move towards the newest, run by run, and leave room in front.
-  for (int64_t b = 0; b < batch; ++b) {
+  for (int64_t b = 0; b < batch_; ++b) {
     char* const base = static_cast<char*>(data_.data_ptr()) + bytes(b * capacity + begin_);
     const int64_t* const from =
         index.const_data_ptr<int64_t>() + (index.dim() == 2 ? b * count : 0);
@@ -107,58 +168,72 @@ void Rows::keep(const at::Tensor& which) {
       end = first;
     }
   }
-  begin_ = end_ - count;
-  // What a long prompt took is given back.
-  if (capacity <= 4 * count + 64) return;
-  std::vector<int64_t> sizes = data_.sizes().vec();
-  sizes[1] = 2 * count + 16;
-  at::Tensor room = at::empty(sizes, data_.options());
-  room.narrow(1, 0, count).copy_(kept());
-  data_ = room;
-  begin_ = 0;
-  end_ = count;
+  keep_last(count);
 }
 
 int64_t Rows::bytes() const {
-  if (!data_.defined() || data_.size(1) == 0) return 0;
-  return static_cast<int64_t>(data_.nbytes()) / data_.size(1) * size();
+  if (!data_.defined()) return 0;
+  return static_cast<int64_t>(bytes_of_row(data_)) * batch_ * size();
 }
 
 Rows Rows::select(const at::Tensor& which, int64_t n) const {
   Rows out;
-  out.reserved_ = reserved_;
   if (data_.defined()) {
     const int64_t count = std::min(n, size());
+    out.reserved_ = std::max<int64_t>(reserved_ - (size() - count), 0);
     out.append(data_.narrow(1, end_ - count, count).index_select(0, which));
   }
   return out;
 }
 
-Rows Rows::join(const std::vector<const Rows*>& parts) {
-  int64_t batch = 0, longest = 0;
-  Rows out;
-  for (const Rows* part : parts) {
-    if (!part->data_.defined()) return {};
-    batch += part->data_.size(0);
-    longest = std::max(longest, part->size());
-    out.reserved_ = std::max(out.reserved_, part->reserved_);
+void Rows::keep_sequences(const std::vector<int64_t>& which, int64_t n) {
+  if (!data_.defined()) return;
+  const int64_t before = size();
+  batch_ = static_cast<int64_t>(which.size());
+  begin_ = std::max(begin_, end_ - n);
+  reserved_ = std::max<int64_t>(reserved_ - (before - size()), 0);
+  const at::Tensor rows = data_.narrow(1, begin_, size());
+  for (int64_t b = 0; b < batch_; ++b) {
+    const int64_t from = which[static_cast<size_t>(b)];
+    if (from != b) rows[b].copy_(rows[from]);
   }
-  const at::Tensor& like = parts[0]->data_;
-  std::vector<int64_t> sizes = like.sizes().vec();
-  sizes[0] = batch;
-  // Joined sequences go on: room for some of it.
-  sizes[1] = std::max(longest + longest / 4 + 16, out.reserved_);
-  out.data_ = at::empty(sizes, like.options());
-  out.end_ = longest;
-  int64_t first = 0;
-  for (const Rows* part : parts) {
-    const int64_t count = part->data_.size(0);
-    const at::Tensor to = out.data_.narrow(0, first, count);
-    to.narrow(1, 0, longest - part->size()).zero_();
-    to.narrow(1, longest - part->size(), part->size()).copy_(part->kept());
-    first += count;
+  // Room of many that have left is given back.
+  if (4 * batch_ <= data_.size(0)) move_to(2 * batch_, data_.size(1), begin_);
+}
+
+void Rows::add(const std::vector<const Rows*>& others) {
+  int64_t sequences = batch_, longest = size(), coming = reserved_ - size();
+  for (const Rows* other : others) {
+    if (!other->data_.defined()) return;
+    sequences += other->batch_;
+    longest = std::max(longest, other->size());
+    coming = std::max(coming, other->reserved_ - other->size());
   }
-  return out;
+  // Where it is not known how many positions come, room for some.
+  const int64_t spare = longest / 4 + kSpare, behind = coming > 0 ? coming : spare;
+  const int64_t own = size();
+  if (data_.defined()) {
+    make_room(sequences, longest - own, behind, longest + behind + spare);
+  } else {
+    std::vector<int64_t> sizes = others[0]->data_.sizes().vec();
+    sizes[0] = sequences;
+    sizes[1] = longest + behind;
+    data_ = at::empty(sizes, others[0]->data_.options());
+    end_ = longest;
+    begin_ = longest;
+  }
+  begin_ = end_ - longest;
+  reserved_ = coming > 0 ? longest + coming : 0;
+  const auto put = [&](int64_t first, int64_t count, int64_t n) {
+    const at::Tensor to = data_.narrow(0, first, count).narrow(1, begin_, longest);
+    if (n < longest) to.narrow(1, 0, longest - n).zero_();
+    return to.narrow(1, longest - n, n);
+  };
+  if (batch_ > 0) put(0, batch_, own);
+  for (const Rows* other : others) {
+    put(batch_, other->batch_, other->size()).copy_(other->kept());
+    batch_ += other->batch_;
+  }
 }
 
 int64_t MixerState::bytes() const {
@@ -187,57 +262,90 @@ MixerState MixerState::select(const at::Tensor& which) const {
   return out;
 }
 
-MixerState MixerState::join(const std::vector<const MixerState*>& parts) {
-  const MixerState& first = *parts.at(0);
-  MixerState out{.policy = first.policy};
-  int64_t shortest = first.position.longest;
-  for (const MixerState* part : parts) {
+void MixerState::keep(const std::vector<int64_t>& which) {
+  const at::Tensor index = at::tensor(at::IntArrayRef(which), at::kLong);
+  position = position.select(index);
+  for (Rows& r : rows) r.keep_sequences(which, position.longest);
+  for (at::Tensor& t : tensors) {
+    if (t.defined()) t = t.index_select(0, index);
+  }
+}
+
+void MixerState::add(const std::vector<const MixerState*>& others) {
+  std::vector<const MixerState*> all = others;
+  const bool empty = rows.empty() && tensors.empty() && position.longest == 0;
+  if (!empty) all.insert(all.begin(), this);
+  const MixerState& first = *all.at(0);
+  Positions joined = {.longest = 0};
+  int64_t shortest = first.position.longest, coming = 0;
+  for (const MixerState* part : all) {
     require(part->rows.size() == first.rows.size() && part->tensors.size() == first.tensors.size(),
             "decoding states cannot be joined: some have seen nothing, or another model's text.");
     require(part->policy == first.policy,
             "decoding states cannot be joined: their cache policies are ", first.policy.text(),
             " and ", part->policy.text(), ", expected one.");
-    out.position.longest = std::max(out.position.longest, part->position.longest);
-    shortest = std::min(shortest, part->position.longest);
+    const Positions& p = part->position;
+    joined.longest = std::max(joined.longest, p.longest);
+    shortest = std::min(shortest, p.longest);
+    coming = std::max(coming, p.room - p.longest);
   }
-  if (first.batch() == 0) return out;
-  const bool even = shortest == out.position.longest &&
-                    std::all_of(parts.begin(), parts.end(), [](const MixerState* part) {
-                      return !part->position.late.defined();
-                    });
-  if (!even) {
-    std::vector<at::Tensor> late;
-    for (const MixerState* part : parts) {
-      const int64_t before = out.position.longest - part->position.longest;
-      const at::Tensor& own = part->position.late;
-      late.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
+  if (coming > 0) joined.room = joined.longest + coming;
+  if (first.batch() > 0) {
+    const bool even = shortest == joined.longest &&
+                      std::all_of(all.begin(), all.end(), [](const MixerState* part) {
+                        return !part->position.late.defined();
+                      });
+    if (!even) {
+      std::vector<at::Tensor> late;
+      for (const MixerState* part : all) {
+        const int64_t before = joined.longest - part->position.longest;
+        const at::Tensor& own = part->position.late;
+        late.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
+      }
+      joined.late = at::cat(late);
     }
-    out.position.late = at::cat(late);
   }
-  for (size_t i = 0; i < first.rows.size(); ++i) {
-    std::vector<const Rows*> rows;
-    for (const MixerState* part : parts) rows.push_back(&part->rows[i]);
-    out.rows.push_back(Rows::join(rows));
+  if (empty) {
+    policy = first.policy;
+    rows.resize(first.rows.size());
+    tensors.resize(first.tensors.size());
   }
-  for (size_t i = 0; i < first.tensors.size(); ++i) {
-    std::vector<at::Tensor> tensors;
-    for (const MixerState* part : parts) tensors.push_back(part->tensors[i]);
-    out.tensors.push_back(at::cat(tensors));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<const Rows*> parts;
+    for (const MixerState* other : others) parts.push_back(&other->rows[i]);
+    rows[i].add(parts);
   }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!first.tensors[i].defined()) continue;
+    std::vector<at::Tensor> parts;
+    for (const MixerState* part : all) parts.push_back(part->tensors[i]);
+    tensors[i] = at::cat(parts);
+  }
+  position = joined;
+}
+
+MixerState MixerState::join(const std::vector<const MixerState*>& parts) {
+  MixerState out;
+  out.add(parts);
   return out;
 }
 
 LayerState LayerState::select(const at::Tensor& which) const {
-  return {.mixer = mixer.select(which), .channel = channel.select(which)};
+  return {
+      .mixer = mixer.select(which), .channel = channel.select(which), .cross = cross.select(which)};
 }
 
-LayerState LayerState::join(const std::vector<const LayerState*>& parts) {
-  std::vector<const MixerState*> mixers, channels;
-  for (const LayerState* part : parts) {
-    mixers.push_back(&part->mixer);
-    channels.push_back(&part->channel);
+void LayerState::keep(const std::vector<int64_t>& which) {
+  for (MixerState* part : {&mixer, &channel, &cross}) part->keep(which);
+}
+
+void LayerState::add(const std::vector<const LayerState*>& others) {
+  for (MixerState LayerState::* part :
+       {&LayerState::mixer, &LayerState::channel, &LayerState::cross}) {
+    std::vector<const MixerState*> parts;
+    for (const LayerState* other : others) parts.push_back(&(other->*part));
+    (this->*part).add(parts);
   }
-  return {.mixer = MixerState::join(mixers), .channel = MixerState::join(channels)};
 }
 
 }  // namespace headloom

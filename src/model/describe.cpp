@@ -1,5 +1,7 @@
 #include "model/describe.h"
 
+#include "model/autoregressive.h"
+
 namespace headloom {
 namespace {
 
@@ -18,31 +20,37 @@ void add(std::vector<Cost>& parts, const Cost& cost) {
 }  // namespace
 
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length) {
-  if (model.config().kind != "decoder" || !model.stacks()[0]->stateful()) return {};
+  const auto* writer = dynamic_cast<const AutoregressiveModel*>(&model);
+  if (writer == nullptr || !writer->decoder_layers().stateful()) return {};
   int64_t parameters = 0;
   for (const Tensor& p : model.parameters()) parameters += p.numel();
   if (parameters > kMeasuredParameters) return {};
+  const auto& layers = writer->decoder_layers().all();
   MeasuredState out{.length = std::min(length, kMeasuredPositions)};
-  for (const Layers::Layer& layer : model.stacks()[0]->all()) {
+  for (const Layers::Layer& layer : layers) {
     out.length = std::min(out.length, layer.mixer->longest().value_or(out.length));
   }
   at::NoGradGuard no_grad;
-  const int64_t half = out.length / 2;
-  double before = 0;
-  for (const Layers::Layer& layer : model.stacks()[0]->all()) {
-    LayerState state{.mixer = layer.mixer->initial_state({})};
-    MixerContext context;
-    context.state = &state;
-    const auto read = [&](int64_t positions) {
-      const Tensor x = at::zeros({1, positions, model.config().width});
+  // After so many positions, of the source too where there is one.
+  const auto bytes_after = [&](int64_t positions) {
+    double bytes = 0;
+    if (positions == 0) return bytes;
+    const Tensor x = at::zeros({1, positions, model.config().width});
+    for (const Layers::Layer& layer : layers) {
+      LayerState state{.mixer = layer.mixer->initial_state({})};
+      MixerContext context;
+      context.state = &state;
+      if (layer.cross) state.cross = layer.cross->remember(x, {});
       layer.mixer->run(x, context);
+      if (layer.cross) layer.cross->run_cross(x, context);
       if (layer.channel) layer.channel->forward(x, context);
-      return static_cast<double>(state.bytes());
-    };
-    if (half > 0) before += read(half);
-    out.bytes += read(out.length - half);
-  }
-  out.bytes_per_token = (out.bytes - before) / static_cast<double>(out.length - half);
+      bytes += static_cast<double>(state.bytes());
+    }
+    return bytes;
+  };
+  const int64_t half = out.length / 2;
+  out.bytes = bytes_after(out.length);
+  out.bytes_per_token = (out.bytes - bytes_after(half)) / static_cast<double>(out.length - half);
   return out;
 }
 

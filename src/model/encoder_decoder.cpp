@@ -14,7 +14,7 @@ const Tensor& new_table(Module& model, Tensor& table, const ModelConfig& config)
 }  // namespace
 
 EncoderDecoder::EncoderDecoder(const ModelConfig& config)
-    : Model(config),
+    : AutoregressiveModel(config),
       encoder_(register_module("encoder", std::make_shared<Module>())),
       decoder_(register_module("decoder", std::make_shared<Module>())),
       target_embedding_(*decoder_, config_, new_table(*this, table_, config), config.max_length,
@@ -39,25 +39,34 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
   stacks_ = {&encoder_layers_, &decoder_layers_};
 }
 
-Tensor EncoderDecoder::encode(const ModelInput& input) {
-  require(input.source.defined(), "an encoder-decoder needs a source, but got none.");
+Tensor EncoderDecoder::encode(const Source& source, Observed* observed) const {
+  if (!source.tokens.defined()) {
+    usage_error("an encoder-decoder needs a source, but got none.");
+  }
   MixerContext context;
-  context.observed = input.observed;
-  context.lengths = input.source_lengths;
-  return encoder_layers_.forward(source_embedding_.forward(input.source, {}, is_training()),
+  context.observed = observed;
+  context.lengths = source.lengths;
+  return encoder_layers_.forward(source_embedding_.forward(source.tokens, {}, is_training()),
                                  context);
 }
 
-Tensor EncoderDecoder::decode(const Tensor& memory, const ModelInput& input) {
+Tensor EncoderDecoder::hidden(const ModelInput& input) {
   MixerContext context;
   context.observed = input.observed;
   context.lengths = input.lengths;
-  context.memory = memory;
+  context.memory = encode({input.source, input.source_lengths}, input.observed);
   context.memory_lengths = input.source_lengths;
   return decoder_layers_.forward(target_embedding_.forward(input.tokens, {}, is_training()),
                                  context);
 }
 
-Tensor EncoderDecoder::hidden(const ModelInput& input) { return decode(encode(input), input); }
+void EncoderDecoder::read_source(const Source& source, std::vector<LayerState>& states) const {
+  at::NoGradGuard no_grad;
+  const Tensor memory = encode(source, nullptr);
+  const auto& layers = decoder_layers_.all();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    states[i].cross = layers[i].cross->remember(memory, source.lengths);
+  }
+}
 
 }  // namespace headloom

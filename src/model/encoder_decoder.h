@@ -1,12 +1,11 @@
 // The encoder-decoder (Vaswani et al. 2017): a decoder whose layers also read an encoded source.
 #pragma once
 
-#include "model/ends.h"
-#include "model/model.h"
+#include "model/autoregressive.h"
 
 namespace headloom {
 
-class EncoderDecoder final : public Model {
+class EncoderDecoder final : public AutoregressiveModel {
  public:
   explicit EncoderDecoder(const ModelConfig& config);
 
@@ -14,13 +13,14 @@ class EncoderDecoder final : public Model {
   Tensor hidden(const ModelInput& input) override;
   Tensor logits(const Tensor& hidden) const override { return head_.forward(hidden); }
   std::vector<Cost> own_costs(int64_t) const override { return head_.costs(); }
-
-  // hidden() in two steps, so that generation encodes its source once.
-  // input.source [B, S] -> memory [B, S, C].
-  Tensor encode(const ModelInput& input);
-  Tensor decode(const Tensor& memory, const ModelInput& input);
+  const Layers& decoder_layers() const override { return decoder_layers_; }
 
  private:
+  const Embedding& decoder_embedding() const override { return target_embedding_; }
+  void read_source(const Source& source, std::vector<LayerState>& states) const override;
+  // The memory [B, S, C]. Throws UsageError where there is no source.
+  Tensor encode(const Source& source, Observed* observed) const;
+
   std::shared_ptr<Module> encoder_, decoder_;  // own the parameters of each side
   Tensor table_;                               // of both embeddings and the output
   Embedding target_embedding_, source_embedding_;

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace headloom {
@@ -11,11 +12,16 @@ Tensor indices(const std::vector<int64_t>& list) {
   return at::tensor(at::IntArrayRef(list), at::kLong);
 }
 
+size_t longest_of(const std::vector<std::vector<int64_t>>& texts) {
+  size_t longest = 0;
+  for (const auto& text : texts) longest = std::max(longest, text.size());
+  return longest;
+}
+
 // [texts, n] for the repetition penalty: shorter texts repeat their first token, which changes
 // nothing.
 Tensor side_by_side(const std::vector<std::vector<int64_t>>& texts) {
-  size_t longest = 0;
-  for (const auto& text : texts) longest = std::max(longest, text.size());
+  const size_t longest = longest_of(texts);
   std::vector<Tensor> rows;
   for (const auto& text : texts) {
     std::vector<int64_t> row(longest - text.size(), text[0]);
@@ -25,51 +31,82 @@ Tensor side_by_side(const std::vector<std::vector<int64_t>>& texts) {
   return at::stack(rows);
 }
 
-}  // namespace
-
-int64_t most_positions(const Decoder& model, const CachePolicy& policy) {
-  const int64_t built_for = model.config().max_length.value_or(256);
-  // Distances stay within the budget, whatever the positions.
-  const bool near =
-      (policy.type == "window" || policy.type == "sinks") && policy.budget < built_for;
-  bool limited = model.config().position.type == "learned";
-  for (const auto& layer : model.stacks()[0]->all()) {
-    if (layer.mixer->longest()) limited = true;
-    const bool grows =
-        layer.mixer->state_bytes(2 * built_for) > layer.mixer->state_bytes(built_for);
-    if (grows && !near) limited = true;
+Source source_of(const std::vector<std::vector<int64_t>>& sources) {
+  if (sources.empty()) return {};
+  const size_t longest = longest_of(sources);
+  std::vector<Tensor> rows;
+  std::vector<int64_t> lengths;
+  for (const auto& source : sources) {
+    require(!source.empty(), "an encoder-decoder cannot read nothing: the source is empty.");
+    std::vector<int64_t> row = source;
+    row.resize(longest, 0);
+    rows.push_back(indices(row));
+    lengths.push_back(static_cast<int64_t>(source.size()));
   }
-  return limited ? built_for : std::numeric_limits<int64_t>::max();
+  const bool even =
+      *std::min_element(lengths.begin(), lengths.end()) == static_cast<int64_t>(longest);
+  return {.tokens = at::stack(rows), .lengths = even ? Tensor() : indices(lengths)};
 }
 
-Continuation::Continuation(Decoder& model, const std::vector<std::vector<int64_t>>& prompts,
-                           const SamplingOptions& sampling, uint64_t seed, int64_t samples,
-                           const CachePolicy& policy)
+int64_t built_for(const AutoregressiveModel& model) {
+  return model.config().max_length.value_or(256);
+}
+
+}  // namespace
+
+int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy) {
+  const int64_t length = built_for(model);
+  // Distances stay within the budget, whatever the positions.
+  const bool near = (policy.type == "window" || policy.type == "sinks") && policy.budget < length;
+  bool limited = model.config().position.type == "learned";
+  for (const auto& layer : model.decoder_layers().all()) {
+    if (layer.mixer->longest()) limited = true;
+    const bool grows = layer.mixer->state_bytes(2 * length) > layer.mixer->state_bytes(length);
+    if (grows && !near) limited = true;
+  }
+  return limited ? length : std::numeric_limits<int64_t>::max();
+}
+
+int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy& policy,
+                            int64_t length) {
+  return std::min({length, most_positions(model, policy), 2 * built_for(model)});
+}
+
+Continuation::Continuation(AutoregressiveModel& model,
+                           const std::vector<std::vector<int64_t>>& prompts,
+                           const ContinuationOptions& options)
     : model_(model),
-      sampling_(sampling),
-      policy_(policy),
-      window_(most_positions(model, policy)),
+      sampling_(options.sampling),
+      policy_(options.cache),
+      samples_(options.samples),
+      window_(most_positions(model, options.cache)),
+      left_(options.tokens),
       texts_(prompts) {
+  const size_t sources = options.sources.size();
+  require(sources == 0 || sources == prompts.size(), "there are ", sources, " sources for ",
+          prompts.size(), " prompts, expected one for each.");
   std::vector<int64_t> all, repeated;
   for (size_t i = 0; i < prompts.size(); ++i) {
     require(!prompts[i].empty(), "a text cannot begin with nothing: the prompt is empty.");
     all.push_back(static_cast<int64_t>(i));
-    repeated.insert(repeated.end(), static_cast<size_t>(samples), static_cast<int64_t>(i));
+    repeated.insert(repeated.end(), static_cast<size_t>(samples_), static_cast<int64_t>(i));
   }
-  Reading reading = read(all);
+  begun_ = model.initial_state(policy_, source_of(options.sources));
+  Reading reading = read(all, 1);
   texts_.clear();
   for (size_t i = 0; i < repeated.size(); ++i) {
     texts_.push_back(prompts[static_cast<size_t>(repeated[i])]);
-    const uint64_t sample = i % static_cast<uint64_t>(samples);
-    generators_.push_back(at::make_generator<at::CPUGeneratorImpl>(seed + sample));
+    const uint64_t sample = i % static_cast<uint64_t>(samples_);
+    generators_.push_back(at::make_generator<at::CPUGeneratorImpl>(options.seed + sample));
   }
   logits_ = reading.logits.index_select(0, indices(repeated));
-  state_ = samples > 1 ? reading.state.select(indices(repeated)) : std::move(reading.state);
+  state_ = samples_ > 1 ? reading.state.select(indices(repeated)) : std::move(reading.state);
 }
 
 Tensor Continuation::next() {
   const Tensor seen = sampling_.repetition_penalty == 1 ? Tensor() : side_by_side(texts_);
   const Tensor chosen = sample(logits_, seen, sampling_, generators_);
+  --left_;
   std::vector<int64_t> fit, outgrown;
   for (size_t i = 0; i < texts_.size(); ++i) {
     const auto b = static_cast<int64_t>(i);
@@ -80,7 +117,7 @@ Tensor Continuation::next() {
     logits_ = logits_of(chosen.unsqueeze(1), state_);
     return chosen;
   }
-  Reading anew = read(outgrown);
+  Reading anew = read(outgrown, samples_);
   if (fit.empty()) {
     state_ = std::move(anew.state);
     logits_ = anew.logits;
@@ -95,7 +132,7 @@ Tensor Continuation::next() {
   return chosen;
 }
 
-Continuation::Reading Continuation::read(const std::vector<int64_t>& which) {
+Continuation::Reading Continuation::read(const std::vector<int64_t>& which, int64_t samples) {
   std::map<size_t, std::vector<int64_t>> by_length;
   for (const int64_t i : which) {
     const size_t length = texts_[static_cast<size_t>(i)].size();
@@ -107,12 +144,18 @@ Continuation::Reading Continuation::read(const std::vector<int64_t>& which) {
   std::vector<int64_t> order;
   for (const auto& [length, group] : by_length) {
     std::vector<Tensor> tokens;
+    std::vector<int64_t> sources;
     for (const int64_t i : group) {
       const auto& text = texts_[static_cast<size_t>(i)];
       tokens.push_back(indices({text.end() - static_cast<std::ptrdiff_t>(length), text.end()}));
+      sources.push_back(i / samples);
       order.push_back(i);
     }
-    states.push_back(model_.initial_state(policy_));
+    states.push_back(begun_.select(indices(sources)));
+    if (left_ > 0) {
+      states.back().expect(
+          positions_to_expect(model_, policy_, static_cast<int64_t>(length) + left_));
+    }
     logits.push_back(logits_of(at::stack(tokens), states.back()));
   }
   if (states.size() == 1) return {.state = std::move(states[0]), .logits = logits[0]};

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <thread>
 
 #include "model/generation.h"
@@ -69,7 +70,9 @@ class Engine::Loop {
       : model_(std::move(model)),
         codec_(codec),
         options_(options),
-        longest_(most_positions(*model_)),
+        policy_(CachePolicy::parse(options.cache)),
+        longest_(most_positions(*model_, policy_)),
+        nothing_(model_->initial_state(policy_)),
         thread_([this] { run(); }) {}
 
   ~Loop() {
@@ -221,17 +224,25 @@ class Engine::Loop {
       }
     }
     if (joining.empty()) return;
-    if (!state_.layers.empty()) joining.insert(joining.begin(), std::move(state_));
-    state_ = joining.size() == 1 ? std::move(joining[0]) : DecoderState::join(joining);
+    if (!state_.layers.empty() || joining.size() > 1) {
+      state_.add(joining);
+    } else {
+      state_ = std::move(joining[0]);
+    }
   }
 
-  // At most `most` of the prompt's next tokens. After its last one its texts begin, and the states
-  // of those that go on are put behind `joining`.
+  // About `most` of the prompt's next tokens; returns how many. After its last one its texts begin,
+  // and the states of those that go on are put behind `joining`.
   int64_t read_piece(int64_t most, std::vector<DecoderState>& joining) {
     Prompt& p = *prompt_;
-    if (p.read == 0) p.state = model_->initial_state();
-    if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t total = static_cast<int64_t>(p.tokens().size());
+    if (p.read == 0) {
+      p.state = nothing_;
+      p.state.expect(positions_to_expect(*model_, policy_, total + p.max_tokens));
+    }
+    // Attention forgets at the end of a piece: where pieces ended would else depend on the others.
+    if (policy_.evicts()) most = kPieceBetweenSteps;
+    if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t count = std::min(most, total - p.read);
     const Tensor hidden = model_->extend(row_of(p.tokens(), p.read, count), p.state);
     const bool last = p.read + count == total;
@@ -375,14 +386,27 @@ class Engine::Loop {
   }
 
   void drop_done() {
-    std::vector<int64_t> kept;
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      if (!rows_[i].done) kept.push_back(static_cast<int64_t>(i));
+    // The last ones take the place of those who leave, so that no other row moves.
+    std::vector<int64_t> place(rows_.size());
+    std::iota(place.begin(), place.end(), 0);
+    for (size_t i = 0; i < rows_.size();) {
+      if (!rows_[i].done) {
+        ++i;
+        continue;
+      }
+      if (i + 1 < rows_.size()) {
+        rows_[i] = std::move(rows_.back());
+        place[i] = place[rows_.size() - 1];
+      }
+      rows_.pop_back();
     }
-    if (kept.size() == rows_.size()) return;
-    std::erase_if(rows_, [](const Row& row) { return row.done; });
-    state_ =
-        kept.empty() ? DecoderState{} : state_.select(at::tensor(at::IntArrayRef(kept), at::kLong));
+    if (rows_.size() == place.size()) return;
+    place.resize(rows_.size());
+    if (rows_.empty()) {
+      state_ = {};
+    } else {
+      state_.keep(place);
+    }
   }
 
   static void fail(Answer& answer, const std::exception& error) {
@@ -394,7 +418,9 @@ class Engine::Loop {
   const std::shared_ptr<Decoder> model_;
   const Codec& codec_;
   const EngineOptions options_;
+  const CachePolicy policy_;
   const int64_t longest_;
+  const DecoderState nothing_;  // what every text begins with
 
   mutable std::mutex mutex_;
   std::condition_variable work_;

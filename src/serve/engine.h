@@ -17,6 +17,7 @@ struct EngineOptions {
   int64_t max_batch = 16;   // texts written side by side
   int64_t max_queue = 256;  // texts that wait for their turn
   std::string dtype = "float32";
+  std::string cache = "full";  // what attention forgets, as CachePolicy::parse reads it
 };
 
 // One thread runs the model. Prompts are read in the order they came, a piece between two steps, so
@@ -26,6 +27,7 @@ struct EngineOptions {
 // rounding of sums.
 class Engine {
  public:
+  // Throws UsageError for a cache policy that the model cannot follow.
   Engine(std::shared_ptr<Decoder> model, const Codec& codec, const EngineOptions& options);
   // Answers that are not done fail.
   ~Engine();

@@ -97,6 +97,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
       }
       DecoderState state = decoder->initial_state(pieces->cache);
       const int64_t length = data.inputs.size(1);
+      state.expect(length);
       for (int64_t at = 0; at < length; at += pieces->length) {
         const auto piece = [&](const Tensor& t) {
           return t.narrow(1, at, std::min(pieces->length, length - at));

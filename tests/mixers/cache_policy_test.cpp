@@ -299,23 +299,21 @@ TEST(CachePolicy, TheStateStaysWithinTheBudget) {
   }
 }
 
-TEST(CachePolicy, WhatCannotForgetIsRefused) {
+// What keeps no keys and values stays as it is; what keeps them and cannot forget says so.
+TEST(CachePolicy, IsForKeysAndValues) {
   LayerShape shape;
   shape.width = 48;
   shape.layer = 2;
-  for (const auto& [name, says] : std::vector<std::pair<std::string, std::string>>{
-           {"multi_token", "convolves over neighbouring keys"},
-           {"retention", "keeps no keys and values"},
-           {"rwkv", "keeps no keys and values"},
-           {"mamba", "keeps no keys and values"},
-           {"aft", "keeps no keys and values"}}) {
-    const auto mixer = test::mixer(name, "", shape);
-    const std::string said =
-        message_of<UsageError>([&] { mixer->initial_state(CachePolicy::parse("tova:512")); });
-    EXPECT_TRUE(contains(said, says)) << said;
-    EXPECT_TRUE(contains(said, "tova:512, expected \"full\"")) << said;
-    mixer->initial_state({});
+  const CachePolicy tova = CachePolicy::parse("tova:512");
+  for (const char* name : {"retention", "rwkv", "mamba", "aft"}) {
+    EXPECT_EQ(test::mixer(name, "", shape)->initial_state(tova).policy, CachePolicy{}) << name;
   }
+  EXPECT_EQ(test::mixer("mha", "", shape)->initial_state(tova).policy, tova);
+  const auto convolved = test::mixer("multi_token", "", shape);
+  const std::string said = message_of<UsageError>([&] { convolved->initial_state(tova); });
+  EXPECT_TRUE(contains(said, "convolves over neighbouring keys")) << said;
+  EXPECT_TRUE(contains(said, "tova:512, expected \"full\"")) << said;
+  convolved->initial_state({});
 }
 
 TEST(CachePolicy, Names) {

@@ -194,10 +194,10 @@ TEST_P(TokenMixers, JoinedSequencesAreAsAlone) {
     test::joined_as_alone<MixerState>(
         inputs, wholes,
         [&](const Tensor& x, MixerState& state) { return mixer->extend(x, state, {}); },
-        [](const std::vector<MixerState>& states) {
+        [](MixerState& state, const std::vector<MixerState>& others) {
           std::vector<const MixerState*> parts;
-          for (const MixerState& state : states) parts.push_back(&state);
-          return MixerState::join(parts);
+          for (const MixerState& other : others) parts.push_back(&other);
+          state.add(parts);
         },
         mixer->initial_state({}), 1e-5, seed);
   }

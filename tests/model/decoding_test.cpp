@@ -1,9 +1,14 @@
 // Decoding: a model that is given a sequence in pieces, and texts written from a prompt.
 #include <gtest/gtest.h>
 
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <numeric>
 #include <random>
 
 #include "model/describe.h"
+#include "model/encoder_decoder.h"
 #include "model/generation.h"
 #include "support.h"
 #include "testing/joined.h"
@@ -93,7 +98,8 @@ TEST(Decoding, JoinedSequencesAreAsAlone) {
       test::joined_as_alone<DecoderState>(
           inputs, wholes,
           [&](const Tensor& tokens, DecoderState& state) { return model->extend(tokens, state); },
-          DecoderState::join, model->initial_state(), 1e-4, seed);
+          [](DecoderState& state, const std::vector<DecoderState>& others) { state.add(others); },
+          model->initial_state(), 1e-4, seed);
     }
   }
 }
@@ -136,6 +142,111 @@ TEST(Decoding, TheStateIsAsLargeAsSaid) {
   }
 }
 
+// Memory that tensors take while it stands.
+struct Allocations final : c10::MemoryReportingInfoBase {
+  std::vector<int64_t> sizes;  // since it was last cleared
+  int64_t held = 0;            // not yet given back
+
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    held += size;
+    if (size > 0) sizes.push_back(size);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+// Where it is known how many positions come: nothing that stays is allocated, and where the state
+// is bounded all is as large as in the step before. Where it is not, what grows with the position
+// are maps and masks of one query, less than a copy of a layer's keys in both layers together. (A
+// convolution has maps of several queries.)
+TEST(Decoding, AStepAllocatesNothingThatGrows) {
+  at::NoGradGuard no_grad;
+  std::vector<std::string> layers;
+  for (const auto& entry : token_mixers()) {
+    layers.push_back("mixer = { type = '" + entry.name + "'" + heads_of(entry.name, 2) + " }\n");
+  }
+  layers.push_back("mixer = { type = 'dcmha', heads = 2, window = 20 }\n");
+  layers.push_back("mixer = { type = 'multi_token', heads = 2, conv_layers = 'all' }\n");
+  layers.push_back(
+      "mixer = { type = 'multi_token', heads = 2, conv_layers = 'all', window = 9 }\n");
+  layers.push_back("mixer = { type = 'rwkv' }\nchannel = { type = 'rwkv_channel' }\n");
+  // Kernels allocate for whole blocks of keys.
+  const int64_t width = 64, prompt = 50, length = 240, block = 64;
+  int64_t tested = 0, bounded = 0;
+  for (const std::string& layer : layers) {
+    at::manual_seed(3);
+    const auto model =
+        decoder_if_it_fits(model_of(str("vocabulary = 30\ndepth = 2\nwidth = ", width,
+                                        "\nmax_length = ", length, "\n[[layer]]\n", layer)));
+    if (!model || !model->decoder_layers().stateful()) continue;
+    model->eval();
+    const TokenMixer& mixer = *model->decoder_layers().all()[0].mixer;
+    for (const char* text : {"full", "window:16", "sinks:16", "tova:16"}) {
+      SCOPED_TRACE(layer + text);
+      const CachePolicy policy = CachePolicy::parse(text);
+      const auto log = std::make_shared<Allocations>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, log);
+      DecoderState state;
+      try {
+        state = model->initial_state(policy);
+      } catch (const UsageError&) {
+        continue;  // nothing to forget
+      }
+      state.expect(length);
+      model->extend(at::zeros({1, prompt}, at::kLong), state);
+      const Tensor token = at::zeros({1, 1}, at::kLong);
+      const bool constant =
+          policy.evicts() || mixer.state_bytes(length) == mixer.state_bytes(prompt);
+      const bool convolves = layer.find("conv_layers") != std::string::npos;
+      ++tested;
+      bounded += constant ? 1 : 0;
+      std::vector<int64_t> before;
+      int64_t least = 0;
+      for (int64_t t = prompt; t < length; ++t) {
+        const int64_t held = log->held;
+        log->sizes.clear();
+        model->extend(token, state);
+        ASSERT_EQ(log->held, held) << "at " << t;
+        std::vector<int64_t> sizes = log->sizes;
+        ASSERT_FALSE(sizes.empty());
+        std::sort(sizes.begin(), sizes.end());
+        // Rows move once in a while, which takes no memory.
+        const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+        if (t == prompt) least = sum;
+        if (!constant && !convolves) {
+          ASSERT_LE(sum - least, 4 * width * (t - prompt + block)) << "at " << t;
+        } else if (constant && !before.empty()) {
+          ASSERT_EQ(sizes, before) << "at " << t;
+        }
+        before = sizes;
+      }
+    }
+  }
+  EXPECT_GE(tested, 30);
+  EXPECT_GE(bounded, 20);
+}
+
+// Layers that keep no keys and values beside those that forget some of theirs.
+TEST(Decoding, APolicyIsForTheLayersThatAttend) {
+  at::NoGradGuard no_grad;
+  for (const char* other : {"rwkv", "mamba", "retention", "aft"}) {
+    const auto model = decoder(str("position = { type = 'none' }\n[[layer]]\nmixer = { type = '",
+                                   other, "' }\n[[layer]]\nmixer = { type = 'mha', heads = 4 }\n"));
+    const auto bytes = [&](const char* policy, int64_t length) {
+      DecoderState state = model->initial_state(CachePolicy::parse(policy));
+      for (int64_t i = 0; i < length; ++i) model->extend(at::ones({1, 1}, at::kLong), state);
+      return state.bytes();
+    };
+    EXPECT_EQ(bytes("tova:8", 8), bytes("full", 8)) << other;
+    EXPECT_EQ(bytes("tova:8", 30), bytes("tova:8", 8)) << other;
+    EXPECT_GT(bytes("full", 30), bytes("full", 8)) << other;
+    const auto alone =
+        decoder(str("position = { type = 'none' }\n[[layer]]\nmixer = { type = '", other, "' }\n"));
+    const std::string said =
+        message_of<UsageError>([&] { alone->initial_state(CachePolicy::parse("tova:8")); });
+    EXPECT_TRUE(contains(said, "tova:8, but no layer keeps keys and values")) << said;
+  }
+}
+
 TEST(Decoding, RowsOfAStateAreSelected) {
   at::NoGradGuard no_grad;
   const auto model = decoder("[[layer]]\nmixer = { type = 'dcmha', heads = 4, window = 6 }\n");
@@ -151,7 +262,8 @@ TEST(Decoding, RowsOfAStateAreSelected) {
 
 std::vector<int64_t> written(Decoder& model, int64_t count, double temperature, uint64_t seed,
                              int64_t samples, int64_t which) {
-  Continuation text(model, {{1, 2, 3}}, {.temperature = temperature}, seed, samples);
+  Continuation text(model, {{1, 2, 3}},
+                    {.sampling = {.temperature = temperature}, .seed = seed, .samples = samples});
   std::vector<int64_t> out;
   for (int64_t i = 0; i < count; ++i) out.push_back(text.next()[which].item<int64_t>());
   return out;
@@ -182,13 +294,15 @@ TEST(Decoding, PromptsGoOnSideBySide) {
         {1, 2, 3}, {4}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {16, 17, 18}};
     const SamplingOptions sampling{.temperature = 1, .repetition_penalty = 1.2};
     const int64_t count = 70, samples = 2;
-    Continuation together(*model, prompts, sampling, 5, samples);
+    const ContinuationOptions options{
+        .sampling = sampling, .seed = 5, .samples = samples, .tokens = count};
+    Continuation together(*model, prompts, options);
     std::vector<Tensor> rows;
     for (int64_t i = 0; i < count; ++i) rows.push_back(together.next());
     const Tensor texts = at::stack(rows, 1);
     ASSERT_EQ(texts.size(0), 8);
     for (size_t p = 0; p < prompts.size(); ++p) {
-      Continuation alone(*model, {prompts[p]}, sampling, 5, samples);
+      Continuation alone(*model, {prompts[p]}, options);
       for (int64_t i = 0; i < count; ++i) {
         const auto first = static_cast<int64_t>(p) * samples;
         EXPECT_TRUE(at::equal(alone.next(), texts.select(1, i).narrow(0, first, samples)))
@@ -201,7 +315,7 @@ TEST(Decoding, PromptsGoOnSideBySide) {
 TEST(Decoding, ATextMayOutgrowTheModel) {
   const auto learned =
       decoder("position = { type = 'learned' }\n[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
-  Continuation text(*learned, {{1, 2, 3}}, {}, 0);
+  Continuation text(*learned, {{1, 2, 3}}, {});
   for (int64_t i = 0; i < 100; ++i) {
     text.next();
     EXPECT_LE(text.state().position.longest, 40);
@@ -214,11 +328,203 @@ TEST(Decoding, ATextMayOutgrowTheModel) {
   const auto rwkv = decoder(
       "position = { type = 'none' }\n[[layer]]\nmixer = { type = 'rwkv' }\nchannel = { type = "
       "'rwkv_channel' }\n");
-  Continuation endless(*rwkv, {{1, 2, 3}}, {}, 0);
+  Continuation endless(*rwkv, {{1, 2, 3}}, {});
   const int64_t bytes = endless.state().bytes();
   for (int64_t i = 0; i < 60; ++i) endless.next();
   EXPECT_EQ(endless.state().position.longest, 63);
   EXPECT_EQ(endless.state().bytes(), bytes);
+}
+
+// --- Encoder-decoders ---------------------------------------------------------------------------
+
+std::shared_ptr<EncoderDecoder> encoder_decoder(const std::string& toml) {
+  at::manual_seed(3);
+  const auto model = std::make_shared<EncoderDecoder>(
+      model_of("kind = 'encoder_decoder'\nwidth = 48\ndepth = 2\nvocabulary = 30\nmax_length = 40\n"
+               "max_source_length = 12\n" +
+               toml + "[[encoder_layer]]\nmixer = { type = 'mha', heads = 4 }\n"));
+  model->eval();
+  at::NoGradGuard no_grad;
+  for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.05);
+  return model;
+}
+
+// Every mixer that looks back only, reading by plain attention; every mixer that reads a memory,
+// beside plain attention; blocks and positions.
+std::vector<std::string> encoder_decoders() {
+  std::vector<std::string> out;
+  const std::string mha = "{ type = 'mha', heads = 4 }";
+  const auto add = [&](const std::string& mixer, const std::string& cross,
+                       const std::string& more = "", const std::string& top = "") {
+    out.push_back(top + "[[layer]]\nmixer = " + mixer + "\ncross = " + cross + "\n" + more);
+  };
+  LayerShape shape;
+  shape.width = 48;
+  for (const auto& entry : token_mixers()) {
+    const std::string heads = heads_of(entry.name, 4);
+    const std::string mixer = "{ type = '" + entry.name + "'" + heads + " }";
+    const auto stands = [&](LayerShape own) {
+      const auto spec = make_spec(token_mixers(), "token mixer", entry.name);
+      read_fields(parse_toml(heads.empty() ? "" : heads.substr(2), "test"), *spec);
+      try {
+        return spec->build(own);
+      } catch (const UsageError&) {
+        return std::shared_ptr<TokenMixer>();
+      }
+    };
+    if (const auto built = stands(shape); built && built->stateful()) add(mixer, mha);
+    LayerShape cross = shape;
+    cross.causal = false;
+    cross.cross = true;
+    if (const auto built = stands(cross); built && built->reads_memory()) add(mha, mixer);
+  }
+  add(mha,
+      "{ type = 'dcmha', heads = 4, kv_heads = 2, qk_norm = true, groups = 2, static = 'add' }");
+  for (const char* mask : {"double", "exact"}) {
+    add(mha, str("{ type = 'multi_token', preset = 'released', heads = 4, conv_layers = 'all', "
+                 "conv_mask = '",
+                 mask, "' }"));
+  }
+  add("{ type = 'mha', heads = 4, window = 5 }", mha, "block = { type = 'parallel', norms = 2 }\n");
+  add(mha, mha, "block = { type = 'sequential', norm_place = 'post' }\n",
+      "position = { type = 'learned' }\nnorm = 'layer_norm'\nbias = true\n");
+  return out;
+}
+
+TEST(EncoderDecoding, PiecesGiveTheWhole) {
+  at::NoGradGuard no_grad;
+  int64_t tested = 0;
+  for (const std::string& toml : encoder_decoders()) {
+    SCOPED_TRACE(toml);
+    const auto model = encoder_decoder(toml);
+    const Tensor tokens = at::randint(30, {3, 37}, at::kLong);
+    Source source{at::randint(30, {3, 11}, at::kLong), at::tensor({11, 1, 7}, at::kLong)};
+    ++tested;
+    for (const bool padded : {true, false}) {
+      if (!padded) source.lengths = Tensor();
+      const Tensor whole = model->hidden(
+          {.tokens = tokens, .source = source.tokens, .source_lengths = source.lengths});
+      std::mt19937 random(7);
+      for (const int64_t most : {1, 4, 20}) {
+        DecoderState state = model->initial_state({}, source);
+        for (int64_t at = 0; at < 37;) {
+          const int64_t limit = std::min<int64_t>(most, 37 - at);
+          const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
+          ASSERT_TRUE(
+              close(model->extend(tokens.narrow(1, at, n), state), whole.narrow(1, at, n), 1e-4))
+              << "at " << at;
+          at += n;
+        }
+      }
+    }
+  }
+  EXPECT_GE(tested, 15);
+}
+
+TEST(EncoderDecoding, JoinedSequencesAreAsAlone) {
+  at::NoGradGuard no_grad;
+  for (const std::string& toml : encoder_decoders()) {
+    SCOPED_TRACE(toml);
+    const auto model = encoder_decoder(toml);
+    const Tensor sources = at::randint(30, {5, 11}, at::kLong);
+    const Tensor lengths = at::tensor({11, 3, 7, 1, 10}, at::kLong);
+    const auto source = [&](int64_t i) {
+      return Source{sources.narrow(0, i, 1), lengths.narrow(0, i, 1)};
+    };
+    std::vector<Tensor> inputs, wholes;
+    for (int64_t i = 0; i < 5; ++i) {
+      inputs.push_back(at::randint(30, {1, 37}, at::kLong));
+      inputs.back()[0][0].fill_(i);  // says which source is read
+      const Source own = source(i);
+      wholes.push_back(
+          model->hidden({.tokens = inputs.back(),
+                         .source = own.tokens.narrow(1, 0, lengths[i].item<int64_t>())}));
+    }
+    test::joined_as_alone<DecoderState>(
+        inputs, wholes,
+        [&](const Tensor& tokens, DecoderState& state) {
+          if (state.layers.empty()) {
+            state = model->initial_state({}, source(tokens[0][0].item<int64_t>()));
+          }
+          return model->extend(tokens, state);
+        },
+        [](DecoderState& state, const std::vector<DecoderState>& others) { state.add(others); },
+        DecoderState(), 1e-4, 1);
+  }
+}
+
+TEST(EncoderDecoding, TheStateIsAsLargeAsSaid) {
+  at::NoGradGuard no_grad;
+  for (const std::string& toml : encoder_decoders()) {
+    const auto model = encoder_decoder(toml);
+    const auto measured = measured_state(*model, 12);
+    ASSERT_TRUE(measured) << toml;
+    const ModelCosts costs = model_costs(*model, 12);
+    EXPECT_EQ(measured->bytes, costs.state_bytes) << toml;
+    EXPECT_DOUBLE_EQ(measured->bytes_per_token, costs.state_bytes_per_token) << toml;
+    DecoderState state = model->initial_state({}, {at::zeros({1, 12}, at::kLong), {}});
+    model->extend(at::zeros({1, 12}, at::kLong), state);
+    EXPECT_EQ(static_cast<double>(state.bytes()), costs.state_bytes) << toml;
+  }
+}
+
+// Prompts and sources of different lengths; texts that outgrow the model.
+TEST(EncoderDecoding, TextsGoOnSideBySide) {
+  at::NoGradGuard no_grad;
+  const auto model = encoder_decoder("[[layer]]\nmixer = { type = 'dcmha', heads = 4 }\n");
+  const std::vector<std::vector<int64_t>> prompts = {{1}, {2, 3, 4}, {1}},
+                                          sources = {{5, 6, 7}, {8}, {9, 10, 11, 12, 13, 14}};
+  const int64_t count = 50, samples = 2;
+  ContinuationOptions options{.sampling = {.temperature = 1},
+                              .seed = 5,
+                              .samples = samples,
+                              .tokens = count,
+                              .sources = sources};
+  Continuation together(*model, prompts, options);
+  std::vector<Tensor> rows;
+  for (int64_t i = 0; i < count; ++i) rows.push_back(together.next());
+  const Tensor texts = at::stack(rows, 1);
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    options.sources = {sources[p]};
+    Continuation alone(*model, {prompts[p]}, options);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto first = static_cast<int64_t>(p) * samples;
+      EXPECT_TRUE(at::equal(alone.next(), texts.select(1, i).narrow(0, first, samples)))
+          << "prompt " << p << ", token " << i;
+    }
+  }
+  // Greedily, against the whole model.
+  options = {.sampling = {.temperature = 0}, .sources = {sources[2]}};
+  Continuation greedy(*model, {{1}}, options);
+  std::vector<int64_t> tokens = {1};
+  const auto row = [](const std::vector<int64_t>& list) {
+    return at::tensor(at::IntArrayRef(list), at::kLong).unsqueeze(0);
+  };
+  for (int64_t i = 0; i < 30; ++i) {
+    const Tensor hidden = model->hidden({.tokens = row(tokens), .source = row(sources[2])});
+    tokens.push_back(model->logits(hidden.select(1, -1)).argmax().item<int64_t>());
+    EXPECT_EQ(greedy.next().item<int64_t>(), tokens.back()) << i;
+  }
+}
+
+TEST(EncoderDecoding, ASourceIsReadWhereItBelongs) {
+  const auto model = encoder_decoder("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  DecoderState state;
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { model->extend(at::zeros({1, 1}, at::kLong), state); }),
+               "needs a source"));
+  const auto plain = decoder("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  EXPECT_TRUE(contains(
+      message_of<UsageError>([&] { plain->initial_state({}, {at::zeros({1, 1}, at::kLong), {}}); }),
+      "reads no source"));
+  ContinuationOptions options{.sources = {{1}, {2}}};
+  EXPECT_TRUE(contains(message_of<Error>([&] { Continuation(*model, {{1}}, options); }),
+                       "2 sources for 1 prompts"));
+  const auto whole = encoder_decoder(
+      "[[layer]]\nmixer = { type = 'aft', form = 'full' }\ncross = { type = 'mha', heads = 4 }\n");
+  EXPECT_TRUE(contains(
+      message_of<UsageError>([&] { whole->initial_state({}, {at::zeros({1, 1}, at::kLong), {}}); }),
+      "layer 0 (aft) has no state for decoding"));
 }
 
 }  // namespace

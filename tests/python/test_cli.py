@@ -348,6 +348,26 @@ def test_generate_forgets_as_told(place):
     assert text("--cache", "window:6").startswith("The ")
 
 
+def test_a_policy_is_for_layers_that_attend(place, tmp_path):
+    def trained(name, *mixers):
+        layers = "".join(f"[[model.layer]]\nmixer = {{ type = '{m}' }}\nchannel = {{ type = 'none' }}\n" for m in mixers)
+        model = "[model]\nwidth = 16\ndepth = 2\nposition = { type = 'none' }\n" + layers
+        task = "[task]\ntype = 'text'\npaths = ['corpus.txt']\nlength = 32\neval_tokens = 256\n"
+        (place / f"{name}.toml").write_text(model + task + "[train]\nsteps = 1\nbatch = 2\neval_every = 1\n")
+        headloom("train", f"{name}.toml", "--out", tmp_path / name, cwd=place)
+        return tmp_path / name
+
+    hybrid = trained("hybrid", "rwkv", "mha")
+    text = [
+        headloom("generate", hybrid, "--prompt", "The ", "--tokens", 20, "--cache", policy, cwd=place).stdout
+        for policy in ("full", "tova:500", "tova:6")
+    ]
+    assert text[0] == text[1] and text[2].startswith("The ")
+    recurrence = trained("recurrence", "rwkv", "mamba")
+    for command in ["generate", "serve"]:
+        assert "no layer keeps keys and values" in refused(command, recurrence, "--cache", "tova:6", cwd=place)
+
+
 def test_describe_adds_up(place):
     result = json.loads(headloom("describe", "text.toml", "--json", "--length", 64, cwd=place).stdout)
     assert result["length"] == 64
@@ -476,6 +496,8 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
         return
     answer = headloom("generate", run, "--prompt", "3 1 2", "--temperature", 0, cwd=place).stdout.split()
     assert len(answer) <= 5 and all(0 <= int(token) < 8 for token in answer)
+    samples = headloom("generate", run, "--prompt", "3 1 2", "--samples", 2, "--cache", "tova:9", cwd=place).stdout
+    assert samples.count("--- sample") == 2
     assert "expected a source of 1 to 4" in refused("generate", run, "--prompt", "3 1 2 3 1", cwd=place)
     assert "expected a source of 1 to 4" in refused("generate", run, cwd=place)
 

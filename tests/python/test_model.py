@@ -326,6 +326,74 @@ def test_generate_is_the_greedy_continuation(writer):
     assert torch.equal(writer.generate(x[0], 8, temperature=0), y[0])
 
 
+def translator():
+    """An encoder-decoder whose texts vary."""
+    model = make("encoder_decoder").eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(4)
+    return model
+
+
+def test_an_encoder_decoder_extends():
+    model, x, source, lengths = translator(), tokens(2, 12), tokens(2, 7), torch.tensor([7, 4])
+    whole = model(x, source=source, source_lengths=lengths)
+    state = headloom.State()
+    first = model.extend(x[:, :5], state, source=source, source_lengths=lengths)
+    pieces = [first] + [model.extend(piece, state) for piece in x[:, 5:].split([1, 4, 2], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole.detach(), atol=1e-3, rtol=1e-3)
+    more = tokens(2, 1)
+    swapped = state.select([1, 0])
+    torch.testing.assert_close(model.extend(more[[1, 0]], swapped), model.extend(more, state)[[1, 0]], atol=1e-4, rtol=1e-4)
+    for wrong, match in [
+        (lambda: model.extend(x, state, source=source), "the state has begun"),
+        (lambda: model.extend(x, headloom.State()), "needs a source"),
+        (lambda: model.extend(x, headloom.State(), source=source[:1]), r"source has shape \[1, 7\], expected \[2, S\]"),
+        (lambda: model.extend(x, headloom.State(), source=source + VOCABULARY), "source has the token"),
+        (lambda: decoder().extend(x, headloom.State(), source=source), "reads no source"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
+def test_an_encoder_decoder_answers():
+    model, start = translator(), torch.tensor([1])
+    sources = [tokens(1, n)[0] for n in (7, 3)]
+    answers = model.generate(torch.stack([start, start]), 8, temperature=0, source=sources)
+    for source, answer in zip(sources, answers):
+        y = start
+        for _ in range(8):
+            y = torch.cat([y, model(y[None], source=source[None])[0, -1:].argmax(-1)])
+        assert torch.equal(answer, y)
+        assert torch.equal(model.generate(start, 8, temperature=0, source=source), y)
+    assert torch.equal(model.generate(start, 8, temperature=0, source=sources[0], cache="tova:50"), answers[0])
+    both = model.generate(start, 8, seed=1, source=sources[0], num_samples=2)
+    assert torch.equal(both[1], model.generate(start, 8, seed=2, source=sources[0]))
+    for given, match in [
+        (None, "needs a source"),
+        (sources, "2 sources for 1 prompts"),
+        (sources[0][:0], "a source has shape"),
+        (sources[0] + VOCABULARY, "the source has the token"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            model.generate(start, 2, source=given)
+    with pytest.raises(TypeError, match="a source is 5 .int."):
+        model.generate(start, 2, source=5)
+    with pytest.raises(ValueError, match="reads no source"):
+        decoder().generate(start, 2, source=sources[0])
+
+
+def test_an_encoder_decoder_answers_with_text():
+    table = {**SHAPE, "layer": [layer()], **OTHERS["encoder_decoder"], "vocabulary": 256}
+    model = headloom.model(**table, tokenizer="bytes").eval()
+    whole = model.generate("a", 6, seed=1, source="the source")
+    assert whole.startswith("a") and "".join(model.stream("a", 6, seed=1, source="the source")) == whole[1:]
+    assert model.generate(["a", "a"], 6, temperature=0, source=["x", "a longer one"]) == [
+        model.generate("a", 6, temperature=0, source=text) for text in ("x", "a longer one")
+    ]
+
+
 def test_sampling_follows_seeds():
     model, x = decoder(), tokens(2, 4)
     one = model.generate(x, 6, temperature=1.0, seed=4, num_samples=3)

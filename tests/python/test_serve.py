@@ -207,6 +207,17 @@ def test_an_answer(attention, place):
     assert stopped["text"] == text[: text.index(text[3:5])] and stopped["finish_reason"] == "stop"
 
 
+def test_serve_forgets_as_told(place):
+    with serving("attention", place, "--cache", "sinks:9") as server:
+        # Positions are counted anew among those kept, so that there is no longest text.
+        assert "length without limit" in server.line
+        answer = server.complete(prompt="The quick", max_tokens=100, temperature=0)
+    assert answer["usage"]["completion_tokens"] == 100
+    options = ["--tokens", 100, "--temperature", 0, "--cache", "sinks:9"]
+    written = headloom("generate", "attention", "--prompt", "The quick", *options, cwd=place)
+    assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout.decode(errors="replace")
+
+
 def test_requests_side_by_side_are_answered_as_alone(attention):
     requests = []
     for i in range(14):

@@ -70,6 +70,27 @@ TEST(Engine, TextsWrittenTogetherAreThoseWrittenAlone) {
   }
 }
 
+// Prompts are longer than a piece, at whose end attention forgets.
+TEST(Engine, WhatIsForgottenDoesNotDependOnTheOthers) {
+  for (const char* cache : {"window:30", "sinks:30", "tova:30"}) {
+    Served alone(kAttention, {.max_batch = 1, .cache = cache}),
+        together(kAttention, {.max_batch = 4, .cache = cache});
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < 7; ++i) {
+      requests.push_back({.prompts = {random_prompt(5 + 83 * (i % 4), i)},
+                          .max_tokens = 20 + 9 * (i % 3),
+                          .seed = i});
+    }
+    std::vector<std::shared_ptr<serve::Answer>> answers;
+    for (const Request& r : requests) answers.push_back(together.engine.submit(r));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(alone.alone(requests[i]).ids(), collect(*answers[i])[0].ids()) << cache << " " << i;
+    }
+  }
+  EXPECT_TRUE(contains(message_of<UsageError>([] { Served(kRecurrence, {.cache = "tova:30"}); }),
+                       "no layer keeps keys and values"));
+}
+
 TEST(Engine, SamplesDrawWithSeedsOfTheirOwn) {
   Served s;
   const std::vector<std::vector<int64_t>> prompts = {random_prompt(5, 1), random_prompt(30, 2)};

@@ -1,6 +1,7 @@
 // Sequences decoded side by side, against each by itself.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <random>
 
@@ -9,13 +10,13 @@
 namespace headloom::test {
 
 // Reads the beginnings of sequences alone, joins what was read, extends it together, selects, sets
-// aside and joins again, all at random, until every sequence is read; each output must equal its
-// rows of `wholes`. `inputs` [1, L, ...] and `wholes` [1, L, C] a sequence; `extend` reads a
-// batch's next inputs.
+// aside and joins again, in place and in states of their own, all at random, until every sequence
+// is read; each output must equal its rows of `wholes`. `inputs` [1, L, ...] and `wholes` [1, L, C]
+// a sequence; `extend` reads a batch's next inputs, `add` puts others behind a batch or nothing.
 template <typename State>
 void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor>& wholes,
                      const std::function<Tensor(const Tensor& input, State& state)>& extend,
-                     const std::function<State(const std::vector<State>&)>& join,
+                     const std::function<void(State&, const std::vector<State>&)>& add,
                      const State& initial, double tolerance, uint32_t seed) {
   struct Batch {
     std::vector<size_t> ids;
@@ -77,7 +78,11 @@ void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor
       joined.ids.insert(joined.ids.end(), batches.back().ids.begin(), batches.back().ids.end());
       batches.pop_back();
     }
-    joined.state = states.size() == 1 ? std::move(states[0]) : join(states);
+    if (states.size() == 1 || below(2) == 0) {
+      joined.state = std::move(states[0]);
+      states.erase(states.begin());
+    }
+    if (!states.empty()) add(joined.state, states);
     for (int64_t n = below(4); n >= 0; --n) advance(joined, 5);
     // Some are set aside; who is done leaves.
     std::vector<size_t> places, stay, aside;
@@ -86,14 +91,40 @@ void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor
     for (const size_t place : places) {
       if (read[joined.ids[place]] < length) (below(3) > 0 ? stay : aside).push_back(place);
     }
-    for (const auto& part : {stay, aside}) {
-      if (part.empty()) continue;
-      batches.push_back(take(joined, part));
+    const auto go_on = [&](Batch batch) {
+      batches.push_back(std::move(batch));
       advance(batches.back(), 5);
       if (read[batches.back().ids[0]] == length && batches.back().ids.size() == 1) {
         batches.pop_back();
       }
+    };
+    if (!aside.empty()) go_on(take(joined, aside));
+    if (stay.empty()) continue;
+    if (below(2) == 0) {
+      go_on(take(joined, stay));
+      continue;
     }
+    // In place: who leaves gives its row to one of the last.
+    const size_t count = stay.size();
+    std::vector<int64_t> which;
+    std::vector<size_t> last;
+    std::sort(stay.begin(), stay.end());
+    for (const size_t place : stay) {
+      if (place >= count) last.push_back(place);
+    }
+    Batch kept;
+    for (size_t b = 0; b < count; ++b) {
+      size_t from = b;
+      if (!std::binary_search(stay.begin(), stay.end(), b)) {
+        from = last.back();
+        last.pop_back();
+      }
+      which.push_back(static_cast<int64_t>(from));
+      kept.ids.push_back(joined.ids[from]);
+    }
+    kept.state = std::move(joined.state);
+    kept.state.keep(which);
+    go_on(std::move(kept));
   }
 }
 

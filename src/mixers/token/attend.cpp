@@ -39,16 +39,29 @@ Tensor ends(const Positions& columns, int64_t budget) {
   return at::cat({begin, newest.narrow(0, sinks, budget - sinks).expand({late.size(0), -1})}, 1);
 }
 
+// Queries before a row whose rows a convolution reads.
+int64_t reach(const Tensor& kernel) { return kernel.defined() ? kernel.size(-2) - 1 : 0; }
+
+std::vector<Tensor*> key_weights(ops::ComposedAttentionOptions& o) {
+  return {&o.pre.k_down, &o.pre.k_up, &o.pre.k_gate, &o.post.k_down, &o.post.k_up, &o.post.k_gate};
+}
+
+std::vector<Tensor*> query_weights(ops::ComposedAttentionOptions& o) {
+  return {&o.pre.q_down, &o.pre.q_up, &o.pre.q_gate, &o.post.q_down, &o.post.q_up, &o.post.q_gate};
+}
+
+// Which of the newest `queries` are a sequence's own, as rows of a mask: those before its first
+// count as outside for the convolutions.
+Tensor own_queries(const Tensor& present, int64_t queries) {
+  return present.narrow(-1, present.size(-1) - queries, queries).transpose(-1, -2);
+}
+
 }  // namespace
 
 Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
               const AttendOptions& how, MixerState& state, const MixerContext& context) {
   const int64_t added = q.size(1);
   const CachePolicy& policy = state.policy;
-  // Queries before these whose rows the convolutions read.
-  const auto reach = [](const Tensor& kernel) {
-    return kernel.defined() ? kernel.size(-2) - 1 : int64_t{0};
-  };
   const int64_t earlier = reach(o.pre_conv) + reach(o.post_conv);
   std::optional<int64_t> keys_kept;
   if (how.window) keys_kept = *how.window - 1 + earlier;
@@ -67,27 +80,27 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (gaps && (how.window || how.bias)) {
     positions = state.position.next(added).expand({k.size(0), added});
   }
-  std::vector<Tensor*> of_keys{&k, &v}, of_queries{&q};
-  for (ops::HeadMix* mix : {&o.pre, &o.post}) {
-    for (Tensor* t : {&mix->k_down, &mix->k_up, &mix->k_gate}) of_keys.push_back(t);
-    for (Tensor* t : {&mix->q_down, &mix->q_up, &mix->q_gate}) of_queries.push_back(t);
-  }
+  std::vector<Tensor*> of_keys = key_weights(o), of_queries = query_weights(o);
+  of_keys.insert(of_keys.begin(), {&k, &v});
   of_keys.push_back(&positions);
+  of_queries.insert(of_queries.begin(), &q);
   state.rows.resize(of_keys.size() + of_queries.size());
   auto rows = state.rows.begin();
-  const auto keep = [&](const std::vector<Tensor*>& tensors, std::optional<int64_t> newest) {
+  const auto keep = [&](const std::vector<Tensor*>& tensors, std::optional<int64_t> newest,
+                        std::optional<int64_t> most) {
     for (Tensor* t : tensors) {
+      rows->expect(state.position.room, most);
       if (newest != 0) *t = rows->append(*t);
       if (newest) rows->keep_last(*newest);
       ++rows;
     }
   };
-  if (!evicts || policy.type == "window") {
-    keep(of_keys, keys_kept);
+  if (recounted || gaps) {
+    keep(of_keys, {}, policy.budget);
   } else {
-    keep(of_keys, {});
+    keep(of_keys, keys_kept, keys_kept);
   }
-  keep(of_queries, earlier);
+  keep(of_queries, earlier, earlier);
   state.position += added;
 
   const int64_t columns = k.size(1), queries = q.size(1);
@@ -104,8 +117,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (how.window && columns > *how.window && !positions.defined()) o.window = how.window;
   o.mask = present;
   if (present.defined() && queries > added) {
-    // Rows of earlier queries that are before a sequence's first count as outside.
-    o.mask = present.logical_and(present.narrow(-1, columns - queries, queries).transpose(-1, -2));
+    o.mask = present.logical_and(own_queries(present, queries));
   }
   if (positions.defined()) {
     const Tensor distance =
@@ -128,6 +140,40 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
     for (size_t i = 0; i < of_keys.size(); ++i) state.rows[i].keep(chosen);
   }
   return out;
+}
+
+MixerState memory_state(const Tensor& k, const Tensor& v, const ops::ComposedAttentionOptions& o,
+                        const Tensor& lengths) {
+  ops::ComposedAttentionOptions composed = o;
+  MixerState state{.tensors = {lengths, k, v}};
+  for (const Tensor* t : key_weights(composed)) state.tensors.push_back(*t);
+  // A part of a projection's output would keep all of it.
+  for (Tensor& t : state.tensors) t = t.defined() ? t.contiguous() : t;
+  state.rows.resize(1 + query_weights(composed).size());
+  return state;
+}
+
+Tensor attend_memory(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
+  const int64_t added = q.size(1), earlier = reach(o.pre_conv) + reach(o.post_conv);
+  const std::vector<Tensor*> weights = key_weights(o);
+  for (size_t i = 0; i < weights.size(); ++i) *weights[i] = state.tensors[3 + i];
+  std::vector<Tensor*> of_queries = query_weights(o);
+  of_queries.insert(of_queries.begin(), &q);
+  if (earlier > 0) {
+    for (size_t i = 0; i < of_queries.size(); ++i) {
+      Rows& rows = state.rows[i];
+      *of_queries[i] = rows.append(*of_queries[i]);
+      rows.keep_last(earlier);
+    }
+  }
+  state.position += added;
+  const int64_t queries = q.size(1);
+  o.causal = false;
+  o.lengths = state.tensors[0];
+  const Tensor present = queries > added ? state.position.present(queries) : Tensor();
+  if (present.defined()) o.mask = own_queries(present, queries);
+  return ops::composed_attention(q, state.tensors[1], state.tensors[2], o)
+      .narrow(1, queries - added, added);
 }
 
 }  // namespace headloom

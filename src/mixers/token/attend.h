@@ -25,4 +25,12 @@ struct AttendOptions {
 Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
               const AttendOptions& how, MixerState& state, const MixerContext& context);
 
+// The same over a memory that is there from the start. The state of its keys k, values v
+// [B, S, ...] and of what `o` composes of them, `lengths` [B] of which are real (undefined: all):
+MixerState memory_state(const Tensor& k, const Tensor& v, const ops::ComposedAttentionOptions& o,
+                        const Tensor& lengths);
+// q [B, n, H, D] over it -> [B, n, H', E]; `o` has the rest. Keeps in state.rows what convolutions
+// reach back to.
+Tensor attend_memory(Tensor q, ops::ComposedAttentionOptions o, MixerState& state);
+
 }  // namespace headloom

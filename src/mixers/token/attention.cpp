@@ -2,6 +2,7 @@
 
 #include "mixers/token/attend.h"
 #include "ops/positionwise/op.h"
+#include "ops/streamed_linear/op.h"
 
 namespace headloom {
 
@@ -67,38 +68,41 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
   const int64_t k_width = sizes_.keys * sizes_.head_dim;
   const int64_t v_width = sizes_.values * sizes_.v_dim;
   Tensor q, k, v;
-  if (memory.defined()) {
-    const Tensor b = qkv_->bias;
-    const auto part = [&](int64_t from, int64_t width, const Tensor& input) {
-      return at::linear(
-          input, qkv_->weight.narrow(0, from, width),
-          b.defined() ? std::optional<Tensor>(b.narrow(0, from, width)) : std::nullopt);
-    };
-    q = part(0, q_width, x);
-    const Tensor kv = part(q_width, k_width + v_width, memory);
-    k = kv.narrow(-1, 0, k_width);
-    v = kv.narrow(-1, k_width, v_width);
-  } else {
-    const Tensor all = qkv_->forward(x);
+  if (x.is_same(memory)) {
     // One split: each narrow's backward would fill and add a whole [B, T, Q + K + V].
-    const auto parts = all.split_with_sizes({q_width, k_width, v_width}, -1);
+    const auto parts = qkv_->forward(x).split_with_sizes({q_width, k_width, v_width}, -1);
     q = parts[0];
     k = parts[1];
     v = parts[2];
+  } else {
+    const Tensor b = qkv_->bias;
+    const auto part = [&](int64_t from, int64_t width, const Tensor& input) {
+      return ops::streamed_linear(input, qkv_->weight.narrow(0, from, width), {},
+                                  b.defined() ? b.narrow(0, from, width) : b);
+    };
+    if (x.defined()) q = part(0, q_width, x);
+    if (memory.defined()) {
+      const Tensor kv = part(q_width, k_width + v_width, memory);
+      k = kv.narrow(-1, 0, k_width);
+      v = kv.narrow(-1, k_width, v_width);
+    }
   }
-  q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
-  k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});
-  v = v.unflatten(-1, {sizes_.values, sizes_.v_dim});
-  if (options_.qk_norm) {
-    q = ops::rms_norm(q, q_scale_, 1e-6);
-    k = ops::rms_norm(k, k_scale_, 1e-6);
+  if (q.defined()) {
+    q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
+    if (options_.qk_norm) q = ops::rms_norm(q, q_scale_, 1e-6);
+  }
+  if (k.defined()) {
+    k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});
+    v = v.unflatten(-1, {sizes_.values, sizes_.v_dim});
+    if (options_.qk_norm) k = ops::rms_norm(k, k_scale_, 1e-6);
   }
   return {.q = q, .k = k, .v = v};
 }
 
 Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
-  Heads h = project(x, context.memory);
+  const Tensor& memory = cross ? context.memory : x;
+  Heads h = project(x, memory);
   if (rotary_ && !cross) {
     h.q = rotary_->apply(h.q);
     h.k = rotary_->apply(h.k);
@@ -111,13 +115,13 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   if (shape_.position.type == "alibi" && !cross) {
     o.bias = order_maps(alibi_bias(sizes_.maps, h.q.size(1), h.k.size(1), h.q.options()), 1);
   }
-  compose(x, cross ? context.memory : x, o);
+  compose(x, memory, o);
   const Tensor heads = finish(ops::composed_attention(order_maps(h.q, 2), h.k, h.v, o));
   return output_->forward(heads.flatten(-2));
 }
 
 Tensor Attention::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
-  const Heads h = project(x, {});
+  const Heads h = project(x, x);
   ops::ComposedAttentionOptions o;
   compose(x, x, o);
   AttendOptions how{.rotary = rotary_ ? &*rotary_ : nullptr, .window = options_.window};
@@ -127,6 +131,21 @@ Tensor Attention::extend(const Tensor& x, MixerState& state, const MixerContext&
     };
   }
   const Tensor heads = attend(order_maps(h.q, 2), h.k, h.v, o, how, state, context);
+  return output_->forward(finish(heads).flatten(-2));
+}
+
+MixerState Attention::remember(const Tensor& memory, const Tensor& lengths) {
+  const Heads h = project({}, memory);
+  ops::ComposedAttentionOptions o;
+  compose({}, memory, o);
+  return memory_state(h.k, h.v, o, lengths);
+}
+
+Tensor Attention::recall(const Tensor& x, MixerState& state) {
+  const Heads h = project(x, {});
+  ops::ComposedAttentionOptions o;
+  compose(x, {}, o);
+  const Tensor heads = attend_memory(order_maps(h.q, 2), o, state);
   return output_->forward(finish(heads).flatten(-2));
 }
 

@@ -54,10 +54,12 @@ class Attention : public TokenMixer {
   // refuse.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
   Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context) override;
+  MixerState remember(const Tensor& memory, const Tensor& lengths) override;
+  Tensor recall(const Tensor& x, MixerState& state) override;
 
  protected:
   // Adds to the operator's options what the mechanism composes; x is the queries' input, memory the
-  // keys' (the same tensor in self-attention).
+  // keys' (the same tensor in self-attention). Of one that is undefined nothing is computed.
   virtual void compose(const Tensor& x, const Tensor& memory,
                        ops::ComposedAttentionOptions& options);
   // Query maps (or what else is per map along `dim`) in the order in which the operator maps them
@@ -85,7 +87,7 @@ class Attention : public TokenMixer {
   struct Heads {
     Tensor q, k, v;  // [B, T, H, D], [B, S, Gk, D], [B, S, Gv, E]; not rotated
   };
-  // x's queries, and the keys and values of memory, or where that is undefined of x.
+  // x's queries, memory's keys and values, as in compose().
   Heads project(const Tensor& x, const Tensor& memory);
 
   std::shared_ptr<Linear> qkv_, output_;

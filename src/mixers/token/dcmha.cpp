@@ -115,7 +115,8 @@ class Dcmha final : public Attention {
       weights = net_(x, 0, net_.sides);
     } else {
       for (int64_t i = 0; i < net_.sides; ++i) {
-        weights.push_back(net_(sides_[i].key ? memory : x, i, 1)[0]);
+        const Tensor& of = sides_[i].key ? memory : x;
+        weights.push_back(of.defined() ? net_(of, i, 1)[0] : DynamicWeights());
       }
     }
     for (int64_t i = 0; i < net_.sides; ++i) {

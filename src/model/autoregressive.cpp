@@ -1,0 +1,94 @@
+#include "model/autoregressive.h"
+
+#include <algorithm>
+
+namespace headloom {
+
+int64_t DecoderState::bytes() const {
+  int64_t sum = 0;
+  for (const LayerState& layer : layers) sum += layer.bytes();
+  return sum;
+}
+
+void DecoderState::expect(int64_t positions) {
+  position.room = positions;
+  for (LayerState& layer : layers) layer.mixer.position.room = positions;
+}
+
+DecoderState DecoderState::select(const Tensor& rows) const {
+  DecoderState out{.position = position.select(rows)};
+  for (const LayerState& layer : layers) out.layers.push_back(layer.select(rows));
+  return out;
+}
+
+void DecoderState::keep(const std::vector<int64_t>& which) {
+  const auto count = static_cast<int64_t>(which.size());
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t from = which[static_cast<size_t>(b)];
+    require(from == b || from >= count, "sequence ", b, " of ", count, " cannot become sequence ",
+            from, " in place.");
+  }
+  for (LayerState& layer : layers) layer.keep(which);
+  position = position.select(at::tensor(at::IntArrayRef(which), at::kLong));
+}
+
+void DecoderState::add(const std::vector<DecoderState>& others) {
+  require(!others.empty(), "there are no decoding states to join.");
+  if (layers.empty()) layers.resize(others[0].layers.size());
+  for (const DecoderState& other : others) {
+    require(other.layers.size() == layers.size(), "decoding states cannot be joined: they are of ",
+            layers.size(), " and ", other.layers.size(), " layers.");
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
+    std::vector<const LayerState*> parts;
+    for (const DecoderState& other : others) parts.push_back(&other.layers[i]);
+    layers[i].add(parts);
+  }
+  if (!layers.empty()) position = layers[0].mixer.position;
+}
+
+DecoderState DecoderState::join(const std::vector<DecoderState>& parts) {
+  DecoderState out;
+  out.add(parts);
+  return out;
+}
+
+DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
+                                                const Source& source) const {
+  DecoderState out;
+  const auto& layers = decoder_layers().all();
+  bool taken = false;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto refuse = [&](const std::string& why) {
+      usage_error("layer ", i, " (", config_.layers[i % config_.layers.size()].mixer->type(), ") ",
+                  why);
+    };
+    if (!layers[i].mixer->stateful())
+      refuse("has no state for decoding, expected a mixer with one.");
+    try {
+      out.layers.push_back({.mixer = layers[i].mixer->initial_state(policy)});
+    } catch (const UsageError& error) {
+      refuse(error.what());
+    }
+    taken = taken || out.layers.back().mixer.policy == policy;
+  }
+  if (!taken) {
+    usage_error("the cache policy is ", policy.text(),
+                ", but no layer keeps keys and values of which some could be forgotten, expected "
+                "\"full\".");
+  }
+  read_source(source, out.layers);
+  return out;
+}
+
+Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) const {
+  at::NoGradGuard no_grad;
+  if (state.layers.empty()) state = initial_state();
+  const Tensor x = decoder_embedding().forward(tokens, {}, false, state.position);
+  state.position += tokens.size(1);
+  MixerContext context;
+  context.present = state.position.present(state.position.longest);
+  return decoder_layers().forward(x, context, &state.layers);
+}
+
+}  // namespace headloom

@@ -1,0 +1,62 @@
+// What writes: a model whose every position says which token comes next, so that a text goes on
+// token by token from a state.
+#pragma once
+
+#include "model/ends.h"
+#include "model/model.h"
+
+namespace headloom {
+
+// What decoding keeps of the positions that a batch of sequences has seen.
+struct DecoderState {
+  Positions position = {};  // seen
+  std::vector<LayerState> layers = {};
+
+  int64_t bytes() const;
+  // Before the first token: sequences are going to see `positions` in all. What is kept of them is
+  // then allocated at once.
+  void expect(int64_t positions);
+  // The state of the sequences that `rows` [n] int64 names, a row as often as it is named.
+  DecoderState select(const Tensor& rows) const;
+  // In place: sequence b is what sequence which[b] was, and others are forgotten. It is b itself,
+  // which costs nothing, or one from which.size() on: who leaves gives its row to one of the last.
+  void keep(const std::vector<int64_t>& which);
+  // In place: puts the sequences of `others` behind these, whatever each has seen; from then on
+  // they are extended together. Throws Error where they are not of one model and policy, or some
+  // have seen nothing.
+  void add(const std::vector<DecoderState>& others);
+  // The same as a state of its own.
+  static DecoderState join(const std::vector<DecoderState>& parts);
+};
+
+// What an encoder-decoder reads before it writes: a row a sequence.
+struct Source {
+  Tensor tokens = {};   // [B, S] int64; undefined: there is none
+  Tensor lengths = {};  // [B] int64: tokens of each that are real; undefined: all
+};
+
+class AutoregressiveModel : public Model {
+ public:
+  using Model::Model;
+
+  // The state before the first token: for any number of sequences, or for those of `source`, which
+  // is read now. Throws UsageError where the model reads a source and there is none, or the other
+  // way round, where a layer has no state or cannot forget as `policy` says, and where no layer
+  // can.
+  DecoderState initial_state(const CachePolicy& policy = {}, const Source& source = {}) const;
+  // The next tokens [B, n] int64 of sequences that `state` has seen -> [B, n, C], equal to those
+  // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. A
+  // state of nothing becomes the initial one. Without gradients. Throws Error beyond learned
+  // positions.
+  Tensor extend(const Tensor& tokens, DecoderState& state) const;
+
+  // The layers that look back only.
+  virtual const Layers& decoder_layers() const = 0;
+
+ private:
+  virtual const Embedding& decoder_embedding() const = 0;
+  // Encodes the source and leaves in each layer's state what it keeps of it.
+  virtual void read_source(const Source& source, std::vector<LayerState>& states) const = 0;
+};
+
+}  // namespace headloom
