@@ -25,24 +25,17 @@ HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const float* f
   return to;
 }
 
+// Lane i is (low[i], high[i]).
+HL_INLINE void store_pair(Pair* to, vf low, vf high) {
 #if HL_BFLOAT16
-// (low[i], high[i]) in lane i.
-HL_INLINE __m512i pair_up(vf low, vf high) {
   const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(high, low);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, halves);
-}
-HL_INLINE __m512i pair_up(const float* low, const float* high) {
-  return pair_up(load(low), high ? load(high) : zero());
-}
-HL_INLINE __m512i pair_up(const BFloat16* low, const BFloat16* high) {
-  const auto bits = [](const BFloat16* p) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  };
-  return high ? _mm512_or_si512(bits(low), _mm512_slli_epi32(bits(high), 16)) : bits(low);
-}
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, halves));
+#else
+  (void)to, (void)low, (void)high;
 #endif
+}
 
 // Neighbouring rows: to[r][i] = (from[2 r][i], from[2 r + 1][i]), i < columns rounded up to whole
 // vectors; a last odd row is paired with zeros. T is float or BFloat16.
@@ -53,8 +46,7 @@ HL_INLINE const Pair* pair_rows(int64_t rows, int64_t columns, const T* from, in
   for (int64_t r = 0; r < rows; r += 2) {
     for (int64_t i = 0; i < columns; i += VL) {
       const T* at = from + r * line + i;
-      _mm512_storeu_si512(to + r / 2 * to_line + i,
-                          pair_up(at, r + 1 < rows ? at + line : nullptr));
+      store_pair(to + r / 2 * to_line + i, load(at), r + 1 < rows ? load(at + line) : zero());
     }
   }
 #else

@@ -49,27 +49,65 @@ To* beside(float* apart, Element<T>* factor) {
   }
 }
 
-// Copies `rows` rows of `width` values, zeros up to the padded width and to a multiple of kAlign
+struct Head {
+  const Args& a;
+  int64_t b, h;
+  const float* powers;  // of this head
+  const Chunk *first, *last;
+
+  Head(const Args& args, int64_t item)
+      : a(args),
+        b(item / args.H),
+        h(item % args.H),
+        powers(args.powers + h * 3 * args.chunk),
+        first(args.chunks + args.first_chunk[b]),
+        last(args.chunks + args.first_chunk[b + 1]) {}
+
+  // gamma^i; those before it in memory are of i + 1, ...
+  const float* power(int64_t i) const { return powers + a.chunk - i; }
+  // 1, gamma, gamma^2, ...; kRows zeros before them.
+  const float* rising() const { return powers + 2 * a.chunk; }
+  const float* state_of(const float* all) const {
+    return all ? all + (b * a.H + h) * a.D * a.E : nullptr;
+  }
+  float* state_of(float* all) const { return all ? all + (b * a.H + h) * a.D * a.E : nullptr; }
+
+  // Row r of a chunk.
+  template <typename T>
+  const T* row(const Rows& rows, const Chunk& chunk, int64_t r) const {
+    return static_cast<const T*>(rows.data) + b * rows.batch + h * rows.head +
+           (chunk.begin + r) * rows.position;
+  }
+};
+
+// Asks for row r of a chunk, if there is one: rows are too far apart for the processor to foresee.
+template <typename T>
+HL_INLINE void fetch(const Head& head, const Rows& from, const Chunk* chunk, int64_t r,
+                     int64_t width) {
+  if (chunk == nullptr || r >= chunk->length) return;
+  const T* row = head.row<T>(from, *chunk, r);
+  for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
+// Copies a chunk's rows of `width` values, zeros up to the padded width and to a multiple of kAlign
 // rows, to `to` and, row r times factors[r * step], to `decayed`; either may be null. Meanwhile
-// fetches the rows of `next`, if there is one: they are too far apart for the processor to foresee.
+// fetches the rows of `next`.
 template <typename T, typename To, typename Decayed = float>
-void pack(const Rows& from, const Chunk& chunk, const Chunk* next, int64_t b, int64_t h,
-          int64_t width, To* to, int64_t line, const float* factors = nullptr, int64_t step = 0,
+void pack(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next, int64_t width,
+          To* to, int64_t line, const float* factors = nullptr, int64_t step = 0,
           Decayed* decayed = nullptr, int64_t decayed_line = 0) {
   const int64_t whole = padded(width);
-  const T* const first = static_cast<const T*>(from.data) + b * from.batch + h * from.head;
   for (int64_t r = 0; r < chunk.length; ++r) {
-    const T* row = first + (chunk.begin + r) * from.position;
-    if (next && r < next->length) {
-      const T* soon = first + (next->begin + r) * from.position;
-      for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) {
-        __builtin_prefetch(soon + i, 0, 2);
-      }
-    }
+    const T* row = head.row<T>(from, chunk, r);
+    fetch<T>(head, from, next, r, width);
     if (to != nullptr) {
-      for (int64_t i = 0; i < whole; i += VL) {
-        store(to + r * line + i, load_some(row + i, width - i));
+      int64_t i = 0;
+      if constexpr (std::is_same_v<T, To>) {
+        for (; i + VL <= width; i += VL) std::memcpy(to + r * line + i, row + i, VL * sizeof(T));
       }
+      for (; i < whole; i += VL) store(to + r * line + i, load_some(row + i, width - i));
     }
     if (decayed != nullptr) {
       const vf factor = bcast(factors[r * step]);
@@ -86,14 +124,42 @@ void pack(const Rows& from, const Chunk& chunk, const Chunk* next, int64_t b, in
   }
 }
 
-// `rows` rows of the output from position `begin` on.
+// The same as right factors of sums over the rows.
 template <typename T>
-void unpack(const float* from, int64_t line, int64_t begin, int64_t rows, int64_t b, int64_t h,
-            const Args& a, int64_t width, void* to) {
-  for (int64_t r = 0; r < rows; ++r) {
-    T* out = static_cast<T*>(to) + ((b * a.T + begin + r) * a.H + h) * width;
-    for (int64_t i = 0; i < width; i += VL) {
-      store_some(out + i, load(from + r * line + i), width - i);
+void pack_columns(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next,
+                  int64_t width, Element<T>* to, int64_t line, const float* factors = nullptr,
+                  int64_t step = 0, Element<T>* decayed = nullptr) {
+  if constexpr (!kHalf<T>) {
+    pack<T>(head, from, chunk, next, width, to, line, factors, step, decayed, line);
+  } else {
+    const int64_t whole = padded(width);
+    for (int64_t r = 0; r < padded(chunk.length); r += 2) {
+      const bool first = r < chunk.length, second = r + 1 < chunk.length;
+      const T* low = first ? head.row<T>(from, chunk, r) : nullptr;
+      const T* high = second ? low + from.position : nullptr;
+      fetch<T>(head, from, next, r, width);
+      fetch<T>(head, from, next, r + 1, width);
+      const vf low_factor = bcast(decayed && first ? factors[r * step] : 0);
+      const vf high_factor = bcast(decayed && second ? factors[(r + 1) * step] : 0);
+      for (int64_t i = 0; i < whole; i += VL) {
+        const vf a = first ? load_some(low + i, width - i) : zero();
+        const vf b = second ? load_some(high + i, width - i) : zero();
+        store_pair(to + r / 2 * line + i, a, b);
+        if (decayed) store_pair(decayed + r / 2 * line + i, low_factor * a, high_factor * b);
+      }
+    }
+  }
+}
+
+// Writes `rows` rows of a chunk's results [B, T, H, width] from row r on.
+template <typename T>
+void unpack(const Head& head, const float* from, int64_t line, const Chunk& chunk, int64_t r,
+            int64_t rows, int64_t width, void* to) {
+  const Args& a = head.a;
+  T* out = static_cast<T*>(to) + ((head.b * a.T + chunk.begin + r) * a.H + head.h) * width;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < width; j += VL) {
+      store_some(out + i * a.H * width + j, load(from + i * line + j), width - j);
     }
   }
 }
@@ -162,30 +228,6 @@ void scores(int64_t rows, int64_t columns, int64_t width, const Number<T>* a, in
   }
 }
 
-struct Head {
-  const Args& a;
-  int64_t b, h;
-  const float* powers;  // of this head
-  const Chunk *first, *last;
-
-  Head(const Args& args, int64_t item)
-      : a(args),
-        b(item / args.H),
-        h(item % args.H),
-        powers(args.powers + h * 3 * args.chunk),
-        first(args.chunks + args.first_chunk[b]),
-        last(args.chunks + args.first_chunk[b + 1]) {}
-
-  // gamma^i; those before it in memory are of i + 1, ...
-  const float* power(int64_t i) const { return powers + a.chunk - i; }
-  // 1, gamma, gamma^2, ...; kRows zeros before them.
-  const float* rising() const { return powers + 2 * a.chunk; }
-  const float* state_of(const float* all) const {
-    return all ? all + (b * a.H + h) * a.D * a.E : nullptr;
-  }
-  float* state_of(float* all) const { return all ? all + (b * a.H + h) * a.D * a.E : nullptr; }
-};
-
 // What is left of the state before a chunk after it.
 void advance(float* state, int64_t rows, int64_t columns, int64_t line, const Chunk& c,
              const Head& head) {
@@ -210,9 +252,9 @@ void forward(const Args& a, int64_t item, float* scratch) {
   for (const Chunk* c = head.first; c != head.last; ++c) {
     const Chunk* next = c + 1 != head.last ? c + 1 : nullptr;
     const int64_t n = c->length;
-    pack<T>(a.q, *c, next, head.b, head.h, a.D, q, l.d, head.power(1), -1, left, w.left_line);
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, k, l.d, head.power(n - 1), 1, w.k_decayed, l.d);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, v, l.e);
+    pack<T>(head, a.q, *c, next, a.D, q, l.d, head.power(1), -1, left, w.left_line);
+    pack<T>(head, a.k, *c, next, a.D, k, l.d, head.power(n - 1), 1, w.k_decayed, l.d);
+    pack<T>(head, a.v, *c, next, a.E, v, l.e);
     const auto keys = transposed<T>(padded(n), De, k, l.d, elements<T>(w.k_columns), l.c);
     columns_of<T>(n, Ee, v, l.e, right_v);
     if (!c->fresh) columns_of<T>(De, Ee, state, l.e, right);
@@ -224,7 +266,7 @@ void forward(const Args& a, int64_t item, float* scratch) {
                 w.left_line);
       product<T>(rows, Ee, De - skip + r + rows, at + skip, w.left_line,
                  right + skip / kSummed<T> * l.e, l.e, w.out, l.e);
-      unpack<T>(w.out, l.e, c->begin + r, rows, head.b, head.h, a, a.E, a.out);
+      unpack<T>(head, w.out, l.e, *c, r, rows, a.E, a.out);
     }
     advance(state, a.D, Ee, l.e, *c, head);
     // Always in float: the state is a result, and what it loses every later chunk loses too.
@@ -239,21 +281,19 @@ void backward_queries(const Head& head, const Layout& l, const Queries& w, float
   const Args& a = head.a;
   const int64_t De = padded(a.D), Ee = padded(a.E);
   Number<T>*const out = numbers<T>(w.out), *const v = numbers<T>(w.v);
-  Number<T>*const left = numbers<T>(w.left), *const k_decayed = numbers<T>(w.k_decayed);
+  Number<T>* const left = numbers<T>(w.left);
+  Element<T>* const k_decayed = elements<T>(w.k_decayed);
   Element<T>*const right = elements<T>(w.right), *const right_k = right + Ee / kSummed<T> * l.d;
-  Number<T>* const k = beside<T, Number<T>>(w.k, right_k);
   float* const state = beside<T, float>(w.state, right);
   read_state(a, head.state_of(a.state), l.e, w.given);
   transpose(De, Ee, w.given, l.e, state, l.d);
   for (const Chunk* c = head.first; c != head.last; ++c) {
     const Chunk* next = c + 1 != head.last ? c + 1 : nullptr;
     const int64_t n = c->length;
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, k, l.d, head.power(n - 1), 1, k_decayed, l.d);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, v, l.e);
-    pack<T>(a.grad_out, *c, next, head.b, head.h, a.E, out, l.e, head.power(1), -1, left,
-            w.left_line);
+    pack_columns<T>(head, a.k, *c, next, a.D, right_k, l.d, head.power(n - 1), 1, k_decayed);
+    pack<T>(head, a.v, *c, next, a.E, v, l.e);
+    pack<T>(head, a.grad_out, *c, next, a.E, out, l.e, head.power(1), -1, left, w.left_line);
     const auto values = transposed<T>(padded(n), Ee, v, l.e, elements<T>(w.v_columns), l.c);
-    columns_of<T>(n, De, k, l.d, right_k);
     if (!c->fresh) columns_of<T>(Ee, De, state, l.d, right);
     const int64_t skip = c->fresh ? Ee : 0;
     Number<T>* const keep = numbers<T>(kept) + c->begin * l.c;
@@ -267,14 +307,13 @@ void backward_queries(const Head& head, const Layout& l, const Queries& w, float
       }
       product<T>(rows, De, Ee - skip + r + rows, at + skip, w.left_line,
                  right + skip / kSummed<T> * l.d, l.d, w.grad_q, l.d);
-      unpack<T>(w.grad_q, l.d, c->begin + r, rows, head.b, head.h, a, a.D, a.grad_q);
+      unpack<T>(head, w.grad_q, l.d, *c, r, rows, a.D, a.grad_q);
     }
     if (c + 1 == head.last) break;
     advance(state, a.E, De, l.d, *c, head);
     gemm<true, false>(a.E, De, (n + kSummed<T> - 1) / kSummed<T>,
                       columns_of<T>(n, Ee, v, l.e, elements<T>(w.v_pairs)), l.e,
-                      columns_of<T>(n, De, k_decayed, l.d, elements<T>(w.k_pairs)), l.d, state,
-                      l.d);
+                      static_cast<const Element<T>*>(k_decayed), l.d, state, l.d);
   }
 }
 
@@ -284,7 +323,8 @@ template <typename T>
 void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept) {
   const Args& a = head.a;
   const int64_t De = padded(a.D), Ee = padded(a.E), P = kSummed<T>;
-  Number<T>*const k = numbers<T>(w.k), *const q_decayed = numbers<T>(w.q_decayed);
+  Number<T>* const k = numbers<T>(w.k);
+  Element<T>* const q_decayed = elements<T>(w.q_decayed);
   Number<T>*const left_v = numbers<T>(w.left_v), *const left_k = numbers<T>(w.left_k);
   Element<T>*const right_v = elements<T>(w.right_v), *const right_k = elements<T>(w.right_k);
   Element<T>*const state_v = right_v + a.chunk / P * l.e, *const state_k =
@@ -297,17 +337,13 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
     const int64_t n = c->length, whole = padded(n), start = a.chunk - whole;
     Element<T>*const out_v = right_v + start / P * l.e, *const q_k = right_k + start / P * l.d;
     Number<T>* const q = beside<T, Number<T>>(w.q, q_k);
-    Number<T>* const out = beside<T, Number<T>>(w.out, out_v);
     Number<T>* const none = nullptr;
-    pack<T>(a.q, *c, next, head.b, head.h, a.D, q, l.d, head.power(1), -1, q_decayed, l.d);
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, k, l.d, head.power(n - 1), 1, left_v + a.chunk,
-            w.line_v);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, none, 0, head.power(n - 1), 1, left_k + a.chunk,
-            w.line_k);
-    pack<T>(a.grad_out, *c, next, head.b, head.h, a.E, out, l.e);
+    if (kHalf<T>) pack<T>(head, a.q, *c, nullptr, a.D, q, l.d);
+    pack_columns<T>(head, a.q, *c, next, a.D, q_k, l.d, head.power(1), -1, q_decayed);
+    pack<T>(head, a.k, *c, next, a.D, k, l.d, head.power(n - 1), 1, left_v + a.chunk, w.line_v);
+    pack<T>(head, a.v, *c, next, a.E, none, 0, head.power(n - 1), 1, left_k + a.chunk, w.line_k);
+    pack_columns<T>(head, a.grad_out, *c, next, a.E, out_v, l.e);
     const auto queries = transposed<T>(whole, De, q, l.d, elements<T>(w.q_columns), l.c);
-    columns_of<T>(whole, De, q, l.d, q_k);
-    columns_of<T>(whole, Ee, out, l.e, out_v);
     // Later chunks are done: the rows that pad this one may lie in theirs.
     Number<T>* const keep = numbers<T>(kept) + c->begin * l.c;
     std::memset(keep + n * l.c, 0, (whole - n) * l.c * sizeof(Number<T>));
@@ -331,18 +367,17 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
                 w.line_v);
       product<T>(rows, Ee, inside + (nothing ? 0 : De), x, w.line_v, right_v + at / P * l.e, l.e,
                  w.grad_v, l.e);
-      unpack<T>(w.grad_v, l.e, c->begin + m, rows, head.b, head.h, a, a.E, a.grad_v);
+      unpack<T>(head, w.grad_v, l.e, *c, m, rows, a.E, a.grad_v);
       product<T>(rows, De, inside + (nothing ? 0 : Ee), left_k + m * w.line_k + at, w.line_k,
                  right_k + at / P * l.d, l.d, w.grad_k, l.d);
-      unpack<T>(w.grad_k, l.d, c->begin + m, rows, head.b, head.h, a, a.D, a.grad_k);
+      unpack<T>(head, w.grad_k, l.d, *c, m, rows, a.D, a.grad_k);
     }
     nothing = c->fresh;
     if (nothing) {
       clear(state, De, l.e);
     } else {
       scale(state, a.D, Ee, l.e, *head.power(n));
-      gemm<true, false>(a.D, Ee, whole / P,
-                        columns_of<T>(whole, De, q_decayed, l.d, elements<T>(w.q_pairs)), l.d,
+      gemm<true, false>(a.D, Ee, whole / P, static_cast<const Element<T>*>(q_decayed), l.d,
                         static_cast<const Element<T>*>(out_v), l.e, state, l.e);
     }
   }

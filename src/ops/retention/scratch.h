@@ -83,9 +83,7 @@ struct Queries {
     k_decayed = arena.take(a.chunk * l.d);
     given = arena.take(padded(a.D) * l.e);
     const bool apart = a.type == Type::kBFloat16;
-    k = arena.take(apart ? a.chunk * l.d : 0);
     v_pairs = arena.take(apart ? a.chunk * l.e : 0);
-    k_pairs = arena.take(apart ? a.chunk * l.d : 0);
     state = arena.take(apart ? padded(a.E) * l.d : 0);
   }
 };
@@ -118,8 +116,6 @@ struct Keys {
     q_decayed = arena.take(a.chunk * l.d);
     const bool apart = a.type == Type::kBFloat16;
     q = arena.take(apart ? a.chunk * l.d : 0);
-    q_pairs = arena.take(apart ? a.chunk * l.d : 0);
-    out = arena.take(apart ? a.chunk * l.e : 0);
     pairs = arena.take(apart ? a.chunk * l.c : 0);
     state_pairs = arena.take(apart ? padded(a.D) * l.e : 0);
     state = arena.take(apart ? padded(a.D) * l.e : 0);
