@@ -65,7 +65,7 @@ struct Head {
 
   // gamma^i; those before it in memory are of i + 1, ...
   const float* power(int64_t i) const { return powers + a.chunk - i; }
-  // 1, gamma, gamma^2, ...; kRows zeros before them.
+  // 1, gamma, gamma^2, ...; kRows - 1 zeros before them.
   const float* rising() const { return powers + 2 * a.chunk; }
   const float* state_of(const float* all) const {
     return all ? all + (b * a.H + h) * a.D * a.E : nullptr;
@@ -81,6 +81,7 @@ struct Head {
 };
 
 // Asks for row r of a chunk, if there is one: rows are too far apart for the processor to foresee.
+// Inlined always: the compiler drops calls of a function that only prefetches.
 template <typename T>
 HL_INLINE void fetch(const Head& head, const Rows& from, const Chunk* chunk, int64_t r,
                      int64_t width) {

@@ -61,16 +61,16 @@ struct Forward {
 // The backward's first pass.
 struct Queries {
   int64_t left_line;
-  float *out, *v;            // [c, e]; out: of the gradient
-  float* v_columns;          // [E, c]
-  float* left;               // [c, E + c]: decayed out, gradients of the scores
-  float* right;              // [E + c, d]: transposed state, k
-  float* scores;             // [kAlign, c]
-  float* grad_q;             // [kAlign, d]
-  float *k, *k_decayed;      // [c, d]
-  float* given;              // [D, e]
-  float *v_pairs, *k_pairs;  // [c, e], [c, d]
-  float* state;              // [E, d]
+  float *out, *v;    // [c, e]; out: of the gradient
+  float* v_columns;  // [E, c]
+  float* left;       // [c, E + c]: decayed out, gradients of the scores
+  float* right;      // [E + c, d]: transposed state, k
+  float* scores;     // [kAlign, c]
+  float* grad_q;     // [kAlign, d]
+  float* k_decayed;  // [c, d]
+  float* given;      // [D, e]
+  float* v_pairs;    // [c, e]
+  float* state;      // [E, d]
 
   HL_INLINE Queries(const Args& a, const Layout& l, Arena& arena) : left_line(padded(a.E) + l.c) {
     out = arena.take(a.chunk * l.e);
@@ -98,7 +98,7 @@ struct Keys {
   float* scores;             // [kAlign, c]
   float *grad_k, *grad_v;    // [kAlign, d], [kAlign, e]
   float* q_decayed;          // [c, d]
-  float *q, *q_pairs, *out;  // [c, d] twice, [c, e]
+  float* q;                  // [c, d]
   float *pairs, *state_pairs;  // [c, c], [D, e]
   float* state;                // [D, e]
 
