@@ -25,18 +25,28 @@ HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const float* f
   return to;
 }
 
+// Lane i is (low[i], high[i]).
+HL_INLINE void store_pair(Pair* to, vf low, vf high) {
+#if HL_BFLOAT16
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, halves));
+#else
+  (void)to, (void)low, (void)high;
+#endif
+}
+
 // Neighbouring rows: to[r][i] = (from[2 r][i], from[2 r + 1][i]), i < columns rounded up to whole
-// vectors; a last odd row is paired with zeros.
-HL_INLINE const Pair* pair_rows(int64_t rows, int64_t columns, const float* from, int64_t line,
+// vectors; a last odd row is paired with zeros. T is float or BFloat16.
+template <typename T>
+HL_INLINE const Pair* pair_rows(int64_t rows, int64_t columns, const T* from, int64_t line,
                                 Pair* to, int64_t to_line) {
 #if HL_BFLOAT16
   for (int64_t r = 0; r < rows; r += 2) {
     for (int64_t i = 0; i < columns; i += VL) {
-      const float* at = from + r * line + i;
-      const __m512i low = half_bits(load(at));
-      const __m512i high = r + 1 < rows ? half_bits(load(at + line)) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to + r / 2 * to_line + i,
-                          _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      const T* at = from + r * line + i;
+      store_pair(to + r / 2 * to_line + i, load(at), r + 1 < rows ? load(at + line) : zero());
     }
   }
 #else

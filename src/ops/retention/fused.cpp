@@ -57,10 +57,11 @@ struct Call {
  private:
   // In double, since gamma is close to 1.
   const float* powers(const Tensor& gamma) {
-    const Tensor exponent = at::arange(args.chunk, -1, -1, gamma.options().dtype(at::kDouble));
-    const Tensor table = at::pow(gamma.detach().to(at::kDouble).unsqueeze(1), exponent);
-    return hold(at::constant_pad_nd(table.to(at::kFloat), {0, args.chunk - 1}).contiguous())
-        .const_data_ptr<float>();
+    const Tensor exponent = at::arange(args.chunk + 1, gamma.options().dtype(at::kDouble));
+    const Tensor rising =
+        at::pow(gamma.detach().to(at::kDouble).unsqueeze(1), exponent).to(at::kFloat);
+    const Tensor falling = at::constant_pad_nd(rising.flip(1), {0, args.chunk - 1});
+    return hold(at::cat({falling, rising.narrow(1, 0, args.chunk)}, 1)).const_data_ptr<float>();
   }
 
   // No chunk crosses a document's end.

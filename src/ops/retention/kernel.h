@@ -31,7 +31,8 @@ struct Args {
   Type type;
   int64_t chunk;  // a multiple of kAlign
   Rows q, k, v, grad_out;
-  const float* powers;  // [H, 2 chunk]: gamma^chunk, ..., gamma, 1, then zeros
+  // [H, 3 chunk]: gamma^chunk, ..., gamma, 1, zeros up to 2 chunk, 1, gamma, ..., gamma^(chunk-1)
+  const float* powers;
   const Chunk* chunks;
   const int64_t* first_chunk;    // [B + 1] into chunks
   const float* state = nullptr;  // [B, H, D, E]

@@ -4,8 +4,9 @@
 // sums, what is carried from chunk to chunk and the forward's state stay float.
 //
 // Names: c positions in a chunk, n a query's and m a key's position in it, S the state [D, E].
-// Products read padded copies in float: rows of D and E values, `wide` floats apart so that the
-// rows of one column do not fall into the same cache sets.
+// Factors of products are padded copies: rows of D and E values, far enough apart that the rows of
+// one column do not fall into the same cache sets. What is left of earlier chunks and what a chunk
+// adds are one product: their left factors stand side by side, the right ones one below the other.
 #include <type_traits>
 
 #include "ops/kernel/pairs.h"
@@ -18,127 +19,33 @@ namespace {
 // Rows of scores computed at once: what lies beyond their diagonal is left out.
 constexpr int64_t kRows = kAlign;
 
-// Copies `rows` rows of `width` values as float, zeros up to the padded width and to a multiple of
-// kAlign rows. With `decayed`, a second copy: row r times factors[r * step]. Meanwhile fetches the
-// rows of `next`, if there is one: they are too far apart for the processor to foresee.
-template <typename T>
-void pack(const Rows& from, const Chunk& chunk, const Chunk* next, int64_t b, int64_t h,
-          int64_t width, int64_t wide, float* to, const float* factors = nullptr, int64_t step = 0,
-          float* decayed = nullptr) {
-  const int64_t padded = (width + kAlign - 1) / kAlign * kAlign;
-  const T* const first = static_cast<const T*>(from.data) + b * from.batch + h * from.head;
-  for (int64_t r = 0; r < chunk.length; ++r) {
-    const T* row = first + (chunk.begin + r) * from.position;
-    if (next && r < next->length) {
-      const T* soon = first + (next->begin + r) * from.position;
-      for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) {
-        __builtin_prefetch(soon + i, 0, 2);
-      }
-    }
-    float* out = to + r * wide;
-    int64_t i = 0;
-    for (; i + VL <= width; i += VL) store(out + i, load(row + i));
-    for (; i < width; ++i) out[i] = widen(row[i]);
-    for (; i < padded; ++i) out[i] = 0;
-    if (decayed == nullptr) continue;
-    const vf factor = bcast(factors[r * step]);
-    for (i = 0; i < padded; i += VL) store(decayed + r * wide + i, factor * load(out + i));
-  }
-  for (int64_t r = chunk.length; r % kAlign != 0; ++r) {
-    for (int64_t i = 0; i < padded; ++i) to[r * wide + i] = 0;
-  }
-}
-
-template <typename T>
-void unpack(const float* from, int64_t wide, const Chunk& chunk, int64_t b, int64_t h,
-            const Args& a, int64_t width, void* to) {
-  for (int64_t r = 0; r < chunk.length; ++r) {
-    T* out = static_cast<T*>(to) + ((b * a.T + chunk.begin + r) * a.H + h) * width;
-    const float* row = from + r * wide;
-    int64_t i = 0;
-    for (; i + VL <= width; i += VL) store(out + i, load(row + i));
-    for (; i < width; ++i) narrow(row[i], out + i);
-  }
-}
-
-void clear(float* to, int64_t rows, int64_t wide) {
-  for (int64_t i = 0; i < rows * wide; ++i) to[i] = 0;
-}
-
-void scale(float* x, int64_t rows, int64_t columns, int64_t wide, float by) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < columns; i += VL) {
-      store(x + r * wide + i, bcast(by) * load(x + r * wide + i));
-    }
-  }
-}
-
-// Rows [D, E] as they are given and taken, [D, wide] padded with zeros inside.
-void read_state(const Args& a, const float* from, int64_t wide, float* to) {
-  clear(to, padded(a.D), wide);
-  if (from == nullptr) return;
-  for (int64_t d = 0; d < a.D; ++d) std::memcpy(to + d * wide, from + d * a.E, a.E * sizeof(float));
-}
-void write_state(const Args& a, const float* from, int64_t wide, float* to) {
-  for (int64_t d = 0; d < a.D; ++d) std::memcpy(to + d * a.E, from + d * wide, a.E * sizeof(float));
-}
-
 template <typename T>
 constexpr bool kHalf = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
-
-// A matrix as a factor of T's products, which sum along its rows or its columns.
-template <typename T, bool ALONG_ROWS>
-struct Factor {
-  std::conditional_t<kHalf<T>, const Pair*, const float*> data;
-  int64_t line;
-
-  // From this row and column on, both even.
-  Factor from(int64_t row, int64_t column) const {
-    if (!kHalf<T>) return {data + row * line + column, line};
-    return {data + (ALONG_ROWS ? row * line + column / 2 : row / 2 * line + column), line};
-  }
-};
-
-// `room` is used where the factor is narrowed. Columns are padded to vectors.
+// What a product multiplies for inputs of type T, and how many numbers of its sum are one element
+// of the right factor.
 template <typename T>
-Factor<T, true> along_rows(int64_t rows, int64_t columns, const float* x, int64_t line,
-                           float* room) {
+using Number = std::conditional_t<kHalf<T>, BFloat16, float>;
+template <typename T>
+using Element = std::conditional_t<kHalf<T>, Pair, float>;
+template <typename T>
+constexpr int64_t kSummed = kHalf<T> ? 2 : 1;
+
+template <typename T>
+Number<T>* numbers(float* room) {
+  return reinterpret_cast<Number<T>*>(room);
+}
+template <typename T>
+Element<T>* elements(float* room) {
+  return reinterpret_cast<Element<T>*>(room);
+}
+
+// Where rows are kept that in float are a right factor as they are, and here are yet to be paired.
+template <typename T, typename To>
+To* beside(float* apart, Element<T>* factor) {
   if constexpr (kHalf<T>) {
-    Pair* to = reinterpret_cast<Pair*>(room);
-    return {pair_columns(rows, columns, x, line, to, line / 2), line / 2};
+    return reinterpret_cast<To*>(apart);
   } else {
-    return {x, line};
-  }
-}
-template <typename T>
-Factor<T, false> along_columns(int64_t rows, int64_t columns, const float* x, int64_t line,
-                               float* room) {
-  if constexpr (kHalf<T>) {
-    return {pair_rows(rows, columns, x, line, reinterpret_cast<Pair*>(room), line), line};
-  } else {
-    return {x, line};
-  }
-}
-
-// out [M, N] = (or +=) a b over K, where a is [M, K], or [K, M] if it is summed along its columns.
-template <bool ACC, typename T, bool A_BY_ROW>
-void product(int64_t M, int64_t N, int64_t K, const Factor<T, A_BY_ROW>& a,
-             const Factor<T, false>& b, float* out, int64_t line) {
-  gemm<ACC, A_BY_ROW>(M, N, kHalf<T> ? (K + 1) / 2 : K, a.data, a.line, b.data, b.line, out, line);
-}
-
-// x[n][m] = gamma^(n-m) (a_n . b_m) for the rows n = first ... of a chunk, m up to the last of them
-// rounded up; zero for m > n. b is transposed.
-template <typename T>
-void scores(int64_t first, int64_t rows, int64_t width, const Factor<T, true>& a,
-            const Factor<T, false>& b, const float* powers, int64_t chunk, int64_t line, float* x) {
-  const int64_t columns = first + kRows;
-  product<false>(rows, columns, width, a.from(first, 0), b, x, line);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* decay = powers + chunk - (first + r);
-    for (int64_t m = 0; m < columns; m += VL) {
-      store(x + r * line + m, load(x + r * line + m) * load(decay + m));
-    }
+    return factor;
   }
 }
 
@@ -152,25 +59,183 @@ struct Head {
       : a(args),
         b(item / args.H),
         h(item % args.H),
-        powers(args.powers + h * 2 * args.chunk),
+        powers(args.powers + h * 3 * args.chunk),
         first(args.chunks + args.first_chunk[b]),
         last(args.chunks + args.first_chunk[b + 1]) {}
 
-  // gamma^i.
+  // gamma^i; those before it in memory are of i + 1, ...
   const float* power(int64_t i) const { return powers + a.chunk - i; }
+  // 1, gamma, gamma^2, ...; kRows - 1 zeros before them.
+  const float* rising() const { return powers + 2 * a.chunk; }
   const float* state_of(const float* all) const {
     return all ? all + (b * a.H + h) * a.D * a.E : nullptr;
   }
   float* state_of(float* all) const { return all ? all + (b * a.H + h) * a.D * a.E : nullptr; }
+
+  // Row r of a chunk.
+  template <typename T>
+  const T* row(const Rows& rows, const Chunk& chunk, int64_t r) const {
+    return static_cast<const T*>(rows.data) + b * rows.batch + h * rows.head +
+           (chunk.begin + r) * rows.position;
+  }
 };
 
+// Asks for row r of a chunk, if there is one: rows are too far apart for the processor to foresee.
+// Inlined always: the compiler drops calls of a function that only prefetches.
+template <typename T>
+HL_INLINE void fetch(const Head& head, const Rows& from, const Chunk* chunk, int64_t r,
+                     int64_t width) {
+  if (chunk == nullptr || r >= chunk->length) return;
+  const T* row = head.row<T>(from, *chunk, r);
+  for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
+// Copies a chunk's rows of `width` values, zeros up to the padded width and to a multiple of kAlign
+// rows, to `to` and, row r times factors[r * step], to `decayed`; either may be null. Meanwhile
+// fetches the rows of `next`.
+template <typename T, typename To, typename Decayed = float>
+void pack(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next, int64_t width,
+          To* to, int64_t line, const float* factors = nullptr, int64_t step = 0,
+          Decayed* decayed = nullptr, int64_t decayed_line = 0) {
+  const int64_t whole = padded(width);
+  for (int64_t r = 0; r < chunk.length; ++r) {
+    const T* row = head.row<T>(from, chunk, r);
+    fetch<T>(head, from, next, r, width);
+    if (to != nullptr) {
+      int64_t i = 0;
+      if constexpr (std::is_same_v<T, To>) {
+        for (; i + VL <= width; i += VL) std::memcpy(to + r * line + i, row + i, VL * sizeof(T));
+      }
+      for (; i < whole; i += VL) store(to + r * line + i, load_some(row + i, width - i));
+    }
+    if (decayed != nullptr) {
+      const vf factor = bcast(factors[r * step]);
+      for (int64_t i = 0; i < whole; i += VL) {
+        store(decayed + r * decayed_line + i, factor * load_some(row + i, width - i));
+      }
+    }
+  }
+  for (int64_t r = chunk.length; r % kAlign != 0; ++r) {
+    for (int64_t i = 0; i < whole; i += VL) {
+      if (to != nullptr) store(to + r * line + i, zero());
+      if (decayed != nullptr) store(decayed + r * decayed_line + i, zero());
+    }
+  }
+}
+
+// The same as right factors of sums over the rows.
+template <typename T>
+void pack_columns(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next,
+                  int64_t width, Element<T>* to, int64_t line, const float* factors = nullptr,
+                  int64_t step = 0, Element<T>* decayed = nullptr) {
+  if constexpr (!kHalf<T>) {
+    pack<T>(head, from, chunk, next, width, to, line, factors, step, decayed, line);
+  } else {
+    const int64_t whole = padded(width);
+    for (int64_t r = 0; r < padded(chunk.length); r += 2) {
+      const bool first = r < chunk.length, second = r + 1 < chunk.length;
+      const T* low = first ? head.row<T>(from, chunk, r) : nullptr;
+      const T* high = second ? low + from.position : nullptr;
+      fetch<T>(head, from, next, r, width);
+      fetch<T>(head, from, next, r + 1, width);
+      const vf low_factor = bcast(decayed && first ? factors[r * step] : 0);
+      const vf high_factor = bcast(decayed && second ? factors[(r + 1) * step] : 0);
+      for (int64_t i = 0; i < whole; i += VL) {
+        const vf a = first ? load_some(low + i, width - i) : zero();
+        const vf b = second ? load_some(high + i, width - i) : zero();
+        store_pair(to + r / 2 * line + i, a, b);
+        if (decayed) store_pair(decayed + r / 2 * line + i, low_factor * a, high_factor * b);
+      }
+    }
+  }
+}
+
+// Writes `rows` rows of a chunk's results [B, T, H, width] from row r on.
+template <typename T>
+void unpack(const Head& head, const float* from, int64_t line, const Chunk& chunk, int64_t r,
+            int64_t rows, int64_t width, void* to) {
+  const Args& a = head.a;
+  T* out = static_cast<T*>(to) + ((head.b * a.T + chunk.begin + r) * a.H + head.h) * width;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < width; j += VL) {
+      store_some(out + i * a.H * width + j, load(from + i * line + j), width - j);
+    }
+  }
+}
+
+void clear(float* to, int64_t rows, int64_t line) {
+  for (int64_t i = 0; i < rows * line; ++i) to[i] = 0;
+}
+
+void scale(float* x, int64_t rows, int64_t columns, int64_t line, float by) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < columns; i += VL) {
+      store(x + r * line + i, bcast(by) * load(x + r * line + i));
+    }
+  }
+}
+
+// Rows [D, E] as they are given and taken, [D, line] padded with zeros inside.
+void read_state(const Args& a, const float* from, int64_t line, float* to) {
+  clear(to, padded(a.D), line);
+  if (from == nullptr) return;
+  for (int64_t d = 0; d < a.D; ++d) std::memcpy(to + d * line, from + d * a.E, a.E * sizeof(float));
+}
+void write_state(const Args& a, const float* from, int64_t line, float* to) {
+  for (int64_t d = 0; d < a.D; ++d) std::memcpy(to + d * a.E, from + d * line, a.E * sizeof(float));
+}
+
+// The right factor of a sum over the rows of x: x itself, or its pairs at `pairs`.
+template <typename T, typename From>
+const Element<T>* columns_of(int64_t rows, int64_t columns, const From* x, int64_t line,
+                             Element<T>* pairs) {
+  if constexpr (kHalf<T>) {
+    return pair_rows(rows, columns, x, line, pairs, line);
+  } else {
+    (void)rows, (void)columns, (void)line, (void)pairs;
+    return x;
+  }
+}
+
+// The right factor of a sum along the rows of x [rows, columns]: to [columns / kSummed, rows].
+template <typename T>
+const Element<T>* transposed(int64_t rows, int64_t columns, const Number<T>* x, int64_t line,
+                             Element<T>* to, int64_t to_line) {
+  transpose(rows, columns / kSummed<T>, reinterpret_cast<const float*>(x), line / kSummed<T>,
+            reinterpret_cast<float*>(to), to_line);
+  return to;
+}
+
+// out [M, N] = a [M, K] b [K, N]. Lines in numbers and elements.
+template <typename T>
+void product(int64_t M, int64_t N, int64_t K, const Number<T>* a, int64_t a_line,
+             const Element<T>* b, int64_t b_line, float* out, int64_t line) {
+  gemm<false, true>(M, N, (K + kSummed<T> - 1) / kSummed<T>, reinterpret_cast<const Element<T>*>(a),
+                    a_line / kSummed<T>, b, b_line, out, line);
+}
+
+// to[r][i] = decay[i - r] (a_r . b_i), i < columns. b is transposed, x is room for the products.
+template <typename T>
+void scores(int64_t rows, int64_t columns, int64_t width, const Number<T>* a, int64_t a_line,
+            const Element<T>* b, int64_t line, const float* decay, float* x, Number<T>* to,
+            int64_t to_line) {
+  product<T>(rows, columns, width, a, a_line, b, line, x, line);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < columns; i += VL) {
+      store(to + r * to_line + i, load(x + r * line + i) * load(decay - r + i));
+    }
+  }
+}
+
 // What is left of the state before a chunk after it.
-void advance(float* state, int64_t rows, int64_t columns, int64_t wide, const Chunk& c,
+void advance(float* state, int64_t rows, int64_t columns, int64_t line, const Chunk& c,
              const Head& head) {
   if (c.fresh) {
-    clear(state, rows, wide);
+    clear(state, rows, line);
   } else {
-    scale(state, rows, columns, wide, *head.power(c.length));
+    scale(state, rows, columns, line, *head.power(c.length));
   }
 }
 
@@ -179,134 +244,145 @@ void forward(const Args& a, int64_t item, float* scratch) {
   const Head head(a, item);
   const Forward w(a, scratch);
   const Layout& l = w.l;
-  const Halves& half = w.halves;
   const int64_t De = padded(a.D), Ee = padded(a.E);
-  read_state(a, head.state_of(a.state), l.e, w.state);
+  Number<T>*const q = numbers<T>(w.q), *const k = numbers<T>(w.k), *const left = numbers<T>(w.left);
+  Element<T>*const right = elements<T>(w.right), *const right_v = right + De / kSummed<T> * l.e;
+  float* const state = beside<T, float>(w.state, right);
+  float* const v = beside<T, float>(w.v, right_v);
+  read_state(a, head.state_of(a.state), l.e, state);
   for (const Chunk* c = head.first; c != head.last; ++c) {
     const Chunk* next = c + 1 != head.last ? c + 1 : nullptr;
     const int64_t n = c->length;
-    pack<T>(a.q, *c, next, head.b, head.h, a.D, l.d, w.q, head.power(1), -1, w.q_decayed);
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, l.d, w.k, head.power(n - 1), 1, w.k_decayed);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, l.e, w.v);
-    transpose(padded(n), De, w.k, l.d, w.k_columns, l.c);
-    if (c->fresh) {
-      clear(w.out, n, l.e);
-    } else {
-      product<false>(n, Ee, a.D, along_rows<T>(n, De, w.q_decayed, l.d, half[0]),
-                     along_columns<T>(a.D, Ee, w.state, l.e, half[1]), w.out, l.e);
-    }
-    const auto q = along_rows<T>(n, De, w.q, l.d, half[0]);
-    const auto k = along_columns<T>(a.D, padded(n), w.k_columns, l.c, half[1]);
-    const auto v = along_columns<T>(n, Ee, w.v, l.e, half[2]);
+    pack<T>(head, a.q, *c, next, a.D, q, l.d, head.power(1), -1, left, w.left_line);
+    pack<T>(head, a.k, *c, next, a.D, k, l.d, head.power(n - 1), 1, w.k_decayed, l.d);
+    pack<T>(head, a.v, *c, next, a.E, v, l.e);
+    const auto keys = transposed<T>(padded(n), De, k, l.d, elements<T>(w.k_columns), l.c);
+    columns_of<T>(n, Ee, v, l.e, right_v);
+    if (!c->fresh) columns_of<T>(De, Ee, state, l.e, right);
+    const int64_t skip = c->fresh ? De : 0;
     for (int64_t r = 0; r < n; r += kRows) {
       const int64_t rows = n - r < kRows ? n - r : kRows;
-      scores(r, rows, a.D, q, k, head.powers, a.chunk, l.c, w.scores);
-      product<true>(rows, Ee, r + rows, along_rows<T>(rows, r + kRows, w.scores, l.c, half[3]), v,
-                    w.out + r * l.e, l.e);
+      Number<T>* const at = left + r * w.left_line;
+      scores<T>(rows, r + kRows, De, q + r * l.d, l.d, keys, l.c, head.power(r), w.scores, at + De,
+                w.left_line);
+      product<T>(rows, Ee, De - skip + r + rows, at + skip, w.left_line,
+                 right + skip / kSummed<T> * l.e, l.e, w.out, l.e);
+      unpack<T>(head, w.out, l.e, *c, r, rows, a.E, a.out);
     }
-    unpack<T>(w.out, l.e, *c, head.b, head.h, a, a.E, a.out);
-    advance(w.state, a.D, Ee, l.e, *c, head);
+    advance(state, a.D, Ee, l.e, *c, head);
     // Always in float: the state is a result, and what it loses every later chunk loses too.
-    gemm<true, false>(a.D, Ee, n, w.k_decayed, l.d, w.v, l.e, w.state, l.e);
+    gemm<true, false>(a.D, Ee, n, w.k_decayed, l.d, v, l.e, state, l.e);
   }
-  write_state(a, w.state, l.e, head.state_of(a.final_state));
+  write_state(a, state, l.e, head.state_of(a.final_state));
 }
 
 // dQ, and the scores' gradients, with the transposed state carried forwards.
 template <typename T>
-void backward_queries(const Head& head, const Backward& w) {
+void backward_queries(const Head& head, const Layout& l, const Queries& w, float* kept) {
   const Args& a = head.a;
-  const Layout& l = w.l;
-  const Halves& half = w.halves;
   const int64_t De = padded(a.D), Ee = padded(a.E);
-  read_state(a, head.state_of(a.state), l.e, w.state);
-  transpose(De, Ee, w.state, l.e, w.state_columns, l.d);
+  Number<T>*const out = numbers<T>(w.out), *const v = numbers<T>(w.v);
+  Number<T>* const left = numbers<T>(w.left);
+  Element<T>* const k_decayed = elements<T>(w.k_decayed);
+  Element<T>*const right = elements<T>(w.right), *const right_k = right + Ee / kSummed<T> * l.d;
+  float* const state = beside<T, float>(w.state, right);
+  read_state(a, head.state_of(a.state), l.e, w.given);
+  transpose(De, Ee, w.given, l.e, state, l.d);
   for (const Chunk* c = head.first; c != head.last; ++c) {
     const Chunk* next = c + 1 != head.last ? c + 1 : nullptr;
     const int64_t n = c->length;
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, l.d, w.k, head.power(n - 1), 1, w.k_decayed);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, l.e, w.v);
-    pack<T>(a.grad_out, *c, next, head.b, head.h, a.E, l.e, w.out, head.power(1), -1,
-            w.out_decayed);
-    transpose(padded(n), Ee, w.v, l.e, w.columns, l.c);
-    if (c->fresh) {
-      clear(w.grad_q, n, l.d);
-    } else {
-      product<false>(n, De, a.E, along_rows<T>(n, Ee, w.out_decayed, l.e, half[0]),
-                     along_columns<T>(a.E, De, w.state_columns, l.d, half[1]), w.grad_q, l.d);
-    }
-    const auto out = along_rows<T>(n, Ee, w.out, l.e, half[0]);
-    const auto v = along_columns<T>(a.E, padded(n), w.columns, l.c, half[1]);
-    const auto k = along_columns<T>(n, De, w.k, l.d, half[2]);
-    float* x = w.grad_scores + c->begin * l.c;
+    pack_columns<T>(head, a.k, *c, next, a.D, right_k, l.d, head.power(n - 1), 1, k_decayed);
+    pack<T>(head, a.v, *c, next, a.E, v, l.e);
+    pack<T>(head, a.grad_out, *c, next, a.E, out, l.e, head.power(1), -1, left, w.left_line);
+    const auto values = transposed<T>(padded(n), Ee, v, l.e, elements<T>(w.v_columns), l.c);
+    if (!c->fresh) columns_of<T>(Ee, De, state, l.d, right);
+    const int64_t skip = c->fresh ? Ee : 0;
+    Number<T>* const keep = numbers<T>(kept) + c->begin * l.c;
     for (int64_t r = 0; r < n; r += kRows) {
       const int64_t rows = n - r < kRows ? n - r : kRows;
-      scores(r, rows, a.E, out, v, head.powers, a.chunk, l.c, x + r * l.c);
-      product<true>(rows, De, r + rows, along_rows<T>(rows, r + kRows, x + r * l.c, l.c, half[3]),
-                    k, w.grad_q + r * l.d, l.d);
+      Number<T>* const at = left + r * w.left_line;
+      scores<T>(rows, r + kRows, Ee, out + r * l.e, l.e, values, l.c, head.power(r), w.scores,
+                at + Ee, w.left_line);
+      for (int64_t i = r; i < r + rows; ++i) {
+        std::memcpy(keep + i * l.c, left + i * w.left_line + Ee, (r + kRows) * sizeof(Number<T>));
+      }
+      product<T>(rows, De, Ee - skip + r + rows, at + skip, w.left_line,
+                 right + skip / kSummed<T> * l.d, l.d, w.grad_q, l.d);
+      unpack<T>(head, w.grad_q, l.d, *c, r, rows, a.D, a.grad_q);
     }
-    unpack<T>(w.grad_q, l.d, *c, head.b, head.h, a, a.D, a.grad_q);
     if (c + 1 == head.last) break;
-    advance(w.state_columns, a.E, De, l.d, *c, head);
-    product<true>(a.E, De, n, along_columns<T>(n, Ee, w.v, l.e, half[0]),
-                  along_columns<T>(n, De, w.k_decayed, l.d, half[1]), w.state_columns, l.d);
+    advance(state, a.E, De, l.d, *c, head);
+    gemm<true, false>(a.E, De, (n + kSummed<T> - 1) / kSummed<T>,
+                      columns_of<T>(n, Ee, v, l.e, elements<T>(w.v_pairs)), l.e,
+                      static_cast<const Element<T>*>(k_decayed), l.d, state, l.d);
   }
 }
 
-// dK and dV, with the state's gradient carried backwards.
+// dK and dV, with the state's gradient carried backwards. A chunk's rows end where the state's
+// begin.
 template <typename T>
-void backward_keys(const Head& head, const Backward& w) {
+void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept) {
   const Args& a = head.a;
-  const Layout& l = w.l;
-  const Halves& half = w.halves;
-  const int64_t De = padded(a.D), Ee = padded(a.E);
-  read_state(a, head.state_of(a.grad_final_state), l.e, w.state);
+  const int64_t De = padded(a.D), Ee = padded(a.E), P = kSummed<T>;
+  Number<T>* const k = numbers<T>(w.k);
+  Element<T>* const q_decayed = elements<T>(w.q_decayed);
+  Number<T>*const left_v = numbers<T>(w.left_v), *const left_k = numbers<T>(w.left_k);
+  Element<T>*const right_v = elements<T>(w.right_v), *const right_k = elements<T>(w.right_k);
+  Element<T>*const state_v = right_v + a.chunk / P * l.e, *const state_k =
+                                                              right_k + a.chunk / P * l.d;
+  float* const state = beside<T, float>(w.state, state_v);
+  read_state(a, head.state_of(a.grad_final_state), l.e, state);
   bool nothing = a.grad_final_state == nullptr;  // the state's gradient is zero
   for (const Chunk* c = head.last; c-- != head.first;) {
     const Chunk* next = c != head.first ? c - 1 : nullptr;
-    const int64_t n = c->length;
-    pack<T>(a.q, *c, next, head.b, head.h, a.D, l.d, w.q, head.power(1), -1, w.q_decayed);
-    pack<T>(a.k, *c, next, head.b, head.h, a.D, l.d, w.k, head.power(n - 1), 1, w.k_decayed);
-    pack<T>(a.v, *c, next, head.b, head.h, a.E, l.e, w.v, head.power(n - 1), 1, w.v_decayed);
-    pack<T>(a.grad_out, *c, next, head.b, head.h, a.E, l.e, w.out);
-    transpose(padded(n), De, w.k, l.d, w.columns, l.c);
-    if (nothing) {
-      clear(w.grad_k, n, l.d);
-      clear(w.grad_v, n, l.e);
-    } else {
-      transpose(De, Ee, w.state, l.e, w.state_columns, l.d);
-      product<false>(n, Ee, a.D, along_rows<T>(n, De, w.k_decayed, l.d, half[0]),
-                     along_columns<T>(a.D, Ee, w.state, l.e, half[1]), w.grad_v, l.e);
-      product<false>(n, De, a.E, along_rows<T>(n, Ee, w.v_decayed, l.e, half[0]),
-                     along_columns<T>(a.E, De, w.state_columns, l.d, half[1]), w.grad_k, l.d);
+    const int64_t n = c->length, whole = padded(n), start = a.chunk - whole;
+    Element<T>*const out_v = right_v + start / P * l.e, *const q_k = right_k + start / P * l.d;
+    Number<T>* const q = beside<T, Number<T>>(w.q, q_k);
+    Number<T>* const none = nullptr;
+    if (kHalf<T>) pack<T>(head, a.q, *c, nullptr, a.D, q, l.d);
+    pack_columns<T>(head, a.q, *c, next, a.D, q_k, l.d, head.power(1), -1, q_decayed);
+    pack<T>(head, a.k, *c, next, a.D, k, l.d, head.power(n - 1), 1, left_v + a.chunk, w.line_v);
+    pack<T>(head, a.v, *c, next, a.E, none, 0, head.power(n - 1), 1, left_k + a.chunk, w.line_k);
+    pack_columns<T>(head, a.grad_out, *c, next, a.E, out_v, l.e);
+    const auto queries = transposed<T>(whole, De, q, l.d, elements<T>(w.q_columns), l.c);
+    // Later chunks are done: the rows that pad this one may lie in theirs.
+    Number<T>* const keep = numbers<T>(kept) + c->begin * l.c;
+    std::memset(keep + n * l.c, 0, (whole - n) * l.c * sizeof(Number<T>));
+    transpose(whole / P, whole,
+              reinterpret_cast<const float*>(
+                  columns_of<T>(whole, whole, keep, l.c, elements<T>(w.pairs))),
+              l.c, reinterpret_cast<float*>(left_k + start), w.line_k / P);
+    if (!nothing) {
+      columns_of<T>(De, Ee, state, l.e, state_v);
+      if constexpr (kHalf<T>) {
+        pair_columns(De, Ee, state, l.e, elements<T>(w.state_pairs), l.e / P);
+        transposed<T>(De, Ee, numbers<T>(w.state_pairs), l.e, state_k, l.d);
+      } else {
+        transposed<T>(De, Ee, state, l.e, state_k, l.d);
+      }
     }
-    const auto q = along_rows<T>(n, De, w.q, l.d, half[0]);
-    const auto k = along_columns<T>(a.D, padded(n), w.columns, l.c, half[1]);
-    for (int64_t r = 0; r < n; r += kRows) {
-      const int64_t rows = n - r < kRows ? n - r : kRows;
-      scores(r, rows, a.D, q, k, head.powers, a.chunk, l.c, w.scores + r * l.c);
-    }
-    const auto out = along_columns<T>(n, Ee, w.out, l.e, half[0]);
-    const auto queries = along_columns<T>(n, De, w.q, l.d, half[1]);
-    const auto x = along_columns<T>(n, padded(n), w.scores, l.c, half[2]);
-    const auto dx = along_columns<T>(n, padded(n), w.grad_scores + c->begin * l.c, l.c, half[3]);
     for (int64_t m = 0; m < n; m += kRows) {
-      const int64_t rows = n - m < kRows ? n - m : kRows;
-      product<true>(rows, Ee, n - m, x.from(m, m), out.from(m, 0), w.grad_v + m * l.e, l.e);
-      product<true>(rows, De, n - m, dx.from(m, m), queries.from(m, 0), w.grad_k + m * l.d, l.d);
+      const int64_t rows = n - m < kRows ? n - m : kRows, inside = whole - m, at = start + m;
+      Number<T>* const x = left_v + m * w.line_v + at;
+      scores<T>(rows, inside, De, k + m * l.d, l.d, queries + m, l.c, head.rising(), w.scores, x,
+                w.line_v);
+      product<T>(rows, Ee, inside + (nothing ? 0 : De), x, w.line_v, right_v + at / P * l.e, l.e,
+                 w.grad_v, l.e);
+      unpack<T>(head, w.grad_v, l.e, *c, m, rows, a.E, a.grad_v);
+      product<T>(rows, De, inside + (nothing ? 0 : Ee), left_k + m * w.line_k + at, w.line_k,
+                 right_k + at / P * l.d, l.d, w.grad_k, l.d);
+      unpack<T>(head, w.grad_k, l.d, *c, m, rows, a.D, a.grad_k);
     }
-    unpack<T>(w.grad_k, l.d, *c, head.b, head.h, a, a.D, a.grad_k);
-    unpack<T>(w.grad_v, l.e, *c, head.b, head.h, a, a.E, a.grad_v);
     nothing = c->fresh;
     if (nothing) {
-      clear(w.state, De, l.e);
+      clear(state, De, l.e);
     } else {
-      scale(w.state, a.D, Ee, l.e, *head.power(n));
-      product<true>(a.D, Ee, n, along_columns<T>(n, De, w.q_decayed, l.d, half[1]), out, w.state,
-                    l.e);
+      scale(state, a.D, Ee, l.e, *head.power(n));
+      gemm<true, false>(a.D, Ee, whole / P, static_cast<const Element<T>*>(q_decayed), l.d,
+                        static_cast<const Element<T>*>(out_v), l.e, state, l.e);
     }
   }
-  if (a.grad_state != nullptr) write_state(a, w.state, l.e, head.state_of(a.grad_state));
+  if (a.grad_state != nullptr) write_state(a, state, l.e, head.state_of(a.grad_state));
 }
 
 template <typename T>
@@ -317,8 +393,8 @@ void run(const Args& a, const Task& task) {
     } else {
       const Head head(a, i);
       const Backward w(a, task.scratch);
-      backward_queries<T>(head, w);
-      backward_keys<T>(head, w);
+      backward_queries<T>(head, w.l, w.queries, w.grad_scores);
+      backward_keys<T>(head, w.l, w.keys, w.grad_scores);
     }
   }
 }

@@ -27,78 +27,118 @@ struct Arena {
   }
 };
 
-// Room for the factors of products narrowed to pairs of bfloat16.
-struct Halves {
-  static constexpr int kMost = 4;  // at a time
-  float* base;
+// Factors of products are laid out as floats and take half the room as pairs of bfloat16.
+struct Forward {
+  Layout l;
+  int64_t left_line;
+  float *q, *k;      // [c, d]
+  float* k_columns;  // [D, c]
+  float* left;       // [c, D + c]: decayed q, scores
+  float* right;      // [D + c, e]: state, v
+  float* scores;     // [kAlign, c]
+  float* out;        // [kAlign, e]
+  float* k_decayed;  // [c, d]
+  float *v, *state;  // [c, e], [D, e] where the ones in `right` are narrowed
   int64_t size;
 
-  HL_INLINE Halves(const Args& a, const Layout& l, Arena& arena) {
-    const int64_t D = padded(a.D), E = padded(a.E), rows = a.chunk > D ? a.chunk : D;
-    const int64_t most = rows > E ? rows : E, line = l.d > l.e ? l.d : l.e;
-    size = a.type == Type::kBFloat16 ? most / 2 * (line > l.c ? line : l.c) : 0;
-    base = arena.take(kMost * size);
+  HL_INLINE Forward(const Args& a, float* base) : l(a), left_line(padded(a.D) + l.c) {
+    Arena arena{base};
+    q = arena.take(a.chunk * l.d);
+    k = arena.take(a.chunk * l.d);
+    k_columns = arena.take(padded(a.D) * l.c);
+    left = arena.take(a.chunk * left_line);
+    right = arena.take((padded(a.D) + a.chunk) * l.e);
+    scores = arena.take(kAlign * l.c);
+    out = arena.take(kAlign * l.e);
+    k_decayed = arena.take(a.chunk * l.d);
+    const bool apart = a.type == Type::kBFloat16;
+    v = arena.take(apart ? a.chunk * l.e : 0);
+    state = arena.take(apart ? padded(a.D) * l.e : 0);
+    size = arena.used;
   }
-  HL_INLINE float* operator[](int i) const { return base + i * size; }
 };
 
-struct Forward {
-  float *q, *q_decayed, *k, *k_decayed;  // [c, d]
-  float* k_columns;                      // [D, c]
-  float *v, *out;                        // [c, e]
-  float* scores;                         // [kAlign, c]
-  float* state;                          // [D, e]
-  Layout l;
-  Arena arena;
-  Halves halves;
-  int64_t size;
+// The backward's first pass.
+struct Queries {
+  int64_t left_line;
+  float *out, *v;    // [c, e]; out: of the gradient
+  float* v_columns;  // [E, c]
+  float* left;       // [c, E + c]: decayed out, gradients of the scores
+  float* right;      // [E + c, d]: transposed state, k
+  float* scores;     // [kAlign, c]
+  float* grad_q;     // [kAlign, d]
+  float* k_decayed;  // [c, d]
+  float* given;      // [D, e]
+  float* v_pairs;    // [c, e]
+  float* state;      // [E, d]
 
-  HL_INLINE Forward(const Args& a, float* base) : l(a), arena{base}, halves(a, l, arena) {
-    q = arena.take(a.chunk * l.d);
-    q_decayed = arena.take(a.chunk * l.d);
-    k = arena.take(a.chunk * l.d);
-    k_decayed = arena.take(a.chunk * l.d);
-    k_columns = arena.take(padded(a.D) * l.c);
-    v = arena.take(a.chunk * l.e);
+  HL_INLINE Queries(const Args& a, const Layout& l, Arena& arena) : left_line(padded(a.E) + l.c) {
     out = arena.take(a.chunk * l.e);
+    v = arena.take(a.chunk * l.e);
+    v_columns = arena.take(padded(a.E) * l.c);
+    left = arena.take(a.chunk * left_line);
+    right = arena.take((padded(a.E) + a.chunk) * l.d);
     scores = arena.take(kAlign * l.c);
-    state = arena.take(padded(a.D) * l.e);
-    size = arena.used;
+    grad_q = arena.take(kAlign * l.d);
+    k_decayed = arena.take(a.chunk * l.d);
+    given = arena.take(padded(a.D) * l.e);
+    const bool apart = a.type == Type::kBFloat16;
+    v_pairs = arena.take(apart ? a.chunk * l.e : 0);
+    state = arena.take(apart ? padded(a.E) * l.d : 0);
+  }
+};
+
+// The second.
+struct Keys {
+  int64_t line_v, line_k;
+  float* k;                  // [c, d]
+  float* q_columns;          // [D, c]
+  float *left_v, *left_k;    // [c, c + D]: scores, decayed k; [c, c + E]: their gradient, decayed v
+  float *right_v, *right_k;  // [c + D, e]: out, state's gradient; [c + E, d]: q, it transposed
+  float* scores;             // [kAlign, c]
+  float *grad_k, *grad_v;    // [kAlign, d], [kAlign, e]
+  float* q_decayed;          // [c, d]
+  float* q;                  // [c, d]
+  float *pairs, *state_pairs;  // [c, c], [D, e]
+  float* state;                // [D, e]
+
+  HL_INLINE Keys(const Args& a, const Layout& l, Arena& arena)
+      : line_v(padded(a.D) + l.c), line_k(padded(a.E) + l.c) {
+    k = arena.take(a.chunk * l.d);
+    q_columns = arena.take(padded(a.D) * l.c);
+    left_v = arena.take(a.chunk * line_v);
+    left_k = arena.take(a.chunk * line_k);
+    right_v = arena.take((a.chunk + padded(a.D)) * l.e);
+    right_k = arena.take((a.chunk + padded(a.E)) * l.d);
+    scores = arena.take(kAlign * l.c);
+    grad_k = arena.take(kAlign * l.d);
+    grad_v = arena.take(kAlign * l.e);
+    q_decayed = arena.take(a.chunk * l.d);
+    const bool apart = a.type == Type::kBFloat16;
+    q = arena.take(apart ? a.chunk * l.d : 0);
+    pairs = arena.take(apart ? a.chunk * l.c : 0);
+    state_pairs = arena.take(apart ? padded(a.D) * l.e : 0);
+    state = arena.take(apart ? padded(a.D) * l.e : 0);
   }
 };
 
 struct Backward {
-  float *q, *q_decayed, *k, *k_decayed, *grad_q, *grad_k;  // [c, d]
-  float *v, *v_decayed, *out, *out_decayed, *grad_v;       // [c, e]; out: of the gradient
-  float* columns;                                          // [max(D, E), c]
-  float* scores;                                           // [c, c]
-  float* state;                                            // [D, e]
-  float* state_columns;                                    // [E, d]
-  float* grad_scores;                                      // [T, c]
   Layout l;
   Arena arena;
-  Halves halves;
+  float* grad_scores;  // [T, c], a chunk's rows padded
+  Arena second;
+  Queries queries;
+  Keys keys;
   int64_t size;
 
-  HL_INLINE Backward(const Args& a, float* base) : l(a), arena{base}, halves(a, l, arena) {
-    q = arena.take(a.chunk * l.d);
-    q_decayed = arena.take(a.chunk * l.d);
-    k = arena.take(a.chunk * l.d);
-    k_decayed = arena.take(a.chunk * l.d);
-    grad_q = arena.take(a.chunk * l.d);
-    grad_k = arena.take(a.chunk * l.d);
-    v = arena.take(a.chunk * l.e);
-    v_decayed = arena.take(a.chunk * l.e);
-    out = arena.take(a.chunk * l.e);
-    out_decayed = arena.take(a.chunk * l.e);
-    grad_v = arena.take(a.chunk * l.e);
-    columns = arena.take(padded(a.D > a.E ? a.D : a.E) * l.c);
-    scores = arena.take(a.chunk * l.c);
-    state = arena.take(padded(a.D) * l.e);
-    state_columns = arena.take(padded(a.E) * l.d);
-    grad_scores = arena.take(a.T * l.c);
-    size = arena.used;
-  }
+  HL_INLINE Backward(const Args& a, float* base)
+      : l(a),
+        arena{base},
+        grad_scores(arena.take((a.T + kAlign) * l.c)),
+        second(arena),
+        queries(a, l, arena),
+        keys(a, l, second),
+        size(arena.used > second.used ? arena.used : second.used) {}
 };
 
 }  // namespace
