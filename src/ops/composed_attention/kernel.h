@@ -119,6 +119,7 @@ struct Args {
 struct Plan {
   bool backward = false;
   bool split = false;        // forward: one tile whose key blocks the workers share
+  bool direct = false;       // split: keys and values are read where they lie, not packed
   bool half = false;         // products in pairs of bfloat16: the type of q and the
                              // processor allow it
   int64_t rows = 0;          // queries of a tile
