@@ -14,6 +14,7 @@ namespace headloom::ops::fused {
 
 constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word each
 constexpr int64_t kMaxHeads = 64;
+constexpr int64_t kDirectQueries = 16;  // most that read a head's keys where they lie
 constexpr int64_t kMaxConvQueries = 8;
 constexpr int64_t kMaxConvKeys = 33;
 constexpr int64_t kAlign = 16;  // rows are padded to this many floats

@@ -94,8 +94,8 @@ void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
 }
 
 // The weights x of one block mixed: in x itself or a tile of the scratch.
-HL_INLINE const float* mixed_weights(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
-                                     const PackedBlock& keys, float* x) {
+HL_INLINE float* mixed_weights(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
+                               const PackedBlock& keys, float* x) {
   if (!a.post.present) return x;
   float* y = a.post.matrix ? w.tile[0] : x;
   tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
@@ -180,8 +180,8 @@ HL_INLINE Scratch scratch_of(const Args& a, const Plan& p, const Task& task, int
 
 // Calls f(i, end) for this worker's share of the tile's blocks, which ends before key `end`.
 template <typename F>
-HL_INLINE void own_blocks(const Args& a, const Plan& p, const Task& task, const Tile& tile, const Scratch& w,
-                          F&& f) {
+HL_INLINE void own_blocks(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                          const Scratch& w, F&& f) {
   const int64_t blocks = tile.blocks.end - tile.blocks.begin, k = p.workers == 1 ? 0 : task.worker;
   const int64_t end = blocks * (k + 1) / p.workers;
   for (int64_t i = blocks * k / p.workers; i < end; ++i) {
@@ -213,8 +213,8 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     if (a.pre.present) {
       tile_mix(a.pre, {w.pre_q, keys.pre}, tile.count, p.line, raw, x, false, nullptr);
     }
-    exponentials(a, p, tile.count, visible, x, w.high,
-                 w.block_high + i * p.height * p.heads_padded, w.total);
+    exponentials(a, p, tile.count, visible, x, w.high, w.block_high + i * p.height * p.heads_padded,
+                 w.total);
   });
 }
 

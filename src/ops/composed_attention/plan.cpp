@@ -3,9 +3,6 @@
 
 namespace headloom::ops::fused {
 
-// Up to so many queries dot products take less time than packing. Measured as below.
-constexpr int64_t kDirectQueries = 4;
-
 // Taller tiles read keys and values (backward also write their gradients) less often, lower ones
 // keep the row of weights nearer. Measured on two cores with 1 MiB of second-level and 32 MiB of
 // shared cache; the backward's three rows are held to what 64 queries of 8 heads need at 4096 keys.
@@ -32,7 +29,10 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   p.blocks = (a.S + kBlock - 1) / kBlock;
   p.split = !backward && !a.pre_conv.kernel && !a.post_conv.kernel && a.T <= 32 &&
             (a.T <= 16 || p.blocks >= 2 * workers);
-  p.direct = p.split && a.T <= kDirectQueries && a.k_stride[3] == 1 && a.v_stride[3] == 1;
+  // Measured: beyond, packing a key for all queries that read it costs less than their dot
+  // products.
+  p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&
+             a.k_stride[3] == 1 && a.v_stride[3] == 1;
   p.half = half && !p.direct;
   p.rows = p.split ? a.T : tile_rows(a, backward, workers);
   p.height = p.rows + halo < a.T ? p.rows + halo : a.T;
