@@ -162,9 +162,10 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   }
 }
 
-// Plain attention in the fused kernels rather than in scaled_dot_product_attention. For some 16 to
-// 60 queries against many more keys in float32 that has as fast a forward and a faster backward.
-// Whether a gradient is wanted does not count: results must not depend on it.
+// Plain attention in the fused kernels rather than in scaled_dot_product_attention. In float32 that
+// has as fast a forward and a faster backward for more queries than read their keys in place, but
+// fewer than 16 or a 32nd of the keys. Whether a gradient is wanted does not count: results must
+// not depend on it.
 bool fused_is_faster(const Tensor& q, const Tensor& k) {
   const c10::SymInt queries = q.sym_size(1);
   return q.scalar_type() == at::kBFloat16 ||
