@@ -14,6 +14,7 @@ namespace headloom::ops::fused {
 
 constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word each
 constexpr int64_t kMaxHeads = 64;
+constexpr int64_t kDirectQueries = 16;  // most that read a head's keys where they lie
 constexpr int64_t kMaxConvQueries = 8;
 constexpr int64_t kMaxConvKeys = 33;
 constexpr int64_t kAlign = 16;  // rows are padded to this many floats
@@ -119,6 +120,7 @@ struct Args {
 struct Plan {
   bool backward = false;
   bool split = false;        // forward: one tile whose key blocks the workers share
+  bool direct = false;       // split: keys and values are read where they lie, not packed
   bool half = false;         // products in pairs of bfloat16: the type of q and the
                              // processor allow it
   int64_t rows = 0;          // queries of a tile

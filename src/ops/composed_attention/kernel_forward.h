@@ -3,7 +3,7 @@
 // row. Second pass: normalise, mix, multiply with values.
 #pragma once
 
-#include "ops/composed_attention/kernel_tile.h"
+#include "ops/composed_attention/kernel_direct.h"
 
 namespace headloom::ops::fused {
 namespace {
@@ -93,15 +93,13 @@ void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
   }
 }
 
-// The weights x of one block mixed and multiplied with its values: added to the outputs.
-HL_INLINE void mixed_values(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
-                            const PackedBlock& keys, float* x) {
-  if (a.post.present) {
-    float* y = a.post.matrix ? w.tile[0] : x;
-    tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
-    x = y;
-  }
-  value_product(a, p, rows, w, keys, x);
+// The weights x of one block mixed: in x itself or a tile of the scratch.
+HL_INLINE float* mixed_weights(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
+                               const PackedBlock& keys, float* x) {
+  if (!a.post.present) return x;
+  float* y = a.post.matrix ? w.tile[0] : x;
+  tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
+  return y;
 }
 
 template <typename T>
@@ -166,7 +164,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
                  x, w.conv);
       hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x + tile.out * p.line);
     }
-    mixed_values(a, p, rows, w, keys, x + tile.out * p.line);
+    value_product(a, p, rows, w, keys, mixed_weights(a, p, rows, w, keys, x + tile.out * p.line));
   }
   write_outputs<T>(a, p, tile, w);
 }
@@ -180,13 +178,16 @@ HL_INLINE Scratch scratch_of(const Args& a, const Plan& p, const Task& task, int
                  p.workers == 1 ? task.scratch : task.scratch + (k - task.worker) * p.scratch);
 }
 
-// Calls f(i) for this worker's share of the tile's blocks.
+// Calls f(i, end) for this worker's share of the tile's blocks, which ends before key `end`.
 template <typename F>
-HL_INLINE void own_blocks(const Plan& p, const Task& task, const Tile& tile, const Scratch& w,
-                          F&& f) {
+HL_INLINE void own_blocks(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                          const Scratch& w, F&& f) {
   const int64_t blocks = tile.blocks.end - tile.blocks.begin, k = p.workers == 1 ? 0 : task.worker;
-  for (int64_t i = blocks * k / p.workers; i < blocks * (k + 1) / p.workers; ++i) {
-    if (any_visible(p, tile, w.visible, i, 0)) f(i);
+  const int64_t end = blocks * (k + 1) / p.workers;
+  for (int64_t i = blocks * k / p.workers; i < end; ++i) {
+    if (any_visible(p, tile, w.visible, i, 0)) {
+      f(i, lesser(a.S, (tile.blocks.begin + end) * kBlock));
+    }
   }
 }
 
@@ -195,13 +196,25 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
   const Scratch w = scratch(a, p, task.scratch);
   const Tile tile = make_tile(a, p, task.batch, 0);
   prepare_forward<T>(a, p, tile, w);
-  own_blocks(p, task, tile, w, [&](int64_t i) {
+  own_blocks(a, p, task, tile, w, [&](int64_t i, int64_t end) {
     const int64_t block = tile.blocks.begin + i;
-    pack_keys<T>(a, p, task.batch, block, packed_block(a, p, task.packed, block));
+    const PackedBlock keys = packed_block(a, p, task.packed, block);
+    const uint64_t* visible = w.visible + i * p.height;
     float* x = w.weights + i * p.chunk;
-    mixed_scores(a, p, task, tile, w, i, x);
-    exponentials(a, p, tile.count, w.visible + i * p.height, x, w.high,
-                 w.block_high + i * p.height * p.heads_padded, w.total);
+    float* raw = a.pre.matrix ? w.tile[0] : x;
+    if (p.direct) {
+      pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
+      direct_scores<T>(a, p, task.batch, block, seen_keys(tile.count, visible), end, w, raw);
+    } else {
+      pack_keys<T>(a, p, task.batch, block, keys);
+      score_product(a, p, tile.count, w, keys, raw);
+    }
+    add_bias(a, p, tile, block, raw);
+    if (a.pre.present) {
+      tile_mix(a.pre, {w.pre_q, keys.pre}, tile.count, p.line, raw, x, false, nullptr);
+    }
+    exponentials(a, p, tile.count, visible, x, w.high, w.block_high + i * p.height * p.heads_padded,
+                 w.total);
   });
 }
 
@@ -240,14 +253,21 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
   const Tile tile = make_tile(a, p, task.batch, 0);
   gather_rows(a, p, task, tile, w);
   finish_rows(a, p, tile, w.all_high, w.all_total, p.workers == 1 || task.worker == 0);
-  own_blocks(p, task, tile, w, [&](int64_t i) {
+  own_blocks(a, p, task, tile, w, [&](int64_t i, int64_t end) {
     const int64_t block = tile.blocks.begin + i;
     const PackedBlock keys = packed_block(a, p, task.packed, block);
-    pack_values<T>(a, p, task.batch, block, keys);
     float* x = w.weights + i * p.chunk;
     normalise(a, p, tile.count, w.all_high, w.block_high + i * p.height * p.heads_padded,
               w.all_total, x);
-    mixed_values(a, p, tile.count, w, keys, x);
+    if (p.direct) {
+      pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
+      const Range seen = seen_keys(tile.count, w.visible + i * p.height);
+      direct_values<T>(a, p, task.batch, block, seen, end, w,
+                       mixed_weights(a, p, tile.count, w, keys, x));
+    } else {
+      pack_values<T>(a, p, task.batch, block, keys);
+      value_product(a, p, tile.count, w, keys, mixed_weights(a, p, tile.count, w, keys, x));
+    }
   });
 }
 

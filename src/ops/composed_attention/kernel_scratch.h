@@ -20,7 +20,8 @@ struct Arena {
   }
 };
 
-// One key block, packed: read by every tile. Where plan.half is set two
+// One key block, packed: read by every tile; where plan.direct is set, only the weights of the
+// mixes. Where plan.half is set two
 // bfloat16 along the summed dimension take the place of one float, and the
 // second half of each head's piece is unused.
 struct PackedBlock {
@@ -35,16 +36,15 @@ struct PackedBlock {
 
 HL_INLINE PackedBlock packed_block(const Args& a, const Plan& p, float* base, int64_t block) {
   PackedBlock out;
-  const int64_t k = a.Gk * p.Dp * kBlock, kr = a.Gk * p.Dp * kBlock;
-  const int64_t v = a.Gv * p.Ep * kBlock, vr = a.Gv * p.Ep * kBlock;
+  const int64_t k = p.direct ? 0 : a.Gk * p.Dp * kBlock, v = p.direct ? 0 : a.Gv * p.Ep * kBlock;
   const int64_t pre = a.pre.key_side() ? a.H * a.pre.k_width() * kBlock : 0;
   const int64_t post = a.post.key_side() ? a.H1 * a.post.k_width() * kBlock : 0;
-  const int64_t size = k + pre + post + (p.backward ? kr + v : vr);
+  const int64_t size = k + v + pre + post + (p.backward ? k : 0);
   Arena arena{base + (p.split ? 0 : block) * size};
   out.k_panel = arena.take(k);
-  out.k_rows = arena.take(p.backward ? kr : 0);
+  out.k_rows = arena.take(p.backward ? k : 0);
   out.v_panel = arena.take(p.backward ? v : 0);
-  out.v_rows = arena.take(p.backward ? 0 : vr);
+  out.v_rows = arena.take(p.backward ? 0 : v);
   out.pre = arena.take(pre);
   out.post = arena.take(post);
   out.size = size;

@@ -144,22 +144,51 @@ HL_INLINE void pack_key_rows(const Plan& p, const T* source, const int64_t* stri
          : pack_rows(source, stride, n, kBlock, size, padded, 1, to);
 }
 
-// Key-side weights of one block, [h][k_width][kBlock].
+// to[h * to_line + s] for the heads of n keys.
 template <typename T>
-void pack_key_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, float* to) {
-  if (!mix.key_side()) return;
-  const int64_t width = mix.k_width(), rank = (width - 1) / 2;
-  fill(to, mix.in * width * kBlock, 0);
-  for (int64_t s = 0; s < n; ++s) {
-    for (int64_t h = 0; h < mix.in; ++h) {
-      float* at = to + h * width * kBlock + s;
-      for (int64_t r = 0; r < mix.k_rank; ++r) {
-        at[r * kBlock] = widen(mix.k_down.get<T>(batch, first + s, r, h));
-        at[(rank + r) * kBlock] = widen(mix.k_up.get<T>(batch, first + s, r, h));
+void pack_heads(const T* source, int64_t line, int64_t step, int64_t n, int64_t heads, float* to,
+                int64_t to_line) {
+  int64_t keys = 0, columns = 0;  // what is transposed in registers
+  if (step == 1) {
+    keys = n / 4 * 4;
+    columns = heads / 4 * 4;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      transpose(keys, columns, source, line, to, to_line);
+    } else {
+      float wide[kBlock * kMaxHeads];
+      for (int64_t s = 0; s < keys; ++s) {
+        for (int64_t h = 0; h < columns; h += 4) {
+          for (int64_t i = h; i < h + 4; ++i) wide[s * columns + i] = widen(source[s * line + i]);
+        }
       }
-      if (mix.k_gate.data) at[2 * rank * kBlock] = widen(mix.k_gate.get<T>(batch, first + s, h, 0));
+      transpose(keys, columns, wide, columns, to, to_line);
     }
   }
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t s = h < columns ? keys : 0; s < n; ++s) {
+      to[h * to_line + s] = widen(source[s * line + h * step]);
+    }
+  }
+}
+
+// Key-side weights of one block, [h][k_width][kBlock].
+template <typename T>
+void pack_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t block, float* to) {
+  if (!mix.key_side()) return;
+  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  const int64_t width = mix.k_width(), rank = (width - 1) / 2, line = width * kBlock;
+  // What nothing is written to: ranks and gates that are absent, keys behind the last.
+  if (n < kBlock || mix.k_rank < rank || !mix.k_gate.data) fill(to, mix.in * line, 0);
+  const auto pack = [&](const AnyView& view, int64_t r, int64_t heads_at, int64_t at) {
+    const T* source = static_cast<const T*>(view.data) + batch * view.stride[0] +
+                      first * view.stride[1] + r * view.stride[2];
+    pack_heads(source, view.stride[1], view.stride[heads_at], n, mix.in, to + at * kBlock, line);
+  };
+  for (int64_t r = 0; r < mix.k_rank; ++r) {
+    pack(mix.k_down, r, 3, r);
+    pack(mix.k_up, r, 3, rank + r);
+  }
+  if (mix.k_gate.data) pack(mix.k_gate, 0, 2, 2 * rank);
 }
 
 // Query-side weights of a tile, [t][h][q_width].
@@ -191,7 +220,7 @@ void pack_keys(const Args& a, const Plan& p, int64_t batch, int64_t block, const
     pack_columns(p, k, a.k_stride, n, a.D, to.k_panel + g * p.Dp * kBlock);
     if (p.backward) pack_key_rows(p, k, a.k_stride, n, a.D, p.Dp, to.k_rows + g * kBlock * p.Dp);
   }
-  pack_key_weights<T>(a.pre, batch, first, n, to.pre);
+  pack_key_weights<T>(a, a.pre, batch, block, to.pre);
 }
 
 // The same for values and after softmax.
@@ -208,7 +237,7 @@ void pack_values(const Args& a, const Plan& p, int64_t batch, int64_t block,
       pack_key_rows(p, v, a.v_stride, n, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
     }
   }
-  pack_key_weights<T>(a.post, batch, first, n, to.post);
+  pack_key_weights<T>(a, a.post, batch, block, to.post);
 }
 
 template <typename T>
@@ -329,18 +358,19 @@ void hide(int64_t rows, int64_t maps, int64_t line, const uint64_t* visible, flo
   }
 }
 
-// scores[r][h][s] = scale q k + bias for all rows and maps of a tile and one
-// block.
-void tile_scores(const Args& a, const Plan& p, const Tile& tile, int64_t block, const Scratch& w,
-                 const PackedBlock& keys, float* scores) {
-  score_product(a, p, tile.count, w, keys, scores);
+// scores[r][h][s] += bias for all rows and maps of a tile and one block.
+void add_bias(const Args& a, const Plan& p, const Tile& tile, int64_t block, float* scores) {
   if (!a.bias.data) return;
   const int64_t key = block * kBlock, n = lesser(kBlock, a.S - key);
   for (int64_t r = 0; r < tile.count; ++r) {
     for (int64_t h = 0; h < a.H; ++h) {
       const float* from = a.bias.at(tile.batch, h, tile.first + r, key);
       float* to = scores + r * p.line + h * kBlock;
-      for (int64_t s = 0; s < n; ++s) to[s] += from[s * a.bias.stride[3]];
+      int64_t s = 0;
+      if (a.bias.stride[3] == 1) {
+        for (; s + VL <= n; s += VL) store(to + s, load(to + s) + load(from + s));
+      }
+      for (; s < n; ++s) to[s] += from[s * a.bias.stride[3]];
     }
   }
 }
@@ -379,7 +409,8 @@ void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile
   const uint64_t* visible = w.raw_visible + i * p.height;
   if (!any_visible(p, tile, w.raw_visible, i, 0)) return;
   const int64_t block = tile.blocks.begin + i;
-  tile_scores(a, p, tile, block, w, packed_block(a, p, task.packed, block), to);
+  score_product(a, p, tile.count, w, packed_block(a, p, task.packed, block), to);
+  add_bias(a, p, tile, block, to);
   if (a.pre_conv.kernel) hide(tile.count, a.H, p.line, visible, to);
 }
 

@@ -7,6 +7,7 @@
 #include "ops/check.h"
 #include "ops/composed_attention/arguments.h"
 #include "ops/composed_attention/fused.h"
+#include "ops/composed_attention/kernel.h"
 #include "ops/dispatch.h"
 
 namespace headloom::ops {
@@ -161,12 +162,14 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   }
 }
 
-// Plain attention in the fused kernels rather than in scaled_dot_product_attention. For a few
-// queries against many keys in float32 that has as fast a forward and a faster backward. Whether a
-// gradient is wanted does not count: results must not depend on it.
+// Plain attention in the fused kernels rather than in scaled_dot_product_attention. In float32 that
+// has as fast a forward and a faster backward for more queries than read their keys in place, but
+// fewer than 16 or a 32nd of the keys. Whether a gradient is wanted does not count: results must
+// not depend on it.
 bool fused_is_faster(const Tensor& q, const Tensor& k) {
   const c10::SymInt queries = q.sym_size(1);
   return q.scalar_type() == at::kBFloat16 ||
+         TORCH_GUARD_OR_FALSE((queries * (q.size(2) / k.size(2))).sym_le(fused::kDirectQueries)) ||
          (TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
           TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(k.sym_size(1))));
 }

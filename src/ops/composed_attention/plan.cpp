@@ -19,7 +19,6 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   const auto padded = [](int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; };
   Plan p;
   p.backward = backward;
-  p.half = half;
   p.workers = workers;
   p.Dp = padded(a.D);
   p.Ep = padded(a.E);
@@ -30,6 +29,11 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   p.blocks = (a.S + kBlock - 1) / kBlock;
   p.split = !backward && !a.pre_conv.kernel && !a.post_conv.kernel && a.T <= 32 &&
             (a.T <= 16 || p.blocks >= 2 * workers);
+  // Measured: beyond, packing a key for all queries that read it costs less than their dot
+  // products.
+  p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&
+             a.k_stride[3] == 1 && a.v_stride[3] == 1;
+  p.half = half && !p.direct;
   p.rows = p.split ? a.T : tile_rows(a, backward, workers);
   p.height = p.rows + halo < a.T ? p.rows + halo : a.T;
   p.tiles = (a.T + p.rows - 1) / p.rows;
