@@ -240,8 +240,8 @@ TEST(ClassifyPairs, WhatCannotBeUsedIsRefused) {
                   "classify_pairs has length = 2, but bytes puts 1 tokens around two texts");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\nheld_out_path = 'x'"),
             "classify_pairs has 'held_out_path' but no 'path', expected the file to read");
-  EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 20\nchanged = 7"),
-            "classify_pairs has changed = 7, expected at most 6 with count = 20");
+  EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 7\nchanged = 4"),
+            "classify_pairs has changed = 4, expected at most count = 7 and symbols - count = 3");
 }
 
 TEST(ClassifyPairs, GeneratedPairsDifferInTheLettersThatChanged) {
@@ -419,9 +419,11 @@ TEST(FindSpan, WhatCannotBeUsedIsRefused) {
                 ": the question 'q?' has the answer 'c', but its context has 'b' at "
                 "answer_start = 2");
   expect_contains(error(squad("a b", {{"q?", "", 0}})), "has the answer ''");
+  EXPECT_EQ(error_of<UsageError>("type = 'find_span'\ncount = 9"),
+            "find_span has count = 9, expected at most symbols = 8");
 }
 
-TEST(FindSpan, GeneratedAnswersStandBehindTheirLetter) {
+TEST(FindSpan, GeneratedAnswersAreALetterAndItsDigits) {
   const auto task = task_of("type = 'find_span'\ncount = 4\ndigits = 3");
   EXPECT_EQ(task->length(), 18);
   const Batch batch = task->train_batch(0, 100);
@@ -432,13 +434,13 @@ TEST(FindSpan, GeneratedAnswersStandBehindTheirLetter) {
     ASSERT_EQ(text[1], '|');
     const auto [first, last] =
         std::pair(static_cast<size_t>(read.targets[0]), static_cast<size_t>(read.targets[1]));
-    EXPECT_EQ(text[first - 1], text[0]);
-    EXPECT_EQ(text.find_first_not_of("0123456789", first),
+    EXPECT_EQ(text[first], text[0]);
+    EXPECT_EQ(text.find_first_not_of("0123456789", first + 1),
               last + 1 < text.size() ? last + 1 : std::string::npos);
     EXPECT_EQ(batch.context[i].sum().item<int64_t>(), static_cast<int64_t>(text.size()) - 2);
     sizes.insert(read.targets[1] - read.targets[0]);
   }
-  EXPECT_EQ(sizes, (std::set<int64_t>{0, 1, 2}));
+  EXPECT_EQ(sizes, (std::set<int64_t>{1, 2, 3}));
 }
 
 }  // namespace

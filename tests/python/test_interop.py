@@ -223,12 +223,12 @@ def test_encoders_of_tags_spans_and_pairs(make, goal, tmp_path):
     settings = ["--set", f"task.path='{data}'", "--set", "task.length=40"]
     if goal == "TokenClassification":
         data.write_text(conll(rng, ["I-X", "O"]))
-        assert "labels = [\"O\", \"B-X\", \"I-X\"]" in (run / "config.toml").read_text()
+        assert "labels = ['O', 'B-X', 'I-X']" in (run / "config.toml").read_text()
     elif goal == "QuestionAnswering":
         data.write_text(squad(rng))
     else:
         data.write_text(pairs(rng))
-        settings = ["--set", f"task={{type='classify_pairs', path='{data}', length=40}}"]
+        settings = ["--set", f"task={{type='classify_pairs', path='{data}', length=40, labels=['no', 'yes']}}"]
     settings += ["--set", "task.held_out=1.0"]
     out = run / "logits.safetensors"
     headloom("eval", run, *settings, "--logits", out)

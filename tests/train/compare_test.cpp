@@ -182,7 +182,7 @@ model = { kind = "vit" }
   }
   EXPECT_EQ(outcome.tasks[2].tokens, 2 * 4 * (4 + 5)) << "source and target";
   EXPECT_EQ(outcome.tasks[3].tokens, 2 * 4);
-  EXPECT_EQ(outcome.tasks[2].unit, "images");
+  EXPECT_EQ(outcome.tasks[3].unit, "images");
 }
 
 TEST(Compare, RecordsAFailedRunAndGoesOn) {

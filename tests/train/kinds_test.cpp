@@ -159,9 +159,9 @@ TEST(Training, ReversingIsLearned) {
 
 TEST(Training, PairsTagsAndSpansAreLearned) {
   const TempFolder folder;
-  // Guesses are right in 50%, 29% and 6%.
+  // Right are of guesses 50%; of letters without their neighbours 59%; of letters with digits 33%.
   for (const auto& [name, right] :
-       {std::pair("pairs", 0.9), std::pair("tags", 0.95), std::pair("span", 0.8)}) {
+       {std::pair("pairs", 0.9), std::pair("tags", 0.75), std::pair("span", 0.8)}) {
     Node config = config_of(kind_run(folder, name),
                             "steps = 250\neval_every = 250\nbatch = 32\neval_sequences = 128");
     apply_override(config, "model.dropout=0");

@@ -15,20 +15,21 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz|";
-constexpr int64_t kAlphabet = 26;
+constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
 
 struct Options {
   FileOptions files{128};
   std::vector<std::string> labels;
-  int64_t count = 6;
-  int64_t changed = 1;
+  int64_t symbols = 10;
+  int64_t count = 4;
+  int64_t changed = 2;
 };
 
 class Shuffled final : public GeneratedTask {
  public:
   Shuffled(const Options& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, kAlphabet + 1, 2 * options.count + 1, eval_sequences, kLetters),
+      : GeneratedTask(seed, options.symbols + 1, 2 * options.count + 1, eval_sequences,
+                      std::string(kLetters, static_cast<size_t>(options.symbols)) + "|"),
         options_(options) {}
 
   Goal goal() const override { return Goal::label; }
@@ -36,7 +37,7 @@ class Shuffled final : public GeneratedTask {
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
-    return str("Pairs of ", options_.count,
+    return str("Pairs of ", options_.count, " of ", options_.symbols,
                " letters, the second the first in another order or so but for ", options_.changed,
                " of them; the answer is which; generated, ", eval_sequences(), " held out.");
   }
@@ -46,7 +47,8 @@ class Shuffled final : public GeneratedTask {
     const auto count = static_cast<size_t>(options_.count);
     const int64_t label = random.below(2);
     // The letters of the first, then those that may come in.
-    std::vector<int64_t> letters = random.distinct(kAlphabet, options_.count + options_.changed);
+    std::vector<int64_t> letters =
+        random.distinct(options_.symbols, options_.count + options_.changed);
     std::vector<int64_t> second(letters.begin(), letters.begin() + options_.count);
     for (size_t i = 0; label == 0 && i < static_cast<size_t>(options_.changed); ++i) {
       second[i] = letters[count + i];
@@ -55,7 +57,7 @@ class Shuffled final : public GeneratedTask {
     Sample sample{.inputs = {letters.begin(), letters.begin() + options_.count},
                   .targets = {label},
                   .second = options_.count + 1};
-    sample.inputs.push_back(kAlphabet);
+    sample.inputs.push_back(options_.symbols);
     sample.inputs.insert(sample.inputs.end(), second.begin(), second.end());
     return sample;
   }
@@ -160,17 +162,18 @@ struct ClassifyPairsSpec final : GeneratedSpec {
             at_least(2));
     f.field("labels", options.labels,
             "with path: the labels in the order of their classes; absent: those found, by name");
-    f.field("count", options.count, "generated: letters of each text", between<int64_t>(2, 25));
+    f.field("symbols", options.symbols, "generated: letters", between<int64_t>(3, 26));
+    f.field("count", options.count, "generated: letters of each text", at_least(2));
     f.field("changed", options.changed, "generated: letters that differ in pairs of class 0",
             at_least(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     options.files.check(type(), options.labels);
     if (options.files.path) return std::make_shared<Pairs>(options, seed, eval_sequences);
-    if (options.changed > std::min(options.count, kAlphabet - options.count)) {
-      usage_error("classify_pairs has changed = ", options.changed, ", expected at most ",
-                  std::min(options.count, kAlphabet - options.count),
-                  " with count = ", options.count);
+    if (options.changed > options.count || options.changed > options.symbols - options.count) {
+      usage_error("classify_pairs has changed = ", options.changed,
+                  ", expected at most count = ", options.count,
+                  " and symbols - count = ", options.symbols - options.count);
     }
     return std::make_shared<Shuffled>(options, seed, eval_sequences);
   }

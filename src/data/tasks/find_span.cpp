@@ -6,8 +6,8 @@
 // context [SEP]", others "question end context"; a context that is too long loses its last tokens,
 // and questions whose answer is then not whole are left out. White space between words is one
 // space; an answer is the tokens that hold its characters. Without: a letter is asked for, the
-// context is `count` different letters, each followed by one to `digits` digits, which are the
-// answer.
+// context is `count` different letters, each followed by one to `digits` digits; the letter and its
+// digits are the answer.
 #include <algorithm>
 
 #include "core/error.h"
@@ -21,43 +21,46 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789|";
-constexpr int64_t kLetters = 26, kDigits = 10;
+constexpr const char* kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+constexpr const char* kOthers = "0123456789|";
+constexpr int64_t kDigits = 10;
 
 struct Options {
   FileOptions files{384};
-  int64_t count = 6;
+  int64_t symbols = 8;
+  int64_t count = 4;
   int64_t digits = 3;
 };
 
 class Entries final : public GeneratedTask {
  public:
   Entries(const Options& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, kLetters + kDigits + 1, 2 + options.count * (1 + options.digits),
-                      eval_sequences, kCharacters),
+      : GeneratedTask(seed, options.symbols + kDigits + 1, 2 + options.count * (1 + options.digits),
+                      eval_sequences,
+                      std::string(kLetters, static_cast<size_t>(options.symbols)) + kOthers),
         options_(options) {}
 
   Goal goal() const override { return Goal::span; }
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::string describe() const override {
-    return str("A letter is asked for, and the one to ", options_.digits,
-               " digits behind it in a context of ", options_.count,
-               " letters with theirs are the answer; generated, ", eval_sequences(), " held out.");
+    return str("A letter is asked for, and in a context of ", options_.count, " of ",
+               options_.symbols, " letters it and the one to ", options_.digits,
+               " digits behind it are the answer; generated, ", eval_sequences(), " held out.");
   }
 
  protected:
   Sample draw(Random& random) const override {
-    const std::vector<int64_t> letters = random.distinct(kLetters, options_.count);
+    const std::vector<int64_t> letters = random.distinct(options_.symbols, options_.count);
     const int64_t asked = random.below(options_.count);
-    Sample sample{.inputs = {letters[static_cast<size_t>(asked)], kLetters + kDigits},
+    Sample sample{.inputs = {letters[static_cast<size_t>(asked)], options_.symbols + kDigits},
                   .targets = {},
                   .second = 2};
     for (int64_t i = 0; i < options_.count; ++i) {
-      sample.inputs.push_back(letters[static_cast<size_t>(i)]);
       const auto begin = static_cast<int64_t>(sample.inputs.size());
+      sample.inputs.push_back(letters[static_cast<size_t>(i)]);
       for (int64_t left = 1 + random.below(options_.digits); left > 0; --left) {
-        sample.inputs.push_back(kLetters + random.below(kDigits));
+        sample.inputs.push_back(options_.symbols + random.below(kDigits));
       }
       if (i == asked) sample.targets = {begin, static_cast<int64_t>(sample.inputs.size()) - 1};
     }
@@ -237,13 +240,17 @@ struct FindSpanSpec final : GeneratedSpec {
     options.files.fields(f, "JSON file of contexts, questions and answers (SQuAD 1.1)");
     f.field("length", options.files.length, "with path: tokens of the longest sequence (T)",
             at_least(2));
-    f.field("count", options.count, "generated: letters in the context",
-            between<int64_t>(2, kLetters));
+    f.field("symbols", options.symbols, "generated: letters there are", between<int64_t>(2, 26));
+    f.field("count", options.count, "generated: letters in the context", at_least(2));
     f.field("digits", options.digits, "generated: digits of the longest answer", at_least(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     options.files.check(type());
     if (options.files.path) return std::make_shared<Questions>(options, seed, eval_sequences);
+    if (options.count > options.symbols) {
+      usage_error("find_span has count = ", options.count,
+                  ", expected at most symbols = ", options.symbols);
+    }
     return std::make_shared<Entries>(options, seed, eval_sequences);
   }
 };
