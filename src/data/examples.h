@@ -21,8 +21,11 @@ struct FileOptions {
   void fields(Fields& f, const std::string& what);
   // Throws UsageError, naming the task, for options that do not fit.
   void check(const std::string& task, const std::vector<std::string>& labels = {}) const;
-  // nullptr where there is none, as TaskSpec has it.
+  // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.
   std::string* tokenizer_file() { return tokenizer == "bytes" ? nullptr : &tokenizer; }
+  std::shared_ptr<const Tokenizer> own_tokenizer() const {
+    return path || tokenizer != "bytes" ? make_tokenizer(tokenizer) : nullptr;
+  }
 };
 
 // The lines of a text file without what ends them. Throws Error where it cannot be read or is not

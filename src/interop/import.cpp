@@ -195,8 +195,8 @@ ImportedModel read_folder(const std::string& folder) {
   result.tokenizer = tokenizer_in(folder, result.note);
   if (result.config.model.kind == "vit") result.note.clear();
   if (result.config.model.has_classes()) {
-    for (size_t i = 0; settings.has(str("id2label.", i)); ++i) {
-      result.labels.push_back(settings.text(str("id2label.", i)));
+    for (int64_t i = 0; i < result.config.model.classes; ++i) {
+      result.labels.push_back(settings.text(str("id2label.", i), str("LABEL_", i)));
     }
   }
   {

@@ -410,3 +410,51 @@ def test_bert_with_its_tokenizer(tmp_path):
     headloom("export", run, "--out", tmp_path / "back")
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded(sentence, add_special_tokens=False)["input_ids"] == words.encode(sentence, add_special_tokens=False).ids
+
+
+def test_words_and_answers_are_those_of_its_tokenizer(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = tokenizers.BertWordPieceTokenizer()
+    sentence = "The weaver's loom (of 1990s oak) threads 12,5 heads. "
+    pieces.train_from_iterator([sentence * 5], vocab_size=90, show_progress=False)
+    pieces.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    for goal in ("TokenClassification", "QuestionAnswering"):
+        theirs, run = tmp_path / goal, tmp_path / f"run-{goal}"
+        saved(lambda: bert(goal, vocab_size=90), theirs)
+        pieces.save(str(theirs / "tokenizer.json"))
+        headloom("import", theirs, "--out", run)
+        headloom("export", run, "--out", tmp_path / f"back-{goal}")
+        words = transformers.AutoTokenizer.from_pretrained(tmp_path / f"back-{goal}")
+        data = tmp_path / f"data-{goal}"
+        settings = ["--set", f"task.path='{data}'", "--set", "task.held_out=1.0", "--set", "task.length=60"]
+        if goal == "TokenClassification":
+            data.write_text("".join(f"{word}\tLABEL_{i % 2}\n" for i, word in enumerate(sentence.split())))
+            headloom("eval", run, *settings, "--logits", tmp_path / "l.safetensors")
+            ours = load_file(tmp_path / "l.safetensors")
+            there = words(sentence.split(), is_split_into_words=True)
+            first, targets = None, []
+            for word in there.word_ids():
+                targets.append(-100 if word is None or word == first else word % 2)
+                first = word
+            length = ours["lengths"][0]
+            assert ours["tokens"][0, :length].tolist() == there["input_ids"]
+            assert ours["targets"][0, :length].tolist() == targets
+            continue
+        places = [(i, j) for i in range(len(sentence)) for j in (i + 3, i + 9) if sentence[i : i + 1].strip() and j < len(sentence)]
+        qas = [{"id": "q", "question": "Of what?", "answers": [{"text": sentence[i:j], "answer_start": i}]} for i, j in places]
+        data.write_text(json.dumps({"data": [{"paragraphs": [{"context": sentence, "qas": qas}]}]}))
+        headloom("eval", run, *settings, "--logits", tmp_path / "l.safetensors")
+        ours = load_file(tmp_path / "l.safetensors")
+        there = words("Of what?", sentence, return_offsets_mapping=True)
+        length = ours["lengths"][0]
+        assert ours["tokens"][0, :length].tolist() == there["input_ids"]
+        assert ours["segments"][0, :length].tolist() == there["token_type_ids"]
+        wanted = set()
+        for i, j in places:
+            inside = [
+                t
+                for t, (begin, end) in enumerate(there["offset_mapping"])
+                if there.sequence_ids()[t] == 1 and begin < j and end > i
+            ]
+            wanted.add((inside[0], inside[-1]))
+        assert {tuple(target) for target in ours["targets"].tolist()} <= wanted

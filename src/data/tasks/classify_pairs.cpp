@@ -151,7 +151,7 @@ struct ClassifyPairsSpec final : GeneratedSpec {
   std::string type() const override { return "classify_pairs"; }
   std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
   std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.path ? make_tokenizer(options.files.tokenizer) : nullptr;
+    return options.files.own_tokenizer();
   }
   std::vector<std::string>* labels() override { return &options.labels; }
 

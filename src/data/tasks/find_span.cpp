@@ -232,7 +232,7 @@ struct FindSpanSpec final : GeneratedSpec {
   std::string type() const override { return "find_span"; }
   std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
   std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.path ? make_tokenizer(options.files.tokenizer) : nullptr;
+    return options.files.own_tokenizer();
   }
 
  protected:

@@ -187,7 +187,7 @@ struct TagTextSpec final : GeneratedSpec {
   std::string type() const override { return "tag_text"; }
   std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
   std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.path ? make_tokenizer(options.files.tokenizer) : nullptr;
+    return options.files.own_tokenizer();
   }
   std::vector<std::string>* labels() override { return &options.labels; }
 
