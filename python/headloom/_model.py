@@ -144,14 +144,15 @@ class Model(Lent):
             inputs: tokens ``[B, T]``, integers; of a vision transformer images ``[B, channels, height, width]``.
             lengths: ``[B]`` int64, how many tokens of each sequence are real.
             documents: ``[B, T]`` int64 ids; attention stays inside a document.
-            segments: ``[B, T]`` int64, of a model with segment embeddings.
+            segments: ``[B, T]`` int64, which of its segment embeddings each token has; all the first where absent.
             source: ``[B, S]``, what an encoder-decoder reads; ``inputs`` is then what it writes.
             source_lengths: ``[B]`` int64, as ``lengths``.
             auxiliary: also return what the layers want added to the loss, a scalar (mixtures of experts: the
                 balance of their load).
 
         Returns:
-            ``[B, T, vocabulary]``, or ``[B, classes]`` of a model that labels its input; with ``auxiliary`` a pair.
+            ``[B, T, vocabulary]``; ``[B, classes]`` of a model that labels its input, ``[B, T, classes]`` of one that
+            tags it, ``[B, T, 2]`` (begin and end) of one that finds a span; with ``auxiliary`` a pair.
 
         Raises:
             ValueError: an input does not fit the model; the message names it.

@@ -5,8 +5,8 @@
 
 #include <filesystem>
 
+#include "core/json.h"
 #include "interop/convert.h"
-#include "interop/json.h"
 #include "lending.h"
 #include "model/generation.h"
 #include "train/load.h"
@@ -40,8 +40,7 @@ void check_sizes(const ModelConfig& config) {
     expect("max_source_length", config.max_source_length || config.kind != "encoder_decoder",
            "the longest source");
   }
-  expect("classes", config.classes || (config.kind != "vit" && config.head != "label"),
-         "the number of labels");
+  expect("classes", config.classes || !config.has_classes(), "the number of labels");
 }
 
 std::shared_ptr<Module> build(const std::string& spec) {
@@ -85,6 +84,16 @@ void check_like_tokens(const char* name, const OptionalTensor& t, const Tensor& 
                     ", expected int64 ", tokens.sym_sizes(), " as the tokens.");
 }
 
+void check_segments(const OptionalTensor& segments, int64_t kinds, bool traced) {
+  if (!segments) return;
+  TORCH_CHECK_VALUE(kinds > 0, "segments is given, but the model has no embeddings for them.");
+  if (traced || segments->numel() == 0) return;
+  const auto [low, high] = at::aminmax(*segments);
+  TORCH_CHECK_VALUE(low.item<int64_t>() >= 0 && high.item<int64_t>() < kinds,
+                    "segments has ids from ", low.item<int64_t>(), " to ", high.item<int64_t>(),
+                    ", expected 0 to ", kinds - 1, ".");
+}
+
 // What each kind of model reads.
 void check_input(const ModelConfig& config, const ModelInput& input, bool traced) {
   const auto present = [&](const char* name, const Tensor& t, bool wanted) {
@@ -120,6 +129,7 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
       check_lengths("lengths", lengths, input.tokens);
       check_like_tokens("documents", documents, input.tokens);
       check_like_tokens("segments", segments, input.tokens);
+      check_segments(segments, built.config().segments.value_or(0), traced);
     }
     if (input.source.defined()) {
       check_lengths("source_lengths", source_lengths, input.source);

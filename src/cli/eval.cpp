@@ -55,7 +55,8 @@ int run(const Arguments& a) {
     NamedTensors tensors;
     for (const auto& [name, tensor] :
          {std::pair("tokens", first.inputs), std::pair("source", first.source),
-          std::pair("images", first.images), std::pair("targets", first.targets),
+          std::pair("images", first.images), std::pair("segments", first.segments),
+          std::pair("lengths", first.lengths), std::pair("targets", first.targets),
           std::pair("logits", loaded.model->forward(model_input(first)))}) {
       if (tensor.defined()) tensors.emplace_back(name, tensor);
     }
@@ -83,7 +84,8 @@ int run(const Arguments& a) {
     std::printf("%s\n", json.dump(1).c_str());
     return 0;
   }
-  const bool label = task->goal() == data::Goal::label || task->goal() == data::Goal::image_label;
+  const data::Goal goal = task->goal();
+  const bool label = goal == data::Goal::label || goal == data::Goal::image_label;
   std::printf("%s, step %lld, %lld held-out examples (%lld targets)\n", a.model.c_str(),
               static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
               static_cast<long long>(e.tokens));
@@ -101,9 +103,10 @@ int run(const Arguments& a) {
                 human_bytes(static_cast<double>(e.state_bytes)).c_str());
   }
   std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy,
-              task->exact_match() ? "answers, exact match"
-              : label             ? "labels"
-                                  : "target tokens");
+              task->exact_match()        ? "answers, exact match"
+              : label                    ? "labels"
+              : goal == data::Goal::tags ? "tags"
+                                         : "target tokens");
   return 0;
 }
 

@@ -22,7 +22,7 @@ bool is_held_out(const Sample& sample) {
 }
 
 // [B, width]: each row a sample's tokens, then `padding`.
-at::Tensor rows_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::*tokens,
+at::Tensor rows_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::* tokens,
                    int64_t width, int64_t padding) {
   const auto count = static_cast<int64_t>(samples.size());
   at::Tensor rows = at::full({count, width}, padding, at::kLong);
@@ -34,7 +34,7 @@ at::Tensor rows_of(const std::vector<Sample>& samples, std::vector<int64_t> Samp
   return rows;
 }
 
-at::Tensor sizes_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::*tokens) {
+at::Tensor sizes_of(const std::vector<Sample>& samples, std::vector<int64_t> Sample::* tokens) {
   std::vector<int64_t> sizes;
   for (const Sample& sample : samples) {
     sizes.push_back(static_cast<int64_t>((sample.*tokens).size()));
@@ -42,18 +42,34 @@ at::Tensor sizes_of(const std::vector<Sample>& samples, std::vector<int64_t> Sam
   return at::tensor(sizes, at::kLong);
 }
 
+// [B, width] bool: each row true in [begin, end).
+template <typename Range>
+at::Tensor marked(const std::vector<Sample>& samples, int64_t width, const Range& range) {
+  at::Tensor out = at::zeros({static_cast<int64_t>(samples.size()), width}, at::kBool);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const auto [begin, end] = range(samples[i]);
+    out[static_cast<int64_t>(i)].slice(0, begin, end).fill_(true);
+  }
+  return out;
+}
+
 }  // namespace
 
 Batch batch_of(const Task& task, const std::vector<Sample>& samples) {
   const Goal goal = task.goal();
   Batch batch{.inputs = rows_of(samples, &Sample::inputs, task.length(), 0)};
-  if (goal == Goal::label) {
-    batch.targets = rows_of(samples, &Sample::targets, 1, kIgnore).squeeze(1);
-  } else {
-    batch.targets = rows_of(samples, &Sample::targets, task.length(), kIgnore);
+  const int64_t targets = goal == Goal::label ? 1 : goal == Goal::span ? 2 : task.length();
+  batch.targets = rows_of(samples, &Sample::targets, targets, kIgnore);
+  if (goal == Goal::label) batch.targets = batch.targets.squeeze(1);
+  if (goal != Goal::next_token) batch.lengths = sizes_of(samples, &Sample::inputs);
+  if (task.segments() > 0) {
+    batch.segments = marked(samples, task.length(), [](const Sample& sample) {
+                       return std::array{sample.second, static_cast<int64_t>(sample.inputs.size())};
+                     }).to(at::kLong);
   }
-  if (goal == Goal::label || goal == Goal::sequence) {
-    batch.lengths = sizes_of(samples, &Sample::inputs);
+  if (goal == Goal::span) {
+    batch.context =
+        marked(samples, task.length(), [](const Sample& sample) { return sample.context; });
   }
   if (goal == Goal::sequence) {
     batch.source = rows_of(samples, &Sample::source, task.source_length(), 0);
@@ -154,8 +170,10 @@ void GeneratedSpec::fields(Fields& f) {
 std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {
   std::shared_ptr<Task> task = make(seed);
   // Options that allow too few sequences are refused here rather than in the middle of a run.
-  task->train_batch(0, 1);
-  task->eval_batch(0, 1);
+  if (dynamic_cast<GeneratedTask*>(task.get()) != nullptr) {
+    task->train_batch(0, 1);
+    task->eval_batch(0, 1);
+  }
   return task;
 }
 

@@ -7,9 +7,12 @@
 namespace headloom::data {
 
 struct Sample {
-  std::vector<int64_t> inputs;       // T tokens; for Goal::label and Goal::sequence T or fewer
-  std::vector<int64_t> targets;      // as many, kIgnore where there is no loss; or one label
-  std::vector<int64_t> source = {};  // Goal::sequence: S tokens or fewer
+  std::vector<int64_t> inputs;   // T tokens; but for Goal::next_token T or fewer
+  std::vector<int64_t> targets;  // as many, kIgnore where there is no loss; one label; or first and
+                                 // last position
+  std::vector<int64_t> source = {};         // Goal::sequence: S tokens or fewer
+  int64_t second = 0;                       // where the second segment begins; 0: there is one
+  std::array<int64_t, 2> context = {0, 0};  // Goal::span: [begin, end) of what may be the answer
 };
 
 // Samples as a batch of `task`, padded to its lengths; goals whose sequences may be shorter say how

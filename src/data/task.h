@@ -30,18 +30,25 @@ enum class Goal {
   masked_token,  // targets[b][t] is the token that inputs[b][t] hides, kIgnore elsewhere: an
                  // encoder
   label,         // targets[b] is the class of inputs[b]: an encoder with a classification head
-  sequence,      // inputs and targets as for next_token, given source: an encoder-decoder
-  image_label,   // targets[b] is the class of images[b]: a vision transformer
+  tags,         // targets[b][t] is the class of inputs[b][t], kIgnore where it has none: an encoder
+  span,         // targets[b] are the first and the last position of the answer in inputs[b]: an
+                // encoder
+  sequence,     // inputs and targets as for next_token, given source: an encoder-decoder
+  image_label,  // targets[b] is the class of images[b]: a vision transformer
 };
 
 // B examples, in main memory. What a goal does not use is undefined.
 struct Batch {
   at::Tensor inputs = {};   // [B,T] int64
-  at::Tensor targets = {};  // [B,T] or, for labels, [B]; int64, kIgnore where there is no loss
+  at::Tensor targets = {};  // [B,T] or, for labels, [B], for spans [B,2]; int64, kIgnore where
+                            // there is no loss
   at::Tensor documents =
       {};  // [B,T] int64: attention stays among equal ids; undefined: one document a row
-  at::Tensor lengths = {};  // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
-  at::Tensor source = {};   // [B,S] int64
+  at::Tensor lengths = {};   // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
+  at::Tensor segments = {};  // [B,T] int64: 0 in the first of two texts, 1 in the second;
+                             // undefined: there is one
+  at::Tensor context = {};         // [B,T] bool: where the answer of a span may begin and end
+  at::Tensor source = {};          // [B,S] int64
   at::Tensor source_lengths = {};  // [B] int64, as lengths
   at::Tensor images = {};  // [B,channels,height,width] float32, about zero mean and unit spread
 };
@@ -63,8 +70,12 @@ class Task {
   virtual int64_t length() const = 0;
   // S, of every batch of an encoder-decoder.
   virtual int64_t source_length() const { return 0; }
-  // Classes of a label or an image.
+  // Classes of a label, an image or each token.
   virtual int64_t classes() const { return 0; }
+  // Their names, where they have some.
+  virtual std::vector<std::string> labels() const { return {}; }
+  // Kinds of segments, where inputs are made of several.
+  virtual int64_t segments() const { return 0; }
   // channels, height, width of an image.
   virtual std::array<int64_t, 3> image_shape() const { return {0, 0, 0}; }
 
@@ -112,6 +123,9 @@ struct TaskSpec {
   virtual std::shared_ptr<const Tokenizer> tokenizer() const { return nullptr; }
   // The option that names the tokenizer's file, nullptr where none is used: a run keeps a copy.
   virtual std::string* tokenizer_file() { return nullptr; }
+  // The option that names the classes in their order, nullptr where there is none: a run keeps
+  // those that were found, so that other data is read by them.
+  virtual std::vector<std::string>* labels() { return nullptr; }
 };
 
 // --- The registry (registry.cpp): one line a task.

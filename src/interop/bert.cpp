@@ -1,6 +1,6 @@
 // BERT (Devlin et al. 2019) and FNet (Lee-Thorp et al. 2022), which is BERT with Fourier transforms
-// for attention and a linear map behind the embedding: masked tokens, or a label for the whole
-// text.
+// for attention and a linear map behind the embedding: masked tokens, a label for the whole text,
+// tags of its tokens, or the span of an answer.
 #include "core/error.h"
 #include "core/text.h"
 #include "interop/family.h"
@@ -10,15 +10,24 @@ namespace {
 
 int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 12); }
 
-// What the file's model predicts: "tokens" or "label". `kind` is "Bert" or "FNet".
+// Ends of architectures' names, and what such a model predicts. Of several with one head the first
+// is written.
+constexpr std::pair<const char*, const char*> kHeads[] = {{"ForMaskedLM", "tokens"},
+                                                          {"ForPreTraining", "tokens"},
+                                                          {"ForSequenceClassification", "label"},
+                                                          {"ForTokenClassification", "tags"},
+                                                          {"ForQuestionAnswering", "span"}};
+
+// What the file's model predicts. `kind` is "Bert" or "FNet".
 std::string head_of(const Settings& c, const std::string& kind) {
-  const std::string masked = kind + "ForMaskedLM", pretraining = kind + "ForPreTraining",
-                    label = kind + "ForSequenceClassification";
-  const std::string architecture = c.text("architectures.0", masked);
-  if (architecture == label) return "label";
-  if (architecture == masked || architecture == pretraining) return "tokens";
-  usage_error(c.path(), ": 'architectures' names ", architecture, ", expected ", masked, ", ",
-              pretraining, " or ", label, ".");
+  const std::string architecture = c.text("architectures.0", kind + kHeads[0].first);
+  std::vector<std::string> names;
+  for (const auto& [end, head] : kHeads) {
+    names.push_back(kind + end);
+    if (architecture == names.back()) return head;
+  }
+  usage_error(c.path(), ": 'architectures' names ", architecture, ", expected one of ", join(names),
+              ".");
 }
 
 // transformers counts labels by their names.
@@ -36,6 +45,8 @@ Node with_names(Node config, const Settings& m) {
   config.set("id2label", names);
   return config;
 }
+
+bool has_classes(const std::string& head) { return head == "label" || head == "tags"; }
 
 // What both have, `mixer` aside.
 Node encoder(const Settings& c, const std::string& head, const std::string& act, int64_t vocabulary,
@@ -59,13 +70,16 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
                     {"output_bias", tokens},
                     {"transform", tokens},
                     {"pool", "first"},
-                    {"pooler", !tokens}});
+                    {"pooler", head == "label"}});
   const std::string activation_here = activation(c, "hidden_act", act);
   if (tokens) {  // the transform's too
     c.only("hidden_act", {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
     out.set("transform_activation", Value(activation_here));
-  } else {
+  } else if (has_classes(head)) {
     out.set("classes", Value(classes_of(c)));
+  } else if (classes_of(c) != 2) {
+    usage_error(c.path(), ": has ", classes_of(c),
+                " labels, expected the 2 of a span, its begin and its end.");
   }
   return with_layer(out, mixer,
                     table({{"type", "mlp"},
@@ -109,8 +123,10 @@ Rules encoder_rules(const Settings& c, const std::string& prefix, const std::str
     add_linear(out, "transform", {"cls.predictions.transform.dense"}, true);
     add_norm(out, "transform_norm", "cls.predictions.transform.LayerNorm", true);
     out.push_back({.ours = "output_bias", .theirs = {"cls.predictions.bias"}});
+  } else if (head == "span") {
+    add_linear(out, "span", {"qa_outputs"}, true);
   } else {
-    add_linear(out, "pooler", {prefix + "pooler.dense"}, true);
+    if (head == "label") add_linear(out, "pooler", {prefix + "pooler.dense"}, true);
     add_linear(out, "classifier", {"classifier"}, true);
   }
   return out;
@@ -134,19 +150,23 @@ Rules fnet_rules(const Settings& c) {
 }
 
 Node encoder_config(const Settings& m, const std::string& kind) {
-  const bool tokens = m.text("head", "tokens") == "tokens";
+  const std::string head = m.text("head", "tokens");
+  std::string end;
+  for (const auto& [name, what] : kHeads) {
+    if (end.empty() && head == what) end = name;
+  }
   Node architectures;
-  architectures.value = Array{Value(kind + (tokens ? "ForMaskedLM" : "ForSequenceClassification"))};
+  architectures.value = Array{Value(kind + end)};
   Node out = table({{"architectures", architectures},
                     {"vocab_size", m.integer("vocabulary")},
                     {"max_position_embeddings", m.integer("max_length")},
                     {"hidden_size", m.integer("width")},
                     {"num_hidden_layers", m.integer("depth")},
-                    {"type_vocab_size", m.integer("segments")},
+                    {"type_vocab_size", m.integer("segments", 0)},
                     {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
                     {"hidden_act", their_activation(m, "layer.0.channel.activation")},
                     {"layer_norm_eps", m.real("norm_eps")}});
-  return tokens ? out : with_names(std::move(out), m);
+  return has_classes(head) ? with_names(std::move(out), m) : out;
 }
 
 Node bert_config(const Settings& m) {
@@ -175,7 +195,7 @@ const std::vector<std::string> kIgnored = {"position_ids",
 Family bert_family() {
   return {.name = "bert",
           .architecture = "BertForMaskedLM",
-          .doc = "BERT with masked tokens or a label to predict",
+          .doc = "BERT with masked tokens, a label, tags or a span to predict",
           .prefixes = {"bert."},
           .ignored = kIgnored,
           .model = bert,
@@ -186,7 +206,7 @@ Family bert_family() {
 Family fnet_family() {
   return {.name = "fnet",
           .architecture = "FNetForMaskedLM",
-          .doc = "FNet with masked tokens or a label to predict",
+          .doc = "FNet with masked tokens, a label, tags or a span to predict",
           .prefixes = {"fnet."},
           .ignored = kIgnored,
           .model = fnet,

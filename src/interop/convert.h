@@ -20,9 +20,10 @@ struct Converted {
 struct ImportedModel {
   std::string family = {};
   RunConfig config = {};
-  std::shared_ptr<Model> model = {};  // in evaluation mode
-  std::string tokenizer = {};         // its file, or ""
-  std::string note = {};              // a sentence for the user, or ""
+  std::shared_ptr<Model> model = {};     // in evaluation mode
+  std::string tokenizer = {};            // its file, or ""
+  std::vector<std::string> labels = {};  // names of its classes, where the folder has them
+  std::string note = {};                 // a sentence for the user, or ""
 };
 
 // Throws UsageError naming the key that no model of ours expresses; Error naming the file or tensor
@@ -30,10 +31,10 @@ struct ImportedModel {
 ImportedModel read_folder(const std::string& folder);
 
 // Writes a model as the run `out`: config.toml, checkpoints/step-0 and the tokenizer, a file or "".
-// Its task is what it can be evaluated on, once --set names the data. Throws UsageError for a run
-// that is there.
+// Its task is what it can be evaluated on, once --set names the data; `labels` are the names of its
+// classes, where they are known. Throws UsageError for a run that is there.
 void write_run(const std::string& out, const ModelConfig& config, const Model& model,
-               const std::string& tokenizer);
+               const std::string& tokenizer, const std::vector<std::string>& labels = {});
 
 // Writes the model in `folder` as the run `out`: config.toml, checkpoints/step-0, the tokenizer.
 // Throws as read_folder() and write_run() do.

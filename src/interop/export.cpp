@@ -5,10 +5,10 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/text.h"
 #include "interop/convert.h"
 #include "interop/family.h"
-#include "interop/json.h"
 #include "model/model.h"
 #include "train/checkpoint.h"
 #include "train/load.h"
@@ -24,6 +24,21 @@ Node canonical(ModelConfig config) {
   config.dropout = 0;
   config.init_std = 0.02;
   if (!config.norm_eps) config.norm_eps = config.norm == "layer_norm" ? 1e-5 : 1e-6;
+  if (config.kind == "encoder") {
+    const ModelConfig plain;
+    if (!config.segments) config.segments = 0;
+    if (config.head != "tokens") {
+      config.transform = plain.transform;
+      config.transform_activation = plain.transform_activation;
+      config.output_bias = plain.output_bias;
+      config.tied = plain.tied;
+    }
+    if (config.head != "label") {
+      config.pool = plain.pool;
+      config.pooler = plain.pooler;
+    }
+    if (!config.has_classes()) config.classes = plain.classes;
+  }
   if (config.position.type != "rope") config.position = {.type = config.position.type};
   std::vector<LayerConfig> layers;
   for (int64_t i = 0; i < config.depth; ++i) {
@@ -147,6 +162,22 @@ void write_tokenizer(LoadedRun& run, Node& config, const std::string& out) {
   config.set("bos_token_id", Value(tokenizer->start_token().value_or(tokenizer->end_token())));
 }
 
+// The names of the classes, where the task has them, in place of numbers.
+void write_labels(LoadedRun& run, Node& config) {
+  const std::vector<std::string>* labels = run.config.task->labels();
+  Node* names = config.find("id2label");
+  if (names == nullptr) return;
+  for (size_t i = 0; labels != nullptr && i < labels->size(); ++i) {
+    names->set(std::to_string(i), Value((*labels)[i]));
+  }
+  Node numbers;
+  int64_t number = 0;
+  for (const auto& [key, name] : names->table()) {
+    numbers.set(std::get<std::string>(name.value), Value(number++));
+  }
+  config.set("label2id", std::move(numbers));
+}
+
 }  // namespace
 
 Converted export_run(const std::string& folder, const std::string& checkpoint,
@@ -189,6 +220,7 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
   Converted result{.family = chosen->name};
   make_folders(out);
   write_tokenizer(run, config, out);
+  write_labels(run, config);
   config.set("model_type", Value(chosen->name));
   if (config.find("architectures") == nullptr) {
     Node architectures;

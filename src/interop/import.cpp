@@ -6,10 +6,10 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/text.h"
 #include "interop/convert.h"
 #include "interop/family.h"
-#include "interop/json.h"
 #include "interop/weights.h"
 #include "model/model.h"
 #include "train/checkpoint.h"
@@ -147,16 +147,25 @@ void check_sizes(const Node& node, double width, const std::string& key, const W
 }
 
 // What the imported model can be evaluated on, once --set names the data.
-Node task_for(const ModelConfig& model, const std::string& tokenizer) {
+Node task_for(const ModelConfig& model, const std::string& tokenizer,
+              const std::vector<std::string>& labels) {
   if (model.kind == "vit") return table({{"type", "images"}, {"size", *model.image.height}});
   const int64_t length = std::min<int64_t>(model.max_length.value_or(1024), 1024);
   const char* type = model.kind != "encoder" ? "text"
                      : model.head == "label" ? "classify_text"
+                     : model.head == "tags"  ? "tag_text"
+                     : model.head == "span"  ? "find_span"
                                              : "masked_text";
   if (model.kind == "encoder_decoder") return table({{"type", "sequence"}});
   Node out = table({{"type", type}, {"length", length}});
   if (!tokenizer.empty()) {
     out.set("tokenizer", Value(fs::path(tokenizer).filename().string()));
+  }
+  if (model.head == "tags" && !labels.empty()) {
+    Node names;
+    names.value = Array(labels.size());
+    for (size_t i = 0; i < labels.size(); ++i) names.array()[i] = Value(labels[i]);
+    out.set("labels", std::move(names));
   }
   return out;
 }
@@ -185,6 +194,11 @@ ImportedModel read_folder(const std::string& folder) {
   result.config = read_run_config(root);
   result.tokenizer = tokenizer_in(folder, result.note);
   if (result.config.model.kind == "vit") result.note.clear();
+  if (result.config.model.has_classes()) {
+    for (int64_t i = 0; i < result.config.model.classes; ++i) {
+      result.labels.push_back(settings.text(str("id2label.", i), str("LABEL_", i)));
+    }
+  }
   {
     WithoutValues no_values;
     result.model = build_model(result.config.model);
@@ -196,10 +210,10 @@ ImportedModel read_folder(const std::string& folder) {
 }
 
 void write_run(const std::string& out, const ModelConfig& model_config, const Model& model,
-               const std::string& tokenizer) {
+               const std::string& tokenizer, const std::vector<std::string>& labels) {
   if (fs::exists(out + "/config.toml")) usage_error(out, ": already holds a run.");
   Node root;
-  root.set("task", task_for(model_config, tokenizer));
+  root.set("task", task_for(model_config, tokenizer, labels));
   RunConfig config = read_run_config(root);
   config.model = model_config;
   make_folders(out);
@@ -215,7 +229,7 @@ Converted import_folder(const std::string& folder, const std::string& out) {
   const ImportedModel read = read_folder(folder);
   Converted result{.family = read.family, .note = read.note};
   for (const Tensor& p : read.model->parameters()) result.parameters += p.numel();
-  write_run(out, read.config.model, *read.model, read.tokenizer);
+  write_run(out, read.config.model, *read.model, read.tokenizer, read.labels);
   return result;
 }
 

@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text.h"
-#include "interop/json.h"
 #include "interop/torch_file.h"
 
 namespace headloom {

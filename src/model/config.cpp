@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/text.h"
 #include "model/model.h"
 
 namespace headloom {
@@ -82,10 +83,14 @@ void ModelConfig::fields(Fields& f) {
     f.field("output_bias", output_bias, "a bias for each token's score");
   }
   if (encoder) {
-    f.field("segments", segments, "kinds of segment embeddings; 0: none", at_least(0));
-    f.field("head", head, "what is predicted, tokens or a label; absent: what the task asks");
-    if (head && *head != "tokens" && *head != "label") {
-      usage_error("'model.head' is \"", *head, "\", expected one of tokens, label.");
+    f.field("segments", segments, "kinds of segment embeddings; 0: none; absent: the task's",
+            at_least(0));
+    f.field("head", head,
+            "what is predicted: tokens, a label, tags of the tokens or a span; absent: what the "
+            "task asks");
+    static const Choices kHeads = {"tokens", "label", "tags", "span"};
+    if (head && std::find(kHeads.begin(), kHeads.end(), *head) == kHeads.end()) {
+      usage_error("'model.head' is \"", *head, "\", expected one of ", join(kHeads), ".");
     }
     f.field("embedding_projection", embedding_projection,
             "a linear map with a bias after the embedding and its norm");
@@ -93,7 +98,7 @@ void ModelConfig::fields(Fields& f) {
     f.field("transform_activation", transform_activation, "of transform", {"gelu", "gelu_tanh"});
   }
   if (encoder || vit) {
-    f.field("classes", classes, "of a label; absent: the task's", at_least(1));
+    f.field("classes", classes, "of a label or of tags; absent: the task's", at_least(1));
     f.field("pool", pool,
             vit ? "a label is read from a class token put first, or from the mean of the patches"
                 : "a label is read from the first position or from the mean of all",
@@ -133,15 +138,18 @@ void ModelConfig::complete(const DataSizes& data) {
     fill(max_length, data.length);
   }
   if (kind == "encoder_decoder") fill(max_source_length, data.source_length);
-  if (kind == "encoder" && !head && !data.head.empty()) head = data.head;
-  if (kind == "vit" || (kind == "encoder" && head == "label")) fill(classes, data.classes);
+  if (kind == "encoder") {
+    if (!head && !data.head.empty()) head = data.head;
+    if (!segments) segments = data.segments;
+  }
+  if (has_classes()) fill(classes, data.classes);
 }
 
 bool ModelConfig::is_complete() const {
   if (kind == "vit") return image.channels && image.height && image.width && classes;
   if (!vocabulary || !max_length) return false;
   if (kind == "encoder_decoder") return max_source_length.has_value();
-  return kind != "encoder" || (head && (*head != "label" || classes));
+  return kind != "encoder" || (head && segments && (classes || !has_classes()));
 }
 
 int64_t ModelConfig::positions(int64_t length) const {

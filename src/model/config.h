@@ -34,6 +34,7 @@ struct DataSizes {
   int64_t length = 0;
   int64_t source_length = 0;
   int64_t classes = 0;
+  int64_t segments = 0;
   std::array<int64_t, 3> image = {0, 0, 0};  // channels, height, width
   std::string head = {};                     // of an encoder
 };
@@ -46,14 +47,14 @@ struct ModelConfig {
   std::optional<int64_t> max_length;  // the size of learned positions
   std::optional<int64_t> max_source_length;
   std::optional<int64_t> classes;
-  std::optional<std::string> head;  // encoder: "tokens" or "label"
+  std::optional<std::string> head;  // encoder: "tokens", "label", "tags" or "span"
   ImageOptions image;
 
   int64_t width = 256;
   int64_t depth = 6;
   std::optional<int64_t> encoder_depth;  // of an encoder_decoder's encoder; depth when absent
   PositionOptions position;
-  int64_t segments = 0;  // kinds of segment embeddings; 0: none
+  std::optional<int64_t> segments;  // kinds of segment embeddings; 0: none; absent: the data's
   std::string norm = "rms_norm";
   std::optional<double> norm_eps;  // the norm's own when absent
   bool embedding_norm = false;
@@ -82,6 +83,10 @@ struct ModelConfig {
   }
   // Fills in what is absent.
   void complete(const DataSizes& data);
+  // Whether it scores classes: of an image, a text or each token.
+  bool has_classes() const {
+    return kind == "vit" || (kind == "encoder" && (head == "label" || head == "tags"));
+  }
   // Whether nothing that complete() fills in is absent.
   bool is_complete() const;
   // Positions of a sequence of `length` tokens: those of an image do not depend on it.

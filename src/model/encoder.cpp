@@ -11,10 +11,13 @@ Encoder::Encoder(const ModelConfig& config)
                .max_length = config.max_length.value_or(256),
                .causal = false}) {
   stacks_ = {&layers_};
-  if (config.head.value_or("tokens") == "tokens") {
+  const std::string head = config.head.value_or("tokens");
+  if (head == "tokens") {
     tokens_.emplace(*this, config_, embedding_.table());
-  } else {
+  } else if (head == "label") {
     label_.emplace(*this, config_);
+  } else {
+    position_.emplace(*this, config_);
   }
 }
 
@@ -25,16 +28,20 @@ Tensor Encoder::hidden(const ModelInput& input) {
   context.documents = input.documents;
   const Tensor x =
       layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);
-  return label_ ? label_->pool(x, input.lengths, is_training()) : x;
+  if (label_) return label_->pool(x, input.lengths, is_training());
+  return position_ ? position_->drop(x, is_training()) : x;
 }
 
 Tensor Encoder::logits(const Tensor& hidden) const {
-  return label_ ? label_->forward(hidden) : tokens_->forward(hidden);
+  if (label_) return label_->forward(hidden);
+  return position_ ? position_->forward(hidden) : tokens_->forward(hidden);
 }
 
 std::vector<Cost> Encoder::own_costs(int64_t length) const {
-  std::vector<Cost> out = tokens_ ? tokens_->costs() : label_->costs(length);
-  if (label_) {
+  std::vector<Cost> out = tokens_  ? tokens_->costs()
+                          : label_ ? label_->costs(length)
+                                   : std::vector{position_->cost()};
+  if (!tokens_) {
     out.push_back({.part = "embedding", .formula = "-", .parameters = embedding_.table().numel()});
   }
   if (config_.embedding_projection) {

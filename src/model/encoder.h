@@ -10,17 +10,19 @@ class Encoder final : public Model {
  public:
   explicit Encoder(const ModelConfig& config);
 
-  // Reads tokens, lengths, documents and segments. [B, T, C] where config.head is "tokens", else
-  // the pooled [B, C].
+  // Reads tokens, lengths, documents and segments. The pooled [B, C] where config.head is "label",
+  // else [B, T, C].
   Tensor hidden(const ModelInput& input) override;
+  // Of a span [B, T, 2]: how well the answer begins and ends there. Nothing is masked in it.
   Tensor logits(const Tensor& hidden) const override;
   std::vector<Cost> own_costs(int64_t length) const override;
 
  private:
   Embedding embedding_;
   const Layers layers_;
-  std::optional<TokenHead> tokens_;  // one of the two
+  std::optional<TokenHead> tokens_;  // one of the three
   std::optional<LabelHead> label_;
+  std::optional<PositionHead> position_;  // tags and spans
 };
 
 }  // namespace headloom

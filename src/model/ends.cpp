@@ -35,9 +35,9 @@ Embedding::Embedding(Module& owner, const ModelConfig& config, const Tensor& tab
     require(max_length.has_value(), max_length_key, " is not set and no task gives it.");
     owner.parameter("positions", positions_, normal({*max_length, config.width}, config.init_std));
   }
-  if (config.segments > 0) {
+  if (config.segments.value_or(0) > 0) {
     owner.parameter("segments", segments_,
-                    normal({config.segments, config.width}, config.init_std));
+                    normal({*config.segments, config.width}, config.init_std));
   }
   if (config.embedding_norm) {
     norm_ = owner.register_module(
@@ -63,6 +63,8 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
   } else if (config_.position.type == "sinusoidal") {
     x = x + sinusoidal(seen.next(length), config_.width, x.options().requires_grad(false));
   }
+  require(segments_.defined() || !segments.defined(),
+          "the input has segments, but the model has no embeddings for them (model.segments = 0).");
   if (segments_.defined()) {
     x = x + (segments.defined() ? at::embedding(segments_, segments) : segments_.select(0, 0));
   }
@@ -125,6 +127,21 @@ std::vector<Cost> TokenHead::costs() const {
                  .parameters = (output_ ? 2 * table : table) + bias,
                  .flops_per_token = 2.0 * static_cast<double>(table)});
   return out;
+}
+
+PositionHead::PositionHead(Module& owner, const ModelConfig& config)
+    : span_(config.head == "span"), dropout_(span_ ? 0 : config.dropout) {
+  require(span_ || config.classes, "model.classes is not set and no task gives it.");
+  linear_ = owner.register_module(
+      span_ ? "span" : "classifier",
+      std::make_shared<Linear>(config.width, span_ ? 2 : *config.classes, true, config.init_std));
+}
+
+Cost PositionHead::cost() const {
+  return {.part = span_ ? "span" : "classifier",
+          .formula = span_ ? "2 C 2" : "2 C classes",
+          .parameters = count(*linear_),
+          .flops_per_token = 2.0 * static_cast<double>(linear_->weight.numel())};
 }
 
 LabelHead::LabelHead(Module& owner, const ModelConfig& config) : config_(config) {

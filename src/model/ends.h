@@ -46,6 +46,24 @@ class TokenHead {
   std::shared_ptr<Linear> output_;  // null when tied
 };
 
+// Scores of each position: of its classes or, of a span, of the answer's begin and end there.
+class PositionHead {
+ public:
+  PositionHead(Module& owner, const ModelConfig& config);
+  // The dropout before the classifier; of a span there is none, as in BERT.
+  Tensor drop(const Tensor& x, bool training) const {
+    return dropout_ > 0 ? at::dropout(x, dropout_, training) : x;
+  }
+  // [..., C] -> [..., classes], or [..., 2].
+  Tensor forward(const Tensor& hidden) const { return linear_->forward(hidden); }
+  Cost cost() const;
+
+ private:
+  bool span_;
+  double dropout_;
+  std::shared_ptr<Linear> linear_;
+};
+
 // One class for a whole input: pooling, BERT's pooler, classifier.
 class LabelHead {
  public:

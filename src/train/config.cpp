@@ -69,6 +69,10 @@ Wanted wanted(data::Goal goal) {
       return {"encoder", "tokens", "hidden tokens"};
     case data::Goal::label:
       return {"encoder", "label", "a label"};
+    case data::Goal::tags:
+      return {"encoder", "tags", "the tags of tokens"};
+    case data::Goal::span:
+      return {"encoder", "span", "a span of its context"};
     case data::Goal::sequence:
       return {"encoder_decoder", "", "a sequence given another"};
     case data::Goal::image_label:
@@ -105,6 +109,7 @@ std::shared_ptr<data::Task> RunConfig::build_task() {
                   .length = built->length(),
                   .source_length = built->source_length(),
                   .classes = built->classes(),
+                  .segments = built->segments(),
                   .image = image,
                   .head = want.head});
   if (model.kind == "vit") {
@@ -122,6 +127,8 @@ std::shared_ptr<data::Task> RunConfig::build_task() {
   at_least_the_task("max_source_length", model.max_source_length, built->source_length(),
                     "source positions");
   at_least_the_task("classes", model.classes, built->classes(), "classes");
+  at_least_the_task("segments", model.segments, built->segments(), "kinds of segments");
+  if (std::vector<std::string>* labels = task->labels()) *labels = built->labels();
   return built;
 }
 

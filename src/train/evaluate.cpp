@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
+#include <limits>
+
 namespace headloom {
 
 Autocast::Autocast(const std::string& dtype) : on_(dtype == "bfloat16") {
@@ -23,6 +25,7 @@ ModelInput model_input(const data::Batch& batch) {
   return {.tokens = batch.inputs,
           .lengths = batch.lengths,
           .documents = batch.documents,
+          .segments = batch.segments,
           .source = batch.source,
           .source_lengths = batch.source_lengths,
           .images = batch.images};
@@ -45,6 +48,18 @@ BatchLoss loss_of(const Model& model, Tensor hidden, Tensor targets) {
   return {.sum = sum, .targets = count, .logits = logits};
 }
 
+// Of scores [B, T, 2] and the first and last positions of the answers [B, 2]: a cross-entropy over
+// the positions of each `context` for the begin, and one for the end.
+BatchLoss span_loss(const Tensor& scores, const Tensor& context, const Tensor& targets) {
+  const Tensor outside = context.logical_not().unsqueeze(1);
+  const Tensor logits = scores.to(at::kFloat)
+                            .transpose(1, 2)
+                            .masked_fill(outside, -std::numeric_limits<float>::infinity())
+                            .flatten(0, 1);
+  const Tensor sum = at::cross_entropy_loss(logits, targets.flatten(), {}, at::Reduction::Sum);
+  return {.sum = sum, .targets = targets.numel(), .logits = logits};
+}
+
 // The decoder that reads `task` in pieces.
 Decoder& reader(Model& model, const data::Task& task) {
   auto* decoder = dynamic_cast<Decoder*>(&model);
@@ -65,7 +80,21 @@ Decoder& reader(Model& model, const data::Task& task) {
 BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed) {
   ModelInput input = model_input(batch);
   input.observed = observed;
-  return loss_of(model, model.hidden(input), batch.targets);
+  const Tensor hidden = model.hidden(input);
+  if (batch.context.defined()) {
+    return span_loss(model.logits(hidden), batch.context, batch.targets);
+  }
+  return loss_of(model, hidden, batch.targets);
+}
+
+Tensor best_spans(const Tensor& logits) {
+  const Tensor ends = logits.unflatten(0, {-1, 2});
+  const int64_t length = ends.size(2);
+  const Tensor both = ends.select(1, 0).unsqueeze(2) + ends.select(1, 1).unsqueeze(1);
+  const Tensor backwards = at::ones({length, length}, both.options().dtype(at::kBool)).tril(-1);
+  const Tensor best =
+      both.masked_fill(backwards, -std::numeric_limits<float>::infinity()).flatten(1).argmax(1);
+  return at::stack({best.div(length, "floor"), best.remainder(length)}, 1).flatten();
 }
 
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
@@ -85,7 +114,9 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
                            const Tensor& hits) {
       loss += result.sum.item<double>();
       out.tokens += result.targets;
-      hits.masked_scatter_(place, result.logits.argmax(-1).eq(targets.masked_select(place)));
+      const Tensor best =
+          data.context.defined() ? best_spans(result.logits) : result.logits.argmax(-1);
+      hits.masked_scatter_(place, best.eq(targets.masked_select(place)));
     };
     if (decoder == nullptr) {
       count(batch_loss(model, data), data.targets, wanted, hit);

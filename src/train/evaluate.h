@@ -24,7 +24,8 @@ struct Pieces {
 struct BatchLoss {
   Tensor sum;       // scalar, float32: summed cross-entropy of the targets
   int64_t targets;  // how many
-  Tensor logits;    // [targets, vocabulary or classes]
+  Tensor logits;    // [targets, vocabulary or classes]; of spans over positions, -inf where there
+                    // is no context: [2 B, T], begin and end of the first, then of the others
 };
 
 ModelInput model_input(const data::Batch& batch);
@@ -32,6 +33,10 @@ ModelInput model_input(const data::Batch& batch);
 // Logits are computed only where there is a target. Layers leave their auxiliary losses in
 // `observed`, where it is given; `sum` does not include them.
 BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed = nullptr);
+
+// The likeliest first and last positions [2 B], the last not before the first, of a BatchLoss's
+// logits of spans.
+Tensor best_spans(const Tensor& logits);
 
 // At most `sequences` held-out sequences in batches of `batch`; with `pieces` the loss is the same
 // to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError where the

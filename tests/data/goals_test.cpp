@@ -19,25 +19,48 @@ class Texts {
       for (int i = 0; i < 3000; ++i) text += static_cast<char>(name[0] + random.below(8));
       folder_.write(std::string(name) + ".txt", text);
     }
+    std::string pairs, tags, questions;
+    for (int i = 0; i < 30; ++i) {
+      pairs += str("text ", i, "\tanother ", i * i, "\t", i % 3 == 0 ? "no" : "yes", "\n");
+      tags += str("word", i, "\tN\nand\tO\n\n");
+      questions +=
+          str(i > 0 ? "," : "", R"({"context": "it is )", i, R"( or so", "qas": [{"id": ")", i,
+              R"(", "question": "is?", "answers": [{"text": ")", i, R"(", "answer_start": 6}]}]})");
+    }
+    files_.write("pairs.tsv", pairs);
+    files_.write("tags.conll", tags);
+    files_.write("questions.json", R"({"data": [{"paragraphs": [)" + questions + "]}]}");
   }
   std::string path() const { return folder_.path(); }
+  // pairs.tsv, tags.conll, questions.json
+  std::string file(const std::string& name) const { return files_.path(name); }
 
  private:
-  TempFolder folder_;
+  TempFolder folder_, files_;
 };
 
-std::vector<std::string> configs(const std::string& texts) {
+std::vector<std::string> configs(const Texts& made) {
+  const std::string texts = made.path();
+  const auto half_of = [&](const char* file) {
+    return "\nheld_out = 0.5\npath = '" + made.file(file) + "'";
+  };
   return {"type = 'masked_text'\npaths = '" + texts + "'\nlength = 40\nheld_out = 0.2",
           "type = 'classify_text'\npath = '" + texts + "'\nlength = 32\neval_sequences = 12",
           "type = 'classify_text'",
           "type = 'classify_text'\nlanguage = 'brackets'\nlength = 12\nsymbols = 4",
+          "type = 'classify_pairs'",
+          "type = 'classify_pairs'\nlength = 20" + half_of("pairs.tsv"),
+          "type = 'tag_text'",
+          "type = 'tag_text'\nlength = 12" + half_of("tags.conll"),
+          "type = 'find_span'",
+          "type = 'find_span'\nlength = 30" + half_of("questions.json"),
           "type = 'sequence'",
           "type = 'sequence'\nkind = 'sort'\ncount = 5\nmin_count = 5\nsymbols = 40"};
 }
 
 TEST(Goals, BatchesAreAFunctionOfSeedAndIndexAndFitTheGoal) {
   const Texts texts;
-  for (const std::string& config : configs(texts.path())) {
+  for (const std::string& config : configs(texts)) {
     SCOPED_TRACE(config);
     const auto task = task_of(config, 5);
     const Batch third = task->train_batch(3, 4);
@@ -59,9 +82,21 @@ TEST(Goals, BatchesAreAFunctionOfSeedAndIndexAndFitTheGoal) {
       EXPECT_EQ(third.targets.sizes(), (at::IntArrayRef{4}));
       EXPECT_GE(third.targets.min().item<int64_t>(), 0);
       EXPECT_LT(third.targets.max().item<int64_t>(), task->classes());
+    } else if (task->goal() == Goal::span) {
+      EXPECT_EQ(third.targets.sizes(), (at::IntArrayRef{4, 2}));
+      EXPECT_TRUE(third.context.gather(1, third.targets).all().item<bool>());
+      EXPECT_TRUE(third.targets.select(1, 0).le(third.targets.select(1, 1)).all().item<bool>());
+      EXPECT_EQ(task->classes(), 0);
     } else {
       EXPECT_EQ(third.targets.sizes(), third.inputs.sizes());
-      EXPECT_EQ(task->classes(), 0);
+      EXPECT_EQ(task->classes() > 0, task->goal() == Goal::tags);
+      if (task->goal() == Goal::tags) {
+        EXPECT_LT(third.targets.max().item<int64_t>(), task->classes());
+      }
+    }
+    ASSERT_EQ(third.segments.defined(), task->segments() == 2);
+    if (third.segments.defined()) {
+      EXPECT_EQ(third.segments.amax(1).min().item<int64_t>(), 1);
     }
     EXPECT_EQ(third.source.defined(), task->goal() == Goal::sequence);
     for (const auto& [tokens, lengths, longest] :
@@ -79,7 +114,10 @@ TEST(Goals, HeldOutSequencesAreNeverTrainedOn) {
   for (const std::string config :
        {"type = 'sequence'\nsymbols = 2\ncount = 6\neval_sequences = 100",
         "type = 'classify_text'\nlanguage = 'brackets'\nlength = 8\nsymbols = 2\nmin_length = 8\n"
-        "eval_sequences = 100"}) {
+        "eval_sequences = 100",
+        "type = 'classify_pairs'\ncount = 2\neval_sequences = 100",
+        "type = 'tag_text'\nsymbols = 2\nlength = 8\nmin_length = 6\neval_sequences = 100",
+        "type = 'find_span'\ncount = 2\ndigits = 1\neval_sequences = 100"}) {
     const auto task = task_of(config);
     const auto key = [](const Batch& batch, int64_t i) {
       std::vector<int64_t> key = row(batch.source.defined() ? batch.source : batch.inputs, i);
@@ -136,27 +174,6 @@ TEST(MaskedText, ShortSequencesHideAtLeastOneByte) {
   const auto task = task_of("type = 'masked_text'\npaths = '" + texts.path() + "'\nlength = 2");
   const Batch batch = task->train_batch(0, 100);
   EXPECT_EQ(batch.targets.ne(kIgnore).sum(1).min().item<int64_t>(), 1);
-}
-
-// WordPiece of single letters: [CLS] text [SEP], hidden by [MASK].
-std::string letters_json() {
-  std::string vocabulary = "\"[UNK]\":0,\"[CLS]\":1,\"[SEP]\":2,\"[MASK]\":3", added;
-  for (int i = 0; i < 52; ++i) {
-    const std::string letter(1, static_cast<char>('a' + i % 26));
-    vocabulary += str(",\"", i < 26 ? "" : "##", letter, "\":", 4 + i);
-  }
-  for (const char* token : {"0,\"content\":\"[UNK]\"", "1,\"content\":\"[CLS]\"",
-                            "2,\"content\":\"[SEP]\"", "3,\"content\":\"[MASK]\""}) {
-    added += str(added.empty() ? "" : ",", "{\"special\":true,\"id\":", token, "}");
-  }
-  return str("{\"added_tokens\":[", added,
-             "],\"normalizer\":{\"type\":\"BertNormalizer\"},"
-             "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
-             "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",1],"
-             "\"sep\":[\"[SEP]\",2]},\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\","
-             "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":10,"
-             "\"vocab\":{",
-             vocabulary, "}}}");
 }
 
 TEST(MaskedText, ATokenizersOwnMaskAndFrame) {
@@ -312,7 +329,9 @@ TEST(ClassifyText, FoldersAndFilesAreClasses) {
   for (const std::string& text : held[0]) {
     EXPECT_TRUE(text == "aaaaaaaaaa" || !trained[0].contains(text)) << text;
   }
-  expect_contains(task->describe(), "198 to train on, of which 54% are of the class a");
+  expect_contains(
+      task->describe(),
+      "198 to train on and 22 of 22 held out; 54% of those to train on are of the class a");
 
   const Texts texts;
   EXPECT_EQ(task_of("type = 'classify_text'\npath = '" + texts.path() + "'")->classes(), 2);

@@ -51,6 +51,7 @@ inline bool same(const Batch& a, const Batch& b) {
   };
   return equal(a.inputs, b.inputs) && equal(a.targets, b.targets) &&
          equal(a.documents, b.documents) && equal(a.lengths, b.lengths) &&
+         equal(a.segments, b.segments) && equal(a.context, b.context) &&
          equal(a.source, b.source) && equal(a.source_lengths, b.source_lengths) &&
          equal(a.images, b.images);
 }
@@ -60,9 +61,30 @@ inline Batch slice(const Batch& batch, int64_t first, int64_t count) {
   const auto part = [&](const at::Tensor& x) {
     return x.defined() ? x.slice(0, first, first + count) : x;
   };
-  return {part(batch.inputs),  part(batch.targets), part(batch.documents),
-          part(batch.lengths), part(batch.source),  part(batch.source_lengths),
-          part(batch.images)};
+  return {part(batch.inputs),  part(batch.targets),        part(batch.documents),
+          part(batch.lengths), part(batch.segments),       part(batch.context),
+          part(batch.source),  part(batch.source_lengths), part(batch.images)};
+}
+
+// WordPiece of single letters: [CLS] text [SEP], hidden by [MASK].
+inline std::string letters_json() {
+  std::string vocabulary = "\"[UNK]\":0,\"[CLS]\":1,\"[SEP]\":2,\"[MASK]\":3", added;
+  for (int i = 0; i < 52; ++i) {
+    const std::string letter(1, static_cast<char>('a' + i % 26));
+    vocabulary += str(",\"", i < 26 ? "" : "##", letter, "\":", 4 + i);
+  }
+  for (const char* token : {"0,\"content\":\"[UNK]\"", "1,\"content\":\"[CLS]\"",
+                            "2,\"content\":\"[SEP]\"", "3,\"content\":\"[MASK]\""}) {
+    added += str(added.empty() ? "" : ",", "{\"special\":true,\"id\":", token, "}");
+  }
+  return str("{\"added_tokens\":[", added,
+             "],\"normalizer\":{\"type\":\"BertNormalizer\"},"
+             "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+             "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",1],"
+             "\"sep\":[\"[SEP]\",2]},\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\","
+             "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":10,"
+             "\"vocab\":{",
+             vocabulary, "}}}");
 }
 
 inline std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {

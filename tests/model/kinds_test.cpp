@@ -114,6 +114,31 @@ TEST(Encoder, ReadsALabelFromBertsPooler) {
                     linear(at::tanh(linear(first, p, "pooler")), p, "classifier"), 1e-10));
 }
 
+TEST(Encoder, ScoresPositionsForTagsAndSpans) {
+  for (const std::string head : {"tags", "span"}) {
+    ModelConfig config = model_of(kBert);
+    config.head = head;
+    if (head == "tags") config.classes = 3;
+    const auto model = double_model(config);
+    const Parameters p = parameters_of(*model);
+    EXPECT_EQ(p.count("transform.weight") + p.count("pooler.weight"), 0u);
+    const Tensor input = tokens(2, 7, 19), segments = tokens(2, 7, 2);
+    at::NoGradGuard no_grad;
+    const Tensor x = bert(p, input, segments);
+    const Tensor scores = model->forward({.tokens = input, .segments = segments});
+    EXPECT_EQ(scores.size(2), head == "tags" ? 3 : 2);
+    EXPECT_TRUE(close(scores, linear(x, p, head == "tags" ? "classifier" : "span"), 1e-10)) << head;
+  }
+}
+
+TEST(Encoder, RefusesSegmentsItHasNoEmbeddingsFor) {
+  const auto model = build_model(model_of("kind = 'encoder'\nvocabulary = 9\nmax_length = 8"));
+  const Tensor input = tokens(2, 7, 9);
+  EXPECT_TRUE(contains(
+      message_of<Error>([&] { model->forward({.tokens = input, .segments = input}); }),
+      "the input has segments, but the model has no embeddings for them (model.segments = 0)"));
+}
+
 std::string tiny_encoder(const std::string& mixer, const std::string& more = "") {
   return str("kind = 'encoder'\nvocabulary = 23\nmax_length = 12\nwidth = 32\ndepth = 3\n", more,
              "\n[[layer]]\nmixer = { type = '", mixer,
@@ -161,7 +186,8 @@ TEST(Encoder, PaddingChangesNothing) {
   for (const std::string& mixer : two_way_mixers()) {
     // The Fourier transform has no mask, as published.
     if (mixer == "fnet") continue;
-    for (const std::string more : {"", "head = 'label'\nclasses = 4\npool = 'mean'",
+    for (const std::string more : {"", "head = 'tags'\nclasses = 4", "head = 'span'\nsegments = 2",
+                                   "head = 'label'\nclasses = 4\npool = 'mean'",
                                    "head = 'label'\nclasses = 4\npool = 'first'\npooler = true"}) {
       at::manual_seed(3);
       const auto model = build_model(model_of(tiny_encoder(mixer, more)));
@@ -175,7 +201,7 @@ TEST(Encoder, PaddingChangesNothing) {
       const Tensor a = model->forward({.tokens = input, .lengths = lengths});
       const Tensor b = model->forward({.tokens = other, .lengths = lengths});
       const Tensor alone = model->forward({.tokens = input.narrow(0, 0, 1).narrow(1, 0, 8)})[0];
-      const auto real = [&](const Tensor& x) { return more.empty() ? x[0].narrow(0, 0, 8) : x[0]; };
+      const auto real = [&](const Tensor& x) { return x.dim() == 3 ? x[0].narrow(0, 0, 8) : x[0]; };
       EXPECT_TRUE(close(real(a), real(b), 1e-5)) << mixer << " " << more;
       EXPECT_TRUE(close(real(a), alone, 1e-3)) << mixer << " " << more;
       EXPECT_TRUE(close(a[1], b[1], 1e-5)) << mixer << " " << more;
@@ -390,6 +416,20 @@ TEST(Kinds, WriteAndReadBack) {
   }
 }
 
+TEST(Kinds, AnEncoderHasTheSegmentsOfItsData) {
+  const auto segments = [](const std::string& more, int64_t of_data) {
+    ModelConfig config = model_of("kind = 'encoder'\nhead = 'span'" + more);
+    EXPECT_FALSE(config.is_complete());
+    config.complete({.vocabulary = 10, .length = 8, .segments = of_data});
+    EXPECT_TRUE(config.is_complete());
+    return *config.segments;
+  };
+  EXPECT_EQ(segments("", 2), 2);
+  EXPECT_EQ(segments("", 0), 0);
+  EXPECT_EQ(segments("\nsegments = 3", 2), 3);
+  EXPECT_EQ(segments("\nsegments = 0", 2), 0);
+}
+
 TEST(Kinds, RefuseWhatDoesNotFit) {
   const auto refused = [](const std::string& toml) {
     return message_of<UsageError>([&] { build_model(model_of(toml)); });
@@ -424,7 +464,7 @@ TEST(Kinds, RefuseWhatDoesNotFit) {
 
 TEST(Kinds, CostsAddUp) {
   for (const std::string& kind : model_kinds()) {
-    for (const std::string head : {"tokens", "label"}) {
+    for (const std::string head : {"tokens", "label", "tags", "span"}) {
       ModelConfig config = model_of("kind = '" + kind + "'\nwidth = 32\ndepth = 2\nbias = true\n" +
                                     "embedding_norm = true\nposition.type = 'learned'");
       config.transform = config.pooler = config.output_bias = true;
@@ -432,6 +472,7 @@ TEST(Kinds, CostsAddUp) {
                        .length = 16,
                        .source_length = 16,
                        .classes = 3,
+                       .segments = 2,
                        .image = {3, 16, 16},
                        .head = head});
       const auto model = build_model(config);

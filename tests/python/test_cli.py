@@ -471,6 +471,9 @@ def test_results_that_cannot_be_written_are_a_failure(tmp_path):
 KINDS = {
     "masked": ("kind = 'encoder'", "type = 'masked_text'\npaths = ['corpus.txt']\nlength = 16\neval_tokens = 256"),
     "label": ("kind = 'encoder'", "type = 'classify_text'\nlength = 16\neval_sequences = 16"),
+    "pairs": ("kind = 'encoder'", "type = 'classify_pairs'\neval_sequences = 16"),
+    "tags": ("kind = 'encoder'", "type = 'tag_text'\nlength = 16\neval_sequences = 16"),
+    "span": ("kind = 'encoder'", "type = 'find_span'\neval_sequences = 16"),
     "sequence": ("kind = 'encoder_decoder'", "type = 'sequence'\nsymbols = 6\ncount = 4\neval_sequences = 16"),
     "images": ("kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16"),
 }
@@ -490,7 +493,7 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
     assert sum(part["parameters"] for part in described["parts"]) == described["parameters"] > 0
     safetensors = pytest.importorskip("safetensors.numpy")
     logits = safetensors.load_file(tmp_path / "l.safetensors")["logits"]
-    assert logits.shape[0] == 4 and logits.ndim == (2 if name in ("label", "images") else 3)
+    assert logits.shape[0] == 4 and logits.ndim == (2 if name in ("label", "pairs", "images") else 3)
     if name != "sequence":
         assert "which writes nothing" in refused("generate", run, "--prompt", "a", cwd=place)
         return

@@ -187,6 +187,99 @@ def test_encoders_of_labels(make, tmp_path):
         torch.testing.assert_close(back(ours["tokens"][whole]).logits, theirs, atol=1e-5, rtol=0)
 
 
+def conll(rng, tags):
+    """Sentences of one-byte words."""
+    sentence = lambda: "".join(f"{rng.choice('abcdefgh')} {rng.choice(tags)}\n" for _ in range(rng.randrange(3, 16)))
+    return "\n".join(sentence() for _ in range(40))
+
+
+def squad(rng):
+    def paragraph():
+        words = [rng.choice(["warp", "weft", "loom", "heddle", "shed"]) for _ in range(rng.randrange(4, 7))]
+        place = rng.randrange(len(words))
+        answer = {"text": words[place], "answer_start": len(" ".join(words[:place])) + (place > 0)}
+        return {"context": " ".join(words), "qas": [{"id": "q", "question": "which one?", "answers": [answer]}]}
+
+    return json.dumps({"version": "1.1", "data": [{"paragraphs": [paragraph() for _ in range(40)]}]})
+
+
+def pairs(rng):
+    text = lambda: "".join(rng.choice("abcdefgh ") for _ in range(rng.randrange(3, 16)))
+    return "".join(f"{text()}\t{text()}\t{rng.choice(['no', 'yes'])}\n" for _ in range(40))
+
+
+@pytest.mark.parametrize("make", [bert, fnet])
+@pytest.mark.parametrize("goal", ["TokenClassification", "QuestionAnswering", "SequenceClassification"])
+def test_encoders_of_tags_spans_and_pairs(make, goal, tmp_path):
+    names = {0: "O", 1: "B-X", 2: "I-X"}
+    options = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    if goal == "QuestionAnswering":
+        options = {}
+    if goal == "SequenceClassification":
+        options = {"num_labels": 2}
+    model = saved(lambda: make(goal, type_vocab_size=2, **options), tmp_path / "theirs")
+    run, data, rng = tmp_path / "run", tmp_path / "data", random.Random(5)
+    headloom("import", tmp_path / "theirs", "--out", run)
+    settings = ["--set", f"task.path='{data}'", "--set", "task.length=40"]
+    if goal == "TokenClassification":
+        data.write_text(conll(rng, ["I-X", "O"]))
+        assert "labels = ['O', 'B-X', 'I-X']" in (run / "config.toml").read_text()
+    elif goal == "QuestionAnswering":
+        data.write_text(squad(rng))
+    else:
+        data.write_text(pairs(rng))
+        settings = ["--set", f"task={{type='classify_pairs', path='{data}', length=40, labels=['no', 'yes']}}"]
+    settings += ["--set", "task.held_out=1.0"]
+    out = run / "logits.safetensors"
+    headloom("eval", run, *settings, "--logits", out)
+    ours = load_file(out)
+    assert ("segments" in ours) == (goal != "TokenClassification") and ours["tokens"].shape[0] > 10
+    real = torch.arange(40) < ours["lengths"][:, None]
+    inputs = {"input_ids": ours["tokens"], "token_type_ids": ours.get("segments")}
+    if make is bert:  # FNet reads padding as it reads text
+        inputs["attention_mask"] = real
+    kept = slice(None) if goal == "SequenceClassification" else real
+
+    def logits(of):
+        with torch.no_grad():
+            out = of(**inputs)
+        return (torch.stack([out.start_logits, out.end_logits], -1) if goal == "QuestionAnswering" else out.logits)[kept]
+
+    theirs = logits(model)
+    assert theirs.std() > 0.1
+    torch.testing.assert_close(ours["logits"][kept], theirs, atol=1e-4, rtol=0)
+
+    headloom("export", run, "--out", tmp_path / "back")
+    back = getattr(transformers, "AutoModelFor" + goal).from_pretrained(tmp_path / "back").eval()
+    torch.testing.assert_close(logits(back), theirs, atol=1e-5, rtol=0)
+    if goal == "TokenClassification":
+        assert back.config.id2label == names and back.config.label2id == options["label2id"]
+
+
+@pytest.mark.parametrize("goal, task", [
+    ("TokenClassification", "type='tag_text', path='{}', length=24"),
+    ("QuestionAnswering", "type='find_span'"),
+    ("MaskedLM", "type='masked_text', paths=['{}'], length=24"),
+])  # fmt: skip
+def test_what_is_trained_here_runs_there(goal, task, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.write_text(conll(random.Random(7), ["A", "B", "C"]))
+    config = f"[model]\npreset = 'bert-tiny'\nwidth = 32\n[task]\n{task.format(data).replace(', ', chr(10))}\n"
+    (tmp_path / "c.toml").write_text(config + "[train]\nsteps = 3\nbatch = 4\n")
+    headloom("train", tmp_path / "c.toml", "--out", run)
+    headloom("eval", run, "--logits", run / "logits.safetensors")
+    ours = load_file(run / "logits.safetensors")
+    headloom("export", run, "--out", tmp_path / "back")
+    back = getattr(transformers, "AutoModelFor" + goal).from_pretrained(tmp_path / "back").eval()
+    real = torch.arange(ours["tokens"].shape[1]) < ours["lengths"][:, None] if "lengths" in ours else ours["tokens"] >= 0
+    with torch.no_grad():
+        out = back(ours["tokens"], attention_mask=real, token_type_ids=ours.get("segments"))
+    theirs = torch.stack([out.start_logits, out.end_logits], -1) if goal == "QuestionAnswering" else out.logits
+    torch.testing.assert_close(ours["logits"][real], theirs[real], atol=1e-4, rtol=0)
+    if goal == "TokenClassification":
+        assert back.config.id2label == {0: "A", 1: "B", 2: "C"}
+
+
 def test_vit(tmp_path):
     def make():
         config = transformers.ViTConfig(
@@ -317,3 +410,51 @@ def test_bert_with_its_tokenizer(tmp_path):
     headloom("export", run, "--out", tmp_path / "back")
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded(sentence, add_special_tokens=False)["input_ids"] == words.encode(sentence, add_special_tokens=False).ids
+
+
+def test_words_and_answers_are_those_of_its_tokenizer(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = tokenizers.BertWordPieceTokenizer()
+    sentence = "The weaver's loom (of 1990s oak) threads 12,5 heads. "
+    pieces.train_from_iterator([sentence * 5], vocab_size=90, show_progress=False)
+    pieces.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    for goal in ("TokenClassification", "QuestionAnswering"):
+        theirs, run = tmp_path / goal, tmp_path / f"run-{goal}"
+        saved(lambda: bert(goal, vocab_size=90), theirs)
+        pieces.save(str(theirs / "tokenizer.json"))
+        headloom("import", theirs, "--out", run)
+        headloom("export", run, "--out", tmp_path / f"back-{goal}")
+        words = transformers.AutoTokenizer.from_pretrained(tmp_path / f"back-{goal}")
+        data = tmp_path / f"data-{goal}"
+        settings = ["--set", f"task.path='{data}'", "--set", "task.held_out=1.0", "--set", "task.length=60"]
+        if goal == "TokenClassification":
+            data.write_text("".join(f"{word}\tLABEL_{i % 2}\n" for i, word in enumerate(sentence.split())))
+            headloom("eval", run, *settings, "--logits", tmp_path / "l.safetensors")
+            ours = load_file(tmp_path / "l.safetensors")
+            there = words(sentence.split(), is_split_into_words=True)
+            first, targets = None, []
+            for word in there.word_ids():
+                targets.append(-100 if word is None or word == first else word % 2)
+                first = word
+            length = ours["lengths"][0]
+            assert ours["tokens"][0, :length].tolist() == there["input_ids"]
+            assert ours["targets"][0, :length].tolist() == targets
+            continue
+        places = [(i, j) for i in range(len(sentence)) for j in (i + 3, i + 9) if sentence[i : i + 1].strip() and j < len(sentence)]
+        qas = [{"id": "q", "question": "Of what?", "answers": [{"text": sentence[i:j], "answer_start": i}]} for i, j in places]
+        data.write_text(json.dumps({"data": [{"paragraphs": [{"context": sentence, "qas": qas}]}]}))
+        headloom("eval", run, *settings, "--logits", tmp_path / "l.safetensors")
+        ours = load_file(tmp_path / "l.safetensors")
+        there = words("Of what?", sentence, return_offsets_mapping=True)
+        length = ours["lengths"][0]
+        assert ours["tokens"][0, :length].tolist() == there["input_ids"]
+        assert ours["segments"][0, :length].tolist() == there["token_type_ids"]
+        wanted = set()
+        for i, j in places:
+            inside = [
+                t
+                for t, (begin, end) in enumerate(there["offset_mapping"])
+                if there.sequence_ids()[t] == 1 and begin < j and end > i
+            ]
+            wanted.add((inside[0], inside[-1]))
+        assert {tuple(target) for target in ours["targets"].tolist()} <= wanted

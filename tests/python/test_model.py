@@ -40,6 +40,8 @@ DECODERS = {
 OTHERS = {
     "encoder": dict(kind="encoder", head="tokens", segments=2, transform=True, layer=[layer()]),
     "label": dict(kind="encoder", head="label", classes=3, pooler=True, layer=[layer()]),
+    "tags": dict(kind="encoder", head="tags", classes=4, layer=[layer()]),
+    "span": dict(kind="encoder", head="span", segments=2, layer=[layer()]),
     "linformer": dict(
         kind="encoder",
         head="tokens",
@@ -95,8 +97,8 @@ def test_gives_logits_and_gradients_to_every_parameter(kind):
     model = make(kind)
     args, named = inputs(kind)
     logits = model(*args, **named)
-    wide = {"vit": (2, 5), "label": (2, 3)}.get(kind, (2, LENGTH, VOCABULARY))
-    assert logits.shape == wide
+    wide = {"vit": (2, 5), "label": (2, 3), "tags": (2, LENGTH, 4), "span": (2, LENGTH, 2)}
+    assert logits.shape == wide.get(kind, (2, LENGTH, VOCABULARY))
     logits.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
@@ -105,9 +107,10 @@ def test_trains_with_a_torch_optimiser(kind):
     model = make(kind)
     args, named = inputs(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    targets = torch.randint(3, model(*args, **named).shape[:-1])
+    *places, classes = model(*args, **named).shape
+    targets = torch.randint(min(classes, 3), places)
     losses = []
-    for _ in range(15):
+    for _ in range(45 if classes == 2 else 15):
         loss = torch.nn.functional.cross_entropy(model(*args, **named).flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -213,6 +216,10 @@ def test_lengths_documents_and_segments():
     changed[0, 4:] = 1
     torch.testing.assert_close(model(x, lengths=lengths)[0, :4], model(changed, lengths=lengths)[0, :4])
     assert not torch.equal(model(x), model(x, segments=torch.ones_like(x)))
+    with pytest.raises(ValueError, match="segments has ids from 0 to 2, expected 0 to 1"):
+        model(x, segments=torch.arange(x.numel()).view_as(x) % 3)
+    with pytest.raises(ValueError, match="segments is given, but the model has no embeddings"):
+        make("tags")(x, segments=torch.zeros_like(x))
     packed = decoder(position={"type": "none"})
     documents = torch.tensor([[0] * 4 + [1] * 5] * 2)
     parts = torch.cat([packed(x[:, :4]), packed(x[:, 4:])], 1)
@@ -499,6 +506,27 @@ def test_load_names_what_is_wrong(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard"}))
     with pytest.raises(ValueError, match="unheard"):
         headloom.load(tmp_path)
+
+
+@pytest.mark.parametrize("goal", ["TokenClassification", "QuestionAnswering"])
+def test_hugging_face_folders_of_encoders(goal, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    theirs = getattr(transformers, "BertFor" + goal)(config).eval()
+    theirs.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="Text is read as bytes"):
+        ours = headloom.load(tmp_path)
+    x, lengths = tokens(), torch.tensor([5, LENGTH])
+    segments = (torch.arange(LENGTH) > 3).long().expand(2, LENGTH)
+    real = torch.arange(LENGTH) < lengths[:, None]
+    with torch.no_grad():
+        out = theirs(x, attention_mask=real, token_type_ids=segments)
+        logits = ours(x, lengths=lengths, segments=segments)
+    wanted = torch.stack([out.start_logits, out.end_logits], -1) if goal == "QuestionAnswering" else out.logits
+    assert logits.shape == (2, LENGTH, 2)
+    torch.testing.assert_close(logits[real], wanted[real], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

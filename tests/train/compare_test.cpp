@@ -158,6 +158,10 @@ name = "labels"
 task = { type = "classify_text", length = 16, eval_sequences = 8 }
 model = { kind = "encoder" }
 [[tasks]]
+name = "spans"
+task = { type = "find_span", count = 3, eval_sequences = 8 }
+model = { kind = "encoder" }
+[[tasks]]
 name = "reverse"
 task = { type = "sequence", kind = "reverse", symbols = 6, count = 4, eval_sequences = 8 }
 model = { kind = "encoder_decoder" }
@@ -168,17 +172,17 @@ model = { kind = "vit" }
 )",
                                                             "compare.toml"),
                                                  folder.path());
-  ASSERT_EQ(outcome.runs.size(), 6u);
+  ASSERT_EQ(outcome.runs.size(), 8u);
   for (const ComparedRun& run : outcome.runs) EXPECT_TRUE(run.finished) << run.problem;
   for (const ComparedBuild& build : outcome.builds) {
     const auto target = static_cast<double>(outcome.builds[2 * build.task].parameters);
     EXPECT_NEAR(static_cast<double>(build.parameters), target, 0.01 * target);
     EXPECT_EQ(build.mechanism_share > 0, build.model == 1);
-    EXPECT_EQ(build.state_bytes_per_token > 0, build.task == 1);
+    EXPECT_EQ(build.state_bytes_per_token > 0, build.task == 2);
   }
-  EXPECT_EQ(outcome.tasks[1].tokens, 2 * 4 * (4 + 5)) << "source and target";
-  EXPECT_EQ(outcome.tasks[2].tokens, 2 * 4);
-  EXPECT_EQ(outcome.tasks[2].unit, "images");
+  EXPECT_EQ(outcome.tasks[2].tokens, 2 * 4 * (4 + 5)) << "source and target";
+  EXPECT_EQ(outcome.tasks[3].tokens, 2 * 4);
+  EXPECT_EQ(outcome.tasks[3].unit, "images");
 }
 
 TEST(Compare, RecordsAFailedRunAndGoesOn) {

@@ -16,11 +16,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "data/corpus.h"
-#include "data/generated.h"
+#include "data/examples.h"
 #include "data/labelled.h"
-#include "data/stream.h"
 #include "data/tasks/tasks.h"
-#include "data/tokenizer.h"
 
 namespace headloom::data {
 namespace {
@@ -188,64 +186,42 @@ class Brackets final : public GeneratedTask {
 };
 
 // The pieces of the files of a folder's classes.
-class Files final : public Task {
+class Files final : public ExampleTask {
  public:
   Files(const Options& options, uint64_t seed, int64_t eval_sequences)
-      : options_(options), tokenizer_(make_tokenizer(options.tokenizer)) {
-    if (tokenizer_->start_token() && options.length < 3) {
-      usage_error("classify_text has length = ", options.length, ", but ", options.tokenizer,
-                  " puts a token before and one behind each text; expected at least 3");
-    }
+      : ExampleTask("classify_text", options.tokenizer, options.length, 1), options_(options) {
+    std::vector<size_t> train, held_out;
     for (const ClassPath& entry : classes_below(*options.path, options.extensions)) {
       names_.push_back(entry.name);
-      add_class(entry.path);
+      add_class(entry.path, train, held_out);
     }
-    // Whatever part of it is evaluated should be a fair sample.
-    Random random({0});
-    random.shuffle(held_out_);
-    eval_sequences_ = std::min(eval_sequences, static_cast<int64_t>(held_out_.size()));
-    order_.emplace(seed, static_cast<int64_t>(train_.size()), 1);
+    split(std::move(train), std::move(held_out), eval_sequences, seed);
   }
 
   Goal goal() const override { return Goal::label; }
-  int64_t vocabulary() const override { return tokenizer_->vocabulary(); }
-  int64_t length() const override { return options_.length; }
   int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
-  int64_t eval_sequences() const override { return eval_sequences_; }
+  std::vector<std::string> labels() const override { return names_; }
   Accuracy accuracy() const override { return Accuracy::token; }
-
-  Batch train_batch(int64_t index, int64_t batch_size) const override {
-    std::vector<Sample> samples;
-    for (int64_t i : order_->starts(index * batch_size, batch_size)) {
-      samples.push_back(sample(train_[static_cast<size_t>(i)]));
-    }
-    return batch_of(*this, samples);
-  }
-  Batch eval_batch(int64_t first, int64_t count) const override {
-    check_held_out(first, count, eval_sequences_);
-    std::vector<Sample> samples;
-    for (int64_t i = first; i < first + count; ++i) {
-      samples.push_back(sample(held_out_[static_cast<size_t>(i)]));
-    }
-    return batch_of(*this, samples);
-  }
-
   std::string describe() const override {
-    std::vector<int64_t> counts(names_.size());
-    for (const Piece& piece : train_) ++counts[static_cast<size_t>(piece.label)];
-    const auto most = std::max_element(counts.begin(), counts.end());
+    std::vector<int64_t> of_class(names_.size());
+    for (const size_t i : train()) ++of_class[static_cast<size_t>(pieces_[i].label)];
+    const auto most = std::max_element(of_class.begin(), of_class.end());
     return str("Pieces of up to ", options_.length,
                options_.tokenizer == "bytes" ? " bytes" : " tokens", " of the ", names_.size(),
-               " classes in ", *options_.path, ": ", train_.size(), " to train on, of which ",
-               100 * *most / static_cast<int64_t>(train_.size()), "% are of the class ",
-               names_[static_cast<size_t>(most - counts.begin())], ", and ", eval_sequences_,
-               " of ", held_out_.size(), " held out.");
+               " classes in ", *options_.path, ": ", counts(), "; ",
+               100 * *most / static_cast<int64_t>(train().size()),
+               "% of those to train on are of the class ",
+               names_[static_cast<size_t>(most - of_class.begin())], ".");
   }
-  std::vector<int64_t> encode(std::string_view text) const override {
-    return tokens_of(*tokenizer_, text);
-  }
-  std::string decode(const std::vector<int64_t>& tokens) const override {
-    return tokenizer_->decode(tokens);
+
+ protected:
+  Sample sample(size_t example) const override {
+    const Piece& piece = pieces_[example];
+    const at::Tensor tokens = piece.tokens.to(at::kInt).contiguous();
+    const int32_t* first = tokens.const_data_ptr<int32_t>();
+    Sample out = framed({first, first + tokens.numel()});
+    out.targets = {piece.label};
+    return out;
   }
 
  private:
@@ -255,7 +231,8 @@ class Files final : public Task {
     at::Tensor tokens;
   };
 
-  void add_class(const std::string& path) {
+  void add_class(const std::string& path, std::vector<size_t>& train,
+                 std::vector<size_t>& held_out) {
     std::vector<Document> documents = read_corpus({{path}, options_.extensions, {}});
     const bool whole = documents.size() >= kManyDocuments;
     if (whole) {
@@ -265,9 +242,9 @@ class Files final : public Task {
                        });
     }
     std::vector<Piece> pieces;
-    const int64_t length = options_.length - (tokenizer_->start_token() ? 2 : 0);
+    const int64_t length = options_.length - frame(1);
     for (size_t d = 0; d < documents.size(); ++d) {
-      const at::Tensor tokens = tokenizer_->encode(documents[d].text);
+      const at::Tensor tokens = tokenizer().encode(documents[d].text);
       for (int64_t at = 0; at < tokens.size(0); at += length) {
         const int64_t count = std::min(length, tokens.size(0) - at);
         pieces.push_back({classes() - 1, d, tokens.narrow(0, at, count)});
@@ -283,28 +260,15 @@ class Files final : public Task {
       cut = 0;
       while (pieces[cut].document < document) ++cut;
     }
-    const auto middle = pieces.begin() + static_cast<int64_t>(cut);
-    train_.insert(train_.end(), pieces.begin(), middle);
-    held_out_.insert(held_out_.end(), middle, pieces.end());
-  }
-
-  Sample sample(const Piece& piece) const {
-    const at::Tensor tokens = piece.tokens.to(at::kLong).contiguous();
-    const int64_t* first = tokens.const_data_ptr<int64_t>();
-    Sample out{{first, first + tokens.numel()}, {piece.label}};
-    if (const auto start = tokenizer_->start_token()) {
-      out.inputs.insert(out.inputs.begin(), *start);
-      out.inputs.push_back(tokenizer_->end_token());
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      (i < cut ? train : held_out).push_back(pieces_.size() + i);
     }
-    return out;
+    pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
   }
 
   Options options_;
-  std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<std::string> names_;
-  std::vector<Piece> train_, held_out_;
-  int64_t eval_sequences_ = 0;
-  std::optional<WindowOrder> order_;
+  std::vector<Piece> pieces_;
 };
 
 struct ClassifyTextSpec final : GeneratedSpec {

@@ -17,6 +17,9 @@ std::shared_ptr<TaskSpec> induction_spec();
 std::shared_ptr<TaskSpec> needle_spec();
 std::shared_ptr<TaskSpec> masked_text_spec();
 std::shared_ptr<TaskSpec> classify_text_spec();
+std::shared_ptr<TaskSpec> classify_pairs_spec();
+std::shared_ptr<TaskSpec> tag_text_spec();
+std::shared_ptr<TaskSpec> find_span_spec();
 std::shared_ptr<TaskSpec> sequence_spec();
 std::shared_ptr<TaskSpec> images_spec();
 

@@ -1,4 +1,4 @@
-#include "interop/json.h"
+#include "core/json.h"
 
 #include <nlohmann/json.hpp>
 

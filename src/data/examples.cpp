@@ -1,0 +1,175 @@
+#include "data/examples.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <sstream>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "data/labelled.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+
+void FileOptions::fields(Fields& f, const std::string& what) {
+  f.field("path", path, str(what, "; absent: generated"));
+  f.field("held_out_path", held_out_path,
+          "with path: a file alike to evaluate on; absent: a share");
+  f.field("held_out", held_out,
+          "with path: share kept for evaluation where no file is named; 1: all, to evaluate only",
+          Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
+  f.field("tokenizer", tokenizer, str("with path: ", kTokenizerHelp));
+}
+
+void FileOptions::check(const std::string& task, const std::vector<std::string>& labels) const {
+  if (path) return;
+  const char* given = held_out_path          ? "held_out_path"
+                      : tokenizer != "bytes" ? "tokenizer"
+                      : !labels.empty()      ? "labels"
+                                             : nullptr;
+  if (given != nullptr) {
+    usage_error(task, " has '", given, "' but no 'path', expected the file to read");
+  }
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  const std::string text = read_file(path);
+  require(text.find('\0') == std::string::npos, path, ": is not text, as it has a byte 0");
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+int64_t Labels::number(const std::string& name, const std::string& place) {
+  const auto [found, is_new] = numbers_.emplace(name, static_cast<int64_t>(names_.size()));
+  if (is_new) {
+    names_.push_back(name);
+    places_.push_back(place);
+  }
+  return found->second;
+}
+
+std::vector<std::string> Labels::order(const std::vector<std::string>& given,
+                                       const std::vector<int64_t>& trained,
+                                       std::vector<int64_t>& position) const {
+  std::vector<std::string> out = given;
+  if (given.empty()) {
+    const std::set<int64_t> numbers(trained.begin(), trained.end());
+    for (const int64_t number : numbers) out.push_back(names_[static_cast<size_t>(number)]);
+    std::sort(out.begin(), out.end());
+  }
+  position.clear();
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const auto found = std::find(out.begin(), out.end(), names_[i]);
+    position.push_back(found - out.begin());
+    if (found != out.end()) continue;
+    if (!given.empty()) {
+      usage_error(places_[i], ": has the label '", names_[i],
+                  "', expected one of labels = ", join(given));
+    }
+    fail(places_[i], ": has the label '", names_[i],
+         "', which is in the held-out part alone; name all there are in 'labels'");
+  }
+  require(out.size() >= 2, "there is one label alone, '", out.empty() ? "" : out[0],
+          "', expected at least two");
+  return out;
+}
+
+ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, int64_t length,
+                         int64_t texts)
+    : tokenizer_(make_tokenizer(tokenizer)), length_(length) {
+  if (length < frame(texts) + texts) {
+    usage_error(type, " has length = ", length, ", but ", tokenizer, " puts ", frame(texts),
+                " tokens around ", texts == 1 ? "each text" : "two texts", "; expected at least ",
+                frame(texts) + texts);
+  }
+}
+
+void ExampleTask::split(std::vector<size_t> train, std::vector<size_t> held_out,
+                        int64_t eval_sequences, uint64_t seed) {
+  train_ = std::move(train);
+  held_out_ = std::move(held_out);
+  // Whatever part of it is evaluated should be a fair sample.
+  Random random({0});
+  random.shuffle(held_out_);
+  eval_sequences_ = std::min(eval_sequences, static_cast<int64_t>(held_out_.size()));
+  if (!train_.empty()) order_.emplace(seed, static_cast<int64_t>(train_.size()), 1);
+}
+
+void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
+                               const std::string& path, int64_t eval_sequences, uint64_t seed) {
+  std::unordered_set<uint64_t> chosen;
+  if (first_apart < lots.size()) {
+    chosen.insert(lots.begin() + static_cast<int64_t>(first_apart), lots.end());
+  } else if (share == 1.0) {
+    chosen.insert(lots.begin(), lots.end());
+  } else {
+    std::vector<uint64_t> sorted = lots;
+    std::sort(sorted.begin(), sorted.end());
+    const bool differ = !sorted.empty() && sorted.front() != sorted.back();
+    require(differ, path, ": has ", sorted.size(), " examples", sorted.size() > 1 ? " alike" : "",
+            ", expected at least two that differ, to train on and to hold out");
+    const auto wanted =
+        static_cast<size_t>(held_out_count(static_cast<int64_t>(sorted.size()), share));
+    for (size_t i = 0; i < wanted && sorted[i] != sorted.back(); ++i) chosen.insert(sorted[i]);
+  }
+  std::vector<size_t> train, held_out;
+  for (size_t i = 0; i < lots.size(); ++i) {
+    const bool out = first_apart < lots.size() ? i >= first_apart : chosen.contains(lots[i]);
+    if (out) {
+      held_out.push_back(i);
+    } else if (!chosen.contains(lots[i])) {
+      train.push_back(i);
+    }
+  }
+  aside_ = lots.size() - train.size() - held_out.size();
+  require(!train.empty() || share == 1.0, path, ": has nothing to train on that is not held out");
+  split(std::move(train), std::move(held_out), eval_sequences, seed);
+}
+
+Batch ExampleTask::train_batch(int64_t index, int64_t batch_size) const {
+  if (!order_) usage_error("the task has held_out = 1: there is nothing to train on");
+  std::vector<Sample> samples;
+  for (const int64_t i : order_->starts(index * batch_size, batch_size)) {
+    samples.push_back(sample(train_[static_cast<size_t>(i)]));
+  }
+  return batch_of(*this, samples);
+}
+
+Batch ExampleTask::eval_batch(int64_t first, int64_t count) const {
+  check_held_out(first, count, eval_sequences_);
+  std::vector<Sample> samples;
+  for (int64_t i = first; i < first + count; ++i) {
+    samples.push_back(sample(held_out_[static_cast<size_t>(i)]));
+  }
+  return batch_of(*this, samples);
+}
+
+Sample ExampleTask::framed(const std::vector<int32_t>& first,
+                           const std::vector<int32_t>* second) const {
+  Sample out;
+  const auto start = tokenizer_->start_token();
+  if (start) out.inputs.push_back(*start);
+  out.inputs.insert(out.inputs.end(), first.begin(), first.end());
+  if (start || second != nullptr) out.inputs.push_back(tokenizer_->end_token());
+  if (second == nullptr) return out;
+  out.second = static_cast<int64_t>(out.inputs.size());
+  out.inputs.insert(out.inputs.end(), second->begin(), second->end());
+  if (start) out.inputs.push_back(tokenizer_->end_token());
+  return out;
+}
+
+std::string ExampleTask::counts() const {
+  return str(train_.size(), " to train on and ", eval_sequences_, " of ", held_out_.size(),
+             " held out",
+             aside_ > 0 ? str(", ", aside_, " left aside as they are held out too") : "");
+}
+
+}  // namespace headloom::data

@@ -1,0 +1,106 @@
+// Tasks on examples that stand in files: which are held out, and the order of the others.
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+
+#include "core/fields.h"
+#include "data/generated.h"
+#include "data/stream.h"
+
+namespace headloom::data {
+
+// Where the examples of a file are, and how they become tokens.
+struct FileOptions {
+  int64_t length;  // a field of the task's own
+  std::optional<std::string> path = {}, held_out_path = {};
+  double held_out = 0.1;
+  std::string tokenizer = "bytes";
+
+  // `what` says what stands in the files.
+  void fields(Fields& f, const std::string& what);
+  // Throws UsageError, naming the task, for options that do not fit.
+  void check(const std::string& task, const std::vector<std::string>& labels = {}) const;
+  // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.
+  std::string* tokenizer_file() { return tokenizer == "bytes" ? nullptr : &tokenizer; }
+  std::shared_ptr<const Tokenizer> own_tokenizer() const {
+    return path || tokenizer != "bytes" ? make_tokenizer(tokenizer) : nullptr;
+  }
+};
+
+// The lines of a text file without what ends them. Throws Error where it cannot be read or is not
+// text.
+std::vector<std::string> lines_of(const std::string& path);
+
+// Names of classes in examples, numbered as they come.
+class Labels {
+ public:
+  // `place` is for messages, "file:12".
+  int64_t number(const std::string& name, const std::string& place);
+  // Those in the order of `given` or, where it is empty, of the names of the classes that `trained`
+  // counts; the position of each number there. Throws UsageError for a name that `given` lacks,
+  // Error for one that nothing is trained on and for fewer than two.
+  std::vector<std::string> order(const std::vector<std::string>& given,
+                                 const std::vector<int64_t>& trained,
+                                 std::vector<int64_t>& position) const;
+
+ private:
+  std::unordered_map<std::string, int64_t> numbers_;
+  std::vector<std::string> names_, places_;
+};
+
+// Derived classes number their examples, split() them once, and make a sample of each.
+class ExampleTask : public Task {
+ public:
+  int64_t vocabulary() const final { return tokenizer_->vocabulary(); }
+  int64_t length() const final { return length_; }
+  int64_t eval_sequences() const final { return eval_sequences_; }
+  Batch train_batch(int64_t index, int64_t batch_size) const final;
+  Batch eval_batch(int64_t first, int64_t count) const final;
+  std::vector<int64_t> encode(std::string_view text) const final {
+    return tokens_of(*tokenizer_, text);
+  }
+  std::string decode(const std::vector<int64_t>& tokens) const final {
+    return tokenizer_->decode(tokens);
+  }
+
+ protected:
+  // Throws UsageError, naming the task, where what the tokenizer puts around `texts` texts leaves
+  // no room for a token of each.
+  ExampleTask(const std::string& type, const std::string& tokenizer, int64_t length, int64_t texts);
+
+  virtual Sample sample(size_t example) const = 0;
+
+  // Training visits `train` in an order of its own every epoch; at most `eval_sequences` of
+  // `held_out` are evaluated, a fair sample.
+  void split(std::vector<size_t> train, std::vector<size_t> held_out, int64_t eval_sequences,
+             uint64_t seed);
+  // The same of examples with lots, where equal lots are never on both sides. Those from number
+  // `first_apart` on are held out, and what else has one of their lots is left aside; where there
+  // are none, about `share` of all. Throws Error where a side would be empty, but that nothing is
+  // trained on where `share` is 1.
+  void split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
+                    const std::string& path, int64_t eval_sequences, uint64_t seed);
+
+  // Tokens around `texts` texts: of a tokenizer with a start token that, and an end behind each;
+  // of others an end between two.
+  int64_t frame(int64_t texts) const { return tokenizer_->start_token() ? texts + 1 : texts - 1; }
+  // Those of one or two texts with the frame.
+  Sample framed(const std::vector<int32_t>& first,
+                const std::vector<int32_t>* second = nullptr) const;
+
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const std::vector<size_t>& train() const { return train_; }
+  // "N to train on and M of K held out", and how many are trained on nowhere as they are held out.
+  std::string counts() const;
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  int64_t length_;
+  std::vector<size_t> train_, held_out_;
+  size_t aside_ = 0;
+  int64_t eval_sequences_ = 0;
+  std::optional<WindowOrder> order_;
+};
+
+}  // namespace headloom::data

@@ -1,0 +1,186 @@
+// classify_pairs: the class of two texts together, which are padded to the longest.
+//
+// With `path`: lines of two texts and a label, tabs between them, no heading. A tokenizer with a
+// start token makes "[CLS] first [SEP] second [SEP]", others "first end second"; of a pair that is
+// too long the longer text loses its last tokens (as in Devlin et al. 2019's code). Without:
+// `count` different letters, then as many: the same in another order (class 1), or so but for
+// `changed` of them (class 0). Segments tell the two texts apart.
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "data/examples.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+namespace {
+
+constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+
+struct Options {
+  FileOptions files{128};
+  std::vector<std::string> labels;
+  int64_t symbols = 10;
+  int64_t count = 4;
+  int64_t changed = 2;
+};
+
+class Shuffled final : public GeneratedTask {
+ public:
+  Shuffled(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, options.symbols + 1, 2 * options.count + 1, eval_sequences,
+                      std::string(kLetters, static_cast<size_t>(options.symbols)) + "|"),
+        options_(options) {}
+
+  Goal goal() const override { return Goal::label; }
+  int64_t classes() const override { return 2; }
+  int64_t segments() const override { return 2; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str("Pairs of ", options_.count, " of ", options_.symbols,
+               " letters, the second the first in another order or so but for ", options_.changed,
+               " of them; the answer is which; generated, ", eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    const auto count = static_cast<size_t>(options_.count);
+    const int64_t label = random.below(2);
+    // The letters of the first, then those that may come in.
+    std::vector<int64_t> letters =
+        random.distinct(options_.symbols, options_.count + options_.changed);
+    std::vector<int64_t> second(letters.begin(), letters.begin() + options_.count);
+    for (size_t i = 0; label == 0 && i < static_cast<size_t>(options_.changed); ++i) {
+      second[i] = letters[count + i];
+    }
+    random.shuffle(second);
+    Sample sample{.inputs = {letters.begin(), letters.begin() + options_.count},
+                  .targets = {label},
+                  .second = options_.count + 1};
+    sample.inputs.push_back(options_.symbols);
+    sample.inputs.insert(sample.inputs.end(), second.begin(), second.end());
+    return sample;
+  }
+
+ private:
+  Options options_;
+};
+
+class Pairs final : public ExampleTask {
+ public:
+  Pairs(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : ExampleTask("classify_pairs", options.files.tokenizer, options.files.length, 2),
+        path_(*options.files.path) {
+    Labels found;
+    std::vector<uint64_t> lots;
+    read(path_, found, lots);
+    const size_t first_apart = pairs_.size();
+    if (options.files.held_out_path) read(*options.files.held_out_path, found, lots);
+    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
+    std::vector<int64_t> trained;
+    for (const size_t i : train()) trained.push_back(pairs_[i].label);
+    names_ = found.order(options.labels, trained, position_);
+  }
+
+  Goal goal() const override { return Goal::label; }
+  int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
+  std::vector<std::string> labels() const override { return names_; }
+  int64_t segments() const override { return 2; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str(
+        "Pairs of texts in ", path_, " with one of ", names_.size(), " labels: ", counts(),
+        cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "", ".");
+  }
+
+ protected:
+  Sample sample(size_t example) const override {
+    const Pair& pair = pairs_[example];
+    Sample out = framed(pair.first, &pair.second);
+    out.targets = {position_[static_cast<size_t>(pair.label)]};
+    return out;
+  }
+
+ private:
+  struct Pair {
+    std::vector<int32_t> first, second;
+    int64_t label;  // its number
+  };
+
+  void read(const std::string& path, Labels& found, std::vector<uint64_t>& lots) {
+    const std::vector<std::string> lines = lines_of(path);
+    const auto room = static_cast<size_t>(length() - frame(2));
+    const size_t before = pairs_.size();
+    for (size_t i = 0; i < lines.size(); ++i) {
+      if (lines[i].empty()) continue;
+      const auto columns = 1 + std::count(lines[i].begin(), lines[i].end(), '\t');
+      require(columns == 3, path, ":", i + 1, ": has ", columns,
+              columns == 1 ? " column" : " columns",
+              ", expected 3: two texts and a label with tabs between");
+      const std::string_view line = lines[i];
+      const size_t one = line.find('\t'), two = line.find('\t', one + 1);
+      const std::string label(line.substr(two + 1));
+      Pair pair{tokens(line.substr(0, one)), tokens(line.substr(one + 1, two - one - 1)),
+                found.number(label, str(path, ":", i + 1))};
+      StableHash lot;
+      lot.add(line.substr(0, two));
+      lots.push_back(lot.value());
+      cut_ += pair.first.size() + pair.second.size() > room ? 1 : 0;
+      while (pair.first.size() + pair.second.size() > room) {
+        (pair.first.size() > pair.second.size() ? pair.first : pair.second).pop_back();
+      }
+      pairs_.push_back(std::move(pair));
+    }
+    require(pairs_.size() > before, path, ": has no pair of texts");
+  }
+  std::vector<int32_t> tokens(std::string_view text) const {
+    const std::vector<int64_t> wide = encode(text);
+    return {wide.begin(), wide.end()};
+  }
+
+  std::string path_;
+  std::vector<Pair> pairs_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> position_;  // of each number of a label
+  int64_t cut_ = 0;
+};
+
+struct ClassifyPairsSpec final : GeneratedSpec {
+  Options options;
+
+  std::string type() const override { return "classify_pairs"; }
+  std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
+  std::shared_ptr<const Tokenizer> tokenizer() const override {
+    return options.files.own_tokenizer();
+  }
+  std::vector<std::string>* labels() override { return &options.labels; }
+
+ protected:
+  void own_fields(Fields& f) override {
+    options.files.fields(f, "file of lines with two texts and a label, tabs between, no heading");
+    f.field("length", options.files.length, "with path: tokens of the longest sequence (T)",
+            at_least(2));
+    f.field("labels", options.labels,
+            "with path: the labels in the order of their classes; absent: those found, by name");
+    f.field("symbols", options.symbols, "generated: letters", between<int64_t>(3, 26));
+    f.field("count", options.count, "generated: letters of each text", at_least(2));
+    f.field("changed", options.changed, "generated: letters that differ in pairs of class 0",
+            at_least(1));
+  }
+  std::shared_ptr<Task> make(uint64_t seed) const override {
+    options.files.check(type(), options.labels);
+    if (options.files.path) return std::make_shared<Pairs>(options, seed, eval_sequences);
+    if (options.changed > options.count || options.changed > options.symbols - options.count) {
+      usage_error("classify_pairs has changed = ", options.changed,
+                  ", expected at most count = ", options.count,
+                  " and symbols - count = ", options.symbols - options.count);
+    }
+    return std::make_shared<Shuffled>(options, seed, eval_sequences);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> classify_pairs_spec() { return std::make_shared<ClassifyPairsSpec>(); }
+
+}  // namespace headloom::data

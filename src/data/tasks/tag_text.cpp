@@ -1,0 +1,219 @@
+// tag_text: the tag of each word of a sentence, which is padded to the longest.
+//
+// With `path`: lines of a token, perhaps other columns, and its tag, between them tabs or spaces;
+// an empty line ends a sentence (CoNLL; Tjong Kim Sang and De Meulder 2003). -DOCSTART- lines are
+// left out. Words are encoded one by one with a space between; a word's first token has its tag,
+// its others, and what the tokenizer puts around, have none (Devlin et al. 2019, section 5.3).
+// Longer sentences are cut between words. Without: strings of letters, each of whose tags says
+// which of its neighbours come before it in the alphabet: neither, left, right or both.
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "data/examples.h"
+#include "data/tasks/tasks.h"
+#include "data/words.h"
+
+namespace headloom::data {
+namespace {
+
+constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+
+struct Options {
+  FileOptions files{64};
+  std::vector<std::string> labels;
+  int64_t symbols = 8;
+  std::optional<int64_t> min_length;
+
+  int64_t shortest() const { return min_length.value_or((files.length + 1) / 2); }
+};
+
+class Neighbours final : public GeneratedTask {
+ public:
+  Neighbours(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, options.symbols, options.files.length, eval_sequences,
+                      std::string(kLetters, static_cast<size_t>(options.symbols))),
+        options_(options) {}
+
+  Goal goal() const override { return Goal::tags; }
+  int64_t classes() const override { return 4; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str("Strings of ", options_.shortest(), " to ", length(), " of ", options_.symbols,
+               " letters, each tagged with which of its neighbours come before it in the alphabet; "
+               "generated, ",
+               eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    Sample sample;
+    sample.inputs.resize(static_cast<size_t>(options_.shortest() +
+                                             random.below(length() - options_.shortest() + 1)));
+    for (int64_t& letter : sample.inputs) letter = random.below(options_.symbols);
+    for (size_t i = 0; i < sample.inputs.size(); ++i) {
+      const auto& text = sample.inputs;
+      const bool left = i > 0 && text[i - 1] < text[i];
+      const bool right = i + 1 < text.size() && text[i + 1] < text[i];
+      sample.targets.push_back(left + 2 * right);
+    }
+    return sample;
+  }
+
+ private:
+  Options options_;
+};
+
+class Sentences final : public ExampleTask {
+ public:
+  Sentences(const Options& options, uint64_t seed, int64_t eval_sequences)
+      : ExampleTask("tag_text", options.files.tokenizer, options.files.length, 1),
+        path_(*options.files.path) {
+    Labels found;
+    WordEncoder encoder(tokenizer());
+    read(path_, encoder, found);
+    const size_t first_apart = pieces_.size();
+    if (options.files.held_out_path) read(*options.files.held_out_path, encoder, found);
+    std::vector<uint64_t> lots;
+    for (const Piece& piece : pieces_) lots.push_back(piece.lot);
+    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
+    std::vector<int64_t> trained;
+    for (const size_t i : train()) {
+      for (const int32_t tag : pieces_[i].tags) {
+        if (tag != kIgnore) trained.push_back(tag);
+      }
+    }
+    names_ = found.order(options.labels, trained, position_);
+  }
+
+  Goal goal() const override { return Goal::tags; }
+  int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
+  std::vector<std::string> labels() const override { return names_; }
+  Accuracy accuracy() const override { return Accuracy::token; }
+  std::string describe() const override {
+    return str(
+        "Sentences of ", path_, ", each word with one of ", names_.size(), " tags: ", counts(),
+        cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "",
+        lost_ > 0 ? str("; ", lost_, " words that make no token left out") : "", ".");
+  }
+
+ protected:
+  Sample sample(size_t example) const override {
+    const Piece& piece = pieces_[example];
+    Sample out = framed(piece.tokens);
+    out.targets.assign(out.inputs.size(), kIgnore);
+    const size_t before = tokenizer().start_token() ? 1 : 0;
+    for (size_t i = 0; i < piece.tags.size(); ++i) {
+      if (piece.tags[i] == kIgnore) continue;
+      out.targets[before + i] = position_[static_cast<size_t>(piece.tags[i])];
+    }
+    return out;
+  }
+
+ private:
+  // A sentence, or what of it fits in a sequence.
+  struct Piece {
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> tags;  // as many: numbers of labels, kIgnore where there is none
+    uint64_t lot;               // the sentence's
+  };
+
+  void read(const std::string& path, WordEncoder& encoder, Labels& found) {
+    const std::vector<std::string> lines = lines_of(path);
+    std::vector<std::string_view> words;
+    std::vector<int32_t> tags;
+    const size_t before = pieces_.size();
+    for (size_t i = 0; i <= lines.size(); ++i) {
+      const std::string_view line = i < lines.size() ? std::string_view(lines[i]) : "";
+      const size_t begin = line.find_first_not_of(" \t");
+      if (begin == std::string_view::npos || line.substr(begin).starts_with("-DOCSTART-")) {
+        add(words, tags, encoder);
+        words.clear();
+        tags.clear();
+        continue;
+      }
+      const size_t end = line.find_last_not_of(" \t") + 1;
+      const size_t first = line.find_first_of(" \t", begin);
+      require(first < end, path, ":", i + 1, ": has one column, '", line.substr(begin, end - begin),
+              "', expected a token and, in the last column, its tag");
+      const size_t last = line.find_last_of(" \t", end - 1) + 1;
+      words.push_back(line.substr(begin, first - begin));
+      tags.push_back(static_cast<int32_t>(
+          found.number(std::string(line.substr(last, end - last)), str(path, ":", i + 1))));
+    }
+    require(pieces_.size() > before, path, ": has no line with a token and its tag");
+  }
+
+  void add(const std::vector<std::string_view>& words, const std::vector<int32_t>& tags,
+           WordEncoder& encoder) {
+    const WordTokens text = encoder.encode(words);
+    StableHash lot;
+    for (const int32_t token : text.tokens) lot.add(static_cast<uint64_t>(token));
+    const auto room = static_cast<size_t>(length() - frame(1));
+    bool cut = false;
+    Piece* piece = nullptr;
+    for (size_t w = 0; w < words.size(); ++w) {
+      if (text.begins[w] == text.ends[w]) {
+        ++lost_;
+        continue;
+      }
+      // With the space before it, unless a sequence begins with the word.
+      size_t from = w > 0 ? text.ends[w - 1] : 0;
+      if (piece == nullptr || piece->tokens.size() + text.ends[w] - from > room) {
+        cut = cut || piece != nullptr;
+        pieces_.push_back({.tokens = {}, .tags = {}, .lot = lot.value()});
+        piece = &pieces_.back();
+        from = text.begins[w];
+      }
+      cut = cut || text.ends[w] - from > room;
+      for (size_t t = from; t < std::min(text.ends[w], from + room); ++t) {
+        piece->tokens.push_back(text.tokens[t]);
+        piece->tags.push_back(t == text.begins[w] ? tags[w] : static_cast<int32_t>(kIgnore));
+      }
+    }
+    cut_ += cut ? 1 : 0;
+  }
+
+  std::string path_;
+  std::vector<Piece> pieces_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> position_;  // of each number of a label
+  int64_t cut_ = 0, lost_ = 0;
+};
+
+struct TagTextSpec final : GeneratedSpec {
+  Options options;
+
+  std::string type() const override { return "tag_text"; }
+  std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
+  std::shared_ptr<const Tokenizer> tokenizer() const override {
+    return options.files.own_tokenizer();
+  }
+  std::vector<std::string>* labels() override { return &options.labels; }
+
+ protected:
+  void own_fields(Fields& f) override {
+    options.files.fields(f, "file of lines with a token first and its tag last (CoNLL)");
+    f.field("length", options.files.length, "tokens of the longest text (T)", at_least(2));
+    f.field("labels", options.labels,
+            "with path: the tags in the order of their classes; absent: those found, by name");
+    f.field("symbols", options.symbols, "generated: letters", between<int64_t>(2, 26));
+    f.field("min_length", options.min_length,
+            "generated: tokens of the shortest text; absent: length / 2", at_least(2));
+  }
+  std::shared_ptr<Task> make(uint64_t seed) const override {
+    options.files.check(type(), options.labels);
+    if (options.files.path) return std::make_shared<Sentences>(options, seed, eval_sequences);
+    if (options.shortest() > options.files.length) {
+      usage_error("tag_text has min_length = ", options.shortest(),
+                  ", expected at most length = ", options.files.length);
+    }
+    return std::make_shared<Neighbours>(options, seed, eval_sequences);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> tag_text_spec() { return std::make_shared<TagTextSpec>(); }
+
+}  // namespace headloom::data
