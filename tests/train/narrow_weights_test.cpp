@@ -86,7 +86,9 @@ TEST(NarrowWeights, WhatIsNotALinearMapStays) {
                         name.find("output") != std::string::npos ||
                         name.find("shared") != std::string::npos;
     EXPECT_EQ(p.scalar_type(), linear ? at::kChar : at::kFloat) << name;
-    if (!linear) EXPECT_TRUE(at::equal(p, old.at(name))) << name;
+    if (!linear) {
+      EXPECT_TRUE(at::equal(p, old.at(name))) << name;
+    }
   }
   EXPECT_EQ(sum, count);
   EXPECT_LT(bytes, 4 * count);
