@@ -153,9 +153,13 @@ Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   prepare(std::max(seen.longest + length, seen.room), x);
   // Of the next positions, [T, P], or [B, T, P] where sequences differ.
   const auto rows = [&](const Tensor& table) {
-    if (!seen.late.defined()) return table.narrow(0, seen.longest, length);
+    const int64_t pairs = table.size(1);
+    if (!seen.late.defined()) {
+      // A narrow(), in one operator.
+      return table.as_strided({length, pairs}, {pairs, 1}, seen.longest * pairs);
+    }
     const Tensor next = seen.next(length);
-    return table.index_select(0, next.flatten()).view({next.size(0), length, table.size(1)});
+    return table.index_select(0, next.flatten()).view({next.size(0), length, pairs});
   };
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }

@@ -76,10 +76,15 @@ CachePolicy CachePolicy::parse(const std::string& text) {
 
 std::string CachePolicy::text() const { return evicts() ? str(type, ":", budget) : type; }
 
-at::Tensor Rows::kept() const {
-  const at::Tensor all = data_.narrow(1, begin_, size());
-  return batch_ == data_.size(0) ? all : all.narrow(0, 0, batch_);
+// In one operator, as a step makes many of them.
+at::Tensor Rows::view(int64_t begin, int64_t count) const {
+  c10::DimVector sizes(data_.sizes());
+  sizes[0] = batch_;
+  sizes[1] = count;
+  return data_.as_strided(sizes, data_.strides(), data_.storage_offset() + begin * data_.stride(1));
 }
+
+at::Tensor Rows::kept() const { return view(begin_, size()); }
 
 void Rows::expect(int64_t positions, std::optional<int64_t> most) {
   // Within twice what is kept, rows move once in as many positions.
@@ -97,10 +102,9 @@ at::Tensor Rows::append(const at::Tensor& t) {
   } else {
     make_room(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
   }
+  view(end_, added).copy_(t);
   end_ += added;
-  const at::Tensor all = kept();
-  all.narrow(1, all.size(1) - added, added).copy_(t);
-  return all;
+  return kept();
 }
 
 void Rows::make_room(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {

@@ -81,6 +81,7 @@ class Rows {
   int64_t batch() const { return batch_; }
 
  private:
+  at::Tensor view(int64_t begin, int64_t count) const;
   at::Tensor kept() const;
   // Room for `sequences` and, in front of and behind the rows kept, for `before` and `behind` more.
   // Where there is none, rows move within what there is if that suffices for a while, else into new

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "blocks/block.h"
+#include "ops/positionwise/op.h"
 #include "support.h"
 
 namespace headloom::test {
@@ -90,8 +91,8 @@ TEST(Simplified, StartsAsTheNormAndATenthOfTheChannelMixer) {
     for (const std::string form : {"serial", "parallel"}) {
       const auto block = block_of(shape_of(12, layer), "form = '" + form + "'", "shaped", 3);
       const auto p = parameters_of(*block);
-      const Tensor normed = rms_norm(x, 1e-6);
-      const Tensor inner = form == "serial" ? rms_norm(normed, 1e-6) : normed;
+      const Tensor normed = ops::rms_norm(x, {}, 1e-6);
+      const Tensor inner = form == "serial" ? ops::rms_norm(normed, {}, 1e-6) : normed;
       const Tensor mlp = at::linear(at::relu(at::linear(inner, p.at("channel.up.weight"))),
                                     p.at("channel.down.weight"));
       EXPECT_TRUE(close(block->forward(x, {}), normed + 0.1 * mlp, 1e-4));

@@ -133,7 +133,8 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
     o.bias = how.bias(
         (place.narrow(0, columns - queries, queries).unsqueeze(1) - place).abs().unsqueeze(0));
   }
-  const Tensor out = ops::composed_attention(q, k, v, o).narrow(1, queries - added, added);
+  Tensor out = ops::composed_attention(q, k, v, o);
+  if (queries > added) out = out.narrow(1, queries - added, added);
   if (columns > policy.budget && (recounted || gaps)) {
     const Tensor chosen =
         gaps ? heaviest(q, k, o, present, policy.budget) : ends(own, policy.budget);

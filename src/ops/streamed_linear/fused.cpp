@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "ops/dispatch.h"
 #include "ops/kernel/capability.h"
@@ -49,12 +50,20 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, const Optional& scale,
                       .y = y.mutable_data_ptr<float>()};
   // Groups of four outputs; below 32 KB of weights a second thread costs more than it brings.
   constexpr int64_t kGroup = 4;
-  const int64_t bytes = kGroup * in * weight.element_size();
-  at::parallel_for(0, (out + kGroup - 1) / kGroup,
-                   std::max<int64_t>(1, (int64_t{32} << 10) / std::max<int64_t>(bytes, 1)),
-                   [&](int64_t begin, int64_t end) {
-                     kernel(args, kGroup * begin, std::min(kGroup * end, out));
-                   });
+  const int64_t bytes = kGroup * in * weight.element_size(), groups = (out + kGroup - 1) / kGroup;
+  const int64_t least = std::max<int64_t>(1, (int64_t{32} << 10) / std::max<int64_t>(bytes, 1));
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (groups + least - 1) / least);
+  // Threads do not share the memory evenly: who is ahead takes more, in ever smaller runs.
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t begin = next.load(); begin < groups;) {
+      const int64_t run = std::max(least, (groups - begin) / (2 * threads));
+      const int64_t end = threads == 1 ? groups : std::min(begin + run, groups);
+      if (!next.compare_exchange_weak(begin, end)) continue;
+      kernel(args, kGroup * begin, std::min(kGroup * end, out));
+      begin = next.load();
+    }
+  });
   return y.to(x.scalar_type());
 }
 
