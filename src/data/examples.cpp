@@ -48,38 +48,35 @@ std::vector<std::string> lines_of(const std::string& path) {
 }
 
 int64_t Labels::number(const std::string& name, const std::string& place) {
-  const auto [found, is_new] = numbers_.emplace(name, static_cast<int64_t>(names_.size()));
+  const auto [found, is_new] = numbers_.emplace(name, static_cast<int64_t>(found_.size()));
   if (is_new) {
-    names_.push_back(name);
+    found_.push_back(name);
     places_.push_back(place);
   }
   return found->second;
 }
 
-std::vector<std::string> Labels::order(const std::vector<std::string>& given,
-                                       const std::vector<int64_t>& trained,
-                                       std::vector<int64_t>& position) const {
-  std::vector<std::string> out = given;
+void Labels::order(const std::vector<std::string>& given, const std::vector<int64_t>& trained) {
+  names_ = given;
   if (given.empty()) {
     const std::set<int64_t> numbers(trained.begin(), trained.end());
-    for (const int64_t number : numbers) out.push_back(names_[static_cast<size_t>(number)]);
-    std::sort(out.begin(), out.end());
+    for (const int64_t number : numbers) names_.push_back(found_[static_cast<size_t>(number)]);
+    std::sort(names_.begin(), names_.end());
   }
-  position.clear();
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const auto found = std::find(out.begin(), out.end(), names_[i]);
-    position.push_back(found - out.begin());
-    if (found != out.end()) continue;
+  classes_.clear();
+  for (size_t i = 0; i < found_.size(); ++i) {
+    const auto place = std::find(names_.begin(), names_.end(), found_[i]);
+    classes_.push_back(place - names_.begin());
+    if (place != names_.end()) continue;
     if (!given.empty()) {
-      usage_error(places_[i], ": has the label '", names_[i],
+      usage_error(places_[i], ": has the label '", found_[i],
                   "', expected one of labels = ", join(given));
     }
-    fail(places_[i], ": has the label '", names_[i],
+    fail(places_[i], ": has the label '", found_[i],
          "', which is in the held-out part alone; name all there are in 'labels'");
   }
-  require(out.size() >= 2, "there is one label alone, '", out.empty() ? "" : out[0],
+  require(names_.size() >= 2, "there is one label alone, '", names_.empty() ? "" : names_[0],
           "', expected at least two");
-  return out;
 }
 
 ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, int64_t length,

@@ -32,21 +32,25 @@ struct FileOptions {
 // text.
 std::vector<std::string> lines_of(const std::string& path);
 
-// Names of classes in examples, numbered as they come.
+// Names of classes in examples, numbered as they come, and then the order of the classes.
 class Labels {
  public:
   // `place` is for messages, "file:12".
   int64_t number(const std::string& name, const std::string& place);
-  // Those in the order of `given` or, where it is empty, of the names of the classes that `trained`
-  // counts; the position of each number there. Throws UsageError for a name that `given` lacks,
-  // Error for one that nothing is trained on and for fewer than two.
-  std::vector<std::string> order(const std::vector<std::string>& given,
-                                 const std::vector<int64_t>& trained,
-                                 std::vector<int64_t>& position) const;
+  // Orders the classes as `given` or, where it is empty, by the names of those that `trained`
+  // counts (numbers). Throws UsageError for a name that `given` lacks, Error for one that nothing
+  // is trained on and for fewer than two.
+  void order(const std::vector<std::string>& given, const std::vector<int64_t>& trained);
+
+  // Behind order(): the classes' names, and the class of a number.
+  const std::vector<std::string>& names() const { return names_; }
+  int64_t class_of(int64_t number) const { return classes_[static_cast<size_t>(number)]; }
 
  private:
   std::unordered_map<std::string, int64_t> numbers_;
-  std::vector<std::string> names_, places_;
+  std::vector<std::string> found_, places_;  // of each number
+  std::vector<std::string> names_;
+  std::vector<int64_t> classes_;
 };
 
 // Derived classes number their examples, split() them once, and make a sample of each.
@@ -101,6 +105,15 @@ class ExampleTask : public Task {
   size_t aside_ = 0;
   int64_t eval_sequences_ = 0;
   std::optional<WindowOrder> order_;
+};
+
+// A task of files or generated; Options has `FileOptions files`.
+template <typename Options>
+struct ExampleSpec : GeneratedSpec {
+  Options options;
+
+  std::string* tokenizer_file() final { return options.files.tokenizer_file(); }
+  std::shared_ptr<const Tokenizer> tokenizer() const final { return options.files.own_tokenizer(); }
 };
 
 }  // namespace headloom::data

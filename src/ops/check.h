@@ -39,7 +39,7 @@ inline void check_ids(const char* op, const at::Tensor& t, const char* name, con
   check_device(op, t, name, q, leader);
 }
 
-inline void check_backend(const char* op, const std::optional<std::string>& backend) {
+inline void check_backend(const char* op, std::optional<std::string_view> backend) {
   TORCH_CHECK_VALUE(!backend || *backend == "reference" || *backend == "fused", op,
                     ": backend is \"", backend.value_or(""),
                     "\", expected None, \"reference\" or \"fused\".");
@@ -47,7 +47,7 @@ inline void check_backend(const char* op, const std::optional<std::string>& back
 
 // Whether `backend`, checked already, means the fused kernels: where they can run (no `reason`
 // against it) unless the reference is asked for. Throws where they are asked for in vain.
-inline bool runs_fused(const char* op, const std::optional<std::string>& backend,
+inline bool runs_fused(const char* op, std::optional<std::string_view> backend,
                        const char* reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(reason == nullptr || backend != "fused", op,
                               ": backend \"fused\" cannot run this case because ", reason,

@@ -23,7 +23,7 @@ inline std::optional<at::Tensor> optional_tensor(const at::Tensor& t) {
 
 // Fresh memory of t's sizes and type, contiguous whatever t's strides are.
 inline at::Tensor contiguous_like(const at::Tensor& t) {
-  return at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
+  return at::empty_symint(t.sym_sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
 // Whether a call runs inside a transform of torch.func (grad, vmap), which refuses autograd

@@ -194,8 +194,7 @@ TEST(CausalConv1dFused, BFloat16ErrsLikeItsRounding) {
     const auto got = evaluate(p, c, "fused", at::kBFloat16);
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type()) << c.name << " " << i;
-      EXPECT_LE(relative_error(got[i], exact[i]), 2 * relative_error(plain[i], exact[i]) + 2e-5)
-          << c.name << " " << i;
+      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 2e-5)) << c.name << " " << i;
     }
   }
 }

@@ -144,8 +144,7 @@ TEST(Moe, BFloat16ErrsLikeItsRounding) {
       got = evaluate(p, "fused", at::kBFloat16);
     }
     for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_LE(relative_error(got[i], exact[i]),
-                2 * relative_error(plain[i], exact[i]) + 0.004)  // one rounding
+      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 0.004))  // one rounding
           << i;
     }
   }

@@ -142,8 +142,7 @@ TEST(RetentionFused, BFloat16ErrsLikeItsRounding) {
       got = evaluate(p, c, "fused", at::kBFloat16);
     }
     for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_LE(relative_error(got[i], exact[i]), 2 * relative_error(plain[i], exact[i]) + 1e-6)
-          << i;
+      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6)) << i;
     }
   }
 }

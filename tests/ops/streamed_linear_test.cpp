@@ -90,7 +90,7 @@ TEST(StreamedLinear, BFloat16ErrsLikeItsRounding) {
     Poison poison;
     const Tensor got = run(c, "fused", at::kBFloat16);
     ASSERT_EQ(got.scalar_type(), at::kBFloat16);
-    EXPECT_LE(relative_error(got, exact), 2 * relative_error(plain, exact) + 1e-6)
+    EXPECT_TRUE(errs_like_rounding(got, plain, exact, 1e-6))
         << c.x.sizes() << " " << c.weight.sizes();
   }
 }
@@ -113,7 +113,7 @@ TEST(StreamedLinear, Int8IsExactInItsWeights) {
       Poison poison;
       const Tensor got = ops::streamed_linear(cast(c.x), values, scale, cast(c.bias), "fused");
       ASSERT_EQ(got.scalar_type(), type);
-      EXPECT_LE(relative_error(got, expected), 2 * relative_error(plain, expected) + 2e-6)
+      EXPECT_TRUE(errs_like_rounding(got, plain, expected, 2e-6))
           << c.x.sizes() << " " << c.weight.sizes();
     }
   }

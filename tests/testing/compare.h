@@ -38,6 +38,16 @@ inline ::testing::AssertionResult close(const Tensor& actual, const Tensor& expe
   return result;
 }
 
+// The low-precision rule: `got` errs at most twice as much as `plain`, the plain low-precision
+// computation, and `slack`.
+inline ::testing::AssertionResult errs_like_rounding(const Tensor& got, const Tensor& plain,
+                                                     const Tensor& exact, double slack) {
+  const double error = relative_error(got, exact), allowed = relative_error(plain, exact);
+  if (error <= 2 * allowed + slack) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "relative error " << error << ", of the plain computation " << allowed;
+}
+
 // A leaf of its own that records gradients.
 inline Tensor leaf(const Tensor& t) { return t.detach().clone().requires_grad_(true); }
 

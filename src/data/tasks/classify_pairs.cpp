@@ -71,25 +71,24 @@ class Pairs final : public ExampleTask {
   Pairs(const Options& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("classify_pairs", options.files.tokenizer, options.files.length, 2),
         path_(*options.files.path) {
-    Labels found;
     std::vector<uint64_t> lots;
-    read(path_, found, lots);
+    read(path_, lots);
     const size_t first_apart = pairs_.size();
-    if (options.files.held_out_path) read(*options.files.held_out_path, found, lots);
+    if (options.files.held_out_path) read(*options.files.held_out_path, lots);
     split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
     std::vector<int64_t> trained;
     for (const size_t i : train()) trained.push_back(pairs_[i].label);
-    names_ = found.order(options.labels, trained, position_);
+    labels_.order(options.labels, trained);
   }
 
   Goal goal() const override { return Goal::label; }
-  int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
-  std::vector<std::string> labels() const override { return names_; }
+  int64_t classes() const override { return static_cast<int64_t>(labels_.names().size()); }
+  std::vector<std::string> labels() const override { return labels_.names(); }
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
     return str(
-        "Pairs of texts in ", path_, " with one of ", names_.size(), " labels: ", counts(),
+        "Pairs of texts in ", path_, " with one of ", labels_.names().size(), " labels: ", counts(),
         cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "", ".");
   }
 
@@ -97,7 +96,7 @@ class Pairs final : public ExampleTask {
   Sample sample(size_t example) const override {
     const Pair& pair = pairs_[example];
     Sample out = framed(pair.first, &pair.second);
-    out.targets = {position_[static_cast<size_t>(pair.label)]};
+    out.targets = {labels_.class_of(pair.label)};
     return out;
   }
 
@@ -107,7 +106,7 @@ class Pairs final : public ExampleTask {
     int64_t label;  // its number
   };
 
-  void read(const std::string& path, Labels& found, std::vector<uint64_t>& lots) {
+  void read(const std::string& path, std::vector<uint64_t>& lots) {
     const std::vector<std::string> lines = lines_of(path);
     const auto room = static_cast<size_t>(length() - frame(2));
     const size_t before = pairs_.size();
@@ -121,7 +120,7 @@ class Pairs final : public ExampleTask {
       const size_t one = line.find('\t'), two = line.find('\t', one + 1);
       const std::string label(line.substr(two + 1));
       Pair pair{tokens(line.substr(0, one)), tokens(line.substr(one + 1, two - one - 1)),
-                found.number(label, str(path, ":", i + 1))};
+                labels_.number(label, str(path, ":", i + 1))};
       StableHash lot;
       lot.add(line.substr(0, two));
       lots.push_back(lot.value());
@@ -140,19 +139,12 @@ class Pairs final : public ExampleTask {
 
   std::string path_;
   std::vector<Pair> pairs_;
-  std::vector<std::string> names_;
-  std::vector<int64_t> position_;  // of each number of a label
+  Labels labels_;
   int64_t cut_ = 0;
 };
 
-struct ClassifyPairsSpec final : GeneratedSpec {
-  Options options;
-
+struct ClassifyPairsSpec final : ExampleSpec<Options> {
   std::string type() const override { return "classify_pairs"; }
-  std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
-  std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.own_tokenizer();
-  }
   std::vector<std::string>* labels() override { return &options.labels; }
 
  protected:

@@ -226,14 +226,8 @@ class Questions final : public ExampleTask {
   int64_t lost_ = 0;
 };
 
-struct FindSpanSpec final : GeneratedSpec {
-  Options options;
-
+struct FindSpanSpec final : ExampleSpec<Options> {
   std::string type() const override { return "find_span"; }
-  std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
-  std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.own_tokenizer();
-  }
 
  protected:
   void own_fields(Fields& f) override {

@@ -69,11 +69,10 @@ class Sentences final : public ExampleTask {
   Sentences(const Options& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("tag_text", options.files.tokenizer, options.files.length, 1),
         path_(*options.files.path) {
-    Labels found;
     WordEncoder encoder(tokenizer());
-    read(path_, encoder, found);
+    read(path_, encoder);
     const size_t first_apart = pieces_.size();
-    if (options.files.held_out_path) read(*options.files.held_out_path, encoder, found);
+    if (options.files.held_out_path) read(*options.files.held_out_path, encoder);
     std::vector<uint64_t> lots;
     for (const Piece& piece : pieces_) lots.push_back(piece.lot);
     split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
@@ -83,16 +82,17 @@ class Sentences final : public ExampleTask {
         if (tag != kIgnore) trained.push_back(tag);
       }
     }
-    names_ = found.order(options.labels, trained, position_);
+    labels_.order(options.labels, trained);
   }
 
   Goal goal() const override { return Goal::tags; }
-  int64_t classes() const override { return static_cast<int64_t>(names_.size()); }
-  std::vector<std::string> labels() const override { return names_; }
+  int64_t classes() const override { return static_cast<int64_t>(labels_.names().size()); }
+  std::vector<std::string> labels() const override { return labels_.names(); }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
     return str(
-        "Sentences of ", path_, ", each word with one of ", names_.size(), " tags: ", counts(),
+        "Sentences of ", path_, ", each word with one of ", labels_.names().size(),
+        " tags: ", counts(),
         cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "",
         lost_ > 0 ? str("; ", lost_, " words that make no token left out") : "", ".");
   }
@@ -105,7 +105,7 @@ class Sentences final : public ExampleTask {
     const size_t before = tokenizer().start_token() ? 1 : 0;
     for (size_t i = 0; i < piece.tags.size(); ++i) {
       if (piece.tags[i] == kIgnore) continue;
-      out.targets[before + i] = position_[static_cast<size_t>(piece.tags[i])];
+      out.targets[before + i] = labels_.class_of(piece.tags[i]);
     }
     return out;
   }
@@ -118,7 +118,7 @@ class Sentences final : public ExampleTask {
     uint64_t lot;               // the sentence's
   };
 
-  void read(const std::string& path, WordEncoder& encoder, Labels& found) {
+  void read(const std::string& path, WordEncoder& encoder) {
     const std::vector<std::string> lines = lines_of(path);
     std::vector<std::string_view> words;
     std::vector<int32_t> tags;
@@ -139,7 +139,7 @@ class Sentences final : public ExampleTask {
       const size_t last = line.find_last_of(" \t", end - 1) + 1;
       words.push_back(line.substr(begin, first - begin));
       tags.push_back(static_cast<int32_t>(
-          found.number(std::string(line.substr(last, end - last)), str(path, ":", i + 1))));
+          labels_.number(std::string(line.substr(last, end - last)), str(path, ":", i + 1))));
     }
     require(pieces_.size() > before, path, ": has no line with a token and its tag");
   }
@@ -176,19 +176,12 @@ class Sentences final : public ExampleTask {
 
   std::string path_;
   std::vector<Piece> pieces_;
-  std::vector<std::string> names_;
-  std::vector<int64_t> position_;  // of each number of a label
+  Labels labels_;
   int64_t cut_ = 0, lost_ = 0;
 };
 
-struct TagTextSpec final : GeneratedSpec {
-  Options options;
-
+struct TagTextSpec final : ExampleSpec<Options> {
   std::string type() const override { return "tag_text"; }
-  std::string* tokenizer_file() override { return options.files.tokenizer_file(); }
-  std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.files.own_tokenizer();
-  }
   std::vector<std::string>* labels() override { return &options.labels; }
 
  protected:

@@ -81,10 +81,6 @@ struct Call {
   }
 };
 
-Tensor contiguous_like(const Tensor& t) {
-  return at::empty_symint(t.sym_sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
-}
-
 // Empty where the backward is not wanted.
 Tensor empty_checkpoints(const Tensor& q, bool wanted) {
   const c10::SymInt count = wanted ? (q.sym_size(1) + kChunk - 1) / kChunk : c10::SymInt(0);

@@ -83,7 +83,7 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, const Optional& bias, 
 
 Tensor forward_meta(const Tensor& x, const Tensor&, const Optional&, bool, const Optional&,
                     const Optional&) {
-  return at::empty_symint(x.sym_sizes(), x.options());
+  return contiguous_like(x);
 }
 
 // Gradients of x and weight, then of those of bias and state that are there.

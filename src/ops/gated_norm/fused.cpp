@@ -18,10 +18,6 @@ namespace {
 using at::Tensor;
 using Gradients = std::tuple<Tensor, Tensor>;
 
-Tensor contiguous_like(const Tensor& t) {
-  return at::empty_symint(t.sym_sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
-}
-
 void run(gated::Args args, const Tensor& x, const Tensor& gate, const Tensor& eps) {
   static gated::Run* const kernel = HL_CHOOSE(gated::run);
   const Tensor values = x.contiguous(), gates = gate.contiguous(), floor = eps.contiguous();

@@ -34,20 +34,15 @@ void check(const Tensor& x, const Tensor& gate, const Tensor& eps,
   TORCH_CHECK_TYPE(eps.scalar_type() == at::kFloat || eps.scalar_type() == at::kDouble,
                    "gated_norm: eps has dtype ", eps.scalar_type(),
                    ", expected float32 or float64.");
-  TORCH_CHECK_VALUE(!backend || *backend == "reference" || *backend == "fused",
-                    "gated_norm: backend is \"", backend.value_or(""),
-                    "\", expected None, \"reference\" or \"fused\".");
+  check_backend(kOp, backend);
 }
 
 Tensor gated_norm_op(const Tensor& x, const Tensor& gate, const Tensor& eps,
                      std::optional<std::string_view> backend) {
   check(x, gate, eps, backend);
-  if (backend == "reference") return gated_norm_reference(x, gate, eps);
-  const char* reason = gated_norm_unsupported_reason(x, eps);
-  TORCH_CHECK_NOT_IMPLEMENTED(!reason || backend != "fused",
-                              "gated_norm: backend \"fused\" cannot run this case because ", reason,
-                              "; use None or \"reference\".");
-  if (reason) return gated_norm_reference(x, gate, eps);
+  if (!runs_fused(kOp, backend, gated_norm_unsupported_reason(x, eps))) {
+    return gated_norm_reference(x, gate, eps);
+  }
   const auto rows = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));
   return gated_norm_fused(x, gate, eps.to(at::kFloat).expand_symint(rows));
 }

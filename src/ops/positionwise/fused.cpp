@@ -82,12 +82,10 @@ NormGradients norm_backward_cpu(const Tensor& grad, const Tensor& x, const Optio
   return {grad_x, sums.sum(0)};
 }
 
-Tensor norm_meta(const Tensor& x, const Optional&, double) {
-  return at::empty_symint(x.sym_sizes(), x.options());
-}
+Tensor norm_meta(const Tensor& x, const Optional&, double) { return contiguous_like(x); }
 NormGradients norm_backward_meta(const Tensor&, const Tensor& x, const Optional& scale, double) {
   const auto options = x.options().dtype(at::kFloat);
-  return {at::empty_symint(x.sym_sizes(), x.options()),
+  return {contiguous_like(x),
           scale ? at::empty_symint(scale->sym_sizes(), options) : at::empty({0}, options)};
 }
 
@@ -152,7 +150,7 @@ Tensor rotary_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool in
 }
 
 Tensor rotary_meta(const Tensor& x, const Tensor&, const Tensor&, bool, bool) {
-  return at::empty_symint(x.sym_sizes(), x.options());
+  return contiguous_like(x);
 }
 
 Tensor call_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved,
@@ -223,9 +221,7 @@ Tensor gate_backward_cpu(const Tensor& grad, const Tensor& x) {
 }
 
 Tensor gate_meta(const Tensor& x) { return at::empty_symint(halved(x), x.options()); }
-Tensor gate_backward_meta(const Tensor&, const Tensor& x) {
-  return at::empty_symint(x.sym_sizes(), x.options());
-}
+Tensor gate_backward_meta(const Tensor&, const Tensor& x) { return contiguous_like(x); }
 
 struct GateFunction : torch::autograd::Function<GateFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {

@@ -14,13 +14,6 @@ using at::Tensor;
 using Optional = std::optional<Tensor>;
 using Backend = std::optional<std::string_view>;
 
-std::optional<std::string> checked(const char* op, const Backend& backend) {
-  std::optional<std::string> name;
-  if (backend) name = std::string(*backend);
-  check_backend(op, name);
-  return name;
-}
-
 void check_floating(const char* op, const Tensor& t, const char* name) {
   TORCH_CHECK_TYPE(t.is_floating_point(), op, ": ", name, " has dtype ", t.scalar_type(),
                    ", expected a floating type.");
@@ -37,7 +30,8 @@ Tensor rms_norm_op(const Tensor& x, const Optional& scale, double eps, Backend b
     check_device(kOp, *scale, "scale", x, "x");
   }
   TORCH_CHECK_VALUE(eps >= 0, "rms_norm: eps is ", eps, ", expected at least 0.");
-  const bool fused = runs_fused(kOp, checked(kOp, backend), kernels_unsupported(x));
+  check_backend(kOp, backend);
+  const bool fused = runs_fused(kOp, backend, kernels_unsupported(x));
   return fused ? rms_norm_fused(x, scale.value_or(Tensor()), eps)
                : rms_norm_reference(x, scale.value_or(Tensor()), eps);
 }
@@ -67,9 +61,9 @@ Tensor rotary_op(const Tensor& x, const Tensor& cos, const Tensor& sin, bool int
   }
   const char* reason = kernels_unsupported(x);
   if (cos.requires_grad() || sin.requires_grad()) reason = "cos or sin wants a gradient";
-  return runs_fused(kOp, checked(kOp, backend), reason)
-             ? rotary_fused(x, cos, sin, interleaved)
-             : rotary_reference(x, cos, sin, interleaved);
+  check_backend(kOp, backend);
+  return runs_fused(kOp, backend, reason) ? rotary_fused(x, cos, sin, interleaved)
+                                          : rotary_reference(x, cos, sin, interleaved);
 }
 
 Tensor swiglu_op(const Tensor& x, Backend backend) {
@@ -78,8 +72,8 @@ Tensor swiglu_op(const Tensor& x, Backend backend) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) >= 2 && x.sym_size(-1) % 2 == 0,
                     "swiglu: x has shape ", x.sym_sizes(),
                     ", expected [..., 2 I] with I of at least 1.");
-  return runs_fused(kOp, checked(kOp, backend), kernels_unsupported(x)) ? swiglu_fused(x)
-                                                                        : swiglu_reference(x);
+  check_backend(kOp, backend);
+  return runs_fused(kOp, backend, kernels_unsupported(x)) ? swiglu_fused(x) : swiglu_reference(x);
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {

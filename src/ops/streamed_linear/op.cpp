@@ -17,7 +17,7 @@ using Optional = std::optional<Tensor>;
 constexpr const char* kOp = "streamed_linear";
 
 void check(const Tensor& x, const Tensor& weight, const Tensor& scale, const Tensor& bias,
-           const std::optional<std::string>& backend) {
+           std::optional<std::string_view> backend) {
   TORCH_CHECK_VALUE(x.dim() >= 1, kOp, ": x has shape ", x.sym_sizes(), ", expected [..., I].");
   TORCH_CHECK_TYPE(x.is_floating_point(), kOp, ": x has dtype ", x.scalar_type(),
                    ", expected a floating type.");
@@ -47,9 +47,8 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& scale, const Ten
 Tensor streamed_linear_op(const Tensor& x, const Tensor& weight, const Optional& scale,
                           const Optional& bias, std::optional<std::string_view> backend) {
   const Tensor s = scale.value_or(Tensor()), b = bias.value_or(Tensor());
-  const auto wanted = backend ? std::optional<std::string>(*backend) : std::nullopt;
-  check(x, weight, s, b, wanted);
-  return runs_fused(kOp, wanted, streamed_linear_unsupported(x, weight, b))
+  check(x, weight, s, b, backend);
+  return runs_fused(kOp, backend, streamed_linear_unsupported(x, weight, b))
              ? streamed_linear_fused(x, weight, s, b)
              : streamed_linear_reference(x, weight, s, b);
 }

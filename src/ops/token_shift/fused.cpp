@@ -58,10 +58,6 @@ int64_t workers_for(const Tensor& x) {
   return std::clamp<int64_t>(x.numel() / 4096, 1, std::max(at::get_num_threads(), 1));
 }
 
-Tensor contiguous_like(const Tensor& t) {
-  return at::empty_symint(t.sym_sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
-}
-
 std::vector<Tensor> forward_meta(const Tensor& x, const Tensor& mix, const Optional&,
                                  const Optional&) {
   std::vector<Tensor> out;
