@@ -21,6 +21,7 @@ __all__ = [
     "aft",
     "causal_conv1d",
     "composed_attention",
+    "dynamic_weights",
     "gated_norm",
     "moe",
     "retention",
@@ -300,6 +301,26 @@ def streamed_linear(
         ``[..., O]`` of x's type.
     """
     found: Tensor = torch.ops.headloom.streamed_linear(x, weight, scale, bias, backend)
+    return found
+
+
+def dynamic_weights(hidden: Tensor, w2: Tensor, rank: int, backend: Optional[str] = None) -> List[Tensor]:
+    """The second half of DCMHA's weight networks (Xiao et al. 2024, eq. 7), for all S sides of a layer at once::
+
+        down, up = split(GELU(hidden) W2)                       exact GELU
+        down = down / sqrt(mean over the group's heads of down^2 + 1e-6)
+
+    Args:
+        hidden: ``[B, L, S g I]``, x W1 of S sides and g groups.
+        w2: ``[S, g, I, 2 R n]``: R rows of n heads for ``down`` and as many for ``up``.
+        rank: R.
+        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 positions, no gradient) or ``"reference"``; None:
+            fused where it can.
+
+    Returns:
+        2 S tensors ``[B, L, R, H]`` of hidden's type with H = g n: each side's ``down``, then each side's ``up``.
+    """
+    found: List[Tensor] = torch.ops.headloom.dynamic_weights(hidden, w2, rank, backend)
     return found
 
 

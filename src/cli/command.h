@@ -10,7 +10,8 @@
 
 namespace headloom {
 struct CachePolicy;
-}
+struct Precision;
+}  // namespace headloom
 
 namespace headloom::cli {
 
@@ -47,9 +48,9 @@ struct ConfigArguments {
 // --cache, what decoding states forget.
 void add_cache_option(CLI::App& app, CachePolicy& cache);
 
-// --quantize, the type that holds the weights.
-void add_quantize_option(
-    CLI::App& app, std::string& type,
-    const char* doc = "hold the weights of linear maps in this type: faster, a little worse");
+// --dtype and --quantize: the types that are computed in and that hold the weights. `more` ends
+// both descriptions.
+void add_precision_options(CLI::App& app, Precision& p,
+                           const std::string& more = "; faster, a little worse");
 
 }  // namespace headloom::cli

@@ -1,5 +1,6 @@
 #include "cli/command.h"
 #include "mixers/state.h"
+#include "train/load.h"
 
 namespace headloom::cli {
 
@@ -26,8 +27,12 @@ void add_cache_option(CLI::App& app, CachePolicy& cache) {
       ->default_str("full");
 }
 
-void add_quantize_option(CLI::App& app, std::string& type, const char* doc) {
-  app.add_option("--quantize", type, doc)->check(CLI::IsMember({"int8"}));
+void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {
+  app.add_option("--dtype", p.dtype,
+                 "compute in this type" + more + "; as it was trained by default")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.add_option("--quantize", p.quantize, "hold the weights of linear maps in this type" + more)
+      ->check(CLI::IsMember({"int8"}));
 }
 
 }  // namespace headloom::cli

@@ -13,7 +13,8 @@ namespace headloom::cli {
 namespace {
 
 struct Arguments {
-  std::string model, checkpoint = "best", logits, quantize;
+  std::string model, checkpoint = "best", logits;
+  Precision precision;
   std::vector<std::string> overrides;
   int64_t sequences = 0, context = 0, piece = 0;
   CachePolicy cache;
@@ -40,14 +41,15 @@ int run(const Arguments& a) {
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
   if (a.context > 0) batch = std::max<int64_t>(batch * trained / a.context, 1);
-  Autocast autocast(loaded.config.train.dtype);
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
   // Of the weights as they were trained, where those that are evaluated are others.
   std::optional<double> trained_loss;
-  if (!a.quantize.empty()) {
+  if (a.precision.changes()) {
+    const Autocast autocast(loaded.config.train.dtype);
     trained_loss = evaluate(*loaded.model, *task, sequences, batch, pieces).loss;
-    hold_weights(loaded, a.quantize);
+    hold_weights(loaded, a.precision);
   }
+  const Autocast autocast(loaded.config.train.dtype);
   const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, pieces);
   if (!a.logits.empty()) {
     at::NoGradGuard no_grad;
@@ -71,9 +73,10 @@ int run(const Arguments& a) {
     if (!std::isnan(bits)) json["bits_per_byte"] = bits;
     json["accuracy"] = e.accuracy;
     if (trained_loss) {
-      json["quantize"] = a.quantize;
+      json["dtype"] = loaded.config.train.dtype;
+      json["quantize"] = a.precision.quantize;
       json["trained_loss"] = *trained_loss;
-      json["quantize_costs"] = e.loss - *trained_loss;
+      json["costs"] = e.loss - *trained_loss;
     }
     if (pieces) {
       json["context"] = task->length();
@@ -91,7 +94,7 @@ int run(const Arguments& a) {
               static_cast<long long>(e.tokens));
   std::printf("loss        %.4f nats a target", e.loss);
   if (trained_loss) {
-    std::printf(" in %s; %.4f as trained, so %+.4f", a.quantize.c_str(), *trained_loss,
+    std::printf(" in %s; %.4f as trained, so %+.4f", a.precision.text().c_str(), *trained_loss,
                 e.loss - *trained_loss);
   }
   std::printf("\nperplexity  %.3f\n", std::exp(e.loss));
@@ -124,9 +127,7 @@ Command eval_command() {
         auto* logits = app.add_option(
             "--logits", a->logits,
             "also write tokens and logits of the first batch to this safetensors file");
-        add_quantize_option(app, a->quantize,
-                            "hold the weights of linear maps in this type; also prints what it "
-                            "costs");
+        add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
                        "read sequences of this length, in pieces: of any length that has a state")
             ->check(CLI::PositiveNumber)

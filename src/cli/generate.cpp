@@ -18,7 +18,8 @@ namespace headloom::cli {
 namespace {
 
 struct Arguments {
-  std::string model, checkpoint = "best", prompt, quantize;
+  std::string model, checkpoint = "best", prompt;
+  Precision precision;
   int64_t tokens = 256;
   uint64_t seed = 0;
   int64_t samples = 1;
@@ -123,7 +124,7 @@ int run(Arguments& a) {
     usage_error(a.model, ": is a model of kind \"", kind,
                 "\", which writes nothing, expected a decoder or an encoder_decoder.");
   }
-  hold_weights(loaded, a.quantize);
+  hold_weights(loaded, a.precision);
   if (a.prompt == "-") {
     a.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
@@ -180,7 +181,7 @@ Command generate_command() {
                 ->capture_default_str();
             add_cache_option(app, a->cache);
             app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
-            add_quantize_option(app, a->quantize);
+            add_precision_options(app, a->precision);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run(*a); };
           }};

@@ -12,7 +12,8 @@ namespace headloom::cli {
 namespace {
 
 struct Arguments {
-  std::string model, checkpoint = "best", quantize;
+  std::string model, checkpoint = "best";
+  Precision precision;
   serve::ServerOptions server;
   serve::EngineOptions engine;
   CachePolicy cache;
@@ -29,7 +30,7 @@ int run(Arguments& a) {
     usage_error(a.model,
                 ": has a token mixer that reads whole sequences only, expected one with a state.");
   }
-  hold_weights(loaded, a.quantize);
+  hold_weights(loaded, a.precision);
   const serve::Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
@@ -81,7 +82,7 @@ Command serve_command() {
                 ->check(CLI::Range(int64_t{1}, int64_t{4096}))
                 ->capture_default_str();
             add_cache_option(app, a->cache);
-            add_quantize_option(app, a->quantize);
+            add_precision_options(app, a->precision);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run(*a); };
           }};

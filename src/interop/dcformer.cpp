@@ -118,12 +118,14 @@ void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
   add_linear(out, at_layer(layer, "mixer.output"), {theirs("wo")}, bias);
   out.push_back({.ours = at_layer(layer, "mixer.w1"),
                  .theirs = {theirs("dyn_w_proj.dw1")},
+                 .transposed = true,
                  .shape = {s.width, 1, 4, hidden}});
   out.push_back({.ours = at_layer(layer, "mixer.w2"),
                  .theirs = {theirs("dyn_w_proj.qkw")},
                  .shape = {1, 4, hidden, 2 * kRank, s.heads}});
   out.push_back({.ours = at_layer(layer, "mixer.gate"),
                  .theirs = {theirs("dyn_w_proj.dd")},
+                 .transposed = true,
                  .shape = {s.width, 1, 4 * s.heads}});
   if (!c.flag("use_qk_norm", false)) return;
   for (const char* side : {"q_norm", "k_norm"}) {

@@ -146,8 +146,9 @@ NamedTensors parts(const torch::nn::Module& model, const Rules& rules) {
                                : rule.rows[i];
       Tensor part = whole.narrow(0, first, rows);
       first += rows;
+      if (rule.transposed) part = part.t();
       if (!rule.shape.empty()) part = part.reshape(rule.shape);
-      out.emplace_back(rule.theirs[i], rule.transposed ? part.t() : part);
+      out.emplace_back(rule.theirs[i], part);
     }
   }
   return out;

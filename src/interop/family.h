@@ -15,7 +15,7 @@ namespace headloom {
 struct Rule {
   std::string ours = {};
   std::vector<std::string> theirs = {};
-  bool transposed = false;          // theirs are [in, out]
+  bool transposed = false;          // theirs are [in, out], ours [out, in]
   bool stacked = false;             // ours' first two dimensions together are the rows
   std::vector<int64_t> order = {};  // ours' row i is joined row order[i]; empty: as they are
   std::vector<int64_t> rows = {};   // of each of theirs, where they are several and unequal

@@ -72,11 +72,14 @@ Tensor joined(const Rule& rule, const Family& family, Weights& weights, at::IntA
     std::vector<int64_t> wanted = sizes;
     wanted[0] =
         rule.rows.empty() ? sizes[0] / static_cast<int64_t>(rule.theirs.size()) : rule.rows[i];
-    std::vector<int64_t> theirs = rule.shape.empty() ? wanted : rule.shape;
-    if (rule.transposed) std::reverse(theirs.begin(), theirs.end());
+    std::vector<int64_t> across = wanted;
+    std::reverse(across.begin(), across.end());
+    const std::vector<int64_t>& theirs = !rule.shape.empty() ? rule.shape
+                                         : rule.transposed   ? across
+                                                             : wanted;
     require(t.sizes() == at::IntArrayRef(theirs), weights.path(), ": tensor '", name,
             "' has shape ", t.sizes(), ", expected ", at::IntArrayRef(theirs), ".");
-    if (rule.transposed) t = t.t();
+    if (rule.transposed) t = t.reshape(across).t();
     pieces.push_back(t.reshape(wanted));
   }
   const Tensor whole = pieces.size() == 1 ? pieces[0] : at::cat(pieces);

@@ -164,6 +164,22 @@ Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }
 
+void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {
+  const bool adjacent = q.is_alias_of(k) && q.strides() == k.strides() &&
+                        q.stride(2) == q.size(3) &&
+                        k.storage_offset() == q.storage_offset() + q.size(2) * q.stride(2);
+  if (at::GradMode::is_enabled() || !adjacent) {
+    q = apply(q, seen);
+    k = apply(k, seen);
+    return;
+  }
+  const Tensor both = q.as_strided({q.size(0), q.size(1), q.size(2) + k.size(2), q.size(3)},
+                                   q.strides(), q.storage_offset());
+  auto parts = apply(both, seen).split_with_sizes({q.size(2), k.size(2)}, 2);
+  q = std::move(parts[0]);
+  k = std::move(parts[1]);
+}
+
 Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options) {
   const auto real = options.dtype(at::kFloat);
   const Tensor query = at::arange(keys - queries, keys, real).unsqueeze(1);

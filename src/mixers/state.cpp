@@ -19,6 +19,16 @@ size_t bytes_of_row(const at::Tensor& room) {
   return static_cast<size_t>(room.stride(1)) * room.element_size();
 }
 
+// Whether the values of a row, t[b][i], lie one after the other.
+bool is_row(const at::Tensor& t) {
+  int64_t expected = 1;
+  for (int64_t dim = t.dim() - 1; dim >= 2; --dim) {
+    if (t.size(dim) != 1 && t.stride(dim) != expected) return false;
+    expected *= t.size(dim);
+  }
+  return true;
+}
+
 }  // namespace
 
 int64_t Positions::of(int64_t b) const {
@@ -102,9 +112,31 @@ at::Tensor Rows::append(const at::Tensor& t) {
   } else {
     make_room(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
   }
-  view(end_, added).copy_(t);
+  put(t);
   end_ += added;
   return kept();
+}
+
+void Rows::put(const at::Tensor& t) {
+  // Rows as they come from a projection; of a step they are few, and copy_ takes longer to begin
+  // than to copy them.
+  const int64_t values = data_.stride(1), added = t.size(1);
+  const bool whole = t.scalar_type() == data_.scalar_type() && t.device() == data_.device() &&
+                     t.numel() == batch_ * added * values && is_row(t);
+  if (added > kSpare || !whole) {
+    view(end_, added).copy_(t);
+    return;
+  }
+  const size_t row = bytes_of_row(data_);
+  const auto size = static_cast<int64_t>(t.element_size());
+  const char* const from = static_cast<const char*>(t.const_data_ptr());
+  char* const to = static_cast<char*>(data_.data_ptr());
+  for (int64_t b = 0; b < batch_; ++b) {
+    for (int64_t i = 0; i < added; ++i) {
+      std::memcpy(to + static_cast<size_t>(b * data_.size(1) + end_ + i) * row,
+                  from + (b * t.stride(0) + i * t.stride(1)) * size, row);
+    }
+  }
 }
 
 void Rows::make_room(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {
@@ -153,25 +185,41 @@ void Rows::keep_last(int64_t n) {
 
 void Rows::keep(const at::Tensor& which) {
   if (!data_.defined()) return;
-  const int64_t count = which.size(-1), capacity = data_.size(1);
+  const int64_t count = which.size(-1), capacity = data_.size(1), all = size();
   const at::Tensor index = which.contiguous();
   const size_t row = bytes_of_row(data_);
   const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows) * row; };
-  // Within each sequence rows move towards the newest, run by run, and leave room in front.
+  const auto chosen = [&](int64_t b) {
+    return index.const_data_ptr<int64_t>() + (index.dim() == 2 ? b * count : 0);
+  };
+  // The rows kept close up towards the newest or towards the oldest, whichever moves fewer.
+  int64_t moves = 0;
+  for (int64_t b = 0; b < batch_; ++b) {
+    const int64_t* const from = chosen(b);
+    for (int64_t i = 0; i < count; ++i) moves += (from[i] != i) - (from[i] != all - count + i);
+  }
+  const bool back = moves < 0;
   for (int64_t b = 0; b < batch_; ++b) {
     char* const base = static_cast<char*>(data_.data_ptr()) + bytes(b * capacity + begin_);
-    const int64_t* const from =
-        index.const_data_ptr<int64_t>() + (index.dim() == 2 ? b * count : 0);
-    for (int64_t end = count, to = size(); end > 0;) {
-      int64_t first = end - 1;
-      while (first > 0 && from[first - 1] == from[first] - 1) --first;
-      to -= end - first;
-      if (from[first] != to) {
-        std::memmove(base + bytes(to), base + bytes(from[first]), bytes(end - first));
+    const int64_t* const from = chosen(b);
+    // Run by run, so that none is overwritten before it has moved.
+    const auto move = [&](int64_t first, int64_t end, int64_t to) {
+      if (from[first] == to) return;
+      std::memmove(base + bytes(to), base + bytes(from[first]), bytes(end - first));
+    };
+    if (back) {
+      for (int64_t first = 0, end; first < count; first = end) {
+        for (end = first + 1; end < count && from[end] == from[end - 1] + 1;) ++end;
+        move(first, end, first);
       }
-      end = first;
+      continue;
+    }
+    for (int64_t end = count, first; end > 0; end = first) {
+      for (first = end - 1; first > 0 && from[first - 1] == from[first] - 1;) --first;
+      move(first, end, all - count + first);
     }
   }
+  if (back) end_ = begin_ + count;
   keep_last(count);
 }
 

@@ -86,6 +86,7 @@ class Rows {
   // Room for `sequences` and, in front of and behind the rows kept, for `before` and `behind` more.
   // Where there is none, rows move within what there is if that suffices for a while, else into new
   // room of `capacity` positions.
+  void put(const at::Tensor& t);  // behind the kept rows, where there is room
   void make_room(int64_t sequences, int64_t before, int64_t behind, int64_t capacity);
   void move_to(int64_t sequences, int64_t capacity, int64_t begin);
 

@@ -53,6 +53,7 @@ std::vector<OpCase> causal_conv1d_cases();
 std::vector<OpCase> aft_cases();
 std::vector<OpCase> moe_cases();
 std::vector<OpCase> gated_norm_cases();
+std::vector<OpCase> dynamic_weights_cases();
 std::vector<OpCase> streamed_linear_cases();
 std::vector<OpCase> positionwise_cases();
 

@@ -5,6 +5,7 @@
 
 #include "ops/aft/fused.h"
 #include "ops/composed_attention/fused.h"
+#include "ops/dynamic_weights/fused.h"
 #include "ops/gated_norm/fused.h"
 #include "ops/moe/fused.h"
 #include "ops/positionwise/fused.h"
@@ -29,6 +30,7 @@ std::vector<OpCase> all_cases() {
         moe_cases(),
         gated_norm_cases(),
         streamed_linear_cases(),
+        dynamic_weights_cases(),
         positionwise_cases()}) {
     // clang-format on
     cases.insert(cases.end(), family.begin(), family.end());
@@ -72,6 +74,8 @@ std::vector<OpInfo> operators() {
        gated_norm_limits()},
       {"streamed_linear", "a linear map of few rows, its weights (float or int8) read once",
        "Dettmers et al. 2022 for int8 by rows", streamed_linear_limits()},
+      {"dynamic_weights", "composition weights of heads from their networks' hidden layer",
+       "Xiao et al. 2024", dynamic_weights_limits()},
       {"rms_norm", "values over the root of their mean square, scaled", "Zhang & Sennrich 2019",
        positionwise_limits()},
       {"rotary", "queries and keys turned by their positions", "Su et al. 2021",

@@ -46,17 +46,30 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
   return run;
 }
 
-void hold_weights(LoadedRun& run, const std::string& quantize) {
+std::string Precision::text() const {
+  if (dtype.empty() || quantize.empty()) return str(quantize, dtype);
+  return str(quantize, ", computing in ", dtype);
+}
+
+void hold_weights(LoadedRun& run, const Precision& p) {
   auto* decoder = dynamic_cast<Decoder*>(run.model.get());
-  if (quantize == "int8") {
-    if (decoder == nullptr) {
-      usage_error("the model is of kind \"", run.config.model.kind,
-                  "\", expected a decoder for weights in int8.");
+  if (!p.quantize.empty() && p.quantize != "int8") {
+    usage_error("weights cannot be quantized to \"", p.quantize, "\", expected int8.");
+  }
+  if (!p.quantize.empty() && decoder == nullptr) {
+    usage_error("the model is of kind \"", run.config.model.kind,
+                "\", expected a decoder for weights in int8.");
+  }
+  if (!p.dtype.empty()) {
+    if (p.dtype != "float32" && p.dtype != "bfloat16") {
+      usage_error("a model cannot compute in \"", p.dtype, "\", expected float32 or bfloat16.");
     }
+    run.config.train.dtype = p.dtype;
+  }
+  if (decoder == nullptr) return;
+  if (!p.quantize.empty()) {
     decoder->narrow_weights(at::kChar);
-  } else if (!quantize.empty()) {
-    usage_error("weights cannot be quantized to \"", quantize, "\", expected int8.");
-  } else if (decoder != nullptr && run.config.train.dtype == "bfloat16") {
+  } else if (run.config.train.dtype == "bfloat16") {
     decoder->narrow_weights(at::kBFloat16);
   }
 }

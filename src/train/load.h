@@ -22,9 +22,19 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file);
 // missing or damaged.
 LoadedRun load_run(const std::string& folder, const std::string& which = "best");
 
-// For a run that only generates or is evaluated from now on: a decoder's linear maps are held as
-// bfloat16 where the run computes in it, or as `quantize` says: "" or "int8". Throws UsageError for
-// int8 in a model that is no decoder.
-void hold_weights(LoadedRun& run, const std::string& quantize);
+// How a run computes that only generates or is evaluated from now on.
+struct Precision {
+  std::string dtype = {};     // "float32" or "bfloat16"; "": as it was trained
+  std::string quantize = {};  // "int8": a decoder's linear maps held so; ""
+
+  bool changes() const { return !dtype.empty() || !quantize.empty(); }
+  // "int8, computing in bfloat16".
+  std::string text() const;
+};
+
+// Takes run.config.train.dtype to what `p` says, and holds a decoder's linear maps in bfloat16
+// where it computes in that, or in int8. Throws UsageError for other types and for int8 in a model
+// that is no decoder.
+void hold_weights(LoadedRun& run, const Precision& p);
 
 }  // namespace headloom

@@ -59,7 +59,7 @@ TEST_F(ComposedMixers, AtTheIdentityAreMha) {
 
   const auto skip =
       test::mixer("dcmha", "heads = 6\ngroups = 2\nstatic = \"add\"\nprojection = false", shape);
-  test::set(*skip, "gate", at::zeros({96, 4 * 6}));
+  test::set(*skip, "gate", at::zeros({4 * 6, 96}));
   expect_is_mha(*skip, "heads = 6", shape);
 
   // Multi-token attention starts there.
@@ -104,15 +104,15 @@ Dynamic one_side(std::map<std::string, Tensor>& p, const Tensor& x, int64_t side
   const int64_t n = heads / groups, hidden = 2 * n * rank;
   std::vector<Tensor> down, up;
   for (int64_t g = 0; g < groups; ++g) {
-    const Tensor w1 = p["w1"].narrow(1, (side * groups + g) * hidden, hidden);
-    const Tensor w = at::matmul(at::gelu(at::matmul(x, w1)), p["w2"][side][g]);
+    const Tensor w1 = p["w1"].narrow(0, (side * groups + g) * hidden, hidden);
+    const Tensor w = at::matmul(at::gelu(at::linear(x, w1)), p["w2"][side][g]);
     const auto halves = w.chunk(2, -1);
     const Tensor d = halves[0].unflatten(-1, {rank, n});
     down.push_back(d / (d.square().mean(-1, true) + 1e-6).sqrt());
     up.push_back(halves[1].unflatten(-1, {rank, n}));
   }
   return {at::cat(down, -1), at::cat(up, -1),
-          at::tanh(at::matmul(x, p["gate"].narrow(1, side * heads, heads)))};
+          at::tanh(at::linear(x, p["gate"].narrow(0, side * heads, heads)))};
 }
 
 TEST_F(ComposedMixers, DcmhaFollowsItsFormula) {
@@ -161,7 +161,7 @@ TEST_F(ComposedMixers, EveryDcmhaBranchIsSwitchedByItself) {
     return parameters(*test::mixer("dcmha", "heads = 6\n" + options, shape_of()));
   };
   EXPECT_EQ(sides("").at("w2").size(0), 4);
-  EXPECT_EQ(sides("").at("gate").size(1), 4 * 6);
+  EXPECT_EQ(sides("").at("gate").size(0), 4 * 6);
   EXPECT_EQ(sides("").count("pre_static"), 0u);
   EXPECT_EQ(sides("pre = false").at("w2").size(0), 2);
   EXPECT_EQ(sides("post = false\nkey_wise = false").at("w2").size(0), 1);

@@ -86,6 +86,11 @@ def test_functions_call_the_operators():
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])
     torch.testing.assert_close(ops.streamed_linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)
+    hidden, w2 = x(1, 2, 6), x(1, 1, 6, 8)  # a side, a group; rank 2, two heads
+    both = (torch.nn.functional.gelu(hidden) @ w2[0, 0]).unflatten(-1, (4, 2))
+    down, up = ops.dynamic_weights(hidden, w2, 2)
+    torch.testing.assert_close(down, torch.nn.functional.rms_norm(both[:, :, :2], (2,), eps=1e-6))
+    torch.testing.assert_close(up, both[:, :, 2:])
     q = x(2, 5, 3, 4)
     plain = torch.nn.functional.scaled_dot_product_attention(*[t.transpose(1, 2) for t in (q, q, q)], is_causal=True)
     torch.testing.assert_close(ops.composed_attention(q, q, q), plain.transpose(1, 2))

@@ -100,10 +100,34 @@ TEST(NarrowWeights, OnlyDecodersTakeInt8) {
       "kind = 'encoder'\nwidth = 32\ndepth = 1\nvocabulary = 20\nmax_length = 8\n[[layer]]\nmixer "
       "= { type = 'mha', heads = 4 }\n");
   run.model = build_model(run.config.model);
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, "int8"); }),
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int8"}); }),
                        "kind \"encoder\", expected a decoder"));
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, "int4"); }),
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int4"}); }),
                        "\"int4\", expected int8"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.dtype = "float16"}); }),
+                       "\"float16\", expected float32 or bfloat16"));
+}
+
+TEST(NarrowWeights, ARunComputesInWhatIsAskedFor) {
+  const auto type_of = [](const std::string& trained, const Precision& p) {
+    LoadedRun run;
+    run.config.train.dtype = trained;
+    run.config.model = model_of(
+        "width = 32\ndepth = 1\nvocabulary = 20\nmax_length = 8\n[[layer]]\nmixer = { type = "
+        "'mha', heads = 4 }\n");
+    run.model = build_model(run.config.model);
+    hold_weights(run, p);
+    const at::ScalarType held =
+        run.model->named_parameters()["layer0.mixer.qkv.weight"].scalar_type();
+    return std::pair(run.config.train.dtype, held);
+  };
+  using Held = std::pair<std::string, at::ScalarType>;
+  EXPECT_EQ(type_of("float32", {}), Held("float32", at::kFloat));
+  EXPECT_EQ(type_of("bfloat16", {}), Held("bfloat16", at::kBFloat16));
+  EXPECT_EQ(type_of("float32", {.dtype = "bfloat16"}), Held("bfloat16", at::kBFloat16));
+  EXPECT_EQ(type_of("bfloat16", {.dtype = "float32"}), Held("float32", at::kFloat));
+  EXPECT_EQ(type_of("float32", {.dtype = "bfloat16", .quantize = "int8"}),
+            Held("bfloat16", at::kChar));
 }
 
 }  // namespace

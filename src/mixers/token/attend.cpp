@@ -71,10 +71,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   const bool recounted = evicts && policy.type == "sinks";
   const bool gaps = evicts && policy.type == "tova";
 
-  if (how.rotary != nullptr && !recounted) {
-    q = how.rotary->apply(q, state.position);
-    k = how.rotary->apply(k, state.position);
-  }
+  if (how.rotary != nullptr && !recounted) how.rotary->apply(q, k, state.position);
   // With gaps, distances are no longer those between columns.
   Tensor positions;
   if (gaps && (how.window || how.bias)) {

@@ -68,6 +68,18 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
   const int64_t k_width = sizes_.keys * sizes_.head_dim;
   const int64_t v_width = sizes_.values * sizes_.v_dim;
   Tensor q, k, v;
+  if (x.is_same(memory) && !at::GradMode::is_enabled()) {
+    // One operator a part: decoding's steps are short, and its operators many.
+    const Tensor all = qkv_->forward(x);
+    const auto part = [&](int64_t from, int64_t heads, int64_t dim) {
+      return all.as_strided({all.size(0), all.size(1), heads, dim},
+                            {all.stride(0), all.stride(1), dim, 1}, all.storage_offset() + from);
+    };
+    q = part(0, sizes_.maps, sizes_.head_dim);
+    k = part(q_width, sizes_.keys, sizes_.head_dim);
+    v = part(q_width + k_width, sizes_.values, sizes_.v_dim);
+    return normed({.q = q, .k = k, .v = v});
+  }
   if (x.is_same(memory)) {
     // One split: each narrow's backward would fill and add a whole [B, T, Q + K + V].
     const auto parts = qkv_->forward(x).split_with_sizes({q_width, k_width, v_width}, -1);
@@ -87,26 +99,26 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
       v = kv.narrow(-1, k_width, v_width);
     }
   }
-  if (q.defined()) {
-    q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
-    if (options_.qk_norm) q = ops::rms_norm(q, q_scale_, 1e-6);
-  }
+  if (q.defined()) q = q.unflatten(-1, {sizes_.maps, sizes_.head_dim});
   if (k.defined()) {
     k = k.unflatten(-1, {sizes_.keys, sizes_.head_dim});
     v = v.unflatten(-1, {sizes_.values, sizes_.v_dim});
-    if (options_.qk_norm) k = ops::rms_norm(k, k_scale_, 1e-6);
   }
-  return {.q = q, .k = k, .v = v};
+  return normed({.q = q, .k = k, .v = v});
+}
+
+Attention::Heads Attention::normed(Heads h) const {
+  if (!options_.qk_norm) return h;
+  if (h.q.defined()) h.q = ops::rms_norm(h.q, q_scale_, 1e-6);
+  if (h.k.defined()) h.k = ops::rms_norm(h.k, k_scale_, 1e-6);
+  return h;
 }
 
 Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
   const Tensor& memory = cross ? context.memory : x;
   Heads h = project(x, memory);
-  if (rotary_ && !cross) {
-    h.q = rotary_->apply(h.q);
-    h.k = rotary_->apply(h.k);
-  }
+  if (rotary_ && !cross) rotary_->apply(h.q, h.k);
   ops::ComposedAttentionOptions o;
   o.causal = shape_.causal && !cross;
   o.window = options_.window;

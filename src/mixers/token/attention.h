@@ -89,6 +89,8 @@ class Attention : public TokenMixer {
   };
   // x's queries, memory's keys and values, as in compose().
   Heads project(const Tensor& x, const Tensor& memory);
+  // With QK-norm, where it is on.
+  Heads normed(Heads h) const;
 
   std::shared_ptr<Linear> qkv_, output_;
   Tensor q_scale_, k_scale_;  // [D], QK-norm

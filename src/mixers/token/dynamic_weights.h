@@ -9,7 +9,8 @@
 //   down = down / sqrt(mean over the n heads of down^2 + 1e-6)
 //   gate = tanh(x Wg), Wg [C, H]
 //
-// All sides' parameters are stored together so that one product each computes them.
+// All sides' parameters are stored together so that one product each computes them, W1 and Wg as
+// the rows of a linear map.
 #pragma once
 
 #include <vector>
@@ -25,9 +26,9 @@ struct DynamicWeights {
 };
 
 struct DynamicWeightNetworks {
-  Tensor w1;    // [C, sides g I], or undefined: no projections
+  Tensor w1;    // [sides g I, C], or undefined: no projections
   Tensor w2;    // [sides, g, I, 2 R n]
-  Tensor gate;  // [C, sides H], or undefined: no gates
+  Tensor gate;  // [sides H, C], or undefined: no gates
   int64_t sides = 0, heads = 0, groups = 1, rank = 2;
 
   // W1 Xavier normal, W2 ~ N(0, 0.02 / (sqrt(2 n R) (n + R))), Wg ~ N(0, 0.05 sqrt(2 / (C + n))).

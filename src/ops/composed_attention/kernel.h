@@ -119,7 +119,10 @@ struct Args {
 // Sizes that follow from Args; made by make_plan, shared by all workers.
 struct Plan {
   bool backward = false;
-  bool split = false;        // forward: one tile whose key blocks the workers share
+  bool split = false;  // forward: one tile whose key blocks the workers share
+  // split: each worker takes the softmax of its own keys, and their outputs are joined at the end,
+  // where no mix needs the weights of the whole one before.
+  bool joined = false;
   bool direct = false;       // split: keys and values are read where they lie, not packed
   bool half = false;         // products in pairs of bfloat16: the type of q and the
                              // processor allow it
@@ -158,7 +161,8 @@ enum class Phase {
 // gradients, `sums` being those of worker 0 and the others following;
 // kBoundary, one item, adds what each worker owes to queries of the worker
 // before it. Where the plan splits, every worker runs kSplitScores, after it
-// kSplitValues, each for its share of the blocks; one runs kSplitOutput at the end.
+// kSplitValues (unless it joins: then both at once), each for its share of the blocks; one runs
+// kSplitOutput at the end.
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;

@@ -27,6 +27,7 @@ void run(const Args& args, const Plan& plan, const Task& task) {
         break;
       case Phase::kSplitScores:
         split_scores<T>(args, plan, task);
+        if (plan.joined) split_values<T>(args, plan, task);
         break;
       case Phase::kSplitValues:
         split_values<T>(args, plan, task);

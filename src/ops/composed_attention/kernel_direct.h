@@ -34,7 +34,7 @@ struct Fetcher {
   HL_INLINE void next(int64_t elements) {
     constexpr int64_t kLine = 64 / sizeof(T);
     for (; elements > 0 && rows > 0; elements -= kLine) {
-      __builtin_prefetch(row + at);
+      __builtin_prefetch(row + at, 0, 0);
       at += kLine;
       if (at < span) continue;
       at = 0;

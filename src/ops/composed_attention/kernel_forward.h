@@ -204,6 +204,7 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     float* raw = a.pre.matrix ? w.tile[0] : x;
     if (p.direct) {
       pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
+      fetch_key_weights<T>(a, a.pre, task.batch, block + 1);
       direct_scores<T>(a, p, task.batch, block, seen_keys(tile.count, visible), end, w, raw);
     } else {
       pack_keys<T>(a, p, task.batch, block, keys);
@@ -251,8 +252,15 @@ template <typename T>
 void split_values(const Args& a, const Plan& p, const Task& task) {
   const Scratch w = scratch(a, p, task.scratch);
   const Tile tile = make_tile(a, p, task.batch, 0);
-  gather_rows(a, p, task, tile, w);
-  finish_rows(a, p, tile, w.all_high, w.all_total, p.workers == 1 || task.worker == 0);
+  if (p.joined) {
+    // This worker's own softmax; the sums stay for split_output.
+    copy(w.high, tile.count * p.heads_padded, w.all_high);
+    copy(w.total, tile.count * a.H1 * 16, w.all_total);
+    finish_rows(a, p, tile, w.all_high, w.all_total, false);
+  } else {
+    gather_rows(a, p, task, tile, w);
+    finish_rows(a, p, tile, w.all_high, w.all_total, p.workers == 1 || task.worker == 0);
+  }
   own_blocks(a, p, task, tile, w, [&](int64_t i, int64_t end) {
     const int64_t block = tile.blocks.begin + i;
     const PackedBlock keys = packed_block(a, p, task.packed, block);
@@ -261,6 +269,7 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
               w.all_total, x);
     if (p.direct) {
       pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
+      fetch_key_weights<T>(a, a.post, task.batch, block + 1);
       const Range seen = seen_keys(tile.count, w.visible + i * p.height);
       direct_values<T>(a, p, task.batch, block, seen, end, w,
                        mixed_weights(a, p, tile.count, w, keys, x));
@@ -271,16 +280,43 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
   });
 }
 
+// The outputs of the workers' own softmaxes, each times its part in the whole one.
+void join_outputs(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                  const Scratch& w) {
+  gather_rows(a, p, task, tile, w);
+  finish_rows(a, p, tile, w.all_high, w.all_total);
+  for (int64_t k = 0; k < p.workers; ++k) {
+    const Scratch other = scratch_of(a, p, task, k);
+    for (int64_t t = 0; t < tile.count; ++t) {
+      float factor[kMaxHeads];
+      const int64_t at = t * p.heads_padded;
+      for (int64_t h = 0; h < p.heads_padded; h += VL) {
+        store(factor + h, vexp(load(other.high + at + h) - load(w.all_high + at + h)));
+      }
+      for (int64_t h = 0; h < a.H1; ++h) {
+        const int64_t sum = (t * a.H1 + h) * 16, row = (h * p.rows + t) * p.Ep;
+        const vf part = bcast(factor[h] * hsum(load(other.total + sum)) * w.all_total[sum]);
+        for (int64_t e = 0; e < p.Ep; e += VL) {
+          const vf own = part * load(other.out + row + e);
+          store(w.out + row + e, k == 0 ? own : own + load(w.out + row + e));
+        }
+      }
+    }
+  }
+}
+
 template <typename T>
 void split_output(const Args& a, const Plan& p, const Task& task) {
   const Scratch w = scratch(a, p, task.scratch);
-  for (int64_t k = 1; k < p.workers; ++k) {
+  const Tile tile = make_tile(a, p, task.batch, 0);
+  if (p.joined) join_outputs(a, p, task, tile, w);
+  for (int64_t k = 1; k < p.workers && !p.joined; ++k) {
     const Scratch other = scratch_of(a, p, task, k);
     for (int64_t i = 0; i < a.H2 * p.rows * p.Ep; i += VL) {
       store(w.out + i, load(w.out + i) + load(other.out + i));
     }
   }
-  write_outputs<T>(a, p, make_tile(a, p, task.batch, 0), w);
+  write_outputs<T>(a, p, tile, w);
 }
 
 }  // namespace

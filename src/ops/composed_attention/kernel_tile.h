@@ -14,6 +14,10 @@ HL_INLINE void fill(float* p, int64_t n, float value) {
   for (int64_t i = 0; i < n; ++i) p[i] = value;
 }
 
+HL_INLINE void copy(const float* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
 // rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of
 // one head, from `first`.
 template <typename T>
@@ -189,6 +193,22 @@ void pack_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t bloc
     pack(mix.k_up, r, 3, rank + r);
   }
   if (mix.k_gate.data) pack(mix.k_gate, 0, 2, 2 * rank);
+}
+
+// Fetches what pack_key_weights reads of a block, for a worker that comes to it after another.
+template <typename T>
+HL_INLINE void fetch_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t block) {
+  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  const AnyView* const views[] = {&mix.k_down, &mix.k_up, &mix.k_gate};
+  for (const AnyView* view : views) {
+    // Rows that lie far apart have more between them than in them.
+    const bool near = view->stride[1] <= 2 * mix.in * mix.k_width();
+    if (!view->data || n <= 0 || !near) continue;
+    const T* from = static_cast<const T*>(view->data) + batch * view->stride[0];
+    const char* at = reinterpret_cast<const char*>(from + first * view->stride[1]);
+    const char* const end = reinterpret_cast<const char*>(from + (first + n) * view->stride[1]);
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
 }
 
 // Query-side weights of a tile, [t][h][q_width].

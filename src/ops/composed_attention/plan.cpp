@@ -29,6 +29,7 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   p.blocks = (a.S + kBlock - 1) / kBlock;
   p.split = !backward && !a.pre_conv.kernel && !a.post_conv.kernel && a.T <= 32 &&
             (a.T <= 16 || p.blocks >= 2 * workers);
+  p.joined = p.split && !a.post.present;
   // Measured: beyond, packing a key for all queries that read it costs less than their dot
   // products.
   p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&

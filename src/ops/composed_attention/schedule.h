@@ -79,10 +79,9 @@ inline void run_alone(const Args& a, const Plan& plan, Run run, Task task, bool 
     run(a, plan, task);
   };
   if (plan.split) {
-    for (const Phase phase : {Phase::kSplitScores, Phase::kSplitValues, Phase::kSplitOutput}) {
-      step(phase, 1);
-    }
-    return;
+    step(Phase::kSplitScores, 1);
+    if (!plan.joined) step(Phase::kSplitValues, 1);
+    return step(Phase::kSplitOutput, 1);
   }
   step(Phase::kPack, plan.blocks);
   step(backward ? Phase::kBackward : Phase::kForward, plan.tiles);
@@ -140,7 +139,7 @@ void run_all(const Args& a, const Plan& plan, Run run, float* memory, const Para
     const auto blocks = [&](int64_t w) { return plan.blocks * w / workers; };
     if (plan.split) {
       share(Phase::kSplitScores, one);
-      share(Phase::kSplitValues, one);
+      if (!plan.joined) share(Phase::kSplitValues, one);
       run(a, plan, task_of(Phase::kSplitOutput, batch, 0));
       continue;
     }

@@ -217,11 +217,11 @@ HL_INLINE void store(BFloat16* p, vf a) {
 }
 
 // to[i] = scale * from[i], i < n, in the type of `to`.
-template <typename T>
-HL_INLINE void store_scaled(const float* from, int64_t n, float scale, T* to) {
+template <typename From, typename T>
+HL_INLINE void store_scaled(const From* from, int64_t n, float scale, T* to) {
   int64_t i = 0;
   for (; i + VL <= n; i += VL) store(to + i, bcast(scale) * load(from + i));
-  for (; i < n; ++i) narrow(scale * from[i], to + i);
+  for (; i < n; ++i) narrow(scale * widen(from[i]), to + i);
 }
 
 // The first `count` < VL values (none where it is negative), zeros in the other lanes; and back.

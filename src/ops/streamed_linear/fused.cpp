@@ -19,8 +19,8 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-std::vector<c10::SymInt> sizes_of(const Tensor& x, const Tensor& weight) {
-  std::vector<c10::SymInt> sizes = x.sym_sizes().vec();
+c10::SymDimVector sizes_of(const Tensor& x, const Tensor& weight) {
+  c10::SymDimVector sizes(x.sym_sizes());
   sizes.back() = weight.sym_size(0);
   return sizes;
 }
@@ -29,25 +29,30 @@ Tensor forward_meta(const Tensor& x, const Tensor& weight, const Optional&, cons
   return at::empty_symint(sizes_of(x, weight), x.options());
 }
 
+streamed::Type type_of(const Tensor& t) {
+  return t.scalar_type() == at::kChar       ? streamed::Type::kInt8
+         : t.scalar_type() == at::kBFloat16 ? streamed::Type::kBFloat16
+                                            : streamed::Type::kFloat;
+}
+
 Tensor forward_cpu(const Tensor& x, const Tensor& weight, const Optional& scale,
                    const Optional& bias) {
   static streamed::Run* const kernel = HL_CHOOSE(streamed::run);
-  const auto wide = [](const Tensor& t) { return t.to(at::kFloat).contiguous(); };
-  const Tensor values = wide(x), matrix = weight.contiguous();
-  const Tensor scales = scale ? wide(*scale) : Tensor(), offsets = bias ? wide(*bias) : Tensor();
-  Tensor y = at::empty_symint(sizes_of(x, weight), values.options());
+  const auto whole = [](const Optional& t) { return t ? t->contiguous() : Tensor(); };
+  const Tensor values = x.contiguous(), matrix = weight.contiguous();
+  const Tensor scales = whole(scale), offsets = whole(bias);
+  Tensor y = at::empty_symint(sizes_of(x, weight), x.options());
   const int64_t in = weight.size(1), out = weight.size(0);
   streamed::Args args{.rows = out > 0 ? y.numel() / out : 0,
                       .in = in,
-                      .type = weight.scalar_type() == at::kChar       ? streamed::Type::kInt8
-                              : weight.scalar_type() == at::kBFloat16 ? streamed::Type::kBFloat16
-                                                                      : streamed::Type::kFloat,
-                      .x = values.const_data_ptr<float>(),
+                      .type = type_of(x),
+                      .weight_type = type_of(weight),
+                      .x = values.const_data_ptr(),
                       .weight = matrix.const_data_ptr(),
                       .scale = scale ? scales.const_data_ptr<float>() : nullptr,
-                      .bias = bias ? offsets.const_data_ptr<float>() : nullptr,
+                      .bias = bias ? offsets.const_data_ptr() : nullptr,
                       .out = out,
-                      .y = y.mutable_data_ptr<float>()};
+                      .y = y.mutable_data_ptr()};
   // Groups of four outputs; below 32 KB of weights a second thread costs more than it brings.
   constexpr int64_t kGroup = 4;
   const int64_t bytes = kGroup * in * weight.element_size(), groups = (out + kGroup - 1) / kGroup;
@@ -64,7 +69,7 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, const Optional& scale,
       begin = next.load();
     }
   });
-  return y.to(x.scalar_type());
+  return y;
 }
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {

@@ -9,13 +9,13 @@ enum class Type { kFloat, kBFloat16, kInt8 };
 
 struct Args {
   int64_t rows, in;
-  Type type;           // of the weights
-  const float* x;      // [rows, in]
-  const void* weight;  // [out, in]
-  const float* scale;  // [out] or null
-  const float* bias;   // [out] or null
-  int64_t out;         // y's row stride
-  float* y = nullptr;  // [rows, out]
+  Type type, weight_type;  // of x, bias and y: kFloat or kBFloat16; of the weights: that or kInt8
+  const void* x;           // [rows, in]
+  const void* weight;      // [out, in]
+  const float* scale;      // [out] or null
+  const void* bias;        // [out] or null
+  int64_t out;             // y's row stride
+  void* y = nullptr;       // [rows, out]
 };
 
 // Outputs begin ... end of every row.

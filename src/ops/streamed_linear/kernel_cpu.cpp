@@ -1,7 +1,9 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 //
-// A tile is kOutputs rows of the weights times up to kRows rows of x, its sums in registers. All
-// tiles of the same weights follow one another, so that only the first reads them from memory.
+// One row of x takes the weights an output at a time, so that they are read in the order in which
+// they lie: read four outputs side by side, they come a tenth to a fifth slower. Of more rows, a
+// tile is kOutputs rows of the weights times up to kRows rows of x; all tiles of the same weights
+// follow one another, so that only the first reads them from memory. Sums are in registers.
 #include "ops/kernel/vec.h"
 #include "ops/streamed_linear/kernel.h"
 
@@ -14,8 +16,11 @@ constexpr int kRows = 4;
 #else
 constexpr int kRows = 2;  // 16 registers
 #endif
+constexpr int kPartial = 4;  // sums of one output, for as many products in flight
 // Weights are fetched this many bytes ahead, and no less than a tile, whose own rows are in use
-// already. Left to the hardware, bfloat16 and int8 come at half the memory's bandwidth.
+// already, in the order in which they lie and past the second level of cache, where everything else
+// that decoding needs from token to token would make room for them. Left to the hardware, bfloat16
+// and int8 come at half the memory's bandwidth.
 constexpr int64_t kAhead = 8192;
 
 template <typename T>
@@ -45,80 +50,125 @@ HL_INLINE vf weights_part(const T* p, int64_t count) {
   return weights(whole);
 }
 
-template <typename T, int O, int R>
-HL_INLINE void tile(const Args& a, int64_t output, int64_t row) {
-  const int64_t in = a.in;
-  const T* w = static_cast<const T*>(a.weight) + output * in;
-  const float* x = a.x + row * in;
-  const int64_t whole = O * in * static_cast<int64_t>(sizeof(T));
-  const int64_t ahead = whole > kAhead ? whole : kAhead;
-  vf sums[O][R];
-#pragma GCC unroll 4
-  for (int o = 0; o < O; ++o) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sums[o][r] = zero();
+template <int Bytes>
+HL_INLINE void fetch(const char* from) {
+  constexpr int kLine = 64;
+#pragma GCC unroll 16
+  for (int i = 0; i < Bytes; i += kLine) {
+    __builtin_prefetch(from + i, /*rw=*/0, /*locality=*/0);
   }
-  const auto add = [&](const auto& weight_of, const auto& x_of) __attribute__((always_inline)) {
-    vf values[R];
+}
+
+// O outputs of R rows, the first of them `row` and at x, each from P sums along `in`. T is the type
+// of bias and y, W that of the weights, X that of x.
+template <int O, int R, int P, typename T, typename W, typename X>
+HL_INLINE void tile(const Args& a, const X* x, int64_t output, int64_t row) {
+  const int64_t in = a.in;
+  const W* w = static_cast<const W*>(a.weight) + output * in;
+  const T* bias = static_cast<const T*>(a.bias);
+  T* y = static_cast<T*>(a.y);
+  constexpr int64_t kSize = sizeof(W);
+  const int64_t whole = O > 1 ? O * in * kSize : 0;
+  const char* next = reinterpret_cast<const char*>(w) + (whole > kAhead ? whole : kAhead);
+  vf sums[P][O][R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) values[r] = x_of(x + r * in);
+  for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 4
     for (int o = 0; o < O; ++o) {
-      const vf weight = weight_of(w + o * in);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[o][r] = fma(weight, values[r], sums[o][r]);
+      for (int r = 0; r < R; ++r) sums[p][o][r] = zero();
     }
+  }
+  const auto add = [&](int p, const auto& weight_of, const auto& x_of)
+                       __attribute__((always_inline)) {
+                         vf values[R];
+#pragma GCC unroll 4
+                         for (int r = 0; r < R; ++r) values[r] = x_of(x + r * in);
+#pragma GCC unroll 4
+                         for (int o = 0; o < O; ++o) {
+                           const vf weight = weight_of(w + o * in);
+#pragma GCC unroll 4
+                           for (int r = 0; r < R; ++r)
+                             sums[p][o][r] = fma(weight, values[r], sums[p][o][r]);
+                         }
+                       };
+  const auto add_whole = [&](int p, int64_t i) __attribute__((always_inline)) {
+    add(
+        p, [i](const W* from) __attribute__((always_inline)) { return weights(from + i); },
+        [i](const X* from) __attribute__((always_inline)) { return load(from + i); });
   };
   int64_t i = 0;
-  for (; i + VL <= in; i += VL) {
+  for (; i + P * VL <= in; i += P * VL) {
+    fetch<O * P * VL * kSize>(next + O * i * kSize);
 #pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) {
-      __builtin_prefetch(reinterpret_cast<const char*>(w + o * in + i) + ahead);
-    }
-    add([i](const T* p) __attribute__((always_inline)) { return weights(p + i); },
-        [i](const float* p) __attribute__((always_inline)) { return load(p + i); });
+    for (int p = 0; p < P; ++p) add_whole(p, i + p * VL);
   }
+  for (; i + VL <= in; i += VL) add_whole(0, i);
   if (i < in) {
     const int64_t left = in - i;
-    add([=](const T* p) __attribute__((always_inline)) { return weights_part(p + i, left); },
-        [=](const float* p) __attribute__((always_inline)) { return load_part(p + i, left); });
+    add(
+        0,
+        [=](const W* from) __attribute__((always_inline)) { return weights_part(from + i, left); },
+        [=](const X* from) __attribute__((always_inline)) { return load_part(from + i, left); });
   }
 #pragma GCC unroll 4
   for (int o = 0; o < O; ++o) {
     const float scale = a.scale == nullptr ? 1 : a.scale[output + o];
-    const float bias = a.bias == nullptr ? 0 : a.bias[output + o];
+    const float offset = bias == nullptr ? 0 : widen(bias[output + o]);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      a.y[(row + r) * a.out + output + o] = scale * hsum(sums[o][r]) + bias;
+      vf sum = sums[0][o][r];
+#pragma GCC unroll 4
+      for (int p = 1; p < P; ++p) sum = sum + sums[p][o][r];
+      narrow(scale * hsum(sum) + offset, y + (row + r) * a.out + output + o);
     }
   }
 }
 
-template <typename T, int O>
+template <typename T, typename W, int O>
 void outputs(const Args& a, int64_t output) {
+  const T* x = static_cast<const T*>(a.x);
   int64_t row = 0;
-  for (; row + kRows <= a.rows; row += kRows) tile<T, O, kRows>(a, output, row);
-  for (; row < a.rows; ++row) tile<T, O, 1>(a, output, row);
+  for (; row + kRows <= a.rows; row += kRows) {
+    tile<O, kRows, 1, T, W>(a, x + row * a.in, output, row);
+  }
+  for (; row < a.rows; ++row) tile<O, 1, 1, T, W>(a, x + row * a.in, output, row);
+}
+
+template <typename T, typename W, typename X>
+void one_row(const Args& a, const X* x, int64_t begin, int64_t end) {
+  for (int64_t output = begin; output < end; ++output) {
+    tile<1, 1, kPartial, T, W>(a, x, output, 0);
+  }
+}
+
+template <typename T, typename W>
+void run(const Args& a, int64_t begin, int64_t end) {
+  if (a.rows == 1) {
+    // Every output reads the row again: widened once.
+    constexpr int64_t kMost = 4096;
+    if (sizeof(T) == sizeof(float) || a.in > kMost) {
+      return one_row<T, W>(a, static_cast<const T*>(a.x), begin, end);
+    }
+    float wide[kMost];
+    store_scaled(static_cast<const T*>(a.x), a.in, 1, wide);
+    return one_row<T, W>(a, wide, begin, end);
+  }
+  int64_t output = begin;
+  for (; output + kOutputs <= end; output += kOutputs) outputs<T, W, kOutputs>(a, output);
+  for (; output < end; ++output) outputs<T, W, 1>(a, output);
 }
 
 template <typename T>
 void run(const Args& a, int64_t begin, int64_t end) {
-  int64_t output = begin;
-  for (; output + kOutputs <= end; output += kOutputs) outputs<T, kOutputs>(a, output);
-  for (; output < end; ++output) outputs<T, 1>(a, output);
+  return a.weight_type == Type::kInt8 ? run<T, int8_t>(a, begin, end) : run<T, T>(a, begin, end);
 }
 
 }  // namespace
 
 void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
-  switch (args.type) {
-    case Type::kFloat:
-      return run<float>(args, begin, end);
-    case Type::kBFloat16:
-      return run<BFloat16>(args, begin, end);
-    case Type::kInt8:
-      return run<int8_t>(args, begin, end);
-  }
+  return args.type == Type::kBFloat16 ? run<BFloat16>(args, begin, end)
+                                      : run<float>(args, begin, end);
 }
 
 }  // namespace headloom::ops::streamed

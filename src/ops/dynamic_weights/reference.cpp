@@ -1,0 +1,28 @@
+#include <ATen/ATen.h>
+
+#include "ops/dynamic_weights/op.h"
+#include "ops/positionwise/op.h"
+
+namespace headloom::ops {
+
+using at::Tensor;
+
+std::vector<Tensor> dynamic_weights_reference(const Tensor& hidden, const Tensor& w2,
+                                              int64_t rank) {
+  const int64_t batch = hidden.size(0), length = hidden.size(1);
+  const int64_t sides = w2.size(0), groups = w2.size(1), inner = w2.size(2);
+  const Tensor h = at::gelu(hidden).view({batch * length, sides * groups, inner});
+  const Tensor w = at::bmm(h.transpose(0, 1), w2.to(hidden.scalar_type()).flatten(0, 1))
+                       .view({sides, groups, batch, length, 2, rank, w2.size(3) / (2 * rank)});
+  const auto halves = w.unbind(4);
+  std::vector<Tensor> out;
+  for (const Tensor& half : {rms_norm(halves[0], {}, 1e-6), halves[1]}) {
+    // [S, g, B, L, R, n] -> [B, L, R, H] of each side, a view with one group.
+    for (const Tensor& side : half.permute({0, 2, 3, 4, 1, 5}).flatten(4).unbind(0)) {
+      out.push_back(side);
+    }
+  }
+  return out;
+}
+
+}  // namespace headloom::ops
