@@ -29,6 +29,7 @@ std::vector<OpCase> dynamic_weights_cases() {
     c.baseline = [](const std::vector<Tensor>& x) {
       return dynamic_weights_reference(x[0], x[1], 2)[0];
     };
+    c.differentiable = 2;
     c.forward_target = 0.5;
     out.push_back(std::move(c));
   }
