@@ -1,5 +1,6 @@
 // What attention forgets under a budget: against its definition written out, against the recording
 // of TOVA's own code, and for every mixer with keys and values.
+#include <array>
 #include <random>
 
 #include "mixers/token/attend.h"
@@ -40,6 +41,36 @@ TEST(CachePolicy, TovaRecording) {
       EXPECT_TRUE(at::equal(keys[b], k[b].index_select(0, which))) << forward;
       EXPECT_TRUE(at::equal(values[b], v[b].index_select(0, which))) << forward;
     }
+  }
+}
+
+// Whichever way rows close up, and however those that are appended lie in memory.
+TEST(CachePolicy, RowsKeepWhatIsChosen) {
+  at::manual_seed(11);
+  std::mt19937 random(11);
+  const auto below = [&](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, n - 1)(random);
+  };
+  Rows rows;
+  Tensor expected = at::empty({3, 0, 2, 5});
+  for (int round = 0; round < 200; ++round) {
+    const int64_t added = std::array<int64_t, 3>{1, 3, 20}[static_cast<size_t>(below(3))];
+    // Part of a wider projection, or with strides that no copy of whole rows can take.
+    const Tensor wide = at::randn({3, added, 4, 5});
+    const Tensor piece =
+        below(4) > 0 ? wide.narrow(2, 1, 2) : at::randn({3, 2, added, 5}).transpose(1, 2);
+    expected = at::cat({expected, piece}, 1);
+    ASSERT_TRUE(at::equal(rows.append(piece), expected)) << round;
+    const int64_t all = expected.size(1), count = all - below(std::min<int64_t>(all, 8));
+    const Tensor chosen = std::get<0>(
+        at::rand({below(2) > 0 ? 3 : 1, all}).argsort(int64_t{1}).narrow(1, 0, count).sort(1));
+    expected = expected.gather(1, chosen.view({-1, count, 1, 1}).expand({3, count, 2, 5}));
+    rows.keep(chosen.size(0) == 1 ? chosen[0] : chosen);
+    if (count > 40) {
+      rows.keep_last(10);
+      expected = expected.narrow(1, count - 10, 10);
+    }
+    ASSERT_TRUE(at::equal(kept(rows, piece), expected)) << round;
   }
 }
 

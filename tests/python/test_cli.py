@@ -340,6 +340,25 @@ def test_eval_reads_long_contexts_in_pieces(place):
     assert "the cache policy is \"tova:0\"" in refused("generate", "runs/text", "--cache", "tova:0", cwd=place)
 
 
+def test_eval_says_what_narrower_types_cost(place):
+    def evaluated(*arguments):
+        return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
+
+    trained = evaluated()
+    assert "costs" not in trained
+    for types in [["--dtype", "bfloat16"], ["--quantize", "int8"], ["--dtype", "bfloat16", "--quantize", "int8"]]:
+        narrow = evaluated(*types)
+        assert narrow["dtype"] == ("bfloat16" if "bfloat16" in types else "float32")
+        assert narrow["quantize"] == ("int8" if "int8" in types else "")
+        assert narrow["trained_loss"] == trained["loss"]
+        assert narrow["costs"] == pytest.approx(narrow["loss"] - trained["loss"])
+        assert 0 < abs(narrow["costs"]) < 0.05
+        headloom("generate", "runs/text", "--prompt", "The ", "--tokens", 4, *types, cwd=place)
+    assert evaluated("--dtype", "float32")["costs"] == 0
+    both = headloom("eval", "runs/text", "--dtype", "bfloat16", "--quantize", "int8", cwd=place).stdout
+    assert "in int8, computing in bfloat16; " in both
+
+
 def test_generate_forgets_as_told(place):
     def text(*arguments):
         return headloom("generate", "runs/text", "--prompt", "The ", "--tokens", 40, *arguments, cwd=place).stdout

@@ -1,7 +1,7 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 //
 // One row of x takes the weights an output at a time, so that they are read in the order in which
-// they lie: read four outputs side by side, they come a tenth to a fifth slower. Of more rows, a
+// they lie: read four outputs side by side, they come a twentieth slower. Of more rows, a
 // tile is kOutputs rows of the weights times up to kRows rows of x; all tiles of the same weights
 // follow one another, so that only the first reads them from memory. Sums are in registers.
 #include "ops/kernel/vec.h"
