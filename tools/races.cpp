@@ -33,6 +33,7 @@ const Case kCases[] = {
     {.name = "documents, bias", .pre_queries = 2, .documents = true, .bias = true},
     {.name = "bias", .B = 2, .T = 100, .S = 100, .bias = true},
     {.name = "few queries", .B = 2, .T = 3, .S = 700},
+    {.name = "few queries, plain", .B = 2, .T = 3, .S = 700, .mixes = false},
     {.name = "twenty queries", .B = 2, .T = 20, .S = 700},
 };
 

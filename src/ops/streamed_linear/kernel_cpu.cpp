@@ -1,9 +1,9 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 //
 // One row of x takes the weights an output at a time, so that they are read in the order in which
-// they lie: read four outputs side by side, they come a twentieth slower. Of more rows, a
-// tile is kOutputs rows of the weights times up to kRows rows of x; all tiles of the same weights
-// follow one another, so that only the first reads them from memory. Sums are in registers.
+// they lie: four outputs side by side take a twentieth longer. Of more rows, a tile is kOutputs
+// rows of the weights times up to kRows rows of x; all tiles of the same weights follow one
+// another, so that only the first reads them from memory. Sums are in registers.
 #include "ops/kernel/vec.h"
 #include "ops/streamed_linear/kernel.h"
 
@@ -79,19 +79,17 @@ HL_INLINE void tile(const Args& a, const X* x, int64_t output, int64_t row) {
       for (int r = 0; r < R; ++r) sums[p][o][r] = zero();
     }
   }
-  const auto add = [&](int p, const auto& weight_of, const auto& x_of)
-                       __attribute__((always_inline)) {
-                         vf values[R];
+  const auto add = [&](int p, const auto& of_w, const auto& of_x) __attribute__((always_inline)) {
+    vf values[R];
 #pragma GCC unroll 4
-                         for (int r = 0; r < R; ++r) values[r] = x_of(x + r * in);
+    for (int r = 0; r < R; ++r) values[r] = of_x(x + r * in);
 #pragma GCC unroll 4
-                         for (int o = 0; o < O; ++o) {
-                           const vf weight = weight_of(w + o * in);
+    for (int o = 0; o < O; ++o) {
+      const vf weight = of_w(w + o * in);
 #pragma GCC unroll 4
-                           for (int r = 0; r < R; ++r)
-                             sums[p][o][r] = fma(weight, values[r], sums[p][o][r]);
-                         }
-                       };
+      for (int r = 0; r < R; ++r) sums[p][o][r] = fma(weight, values[r], sums[p][o][r]);
+    }
+  };
   const auto add_whole = [&](int p, int64_t i) __attribute__((always_inline)) {
     add(
         p, [i](const W* from) __attribute__((always_inline)) { return weights(from + i); },
