@@ -168,7 +168,7 @@ void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {
   const bool adjacent = q.is_alias_of(k) && q.strides() == k.strides() &&
                         q.stride(2) == q.size(3) &&
                         k.storage_offset() == q.storage_offset() + q.size(2) * q.stride(2);
-  if (at::GradMode::is_enabled() || !adjacent) {
+  if (!adjacent) {
     q = apply(q, seen);
     k = apply(k, seen);
     return;

@@ -106,9 +106,9 @@ class Rotary {
   static Rotary retention(int64_t head_dim);
   // x [B, T, H, D], the positions after those `seen`.
   Tensor apply(const Tensor& x, const Positions& seen = {});
-  // Both in place of themselves; at once where no gradient is wanted and they lie side by side, as
-  // parts of one projection do.
-  void apply(Tensor& q, Tensor& k, const Positions& seen = {});
+  // Both in place of themselves, without a gradient; at once where they lie side by side, as parts
+  // of one projection do.
+  void apply(Tensor& q, Tensor& k, const Positions& seen);
 
  private:
   void prepare(int64_t length, const Tensor& like);

@@ -68,18 +68,6 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
   const int64_t k_width = sizes_.keys * sizes_.head_dim;
   const int64_t v_width = sizes_.values * sizes_.v_dim;
   Tensor q, k, v;
-  if (x.is_same(memory) && !at::GradMode::is_enabled()) {
-    // One operator a part: decoding's steps are short, and its operators many.
-    const Tensor all = qkv_->forward(x);
-    const auto part = [&](int64_t from, int64_t heads, int64_t dim) {
-      return all.as_strided({all.size(0), all.size(1), heads, dim},
-                            {all.stride(0), all.stride(1), dim, 1}, all.storage_offset() + from);
-    };
-    q = part(0, sizes_.maps, sizes_.head_dim);
-    k = part(q_width, sizes_.keys, sizes_.head_dim);
-    v = part(q_width + k_width, sizes_.values, sizes_.v_dim);
-    return normed({.q = q, .k = k, .v = v});
-  }
   if (x.is_same(memory)) {
     // One split: each narrow's backward would fill and add a whole [B, T, Q + K + V].
     const auto parts = qkv_->forward(x).split_with_sizes({q_width, k_width, v_width}, -1);
@@ -107,6 +95,18 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
   return normed({.q = q, .k = k, .v = v});
 }
 
+Attention::Heads Attention::project_step(const Tensor& x) {
+  const Tensor all = qkv_->forward(x);
+  const auto part = [&](int64_t from, int64_t heads, int64_t dim) {
+    return all.as_strided({all.size(0), all.size(1), heads, dim},
+                          {all.stride(0), all.stride(1), dim, 1}, all.storage_offset() + from);
+  };
+  const int64_t k = sizes_.maps * sizes_.head_dim, v = k + sizes_.keys * sizes_.head_dim;
+  return normed({.q = part(0, sizes_.maps, sizes_.head_dim),
+                 .k = part(k, sizes_.keys, sizes_.head_dim),
+                 .v = part(v, sizes_.values, sizes_.v_dim)});
+}
+
 Attention::Heads Attention::normed(Heads h) const {
   if (!options_.qk_norm) return h;
   if (h.q.defined()) h.q = ops::rms_norm(h.q, q_scale_, 1e-6);
@@ -118,7 +118,10 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
   const Tensor& memory = cross ? context.memory : x;
   Heads h = project(x, memory);
-  if (rotary_ && !cross) rotary_->apply(h.q, h.k);
+  if (rotary_ && !cross) {
+    h.q = rotary_->apply(h.q);
+    h.k = rotary_->apply(h.k);
+  }
   ops::ComposedAttentionOptions o;
   o.causal = shape_.causal && !cross;
   o.window = options_.window;
@@ -133,7 +136,7 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
 }
 
 Tensor Attention::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
-  const Heads h = project(x, x);
+  const Heads h = project_step(x);
   ops::ComposedAttentionOptions o;
   compose(x, x, o);
   AttendOptions how{.rotary = rotary_ ? &*rotary_ : nullptr, .window = options_.window};

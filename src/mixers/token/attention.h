@@ -89,6 +89,9 @@ class Attention : public TokenMixer {
   };
   // x's queries, memory's keys and values, as in compose().
   Heads project(const Tensor& x, const Tensor& memory);
+  // The same of self-attention without a gradient, in an operator a part: decoding's steps are
+  // short, and their operators many.
+  Heads project_step(const Tensor& x);
   // With QK-norm, where it is on.
   Heads normed(Heads h) const;
 

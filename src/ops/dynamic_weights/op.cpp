@@ -38,15 +38,17 @@ std::vector<Tensor> dynamic_weights_op(const Tensor& hidden, const Tensor& w2, i
   if (!runs_fused(kOp, backend, dynamic_weights_unsupported(hidden, w2))) {
     return dynamic_weights_reference(hidden, w2, rank);
   }
+  // [B, L, S, 2, R, H], from the start of its memory.
   const Tensor all = dynamic_weights_fused(hidden, w2, rank);
-  const int64_t batch = all.size(0), length = all.size(1), sides = all.size(2), heads = all.size(4);
-  const int64_t half = rank * heads, line = 2 * half * sides;
+  const int64_t sides = w2.size(0);
+  const c10::SymInt batch = all.sym_size(0), length = all.sym_size(1), heads = all.sym_size(4);
+  const c10::SymInt half = rank * heads, line = 2 * sides * half;
   std::vector<Tensor> out;
   out.reserve(2 * sides);
   for (int64_t part = 0; part < 2; ++part) {
     for (int64_t s = 0; s < sides; ++s) {
-      out.push_back(all.as_strided({batch, length, rank, heads}, {length * line, line, heads, 1},
-                                   all.storage_offset() + (2 * s + part) * half));
+      out.push_back(all.as_strided_symint({batch, length, rank, heads},
+                                          {length * line, line, heads, 1}, (2 * s + part) * half));
     }
   }
   return out;
