@@ -75,15 +75,20 @@ void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* hi
   }
 }
 
+// What takes exponentials below the maxima `from` of one query's maps to those below `to`.
+HL_INLINE void rescaling(const Plan& p, const float* from, const float* to, float* factor) {
+  for (int64_t h = 0; h < p.heads_padded; h += VL) {
+    store(factor + h, vexp(load(from + h) - load(to + h)));
+  }
+}
+
 // Makes one block's exponentials the weights of the softmax.
 void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
                const float* block_high, const float* total, float* x) {
   float factor[kMaxHeads];
   for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t h = 0; h < p.heads_padded; h += VL) {
-      const int64_t at = t * p.heads_padded + h;
-      store(factor + h, vexp(load(block_high + at) - load(high + at)));
-    }
+    const int64_t at = t * p.heads_padded;
+    rescaling(p, block_high + at, high + at, factor);
     for (int64_t h = 0; h < a.H1; ++h) {
       const vf f = bcast(factor[h] * total[(t * a.H1 + h) * 16]);
       float* row = x + t * p.line + h * kBlock;
@@ -236,9 +241,7 @@ void gather_rows(const Args& a, const Plan& p, const Task& task, const Tile& til
     const Scratch other = scratch_of(a, p, task, k);
     for (int64_t t = 0; t < rows; ++t) {
       const int64_t at = t * p.heads_padded;
-      for (int64_t h = 0; h < p.heads_padded; h += VL) {
-        store(factor + h, vexp(load(other.high + at + h) - load(w.all_high + at + h)));
-      }
+      rescaling(p, other.high + at, w.all_high + at, factor);
       for (int64_t h = 0; h < a.H1; ++h) {
         const int64_t sum = (t * a.H1 + h) * 16;
         store(w.all_total + sum,
@@ -254,8 +257,8 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
   const Tile tile = make_tile(a, p, task.batch, 0);
   if (p.joined) {
     // This worker's own softmax; the sums stay for split_output.
-    copy(w.high, tile.count * p.heads_padded, w.all_high);
-    copy(w.total, tile.count * a.H1 * 16, w.all_total);
+    store_scaled(w.high, tile.count * p.heads_padded, 1, w.all_high);
+    store_scaled(w.total, tile.count * a.H1 * 16, 1, w.all_total);
     finish_rows(a, p, tile, w.all_high, w.all_total, false);
   } else {
     gather_rows(a, p, task, tile, w);
@@ -290,9 +293,7 @@ void join_outputs(const Args& a, const Plan& p, const Task& task, const Tile& ti
     for (int64_t t = 0; t < tile.count; ++t) {
       float factor[kMaxHeads];
       const int64_t at = t * p.heads_padded;
-      for (int64_t h = 0; h < p.heads_padded; h += VL) {
-        store(factor + h, vexp(load(other.high + at + h) - load(w.all_high + at + h)));
-      }
+      rescaling(p, other.high + at, w.all_high + at, factor);
       for (int64_t h = 0; h < a.H1; ++h) {
         const int64_t sum = (t * a.H1 + h) * 16, row = (h * p.rows + t) * p.Ep;
         const vf part = bcast(factor[h] * hsum(load(other.total + sum)) * w.all_total[sum]);
@@ -309,11 +310,14 @@ template <typename T>
 void split_output(const Args& a, const Plan& p, const Task& task) {
   const Scratch w = scratch(a, p, task.scratch);
   const Tile tile = make_tile(a, p, task.batch, 0);
-  if (p.joined) join_outputs(a, p, task, tile, w);
-  for (int64_t k = 1; k < p.workers && !p.joined; ++k) {
-    const Scratch other = scratch_of(a, p, task, k);
-    for (int64_t i = 0; i < a.H2 * p.rows * p.Ep; i += VL) {
-      store(w.out + i, load(w.out + i) + load(other.out + i));
+  if (p.joined) {
+    join_outputs(a, p, task, tile, w);
+  } else {
+    for (int64_t k = 1; k < p.workers; ++k) {
+      const Scratch other = scratch_of(a, p, task, k);
+      for (int64_t i = 0; i < a.H2 * p.rows * p.Ep; i += VL) {
+        store(w.out + i, load(w.out + i) + load(other.out + i));
+      }
     }
   }
   write_outputs<T>(a, p, tile, w);

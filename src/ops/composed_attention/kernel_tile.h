@@ -14,10 +14,6 @@ HL_INLINE void fill(float* p, int64_t n, float value) {
   for (int64_t i = 0; i < n; ++i) p[i] = value;
 }
 
-HL_INLINE void copy(const float* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
-}
-
 // rows[i][0..padded) = scale * source row i, zero beyond `size`; source rows of
 // one head, from `first`.
 template <typename T>

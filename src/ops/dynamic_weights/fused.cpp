@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include "ops/dispatch.h"
@@ -52,9 +53,7 @@ TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
 
 const char* dynamic_weights_unsupported(const Tensor& hidden, const Tensor& w2) {
   if (const char* reason = kernels_unsupported(hidden)) return reason;
-  if (at::GradMode::is_enabled() && (hidden.requires_grad() || w2.requires_grad())) {
-    return "a gradient is wanted";
-  }
+  if (torch::autograd::compute_requires_grad(hidden, w2)) return "a gradient is wanted";
   if (hidden.sym_size(0) * hidden.sym_size(1) > kStreamedRows) return "there are more than 16 rows";
   if (w2.sym_size(3) > dynamic::kMostWeights) return "a group has more than 1024 weights";
   return nullptr;

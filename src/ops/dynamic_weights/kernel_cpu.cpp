@@ -11,11 +11,9 @@ float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678f)); }
 
 // y[j] += x * w[j], j < n.
 HL_INLINE void add_scaled(float x, const float* w, int64_t n, float* y) {
-  const vf factor = bcast(x);
-  int64_t j = 0;
-  for (; j + VL <= n; j += VL) store(y + j, fma(factor, load(w + j), load(y + j)));
-  if (j < n)
-    store_part(y + j, fma(factor, load_part(w + j, n - j), load_part(y + j, n - j)), n - j);
+  for (int64_t j = 0; j < n; j += VL) {
+    store_some(y + j, fma(bcast(x), load_some(w + j, n - j), load_some(y + j, n - j)), n - j);
+  }
 }
 
 // One side of one group; `sums` are in between.

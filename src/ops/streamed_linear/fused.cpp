@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -86,10 +87,7 @@ TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
 
 const char* streamed_linear_unsupported(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (const char* reason = kernels_unsupported(x)) return reason;
-  if (at::GradMode::is_enabled() &&
-      (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()))) {
-    return "a gradient is wanted";
-  }
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) return "a gradient is wanted";
   if (x.sym_numel() > weight.sym_size(1) * kStreamedRows) return "there are more than 16 rows";
   return nullptr;
 }
