@@ -62,6 +62,7 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
     out.tasks.push_back({.name = config.tasks[t].name,
                          .description = task.description,
                          .metric = text ? "bits per byte" : "error rate",
+                         .unit = task.unit,
                          .lower_is_better = true,
                          .percent = !text});
     budgets.push_back(str(human_count(static_cast<double>(task.tokens)), " ", task.unit, " on ",

@@ -66,10 +66,16 @@ int run(const Arguments& a) {
   }
   const double bits =
       task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
+  const data::Goal goal = task->goal();
+  const bool writes = goal == data::Goal::next_token || goal == data::Goal::masked_token ||
+                      goal == data::Goal::sequence;
   if (a.json) {
-    nlohmann::ordered_json json = {{"run", a.model},           {"step", loaded.step},
-                                   {"sequences", e.sequences}, {"target_tokens", e.tokens},
-                                   {"loss", e.loss},           {"perplexity", std::exp(e.loss)}};
+    nlohmann::ordered_json json = {{"run", a.model},
+                                   {"step", loaded.step},
+                                   {"sequences", e.sequences},
+                                   {"target_tokens", e.tokens},
+                                   {"loss", e.loss}};
+    if (writes) json["perplexity"] = std::exp(e.loss);
     if (!std::isnan(bits)) json["bits_per_byte"] = bits;
     json["accuracy"] = e.accuracy;
     if (trained_loss) {
@@ -87,7 +93,6 @@ int run(const Arguments& a) {
     std::printf("%s\n", json.dump(1).c_str());
     return 0;
   }
-  const data::Goal goal = task->goal();
   const bool label = goal == data::Goal::label || goal == data::Goal::image_label;
   std::printf("%s, step %lld, %lld held-out examples (%lld targets)\n", a.model.c_str(),
               static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
@@ -97,7 +102,8 @@ int run(const Arguments& a) {
     std::printf(" in %s; %.4f as trained, so %+.4f", a.precision.text().c_str(), *trained_loss,
                 e.loss - *trained_loss);
   }
-  std::printf("\nperplexity  %.3f\n", std::exp(e.loss));
+  std::printf("\n");
+  if (writes) std::printf("perplexity  %.3f\n", std::exp(e.loss));
   if (!std::isnan(bits)) std::printf("bits/byte   %.4f\n", bits);
   if (pieces) {
     std::printf("context     %lld, read in pieces of %lld, cache %s, state of at most %s\n",

@@ -116,14 +116,14 @@ void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
   };
   add_linear(out, at_layer(layer, "mixer.qkv"), {theirs("wqkv")}, bias);
   add_linear(out, at_layer(layer, "mixer.output"), {theirs("wo")}, bias);
-  out.push_back({.ours = at_layer(layer, "mixer.w1"),
+  out.push_back({.ours = at_layer(layer, "mixer.w1.weight"),
                  .theirs = {theirs("dyn_w_proj.dw1")},
                  .transposed = true,
                  .shape = {s.width, 1, 4, hidden}});
   out.push_back({.ours = at_layer(layer, "mixer.w2"),
                  .theirs = {theirs("dyn_w_proj.qkw")},
                  .shape = {1, 4, hidden, 2 * kRank, s.heads}});
-  out.push_back({.ours = at_layer(layer, "mixer.gate"),
+  out.push_back({.ours = at_layer(layer, "mixer.gate.weight"),
                  .theirs = {theirs("dyn_w_proj.dd")},
                  .transposed = true,
                  .shape = {s.width, 1, 4 * s.heads}});

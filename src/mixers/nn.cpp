@@ -58,6 +58,12 @@ Tensor Linear::forward(const Tensor& x) const {
   return ops::streamed_linear(x, weight, scale, bias);
 }
 
+Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
+  if (count == weight.size(0)) return forward(x);
+  const auto part = [&](const Tensor& t) { return t.defined() ? t.narrow(0, from, count) : t; };
+  return ops::streamed_linear(x, part(weight), part(scale), part(bias));
+}
+
 void Linear::narrow(at::ScalarType type) {
   if (!may_narrow || weight.scalar_type() == type) return;
   const auto [values, scales] = narrowed(weight, type);

@@ -54,6 +54,8 @@ Tensor normal(at::IntArrayRef sizes, double std);
 struct Linear : Module {
   Linear(int64_t in, int64_t out, bool with_bias, double std);
   Tensor forward(const Tensor& x) const;
+  // Outputs [from, from + count) alone.
+  Tensor outputs(const Tensor& x, int64_t from, int64_t count) const;
   // From now on holds W as bfloat16 or int8, if `may_narrow`: it runs, but is not trained again.
   void narrow(at::ScalarType type);
 

@@ -53,6 +53,13 @@ DecoderState DecoderState::join(const std::vector<DecoderState>& parts) {
   return out;
 }
 
+void AutoregressiveModel::narrow_weights(at::ScalarType type) {
+  for (const auto& module : modules()) {
+    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->narrow(type);
+  }
+  head().narrow(type);
+}
+
 DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
                                                 const Source& source) const {
   DecoderState out;

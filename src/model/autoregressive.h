@@ -39,6 +39,12 @@ class AutoregressiveModel : public Model {
  public:
   using Model::Model;
 
+  // From now on holds the weights of linear maps as bfloat16 or int8 (symmetric, a scale for each
+  // output; Dettmers et al. 2022): those of mixers, channel mixers and the head. Embeddings, norms,
+  // routers, the experts of a mixture and what a mixer does not multiply as a linear map stay. It
+  // is not trained again.
+  void narrow_weights(at::ScalarType type);
+
   // The state before the first token: for any number of sequences, or for those of `source`, which
   // is read now. Throws UsageError where the model reads a source and there is none, or the other
   // way round, where a layer has no state or cannot forget as `policy` says, and where no layer
@@ -55,6 +61,7 @@ class AutoregressiveModel : public Model {
 
  private:
   virtual const Embedding& decoder_embedding() const = 0;
+  virtual TokenHead& head() = 0;
   // Encodes the source and leaves in each layer's state what it keeps of it.
   virtual void read_source(const Source& source, std::vector<LayerState>& states) const = 0;
 };

@@ -17,13 +17,6 @@ void Decoder::read_source(const Source& source, std::vector<LayerState>&) const 
   if (source.tokens.defined()) usage_error("a decoder reads no source, but got one.");
 }
 
-void Decoder::narrow_weights(at::ScalarType type) {
-  for (const auto& module : modules()) {
-    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->narrow(type);
-  }
-  head_.narrow(type);
-}
-
 Tensor Decoder::hidden(const ModelInput& input) {
   MixerContext context;
   context.observed = input.observed;

@@ -9,12 +9,6 @@ class Decoder final : public AutoregressiveModel {
  public:
   explicit Decoder(const ModelConfig& config);
 
-  // From now on holds the weights of linear maps as bfloat16 or int8 (symmetric, a scale for each
-  // output; Dettmers et al. 2022): those of mixers, channel mixers and the head. Embeddings, norms,
-  // routers, the experts of a mixture and what a mixer does not multiply as a linear map stay. It
-  // is not trained again.
-  void narrow_weights(at::ScalarType type);
-
   // Reads tokens, lengths and documents.
   Tensor hidden(const ModelInput& input) override;
   Tensor logits(const Tensor& hidden) const override { return head_.forward(hidden); }
@@ -28,6 +22,7 @@ class Decoder final : public AutoregressiveModel {
 
  private:
   const Embedding& decoder_embedding() const override { return embedding_; }
+  TokenHead& head() override { return head_; }
   void read_source(const Source& source, std::vector<LayerState>& states) const override;
 
   Embedding embedding_;

@@ -17,6 +17,7 @@ class EncoderDecoder final : public AutoregressiveModel {
 
  private:
   const Embedding& decoder_embedding() const override { return target_embedding_; }
+  TokenHead& head() override { return head_; }
   void read_source(const Source& source, std::vector<LayerState>& states) const override;
   // The memory [B, S, C]. Throws UsageError where there is no source.
   Tensor encode(const Source& source, Observed* observed) const;

@@ -18,14 +18,14 @@ std::string capitalized(std::string text) {
   return text;
 }
 
-Axis x_axis(const std::vector<Line>& lines, double Point::* x) {
+Axis x_axis(const TaskInfo& task, const std::vector<Line>& lines, double Point::* x) {
   double high = 0;
   for (const Line& line : lines) {
     for (const LinePoint& p : line.points) high = std::max(high, p.x);
   }
   const bool time = x == &Point::seconds;
-  return make_axis(time ? "training time" : "training tokens", time ? Unit::kSeconds : Unit::kCount,
-                   0, high > 0 ? high : kUnknown);
+  return make_axis(time ? "training time" : "training " + task.unit,
+                   time ? Unit::kSeconds : Unit::kCount, 0, high > 0 ? high : kUnknown);
 }
 
 // From the lowest value to the highest past the first fifth of the budget: the fall from the
@@ -85,12 +85,11 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, 
   const bool time = x == &Point::seconds;
   LineChart chart;
   chart.lines = lines_of(c, t, x, y);
-  chart.x = x_axis(chart.lines, x);
+  chart.x = x_axis(*t.task, chart.lines, x);
   chart.y = fraction ? make_axis(what, Unit::kPercent, 0, 1)
                      : value_axis(what, chart.lines, chart.x.high);
   if (!fraction && y == &Point::quality) chart.chance = t.task->chance;
-  chart.title = capitalized(what) + " against " + (time ? "training time" : "training tokens") +
-                " on " + t.task->name;
+  chart.title = capitalized(what) + " against " + chart.x.label + " on " + t.task->name;
   chart.description = "At the end of training: ";
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
@@ -100,7 +99,7 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, 
   }
   chart.description += list_of(ends);
   Chart out{to_svg(chart), "<b>" + escape(capitalized(what)) + "</b> on held-out data against " +
-                               (time ? "training time." : "tokens trained on.")};
+                               (time ? "training time." : t.task->unit + " trained on.")};
   if (!time) out.caption += escape(band_note(t));
   return out;
 }
@@ -155,7 +154,7 @@ int style_of(const Comparison& comparison, const Row& row) {
 }
 
 Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::* x) {
-  if (t.task->percent) return curve_chart(c, t, x, &Point::loss, "loss (nats per token)", false);
+  if (t.task->percent) return curve_chart(c, t, x, &Point::loss, "loss (nats a target)", false);
   return curve_chart(c, t, x, &Point::quality, t.task->metric, false);
 }
 
@@ -184,7 +183,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
     }
     chart.lines.push_back(std::move(line));
   }
-  chart.x = x_axis(chart.lines, &Point::tokens);
+  chart.x = x_axis(*t.task, chart.lines, &Point::tokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
   chart.description = "At the end of training: ";
@@ -194,8 +193,9 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   }
   chart.description += list_of(ends);
   return {to_svg(chart), "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
-                             escape(t.task->metric) + " at the same number of tokens; " +
-                             (t.task->lower_is_better ? "below" : "above") + " zero is better."};
+                             escape(t.task->metric) + " at the same number of " + t.task->unit +
+                             "; " + (t.task->lower_is_better ? "below" : "above") +
+                             " zero is better."};
 }
 
 Chart cost_chart(const Comparison& c, const TaskSummary& t) {
@@ -216,7 +216,7 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
       state = std::max(state, dot.size);
     }
     dot.note = dot.label + ": " + metric_text(*t.task, row.quality) + " " + t.task->metric + ", " +
-               grouped(dot.x) + " tokens/s";
+               grouped(dot.x) + " " + t.task->unit + "/s";
     if (std::isfinite(dot.size)) dot.note += ", " + bytes(dot.size) + " of state a token";
     x_low = std::fmin(x_low, dot.x);
     x_high = std::fmax(x_high, dot.x);
@@ -228,8 +228,8 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   const bool log = x_high / x_low > 8;
   const double x_margin = log ? 0 : std::max(0.12 * (x_high - x_low), 0.02 * x_high);
   scatter.x =
-      make_axis("training tokens a second", Unit::kCount, log ? x_low / 1.3 : x_low - x_margin,
-                log ? x_high * 1.3 : x_high + x_margin, log);
+      make_axis("training " + t.task->unit + " a second", Unit::kCount,
+                log ? x_low / 1.3 : x_low - x_margin, log ? x_high * 1.3 : x_high + x_margin, log);
   const bool y_log = !t.task->percent && y_low > 0 && y_high / y_low > 30;
   const double margin = std::max(0.14 * (y_high - y_low), t.task->percent ? 0.03 : 0.0);
   scatter.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain,

@@ -52,9 +52,10 @@ struct ModelInfo {
 };
 
 struct TaskInfo {
-  std::string name{};         // unique: "text"
-  std::string description{};  // one sentence
-  std::string metric{};       // "bits per byte", "loss", "error rate"
+  std::string name{};           // unique: "text"
+  std::string description{};    // one sentence
+  std::string metric{};         // "bits per byte", "loss", "error rate"
+  std::string unit = "tokens";  // what training counts: tokens or images
   bool lower_is_better = true;
   bool percent = false;      // the metric is a fraction, shown in percent
   double chance = kUnknown;  // the metric of a guesser, where it is known

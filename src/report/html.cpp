@@ -68,10 +68,9 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
   note += t.rows.size() > 1 ? ". Second lines give the ratio to the baseline." : ".";
   for (const Column& column : columns) {
     if (!column.title.starts_with("to match")) continue;
-    note +=
-        " <i>" + rich(column.title) +
-        "</i>: the share of the baseline's budget, in tokens and in time, at which a model's mean "
-        "curve first meets the baseline's final result.";
+    note += " <i>" + rich(column.title) + "</i>: the share of the baseline's budget, in " +
+            t.task->unit +
+            " and in time, at which a model's mean curve first meets the baseline's final result.";
   }
   return scroll("Results on " + t.task->name,
                 "<table>" + element("caption", "hidden", escape("Results on " + t.task->name)) +
@@ -125,6 +124,11 @@ std::string state_text(const Run* run) {
   return run->state == RunState::kFinished ? "finished" : "running";
 }
 
+// A dash stays a dash.
+std::string counted(const std::string& number, const std::string& unit) {
+  return number == kDash ? number : number + " " + unit;
+}
+
 std::string every_run(const Comparison& c, const Summary& summary) {
   std::string body;
   for (const TaskSummary& t : summary.tasks) {
@@ -140,8 +144,9 @@ std::string every_run(const Comparison& c, const Summary& summary) {
                            element("td", "left", element("code", "", escape(row.model->label)));
         for (const std::string& text :
              {str(seed), metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
-              run && !run->points.empty() ? str(p.step) : std::string(kDash), count(p.tokens),
-              duration(p.seconds), grouped(run ? run->tokens_per_second : kUnknown),
+              run && !run->points.empty() ? str(p.step) : std::string(kDash),
+              counted(count(p.tokens), t.task->unit), duration(p.seconds),
+              counted(grouped(run ? run->tokens_per_second : kUnknown), t.task->unit + "/s"),
               bytes(run ? run->peak_memory_bytes : kUnknown)}) {
           line += element("td", "", text);
         }
@@ -153,15 +158,15 @@ std::string every_run(const Comparison& c, const Summary& summary) {
   }
   std::string head =
       element("th scope=\"col\"", "left", "task") + element("th scope=\"col\"", "left", "model");
-  for (const char* title : {"seed", "metric", "loss", "training loss", "steps", "tokens", "time",
-                            "tokens/s", "peak memory"}) {
+  for (const char* title : {"seed", "metric", "loss", "training loss", "steps", "data", "time",
+                            "speed", "peak memory"}) {
     head += element("th scope=\"col\"", "", title);
   }
   head += element("th scope=\"col\"", "left", "state");
   return scroll("Every run", "<table>" +
                                  element("caption", "",
                                          "Values at each run's last evaluation; "
-                                         "losses in nats per token.") +
+                                         "losses in nats a target.") +
                                  "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" +
                                  body + "</tbody></table>");
 }
@@ -189,16 +194,17 @@ std::string model_configs(const Comparison& c) {
 }
 
 std::string notes() {
-  return "<p>Every model trains on the same tokens in the same order for a given seed. The result "
+  return "<p>Every model trains on the same data in the same order for a given seed. The result "
          "is the metric on held-out data at the last evaluation. <b>Spread</b> (±) is the sample "
          "standard deviation over the seeds of the finished runs.</p>"
          "<p>Two models <b>tie</b> when their means differ by no more than the larger of their two "
          "spreads. A model is called <b>better</b> only with at least three finished seeds on each "
-         "side, parameters and tokens equal within 1%, and no failed run of its own; a larger "
+         "side, parameters and data equal within 1%, and no failed run of its own; a larger "
          "difference without these is called <b>ahead</b> and says what is missing. With one seed "
          "the spread is unknown and no winner is claimed.</p>"
-         "<p><b>Time</b> is time spent in training steps, and <b>speed</b> the training tokens a "
-         "second on this machine; both depend on what else it was doing. <b>State</b> is the "
+         "<p><b>Time</b> is time spent in training steps, and <b>speed</b> the tokens or images "
+         "trained on a second on this machine; both depend on what else it was doing. <b>State</b> "
+         "is the "
          "memory "
          "that decoding keeps for each token of context.</p>";
 }

@@ -81,6 +81,7 @@ std::string to_json(const Comparison& comparison) {
     for (const Row& row : task.rows) rows.push_back(to_json(row));
     tasks.push_back({{"task", task.task->name},
                      {"metric", task.task->metric},
+                     {"unit", task.task->unit},
                      {"lower_is_better", task.task->lower_is_better},
                      {"chance", number(task.task->chance)},
                      {"answer", task.answer},

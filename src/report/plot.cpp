@@ -143,7 +143,7 @@ std::string draw_line(const Line& line, const Frame& f) {
     out += str("<circle class=\"hit\" r=\"7\" cx=\"", num(f.px(p.x)), "\" cy=\"", num(f.py(p.y)),
                "\"><title>", escape(line.label), ": ", fixed(y, f.y.unit == Unit::kPercent ? 1 : 3),
                f.y.unit == Unit::kPercent ? "%" : "", " at ",
-               f.x.unit == Unit::kSeconds ? duration(p.x) : count(p.x) + " tokens",
+               f.x.unit == Unit::kSeconds ? duration(p.x) : count(p.x) + " " + f.x.label,
                "</title></circle>");
   }
   return out;

@@ -77,7 +77,7 @@ Column verdict_column(const TaskSummary& task, const std::string& baseline) {
 
 // How much of the baseline's budget a model needs to reach the baseline's result.
 Column reach_column(const TaskSummary& task, const Row& baseline) {
-  Column column{"to match `" + baseline.model->label + "`", "tokens, time", "", {}};
+  Column column{"to match `" + baseline.model->label + "`", task.task->unit + ", time", "", {}};
   if (task.task->percent || baseline.finished == 0) return column;
   const auto curve = [](const Row& row, double Point::* x) {
     return mean_curve(row, x, &Point::quality);
@@ -148,7 +148,7 @@ std::vector<Column> result_columns(const TaskSummary& task) {
     for (const Row& row : task.rows) accuracy.cells.push_back({percent(row.accuracy.mean), "", ""});
     columns.push_back(accuracy);
   }
-  columns.push_back(measured(task, "speed", "tokens/s", speed, grouped));
+  columns.push_back(measured(task, "speed", task.task->unit + "/s", speed, grouped));
   columns.push_back(measured(task, "parameters", "", parameters, count));
   columns.push_back(measured(task, "FLOPs", "a token", flops, count));
   columns.push_back(measured(task, "state", "a token", state, bytes));

@@ -58,7 +58,7 @@ std::string table(const TaskSummary& task) {
   for (size_t i = 0; i < task.rows.size(); ++i) lines[i + 1].push_back(task.rows[i].model->label);
   for (const Column& column : result_columns(task)) {
     const bool ratio = column.title == "speed";
-    std::string title = ratio ? "tokens/s" : column.title;
+    std::string title = ratio ? column.note : column.title;
     std::erase(title, '`');
     lines[0].push_back(title);
     if (ratio) lines[0].push_back("ratio");

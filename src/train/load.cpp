@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "core/files.h"
-#include "model/decoder.h"
+#include "model/autoregressive.h"
 #include "train/checkpoint.h"
 
 namespace headloom {
@@ -52,13 +52,13 @@ std::string Precision::text() const {
 }
 
 void hold_weights(LoadedRun& run, const Precision& p) {
-  auto* decoder = dynamic_cast<Decoder*>(run.model.get());
+  auto* writer = dynamic_cast<AutoregressiveModel*>(run.model.get());
   if (!p.quantize.empty() && p.quantize != "int8") {
     usage_error("weights cannot be quantized to \"", p.quantize, "\", expected int8.");
   }
-  if (!p.quantize.empty() && decoder == nullptr) {
+  if (!p.quantize.empty() && writer == nullptr) {
     usage_error("the model is of kind \"", run.config.model.kind,
-                "\", expected a decoder for weights in int8.");
+                "\", expected a decoder or an encoder_decoder for weights in int8.");
   }
   if (!p.dtype.empty()) {
     if (p.dtype != "float32" && p.dtype != "bfloat16") {
@@ -66,11 +66,11 @@ void hold_weights(LoadedRun& run, const Precision& p) {
     }
     run.config.train.dtype = p.dtype;
   }
-  if (decoder == nullptr) return;
+  if (writer == nullptr) return;
   if (!p.quantize.empty()) {
-    decoder->narrow_weights(at::kChar);
+    writer->narrow_weights(at::kChar);
   } else if (run.config.train.dtype == "bfloat16") {
-    decoder->narrow_weights(at::kBFloat16);
+    writer->narrow_weights(at::kBFloat16);
   }
 }
 

@@ -59,7 +59,7 @@ TEST_F(ComposedMixers, AtTheIdentityAreMha) {
 
   const auto skip =
       test::mixer("dcmha", "heads = 6\ngroups = 2\nstatic = \"add\"\nprojection = false", shape);
-  test::set(*skip, "gate", at::zeros({4 * 6, 96}));
+  test::set(*skip, "gate.weight", at::zeros({4 * 6, 96}));
   expect_is_mha(*skip, "heads = 6", shape);
 
   // Multi-token attention starts there.
@@ -104,7 +104,7 @@ Dynamic one_side(std::map<std::string, Tensor>& p, const Tensor& x, int64_t side
   const int64_t n = heads / groups, hidden = 2 * n * rank;
   std::vector<Tensor> down, up;
   for (int64_t g = 0; g < groups; ++g) {
-    const Tensor w1 = p["w1"].narrow(0, (side * groups + g) * hidden, hidden);
+    const Tensor w1 = p["w1.weight"].narrow(0, (side * groups + g) * hidden, hidden);
     const Tensor w = at::matmul(at::gelu(at::linear(x, w1)), p["w2"][side][g]);
     const auto halves = w.chunk(2, -1);
     const Tensor d = halves[0].unflatten(-1, {rank, n});
@@ -112,7 +112,7 @@ Dynamic one_side(std::map<std::string, Tensor>& p, const Tensor& x, int64_t side
     up.push_back(halves[1].unflatten(-1, {rank, n}));
   }
   return {at::cat(down, -1), at::cat(up, -1),
-          at::tanh(at::linear(x, p["gate"].narrow(0, side * heads, heads)))};
+          at::tanh(at::linear(x, p["gate.weight"].narrow(0, side * heads, heads)))};
 }
 
 TEST_F(ComposedMixers, DcmhaFollowsItsFormula) {
@@ -124,7 +124,7 @@ TEST_F(ComposedMixers, DcmhaFollowsItsFormula) {
     {
       at::NoGradGuard no_grad;
       p["w2"].mul_(300);  // from small starting values to some that count
-      p["gate"].mul_(30);
+      p["gate.weight"].mul_(30);
     }
     const Tensor x = at::randn({2, 9, 96});
     MixerContext context;
@@ -161,12 +161,12 @@ TEST_F(ComposedMixers, EveryDcmhaBranchIsSwitchedByItself) {
     return parameters(*test::mixer("dcmha", "heads = 6\n" + options, shape_of()));
   };
   EXPECT_EQ(sides("").at("w2").size(0), 4);
-  EXPECT_EQ(sides("").at("gate").size(0), 4 * 6);
+  EXPECT_EQ(sides("").at("gate.weight").size(0), 4 * 6);
   EXPECT_EQ(sides("").count("pre_static"), 0u);
   EXPECT_EQ(sides("pre = false").at("w2").size(0), 2);
   EXPECT_EQ(sides("post = false\nkey_wise = false").at("w2").size(0), 1);
-  EXPECT_EQ(sides("projection = false").count("w1"), 0u);
-  EXPECT_EQ(sides("gate = false").count("gate"), 0u);
+  EXPECT_EQ(sides("projection = false").count("w1.weight"), 0u);
+  EXPECT_EQ(sides("gate = false").count("gate.weight"), 0u);
   const auto only =
       sides("static = \"replace\"\nquery_wise = false\nkey_wise = false\npre = false");
   EXPECT_EQ(only.size(), 3u);
@@ -289,9 +289,9 @@ TEST_F(ComposedMixers, StartAsPublished) {
     const auto p = parameters(*test::mixer(
         "dcmha", str("heads = 32\nstatic = \"replace\"\ngroups = ", groups), shape_of(width)));
     const double n = 1.0 * heads / groups, r = 2, c = width;
-    near_normal(p.at("w1"), std::sqrt(2 / (c + 2 * n * r)), "w1");
+    near_normal(p.at("w1.weight"), std::sqrt(2 / (c + 2 * n * r)), "w1");
     near_normal(p.at("w2"), 0.02 / (std::sqrt(2 * n * r) * (n + r)), "w2");
-    near_normal(p.at("gate"), 0.05 * std::sqrt(2 / (c + n)), "gate");
+    near_normal(p.at("gate.weight"), 0.05 * std::sqrt(2 / (c + n)), "gate");
     near_normal(at::cat({p.at("pre_static").flatten(), p.at("post_static").flatten()}),
                 std::sqrt(1 / n), "static");
     near_normal(p.at("qkv.weight"), 0.02, "qkv");

@@ -31,9 +31,15 @@ TEST(MixerGolden, DcmhaDynamicWeights) {
   const Tensors g = test::read_golden("dcmha_dynproj_h6");
   const Tensor x = test::leaf(g.at("x")), dw1 = test::leaf(g.at("dw1")),
                qkw = test::leaf(g.at("qkw")), dd = test::leaf(g.at("dd"));
-  const DynamicWeightNetworks net = {.w1 = dw1.flatten(1).t(),
+  const auto map = [](const Tensor& recorded) {
+    const Tensor weight = recorded.flatten(1).t();
+    auto linear = std::make_shared<Linear>(weight.size(1), weight.size(0), false, 0);
+    linear->weight = weight;
+    return linear;
+  };
+  const DynamicWeightNetworks net = {.w1 = map(dw1),
                                      .w2 = qkw.transpose(0, 1).flatten(3),
-                                     .gate = dd.flatten(1).t(),
+                                     .gate = map(dd),
                                      .sides = 4,
                                      .heads = 6};
   const auto weights = net(x, 0, 4);
@@ -72,18 +78,18 @@ TEST(MixerGolden, DcmhaLayer) {
   test::set(*mixer, "output.weight", g.at("wo"));
   test::set(*mixer, "q_norm", g.at("q_norm_scale"));
   test::set(*mixer, "k_norm", g.at("k_norm_scale"));
-  test::set(*mixer, "w1", g.at("dw1").flatten(1).t());
+  test::set(*mixer, "w1.weight", g.at("dw1").flatten(1).t());
   test::set(*mixer, "w2", g.at("qkw").transpose(0, 1).flatten(3));
-  test::set(*mixer, "gate", g.at("dd").flatten(1).t());
+  test::set(*mixer, "gate.weight", g.at("dd").flatten(1).t());
   run(*mixer, g, "out", "grad.");
   const auto p = test::parameters(*mixer);
   EXPECT_TRUE(close(p.at("qkv.weight").grad(), g.at("grad.wqkv"), 1e-3));
   EXPECT_TRUE(close(p.at("output.weight").grad(), g.at("grad.wo"), 1e-3));
   EXPECT_TRUE(close(p.at("q_norm").grad(), g.at("grad.q_norm_scale"), 1e-3));
   EXPECT_TRUE(close(p.at("k_norm").grad(), g.at("grad.k_norm_scale"), 1e-3));
-  EXPECT_TRUE(close(p.at("w1").grad(), g.at("grad.dw1").flatten(1).t(), 1e-3));
+  EXPECT_TRUE(close(p.at("w1.weight").grad(), g.at("grad.dw1").flatten(1).t(), 1e-3));
   EXPECT_TRUE(close(p.at("w2").grad(), g.at("grad.qkw").transpose(0, 1).flatten(3), 1e-3));
-  EXPECT_TRUE(close(p.at("gate").grad(), g.at("grad.dd").flatten(1).t(), 1e-3));
+  EXPECT_TRUE(close(p.at("gate.weight").grad(), g.at("grad.dd").flatten(1).t(), 1e-3));
 }
 
 void differential(const std::string& pairing, const std::string& out, const std::string& prefix) {

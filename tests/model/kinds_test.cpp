@@ -317,15 +317,15 @@ TEST(EncoderDecoder, CrossIsAsTheMixerAndTheEncoderAsTheLayers) {
     return out;
   };
   const auto same = names(tiny_seq("mixer = { type = 'dcmha', heads = 4 }", "encoder_depth = 1"));
-  EXPECT_EQ(same.count("decoder.layer2.cross.w1"), 1u);
-  EXPECT_EQ(same.count("encoder.layer0.mixer.w1"), 1u);
-  EXPECT_EQ(same.count("encoder.layer1.mixer.w1"), 0u);
+  EXPECT_EQ(same.count("decoder.layer2.cross.w1.weight"), 1u);
+  EXPECT_EQ(same.count("encoder.layer0.mixer.w1.weight"), 1u);
+  EXPECT_EQ(same.count("encoder.layer1.mixer.w1.weight"), 0u);
   const auto own = names(tiny_seq(
       "mixer = { type = 'dcmha', heads = 4 }, cross = { type = 'mha', heads = 2 }",
       "encoder_layer = [{ mixer = { type = 'mha', heads = 4 }, channel = { type = 'none' } }]"));
-  EXPECT_EQ(own.count("decoder.layer0.cross.w1"), 0u);
+  EXPECT_EQ(own.count("decoder.layer0.cross.w1.weight"), 0u);
   EXPECT_EQ(own.count("decoder.layer0.cross.qkv.weight"), 1u);
-  EXPECT_EQ(own.count("encoder.layer0.mixer.w1"), 0u);
+  EXPECT_EQ(own.count("encoder.layer0.mixer.w1.weight"), 0u);
   EXPECT_EQ(own.count("encoder.layer0.channel.up.weight"), 0u);
 }
 

@@ -507,7 +507,11 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
     headloom("train", f"{name}.toml", "--out", run, cwd=place)
     result = json.loads(headloom("eval", run, "--json", "--logits", tmp_path / "l.safetensors", cwd=place).stdout)
     assert result["loss"] > 0 and result["target_tokens"] > 0 and 0 <= result["accuracy"] <= 1
-    assert "accuracy" in headloom("eval", run, cwd=place).stdout
+    shown = headloom("eval", run, cwd=place).stdout
+    assert "accuracy" in shown
+    # A perplexity is of tokens.
+    tokens = name in ("masked", "sequence")
+    assert ("perplexity" in shown) == ("perplexity" in result) == tokens
     described = json.loads(headloom("describe", f"{name}.toml", "--json", cwd=place).stdout)
     assert sum(part["parameters"] for part in described["parts"]) == described["parameters"] > 0
     safetensors = pytest.importorskip("safetensors.numpy")

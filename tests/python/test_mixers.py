@@ -134,6 +134,33 @@ def test_functional_call_and_per_sample_gradients(trained):
         torch.testing.assert_close(each[name].sum(0), p.grad, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_parametrizations_and_wrapped_parts():
+    class Twice(torch.nn.Module):
+        def forward(self, value):
+            return 2 * value
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def __getattr__(self, name):  # as FullyShardedDataParallel does
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.inner, name)
+
+    layer = make("mha")
+    x = inputs()
+    doubled = {n: 2 * p.detach() if n == "output.weight" else p.detach() for n, p in layer.named_parameters()}
+    expected = functional_call(layer, doubled, (x,))
+    torch.nn.utils.parametrize.register_parametrization(layer.output, "weight", Twice())
+    assert torch.equal(layer(x), expected)
+    layer.qkv = Wrapped(layer.qkv)
+    assert torch.equal(layer(x), expected)
+
+
 def test_gradcheck():
     for name in NAMES:
         layer = make(name).double()

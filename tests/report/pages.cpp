@@ -204,6 +204,17 @@ TEST(Report, DrawsTheLoadOfModelsWithExperts) {
   EXPECT_EQ(to_json(quickstart()).find("expert_load"), std::string::npos);
 }
 
+TEST(Report, CountsWhatATaskTrainsOn) {
+  Comparison c = quickstart();
+  for (TaskInfo& task : c.tasks) task.unit = "images";
+  for (const std::string& shown : {to_html(c), to_text(c)}) {
+    EXPECT_NE(shown.find("images/s"), std::string::npos);
+    EXPECT_EQ(shown.find("tokens/s"), std::string::npos);
+  }
+  EXPECT_NE(to_html(c).find("against training images on"), std::string::npos);
+  EXPECT_NE(to_json(c).find(R"("unit": "images")"), std::string::npos);
+}
+
 TEST(Report, TextTableIsAligned) {
   const std::string text = to_text(pages().at("quickstart"));
   std::istringstream lines(text);

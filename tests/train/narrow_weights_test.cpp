@@ -1,4 +1,4 @@
-// Decoders that hold their linear maps' weights as bfloat16 or int8.
+// Models that write and hold their linear maps' weights as bfloat16 or int8.
 #include <gtest/gtest.h>
 
 #include "model/support.h"
@@ -70,6 +70,37 @@ TEST(NarrowWeights, Int8CostsLittleAndPiecesGiveTheWhole) {
   }
 }
 
+// Cross-attention computes parts of a map, from the target or from the source.
+TEST(NarrowWeights, EncoderDecodersTakeThem) {
+  at::NoGradGuard no_grad;
+  for (const char* mixer : {"mha", "dcmha", "differential", "multi_token", "talking_heads"}) {
+    for (const auto type : {at::kBFloat16, at::kChar}) {
+      at::manual_seed(6);
+      const auto model = std::dynamic_pointer_cast<AutoregressiveModel>(build_model(model_of(str(
+          "kind = 'encoder_decoder'\nwidth = 48\ndepth = 2\nvocabulary = 30\nmax_length = 12\n",
+          "max_source_length = 12\nlayer = [{ mixer = { type = '", mixer, "', heads = 4 } }]"))));
+      model->eval();
+      const ModelInput input{.tokens = tokens(2, 7, 30), .source = tokens(2, 9, 30)};
+      const Autocast autocast(type == at::kBFloat16 ? "bfloat16" : "");
+      const Tensor expected = model->forward(input);
+      model->narrow_weights(type);
+      const auto parameters = parameters_of(*model);
+      EXPECT_EQ(parameters.at("decoder.layer1.cross.qkv.weight").scalar_type(), type) << mixer;
+      EXPECT_EQ(parameters.at("encoder.layer0.mixer.qkv.weight").scalar_type(), type) << mixer;
+      const Tensor got = model->forward(input);
+      if (type == at::kBFloat16) {
+        EXPECT_TRUE(at::equal(got, expected)) << mixer;
+        continue;
+      }
+      EXPECT_LT(relative_error(got, expected), 0.1) << mixer;
+      DecoderState state = model->initial_state({}, {.tokens = input.source});
+      const Tensor first = model->logits(model->extend(input.tokens.narrow(1, 0, 3), state));
+      const Tensor rest = model->logits(model->extend(input.tokens.narrow(1, 3, 4), state));
+      EXPECT_TRUE(close(at::cat({first, rest}, 1), got, 2e-5)) << mixer;
+    }
+  }
+}
+
 TEST(NarrowWeights, WhatIsNotALinearMapStays) {
   const std::string toml =
       "[[layer]]\nmixer = { type = 'mha', heads = 4 }\nchannel = { type = 'moe', routed = 4, "
@@ -94,7 +125,7 @@ TEST(NarrowWeights, WhatIsNotALinearMapStays) {
   EXPECT_LT(bytes, 4 * count);
 }
 
-TEST(NarrowWeights, OnlyDecodersTakeInt8) {
+TEST(NarrowWeights, WhatWritesNothingTakesNoInt8) {
   LoadedRun run;
   run.config.model = model_of(
       "kind = 'encoder'\nwidth = 32\ndepth = 1\nvocabulary = 20\nmax_length = 8\n[[layer]]\nmixer "

@@ -75,14 +75,9 @@ Attention::Heads Attention::project(const Tensor& x, const Tensor& memory) {
     k = parts[1];
     v = parts[2];
   } else {
-    const Tensor b = qkv_->bias;
-    const auto part = [&](int64_t from, int64_t width, const Tensor& input) {
-      return ops::streamed_linear(input, qkv_->weight.narrow(0, from, width), {},
-                                  b.defined() ? b.narrow(0, from, width) : b);
-    };
-    if (x.defined()) q = part(0, q_width, x);
+    if (x.defined()) q = qkv_->outputs(x, 0, q_width);
     if (memory.defined()) {
-      const Tensor kv = part(q_width, k_width + v_width, memory);
+      const Tensor kv = qkv_->outputs(memory, q_width, k_width + v_width);
       k = kv.narrow(-1, 0, k_width);
       v = kv.narrow(-1, k_width, v_width);
     }

@@ -61,11 +61,11 @@ class Dcmha final : public Attention {
     net_.groups = groups;
     net_.rank = options.rank;
     net_.initialize(shape.width, options.projection, options.gate);
-    if (net_.w1.defined()) {
-      parameter("w1", net_.w1, net_.w1);
+    if (net_.w1) {
+      register_module("w1", net_.w1);
       parameter("w2", net_.w2, net_.w2);
     }
-    if (net_.gate.defined()) parameter("gate", net_.gate, net_.gate);
+    if (net_.gate) register_module("gate", net_.gate);
     if (options.static_mix == "off") return;
     const auto matrix = [&] {
       Tensor m = at::zeros_like(identity_mix(heads, groups));
@@ -88,11 +88,12 @@ class Dcmha final : public Attention {
                      .mechanism = true});
     };
     const auto number = [](const Tensor& t) { return t.defined() ? t.numel() : int64_t{0}; };
+    const auto weights = [&](const auto& map) { return map ? map->weight.numel() : int64_t{0}; };
     const auto real = [](int64_t n) { return static_cast<double>(n); };
     const std::string sides = str(", s = ", net_.sides);
-    const int64_t projection = number(net_.w1) + number(net_.w2);
+    const int64_t projection = weights(net_.w1) + number(net_.w2);
     add("dynamic projections", "2 s 2 R H (C + 2 R H / g)" + sides, projection, real(projection));
-    add("gates", "2 s C H" + sides, number(net_.gate), real(number(net_.gate)));
+    add("gates", "2 s C H" + sides, weights(net_.gate), real(weights(net_.gate)));
     const int64_t fixed = number(pre_static_) + number(post_static_);
     add("static composition", "2 K H H / g, before and after", fixed,
         mean_keys(length) * real(fixed));

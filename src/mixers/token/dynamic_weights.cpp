@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "ops/dynamic_weights/op.h"
-#include "ops/streamed_linear/op.h"
 
 namespace headloom {
 
@@ -13,13 +12,13 @@ void DynamicWeightNetworks::initialize(int64_t width, bool with_projection, bool
   const auto c = static_cast<double>(width), n = static_cast<double>(inside),
              r = static_cast<double>(rank);
   if (with_projection) {
-    w1 = at::empty({sides * groups * hidden, width})
-             .normal_(0, std::sqrt(2 / (c + static_cast<double>(hidden))));
-    w2 = at::empty({sides, groups, hidden, 2 * rank * inside})
-             .normal_(0, 0.02 / (std::sqrt(2 * n * r) * (n + r)));
+    w1 = std::make_shared<Linear>(width, sides * groups * hidden, false,
+                                  std::sqrt(2 / (c + static_cast<double>(hidden))));
+    w2 =
+        normal({sides, groups, hidden, 2 * rank * inside}, 0.02 / (std::sqrt(2 * n * r) * (n + r)));
   }
   if (with_gate) {
-    gate = at::empty({sides * heads, width}).normal_(0, 0.05 * std::sqrt(2 / (c + n)));
+    gate = std::make_shared<Linear>(width, sides * heads, false, 0.05 * std::sqrt(2 / (c + n)));
   }
 }
 
@@ -27,27 +26,25 @@ std::vector<DynamicWeights> DynamicWeightNetworks::operator()(const Tensor& x, i
                                                               int64_t count) const {
   std::vector<DynamicWeights> out(count);
   if (count == 0) return out;
-  // Of one side, or of all.
-  const auto part = [&](const Tensor& all, int64_t rows) {
-    return count == sides ? all : all.narrow(0, from * rows, count * rows);
-  };
-  if (w1.defined()) {
-    const Tensor hidden = ops::streamed_linear(x, part(w1, w1.size(0) / sides));
-    const auto weights = ops::dynamic_weights(hidden, part(w2, 1), rank);
+  if (w1) {
+    const int64_t rows = w1->weight.size(0) / sides;
+    const Tensor hidden = w1->outputs(x, from * rows, count * rows);
+    const Tensor second = count == sides ? w2 : w2.narrow(0, from, count);
+    const auto weights = ops::dynamic_weights(hidden, second, rank);
     for (int64_t i = 0; i < count; ++i) {
       out[i].down = weights[i];
       out[i].up = weights[count + i];
     }
   }
-  if (gate.defined()) {
-    const auto gates = at::tanh(ops::streamed_linear(x, part(gate, heads))).chunk(count, -1);
+  if (gate) {
+    const auto gates = at::tanh(gate->outputs(x, from * heads, count * heads)).chunk(count, -1);
     for (int64_t i = 0; i < count; ++i) out[i].gate = gates[i];
   }
   return out;
 }
 
 int64_t DynamicWeightNetworks::values_per_token() const {
-  return heads * ((w1.defined() ? 2 * rank : 0) + (gate.defined() ? 1 : 0));
+  return heads * ((w1 ? 2 * rank : 0) + (gate ? 1 : 0));
 }
 
 }  // namespace headloom

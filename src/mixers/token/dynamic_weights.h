@@ -10,9 +10,10 @@
 //   gate = tanh(x Wg), Wg [C, H]
 //
 // All sides' parameters are stored together so that one product each computes them, W1 and Wg as
-// the rows of a linear map.
+// linear maps.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "mixers/nn.h"
@@ -26,9 +27,9 @@ struct DynamicWeights {
 };
 
 struct DynamicWeightNetworks {
-  Tensor w1;    // [sides g I, C], or undefined: no projections
-  Tensor w2;    // [sides, g, I, 2 R n]
-  Tensor gate;  // [sides H, C], or undefined: no gates
+  std::shared_ptr<Linear> w1;    // C -> sides g I, or null: no projections
+  Tensor w2;                     // [sides, g, I, 2 R n]
+  std::shared_ptr<Linear> gate;  // C -> sides H, or null: no gates
   int64_t sides = 0, heads = 0, groups = 1, rank = 2;
 
   // W1 Xavier normal, W2 ~ N(0, 0.02 / (sqrt(2 n R) (n + R))), Wg ~ N(0, 0.05 sqrt(2 / (C + n))).

@@ -12,6 +12,7 @@
 #include "mixers/mixer.h"
 #include "ops/causal_conv1d/op.h"
 #include "ops/selective_scan/op.h"
+#include "ops/streamed_linear/op.h"
 
 namespace headloom {
 namespace {
@@ -45,7 +46,6 @@ class Mamba final : public TokenMixer {
     parameter("conv_bias", conv_bias_, at::empty({inner_}).uniform_(-bound, bound));
     select_ = map("select", inner_, rank_ + 2 * states_, false, shape.init_std);
     step_ = map("step", rank_, inner_, true, 0);
-    step_->may_narrow = false;
     {
       at::NoGradGuard no_grad;
       const double limit = 1 / std::sqrt(static_cast<double>(rank_));
@@ -113,15 +113,16 @@ class Mamba final : public TokenMixer {
         select_->forward(u).split_with_sizes({rank_, states_, states_}, -1);
     // In bfloat16 the rates would be rounded.
     const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    std::tie(y, h) = ops::selective_scan(u, at::linear(selected[0], step_->weight),
-                                         A_log_.to(wide).exp().neg(), selected[1], selected[2],
-                                         {.D = D_,
-                                          .z = parts[1],
-                                          .delta_bias = step_->bias,
-                                          .delta_softplus = true,
-                                          .state = h,
-                                          .documents = documents,
-                                          .backend = {}});
+    std::tie(y, h) =
+        ops::selective_scan(u, ops::streamed_linear(selected[0], step_->weight, step_->scale),
+                            A_log_.to(wide).exp().neg(), selected[1], selected[2],
+                            {.D = D_,
+                             .z = parts[1],
+                             .delta_bias = step_->bias,
+                             .delta_softplus = true,
+                             .state = h,
+                             .documents = documents,
+                             .backend = {}});
     return output_->forward(y);
   }
 
