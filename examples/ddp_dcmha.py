@@ -89,6 +89,8 @@ def main() -> None:
             model.save(options.save)
         print(model.eval().generate("the old ", 60, temperature=0))
     if processes > 1:
+        # The group's threads still drop tensors of the last collectives, which takes the interpreter: nobody ends yet.
+        dist.barrier()
         dist.destroy_process_group()
 
 
