@@ -10,6 +10,7 @@ examples/ddp_dcmha.py``) learns the same as several, to rounding.
 import argparse
 import os
 import random
+import time
 
 import headloom
 import torch
@@ -89,8 +90,9 @@ def main() -> None:
             model.save(options.save)
         print(model.eval().generate("the old ", 60, temperature=0))
     if processes > 1:
-        # The group's threads still drop tensors of the last collectives, which takes the interpreter: nobody ends yet.
-        dist.barrier()
+        # A moment after the last collective gloo's threads drop its tensors, which takes the interpreter: ending it
+        # before that aborts the process.
+        time.sleep(0.5)
         dist.destroy_process_group()
 
 
