@@ -67,15 +67,15 @@ int run(const Arguments& a) {
   const double bits =
       task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
   const data::Goal goal = task->goal();
-  const bool writes = goal == data::Goal::next_token || goal == data::Goal::masked_token ||
-                      goal == data::Goal::sequence;
+  const bool of_tokens = goal == data::Goal::next_token || goal == data::Goal::masked_token ||
+                         goal == data::Goal::sequence;
   if (a.json) {
     nlohmann::ordered_json json = {{"run", a.model},
                                    {"step", loaded.step},
                                    {"sequences", e.sequences},
                                    {"target_tokens", e.tokens},
                                    {"loss", e.loss}};
-    if (writes) json["perplexity"] = std::exp(e.loss);
+    if (of_tokens) json["perplexity"] = std::exp(e.loss);
     if (!std::isnan(bits)) json["bits_per_byte"] = bits;
     json["accuracy"] = e.accuracy;
     if (trained_loss) {
@@ -103,7 +103,7 @@ int run(const Arguments& a) {
                 e.loss - *trained_loss);
   }
   std::printf("\n");
-  if (writes) std::printf("perplexity  %.3f\n", std::exp(e.loss));
+  if (of_tokens) std::printf("perplexity  %.3f\n", std::exp(e.loss));
   if (!std::isnan(bits)) std::printf("bits/byte   %.4f\n", bits);
   if (pieces) {
     std::printf("context     %lld, read in pieces of %lld, cache %s, state of at most %s\n",

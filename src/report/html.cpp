@@ -204,9 +204,7 @@ std::string notes() {
          "the spread is unknown and no winner is claimed.</p>"
          "<p><b>Time</b> is time spent in training steps, and <b>speed</b> the tokens or images "
          "trained on a second on this machine; both depend on what else it was doing. <b>State</b> "
-         "is the "
-         "memory "
-         "that decoding keeps for each token of context.</p>";
+         "is the memory that decoding keeps for each token of context.</p>";
 }
 
 std::string more(const Comparison& c, const Summary& summary) {
