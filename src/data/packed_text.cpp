@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -11,6 +12,21 @@ namespace headloom::data {
 namespace {
 
 constexpr uint64_t kSplitSalt = 1;  // other than that of max_bytes
+
+// 0 .. count - 1 by their bits read backwards (van der Corput 1935): the first n of them are spread
+// over the whole for every n.
+std::vector<int64_t> spread_order(int64_t count) {
+  const auto size = std::bit_ceil(static_cast<uint64_t>(count));
+  std::vector<int64_t> order;
+  order.reserve(static_cast<size_t>(count));
+  for (uint64_t i = 0; i < size; ++i) {
+    uint64_t place = 0;
+    for (uint64_t bit = 1; bit < size; bit <<= 1)
+      place = place << 1 | static_cast<uint64_t>((i & bit) != 0);
+    if (place < static_cast<uint64_t>(count)) order.push_back(static_cast<int64_t>(place));
+  }
+  return order;
+}
 
 }  // namespace
 
@@ -50,7 +66,8 @@ PackedText::PackedText(const TextOptions& options, uint64_t seed,
       tokenizer_(std::move(tokenizer)),
       documents_(documents.size()),
       split_(split(documents)),
-      order_(seed, split_.train.size(), options.length) {}
+      order_(seed, split_.train.size(), options.length),
+      eval_order_(spread_order(eval_sequences())) {}
 
 Split PackedText::split(const std::vector<Document>& documents) {
   std::vector<at::Tensor> tokens;
@@ -88,21 +105,23 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
   check_held_out(first, count, eval_sequences());
   std::vector<int64_t> starts;
   for (int64_t i = first; i < first + count; ++i) {
-    // Spread over all that is held out.
-    starts.push_back(i * held_out_windows() / eval_sequences() * options_.length);
+    // An evaluation may read fewer sequences than there are, so the order spreads any first part.
+    const int64_t place = eval_order_[static_cast<size_t>(i)];
+    starts.push_back(place * held_out_windows() / eval_sequences() * options_.length);
   }
   return split_.held_out.windows(at::tensor(starts, at::kLong), options_.length,
                                  options_.separate_documents);
 }
 
 std::string PackedText::describe() const {
-  return str(
-      documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths), ": ",
-      human_count(static_cast<double>(split_.train.size())), " tokens to train on and ",
-      human_count(static_cast<double>(split_.held_out.size())), " held out, ",
-      split_.by_document ? str(split_.held_out_documents, " whole files")
-                         : std::string("the end of the text"),
-      ", of which ", eval_sequences(), " sequences of ", options_.length, " tokens are evaluated");
+  return str(documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths),
+             ": ", human_count(static_cast<double>(split_.train.size())),
+             " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
+             " held out, ",
+             split_.by_document ? str(split_.held_out_documents, " whole files")
+                                : std::string("the end of the text"),
+             ", of which at most ", eval_sequences(), " sequences of ", options_.length,
+             " tokens are evaluated");
 }
 
 }  // namespace headloom::data

@@ -30,10 +30,12 @@ class PackedText {
   // targets.
   Batch train(int64_t first, int64_t count) const;
   int64_t eval_sequences() const;
+  // Windows of the held-out text, in an order whose first part, however long, is spread over all of
+  // it.
   Batch held_out(int64_t first, int64_t count) const;
   // Of the held-out text. Tokenizers that normalise count the bytes of the normalised text.
   double bytes_per_token() const { return bytes_per_token_; }
-  // "3 files in a, b: 1.2M tokens to train on and ..., of which N sequences of T bytes are
+  // "3 files in a, b: 1.2M tokens to train on and ..., of which at most N sequences of T tokens are
   // evaluated"
   std::string describe() const;
 
@@ -49,6 +51,7 @@ class PackedText {
   double bytes_per_token_ = 0.0;  // set by split()
   Split split_;
   WindowOrder order_;
+  std::vector<int64_t> eval_order_;  // of the held-out sequences
 };
 
 }  // namespace headloom::data

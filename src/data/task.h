@@ -86,7 +86,8 @@ class Task {
 
   // Number of held-out sequences, at least 1.
   virtual int64_t eval_sequences() const = 0;
-  // Held-out sequences [first, first + count), which must lie in [0, eval_sequences()).
+  // Held-out sequences [first, first + count), which must lie in [0, eval_sequences()). The first n
+  // are a fair sample of all, for any n.
   virtual Batch eval_batch(int64_t first, int64_t count) const = 0;
 
   virtual Accuracy accuracy() const = 0;
