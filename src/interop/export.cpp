@@ -157,7 +157,7 @@ NamedTensors parts(const torch::nn::Module& model, const Rules& rules) {
 void write_tokenizer(LoadedRun& run, Node& config, const std::string& out) {
   const std::string* file = run.config.task->tokenizer_file();
   if (file == nullptr) return;
-  write_file(kept_tokenizer(out, *file), read_file(*file));
+  keep_tokenizer(out, *file);
   const auto tokenizer = run.config.task->tokenizer();
   config.set("eos_token_id", Value(tokenizer->end_token()));
   config.set("bos_token_id", Value(tokenizer->start_token().value_or(tokenizer->end_token())));

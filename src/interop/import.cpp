@@ -220,7 +220,7 @@ void write_run(const std::string& out, const ModelConfig& model_config, const Mo
   RunConfig config = read_run_config(root);
   config.model = model_config;
   make_folders(out);
-  if (!tokenizer.empty()) write_file(kept_tokenizer(out, tokenizer), read_file(tokenizer));
+  if (!tokenizer.empty()) keep_tokenizer(out, tokenizer);
   CheckpointStore(out).save_weights(model, {});
   write_file(out + "/config.toml", run_config_toml(config));
 }

@@ -13,6 +13,15 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file) {
   return folder + "/tokenizer" + std::filesystem::path(file).extension().string();
 }
 
+void keep_tokenizer(const std::string& folder, const std::string& file) {
+  namespace fs = std::filesystem;
+  write_file(kept_tokenizer(folder, file), read_file(file));
+  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
+    const fs::path beside = fs::path(file).parent_path() / name;
+    if (fs::exists(beside)) write_file(folder + "/" + name, read_file(beside.string()));
+  }
+}
+
 LoadedRun load_run(const std::string& folder, const std::string& which) {
   require(std::filesystem::is_directory(folder), folder, ": is not the folder of a run.");
   LoadedRun run;

@@ -103,7 +103,7 @@ class Trainer {
       make_folders(control_.folder);
       write_file(path, toml);
       if (const std::string* file = config_.task->tokenizer_file()) {
-        write_file(kept_tokenizer(control_.folder, *file), read_file(*file));
+        keep_tokenizer(control_.folder, *file);
       }
       write_file(metrics, "");
       return;

@@ -367,6 +367,9 @@ def test_shards_old_spellings_bfloat16_and_a_tokenizer(tmp_path, text):
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(["the weaver threads the heads of the loom"], vocab_size=290, special_tokens=["</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
+    beside = {"tokenizer_config.json": '{"eos_token": "</s>"}', "chat_template.jinja": "{{ messages[0].content }}"}
+    for name, content in beside.items():
+        (folder / name).write_text(content)
 
     run = tmp_path / "run"
     headloom("import", folder, "--out", run)
