@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "data/task.h"
 #include "ops/case.h"
+#include "train/compare.h"
 #include "train/config.h"
 
 namespace headloom::cli {
@@ -65,12 +66,22 @@ std::vector<Section> sections() {
   TrainOptions train;
   out.push_back(model);
   out.push_back({"train", "[train]", {{"train", "keys of the training", "", options_of(train)}}});
+  CompareConfig comparison;
+  ComparedModel compared_model;
+  ComparedTask compared_task;
+  out.push_back({"compare",
+                 "Comparisons",
+                 {{"compare", "keys of a comparison, beside [model] and [train]", "",
+                   options_of(comparison)},
+                  {"[[models]]", "keys of each model compared", "", options_of(compared_model)},
+                  {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)}}});
   return out;
 }
 
 struct Arguments {
   std::string what;
   bool json = false;
+  bool markdown = false;
 };
 
 void print(const Section& section) {
@@ -86,6 +97,47 @@ void print(const Section& section) {
     }
   }
   std::printf("\n");
+}
+
+// A cell of a Markdown table: a bar would end it.
+std::string cell(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
+  return out;
+}
+
+std::string code_cell(const std::string& text) {
+  return text.empty() ? "" : "`" + cell(text) + "`";
+}
+
+std::string sentence(const Item& item) {
+  std::string out = cell(item.doc);
+  if (!out.empty() && out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 'a' + 'A');
+  return out + (item.source.empty() ? "" : " (" + cell(item.source) + ")") + ".";
+}
+
+// docs/reference.md is this output. What has no options stands in one table.
+void print_markdown(const Section& section) {
+  std::printf("## %s\n\n", section.title.c_str());
+  bool in_table = false;
+  for (const Item& item : section.items) {
+    if (item.options.empty()) {
+      if (!in_table) std::printf("| name | what it is |\n|---|---|\n");
+      std::printf("| `%s` | %s |\n", item.name.c_str(), sentence(item).c_str());
+      in_table = true;
+      continue;
+    }
+    if (in_table) std::printf("\n");
+    in_table = false;
+    std::printf("### `%s`\n\n%s\n\n", item.name.c_str(), sentence(item).c_str());
+    std::printf("| key | type | default | meaning |\n|---|---|---|---|\n");
+    for (const OptionInfo& o : item.options) {
+      std::printf("| `%s` | %s | %s | %s |\n", o.key.c_str(), cell(o.type).c_str(),
+                  code_cell(o.default_value).c_str(), cell(o.doc).c_str());
+    }
+    std::printf("\n");
+  }
+  if (in_table) std::printf("\n");
 }
 
 int run(const Arguments& a) {
@@ -109,11 +161,11 @@ int run(const Arguments& a) {
         "there is nothing called '", a.what, "'",
         near.empty()
             ? str("; sections are mixers, channels, blocks, tasks, operators, presets, model, "
-                  "train.")
+                  "train, compare.")
             : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
-    for (const Section& section : chosen) print(section);
+    for (const Section& section : chosen) a.markdown ? print_markdown(section) : print(section);
     return 0;
   }
   nlohmann::ordered_json json;
@@ -140,7 +192,8 @@ Command list_command() {
           "headloom list dcmha", [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<Arguments>();
             app.add_option("what", a->what, "a section (mixers, tasks, presets, ...) or a name");
-            app.add_flag("--json", a->json, "print as JSON");
+            CLI::Option* json = app.add_flag("--json", a->json, "print as JSON");
+            app.add_flag("--markdown", a->markdown, "print as Markdown tables")->excludes(json);
             return [a] { return run(*a); };
           }};
 }

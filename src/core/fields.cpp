@@ -297,7 +297,9 @@ void Lister::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   body(*this);
   prefix_ = before;
 }
-void Lister::elements(Text, Text, size_t, const std::function<void(size_t)>&,
-                      const std::function<void(size_t, Fields&)>&) {}
+void Lister::elements(Text key, Text doc, size_t, const std::function<void(size_t)>&,
+                      const std::function<void(size_t, Fields&)>&) {
+  add(key, "array of tables", "", doc);
+}
 
 }  // namespace headloom
