@@ -12,6 +12,7 @@
 #include "cli/machine.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/shell.h"
 #include "core/text.h"
 #include "report/comparison.h"
 #include "train/train.h"
@@ -98,10 +99,27 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
   }
   out.machine = machine_facts();
   out.config = toml;
-  out.command = str("headloom compare ", a.config.path);
-  for (const std::string& s : a.config.overrides) out.command += str(" --set '", s, "'");
+  out.command = str("headloom compare ", shell_word(a.config.path));
+  for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);
+  out.command += " --out " + shell_word(a.out);
   out.date = today();
   return out;
+}
+
+// What an earlier comparison in the folder has left.
+void say_what_is_there(const CompareOutcome& outcome, const std::string& folder) {
+  if (outcome.present > 0) {
+    std::fprintf(stderr,
+                 "%zu of the %zu runs are there already, and go on or are kept as they are\n",
+                 outcome.present, outcome.planned);
+  }
+  if (!outcome.left_out.empty()) {
+    std::fprintf(
+        stderr,
+        "%zu runs in %s/runs are of other models, tasks, seeds or configurations; they are "
+        "kept and left out of the report: %s\n",
+        outcome.left_out.size(), folder.c_str(), join(outcome.left_out).c_str());
+  }
 }
 
 int run(Arguments& a) {
@@ -112,25 +130,28 @@ int run(Arguments& a) {
   read_fields(root, config);
   const std::string toml = to_toml(root);
   const std::string stored = a.out + "/config.toml";
-  if (a.fresh) {
-    // Only what a comparison wrote is removed, never a folder that is something else.
-    require(!fs::exists(a.out) || (fs::exists(stored) && fs::exists(a.out + "/comparison.json")),
-            a.out, ": is not a comparison's folder, so --fresh does not empty it.");
-    fs::remove_all(a.out + "/runs");
-  } else if (fs::exists(stored) && read_file(stored) != toml) {
-    usage_error(a.out,
-                ": holds a comparison of another configuration; choose another --out, or --fresh "
-                "to start over.");
+  // Only what a comparison wrote is removed, never a folder that is something else.
+  require(!a.fresh || !fs::exists(a.out) ||
+              (fs::exists(stored) && fs::exists(a.out + "/comparison.json")),
+          a.out, ": is not a comparison's folder, so --fresh does not empty it.");
+  // Nor is the configuration of a run written over.
+  if (fs::exists(stored) && read_toml(stored).find("models") == nullptr) {
+    usage_error(stored,
+                ": is not the configuration of a comparison; choose another folder with --out.");
   }
   install_interrupt_handler();
   report::Comparison result;
-  const CompareOutcome outcome = compare(config, a.out, [&](const CompareOutcome& so_far) {
+  bool said = false;
+  const auto progress = [&](const CompareOutcome& so_far) {
+    if (!said) say_what_is_there(so_far, a.out);
+    said = true;
     result = to_report(config, so_far, a, toml);
-    make_folders(a.out);
     write_file(stored, toml);
     write_file(a.out + "/report.html", report::to_html(result));
     write_file(a.out + "/comparison.json", report::to_json(result));
-  });
+  };
+  const CompareOutcome outcome =
+      compare(config, {.folder = a.out, .fresh = a.fresh, .progress = progress});
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   if (outcome.interrupted) {
     std::fprintf(stderr,

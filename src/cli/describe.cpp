@@ -1,10 +1,12 @@
 #include "model/describe.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "train/config.h"
+#include "train/run_folder.h"
 
 namespace headloom::cli {
 namespace {
@@ -15,13 +17,33 @@ struct Arguments {
   bool json = false;
 };
 
-int run(const Arguments& a) {
+// Fills in the sizes that the file leaves to the task, whose data are read only where nothing else
+// tells them.
+void complete(RunConfig& config) {
+  if (config.model.is_complete()) return;
+  if (const auto sizes = config.task->known_sizes()) {
+    config.fit(*sizes);
+    return;
+  }
+  try {
+    config.find_data();
+  } catch (const Error& error) {
+    fail("only the data of the task ", config.task->type(), " say how many classes there are, but ",
+         error.what(), " Or set model.classes, and describe needs no data.");
+  }
+  config.build_task();
+}
+
+int run(Arguments a) {
+  const std::string folder = a.config.path;
+  const bool of_run = std::filesystem::is_directory(folder);
+  if (of_run) a.config.path += "/config.toml";
   const Node root = a.config.read();
   RunConfig config = read_run_config(root);
-  // The task is built only for sizes that the file leaves to it. A file with [model] alone can be
-  // described too: those sizes get plain defaults.
+  if (of_run) use_kept_tokenizer(folder, config);
+  // A file with [model] alone can be described too: its sizes get plain defaults.
   ModelConfig& model = config.model;
-  if (root.find("task") != nullptr && !model.is_complete()) config.build_task();
+  if (root.find("task") != nullptr) complete(config);
   model.complete({.vocabulary = 256,
                   .length = a.length > 0 ? a.length : 1024,
                   .source_length = a.length > 0 ? a.length : 1024,
@@ -100,7 +122,7 @@ Command describe_command() {
           "headloom describe configs/text.toml --length 2048",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<Arguments>();
-            a->config.add(app);
+            a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
                 ->check(CLI::PositiveNumber);
             app.add_flag("--json", a->json, "print the result as JSON");

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
@@ -21,6 +22,46 @@ struct Arguments {
   bool json = false;
 };
 
+std::vector<std::string> names_of_data(RunConfig& config) {
+  std::vector<std::string> names;
+  for (const data::DataPath& data : config.task->data_paths()) {
+    names.push_back(std::filesystem::absolute(*data.path).lexically_normal().string());
+  }
+  return names;
+}
+
+// Other data than the run's own are evaluated as a whole, unless --set says which part of them.
+void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::string>& overrides) {
+  const auto names = names_of_data(changed);
+  if (names.empty() || names == names_of_data(run)) return;
+  Node given;
+  for (const std::string& assignment : overrides) {
+    if (assignment.starts_with("task=") || assignment.starts_with("task.held_out") ||
+        assignment.starts_with("task.eval_")) {
+      apply_override(given, assignment);
+    }
+  }
+  const Node* task = given.find("task");
+  for (const char* key : {"held_out", "held_out_path", "eval_tokens", "eval_sequences"}) {
+    if (task != nullptr && task->is_table() && task->find(key) != nullptr) return;
+  }
+  changed.task->hold_out_all();
+}
+
+// How much of the task's data was read.
+struct Reading {
+  data::DataSize all;
+  int64_t read = 0;
+  double bytes = 0;  // 0: not known
+
+  Reading(const data::Task& task, const Evaluation& e) : all(task.data_size()) {
+    const bool tokens = std::string(all.unit) == "tokens";
+    read = std::min(tokens ? e.sequences * task.length() : e.sequences, all.count);
+    bytes = static_cast<double>(read) * task.bytes_per_token();
+  }
+  double share() const { return static_cast<double>(read) / static_cast<double>(all.count); }
+};
+
 int run(const Arguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
@@ -28,11 +69,15 @@ int run(const Arguments& a) {
     Node root = write_fields(loaded.config);
     for (const std::string& assignment : a.overrides) apply_override(root, assignment);
     if (a.context > 0) apply_override(root, str("task.length=", a.context));
+    fill_from_run(root, a.model);  // where the whole of [task] is another
     RunConfig changed = read_run_config(root);
+    use_kept_tokenizer(a.model, changed);
+    choose_part(loaded.config, changed, a.overrides);
     loaded.config.task = changed.task;
   }
   // What the model that stands cannot read it refuses itself.
   if (a.context > trained) loaded.config.model.max_length = a.context;
+  loaded.config.find_data();
   const auto task = loaded.config.build_task();
   std::optional<Pieces> pieces;
   if (a.context > 0 || a.piece > 0 || a.cache.evicts()) {
@@ -64,6 +109,7 @@ int run(const Arguments& a) {
     }
     write_safetensors(a.logits, tensors);
   }
+  const Reading reading(*task, e);
   const double bits =
       task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
   const data::Goal goal = task->goal();
@@ -75,6 +121,10 @@ int run(const Arguments& a) {
                                    {"sequences", e.sequences},
                                    {"target_tokens", e.tokens},
                                    {"loss", e.loss}};
+    if (reading.all.count > 0) {
+      json["read"] = {{reading.all.unit, reading.read}, {"share", reading.share()}};
+      if (reading.bytes > 0) json["read"]["bytes"] = std::llround(reading.bytes);
+    }
     if (of_tokens) json["perplexity"] = std::exp(e.loss);
     if (!std::isnan(bits)) json["bits_per_byte"] = bits;
     json["accuracy"] = e.accuracy;
@@ -97,6 +147,13 @@ int run(const Arguments& a) {
   std::printf("%s, step %lld, %lld held-out examples (%lld targets)\n", a.model.c_str(),
               static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
               static_cast<long long>(e.tokens));
+  if (reading.all.count > 0) {
+    const bool tokens = std::string(reading.all.unit) == "tokens";
+    std::printf("read        %lld %s%s, %.3g%% of %s\n", static_cast<long long>(reading.read),
+                reading.all.unit,
+                reading.bytes > 0 ? str(" (", human_bytes(reading.bytes), ")").c_str() : "",
+                100 * reading.share(), tokens ? "the text" : "all there are");
+  }
   std::printf("loss        %.4f nats a target", e.loss);
   if (trained_loss) {
     std::printf(" in %s; %.4f as trained, so %+.4f", a.precision.text().c_str(), *trained_loss,
@@ -144,7 +201,8 @@ Command eval_command() {
             ->check(CLI::PositiveNumber);
         add_cache_option(app, a->cache);
         app.add_option("--set", a->overrides,
-                       "override a key, as in --set 'task.paths=[\"book.txt\"]'")
+                       "override a key, as in --set 'task.paths=[\"book.txt\"]'; other data than "
+                       "the run's are read whole unless task.held_out says otherwise")
             ->type_name("KEY=VALUE")
             ->take_all()
             ->allow_extra_args(false);

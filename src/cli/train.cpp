@@ -6,7 +6,9 @@
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/shell.h"
 #include "core/text.h"
+#include "train/run_folder.h"
 
 namespace headloom::cli {
 namespace {
@@ -15,9 +17,28 @@ struct Arguments {
   ConfigArguments config;
   std::string out;
   bool resume = false;
-  std::optional<int64_t> from;
+  std::string checkpoint, from;
   bool json = false;
 };
+
+// CONFIG with what it leaves to the run in --from, then its --set overrides.
+Node read_config(const Arguments& a) {
+  namespace fs = std::filesystem;
+  Node root = read_toml(a.config.path);
+  // The configuration in a run's folder names the tokenizer beside it.
+  const fs::path folder = fs::path(a.config.path).parent_path();
+  Node* task = root.find("task");
+  Node* tokenizer = task != nullptr && task->is_table() ? task->find("tokenizer") : nullptr;
+  if (tokenizer != nullptr && std::holds_alternative<std::string>(tokenizer->value)) {
+    std::string& file = std::get<std::string>(tokenizer->value);
+    if (fs::exists(folder / "checkpoints") && fs::exists(folder / file)) {
+      file = (folder / file).string();
+    }
+  }
+  if (!a.from.empty()) fill_from_run(root, a.from);
+  for (const std::string& assignment : a.config.overrides) apply_override(root, assignment);
+  return root;
+}
 
 int run(Arguments& a) {
   namespace fs = std::filesystem;
@@ -27,14 +48,25 @@ int run(Arguments& a) {
     a.config.path += "/config.toml";
   }
   if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
+  if (a.from.find_first_not_of("0123456789") == std::string::npos && !a.from.empty() &&
+      !fs::exists(a.from)) {
+    usage_error("--from ", a.from,
+                ": is not the folder of a run whose weights to begin with; to go "
+                "on from the checkpoint of step ",
+                a.from, " say --checkpoint ", a.from, ".");
+  }
+  const TrainControl control{.folder = a.out,
+                             .resume = a.resume,
+                             .checkpoint = a.from.empty() ? a.checkpoint : "",
+                             .from = a.from,
+                             .from_checkpoint = a.checkpoint.empty() ? "best" : a.checkpoint};
   install_interrupt_handler();
-  const TrainOutcome outcome =
-      train(a.config.read(), {.folder = a.out, .resume = a.resume, .from = a.from, .label = ""});
+  const TrainOutcome outcome = train(read_config(a), control);
   if (outcome.interrupted) {
     std::fprintf(
         stderr,
         "headloom: interrupted; step %lld is saved. Go on with: headloom train %s --resume\n",
-        static_cast<long long>(outcome.step), a.out.c_str());
+        static_cast<long long>(outcome.step), shell_word(a.out).c_str());
     return 1;
   }
   const EvalPoint last = outcome.evaluations.empty() ? EvalPoint{} : outcome.evaluations.back();
@@ -67,8 +99,12 @@ Command train_command() {
             app.add_option("--out", a->out, "folder of the run; runs/NAME by default");
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");
             app.add_option("--from", a->from,
-                           "go on from the checkpoint of this step; newer ones are dropped")
-                ->type_name("STEP");
+                           "begin with the weights of this run or imported checkpoint; [model] and "
+                           "the tokenizer are then its own")
+                ->type_name("RUN");
+            app.add_option("--checkpoint", a->checkpoint,
+                           "best, last or a step: with --from the one to begin with (best by "
+                           "default); else go on from it and drop newer ones");
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run(*a); };
           }};

@@ -35,6 +35,13 @@ void FileOptions::check(const std::string& task, const std::vector<std::string>&
   }
 }
 
+std::vector<DataPath> FileOptions::data_paths() {
+  std::vector<DataPath> out;
+  if (path) out.push_back({"path", &*path});
+  if (held_out_path) out.push_back({"held_out_path", &*held_out_path});
+  return out;
+}
+
 std::vector<std::string> lines_of(const std::string& path) {
   const std::string text = read_file(path);
   require(text.find('\0') == std::string::npos, path, ": is not text, as it has a byte 0");

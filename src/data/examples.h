@@ -1,6 +1,7 @@
 // Tasks on examples that stand in files: which are held out, and the order of the others.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <unordered_map>
 
@@ -21,6 +22,7 @@ struct FileOptions {
   void fields(Fields& f, const std::string& what);
   // Throws UsageError, naming the task, for options that do not fit.
   void check(const std::string& task, const std::vector<std::string>& labels = {}) const;
+  std::vector<DataPath> data_paths();
   // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.
   std::string* tokenizer_file() { return tokenizer == "bytes" ? nullptr : &tokenizer; }
   std::shared_ptr<const Tokenizer> own_tokenizer() const {
@@ -59,6 +61,9 @@ class ExampleTask : public Task {
   int64_t vocabulary() const final { return tokenizer_->vocabulary(); }
   int64_t length() const final { return length_; }
   int64_t eval_sequences() const final { return eval_sequences_; }
+  DataSize data_size() const final {
+    return {static_cast<int64_t>(train_.size() + held_out_.size() + aside_), "examples"};
+  }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
   std::vector<int64_t> encode(std::string_view text) const final {
@@ -112,6 +117,12 @@ template <typename Options>
 struct ExampleSpec : GeneratedSpec {
   Options options;
 
+  std::vector<DataPath> data_paths() final { return options.files.data_paths(); }
+  void hold_out_all() final {
+    options.files.held_out = 1.0;
+    options.files.held_out_path.reset();
+    eval_sequences = std::numeric_limits<int64_t>::max();
+  }
   std::string* tokenizer_file() final { return options.files.tokenizer_file(); }
   std::shared_ptr<const Tokenizer> tokenizer() const final { return options.files.own_tokenizer(); }
 };

@@ -63,7 +63,9 @@ class Builder {
     labels_.insert(labels_.end(), labels.begin(), labels.end());
   }
   bool empty() const { return labels_.empty(); }
-  ImageSet take() const { return {at::cat(pieces_), labels_}; }
+  ImageSet take() const {
+    return {pieces_.empty() ? at::empty({0}, at::kByte) : at::cat(pieces_), labels_};
+  }
 
  private:
   std::vector<at::Tensor> pieces_;
@@ -194,7 +196,8 @@ ImageFiles read_folders(const ImageFileOptions& options) {
   Builder kept, held;
   for (size_t c = 0; c < classes.size(); ++c) {
     std::vector<fs::path> paths = images_below(classes[c].path);
-    require(paths.size() >= 2, "the class '", classes[c].path,
+    const bool all = options.held_out == 1.0;
+    require(all || paths.size() >= 2, "the class '", classes[c].path,
             "' has one image, expected at least two, one to train on and one held out");
     const auto lot = [&](const fs::path& path) {
       return document_lot(path.lexically_relative(classes[c].path).generic_string(), kSplitSalt);
@@ -202,7 +205,7 @@ ImageFiles read_folders(const ImageFileOptions& options) {
     std::stable_sort(paths.begin(), paths.end(),
                      [&](const fs::path& a, const fs::path& b) { return lot(a) < lot(b); });
     const auto present = static_cast<int64_t>(paths.size());
-    const int64_t cut = present - held_out_count(present, options.held_out);
+    const int64_t cut = all ? 0 : present - held_out_count(present, options.held_out);
     for (int64_t i = 0; i < present; ++i) {
       (i < cut ? kept : held)
           .add(read_pixels(paths[static_cast<size_t>(i)], options), static_cast<int64_t>(c));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -40,8 +41,9 @@ void TextOptions::fields(Fields& f) {
           at_least(1));
   f.field("length", length, "tokens in a sequence (T)", at_least(1));
   f.field("held_out", held_out,
-          "share of the text kept for evaluation: whole files where there are many, else the end",
-          Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
+          "share of the text kept for evaluation, at most 0.5: whole files where there are many, "
+          "else the end; 1: all, to evaluate only",
+          Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
   f.field("eval_tokens", eval_tokens, "evaluate on at most so many held-out tokens, spread evenly",
           at_least(1));
   f.field("separate_documents", separate_documents,
@@ -52,7 +54,22 @@ void TextOptions::check(const std::string& task) const {
   if (corpus.paths.empty()) {
     usage_error("the task ", task, " needs 'paths', the files, folders or globs to read");
   }
+  if (held_out > 0.5 && held_out < 1.0) {
+    usage_error("the task ", task, " has held_out = ", held_out,
+                ", expected at most 0.5, or 1 to evaluate all of the text");
+  }
   check_extensions(corpus.extensions, task);
+}
+
+std::vector<DataPath> TextOptions::data_paths() {
+  std::vector<DataPath> out;
+  for (std::string& path : corpus.paths) out.push_back({"paths", &path});
+  return out;
+}
+
+void TextOptions::hold_out_all() {
+  held_out = 1.0;
+  eval_tokens = std::numeric_limits<int64_t>::max();
 }
 
 PackedText::PackedText(const TextOptions& options, uint64_t seed,
@@ -93,8 +110,17 @@ Split PackedText::split(const std::vector<Document>& documents) {
 }
 
 Batch PackedText::train(int64_t first, int64_t count) const {
+  if (split_.train.size() == 0) {
+    usage_error("the task has held_out = 1: there is nothing to train on");
+  }
   return split_.train.windows(at::tensor(order_.starts(first, count), at::kLong), options_.length,
                               options_.separate_documents);
+}
+
+int64_t PackedText::held_out_windows() const {
+  const int64_t predicted = split_.held_out.size() - 1;
+  const bool whole = split_.train.size() == 0;
+  return (predicted + (whole ? options_.length - 1 : 0)) / options_.length;
 }
 
 int64_t PackedText::eval_sequences() const {
@@ -109,8 +135,16 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
     const int64_t place = eval_order_[static_cast<size_t>(i)];
     starts.push_back(place * held_out_windows() / eval_sequences() * options_.length);
   }
-  return split_.held_out.windows(at::tensor(starts, at::kLong), options_.length,
-                                 options_.separate_documents);
+  const int64_t last = split_.held_out.size() - 1 - options_.length;
+  std::vector<int64_t> full = starts;
+  for (int64_t& start : full) start = std::min(start, last);
+  Batch batch = split_.held_out.windows(at::tensor(full, at::kLong), options_.length,
+                                        options_.separate_documents);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (starts[i] == full[i]) continue;
+    batch.targets[static_cast<int64_t>(i)].narrow(0, 0, starts[i] - full[i]).fill_(kIgnore);
+  }
+  return batch;
 }
 
 std::string PackedText::describe() const {
@@ -118,8 +152,9 @@ std::string PackedText::describe() const {
              ": ", human_count(static_cast<double>(split_.train.size())),
              " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
              " held out, ",
-             split_.by_document ? str(split_.held_out_documents, " whole files")
-                                : std::string("the end of the text"),
+             split_.train.size() == 0 ? std::string("the whole text")
+             : split_.by_document     ? str(split_.held_out_documents, " whole files")
+                                      : std::string("the end of the text"),
              ", of which at most ", eval_sequences(), " sequences of ", options_.length,
              " tokens are evaluated");
 }

@@ -15,6 +15,8 @@ struct TextOptions {
   bool separate_documents = false;
 
   void fields(Fields& f);
+  std::vector<DataPath> data_paths();
+  void hold_out_all();
   // Throws UsageError, naming the task, for options that do not fit.
   void check(const std::string& task) const;
 };
@@ -31,8 +33,11 @@ class PackedText {
   Batch train(int64_t first, int64_t count) const;
   int64_t eval_sequences() const;
   // Windows of the held-out text, in an order whose first part, however long, is spread over all of
-  // it.
+  // it. Of a text that is held out as a whole the last window begins early enough to be full, and
+  // has no targets where the one before has them: every token but the first is predicted once.
   Batch held_out(int64_t first, int64_t count) const;
+  // Of all the text.
+  int64_t tokens() const { return split_.train.size() + split_.held_out.size(); }
   // Of the held-out text. Tokenizers that normalise count the bytes of the normalised text.
   double bytes_per_token() const { return bytes_per_token_; }
   // "3 files in a, b: 1.2M tokens to train on and ..., of which at most N sequences of T tokens are
@@ -43,7 +48,7 @@ class PackedText {
   PackedText(const TextOptions& options, uint64_t seed, const std::vector<Document>& documents,
              std::shared_ptr<const Tokenizer> tokenizer);
   Split split(const std::vector<Document>& documents);
-  int64_t held_out_windows() const { return (split_.held_out.size() - 1) / options_.length; }
+  int64_t held_out_windows() const;
 
   TextOptions options_;
   std::shared_ptr<const Tokenizer> tokenizer_;

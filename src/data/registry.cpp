@@ -47,6 +47,21 @@ void check_held_out(int64_t first, int64_t count, int64_t present) {
           first + count, ") were asked for, but there are ", present);
 }
 
+TaskSizes sizes_of(const Task& task) {
+  return {.goal = task.goal(),
+          .vocabulary = task.vocabulary(),
+          .length = task.length(),
+          .source_length = task.source_length(),
+          .classes = task.classes(),
+          .segments = task.segments(),
+          .image = task.image_shape()};
+}
+
+std::optional<TaskSizes> TaskSpec::known_sizes() {
+  if (!data_paths().empty()) return std::nullopt;
+  return sizes_of(*build(0));
+}
+
 std::vector<std::string> task_names() {
   std::vector<std::string> names;
   for (const TaskEntry& entry : tasks()) names.push_back(entry.name);

@@ -22,7 +22,10 @@ class Packer {
     size_ += tokens.size(0);
   }
   void end_document() { ends_.push_back(size_); }
-  PackedStream take() const { return {at::cat(pieces_), at::tensor(ends_, at::kLong)}; }
+  PackedStream take() const {
+    return {pieces_.empty() ? at::empty({0}, at::kByte) : at::cat(pieces_),
+            at::tensor(ends_, at::kLong)};
+  }
 
  private:
   std::vector<at::Tensor> pieces_;
@@ -75,6 +78,21 @@ Split split_documents(const std::vector<at::Tensor>& documents, const std::vecto
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   // A sequence is length + 1 tokens: the last input's target is one further on.
   const int64_t needed = length + 1;
+  if (held_out == 1.0) {
+    require(total >= needed, "the text is too short: ", total,
+            " tokens with a mark after every document, but length = ", length, " needs at least ",
+            needed);
+    Packer all;
+    for (const at::Tensor& document : documents) {
+      all.add(document);
+      all.add(end);
+      all.end_document();
+    }
+    return {.train = Packer().take(),
+            .held_out = all.take(),
+            .by_document = true,
+            .held_out_documents = static_cast<int64_t>(documents.size())};
+  }
   require(total >= 2 * needed, "the text is too short: ", total,
           " tokens with a mark after every document, but length = ", length, " needs at least ",
           2 * needed, ", one sequence to train on and one held out");

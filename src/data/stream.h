@@ -33,7 +33,7 @@ struct Split {
 // Packs documents' tokens (each ends with `end_token`) into a training and a held-out stream. Whole
 // documents are held out, by lot, where that can meet the share closely; otherwise the tail of the
 // stream. Both have more than `length` tokens. Throws Error where the documents are too short for
-// that.
+// that. With held_out = 1 nothing is left to train on, and more than `length` tokens are enough.
 Split split_documents(const std::vector<at::Tensor>& documents, const std::vector<uint64_t>& lots,
                       double held_out, int64_t length, int64_t end_token);
 

@@ -47,8 +47,8 @@ struct Batch {
   at::Tensor lengths = {};   // [B] int64: inputs[b][lengths[b]..] is padding; undefined: none is
   at::Tensor segments = {};  // [B,T] int64: 0 in the first of two texts, 1 in the second;
                              // undefined: there is one
-  at::Tensor context = {};         // [B,T] bool: where the answer of a span may begin and end
-  at::Tensor source = {};          // [B,S] int64
+  at::Tensor context = {};   // [B,T] bool: where the answer of a span may begin and end
+  at::Tensor source = {};    // [B,S] int64
   at::Tensor source_lengths = {};  // [B] int64, as lengths
   at::Tensor images = {};  // [B,channels,height,width] float32, about zero mean and unit spread
 };
@@ -57,6 +57,13 @@ struct Batch {
 enum class Accuracy {
   token,     // each target position by itself
   sequence,  // all target positions of a sequence together (exact match)
+};
+
+// How much data a task reads in all, that for training included: tokens of text, or examples;
+// 0 where the data are generated.
+struct DataSize {
+  int64_t count = 0;
+  const char* unit = "tokens";
 };
 
 class Task {
@@ -92,6 +99,7 @@ class Task {
 
   virtual Accuracy accuracy() const = 0;
   bool exact_match() const { return accuracy() == Accuracy::sequence; }
+  virtual DataSize data_size() const { return {}; }
   // bits per byte = loss / ln 2 / bytes_per_token(); 0 where that means nothing.
   virtual double bytes_per_token() const { return 0.0; }
 
@@ -110,6 +118,20 @@ class Task {
 // Throws Error unless [first, first + count) lies in the `present` held-out sequences.
 void check_held_out(int64_t first, int64_t count, int64_t present);
 
+// What a model takes from its task. 0: nothing, or not known without the data.
+struct TaskSizes {
+  Goal goal = Goal::next_token;
+  int64_t vocabulary = 0, length = 0, source_length = 0, classes = 0, segments = 0;
+  std::array<int64_t, 3> image = {0, 0, 0};
+};
+TaskSizes sizes_of(const Task& task);
+
+// A file, folder or glob that a task reads, and the option that names it.
+struct DataPath {
+  const char* key;
+  std::string* path;
+};
+
 // The options of a task, as a config holds them: [task] type = "find_block" ...
 struct TaskSpec {
   virtual ~TaskSpec() = default;
@@ -124,6 +146,13 @@ struct TaskSpec {
   virtual std::shared_ptr<const Tokenizer> tokenizer() const { return nullptr; }
   // The option that names the tokenizer's file, nullptr where none is used: a run keeps a copy.
   virtual std::string* tokenizer_file() { return nullptr; }
+  // The options that name the data; none where they are generated.
+  virtual std::vector<DataPath> data_paths() { return {}; }
+  // Sets the options so that all of the data is evaluated and nothing is left to train on, where
+  // the data do not come split.
+  virtual void hold_out_all() {}
+  // What is known of the sizes without reading the data; nothing where that is not all of them.
+  virtual std::optional<TaskSizes> known_sizes();
   // The option that names the classes in their order, nullptr where there is none: a run keeps
   // those that were found, so that other data is read by them.
   virtual std::vector<std::string>* labels() { return nullptr; }

@@ -18,10 +18,13 @@ constexpr const char* kWords =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 // How the families that are read call the token that ends a document.
-constexpr const char* kEnds[] = {
-    "<|endoftext|>", "<|end_of_text|>",       "</s>", "<|eos|>", "<eos>", "[EOS]",
-    "<|im_end|>",    "<｜end▁of▁sentence｜>", "[SEP]"};
-constexpr const char* kMasks[] = {"[MASK]", "<mask>"};
+// The last is that of byte_tokenizer_json().
+constexpr std::string_view kEnds[] = {"<|endoftext|>", "<|end_of_text|>",
+                                      "</s>",          "<|eos|>",
+                                      "<eos>",         "[EOS]",
+                                      "<|im_end|>",    "<｜end▁of▁sentence｜>",
+                                      "[SEP]",         std::string_view("\0", 1)};
+constexpr std::string_view kMasks[] = {"[MASK]", "<mask>"};
 
 // Words longer than this are seldom met again.
 constexpr size_t kLongestKnown = 64;
@@ -148,8 +151,8 @@ struct JsonTokenizer::Reader {
  private:
   // The first of `names` that is a special token.
   template <size_t n>
-  std::optional<int64_t> special(const char* const (&names)[n]) const {
-    for (const char* name : names) {
+  std::optional<int64_t> special(const std::string_view (&names)[n]) const {
+    for (const std::string_view name : names) {
       for (size_t i = 0; i < out.pieces_.size(); ++i) {
         if (out.special_[i] && out.pieces_[i] == name) return static_cast<int64_t>(i);
       }
@@ -546,6 +549,51 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
     if (at > wrong) encode_bytes(text.substr(wrong, at - wrong), known, out);
   }
   return out;
+}
+
+std::string byte_tokenizer_json(bool mask) {
+  Json vocabulary = Json::object(), added = Json::array();
+  for (int byte = 0; byte < 256; ++byte) {
+    vocabulary[byte == 0 ? std::string(1, '\0')
+                         : named_bytes(std::string(1, static_cast<char>(byte)))] = byte;
+  }
+  const auto add = [&](int id, const std::string& content) {
+    vocabulary[content] = id;
+    added.push_back({{"id", id},
+                     {"content", content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  };
+  add(0, std::string(1, '\0'));
+  if (mask) add(256, "[MASK]");
+  const Json bytes = {{"type", "ByteLevel"},
+                      {"add_prefix_space", false},
+                      {"trim_offsets", false},
+                      {"use_regex", false}};
+  const Json none;
+  return Json{{"version", "1.0"},
+              {"truncation", none},
+              {"padding", none},
+              {"added_tokens", added},
+              {"normalizer", none},
+              {"pre_tokenizer", bytes},
+              {"post_processor", none},
+              {"decoder", bytes},
+              {"model",
+               {{"type", "BPE"},
+                {"dropout", none},
+                {"unk_token", none},
+                {"continuing_subword_prefix", none},
+                {"end_of_word_suffix", none},
+                {"fuse_unk", false},
+                {"byte_fallback", false},
+                {"vocab", vocabulary},
+                {"merges", Json::array()}}}}
+             .dump(1) +
+         "\n";
 }
 
 }  // namespace headloom::data

@@ -82,4 +82,8 @@ class JsonTokenizer {
   std::optional<int64_t> end_, start_, mask_;
 };
 
+// A tokenizer.json of byte_tokenizer(): token b is byte b, and 0 is special, as it ends a document.
+// With `mask` token 256 is [MASK].
+std::string byte_tokenizer_json(bool mask);
+
 }  // namespace headloom::data

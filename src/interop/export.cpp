@@ -7,6 +7,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "data/tokenizer_json.h"
 #include "interop/convert.h"
 #include "interop/family.h"
 #include "model/model.h"
@@ -154,9 +155,31 @@ NamedTensors parts(const torch::nn::Module& model, const Rules& rules) {
   return out;
 }
 
+// The tokenizer of a model of bytes, which has no file here.
+void write_byte_tokenizer(const LoadedRun& run, Node& config, const std::string& out) {
+  const bool mask = run.config.task->type() == "masked_text";
+  // What was imported without its tokenizer reads bytes here, but was not trained on them.
+  if (run.config.model.vocabulary.value_or(0) > (mask ? 257 : 256)) return;
+  write_file(out + "/tokenizer.json", data::byte_tokenizer_json(mask));
+  const std::string end(1, '\0');
+  Node how = table({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                    {"eos_token", end},
+                    {"clean_up_tokenization_spaces", false}});
+  if (mask) how.set("mask_token", Value("[MASK]"));
+  if (run.config.model.max_length) {
+    how.set("model_max_length", Value(*run.config.model.max_length));
+  }
+  write_file(out + "/tokenizer_config.json", to_json(how));
+  config.set("eos_token_id", Value(0));
+  config.set("bos_token_id", Value(0));
+}
+
 void write_tokenizer(LoadedRun& run, Node& config, const std::string& out) {
   const std::string* file = run.config.task->tokenizer_file();
-  if (file == nullptr) return;
+  if (file == nullptr) {
+    if (run.config.task->tokenizer() != nullptr) write_byte_tokenizer(run, config, out);
+    return;
+  }
   keep_tokenizer(out, *file);
   const auto tokenizer = run.config.task->tokenizer();
   config.set("eos_token_id", Value(tokenizer->end_token()));

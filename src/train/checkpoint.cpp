@@ -3,12 +3,15 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <mutex>
 
 #include "core/files.h"
+#include "core/text.h"
 
 namespace headloom {
 namespace {
@@ -17,6 +20,21 @@ namespace fs = std::filesystem;
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kRandom = "random_state";
+
+// Which folder stands at a path, so that it is known when another one does.
+struct FolderMark {
+  dev_t device = 0;
+  ino_t number = 0;
+  int64_t seconds = 0, nanoseconds = 0;  // when its entries last changed
+
+  bool operator==(const FolderMark&) const = default;
+};
+
+std::optional<FolderMark> mark_folder(const std::string& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  return FolderMark{info.st_dev, info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+}
 
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
@@ -29,7 +47,7 @@ NamedTensors named_parameters(const torch::nn::Module& model) {
 }
 
 CheckpointStore::CheckpointStore(std::string run_folder)
-    : root_(std::move(run_folder) + "/checkpoints") {}
+    : run_(std::move(run_folder)), root_(run_ + "/checkpoints") {}
 
 std::string CheckpointStore::folder(int64_t step) const { return str(root_, "/step-", step); }
 
@@ -58,6 +76,42 @@ std::optional<int64_t> CheckpointStore::best() const {
   } catch (const Error&) {  // loading that checkpoint says what is wrong with it
   }
   return std::nullopt;
+}
+
+int64_t CheckpointStore::find(const std::string& which) const {
+  const auto present = steps();
+  require(!present.empty(), run_, ": has no checkpoint yet.");
+  if (which == "last") return present.back();
+  if (which == "best") return best().value_or(present.back());
+  int64_t step = 0;
+  const char* end = which.data() + which.size();
+  const auto result = std::from_chars(which.data(), end, step);
+  if (result.ec != std::errc() || result.ptr != end ||
+      std::find(present.begin(), present.end(), step) == present.end()) {
+    std::vector<std::string> names;
+    for (int64_t s : present) names.push_back(std::to_string(s));
+    usage_error(run_, ": has no checkpoint '", which, "', expected best, last or one of the steps ",
+                join(names), ".");
+  }
+  return step;
+}
+
+bool CheckpointStore::has_weights_alone(int64_t step) const {
+  const std::string path = folder(step) + "/state.json";
+  try {
+    return !parse_state(read_file(path), path).files.contains(kOptimizer);
+  } catch (const Error&) {  // loading it says what is wrong with it
+    return false;
+  }
+}
+
+void CheckpointStore::remove(int64_t step) const {
+  // A reader must not find a folder that lacks some of its files.
+  const std::string gone = root_ + "/removing";
+  std::error_code ignored;
+  fs::remove_all(gone, ignored);  // what a killed process left
+  fs::rename(folder(step), gone, ignored);
+  fs::remove_all(gone, ignored);
 }
 
 void CheckpointStore::publish(const TrainState& state,
@@ -102,15 +156,13 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
   std::vector<int64_t> present = steps();
   for (size_t i = 0; i + 2 < present.size(); ++i) {
     if (present[i] == state.best_step) continue;
-    std::error_code ignored;
-    fs::remove_all(folder(present[i]), ignored);
+    remove(present[i]);
   }
 }
 
 void CheckpointStore::drop_after(int64_t step) const {
   for (int64_t present : steps()) {
-    std::error_code ignored;
-    if (present > step) fs::remove_all(folder(present), ignored);
+    if (present > step) remove(present);
   }
 }
 
@@ -132,13 +184,13 @@ TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) con
   return state;
 }
 
-std::string CheckpointStore::other_intact(int64_t step, const char* flag) const {
+std::string CheckpointStore::other_intact(int64_t step) const {
   const auto present = steps();
   for (auto other = present.rbegin(); other != present.rend(); ++other) {
     if (*other == step) continue;
     try {
       checked_state(*other);
-      return str(" The checkpoint of step ", *other, " is intact (", flag, " ", *other, ").");
+      return str(" The checkpoint of step ", *other, " is intact (--checkpoint ", *other, ").");
     } catch (const Error&) {
     }
   }
@@ -165,19 +217,25 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     optimizer.load(rest, where + "/" + kOptimizer);
     return state;
   } catch (const Error& error) {
-    fail(error.what(), other_intact(step, "--from"));
+    fail(error.what(), other_intact(step));
   }
 }
 
-TrainState CheckpointStore::load_weights(int64_t step, torch::nn::Module& model) const {
-  try {
-    const TrainState state = checked_state(step);
-    const std::string path = folder(step) + "/" + kModel;
-    at::NoGradGuard no_grad;
-    copy_tensors(read_safetensors(path), named_parameters(model), path);
-    return state;
-  } catch (const Error& error) {
-    fail(error.what(), other_intact(step, "--checkpoint"));
+TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Module& model) const {
+  constexpr int kAttempts = 20;
+  for (int attempt = 1;; ++attempt) {
+    const int64_t step = find(which);
+    const auto before = mark_folder(folder(step));
+    try {
+      const TrainState state = checked_state(step);
+      const std::string path = folder(step) + "/" + kModel;
+      at::NoGradGuard no_grad;
+      copy_tensors(read_safetensors(path), named_parameters(model), path);
+      return state;
+    } catch (const Error& error) {
+      const bool stands = before && before == mark_folder(folder(step));
+      if (stands || attempt == kAttempts) fail(error.what(), other_intact(step));
+    }
   }
 }
 

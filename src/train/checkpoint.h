@@ -18,12 +18,19 @@ class CheckpointStore {
  public:
   explicit CheckpointStore(std::string run_folder);
 
-  // Steps that have a checkpoint, ascending.
+  // Steps that have a checkpoint, ascending. A reader needs no lock: a checkpoint comes and goes as
+  // a whole.
   std::vector<int64_t> steps() const;
   std::string folder(int64_t step) const;
   // The step with the lowest held-out loss, as the newest checkpoint knows it; nothing where that
   // is damaged or the step's checkpoint is not there.
   std::optional<int64_t> best() const;
+
+  // The step that `which` names: "best" (the newest where that is not known), "last" or a number.
+  // Throws Error where there is no checkpoint, UsageError where there is none of that name.
+  int64_t find(const std::string& which) const;
+  // Whether the checkpoint has weights alone, as one that was imported.
+  bool has_weights_alone(int64_t step) const;
 
   // Writes step state.step, then removes all but the two newest and the best.
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
@@ -32,8 +39,9 @@ class CheckpointStore {
   // Restores weights, optimiser and the default random generator. Throws Error naming the file that
   // is missing or damaged, and an intact older step where there is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
-  // Weights only, of `step`.
-  TrainState load_weights(int64_t step, torch::nn::Module& model) const;
+  // Weights only, of the checkpoint that find() gives. Where that is replaced or removed by a run
+  // that goes on while it is read, it is looked for again.
+  TrainState load_weights(const std::string& which, torch::nn::Module& model) const;
   // Removes the checkpoints after `step`, from which a run goes on: it writes them anew.
   void drop_after(int64_t step) const;
 
@@ -41,10 +49,12 @@ class CheckpointStore {
   // Writes what `fill` puts into a folder as the checkpoint of state.step.
   void publish(const TrainState& state, const std::function<void(const std::string&)>& fill) const;
   TrainState checked_state(int64_t step, bool with_optimizer = false) const;
-  // A sentence naming the newest other checkpoint that is intact; `flag` chooses it.
-  std::string other_intact(int64_t step, const char* flag) const;
+  // A sentence naming the newest other checkpoint that is intact.
+  std::string other_intact(int64_t step) const;
+  // Makes the checkpoint disappear as a whole.
+  void remove(int64_t step) const;
 
-  const std::string root_;
+  const std::string run_, root_;
 };
 
 NamedTensors named_parameters(const torch::nn::Module& model);

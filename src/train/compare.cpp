@@ -6,13 +6,17 @@
 #include <set>
 
 #include "core/files.h"
+#include "core/lock.h"
 #include "model/describe.h"
 #include "train/config.h"
 #include "train/result.h"
+#include "train/run_folder.h"
 #include "train/train.h"
 
 namespace headloom {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Names become folders.
 void check_name(const std::string& name, const char* what) {
@@ -95,8 +99,6 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
   ComparedRun run = plan.run;
   const std::string result_path = plan.folder + "/result.json";
   if (const auto done = read_result(result_path)) {
-    // As train() does for a run that is to go on.
-    same_config(plan.folder + "/config.toml", to_toml(plan.config));
     run.finished = done->problem.empty();
     run.problem = done->problem;
     run.tokens_per_second = done->tokens_per_second;
@@ -107,7 +109,8 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
   RunResult result;
   try {
     const TrainOutcome outcome =
-        train(plan.config, {.folder = plan.folder, .resume = true, .label = label});
+        train(plan.config,
+              {.folder = plan.folder, .resume = true, .label = label, .of_comparison = true});
     run.points = outcome.evaluations;
     run.tokens_per_second = outcome.tokens_per_second;
     run.peak_memory = outcome.peak_memory;
@@ -124,12 +127,54 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
     run.problem = error.what();
   }
   const std::string metrics = plan.folder + "/metrics.jsonl";
-  if (!run.finished && std::filesystem::exists(metrics)) run.points = read_evaluations(metrics);
+  if (!run.finished && fs::exists(metrics)) run.points = read_evaluations(metrics);
   result.problem = run.problem;
   result.tokens_per_second = run.tokens_per_second;
   result.peak_memory = run.peak_memory;
   write_result(result_path, result);
   return run;
+}
+
+// Whether the run's folder has a configuration, and whether it is another one than is planned.
+enum class Present { no, same, other };
+
+Present present(const Planned& plan) {
+  if (!fs::exists(plan.folder + "/config.toml")) return Present::no;
+  try {
+    RunConfig config = read_run_config(plan.config);
+    return differences_from(plan.folder, config).empty() ? Present::same : Present::other;
+  } catch (const UsageError&) {  // another tokenizer, or an option that is no more
+    return Present::other;
+  }
+}
+
+// Moves a run of another configuration out of the way.
+void set_aside(const std::string& run) {
+  {
+    const FolderLock nobody_trains_it(run);
+  }
+  int number = 1;
+  while (fs::exists(str(run, ".earlier-", number))) ++number;
+  publish_folder(run, str(run, ".earlier-", number));
+}
+
+// Folders of runs below `folder` that are not in `plan`.
+std::vector<std::string> others(const std::string& folder, const std::vector<Planned>& plan) {
+  std::set<fs::path> asked;
+  for (const Planned& p : plan) asked.insert(p.folder);
+  std::vector<std::string> out;
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator(folder + "/runs", error)) {
+    for (const auto& model : fs::directory_iterator(task.path(), error)) {
+      for (const auto& run : fs::directory_iterator(model.path(), error)) {
+        if (run.path().filename().string().starts_with("seed-") && !asked.contains(run.path())) {
+          out.push_back(run.path().lexically_relative(folder + "/runs").string());
+        }
+      }
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 }  // namespace
@@ -162,8 +207,10 @@ void CompareConfig::fields(Fields& f) {
   f.list("tasks", tasks, "the tasks");
 }
 
-CompareOutcome compare(const CompareConfig& config, const std::string& folder,
-                       const std::function<void(const CompareOutcome&)>& progress) {
+CompareOutcome compare(const CompareConfig& config, const CompareControl& control) {
+  const std::string& folder = control.folder;
+  std::optional<FolderLock> lock;
+  if (fs::is_directory(folder)) lock.emplace(folder);
   check_names(config.models, "models");
   check_names(config.tasks, "tasks");
   if (config.seeds.empty()) usage_error("'seeds' is empty, expected at least one seed.");
@@ -177,6 +224,7 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
     int64_t target = 0;
     for (size_t m = 0; m < config.models.size(); ++m) {
       RunConfig run = read_run_config(combined(config, config.models[m], config.tasks[t], 0));
+      run.find_data(str("tasks.", t, ".task"));
       const auto task = run.build_task();
       if (m == 0) {
         const WorkUnit unit = work_unit(*task);
@@ -223,13 +271,23 @@ CompareOutcome compare(const CompareConfig& config, const std::string& folder,
   };
   std::stable_sort(plan.begin(), plan.end(),
                    [&](const Planned& a, const Planned& b) { return place(a) < place(b); });
-  progress(outcome);
+  make_folders(folder);
+  if (!lock) lock.emplace(folder);
+  if (control.fresh) fs::remove_all(folder + "/runs");
+  outcome.planned = plan.size();
+  for (const Planned& p : plan) {
+    const Present found = present(p);
+    if (found == Present::same) ++outcome.present;
+    if (found == Present::other) set_aside(p.folder);
+  }
+  outcome.left_out = others(folder, plan);
+  control.progress(outcome);
   for (size_t i = 0; i < plan.size(); ++i) {
     const ComparedRun& r = plan[i].run;
     const std::string label = str("[", i + 1, "/", plan.size(), "] ", config.tasks[r.task].name,
                                   " ", config.models[r.model].name, " seed ", r.seed);
     outcome.runs.push_back(run_one(plan[i], label, outcome.interrupted));
-    progress(outcome);
+    control.progress(outcome);
     if (outcome.interrupted) break;
   }
   return outcome;

@@ -71,12 +71,22 @@ struct CompareOutcome {
   std::vector<ComparedTaskInfo> tasks;
   std::vector<ComparedRun> runs;  // those that were begun
   bool interrupted = false;
+  size_t planned = 0, present = 0;  // runs, and those of them that are there, perhaps unfinished
+  // Folders of runs that are there and not asked for: of models, tasks and seeds that are left out,
+  // and of configurations that have changed. They stay as they are.
+  std::vector<std::string> left_out;
 };
 
-// Checks every combination before training any, then runs seed by seed in `folder`, calling
-// `progress` after each run. Runs that are finished there are not repeated. Throws UsageError for a
-// bad configuration; a run that fails is recorded and the others go on.
-CompareOutcome compare(const CompareConfig& config, const std::string& folder,
-                       const std::function<void(const CompareOutcome&)>& progress);
+struct CompareControl {
+  std::string folder;
+  bool fresh = false;                                   // remove the runs that are there
+  std::function<void(const CompareOutcome&)> progress;  // called first, then after each run
+};
+
+// Checks every combination before training any, then runs seed by seed in the folder, which is
+// locked meanwhile. A run that is there with the same configuration is not repeated; one with
+// another is set aside and trained anew. Throws UsageError for a bad configuration and Error for a
+// folder in use; a run that fails is recorded and the others go on.
+CompareOutcome compare(const CompareConfig& config, const CompareControl& control);
 
 }  // namespace headloom

@@ -1,6 +1,7 @@
 #include "train/config.h"
 
 #include <cmath>
+#include <filesystem>
 #include <numbers>
 
 namespace headloom {
@@ -95,7 +96,13 @@ void at_least_the_task(const char* key, const std::optional<int64_t>& present, i
 
 std::shared_ptr<data::Task> RunConfig::build_task() {
   const auto built = task->build(static_cast<uint64_t>(train.seed));
-  const Wanted want = wanted(built->goal());
+  fit(data::sizes_of(*built));
+  if (std::vector<std::string>* labels = task->labels()) *labels = built->labels();
+  return built;
+}
+
+void RunConfig::fit(const data::TaskSizes& sizes) {
+  const Wanted want = wanted(sizes.goal);
   if (model.kind != want.kind) {
     usage_error("'model.kind' is \"", model.kind, "\", but the task ", task->type(), " asks for ",
                 want.what, ", expected \"", want.kind, "\".");
@@ -104,32 +111,42 @@ std::shared_ptr<data::Task> RunConfig::build_task() {
     usage_error("'model.head' is \"", *model.head, "\", but the task ", task->type(), " asks for ",
                 want.what, ", expected \"", want.head, "\".");
   }
-  const std::array<int64_t, 3> image = built->image_shape();
-  model.complete({.vocabulary = built->vocabulary(),
-                  .length = built->length(),
-                  .source_length = built->source_length(),
-                  .classes = built->classes(),
-                  .segments = built->segments(),
-                  .image = image,
+  model.complete({.vocabulary = sizes.vocabulary,
+                  .length = sizes.length,
+                  .source_length = sizes.source_length,
+                  .classes = sizes.classes,
+                  .segments = sizes.segments,
+                  .image = sizes.image,
                   .head = want.head});
   if (model.kind == "vit") {
     const auto shape = model.image.shape();
     for (size_t i = 0; i < 3; ++i) {
-      if (shape[i] == image[i]) continue;
+      if (shape[i] == sizes.image[i]) continue;
       const char* keys[] = {"channels", "height", "width"};
-      usage_error("'model.image.", keys[i], "' is ", shape[i], ", expected the ", image[i],
+      usage_error("'model.image.", keys[i], "' is ", shape[i], ", expected the ", sizes.image[i],
                   " of the task's images.");
     }
   } else {
-    at_least_the_task("vocabulary", model.vocabulary, built->vocabulary(), "tokens");
-    at_least_the_task("max_length", model.max_length, built->length(), "positions");
+    at_least_the_task("vocabulary", model.vocabulary, sizes.vocabulary, "tokens");
+    at_least_the_task("max_length", model.max_length, sizes.length, "positions");
   }
-  at_least_the_task("max_source_length", model.max_source_length, built->source_length(),
+  at_least_the_task("max_source_length", model.max_source_length, sizes.source_length,
                     "source positions");
-  at_least_the_task("classes", model.classes, built->classes(), "classes");
-  at_least_the_task("segments", model.segments, built->segments(), "kinds of segments");
-  if (std::vector<std::string>* labels = task->labels()) *labels = built->labels();
-  return built;
+  at_least_the_task("classes", model.classes, sizes.classes, "classes");
+  at_least_the_task("segments", model.segments, sizes.segments, "kinds of segments");
+}
+
+void RunConfig::find_data(const std::string& table) const {
+  for (const data::DataPath& data : task->data_paths()) {
+    std::error_code error;
+    if (std::filesystem::exists(*data.path, error)) continue;
+    if (data.path->find_first_of("*?[") != std::string::npos) continue;  // a glob
+    const std::string key = str(table, ".", data.key);
+    const bool list = std::string(data.key) == "paths";
+    fail("there is no file or folder '", *data.path, "', which '", key,
+         "' names; say where the data is with --set '", key,
+         list ? "=[\"PATH\"]'." : "=\"PATH\"'.");
+  }
 }
 
 WorkUnit work_unit(const data::Task& task) {

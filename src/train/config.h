@@ -41,6 +41,11 @@ struct RunConfig {
   // Builds the task and fills in what the model takes from it (vocabulary, max_length, classes,
   // ...). Throws UsageError where the model is of a kind that cannot do the task, or too small.
   std::shared_ptr<data::Task> build_task();
+  // The second half of that, from the task's sizes.
+  void fit(const data::TaskSizes& sizes);
+  // Throws Error naming the first file or folder of the task's data that is not there, and the
+  // option below `table` that names it.
+  void find_data(const std::string& table = "task") const;
 };
 
 // How a task's training is counted: the positions of a sequence, source and target, or images.

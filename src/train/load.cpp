@@ -1,57 +1,21 @@
 #include "train/load.h"
 
-#include <charconv>
-#include <filesystem>
-
-#include "core/files.h"
 #include "model/autoregressive.h"
 #include "train/checkpoint.h"
 
 namespace headloom {
 
-std::string kept_tokenizer(const std::string& folder, const std::string& file) {
-  return folder + "/tokenizer" + std::filesystem::path(file).extension().string();
-}
-
-void keep_tokenizer(const std::string& folder, const std::string& file) {
-  namespace fs = std::filesystem;
-  write_file(kept_tokenizer(folder, file), read_file(file));
-  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
-    const fs::path beside = fs::path(file).parent_path() / name;
-    if (fs::exists(beside)) write_file(folder + "/" + name, read_file(beside.string()));
-  }
-}
-
 LoadedRun load_run(const std::string& folder, const std::string& which) {
-  require(std::filesystem::is_directory(folder), folder, ": is not the folder of a run.");
   LoadedRun run;
-  run.config = read_run_config(read_toml(folder + "/config.toml"));
-  if (std::string* file = run.config.task->tokenizer_file()) {
-    *file = kept_tokenizer(folder, *file);
-  }
+  run.config = run_config_in(folder);
   const CheckpointStore store(folder);
-  const auto steps = store.steps();
-  require(!steps.empty(), folder, ": has no checkpoint yet.");
+  store.find(which);  // says what is wrong before a model is built
   {
     WithoutValues no_values;
     run.model = build_model(run.config.model);
   }
   run.model->eval();
-  int64_t step = steps.back();
-  if (which == "best") {
-    step = store.best().value_or(step);
-  } else if (which != "last") {
-    const char* end = which.data() + which.size();
-    const auto result = std::from_chars(which.data(), end, step);
-    if (result.ec != std::errc() || result.ptr != end ||
-        std::find(steps.begin(), steps.end(), step) == steps.end()) {
-      std::vector<std::string> names;
-      for (int64_t s : steps) names.push_back(std::to_string(s));
-      usage_error(folder, ": has no checkpoint '", which,
-                  "', expected best, last or one of the steps ", join(names), ".");
-    }
-  }
-  run.step = store.load_weights(step, *run.model).step;
+  run.step = store.load_weights(which, *run.model).step;
   return run;
 }
 

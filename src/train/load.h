@@ -6,6 +6,7 @@
 
 #include "model/model.h"
 #include "train/config.h"
+#include "train/run_folder.h"
 
 namespace headloom {
 
@@ -14,12 +15,6 @@ struct LoadedRun {
   std::shared_ptr<Model> model;  // in evaluation mode
   int64_t step = 0;
 };
-
-// Where the run in `folder` keeps its copy of the tokenizer that `file` names.
-std::string kept_tokenizer(const std::string& folder, const std::string& file);
-// Copies the tokenizer `file` there, and what stands beside it and says how it is used in a chat:
-// tokenizer_config.json and chat_template.jinja.
-void keep_tokenizer(const std::string& folder, const std::string& file);
 
 // `which`: "best" (lowest held-out loss), "last", or a step. Throws Error naming the file that is
 // missing or damaged.

@@ -10,14 +10,17 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "core/files.h"
+#include "core/lock.h"
 #include "core/memory.h"
+#include "core/shell.h"
+#include "core/text.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
 #include "train/load.h"
 #include "train/progress.h"
+#include "train/run_folder.h"
 
 namespace headloom {
 namespace {
@@ -60,7 +63,10 @@ class Trainer {
         progress_(control.label) {}
 
   TrainOutcome run() {
+    lock();
+    look_around();
     task_ = config_.build_task();
+    if (!control_.from.empty()) check_same_model(config_, control_.from);
     seed();
     model_ = build_model(config_.model);
     optimizer_.emplace(*model_, options_);
@@ -86,42 +92,127 @@ class Trainer {
     generator.set_current_seed(static_cast<uint64_t>(options_.seed));
   }
 
-  // Writes config.toml into a fresh folder, or checks it and restores the checkpoint of a present
-  // one.
-  void open_folder() {
+  // Takes the folder, and the comparison's where the run belongs to one, for as long as this lives.
+  void lock() {
     namespace fs = std::filesystem;
-    const std::string path = control_.folder + "/config.toml";
-    const std::string metrics = control_.folder + "/metrics.jsonl";
-    const std::string toml = run_config_toml(config_);
+    if (!control_.of_comparison && !comparison_lock_) {
+      comparison_ = comparison_of(control_.folder);
+      if (comparison_) comparison_lock_.emplace(*comparison_);
+    }
+    if (!lock_ && fs::is_directory(control_.folder)) lock_.emplace(control_.folder);
+  }
+
+  // What the folder and the run to begin with say, before anything that takes long.
+  void look_around() {
+    const std::string& folder = control_.folder;
     const auto steps = store_.steps();
     if (steps.empty()) {
-      require(!control_.from, control_.folder, ": has no checkpoint to go on from.");
-      // A run that stopped before its first checkpoint starts anew; nothing else is written over.
-      if (fs::exists(path) && !fs::exists(metrics) && read_file(path) != toml) {
-        usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
+      require(control_.checkpoint.empty(), folder, ": has no checkpoint to go on from.");
+    } else if (!goes_on()) {
+      refuse_present();
+    } else {
+      const int64_t step = store_.find(which());
+      if (store_.has_weights_alone(step)) {
+        usage_error(folder, ": its checkpoint of step ", step,
+                    " has weights alone, as of an imported model, and no training to go on with; "
+                    "begin a new run with them: headloom train CONFIG --from ",
+                    shell_word(folder), ".");
       }
-      make_folders(control_.folder);
-      write_file(path, toml);
-      if (const std::string* file = config_.task->tokenizer_file()) {
-        keep_tokenizer(control_.folder, *file);
-      }
-      write_file(metrics, "");
+      use_kept_tokenizer(folder, config_);
+    }
+    if (!control_.from.empty()) fill_sizes_from_run(config_, control_.from);
+    config_.find_data();
+  }
+
+  bool goes_on() const { return control_.resume || !control_.checkpoint.empty(); }
+  std::string which() const { return control_.checkpoint.empty() ? "last" : control_.checkpoint; }
+
+  // Makes a fresh folder a run's, or restores the checkpoint of a present one.
+  void open_folder() {
+    namespace fs = std::filesystem;
+    const std::string& folder = control_.folder;
+    if (!store_.steps().empty()) {
+      go_on();
       return;
     }
-    if (!control_.resume && !control_.from) {
-      usage_error(control_.folder, ": already holds a run at step ", steps.back(),
-                  "; go on with --resume, or choose another folder with --out.");
+    std::string comment;
+    if (!control_.from.empty()) {
+      const TrainState theirs =
+          CheckpointStore(control_.from).load_weights(control_.from_checkpoint, *model_);
+      comment = str("# Began with the weights of ", fs::absolute(control_.from).string(), ", step ",
+                    theirs.step, ".\n");
+      progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));
     }
-    const int64_t from = control_.from.value_or(steps.back());
-    if (std::find(steps.begin(), steps.end(), from) == steps.end()) {
-      std::vector<std::string> names;
-      for (int64_t step : steps) names.push_back(std::to_string(step));
-      usage_error(control_.folder, ": has no checkpoint of step ", from, ", expected one of ",
-                  join(names), ".");
+    make_folders(folder);
+    lock();
+    if (!store_.steps().empty()) {  // another process was faster
+      if (!goes_on()) refuse_present();
+      go_on();
+      return;
     }
-    same_config(path, toml);
+    const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
+    // A run that stopped before its first checkpoint starts anew; nothing else is written over.
+    if (fs::exists(path) && !fs::exists(metrics) &&
+        !differences(read_toml(path), stored_config(config_)).empty()) {
+      usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
+    }
+    write_run_config(folder, config_, comment);
+    if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
+    write_file(metrics, "");
+  }
+
+  [[noreturn]] void refuse_present() const {
+    usage_error(control_.folder, ": already holds a run at step ", store_.steps().back(),
+                "; go on with --resume, or choose another folder with --out.");
+  }
+
+  void go_on() {
+    const std::string& folder = control_.folder;
+    const std::vector<Difference> changes = differences_from(folder, config_);
+    for (const Difference& d : changes) {
+      if (may_change(d.key) && !comparison_ && !control_.of_comparison) continue;
+      usage_error(folder, "/config.toml: the run was made with ", d.was(), ", now it is ", d.is(),
+                  comparison_ ? str("; a run of the comparison ", *comparison_,
+                                    " keeps its configuration: go on with a copy of its folder.")
+                              : std::string("; go on with the same configuration or choose another "
+                                            "folder."));
+    }
+    const int64_t from = store_.find(which());
+    if (!changes.empty() && options_.steps <= from) {
+      usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", options_.steps,
+                  " leaves nothing to train, expected more.");
+    }
     state_ = store_.load(from, *model_, *optimizer_);
     store_.drop_after(from);
+    if (!changes.empty()) restate(changes);
+  }
+
+  // Says what goes on differently from here, and stores it.
+  void restate(const std::vector<Difference>& changes) {
+    namespace fs = std::filesystem;
+    const std::string path = control_.folder + "/config.toml";
+    const std::string earlier = str("config.until-step-", state_.step, ".toml");
+    const std::string kept = control_.folder + "/" + earlier;
+    const TrainOptions before = read_run_config(read_toml(path)).train;
+    std::string comments = config_comments(control_.folder);
+    if (!fs::exists(kept)) {  // else it changes twice here, and no step was made in between
+      write_file(kept, read_file(path));
+      comments += str("# Until step ", state_.step, " the configuration was ", earlier, ".\n");
+    }
+    write_run_config(control_.folder, config_, comments);
+    std::vector<std::string> named;
+    for (const Difference& d : changes) {
+      named.push_back(str(d.key, " = ", d.after.empty() ? "absent" : d.after, " (was ",
+                          d.before.empty() ? "absent" : d.before, ")"));
+    }
+    const auto rate = [](double lr) { return rounded("%.3g", lr); };
+    progress_.line(str("goes on with ", join(named), "; the learning rate is ",
+                       rate(options_.lr_at(state_.step)), " at step ", state_.step + 1,
+                       state_.step > 0 ? str(" (it was ", rate(before.lr_at(state_.step - 1)),
+                                             " at step ", state_.step, ")")
+                                       : std::string(),
+                       " and ", rate(options_.lr_at(options_.steps - 1)), " at step ",
+                       options_.steps, ", the last; the configuration before is kept as ", kept));
   }
 
   void loop() {
@@ -262,6 +353,8 @@ class Trainer {
   }
 
   RunConfig config_;
+  std::optional<std::string> comparison_;  // that the run belongs to
+  std::optional<FolderLock> comparison_lock_, lock_;
   const TrainOptions options_;
   const TrainControl control_;
   const CheckpointStore store_;
@@ -283,25 +376,10 @@ void install_interrupt_handler() {
 }
 bool interrupted() { return g_interrupts > 0; }
 
-void same_config(const std::string& path, const std::string& toml) {
-  // Read and written anew: an option that came after the run is at its default.
-  RunConfig stored = read_run_config(read_toml(path));
-  std::istringstream before(run_config_toml(stored)), after(toml);
-  std::string x, y;
-  while (true) {
-    const bool more_x = static_cast<bool>(std::getline(before, x));
-    const bool more_y = static_cast<bool>(std::getline(after, y));
-    if (!more_x && !more_y) return;
-    if (!more_x || !more_y || x != y) {
-      usage_error(path, ": the run was made with '", more_x ? x : "", "', now it is '",
-                  more_y ? y : "",
-                  "'; go on with the same configuration or choose another folder.");
-    }
-  }
-}
-
 TrainOutcome train(const Node& config, const TrainControl& control) {
-  return Trainer(read_run_config(config), control).run();
+  Node filled = config;
+  if (!control.from.empty()) fill_from_run(filled, control.from);
+  return Trainer(read_run_config(filled), control).run();
 }
 
 }  // namespace headloom

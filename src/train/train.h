@@ -12,10 +12,13 @@
 namespace headloom {
 
 struct TrainControl {
-  std::string folder = {};           // the run's folder
-  bool resume = false;               // go on from the newest checkpoint, where there is one
-  std::optional<int64_t> from = {};  // or from this checkpoint
-  std::string label = {};            // stands before progress lines
+  std::string folder = {};      // the run's folder
+  bool resume = false;          // go on from the newest checkpoint, where there is one
+  std::string checkpoint = {};  // or from this one: "best", "last" or a step
+  std::string from = {};        // the folder of a run whose weights a new run begins with
+  std::string from_checkpoint = "best";
+  std::string label = {};      // stands before progress lines
+  bool of_comparison = false;  // compare() holds the comparison and its runs' configurations
 };
 
 struct TrainOutcome {
@@ -29,15 +32,13 @@ struct TrainOutcome {
   double seconds = 0;
 };
 
-// Runs `config` ([model], [task], [train]) in `control.folder`. The folder gets config.toml
-// (complete), metrics.jsonl and checkpoints/. Progress goes to stderr. Throws UsageError for a bad
-// config and Error for files that fail; a non-finite loss is reported as Error naming the step and
-// the last good checkpoint.
+// Runs `config` ([model], [task], [train]) in `control.folder`, which is locked meanwhile. The
+// folder gets config.toml (complete), a copy of the tokenizer, metrics.jsonl and checkpoints/. A
+// run that goes on may change what may_change() says: the configuration before is then kept beside
+// the new one. Progress goes to stderr. Throws UsageError for a bad config and Error for files that
+// fail and for a folder in use; a non-finite loss is reported as Error naming the step and the last
+// good checkpoint.
 TrainOutcome train(const Node& config, const TrainControl& control);
-
-// Throws UsageError naming the first line in which the run's config.toml at `path` differs from
-// `toml`.
-void same_config(const std::string& path, const std::string& toml);
 
 // Ctrl-C (or SIGTERM) during train() finishes the step, saves and returns with `interrupted`; a
 // second one ends at once.

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/differences.h"
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
@@ -179,6 +180,28 @@ TEST(Override, RefusesWhatCannotBe) {
   EXPECT_TRUE(contains(message("list.2=3"), "index below 2"));
   EXPECT_TRUE(contains(message("list.-1=3"), "index below 2"));
   EXPECT_TRUE(contains(message("list.x=3"), "index below 2"));
+}
+
+TEST(Differences, AreNamedByTheirKeys) {
+  const Node a = parse_toml(
+      "x = 1\n[model]\nwidth = 8\nlist = [1, 2]\n[[model.layer]]\nmixer = { type = 'mha', heads = "
+      "2 }\n"
+      "[[model.layer]]\nmixer = { type = 'mha' }\n",
+      "a");
+  EXPECT_TRUE(differences(a, a).empty());
+  Node b = a;
+  apply_override(b, "model.layer.1.mixer.window=3");
+  apply_override(b, "model.list=[1]");
+  apply_override(b, "y={p=1.5}");
+  std::vector<std::string> found;
+  for (const Difference& d : differences(a, b)) found.push_back(d.was() + " -> " + d.is());
+  EXPECT_EQ(found, (std::vector<std::string>{
+                       "'model.list = [1, 2]' -> 'model.list = [1]'",
+                       "no 'model.layer.1.mixer.window' -> 'model.layer.1.mixer.window = 3'",
+                       "no 'y' -> 'y = { p = 1.5 }'"}));
+  // Lists of other lengths differ as a whole.
+  b.find("model")->find("layer")->array().pop_back();
+  EXPECT_EQ(differences(a, b)[1].key, "model.layer");
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Files that are whole or absent; small text helpers.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 
 #include "core/files.h"
+#include "core/shell.h"
 #include "core/text.h"
 #include "testing/errors.h"
 #include "testing/file_limit.h"
@@ -118,6 +120,22 @@ TEST(Text, NumbersForPeople) {
   EXPECT_EQ(join({"a", "b"}), "a, b");
   EXPECT_EQ(join({"", "b"}), ", b") << "an empty word is a word";
   EXPECT_EQ(join({}), "");
+}
+
+TEST(Shell, ReadsAWordBackAsItWas) {
+  EXPECT_EQ(shell_word("runs/text-1.toml"), "runs/text-1.toml");
+  EXPECT_EQ(shell_word(""), "''");
+  EXPECT_EQ(shell_word("it's"), "'it'\\''s'");
+  for (const std::string word : {"a b", "it's", "\"x\" `y` $HOME \\ ~", "a=[\"b\"]",
+                                 "*?{}<>|&;()#!", "\n\t", "-x", "é", "'"}) {
+    const std::string command = "printf %s " + shell_word(word);
+    FILE* pipe = ::popen(command.c_str(), "r");
+    ASSERT_NE(pipe, nullptr);
+    std::string read;
+    for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) read += static_cast<char>(c);
+    ::pclose(pipe);
+    EXPECT_EQ(read, word) << command;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Text: reading files, the split, the order, packing, and what is refused.
+#include <algorithm>
 #include <set>
 
 #include "data/corpus.h"
@@ -238,6 +239,104 @@ TEST(Text, FewFilesAreCutAtTheEnd) {
   }
   EXPECT_EQ(held_out, (std::set<int64_t>{0, '8', '9'}));
   expect_contains(task->describe(), "the end of the text");
+}
+
+// The tokens that are targets.
+std::string predicted(const Task& task, int64_t batch) {
+  std::string all;
+  const int64_t total = task.eval_sequences();
+  for (int64_t first = 0; first < total; first += batch) {
+    const Batch b = task.eval_batch(first, std::min(batch, total - first));
+    for (int64_t r = 0; r < b.targets.size(0); ++r) {
+      for (const int64_t token : row(b.targets, r)) {
+        if (token != kIgnore) all += static_cast<char>(token == 0 ? '|' : token);
+      }
+    }
+  }
+  return all;
+}
+
+TEST(Text, AllOfItIsHeldOutToEvaluateOnly) {
+  const TempFolder folder;
+  for (const int64_t size : {11, 20, 21, 57, 100}) {
+    const std::string text = letters(size, static_cast<uint64_t>(size));
+    const std::string path = "'" + folder.write("a.txt", text) + "'";
+    const auto task = task_of(config(path, "length = 10\nheld_out = 1.0\neval_tokens = 1000"));
+    // Every token but the first is a target once, the mark of the end too.
+    std::string found = predicted(*task, 3), expected = text.substr(1) + "|";
+    std::sort(found.begin(), found.end());
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(found, expected) << size;
+    EXPECT_EQ(task->eval_sequences(), (size + 9) / 10);
+    EXPECT_EQ(task->data_size().count, size + 1);
+    EXPECT_EQ(task->bytes_per_token(), 1.0);
+    expect_contains(task->describe(), "held out, the whole text");
+    try {
+      task->train_batch(0, 1);
+      FAIL() << "there is nothing to train on";
+    } catch (const UsageError& error) {
+      expect_contains(error.what(), "held_out = 1: there is nothing to train on");
+    }
+  }
+  const std::string path = "'" + folder.write("a.txt", letters(9, 1)) + "'";
+  expect_contains(error_of(config(path, "length = 10\nheld_out = 1.0")), "needs at least 11");
+  expect_contains(error_of<UsageError>(config(path, "length = 10\nheld_out = 0.6")),
+                  "expected at most 0.5, or 1 to evaluate all of the text");
+}
+
+TEST(Text, HiddenTokensOfAllOfItAreAskedForOnce) {
+  const TempFolder folder;
+  const std::string path = "'" + folder.write("a.txt", letters(24, 3)) + "'";
+  const auto task = task_of("type = 'masked_text'\npaths = [" + path +
+                            "]\nlength = 10\nheld_out = 1.0\nmasked = 1.0\n");
+  // Two windows of ten letters, and one of the last ten, of which four are left.
+  std::string found = predicted(*task, 3), expected = letters(24, 3);
+  std::sort(found.begin(), found.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Examples, AllOfThemAreHeldOutToEvaluateOnly) {
+  const TempFolder folder;
+  folder.write("classes/a.txt", letters(95, 1));
+  folder.write("classes/b.txt", letters(5, 2));
+  const auto task = task_of("type = 'classify_text'\npath = '" + folder.path("classes") +
+                            "'\nlength = 10\nheld_out = 1.0\neval_sequences = 100");
+  EXPECT_EQ(task->eval_sequences(), 11);
+  EXPECT_EQ(task->data_size().count, 11);
+  expect_contains(task->describe(), "90% of those held out are of the class a");
+}
+
+TEST(Sizes, AreKnownWithoutTheDataWhereTheyCanBe) {
+  const auto known = [](const std::string& type, const std::string& more) {
+    const auto spec = make_task_spec(type);
+    Node node = parse_toml(more, "test.toml");
+    read_fields(node, *spec);
+    return spec->known_sizes();
+  };
+  const auto text = known("text", "paths = ['gone']\nlength = 12");
+  ASSERT_TRUE(text.has_value());
+  EXPECT_EQ(text->vocabulary, 256);
+  EXPECT_EQ(text->length, 12);
+  EXPECT_EQ(known("masked_text", "paths = ['gone']")->vocabulary, 257);
+  EXPECT_EQ(known("find_span", "path = 'gone'")->segments, 2);
+  EXPECT_EQ(known("tag_text", "path = 'gone'\nlabels = ['x', 'y', 'z']")->classes, 3);
+  for (const char* type : {"tag_text", "classify_pairs", "classify_text", "images"}) {
+    EXPECT_FALSE(known(type, "path = 'gone'").has_value()) << type;
+  }
+  // What is generated says it at once, as the task does that is built.
+  for (const TaskEntry& entry : tasks()) {
+    if (entry.name.ends_with("text") && entry.name != "classify_text" && entry.name != "tag_text") {
+      continue;
+    }
+    const auto spec = entry.make();
+    const auto sizes = spec->known_sizes();
+    ASSERT_TRUE(sizes.has_value()) << entry.name;
+    const auto task = spec->build(3);
+    EXPECT_EQ(sizes->goal, task->goal()) << entry.name;
+    EXPECT_EQ(sizes->vocabulary, task->vocabulary()) << entry.name;
+    EXPECT_EQ(sizes->classes, task->classes()) << entry.name;
+  }
 }
 
 TEST(Text, WhatCannotBeUsedIsRefused) {

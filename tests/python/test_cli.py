@@ -2,91 +2,22 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
 import time
 
 import pytest
+from cli_support import BINARY, COMPARE, ENVIRONMENT, MODEL, ROOT, TEXT, files, headloom, make_place, refused, weights
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 COMMANDS = ["train", "compare", "generate", "serve", "eval", "describe", "bench", "list", "vocabulary", "tokenize", "import", "export"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-MODEL = """
-[model]
-width = 16
-depth = 2
-[[model.layer]]
-mixer = { type = "mha", heads = 2 }
-channel = { type = "swiglu", hidden = 16 }
-"""
-TEXT = MODEL + """
-[task]
-type = "text"
-paths = ["corpus.txt"]
-length = 16
-eval_tokens = 256
-[train]
-steps = 6
-batch = 4
-warmup = 2
-eval_every = 3
-"""
-LONG = MODEL.replace("depth = 2", "depth = 2\ndropout = 0.1") + """
-[task]
-type = "copy"
-symbols = 8
-count = 8
-eval_sequences = 8
-[train]
-steps = 150
-batch = 64
-eval_every = 50
-"""
-
-
-def headloom(*arguments, cwd, code=0, **options):
-    done = subprocess.run(
-        [str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, timeout=120, **options
-    )
-    done.stdout, done.stderr = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
-def refused(*arguments, cwd, code=2, **options):
-    """The one line a failed command ends with."""
-    done = headloom(*arguments, cwd=cwd, code=code, **options)
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
-    assert len(lines) == 1, done.stderr
-    assert done.stderr.rstrip().endswith(lines[0]), done.stderr
-    return lines[0].removeprefix("headloom: ")
-
-
-def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def weights(run, step):
-    return (run / "checkpoints" / f"step-{step}" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a corpus, its configuration and a finished run of it."""
-    folder = tmp_path_factory.mktemp("cli")
-    (folder / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
-    (folder / "text.toml").write_text(TEXT)
-    (folder / "long.toml").write_text(LONG)
-    done = headloom("train", "text.toml", cwd=folder)
-    assert "held-out loss" in done.stdout and "parameters" in done.stderr
-    return folder
+    return make_place(tmp_path_factory.mktemp("cli"))
 
 
 def test_help_of_every_command_has_an_example(tmp_path):
@@ -196,8 +127,8 @@ def test_a_present_run_is_not_written_over(place):
     before = files(place / "runs/text")
     message = refused("train", "text.toml", cwd=place)
     assert "already holds a run at step 6" in message and "--resume" in message
-    message = refused("train", "text.toml", "--resume", "--set", "train.lr=0.5", cwd=place)
-    assert "config.toml" in message and "lr = 0.5" in message
+    message = refused("train", "text.toml", "--resume", "--set", "train.batch=2", cwd=place)
+    assert "config.toml" in message and "train.batch = 2" in message
     assert files(place / "runs/text") == before
     # A finished run has nothing left to do.
     headloom("train", "runs/text", "--resume", cwd=place)
@@ -261,8 +192,8 @@ def test_damaged_checkpoints_name_the_file_and_an_intact_step(place, tmp_path):
     headloom("eval", run, "--checkpoint", 3, cwd=place)
     model.write_bytes(content[:100])
     message = refused("train", run, "--resume", cwd=place, code=1)
-    assert str(model) in message and "has 100 bytes" in message and "--from 3" in message
-    headloom("train", run, "--from", 3, cwd=place)
+    assert str(model) in message and "has 100 bytes" in message and "--checkpoint 3" in message
+    headloom("train", run, "--checkpoint", 3, cwd=place)
     assert weights(run, 6) == weights(place / "runs/text", 6)
 
 
@@ -415,30 +346,6 @@ def test_list_names_everything(tmp_path):
     assert "heads" in headloom("list", "mha", cwd=tmp_path).stdout
 
 
-COMPARE = """
-title = "Small"
-seeds = [1, 2]
-[model]
-width = 16
-depth = 2
-[[model.layer]]
-mixer = { heads = 2 }
-channel = { type = "swiglu", hidden = 40 }
-[train]
-steps = 3
-batch = 4
-eval_every = 3
-[[models]]
-name = "mha"
-[[models]]
-name = "talking"
-mixer = { type = "talking_heads" }
-[[tasks]]
-name = "copy"
-task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
-"""
-
-
 def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     (tmp_path / "small.toml").write_text(COMPARE)
     done = headloom("compare", "small.toml", "--json", cwd=tmp_path)
@@ -449,7 +356,6 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     before = (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns
     assert "talking" in headloom("compare", "small.toml", cwd=tmp_path).stdout
     assert (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns == before
-    assert "another configuration" in refused("compare", "small.toml", "--set", "train.lr=0.5", cwd=tmp_path)
     assert "unknown key 'modles'" in refused("compare", "small.toml", "--set", "modles=1", "--out", "x", cwd=tmp_path)
     for command in ["train", "describe"]:
         assert "headloom compare" in refused(command, "small.toml", cwd=tmp_path)

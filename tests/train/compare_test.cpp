@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
+#include "core/lock.h"
 #include "support.h"
 
 namespace headloom::test {
@@ -56,9 +60,11 @@ CompareConfig config_of(const Node& node) {
 CompareOutcome compare_quietly(const Node& node, const std::string& folder, int* calls = nullptr) {
   ::testing::internal::CaptureStderr();
   try {
-    const CompareOutcome outcome = compare(config_of(node), folder, [&](const CompareOutcome&) {
+    const auto count = [&](const CompareOutcome&) {
       if (calls != nullptr) ++*calls;
-    });
+    };
+    const CompareOutcome outcome =
+        compare(config_of(node), {.folder = folder, .fresh = false, .progress = count});
     ::testing::internal::GetCapturedStderr();
     return outcome;
   } catch (...) {
@@ -127,12 +133,95 @@ TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
     }
   }
   EXPECT_TRUE(fs::exists(run + "/result.json"));
+}
 
-  // Another configuration in the same folder is refused, whether or not its runs are finished.
-  Node other = comparison();
-  apply_override(other, "train.lr=0.5");
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { compare_quietly(other, folder.path()); }),
-                       "'lr = 0.001', now it is 'lr = 0.5'"));
+// The final losses by task, model and seed.
+std::map<std::string, double> losses(const Node& node, const CompareOutcome& outcome) {
+  const CompareConfig config = config_of(node);
+  std::map<std::string, double> out;
+  for (const ComparedRun& run : outcome.runs) {
+    out[str(config.tasks[run.task].name, "/", config.models[run.model].name, "/seed-", run.seed)] =
+        run.points.back().loss;
+  }
+  return out;
+}
+
+TEST(Compare, KeepsEveryRunWhoseConfigurationIsUnchanged) {
+  const TempFolder folder;
+  Node node = comparison();
+  apply_override(node, "seeds=[1]");
+  const auto first = losses(node, compare_quietly(node, folder.path()));
+  ASSERT_EQ(first.size(), 6u);
+  const auto before = times(folder.path());
+  const auto expect_kept = [&](const std::string& run) {
+    for (const auto& [path, time] : before) {
+      if (path.rfind(folder.path("runs/" + run), 0) != 0) continue;
+      EXPECT_EQ(fs::last_write_time(path), time) << path;
+    }
+  };
+
+  // One more seed, one more model, the models that are matched in another order, another title.
+  Node more = parse_toml(R"(
+[[models]]
+name = "mha"
+[[models]]
+name = "wide"
+model = { position = { type = "none" } }
+mixer = { head_dim = 6 }
+[[models]]
+name = "differential"
+mixer = { type = "differential", heads = 2 }
+[[models]]
+name = "talking"
+mixer = { type = "talking_heads" }
+)",
+                         "more.toml");
+  Node larger = comparison();
+  larger.set("models", *more.find("models"));
+  apply_override(larger, "title=Another");
+  std::reverse(larger.find("tasks")->array().begin(), larger.find("tasks")->array().end());
+  const CompareOutcome outcome = compare_quietly(larger, folder.path());
+  EXPECT_EQ(outcome.planned, 16u);
+  EXPECT_EQ(outcome.present, 6u);
+  EXPECT_TRUE(outcome.left_out.empty());
+  const auto second = losses(larger, outcome);
+  ASSERT_EQ(second.size(), 16u);
+  for (const auto& [run, loss] : first) {
+    EXPECT_EQ(second.at(run), loss) << run;
+    expect_kept(run);
+  }
+
+  // Fewer models and seeds: the others stay, and are named.
+  Node fewer = node;
+  fewer.find("models")->array().pop_back();
+  const CompareOutcome rest = compare_quietly(fewer, folder.path());
+  EXPECT_EQ(rest.present, 4u);
+  ASSERT_EQ(rest.runs.size(), 4u);
+  EXPECT_EQ(rest.left_out.size(), 12u);
+  EXPECT_EQ(rest.left_out[0], "copy/differential/seed-1");
+  for (const auto& [run, loss] : first) expect_kept(run);
+
+  // Another learning rate on one task: its runs are trained anew, and what was there is kept.
+  Node other = node;
+  apply_override(other, "tasks.1.train.lr=2e-2");
+  const CompareOutcome changed = compare_quietly(other, folder.path());
+  EXPECT_EQ(changed.present, 3u);
+  const auto third = losses(other, changed);
+  for (const auto& [run, loss] : first) {
+    EXPECT_EQ(third.at(run) == loss, run.starts_with("copy")) << run;
+    if (run.starts_with("copy")) continue;
+    EXPECT_TRUE(fs::exists(folder.path("runs/" + run + ".earlier-1/result.json")));
+    EXPECT_NE(std::find(changed.left_out.begin(), changed.left_out.end(), run + ".earlier-1"),
+              changed.left_out.end());
+  }
+}
+
+TEST(Compare, HoldsItsFolder) {
+  const TempFolder folder;
+  const FolderLock lock(folder.path());
+  EXPECT_TRUE(contains(message_of([&] { compare_quietly(comparison(), folder.path()); }),
+                       str(folder.path(), " is in use by process ", ::getpid(), " on host ")));
+  EXPECT_FALSE(fs::exists(folder.path("runs")));
 }
 
 TEST(Compare, TakesTasksOfEveryKind) {

@@ -70,7 +70,7 @@ TEST_F(Resume, IsBitExactInBfloat16) {
   const std::string a = folder_.path("a"), b = folder_.path("b");
   train_quietly(bfloat, {.folder = a});
   copy_folder(a, b);
-  train_quietly(bfloat, {.folder = b, .from = 10});
+  train_quietly(bfloat, {.folder = b, .checkpoint = "10"});
   expect_same_end(a, b);
   EXPECT_FALSE(bytes_of(file(a, 20, "model.safetensors")) ==
                bytes_of(file(whole(), 20, "model.safetensors")));
@@ -81,7 +81,7 @@ TEST_F(Resume, BetweenEvaluationsKeepsTheMeanLoss) {
   const std::string a = folder_.path("a"), b = folder_.path("b");
   train_quietly(often, {.folder = a});
   copy_folder(a, b);
-  train_quietly(often, {.folder = b, .from = 14});
+  train_quietly(often, {.folder = b, .checkpoint = "14"});
   expect_same_end(a, b);
 }
 
@@ -101,11 +101,12 @@ TEST_F(Resume, RefusesOtherConfigurationsAndAPresentRun) {
   };
   EXPECT_TRUE(contains(refused(config(), {.folder = run}), "already holds a run at step 20"));
   Node other = config();
-  apply_override(other, "train.lr=0.5");
+  apply_override(other, "train.batch=16");
   const std::string message = refused(other, {.folder = run, .resume = true});
   EXPECT_TRUE(contains(message, run + "/config.toml"));
-  EXPECT_TRUE(contains(message, "'lr = 0.003', now it is 'lr = 0.5'"));
-  EXPECT_TRUE(contains(refused(config(), {.folder = run, .from = 7}), "expected one of 10, 20"));
+  EXPECT_TRUE(contains(message, "'train.batch = 8', now it is 'train.batch = 16'"));
+  EXPECT_TRUE(contains(refused(config(), {.folder = run, .checkpoint = "7"}),
+                       "expected best, last or one of the steps 10, 20"));
   expect_same_end(whole(), run);
   // A configuration of one's own is not written over.
   folder_.write("own/config.toml", "mine = 1\n");
@@ -128,14 +129,14 @@ TEST_F(Resume, FindsDamageAndNamesAnIntactCheckpoint) {
       const std::string message =
           message_of([&] { train_quietly(config(), {.folder = run, .resume = true}); });
       EXPECT_TRUE(contains(message, path));
-      EXPECT_TRUE(contains(message, "The checkpoint of step 10 is intact (--from 10)."));
+      EXPECT_TRUE(contains(message, "The checkpoint of step 10 is intact (--checkpoint 10)."));
       EXPECT_TRUE(contains(message_of([&] { load_run(run, "last"); }), "(--checkpoint 10)"));
     }
     fs::remove(path);
     EXPECT_TRUE(contains(message_of([&] { load_run(run, "20"); }), path));
     EXPECT_EQ(load_run(run, "10").step, 10);
     // Going on from the intact one replaces the damaged one.
-    train_quietly(config(), {.folder = run, .from = 10});
+    train_quietly(config(), {.folder = run, .checkpoint = "10"});
     expect_same_end(whole(), run);
     EXPECT_EQ(load_run(run, "last").step, 20);
   }
@@ -173,7 +174,7 @@ TEST_F(Resume, AFullDiskLeavesTheCheckpointBefore) {
   std::string message;
   {
     const FileSizeLimit limit(6000);  // metrics fit, weights do not
-    message = message_of([&] { train_quietly(config(), {.folder = run, .from = 10}); });
+    message = message_of([&] { train_quietly(config(), {.folder = run, .checkpoint = "10"}); });
   }
   EXPECT_TRUE(contains(message, "the checkpoint of step 20 could not be saved"));
   EXPECT_TRUE(contains(message, "File too large"));

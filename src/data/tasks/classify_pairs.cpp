@@ -146,6 +146,15 @@ class Pairs final : public ExampleTask {
 struct ClassifyPairsSpec final : ExampleSpec<Options> {
   std::string type() const override { return "classify_pairs"; }
   std::vector<std::string>* labels() override { return &options.labels; }
+  std::optional<TaskSizes> known_sizes() override {
+    if (!options.files.path) return TaskSpec::known_sizes();
+    if (options.labels.empty()) return std::nullopt;
+    return TaskSizes{.goal = Goal::label,
+                     .vocabulary = tokenizer()->vocabulary(),
+                     .length = options.files.length,
+                     .classes = static_cast<int64_t>(options.labels.size()),
+                     .segments = 2};
+  }
 
  protected:
   void own_fields(Fields& f) override {

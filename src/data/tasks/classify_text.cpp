@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -203,14 +204,19 @@ class Files final : public ExampleTask {
   std::vector<std::string> labels() const override { return names_; }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
+    const bool all = train().empty();  // held out
     std::vector<int64_t> of_class(names_.size());
+    for (size_t i = 0; all && i < pieces_.size(); ++i) {
+      ++of_class[static_cast<size_t>(pieces_[i].label)];
+    }
     for (const size_t i : train()) ++of_class[static_cast<size_t>(pieces_[i].label)];
     const auto most = std::max_element(of_class.begin(), of_class.end());
+    const size_t counted = all ? pieces_.size() : train().size();
     return str("Pieces of up to ", options_.length,
                options_.tokenizer == "bytes" ? " bytes" : " tokens", " of the ", names_.size(),
                " classes in ", *options_.path, ": ", counts(), "; ",
-               100 * *most / static_cast<int64_t>(train().size()),
-               "% of those to train on are of the class ",
+               100 * *most / static_cast<int64_t>(counted), "% of those ",
+               all ? "held out" : "to train on", " are of the class ",
                names_[static_cast<size_t>(most - of_class.begin())], ".");
   }
 
@@ -250,12 +256,13 @@ class Files final : public ExampleTask {
         pieces.push_back({classes() - 1, d, tokens.narrow(0, at, count)});
       }
     }
-    require(pieces.size() >= 2, "the class '", path, "' has fewer than two pieces of ", length,
-            options_.tokenizer == "bytes" ? " bytes" : " tokens",
+    const bool all = options_.held_out == 1.0;
+    require(all || pieces.size() >= 2, "the class '", path, "' has fewer than two pieces of ",
+            length, options_.tokenizer == "bytes" ? " bytes" : " tokens",
             ", expected one to train on and one held out");
     const auto present = static_cast<int64_t>(pieces.size());
-    auto cut = static_cast<size_t>(present - held_out_count(present, options_.held_out));
-    if (whole) {  // at the beginning of a document, the first one's apart
+    auto cut = all ? 0 : static_cast<size_t>(present - held_out_count(present, options_.held_out));
+    if (whole && !all) {  // at the beginning of a document, the first one's apart
       const size_t document = std::max<size_t>(pieces[cut].document, 1);
       cut = 0;
       while (pieces[cut].document < document) ++cut;
@@ -278,8 +285,17 @@ struct ClassifyTextSpec final : GeneratedSpec {
   std::string* tokenizer_file() override {
     return options.tokenizer == "bytes" ? nullptr : &options.tokenizer;
   }
+  std::vector<DataPath> data_paths() override {
+    if (!options.path) return {};
+    return {{"path", &*options.path}};
+  }
+  void hold_out_all() override {
+    options.held_out = 1.0;
+    eval_sequences = std::numeric_limits<int64_t>::max();
+  }
   std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return options.tokenizer == "bytes" ? nullptr : make_tokenizer(options.tokenizer);
+    return options.path || options.tokenizer != "bytes" ? make_tokenizer(options.tokenizer)
+                                                        : nullptr;
   }
 
  protected:
@@ -290,8 +306,9 @@ struct ClassifyTextSpec final : GeneratedSpec {
             "with path: take only files that end so, \".txt\"; empty: every text file");
     f.field("tokenizer", options.tokenizer, str("with path: ", kTokenizerHelp));
     f.field("held_out", options.held_out,
-            "with path: share of each class kept for evaluation, whole files where there are many",
-            Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
+            "with path: share of each class kept for evaluation, at most 0.5, whole files where "
+            "there are many; 1: all, to evaluate only",
+            Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
     f.field("length", options.length, "tokens of the longest text (T)", at_least(2));
     f.field("language", options.language, "without path: what is generated",
             {"grammars", "brackets"});
@@ -304,6 +321,10 @@ struct ClassifyTextSpec final : GeneratedSpec {
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.path) {
       check_extensions(options.extensions, type());
+      if (options.held_out > 0.5 && options.held_out < 1.0) {
+        usage_error("classify_text has held_out = ", options.held_out,
+                    ", expected at most 0.5, or 1 to evaluate all of the text");
+      }
       return std::make_shared<Files>(options, seed, eval_sequences);
     }
     if (options.shortest() > options.length) {

@@ -228,6 +228,13 @@ class Questions final : public ExampleTask {
 
 struct FindSpanSpec final : ExampleSpec<Options> {
   std::string type() const override { return "find_span"; }
+  std::optional<TaskSizes> known_sizes() override {
+    if (!options.files.path) return TaskSpec::known_sizes();
+    return TaskSizes{.goal = Goal::span,
+                     .vocabulary = tokenizer()->vocabulary(),
+                     .length = options.files.length,
+                     .segments = 2};
+  }
 
  protected:
   void own_fields(Fields& f) override {

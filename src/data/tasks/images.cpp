@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -144,6 +145,10 @@ class Files final : public Images {
   int64_t eval_sequences() const override {
     return std::min<int64_t>(options_.eval_sequences, static_cast<int64_t>(eval_order_.size()));
   }
+  DataSize data_size() const override {
+    return {static_cast<int64_t>(files_.train.labels.size() + files_.held_out.labels.size()),
+            "images"};
+  }
   std::string describe() const override {
     return str("Pictures of ", options_.size, " x ", options_.size, " pixels: ", files_.what, ", ",
                files_.train.labels.size(), " to train on, ", eval_sequences(), " of ",
@@ -152,6 +157,9 @@ class Files final : public Images {
 
  protected:
   Batch pictures(bool held_out, int64_t first, int64_t count) const override {
+    if (!held_out && files_.train.labels.empty()) {
+      usage_error("the task has held_out = 1: there is nothing to train on");
+    }
     const std::vector<int64_t> chosen =
         held_out
             ? std::vector<int64_t>(eval_order_.begin() + first, eval_order_.begin() + first + count)
@@ -178,9 +186,11 @@ struct ImagesSpec final : TaskSpec {
             "absent: shapes");
     f.field("size", options.size, "pixels of a side", between<int64_t>(4, 4096));
     f.field("resize", options.resize, "with path: scale and crop images of another size");
-    f.field("held_out", options.held_out,
-            "with path: share of each class kept for evaluation where the files do not say",
-            Range<double>{.low = 0.0, .high = 0.5, .open_low = true});
+    f.field(
+        "held_out", options.held_out,
+        "with path: share of each class kept for evaluation where the files do not say, at most "
+        "0.5; 1: all, to evaluate only",
+        Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
     f.field("classes", options.classes, "shapes: the first so many of " + join(shape_names()),
             between<int64_t>(2, static_cast<int64_t>(shape_names().size())));
     f.field("noise", options.noise, "shapes: spread of what is added to each pixel's 0 to 1",
@@ -190,8 +200,20 @@ struct ImagesSpec final : TaskSpec {
     f.field("eval_sequences", options.eval_sequences, "held-out images, the same for every seed",
             at_least(1));
   }
+  std::vector<DataPath> data_paths() override {
+    if (!options.path) return {};
+    return {{"path", &*options.path}};
+  }
+  void hold_out_all() override {
+    options.held_out = 1.0;
+    options.eval_sequences = std::numeric_limits<int64_t>::max();
+  }
   std::shared_ptr<Task> build(uint64_t seed) const override {
     if (!options.path) return std::make_shared<Shapes>(options, seed);
+    if (options.held_out > 0.5 && options.held_out < 1.0) {
+      usage_error("images has held_out = ", options.held_out,
+                  ", expected at most 0.5, or 1 to evaluate all of them");
+    }
     return std::make_shared<Files>(options, seed,
                                    read_image_files({.path = *options.path,
                                                      .size = options.size,

@@ -28,6 +28,11 @@ struct Options {
   double random = 0.1;
 };
 
+// With a mask token.
+int64_t masked_vocabulary(const Tokenizer& tokenizer) {
+  return tokenizer.vocabulary() + (tokenizer.mask_token() ? 0 : 1);
+}
+
 class MaskedText final : public Task {
  public:
   MaskedText(const Options& options, uint64_t seed)
@@ -37,9 +42,7 @@ class MaskedText final : public Task {
         text_(inner(options.text, *tokenizer_), seed, tokenizer_) {}
 
   Goal goal() const override { return Goal::masked_token; }
-  int64_t vocabulary() const override {
-    return tokenizer_->vocabulary() + (tokenizer_->mask_token() ? 0 : 1);
-  }
+  int64_t vocabulary() const override { return masked_vocabulary(*tokenizer_); }
   int64_t length() const override { return options_.text.length; }
   Batch train_batch(int64_t index, int64_t batch_size) const override {
     const int64_t first = index * batch_size;
@@ -50,6 +53,7 @@ class MaskedText final : public Task {
     return hide(text_.held_out(first, count), 0, true, first);
   }
   Accuracy accuracy() const override { return Accuracy::token; }
+  DataSize data_size() const override { return {text_.tokens(), "tokens"}; }
   std::string describe() const override {
     return str(options_.tokenizer == "bytes" ? "Bytes of " : "Tokens of ", text_.describe(), ", ",
                100 * options_.masked, "% of each hidden and asked for.");
@@ -89,13 +93,20 @@ class MaskedText final : public Task {
     Batch batch = framed(plain);
     const int64_t rows = batch.inputs.size(0), length = batch.inputs.size(1);
     batch.targets = at::full_like(batch.inputs, kIgnore);
+    const int64_t before = tokenizer_->start_token() ? 1 : 0;
     for (int64_t row = 0; row < rows; ++row) {
       Random random({seed, kMaskStream, held_out, static_cast<uint64_t>(first + row)});
       int64_t* inputs = batch.inputs.data_ptr<int64_t>() + row * length;
       int64_t* targets = batch.targets.data_ptr<int64_t>() + row * length;
       std::vector<int64_t> open;
       for (int64_t t = 0; t < length; ++t) {
-        if (inputs[t] != tokenizer_->end_token() && inputs[t] != tokenizer_->start_token()) {
+        // What a window overlaps with the one before is asked for there.
+        const int64_t place = t - before;
+        const bool elsewhere =
+            place >= 0 && place < plain.targets.size(1) &&
+            plain.targets.const_data_ptr<int64_t>()[row * plain.targets.size(1) + place] == kIgnore;
+        if (!elsewhere && inputs[t] != tokenizer_->end_token() &&
+            inputs[t] != tokenizer_->start_token()) {
           open.push_back(t);
         }
       }
@@ -144,6 +155,13 @@ struct MaskedTextSpec final : TaskSpec {
   }
   std::string* tokenizer_file() override {
     return options.tokenizer == "bytes" ? nullptr : &options.tokenizer;
+  }
+  std::vector<DataPath> data_paths() override { return options.text.data_paths(); }
+  void hold_out_all() override { options.text.hold_out_all(); }
+  std::optional<TaskSizes> known_sizes() override {
+    return TaskSizes{.goal = Goal::masked_token,
+                     .vocabulary = masked_vocabulary(*tokenizer()),
+                     .length = options.text.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
     options.text.check(type());

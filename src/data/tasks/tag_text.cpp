@@ -183,6 +183,14 @@ class Sentences final : public ExampleTask {
 struct TagTextSpec final : ExampleSpec<Options> {
   std::string type() const override { return "tag_text"; }
   std::vector<std::string>* labels() override { return &options.labels; }
+  std::optional<TaskSizes> known_sizes() override {
+    if (!options.files.path) return TaskSpec::known_sizes();
+    if (options.labels.empty()) return std::nullopt;
+    return TaskSizes{.goal = Goal::tags,
+                     .vocabulary = tokenizer()->vocabulary(),
+                     .length = options.files.length,
+                     .classes = static_cast<int64_t>(options.labels.size())};
+  }
 
  protected:
   void own_fields(Fields& f) override {

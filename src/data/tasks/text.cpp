@@ -25,6 +25,7 @@ class Text final : public Task {
     return text_.held_out(first, count);
   }
   Accuracy accuracy() const override { return Accuracy::token; }
+  DataSize data_size() const override { return {text_.tokens(), "tokens"}; }
   double bytes_per_token() const override { return text_.bytes_per_token(); }
   std::string describe() const override { return str("Text of ", text_.describe(), "."); }
   std::vector<int64_t> encode(std::string_view text) const override {
@@ -52,6 +53,11 @@ struct TextSpec final : TaskSpec {
   }
   std::shared_ptr<const Tokenizer> tokenizer() const override { return make_tokenizer(vocabulary); }
   std::string* tokenizer_file() override { return vocabulary == "bytes" ? nullptr : &vocabulary; }
+  std::vector<DataPath> data_paths() override { return options.data_paths(); }
+  void hold_out_all() override { options.hold_out_all(); }
+  std::optional<TaskSizes> known_sizes() override {
+    return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
+  }
   std::shared_ptr<Task> build(uint64_t seed) const override {
     options.check(type());
     return std::make_shared<Text>(options, vocabulary, seed);

@@ -1,0 +1,27 @@
+// One process at a time in a folder.
+#pragma once
+
+#include <string>
+
+namespace headloom {
+
+// Holds a folder while it lives, through a lock of the system on the hidden file that lock_file()
+// names. The system gives the lock back when a process ends, however it ends, so a killed one
+// blocks nobody; the file says who holds the folder.
+class FolderLock {
+ public:
+  // `folder` must be there. Throws Error "FOLDER is in use by process N on host H since TIME" where
+  // another holds it.
+  explicit FolderLock(const std::string& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+  static std::string lock_file(const std::string& folder) { return folder + "/.headloom.lock"; }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace headloom

@@ -1,0 +1,181 @@
+#include "train/run_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "core/files.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string config_path(const std::string& folder) { return folder + "/config.toml"; }
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool same_content(const std::string& a, const std::string& b) {
+  return is_there(a) && is_there(b) && read_file(a) == read_file(b);
+}
+
+}  // namespace
+
+std::string kept_tokenizer(const std::string& folder, const std::string& file) {
+  return folder + "/tokenizer" + fs::path(file).extension().string();
+}
+
+void keep_tokenizer(const std::string& folder, const std::string& file) {
+  write_file(kept_tokenizer(folder, file), read_file(file));
+  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
+    const fs::path beside = fs::path(file).parent_path() / name;
+    if (fs::exists(beside)) write_file(folder + "/" + name, read_file(beside.string()));
+  }
+}
+
+RunConfig run_config_in(const std::string& folder) {
+  require(fs::is_directory(folder), folder, ": is not the folder of a run.");
+  if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
+    fail(folder,
+         ": is a Hugging Face folder, expected that of a run; make one of it with: headloom "
+         "import ",
+         folder, " --out RUN");
+  }
+  RunConfig config = read_run_config(read_toml(config_path(folder)));
+  if (std::string* file = config.task->tokenizer_file()) *file = kept_tokenizer(folder, *file);
+  return config;
+}
+
+Node stored_config(RunConfig& config) {
+  RunConfig stored = read_run_config(write_fields(config));  // whose task is its own
+  for (const data::DataPath& data : stored.task->data_paths()) {
+    const fs::path path = fs::absolute(*data.path);
+    // What ".." goes up from may be a link.
+    const bool plain =
+        std::none_of(path.begin(), path.end(), [](const fs::path& part) { return part == ".."; });
+    *data.path = plain ? path.lexically_normal().string() : path.string();
+  }
+  if (std::string* file = stored.task->tokenizer_file()) {
+    *file = fs::path(kept_tokenizer("", *file)).filename().string();
+  }
+  return write_fields(stored);
+}
+
+void use_kept_tokenizer(const std::string& folder, RunConfig& config) {
+  std::string* file = config.task->tokenizer_file();
+  if (file == nullptr) return;
+  const std::string kept = kept_tokenizer(folder, *file);
+  if (!is_there(kept)) return;
+  if (is_there(*file) && !same_content(*file, kept)) {
+    usage_error("'task.tokenizer' is \"", *file, "\", but the run was made with another one, ",
+                kept, "; leave it out to take that.");
+  }
+  *file = kept;
+}
+
+std::vector<Difference> differences_from(const std::string& folder, RunConfig& config) {
+  // Read and written anew: an option that came after the run is at its default.
+  RunConfig before = read_run_config(read_toml(config_path(folder)));
+  use_kept_tokenizer(folder, config);
+  return differences(stored_config(before), stored_config(config));
+}
+
+std::string config_comments(const std::string& folder) {
+  std::istringstream lines(read_file(config_path(folder)));
+  std::string comments, line;
+  while (std::getline(lines, line) && line.starts_with('#')) comments += line + "\n";
+  return comments;
+}
+
+void write_run_config(const std::string& folder, RunConfig& config, const std::string& comments) {
+  write_file(config_path(folder),
+             str(comments, comments.empty() ? "" : "\n", to_toml(stored_config(config))));
+}
+
+bool may_change(const std::string& key) {
+  if (key == "train.batch" || key == "train.seed") return false;  // they say which data come next
+  return key.starts_with("train.") || key == "task.paths" || key == "task.path" ||
+         key == "task.held_out_path";
+}
+
+std::optional<std::string> comparison_of(const std::string& folder) {
+  // COMPARISON/runs/TASK/MODEL/seed-N
+  const fs::path run = fs::absolute(folder + "/").lexically_normal().parent_path();
+  const fs::path runs = run.parent_path().parent_path().parent_path();
+  if (!run.filename().string().starts_with("seed-") || runs.filename() != "runs") {
+    return std::nullopt;
+  }
+  const std::string comparison = runs.parent_path().string();
+  if (!is_there(config_path(comparison))) return std::nullopt;
+  try {
+    if (read_toml(config_path(comparison)).find("models") != nullptr) return comparison;
+  } catch (const Error&) {  // somebody else's config.toml
+  }
+  return std::nullopt;
+}
+
+void fill_from_run(Node& config, const std::string& folder) {
+  RunConfig run = run_config_in(folder);
+  const Node theirs = write_fields(run);
+  if (config.find("model") == nullptr) config.set("model", *theirs.find("model"));
+  Node* task = config.find("task");
+  if (task == nullptr || !task->is_table()) return;
+  const Node* named = task->find("type");
+  if (named != nullptr && !std::holds_alternative<std::string>(named->value)) return;
+  const std::string type = named != nullptr ? std::get<std::string>(named->value) : "text";
+  const auto take = [&](const char* key) {
+    const Node* value = theirs.find("task")->find(key);
+    if (value != nullptr && task->find(key) == nullptr) task->set(key, *value);
+  };
+  const Node options = write_fields(*data::make_task_spec(type));
+  if (run.task->tokenizer_file() != nullptr && options.find("tokenizer") != nullptr) {
+    take("tokenizer");
+  }
+  if (type == run.task->type()) take("labels");
+}
+
+void fill_sizes_from_run(RunConfig& config, const std::string& folder) {
+  const ModelConfig theirs = run_config_in(folder).model;
+  ModelConfig& ours = config.model;
+  if (ours.kind != theirs.kind) return;
+  const auto fill = [](auto& size, const auto& other) {
+    if (!size) size = other;
+  };
+  fill(ours.vocabulary, theirs.vocabulary);
+  fill(ours.max_length, theirs.max_length);
+  fill(ours.max_source_length, theirs.max_source_length);
+  fill(ours.classes, theirs.classes);
+  fill(ours.segments, theirs.segments);
+  fill(ours.head, theirs.head);
+}
+
+void check_same_model(RunConfig& config, const std::string& folder) {
+  RunConfig run = run_config_in(folder);
+  for (const Difference& d : differences(write_fields(run.model), write_fields(config.model))) {
+    if (d.key == "dropout" || d.key == "init_std" || d.key == "max_length" ||
+        d.key == "max_source_length") {
+      continue;
+    }
+    const Difference named{"model." + d.key, d.before, d.after};
+    usage_error(folder, ": its weights are of a model with ", named.was(),
+                ", but the configuration has ", named.is(),
+                "; leave [model] out to take it from there.");
+  }
+  const std::string* theirs = run.task->tokenizer_file();
+  const std::string* ours = config.task->tokenizer_file();
+  if (run.task->tokenizer() == nullptr || config.task->tokenizer() == nullptr) return;
+  // A checkpoint that was imported without its tokenizer has a vocabulary beyond that of bytes.
+  if (theirs == nullptr && run.model.vocabulary.value_or(0) > 257) return;
+  const bool same =
+      theirs == nullptr || ours == nullptr ? theirs == ours : same_content(*theirs, *ours);
+  if (!same) {
+    usage_error("'task.tokenizer' is \"", ours != nullptr ? *ours : "bytes", "\", but the run in ",
+                folder, " was trained with ", theirs != nullptr ? *theirs : "\"bytes\"",
+                "; leave it out to take that.");
+  }
+}
+
+}  // namespace headloom

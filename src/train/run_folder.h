@@ -1,0 +1,59 @@
+// What a run's folder holds beside its checkpoints: the configuration, in a form that still holds
+// where the folder has been moved, and a copy of the tokenizer.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/differences.h"
+#include "train/config.h"
+
+namespace headloom {
+
+// Where the run in `folder` keeps its copy of the tokenizer that `file` names.
+std::string kept_tokenizer(const std::string& folder, const std::string& file);
+
+// Copies the tokenizer `file` there, and what stands beside it and says how it is used in a chat:
+// tokenizer_config.json and chat_template.jinja.
+void keep_tokenizer(const std::string& folder, const std::string& file);
+
+// The configuration of the run in `folder`, whose tokenizer is the copy kept there. Throws Error
+// where it is not the folder of a run.
+RunConfig run_config_in(const std::string& folder);
+
+// `config` as a run's config.toml holds it: the data's paths absolute, the tokenizer by the name of
+// its copy.
+Node stored_config(RunConfig& config);
+
+// Where `config` differs from that of the run in `folder`. Throws UsageError where its tokenizer is
+// not the one that the run keeps.
+std::vector<Difference> differences_from(const std::string& folder, RunConfig& config);
+
+// Takes config's tokenizer from the run in `folder`, where that keeps a copy of it. Throws
+// UsageError where the file that `config` names is there and is another.
+void use_kept_tokenizer(const std::string& folder, RunConfig& config);
+
+// Writes config.toml, which begins with `comments`: lines that say where the run comes from.
+void write_run_config(const std::string& folder, RunConfig& config, const std::string& comments);
+// Those of the present config.toml.
+std::string config_comments(const std::string& folder);
+
+// Whether a run that goes on may have another value of `key`, such as "train.steps".
+bool may_change(const std::string& key);
+
+// The folder of the comparison that the run in `folder` belongs to.
+std::optional<std::string> comparison_of(const std::string& folder);
+
+// A new run that begins with the weights of the one in `folder`: [model], the tokenizer and the
+// order of the classes are that run's where `config` has none.
+void fill_from_run(Node& config, const std::string& folder);
+// The same of the model's sizes that would be the task's.
+void fill_sizes_from_run(RunConfig& config, const std::string& folder);
+// Throws UsageError naming the first key in which the model or the tokenizer of `config`, complete,
+// is not that of the run in `folder`. What does not belong to the weights may differ: dropout, how
+// weights are drawn, the longest sequence.
+void check_same_model(RunConfig& config, const std::string& folder);
+
+}  // namespace headloom

@@ -1,0 +1,287 @@
+"""Runs on disk: training longer, fine-tuning, moving, several processes, comparisons that grow, a user's own text."""
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from cli_support import BINARY, COMPARE, ENVIRONMENT, ROOT, TEXT, files, headloom, make_place, refused, weights
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+TUNE = """
+[task]
+type = "text"
+paths = ["corpus.txt"]
+length = 16
+eval_tokens = 256
+[train]
+steps = 2
+batch = 4
+eval_every = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("runs"))
+
+
+def started(*arguments, cwd, until):
+    """A process of the command line, once until() holds."""
+    process = subprocess.Popen(
+        [str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.time() + 60
+    while not until() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.002)
+    assert process.poll() is None
+    return process
+
+
+def test_a_finished_run_is_trained_longer(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    earlier = (run / "config.toml").read_text()
+    done = headloom("train", run, "--resume", "--set", "train.steps=9", cwd=tmp_path)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("goes on with")]
+    assert len(lines) == 1
+    assert "train.steps = 9 (was 6); the learning rate is " in lines[0] and " at step 7 (it was " in lines[0]
+    assert (run / "config.until-step-6.toml").read_text() == earlier
+    assert "steps = 9" in (run / "config.toml").read_text()
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines() if "step_seconds" in line]
+    assert steps == list(range(1, 10))
+    # What says which data come next stays.
+    message = refused("train", run, "--resume", "--set", "train.batch=2", cwd=tmp_path)
+    assert "'train.batch = 4', now it is 'train.batch = 2'" in message
+
+
+def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
+    (place / "tune.toml").write_text(TUNE)
+    run = tmp_path / "run"
+    done = headloom("train", "tune.toml", "--from", "runs/text", "--checkpoint", "last", "--out", run, cwd=place)
+    assert "the weights are those of runs/text, step 6" in done.stderr
+    config = (run / "config.toml").read_text()
+    assert config.startswith(f"# Began with the weights of {place / 'runs/text'}, step 6.\n") and "hidden = 16" in config
+    before = json.loads((place / "runs/text/metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    after = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    assert abs(after - before) < 0.5 < abs(after - 5.5)
+    headloom("train", run, "--resume", "--set", "train.steps=4", cwd=tmp_path)
+    # [model] may say again what the model is, and nothing else.
+    other = tmp_path / "other"
+    message = refused("train", "text.toml", "--from", "runs/text", "--set", "model.depth=3", "--out", other, cwd=place)
+    assert "runs/text: its weights are of a model with 'model.depth = 2'" in message and "'model.depth = 3'" in message
+    headloom("train", "text.toml", "--from", "runs/text", "--set", "model.dropout=0.1", "--out", other, cwd=place)
+    message = refused("train", "tune.toml", "--from", "3", cwd=place)
+    assert "--checkpoint 3" in message
+
+
+def test_an_imported_checkpoint_is_tuned(place, tmp_path):
+    headloom("export", "runs/text", "--out", tmp_path / "hub", cwd=place)
+    headloom("import", tmp_path / "hub", "--out", tmp_path / "imported", cwd=place)
+    (place / "tune.toml").write_text(TUNE)
+    headloom("train", "tune.toml", "--from", tmp_path / "imported", "--out", tmp_path / "run", cwd=place)
+    # The tokenizer came along.
+    assert (tmp_path / "run/tokenizer.json").read_bytes() == (tmp_path / "hub/tokenizer.json").read_bytes()
+    headloom("eval", tmp_path / "run", cwd=tmp_path)
+    paths = f"task.paths=['{place / 'corpus.txt'}']"
+    message = refused("train", tmp_path / "imported", "--resume", "--set", paths, cwd=tmp_path)
+    assert "has weights alone" in message and f"headloom train CONFIG --from {tmp_path / 'imported'}" in message
+    assert "headloom import " in refused("train", "tune.toml", "--from", tmp_path / "hub", cwd=place, code=1)
+
+
+def test_a_run_is_moved_and_its_data_too(place, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    shutil.copy(place / "corpus.txt", here)
+    headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "my.model", cwd=here)
+    (here / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
+    headloom("train", "text.toml", cwd=here)
+    expected = json.loads(headloom("eval", "runs/text", "--json", cwd=here).stdout)["loss"]
+    there.mkdir()
+    (here / "runs/text").rename(there / "moved")
+    (here / "my.model").unlink()
+
+    # From anywhere, without the tokenizer's original.
+    assert json.loads(headloom("eval", there / "moved", "--json", cwd=tmp_path).stdout)["loss"] == expected
+    headloom("train", "moved", "--resume", "--set", "train.steps=8", cwd=there)
+    headloom("describe", "moved", cwd=there)
+    headloom("train", "moved/config.toml", "--out", "again", "--set", "train.steps=2", cwd=there)
+
+    (here / "corpus.txt").rename(there / "corpus.txt")
+    for command in [["eval", "moved"], ["train", "moved", "--resume", "--set", "train.steps=9"]]:
+        message = refused(*command, cwd=there, code=1)
+        assert f"there is no file or folder '{here / 'corpus.txt'}', which 'task.paths' names" in message
+        assert "--set 'task.paths=[\"PATH\"]'" in message
+    moved = "task.paths=[\"corpus.txt\"]"
+    headloom("train", "moved", "--resume", "--set", "train.steps=9", "--set", moved, cwd=there)
+    assert str(there / "corpus.txt") in (there / "moved/config.toml").read_text()
+    headloom("describe", "moved", cwd=tmp_path / "there")
+
+
+def test_two_processes_do_not_share_a_run(place, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["train", "long.toml", "--out", run, "--set", "train.steps=100000"]
+    metrics = run / "metrics.jsonl"
+    first = started(*arguments, cwd=place, until=lambda: metrics.exists() and metrics.stat().st_size > 200)
+    try:
+        for more in [[], ["--resume"]]:
+            message = refused(*arguments, *more, cwd=place, code=1)
+            assert message.startswith(f"{run} is in use by process {first.pid} on host "), message
+            assert " since 20" in message
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGINT)
+        assert first.wait(60) == 1
+    # Each step is there once.
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if "step_seconds" in line]
+    assert steps == list(range(1, steps[-1] + 1))
+    assert not (run / ".headloom.lock").exists()
+    headloom("train", run, "--resume", "--set", f"train.steps={steps[-1] + 1}", cwd=place)
+
+
+def test_a_killed_process_blocks_nobody(place, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["train", "long.toml", "--out", run, "--set", "train.checkpoint_every=2", "--set", "train.steps=100000"]
+    process = started(*arguments, cwd=place, until=lambda: bool(list(run.glob("checkpoints/step-??"))))
+    headloom("eval", run, cwd=place)  # readers need no lock
+    process.kill()
+    process.wait()
+    assert (run / ".headloom.lock").exists()
+    step = max(int(p.name[5:]) for p in (run / "checkpoints").glob("step-*"))
+    headloom("train", run, "--resume", "--set", f"train.steps={step + 2}", cwd=place)
+    assert not (run / ".headloom.lock").exists()
+
+
+def test_two_processes_do_not_share_a_comparison(tmp_path):
+    (tmp_path / "c.toml").write_text(COMPARE.replace("steps = 3", "steps = 100000"))
+    run = tmp_path / "runs/c/runs/copy/mha/seed-1"
+    metrics = run / "metrics.jsonl"
+    first = started("compare", "c.toml", cwd=tmp_path, until=lambda: metrics.exists() and metrics.stat().st_size > 200)
+    try:
+        before = files(tmp_path / "runs/c/runs/copy/mha/seed-1/checkpoints")
+        for command in [["compare", "c.toml"], ["compare", "c.toml", "--fresh"], ["train", run, "--resume"]]:
+            message = refused(*command, cwd=tmp_path, code=1)
+            assert f"runs/c is in use by process {first.pid} on host " in message
+        assert set(before) <= set(files(run / "checkpoints"))
+    finally:
+        first.kill()
+        first.wait()
+    (tmp_path / "c.toml").write_text(COMPARE)
+    headloom("compare", "c.toml", cwd=tmp_path)
+
+
+def test_a_comparison_grows(tmp_path):
+    (tmp_path / "small.toml").write_text(COMPARE)
+    headloom("compare", "small.toml", cwd=tmp_path)
+    out = tmp_path / "runs/small"
+    before = (out / "runs/copy/talking/seed-2/metrics.jsonl").stat().st_mtime_ns
+    done = headloom("compare", "small.toml", "--set", "seeds=[2, 3]", "--set", "title=New", "--json", cwd=tmp_path)
+    assert "2 of the 4 runs are there already" in done.stderr
+    left_out = [line for line in done.stderr.splitlines() if "left out of the report" in line]
+    assert len(left_out) == 1 and "copy/mha/seed-1, copy/talking/seed-1" in left_out[0]
+    assert (out / "runs/copy/talking/seed-2/metrics.jsonl").stat().st_mtime_ns == before
+    assert {run["seed"] for run in json.loads(done.stdout)["runs"]} == {2, 3}
+    assert "New" in (out / "report.html").read_text() and (out / "runs/copy/mha/seed-1/result.json").exists()
+    # A changed configuration is trained anew beside what was there.
+    done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "models.1.train.lr=0.5", cwd=tmp_path, code=2)
+    assert "models.1.train" in done.stderr.replace("models[1]", "models.1")
+    done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "tasks.0.train.lr=0.5", cwd=tmp_path)
+    assert "copy/mha/seed-1.earlier-1, " in done.stderr
+    assert (out / "runs/copy/mha/seed-1.earlier-1/result.json").exists()
+    # Somebody else's folder is left alone.
+    shutil.copy(out / "runs/copy/mha/seed-1/config.toml", tmp_path / "config.toml")
+    message = refused("compare", "small.toml", "--out", ".", cwd=tmp_path)
+    assert "is not the configuration of a comparison" in message
+
+
+def test_the_report_says_how_to_repeat_it(tmp_path):
+    (tmp_path / "it's small.toml").write_text(COMPARE)
+    overrides = ["title=\"it's $HOME `x` \\\\ done\"", 'tasks.0.task={type="copy", symbols=8, count=4, eval_sequences=8}', "seeds=[1]"]
+    arguments = [part for override in overrides for part in ("--set", override)]
+    done = headloom("compare", "it's small.toml", *arguments, "--out", "a folder", "--json", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    words = subprocess.run(["sh", "-c", f"printf '%s\\0' {result['command']}"], capture_output=True, text=True).stdout
+    expected = ["headloom", "compare", "it's small.toml", *arguments, "--out", "a folder"]
+    assert words.split("\0")[:-1] == expected == shlex.split(result["command"])
+    again = headloom(*words.split("\0")[1:-1], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["title"] == result["title"] == "it's $HOME `x` \\ done"
+    assert "2 of the 2 runs are there already" in again.stderr
+
+
+def test_eval_reads_all_of_a_text_of_ones_own(place, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"{i} lazy dogs and the quick brown fox.\n" for i in range(300)))
+
+    def evaluated(*arguments):
+        return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
+
+    mine = ["--set", f"task.paths=['{book}']"]
+    size = book.stat().st_size + 1  # and the mark of its end
+    whole = evaluated(*mine)
+    assert whole["read"] == {"tokens": size, "share": 1.0, "bytes": size}
+    assert whole["target_tokens"] == size - 1
+    shown = headloom("eval", "runs/text", *mine, cwd=place).stdout
+    assert f"read        {size} tokens (" in shown and "100% of the text" in shown
+    part = evaluated(*mine, "--set", "task.held_out=0.1")
+    assert part["read"]["tokens"] <= 256 and part["read"]["share"] < 0.1
+    some = evaluated(*mine, "--sequences", 4)
+    assert some["read"]["tokens"] == 64
+    # In windows of any length that is all of it, too.
+    assert evaluated(*mine, "--context", 100)["target_tokens"] == size - 1
+    # The run's own text: what is held out.
+    own = evaluated()
+    corpus = (place / "corpus.txt").stat().st_size + 1
+    assert own["read"]["share"] == pytest.approx(own["read"]["tokens"] / corpus) and own["read"]["share"] < 0.2
+    assert evaluated("--set", f"task.paths=['{place / 'corpus.txt'}']") == own
+    # Nothing is left to train on.
+    message = refused("train", "text.toml", "--out", tmp_path / "r", "--set", "task.held_out=1", cwd=place)
+    assert "nothing to train on" in message
+    assert "expected at most 0.5, or 1" in refused("train", "text.toml", "--set", "task.held_out=0.7", "--out", "x", cwd=place)
+    book.write_text("short")
+    assert "length = 16 needs at least 17" in refused("eval", "runs/text", *mine, cwd=place, code=1)
+
+
+def test_describe_takes_a_run_and_needs_no_data(place, tmp_path):
+    described = json.loads(headloom("describe", place / "runs/text", "--json", cwd=tmp_path).stdout)
+    assert described == json.loads(headloom("describe", "text.toml", "--json", cwd=place).stdout)
+    gone = TEXT.replace("corpus.txt", "gone.txt")
+    (tmp_path / "gone.toml").write_text(gone)
+    assert json.loads(headloom("describe", "gone.toml", "--json", cwd=tmp_path).stdout) == described
+    classes = TEXT.replace('type = "text"\npaths = ["corpus.txt"]', 'type = "classify_text"\npath = "gone"')
+    (tmp_path / "classes.toml").write_text(
+        classes.replace("width = 16", 'width = 16\nkind = "encoder"').replace("eval_tokens", "eval_sequences")
+    )
+    message = refused("describe", "classes.toml", cwd=tmp_path, code=1)
+    assert "only the data of the task classify_text say how many classes there are" in message and "'gone'" in message
+    sizes = ["vocabulary=256", "max_length=16", "head=label", "segments=0", "classes=3"]
+    headloom("describe", "classes.toml", *[x for size in sizes for x in ("--set", f"model.{size}")], cwd=tmp_path)
+
+
+def test_a_model_of_bytes_is_exported_with_its_tokenizer(place, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "hub"
+    headloom("export", "runs/text", "--out", out, cwd=place)
+    for load in (transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer):
+        tokenizer = load.from_pretrained(out)
+        assert len(tokenizer) == 256 and tokenizer.eos_token_id == 0
+        text = "".join(map(chr, range(500))) + " two  spaces\n\n漢字 <s>"
+        assert tokenizer(text)["input_ids"] == list(text.encode())
+        assert tokenizer.decode(list(text.encode())) == text
+        assert tokenizer.decode([65, 0], skip_special_tokens=True) == "A"
+    # And comes back as the same model.
+    headloom("import", out, "--out", tmp_path / "back", cwd=place)
+    paths = ["--set", f"task.paths=['{place / 'corpus.txt'}']"]
+    back = json.loads(headloom("eval", tmp_path / "back", "--json", *paths, "--set", "task.length=16", cwd=tmp_path).stdout)
+    whole = ["--set", "task.held_out=1", "--set", "task.eval_tokens=100000"]
+    here = json.loads(headloom("eval", "runs/text", "--json", *whole, cwd=place).stdout)
+    assert back["loss"] == pytest.approx(here["loss"], rel=1e-6) and back["read"] == here["read"]
+
+
+@pytest.mark.parametrize("arguments", [["--txt", "x"], ["none.toml"], ["--text"], ["--text", "/none"], ["--out"]])
+def test_run_checks_its_arguments_first(arguments):
+    done = subprocess.run([str(ROOT / "run"), *arguments], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "usage: ./run" in done.stderr and "==" not in done.stdout
