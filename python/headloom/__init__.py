@@ -9,6 +9,7 @@ from headloom import _library as _library  # loads the operators
 from headloom import ops
 from headloom._model import Model, Preset, State, load, model, presets
 from headloom._tokenizer import Tokenizer
+from headloom._training import balance_experts, parameter_groups
 from headloom.attention import HeadMix, composed_attention
 from headloom.mixers import (
     ChannelMixer,
@@ -31,6 +32,7 @@ __all__ = [
     "Preset",
     "State",
     "Tokenizer",
+    "balance_experts",
     "channel_mixer",
     "channel_mixers",
     "composed_attention",
@@ -39,6 +41,7 @@ __all__ = [
     "mixers",
     "model",
     "ops",
+    "parameter_groups",
     "presets",
 ]
 __version__ = "0.1.0"

@@ -118,10 +118,10 @@ class Model(Lent):
     """
 
     def __init__(
-        self, spec: str, config: Dict[str, Any], names: Sequence[str], values: Sequence[Tensor],
+        self, spec: str, config: Dict[str, Any], names: Sequence[str], values: Sequence[Tensor], kinds: Sequence[str],
         tokenizer: Optional[Tokenizer] = None,
     ):
-        super().__init__(spec, names, values)
+        super().__init__(spec, names, values, kinds)
         self.config = config
         self.tokenizer = tokenizer
         #: Of the checkpoint it was loaded from.
@@ -174,7 +174,11 @@ class Model(Lent):
             images,
             auxiliary,
         )
+        self._count(found[2 if auxiliary else 1 :])
         return (found[0], found[1]) if auxiliary else found[0]
+
+    def _move(self, load: List[Tensor]) -> None:
+        torch.ops.headloom.balance_model(self.spec, self._tensors(), load)
 
     def extra_repr(self) -> str:
         parameters = sum(p.numel() for p in self.parameters())
@@ -228,7 +232,11 @@ class Model(Lent):
 
     def _text_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError("the model has no tokenizer: set model.tokenizer, as to headloom.Tokenizer(\"bytes\").")
+            vocabulary = self.config.get("vocabulary")
+            raise ValueError(
+                "the model has no tokenizer: set model.tokenizer to a headloom.Tokenizer"
+                + (f" of its {vocabulary} tokens, or give it tokens." if vocabulary else ".")
+            )
         return self.tokenizer
 
     def _prompt_tokens(self, prompt: Prompt) -> Tensor:
@@ -319,7 +327,14 @@ class Model(Lent):
             cache,
             most,
         )
-        for _ in range(most):
+        limit, longest = writer.most(), max(map(len, tokens))
+        for step in range(most):
+            if longest + step == max(limit, longest - 1) + 1:
+                warnings.warn(
+                    f"the text has outgrown the {limit} positions that the model was built for (max_length): it goes on "
+                    f"from its newest {max(limit // 2, 1)} tokens alone.",
+                    stacklevel=4,
+                )
             for sample, token in zip(written, writer.next().tolist()):
                 if sample.ended:
                     continue
@@ -350,7 +365,9 @@ class Model(Lent):
     ) -> Any:
         """Goes on with a prompt, a token at a time, from a decoding state.
 
-        A text ends before a stop string, at a stop token, at the tokenizer's end token, or after ``max_new_tokens``.
+        A text ends before a stop string, at a stop token, at the tokenizer's end token, or after ``max_new_tokens``. One
+        that outgrows the model's ``max_length`` goes on from its newer half, with a warning; a model without one has no
+        such limit, unless a mixer has weights for so many positions only.
 
         Args:
             prompt: a text or a list of them, or tokens ``[T]`` or ``[B, T]``.
@@ -459,10 +476,10 @@ def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
     path = os.fspath(folder)
     if not os.path.isdir(path):
         raise FileNotFoundError(f"{path}: is not a folder, expected a run or a Hugging Face folder.")
-    spec, config, names, values, tokenizer, step, note = torch.ops.headloom.load(path, str(checkpoint))
+    spec, config, names, values, kinds, tokenizer, step, note = torch.ops.headloom.load(path, str(checkpoint))
     if note:
         warnings.warn(note, stacklevel=2)
-    model = Model(spec, json.loads(config), names, values, Tokenizer(tokenizer) if tokenizer else None)
+    model = Model(spec, json.loads(config), names, values, kinds, Tokenizer(tokenizer) if tokenizer else None)
     model.step = step
     return model.eval()
 
@@ -503,8 +520,7 @@ def model(
     spec, text = torch.ops.headloom.model_spec(toml_lines(table))
     if tokenizer is not None and json.loads(text).get("vocabulary") is None:
         spec, text = torch.ops.headloom.model_spec(toml_lines({**table, "vocabulary": tokenizer.vocabulary}))
-    names, values = torch.ops.headloom.model_parameters(spec)
-    return Model(spec, json.loads(text), names, values, tokenizer)
+    return Model(spec, json.loads(text), *torch.ops.headloom.model_tensors(spec), tokenizer)
 
 
 @dataclass(frozen=True)

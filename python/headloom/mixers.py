@@ -19,7 +19,7 @@ class Mixer(Lent):
     """
 
     def __init__(self, spec: str):
-        super().__init__(spec, *torch.ops.headloom.mixer_parameters(spec))
+        super().__init__(spec, *torch.ops.headloom.mixer_tensors(spec))
 
     def forward(
         self,
@@ -49,7 +49,7 @@ class ChannelMixer(Lent):
     """
 
     def __init__(self, spec: str):
-        super().__init__(spec, *torch.ops.headloom.channel_mixer_parameters(spec))
+        super().__init__(spec, *torch.ops.headloom.channel_mixer_tensors(spec))
 
     def forward(
         self, x: Tensor, documents: Optional[Tensor] = None, auxiliary: bool = False
@@ -63,7 +63,11 @@ class ChannelMixer(Lent):
                 scalar.
         """
         found = torch.ops.headloom.channel_mixer(self.spec, x, self._tensors(), self.training, documents, auxiliary)
+        self._count(found[2 if auxiliary else 1 :])
         return (found[0], found[1]) if auxiliary else found[0]
+
+    def _move(self, load: List[Tensor]) -> None:
+        torch.ops.headloom.balance_channel_mixer(self.spec, self._tensors(), load)
 
 
 def _layer_spec(key: str, type: str, position: Union[str, Mapping[str, Any]], **rest: Any) -> str:
@@ -80,7 +84,7 @@ def mixer(
     position: Union[str, Mapping[str, Any]] = "rope",
     causal: bool = True,
     bias: bool = False,
-    layer: int = 0,
+    layer: Optional[int] = None,
     depth: int = 1,
     max_length: Optional[int] = None,
     init_std: Optional[float] = None,
@@ -97,8 +101,9 @@ def mixer(
             ``{"type": "rope", "base": 1e5, "layout": "interleaved", "fraction": 0.25}``.
         causal: whether a token sees only itself and earlier ones.
         bias: biases in the linear maps.
-        layer, depth: the layer's index and the number of layers of the model it is for; some mechanisms and
-            initialisations depend on them.
+        layer, depth: the layer's index, from 0, and the number of layers of the model it is for; some mechanisms and
+            initialisations depend on them. A mixer without ``layer`` is in no model: it starts as a first layer, and
+            what only some layers of a model have (the convolutions of ``"multi_token"``) it has.
         max_length: longest sequence, for mixers whose parameters depend on it.
         init_std: standard deviation of new weights.
         **options: the mixer's own options, listed by :func:`mixers` (``heads``, ``window``, ...). None leaves an
@@ -133,7 +138,7 @@ def channel_mixer(
     width: int,
     *,
     bias: bool = False,
-    layer: int = 0,
+    layer: Optional[int] = None,
     depth: int = 1,
     init_std: Optional[float] = None,
     **options: Any,
@@ -144,7 +149,7 @@ def channel_mixer(
         type: a name out of :func:`channel_mixers`, such as ``"swiglu"`` or ``"moe"``.
         width: C, the size of x's last dimension.
         bias: biases in the linear maps.
-        layer, depth: the layer's index and the number of layers of the model it is for; some initialisations
+        layer, depth: the layer's index, from 0, and the number of layers of the model it is for; some initialisations
             depend on them.
         init_std: standard deviation of new weights.
         **options: the mixer's own options, listed by :func:`channel_mixers`. None leaves an option at its default.

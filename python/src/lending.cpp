@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -39,15 +40,24 @@ std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec) {
   }
 }
 
-std::tuple<std::vector<std::string>, std::vector<Tensor>> new_parameters(Builder build,
-                                                                         std::string_view spec) {
-  std::vector<std::string> names;
+ModuleTensors tensors_of(const Module& module) {
+  const std::set<std::string> decayed = decayed_parameters(module);
+  const size_t parameters = module.parameters().size();
+  std::vector<std::string> names, kinds;
   std::vector<Tensor> values;
-  for (const auto& item : build_plainly(build, std::string(spec))->named_parameters()) {
-    names.push_back(item.key());
-    values.push_back(item.value().detach());
+  for (const auto& [name, value] : named_tensors(module)) {
+    const char* kind = names.size() >= parameters ? "buffer"
+                       : decayed.contains(name)   ? "decayed"
+                                                  : "undecayed";
+    names.push_back(name);
+    values.push_back(value.detach());
+    kinds.push_back(kind);
   }
-  return {names, values};
+  return {names, values, kinds};
+}
+
+ModuleTensors new_tensors(Builder build, std::string_view spec) {
+  return tensors_of(*build_plainly(build, std::string(spec)));
 }
 
 void Shell::lend(const char* op, at::TensorList params) {
@@ -73,13 +83,12 @@ Shell make_shell(Builder build, const std::string& spec) {
     shell.module = build_plainly(build, spec);
   }
   at::Generator(generator).set_state(state);
-  const bool buffers = !shell.module->buffers().empty();
-  shell.slots = shell.module->release_parameters();
+  shell.slots = shell.module->release_tensors();
   const bool complete = std::none_of(shell.slots.begin(), shell.slots.end(),
                                      [](const auto& places) { return places.empty(); });
-  TORCH_INTERNAL_ASSERT(complete && !buffers && shell.module->parameters().empty(),
-                        "a module registers all its parameters through Module::parameter and has "
-                        "no buffers, but not this one: ",
+  TORCH_INTERNAL_ASSERT(complete && shell.module->parameters().empty(),
+                        "a module registers all its parameters through Module::parameter and its "
+                        "buffers through Module::buffer, but not this one: ",
                         spec);
   shell.take_back();
   return shell;
@@ -105,6 +114,10 @@ void Pool::put(const std::string& spec, Shell shell) {
 
 Tensor auxiliary_loss(const Observed& observed, const Tensor& x) {
   return observed.loss.defined() ? observed.loss : at::zeros({}, x.options().dtype(at::kFloat));
+}
+
+bool counts_load(bool training) {
+  return training && torch::autograd::get_current_graph_task_id() == -1;
 }
 
 bool is_traced(at::TensorList inputs, at::TensorList params) {

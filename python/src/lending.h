@@ -1,9 +1,10 @@
-// C++ modules that run with parameters lent by Python.
+// C++ modules that run with parameters and buffers lent by Python.
 //
 // A spec is TOML text that says what is built. The modules built from it wait in a pool; a call
-// takes one, puts the caller's tensors into its parameter slots, runs it and empties the slots
-// again. The operators that do so are composite: autograd, fake tensors, functional transforms and
-// export see only the ATen and Headloom operators inside.
+// takes one, puts the caller's tensors into its slots (named_tensors() in mixers/nn.h: parameters,
+// then buffers), runs it and empties the slots again. The operators that do so are composite:
+// autograd, fake tensors, functional transforms and export see only the ATen and Headloom operators
+// inside.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -35,11 +36,15 @@ Node parse_spec(const std::string& spec);
 // were on. UsageErrors become ValueErrors.
 std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec);
 
-// Names of the parameters of a new module and their values, drawn from torch's default generator.
-std::tuple<std::vector<std::string>, std::vector<Tensor>> new_parameters(Builder build,
-                                                                         std::string_view spec);
+// Names, values and kinds of a module's tensors, as they are lent. A kind is "decayed" (a parameter
+// that weight decay shrinks), "undecayed" or "buffer".
+using ModuleTensors =
+    std::tuple<std::vector<std::string>, std::vector<Tensor>, std::vector<std::string>>;
+ModuleTensors tensors_of(const Module& module);
+// Of a new module: values are drawn from torch's default generator.
+ModuleTensors new_tensors(Builder build, std::string_view spec);
 
-// A module without parameters of its own.
+// A module without tensors of its own.
 struct Shell {
   std::shared_ptr<Module> module;
   std::vector<std::vector<Tensor*>> slots;
@@ -72,6 +77,10 @@ bool is_traced(at::TensorList inputs, at::TensorList params);
 
 // What layers want added to the loss: a scalar like x, 0 where none wants anything.
 Tensor auxiliary_loss(const Observed& observed, const Tensor& x);
+
+// Whether a call in this mode counts for the load of experts. What a backward pass computes again
+// (activation checkpointing) was counted when it was first computed.
+bool counts_load(bool training);
 
 // Throws the ValueError that a UsageError is in Python.
 [[noreturn]] void throw_value_error(const UsageError& error);

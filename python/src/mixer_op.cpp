@@ -15,11 +15,12 @@ struct Request {
   const char* key;
   const char* what;  // for messages
   LayerShape shape = {};
+  std::optional<int64_t> layer = {};
   std::shared_ptr<SpecType> mixer = {};
 
   void fields(Fields& f) {
     f.field("width", shape.width, "size of x's last dimension", at_least(1));
-    f.field("layer", shape.layer, "index of the layer in its model", at_least(0));
+    f.field("layer", layer, "index of the layer in its model; absent: it is in none", at_least(0));
     f.field("depth", shape.depth, "layers of the model", at_least(1));
     f.field("max_length", shape.max_length, "longest sequence", at_least(1));
     f.field("causal", shape.causal, "no token sees a later one");
@@ -35,6 +36,12 @@ template <typename SpecType>
 std::shared_ptr<Module> built(Request<SpecType> request, const std::string& spec) {
   const Node node = parse_spec(spec);
   read_fields(node, request);
+  if (request.layer && *request.layer >= request.shape.depth) {
+    usage_error("'layer' is ", *request.layer,
+                ", expected less than the model's depth = ", request.shape.depth, ".");
+  }
+  request.shape.alone = !request.layer;
+  request.shape.layer = request.layer.value_or(0);
   std::shared_ptr<Module> module = request.mixer->build(request.shape);
   if (!module) usage_error("'", request.mixer->type(), "' is no module: leave it out.");
   return module;
@@ -49,6 +56,11 @@ std::shared_ptr<Module> build_channel_mixer(const std::string& spec) {
       Request<ChannelMixerSpec>{
           .registry = channel_mixers, .key = "channel", .what = "channel mixer"},
       spec);
+}
+
+Pool& channel_pool() {
+  static auto* pool = new Pool(build_channel_mixer);  // threads may outlive static storage
+  return *pool;
 }
 
 void check_input(const char* op, const Tensor& x) {
@@ -70,22 +82,36 @@ Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool
       });
 }
 
-// y and, where it is asked for, what the mixer wants added to the loss (0 for nothing).
+// y; where it is asked for, what the mixer wants added to the loss (0 for nothing); and in
+// training, of a mixer that balances the load of its experts, how many choices each got.
 std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::TensorList params,
                                   bool training, const std::optional<Tensor>& documents,
                                   bool auxiliary) {
-  static auto* pool = new Pool(build_channel_mixer);
   check_input("channel_mixer", x);
-  return with_parameters<ChannelMixer>("channel_mixer", *pool, spec, params, training,
+  return with_parameters<ChannelMixer>("channel_mixer", channel_pool(), spec, params, training,
                                        is_traced(x, params), [&](ChannelMixer& module) {
                                          Observed observed;
                                          MixerContext context;
                                          context.documents = documents.value_or(Tensor());
-                                         if (auxiliary) context.observed = &observed;
+                                         const bool load =
+                                             counts_load(training) && module.balances();
+                                         if (auxiliary || load) context.observed = &observed;
                                          std::vector<Tensor> out = {module.forward(x, context)};
                                          if (auxiliary) out.push_back(auxiliary_loss(observed, x));
+                                         if (load) out.push_back(observed.load.at(context.layer));
                                          return out;
                                        });
+}
+
+void balance_channel_mixer(std::string_view spec, at::TensorList params, at::TensorList load) {
+  with_parameters<ChannelMixer>(
+      "balance_channel_mixer", channel_pool(), spec, params, /*training=*/true,
+      is_traced(load, params), [&](ChannelMixer& module) {
+        TORCH_CHECK_VALUE(load.size() == 1 && module.balances(), "balance_channel_mixer: load has ",
+                          load.size(), " tensors, expected ", module.balances(), ".");
+        module.balance(load[0]);
+        return true;
+      });
 }
 
 // A registry as rows of tab-separated text: "mixer name doc source", each followed by its options
@@ -115,18 +141,20 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "channel_mixer(str spec, Tensor x, Tensor[] params, bool training=False, "
       "Tensor? documents=None, bool auxiliary=False) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
-  m.def("mixer_parameters(str spec) -> (str[] names, Tensor[] values)");
-  m.def("channel_mixer_parameters(str spec) -> (str[] names, Tensor[] values)");
+  m.def("balance_channel_mixer(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
+  m.def("mixer_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
+  m.def("channel_mixer_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("mixer_rows() -> str[]");
   m.def("channel_mixer_rows() -> str[]");
 }
 TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("mixer", mixer);
   m.impl("channel_mixer", channel_mixer);
-  m.impl("mixer_parameters",
-         [](std::string_view spec) { return new_parameters(build_token_mixer, spec); });
-  m.impl("channel_mixer_parameters",
-         [](std::string_view spec) { return new_parameters(build_channel_mixer, spec); });
+  m.impl("balance_channel_mixer", balance_channel_mixer);
+  m.impl("mixer_tensors",
+         [](std::string_view spec) { return new_tensors(build_token_mixer, spec); });
+  m.impl("channel_mixer_tensors",
+         [](std::string_view spec) { return new_tensors(build_channel_mixer, spec); });
   m.impl("mixer_rows", [] { return rows(token_mixers()); });
   m.impl("channel_mixer_rows", [] { return rows(channel_mixers()); });
 }

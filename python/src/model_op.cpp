@@ -109,7 +109,8 @@ void check_input(const ModelConfig& config, const ModelInput& input, bool traced
   if (both) check_tokens("source", input.source, *config.vocabulary, traced);
 }
 
-// Logits and, where it is asked for, what the layers want added to the loss (0 for nothing).
+// Logits; where it is asked for, what the layers want added to the loss (0 for nothing); and in
+// training, of each layer that balances the load of its experts, how many choices each got.
 std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool training,
                           const OptionalTensor& tokens, const OptionalTensor& lengths,
                           const OptionalTensor& documents, const OptionalTensor& segments,
@@ -136,11 +137,28 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
     }
     Observed observed;
     ModelInput own = input;
-    if (auxiliary) own.observed = &observed;
+    const auto balanced = counts_load(training) ? built.balanced() : std::vector<int64_t>();
+    if (auxiliary || !balanced.empty()) own.observed = &observed;
     std::vector<Tensor> out = {built.forward(own)};
     if (auxiliary) out.push_back(auxiliary_loss(observed, out[0]));
+    for (const int64_t layer : balanced) out.push_back(observed.load.at(layer));
     return out;
   });
+}
+
+// `load`: of each layer that balances its experts, as model() returns it.
+void balance_model(std::string_view spec, at::TensorList params, at::TensorList load) {
+  with_parameters<Model>("balance_model", pool(), spec, params, /*training=*/true,
+                         is_traced(load, params), [&](Model& built) {
+                           const std::vector<int64_t> layers = built.balanced();
+                           TORCH_CHECK_VALUE(load.size() == layers.size(),
+                                             "balance_model: load has ", load.size(),
+                                             " tensors, expected ", layers.size(), ".");
+                           std::map<int64_t, Tensor> by_layer;
+                           for (size_t i = 0; i < layers.size(); ++i) by_layer[layers[i]] = load[i];
+                           built.balance(by_layer);
+                           return true;
+                         });
 }
 
 // --- Decoding -------------------------------------------------------------------------------
@@ -247,6 +265,8 @@ class Writer : public torch::CustomClassHolder {
   }
   // The next token of each text, those of the first prompt first.
   Tensor next() { return continuation_->next(); }
+  // Positions behind which a text is read anew from its newer half.
+  int64_t most() const { return continuation_->most(); }
 
  private:
   Shell shell_;
@@ -279,10 +299,10 @@ std::vector<std::string> preset_rows() {
 }
 
 using Loaded = std::tuple<std::string, std::string, std::vector<std::string>, std::vector<Tensor>,
-                          std::string, int64_t, std::string>;
+                          std::vector<std::string>, std::string, int64_t, std::string>;
 
-// A run, or a Hugging Face folder: spec, configuration as JSON, names and values of the parameters,
-// tokenizer ("" for none), step, a sentence for the user or "".
+// A run, or a Hugging Face folder: spec, configuration as JSON, the names, values and kinds of its
+// tensors, tokenizer ("" for none), step, a sentence for the user or "".
 Loaded load(std::string_view path, std::string_view checkpoint) {
   const std::string folder(path);
   try {
@@ -308,14 +328,14 @@ Loaded load(std::string_view path, std::string_view checkpoint) {
       note = read.note;
       if (tokenizer.empty() && !note.empty()) tokenizer = "bytes";
     }
-    std::vector<std::string> names;
-    std::vector<Tensor> values;
-    for (const auto& item : model->named_parameters()) {
-      names.push_back(item.key());
-      values.push_back(item.value().detach());
+    // What was saved without a tokenizer says nothing else; bytes are no tokens of a smaller one.
+    if (tokenizer == "bytes" &&
+        config.vocabulary.value_or(0) < data::make_tokenizer(tokenizer)->vocabulary()) {
+      tokenizer = "";
     }
     auto [spec, json] = written(config);
-    return {spec, json, names, values, tokenizer, step, note};
+    auto [names, values, kinds] = tensors_of(*model);
+    return {spec, json, names, values, kinds, tokenizer, step, note};
   } catch (const UsageError& error) {
     throw_value_error(error);
   }
@@ -330,11 +350,11 @@ void save(std::string_view path, std::string_view spec, at::TensorList params,
       const WithoutValues fast;
       model = build_model(config);
     }
-    auto present = model->parameters();
+    auto present = named_tensors(*model);
     TORCH_CHECK_VALUE(present.size() == params.size(), "save: params has ", params.size(),
                       " tensors, expected ", present.size(), ".");
     for (size_t i = 0; i < params.size(); ++i) {
-      present[i].set_data(params[i].detach().to(at::kCPU, at::kFloat).contiguous());
+      present[i].second.set_data(params[i].detach().to(at::kCPU, at::kFloat).contiguous());
     }
     write_run(std::string(path), config, *model, std::string(tokenizer));
   } catch (const UsageError& error) {
@@ -352,7 +372,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,
                        const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,
                        int64_t, const std::string&, int64_t>())
-      .def("next", &Writer::next);
+      .def("next", &Writer::next)
+      .def("most", &Writer::most);
   m.def(
       "model(str spec, Tensor[] params, bool training=False, Tensor? tokens=None, "
       "Tensor? lengths=None, Tensor? documents=None, Tensor? segments=None, Tensor? source=None, "
@@ -363,18 +384,20 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor tokens, bool last=False, Tensor? source=None, Tensor? source_lengths=None) -> "
       "Tensor");
   m.def("model_spec(str toml) -> (str spec, str json)");
-  m.def("model_parameters(str spec) -> (str[] names, Tensor[] values)");
+  m.def("balance_model(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
+  m.def("model_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("preset_rows() -> str[]");
   m.def(
       "load(str path, str checkpoint) -> (str spec, str json, str[] names, Tensor[] values, "
-      "str tokenizer, int step, str note)");
+      "str[] kinds, str tokenizer, int step, str note)");
   m.def("save(str path, str spec, Tensor[] params, str tokenizer) -> ()");
 }
 TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("model", model);
   m.impl("extend", extend);
   m.impl("model_spec", model_spec);
-  m.impl("model_parameters", [](std::string_view spec) { return new_parameters(build, spec); });
+  m.impl("balance_model", balance_model);
+  m.impl("model_tensors", [](std::string_view spec) { return new_tensors(build, spec); });
   m.impl("preset_rows", preset_rows);
   m.impl("load", load);
   m.impl("save", save);

@@ -81,6 +81,7 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
                 : r.problem.empty() ? report::RunState::kRunning
                                     : report::RunState::kFailed;
     run.problem = r.problem;
+    run.warning = r.warning;
     for (const EvalPoint& p : r.points) {
       run.points.push_back(
           {.step = p.step,

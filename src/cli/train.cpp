@@ -71,14 +71,15 @@ int run(Arguments& a) {
   }
   const EvalPoint last = outcome.evaluations.empty() ? EvalPoint{} : outcome.evaluations.back();
   if (a.json) {
-    const nlohmann::ordered_json json = {{"run", a.out},
-                                         {"step", outcome.step},
-                                         {"parameters", outcome.parameters},
-                                         {"loss", last.loss},
-                                         {"accuracy", last.accuracy},
-                                         {"tokens_per_second", outcome.tokens_per_second},
-                                         {"peak_memory_bytes", outcome.peak_memory},
-                                         {"seconds", outcome.seconds}};
+    nlohmann::ordered_json json = {{"run", a.out},
+                                   {"step", outcome.step},
+                                   {"parameters", outcome.parameters},
+                                   {"loss", last.loss},
+                                   {"accuracy", last.accuracy},
+                                   {"tokens_per_second", outcome.tokens_per_second},
+                                   {"peak_memory_bytes", outcome.peak_memory},
+                                   {"seconds", outcome.seconds}};
+    if (!outcome.warning.empty()) json["warning"] = outcome.warning;
     std::printf("%s\n", json.dump(1).c_str());
   } else {
     std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),

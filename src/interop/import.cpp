@@ -108,8 +108,10 @@ void fill(const torch::nn::Module& model, const Rules& rules, const Family& fami
 }
 
 // The tokenizer's file in `folder` that can be read, or "" with a sentence saying why there is
-// none.
-std::string tokenizer_in(const std::string& folder, std::string& note) {
+// none and what that means for a model of `vocabulary` tokens.
+std::string tokenizer_in(const std::string& folder, int64_t vocabulary, std::string& note) {
+  const bool bytes = vocabulary >= data::make_tokenizer("bytes")->vocabulary();
+  const char* without = bytes ? "Text is read as bytes: " : "The model reads no text: ";
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
     const std::string path = folder + "/" + name;
     if (!fs::exists(path)) continue;
@@ -117,12 +119,11 @@ std::string tokenizer_in(const std::string& folder, std::string& note) {
       data::make_tokenizer(path);
       return path;
     } catch (const Error& error) {
-      if (note.empty()) note = str("Text is read as bytes: ", error.what());
+      if (note.empty()) note = str(without, error.what());
     }
   }
   if (note.empty()) {
-    note =
-        str("Text is read as bytes: ", folder, " has neither tokenizer.json nor tokenizer.model.");
+    note = str(without, folder, " has neither tokenizer.json nor tokenizer.model.");
   }
   return "";
 }
@@ -195,7 +196,7 @@ ImportedModel read_folder(const std::string& folder) {
   }
   // A value of theirs that is out of our range is named by our key.
   result.config = read_run_config(root);
-  result.tokenizer = tokenizer_in(folder, result.note);
+  result.tokenizer = tokenizer_in(folder, result.config.model.vocabulary.value_or(0), result.note);
   if (result.config.model.kind == "vit") result.note.clear();
   if (result.config.model.has_classes()) {
     for (int64_t i = 0; i < result.config.model.classes; ++i) {

@@ -24,6 +24,7 @@ struct LayerShape {
   int64_t width = 256;  // C
   int64_t layer = 0;    // from 0
   int64_t depth = 1;
+  bool alone = false;        // no layer of a model: `layer` and `depth` mean nothing
   int64_t max_length = 256;  // longest sequence the model is built for
   bool causal = true;
   bool bias = false;   // biases in linear maps
@@ -54,6 +55,8 @@ struct MixerContext {
   Tensor present;
   // Training: where layers leave auxiliary losses and what is watched of them.
   Observed* observed = nullptr;
+  // The layer's place among all of its model's, an encoder's before its decoder's.
+  int64_t layer = 0;
 };
 
 // One part of a mixer's cost, as a formula and a number. FLOPs count a multiply-add as two, forward
@@ -121,6 +124,12 @@ class ChannelMixer : public Module {
   virtual std::vector<Cost> costs() const = 0;
   // Bytes of float32 state that decoding keeps of a sequence.
   virtual double state_bytes() const { return 0; }
+
+  // Whether balance() does something.
+  virtual bool balances() const { return false; }
+  // Behind each optimiser step: evens the load of experts out, given how many choices each got in
+  // that step [experts] (Observed::load).
+  virtual void balance(const Tensor& load) { (void)load; }
 };
 
 // The options of one kind of thing, and how to build it.

@@ -11,11 +11,11 @@
 
 namespace headloom {
 
-std::vector<std::vector<Tensor*>> Module::release_parameters() {
-  const std::vector<Tensor> registered = parameters();
+std::vector<std::vector<Tensor*>> Module::release_tensors() {
+  const auto registered = named_tensors(*this);
   std::unordered_map<const at::TensorImpl*, size_t> order;
   for (size_t i = 0; i < registered.size(); ++i) {
-    order.emplace(registered[i].unsafeGetTensorImpl(), i);
+    order.emplace(registered[i].second.unsafeGetTensorImpl(), i);
   }
   std::vector<std::vector<Tensor*>> slots(registered.size());
   for (const auto& module : modules()) {
@@ -27,14 +27,45 @@ std::vector<std::vector<Tensor*>> Module::release_parameters() {
   return slots;
 }
 
-void Module::parameter(const std::string& name, Tensor& slot, const Tensor& value) {
+void Module::parameter(const std::string& name, Tensor& slot, const Tensor& value,
+                       ParameterTraits traits) {
   slot = register_parameter(name, value);
+  slots_.push_back(&slot);
+  if (!traits.decay) undecayed_.insert(name);
+}
+
+void Module::buffer(const std::string& name, Tensor& slot, const Tensor& value) {
+  slot = register_buffer(name, value);
   slots_.push_back(&slot);
 }
 
 void Module::shared_parameter(Tensor& slot, const Tensor& value) {
   slot = value;
   slots_.push_back(&slot);
+}
+
+std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, Tensor>> out;
+  for (const auto& item : module.named_parameters()) out.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) out.emplace_back(item.key(), item.value());
+  return out;
+}
+
+std::set<std::string> decayed_parameters(const torch::nn::Module& module) {
+  std::set<std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().dim() >= 2) names.insert(item.key());
+  }
+  const auto leave_out = [&](const torch::nn::Module& part, const std::string& prefix) {
+    const auto* own = dynamic_cast<const Module*>(&part);
+    if (own == nullptr) return;
+    for (const std::string& name : own->undecayed()) names.erase(prefix + name);
+  };
+  leave_out(module, "");
+  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
+    leave_out(*part.value(), part.key() + ".");
+  }
+  return names;
 }
 
 namespace {

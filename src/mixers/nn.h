@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,23 +20,43 @@ namespace headloom {
 
 using at::Tensor;
 
-// A module whose parameters can be lent to it: Python's modules own their parameters and run
+// What a parameter says of itself beside its value.
+struct ParameterTraits {
+  // Whether weight decay shrinks it. Vectors and scalars, biases and norms among them, are never
+  // decayed. docs/models.md gives the source for each exception.
+  bool decay = true;
+};
+
+// A module whose parameters and buffers can be lent to it: Python's modules own them and run
 // through python/src/lending.h.
 class Module : public torch::nn::Module {
  public:
   // Registers `value` under `name` and puts it into `slot`, which lives as long as this module.
-  void parameter(const std::string& name, Tensor& slot, const Tensor& value);
+  void parameter(const std::string& name, Tensor& slot, const Tensor& value,
+                 ParameterTraits traits = {});
   // Puts `value`, a parameter that another module of the model registers, into `slot` as well.
   void shared_parameter(Tensor& slot, const Tensor& value);
+  // As parameter(), for what checkpoints hold but no gradient changes.
+  void buffer(const std::string& name, Tensor& slot, const Tensor& value);
 
-  // For each of named_parameters(), which is empty from then on, where this module and its children
-  // keep it.
-  std::vector<std::vector<Tensor*>> release_parameters();
+  // For each of named_tensors() where this module and its children keep it. The module has no
+  // parameters from then on.
+  std::vector<std::vector<Tensor*>> release_tensors();
+  // The names of this module's own parameters that are registered as not decayed.
+  const std::set<std::string>& undecayed() const { return undecayed_; }
 
  private:
+  using torch::nn::Module::register_buffer;     // leaves no slot
   using torch::nn::Module::register_parameter;  // leaves no slot
   std::vector<Tensor*> slots_;
+  std::set<std::string> undecayed_;
 };
+
+// The parameters of a module and, behind them, its buffers: what a checkpoint holds.
+std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Module& module);
+// The names of the parameters that weight decay shrinks: matrices, unless their traits say
+// otherwise.
+std::set<std::string> decayed_parameters(const torch::nn::Module& module);
 
 // While one lives on this thread, normal() leaves its tensors as the allocator gives them, which
 // costs neither time nor memory: for counting the parameters of a model that never runs.

@@ -10,8 +10,8 @@ namespace headloom {
 struct Observed {
   // The sum of what the layers want added to the loss; undefined where none wants anything.
   at::Tensor loss;
-  // Of each layer with experts, by its index: the share of all choices that each expert got
-  // [experts], float32.
+  // Of each layer with experts, by MixerContext::layer: how many choices each expert got [experts],
+  // int64.
   std::map<int64_t, at::Tensor> load;
 };
 

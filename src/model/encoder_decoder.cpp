@@ -33,6 +33,7 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
                       {.part = "decoder",
                        .list = config.layers,
                        .depth = config.depth,
+                       .first = config.encoder_depth.value_or(config.depth),
                        .max_length = config.max_length.value_or(256),
                        .memory_length = config.max_source_length.value_or(256)}),
       head_(*this, config_, table_) {

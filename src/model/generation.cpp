@@ -48,28 +48,31 @@ Source source_of(const std::vector<std::vector<int64_t>>& sources) {
   return {.tokens = at::stack(rows), .lengths = even ? Tensor() : indices(lengths)};
 }
 
-int64_t built_for(const AutoregressiveModel& model) {
-  return model.config().max_length.value_or(256);
-}
-
 }  // namespace
 
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy) {
-  const int64_t length = built_for(model);
+  int64_t most = std::numeric_limits<int64_t>::max();
+  for (const auto& layer : model.decoder_layers().all()) {
+    most = std::min(most, layer.mixer->longest().value_or(most));
+  }
+  // Learned positions always have a longest sequence; others where it is given.
+  if (!model.config().max_length) return most;
+  const int64_t length = *model.config().max_length;
   // Distances stay within the budget, whatever the positions.
   const bool near = (policy.type == "window" || policy.type == "sinks") && policy.budget < length;
   bool limited = model.config().position.type == "learned";
   for (const auto& layer : model.decoder_layers().all()) {
-    if (layer.mixer->longest()) limited = true;
     const bool grows = layer.mixer->state_bytes(2 * length) > layer.mixer->state_bytes(length);
     if (grows && !near) limited = true;
   }
-  return limited ? length : std::numeric_limits<int64_t>::max();
+  return limited ? std::min(most, length) : most;
 }
 
 int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy& policy,
                             int64_t length) {
-  return std::min({length, most_positions(model, policy), 2 * built_for(model)});
+  // Room is made in advance for as much as texts usually have; more is made when it is needed.
+  const int64_t usual = 2 * model.config().max_length.value_or(256);
+  return std::min({length, most_positions(model, policy), usual});
 }
 
 Continuation::Continuation(AutoregressiveModel& model,

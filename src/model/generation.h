@@ -7,7 +7,8 @@
 namespace headloom {
 
 // Most positions of a text that mean something to the model: the length it was built for, or the
-// largest int64 where no state grows and under a cache policy that keeps the newest alone.
+// largest int64 where it was built for none, where no state grows, and under a cache policy that
+// keeps the newest alone.
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy = {});
 // Of a text that is going to have `length` positions, those to make room for ahead
 // (DecoderState::expect): no more than means something to the model, or where anything does, no
@@ -31,8 +32,9 @@ struct ContinuationOptions {
 // text becomes depends on its own prompt, source and seed, not on the others.
 //
 // A text that outgrows the length the model was built for is read anew from its newer part, half as
-// long: beyond, positions mean nothing to the model. Models whose state does not grow go on, and so
-// does what attends to no more than the length: under a cache policy of "window" or "sinks".
+// long: beyond, positions mean nothing to the model. Models built for no length go on, and so do
+// those whose state does not grow and what attends to no more than the length: under a cache policy
+// of "window" or "sinks".
 class Continuation {
  public:
   // Reads the prompts, of at least one token each, and goes on from each with options.samples
@@ -44,6 +46,8 @@ class Continuation {
   Tensor next();
 
   const DecoderState& state() const { return state_; }
+  // Positions behind which a text is read anew; the largest int64 where there are none.
+  int64_t most() const { return window_; }
 
  private:
   // Of some texts.

@@ -82,6 +82,7 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
                        std::vector<LayerState>* states) const {
   MixerContext own = context;
   for (size_t i = 0; i < layers_.size(); ++i) {
+    own.layer = plan_.first + static_cast<int64_t>(i);
     if (states != nullptr) own.state = &(*states)[i];
     x = layers_[i].block->forward(x, own);
   }

@@ -10,6 +10,7 @@ struct LayersPlan {
   std::string key = "layer";  // of the list in [model], for messages
   std::vector<LayerConfig> list = {};
   int64_t depth = 0;
+  int64_t first = 0;  // layers of the model that come before
   int64_t max_length = 0;
   bool causal = true;
   std::optional<int64_t> memory_length = {};  // cross-attention reads at most as much
@@ -36,6 +37,8 @@ class Layers {
   // Whether every token mixer has a decoding state.
   bool stateful() const;
   const std::vector<Layer>& all() const { return layers_; }
+  // The place of the first layer among all of the model's: MixerContext::layer.
+  int64_t first() const { return plan_.first; }
 
  private:
   const LayersPlan plan_;

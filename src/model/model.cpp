@@ -25,6 +25,29 @@ constexpr Kind kKinds[] = {{"decoder", make<Decoder>},
 
 }  // namespace
 
+std::vector<int64_t> Model::balanced() const {
+  std::vector<int64_t> places;
+  for (const Layers* layers : stacks_) {
+    for (size_t i = 0; i < layers->all().size(); ++i) {
+      const auto& channel = layers->all()[i].channel;
+      if (channel && channel->balances()) {
+        places.push_back(layers->first() + static_cast<int64_t>(i));
+      }
+    }
+  }
+  return places;
+}
+
+void Model::balance(const std::map<int64_t, Tensor>& load) const {
+  for (const Layers* layers : stacks_) {
+    for (size_t i = 0; i < layers->all().size(); ++i) {
+      const auto found = load.find(layers->first() + static_cast<int64_t>(i));
+      const auto& channel = layers->all()[i].channel;
+      if (found != load.end() && channel) channel->balance(found->second);
+    }
+  }
+}
+
 const std::vector<std::string>& model_kinds() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> out;

@@ -30,6 +30,11 @@ class Model : public Module {
   const ModelConfig& config() const { return config_; }
   // The runs of layers it is made of, for costs and for losses that mixers add.
   const std::vector<const Layers*>& stacks() const { return stacks_; }
+  // The layers that balance() changes, by their place among all, ascending.
+  std::vector<int64_t> balanced() const;
+  // Behind each optimiser step: ChannelMixer::balance() of every layer that `load` (Observed::load
+  // of the whole step) has.
+  void balance(const std::map<int64_t, Tensor>& load) const;
   // Cost of what stands before and behind the layers, a position of `length`, norms and positions
   // left out.
   virtual std::vector<Cost> own_costs(int64_t length) const = 0;

@@ -64,7 +64,8 @@ Vit::Vit(const ModelConfig& config)
     parameter("class_token", class_token_, normal({config.width}, config.init_std));
   }
   if (config.position.type == "learned") {
-    parameter("positions", positions_, normal({length_, config.width}, config.init_std));
+    parameter("positions", positions_, normal({length_, config.width}, config.init_std),
+              {.decay = false});
   }
   if (config.embedding_norm) {
     embedding_norm_ = register_module(

@@ -40,6 +40,7 @@ struct Run {
   uint64_t seed = 0;
   RunState state = RunState::kRunning;
   std::string problem{};  // why it failed: "diverged at step 120: the loss became nan"
+  std::string warning{};  // of a finished run: why it is to be distrusted (it has diverged)
   std::vector<Point> points{};
   double tokens_per_second = kUnknown;  // of training
   double peak_memory_bytes = kUnknown;

@@ -83,11 +83,13 @@ std::string problems(const TaskSummary& t) {
   std::string items;
   for (const Row& row : t.rows) {
     for (const Run* run : row.runs) {
-      if (!run_failed(*run)) continue;
+      const bool failed = run_failed(*run);
+      if (!failed && !run_diverged(*run)) continue;
       items += element("li", "",
-                       element("span", "failed", "Failed: ") +
+                       element("span", "failed", failed ? "Failed: " : "Diverged: ") +
                            element("code", "", escape(row.model->label)) +
-                           str(", seed ", run->seed, ": ") + escape(run_problem(*run)));
+                           str(", seed ", run->seed, ": ") +
+                           escape(failed ? run_problem(*run) : run->warning));
     }
   }
   return items.empty() ? "" : element("ul", "problems", items) + "\n";
@@ -121,6 +123,7 @@ std::string fold(const std::string& title, const std::string& note, const std::s
 std::string state_text(const Run* run) {
   if (!run) return "not started";
   if (run_failed(*run)) return "failed: " + run_problem(*run);
+  if (run_diverged(*run)) return "finished, diverged";
   return run->state == RunState::kFinished ? "finished" : "running";
 }
 

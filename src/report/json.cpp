@@ -40,6 +40,7 @@ Json to_json(const Run& run) {
                                                          : "running";
   Json out{{"seed", run.seed}, {"state", state}};
   if (run_failed(run)) out["problem"] = run_problem(run);
+  if (run_diverged(run)) out["warning"] = run.warning;
   out["tokens_per_second"] = number(run.tokens_per_second);
   out["peak_memory_bytes"] = number(run.peak_memory_bytes);
   out["points"] = std::move(points);

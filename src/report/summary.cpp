@@ -34,6 +34,10 @@ std::vector<std::string> caveats(const Row& a, const Row& b) {
     out.push_back(seeds);
   }
   if (a.failed > 0) out.push_back(failed_runs(a));
+  // One of b's makes a's lead larger than it is.
+  for (const Row* row : {&a, &b}) {
+    if (row->diverged > 0) out.push_back(diverged_runs(*row));
+  }
   const auto unequal = [&](double left, double right, const char* what) {
     const double ratio = left / right;
     if (left > 0 && right > 0 && std::abs(ratio - 1) > kSizeTolerance) {
@@ -63,6 +67,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
       row.failed += run_failed(run);
       row.finished += run.state == RunState::kFinished && !run_failed(run);
       row.running += run.state == RunState::kRunning;
+      row.diverged += run_diverged(run);
     }
   }
   row.quality = over_finished(row, [](const Run& r) { return last(r, &Point::quality); });
@@ -102,6 +107,10 @@ bool run_failed(const Run& run) {
   return run.state == RunState::kFinished && !std::isfinite(last(run, &Point::quality));
 }
 
+bool run_diverged(const Run& run) {
+  return run.state == RunState::kFinished && !run_failed(run) && !run.warning.empty();
+}
+
 std::string run_problem(const Run& run) {
   if (!run.problem.empty()) return run.problem;
   if (run.state == RunState::kFailed) return "failed without a message";
@@ -111,6 +120,11 @@ std::string run_problem(const Run& run) {
 
 std::string failed_runs(const Row& row) {
   return str(row.failed, row.failed == 1 ? " failed run of `" : " failed runs of `",
+             row.model->label, "`");
+}
+
+std::string diverged_runs(const Row& row) {
+  return str(row.diverged, row.diverged == 1 ? " diverged run of `" : " diverged runs of `",
              row.model->label, "`");
 }
 

@@ -3,8 +3,8 @@
 // Spread is the sample standard deviation over the seeds of a model's finished runs. Two models tie
 // when their means differ by no more than the larger of their two spreads. A larger difference is
 // claimed ("better") only between models with equal parameters (within 1%), equal tokens, at least
-// three finished seeds each and no failed run; otherwise it is a lead, reported with what is
-// missing.
+// three finished seeds each, no failed run and no diverged one; otherwise it is a lead, reported
+// with what is missing.
 #pragma once
 
 #include <string>
@@ -45,6 +45,7 @@ struct Row {
   int finished = 0;              // with a finite result
   int failed = 0;
   int running = 0;
+  int diverged = 0;  // of the finished
   Stat quality, loss, accuracy, tokens_per_second, peak_memory, tokens;
   Verdict against_baseline;
 
@@ -71,9 +72,13 @@ Verdict compare(const TaskInfo& task, const Row& a, const Row& b);
 
 // "1 failed run of `dcmha`".
 std::string failed_runs(const Row& row);
+// "1 diverged run of `dcmha`".
+std::string diverged_runs(const Row& row);
 
 // A finished run whose last point has no finite metric counts as failed.
 bool run_failed(const Run& run);
+// A run that finished, but with a warning.
+bool run_diverged(const Run& run);
 std::string run_problem(const Run& run);
 
 // "1.912", "12.5%", "–" for an unknown metric value of the task.

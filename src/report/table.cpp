@@ -126,9 +126,12 @@ const char* relation_text(Relation relation) {
 }
 
 std::string row_state(const Row& row) {
-  if (row.finished == row.planned) return "";
+  if (row.finished == row.planned && row.diverged == 0) return "";
   std::vector<std::string> parts;
-  if (row.finished > 0) parts.push_back(str(row.finished, " of ", row.planned, " seeds"));
+  if (row.finished > 0 && row.finished < row.planned) {
+    parts.push_back(str(row.finished, " of ", row.planned, " seeds"));
+  }
+  if (row.diverged > 0) parts.push_back(str(row.diverged, " diverged"));
   if (row.failed > 0) parts.push_back(str(row.failed, " failed"));
   if (row.finished == 0 && row.running > 0) parts.push_back("running");
   if (parts.empty()) parts.push_back("not started");

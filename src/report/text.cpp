@@ -76,6 +76,7 @@ std::string table(const TaskSummary& task) {
       const Row& row = task.rows[i];
       std::string seeds =
           row.finished < row.planned ? str(row.finished, " of ", row.planned) : str(row.finished);
+      if (row.diverged > 0) seeds += str(", ", row.diverged, " diverged");
       lines[i + 1].push_back(seeds);
     }
   }
@@ -95,11 +96,12 @@ std::string to_text(const Comparison& comparison, int width) {
     for (const Row& row : task.rows) {
       leads |= !row.against_baseline.caveats.empty();
       for (const Run* run : row.runs) {
-        if (!run_failed(*run)) continue;
-        out += wrapped(
-                   str("failed: ", row.model->label, ", seed ", run->seed, ": ", run_problem(*run)),
-                   columns) +
-               "\n";
+        const bool failed = run_failed(*run);
+        if (!failed && !run_diverged(*run)) continue;
+        const std::string what = failed ? "failed: " : "diverged: ";
+        const std::string why = failed ? run_problem(*run) : run->warning;
+        out +=
+            wrapped(str(what, row.model->label, ", seed ", run->seed, ": ", why), columns) + "\n";
       }
     }
   }

@@ -12,6 +12,7 @@
 
 #include "core/files.h"
 #include "core/text.h"
+#include "mixers/nn.h"
 
 namespace headloom {
 namespace {
@@ -39,12 +40,6 @@ std::optional<FolderMark> mark_folder(const std::string& path) {
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
 }  // namespace
-
-NamedTensors named_parameters(const torch::nn::Module& model) {
-  NamedTensors out;
-  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
-  return out;
-}
 
 CheckpointStore::CheckpointStore(std::string run_folder)
     : run_(std::move(run_folder)), root_(run_ + "/checkpoints") {}
@@ -135,7 +130,7 @@ void CheckpointStore::publish(const TrainState& state,
 
 void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState state) const {
   publish(state, [&](const std::string& where) {
-    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_parameters(model)));
+    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
     write_file(where + "/state.json", state_json(state));
   });
 }
@@ -143,7 +138,7 @@ void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState st
 void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
                            TrainState state) const {
   publish(state, [&](const std::string& where) {
-    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_parameters(model)));
+    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
     NamedTensors rest = optimizer.state();
     {
       at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -202,7 +197,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     const TrainState state = checked_state(step, /*with_optimizer=*/true);
     const std::string where = folder(step);
     at::NoGradGuard no_grad;
-    copy_tensors(read_safetensors(where + "/" + kModel), named_parameters(model),
+    copy_tensors(read_safetensors(where + "/" + kModel), named_tensors(model),
                  where + "/" + kModel);
     NamedTensors rest = read_safetensors(where + "/" + kOptimizer);
     const auto random = std::find_if(rest.begin(), rest.end(),
@@ -230,7 +225,7 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
       const TrainState state = checked_state(step);
       const std::string path = folder(step) + "/" + kModel;
       at::NoGradGuard no_grad;
-      copy_tensors(read_safetensors(path), named_parameters(model), path);
+      copy_tensors(read_safetensors(path), named_tensors(model), path);
       return state;
     } catch (const Error& error) {
       const bool stands = before && before == mark_folder(folder(step));

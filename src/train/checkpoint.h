@@ -57,6 +57,4 @@ class CheckpointStore {
   const std::string run_, root_;
 };
 
-NamedTensors named_parameters(const torch::nn::Module& model);
-
 }  // namespace headloom

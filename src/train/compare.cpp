@@ -101,6 +101,7 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
   if (const auto done = read_result(result_path)) {
     run.finished = done->problem.empty();
     run.problem = done->problem;
+    run.warning = done->warning;
     run.tokens_per_second = done->tokens_per_second;
     run.peak_memory = done->peak_memory;
     run.points = read_evaluations(plan.folder + "/metrics.jsonl");
@@ -112,6 +113,7 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
         train(plan.config,
               {.folder = plan.folder, .resume = true, .label = label, .of_comparison = true});
     run.points = outcome.evaluations;
+    run.warning = outcome.warning;
     run.tokens_per_second = outcome.tokens_per_second;
     run.peak_memory = outcome.peak_memory;
     if (outcome.interrupted) {
@@ -129,6 +131,7 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
   const std::string metrics = plan.folder + "/metrics.jsonl";
   if (!run.finished && fs::exists(metrics)) run.points = read_evaluations(metrics);
   result.problem = run.problem;
+  result.warning = run.warning;
   result.tokens_per_second = run.tokens_per_second;
   result.peak_memory = run.peak_memory;
   write_result(result_path, result);

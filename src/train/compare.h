@@ -54,6 +54,7 @@ struct ComparedRun {
   int64_t seed = 0;
   bool finished = false;
   std::string problem = {};  // why it failed, "" otherwise
+  std::string warning = {};  // of a finished run that has diverged
   std::vector<EvalPoint> points = {};
   double tokens_per_second = 0;
   int64_t peak_memory = -1;

@@ -18,7 +18,8 @@ void TrainOptions::fields(Fields& f) {
   f.field("beta1", beta1, "AdamW: decay of the mean", fraction());
   f.field("beta2", beta2, "AdamW: decay of the mean square", fraction());
   f.field("eps", eps, "AdamW: added to the root", positive());
-  f.field("weight_decay", weight_decay, "AdamW: decay of matrices; vectors have none",
+  f.field("weight_decay", weight_decay,
+          "AdamW: decay of matrices; vectors, and what its paper exempts, have none",
           at_least(0.0));
   f.field("clip", clip, "largest norm of all gradients together; 0: no limit", at_least(0.0));
   f.field("dtype", dtype, "type of the forward pass; bfloat16 uses autocast",

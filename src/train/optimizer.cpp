@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
+
+#include "mixers/nn.h"
 
 namespace headloom {
 
@@ -25,10 +28,11 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
 AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : options_(options) {
   groups_.resize(2);
   groups_[0].weight_decay = options.weight_decay;
+  const std::set<std::string> decayed = decayed_parameters(model);
+  for (const auto& item : model.named_buffers()) buffers_.insert(item.key());
   for (const auto& item : model.named_parameters()) {
     const Tensor& p = item.value();
-    // Norm scales, biases and other vectors are not decayed.
-    Group& group = groups_[p.dim() >= 2 ? 0 : 1];
+    Group& group = groups_[decayed.contains(item.key()) ? 0 : 1];
     group.names.push_back(item.key());
     group.parameters.push_back(p);
     group.means.push_back(at::zeros_like(p));
@@ -90,7 +94,12 @@ NamedTensors AdamW::state() const {
 }
 
 void AdamW::load(const NamedTensors& state, const std::string& path) {
-  copy_tensors(state, this->state(), path);
+  // Runs of before had what is a buffer now as a parameter, which no gradient reached.
+  NamedTensors own = state;
+  std::erase_if(own, [&](const auto& item) {
+    return buffers_.contains(item.first.substr(item.first.find('.') + 1));
+  });
+  copy_tensors(own, this->state(), path);
 }
 
 }  // namespace headloom

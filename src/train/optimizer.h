@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <set>
+
 #include "train/config.h"
 #include "train/safetensors.h"
 
@@ -27,6 +29,7 @@ class AdamW {
   };
   const TrainOptions options_;
   std::vector<Group> groups_;
+  std::set<std::string> buffers_;  // the model's, by name
 };
 
 // Copies tensors into the targets of the same names. Throws Error naming the first that is missing,

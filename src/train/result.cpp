@@ -11,6 +11,7 @@ using Json = nlohmann::ordered_json;
 
 void write_result(const std::string& path, const RunResult& r) {
   write_file(path, Json{{"problem", r.problem},
+                        {"warning", r.warning},
                         {"tokens_per_second", r.tokens_per_second},
                         {"peak_memory_bytes", r.peak_memory}}
                            .dump(1) +
@@ -23,6 +24,7 @@ std::optional<RunResult> read_result(const std::string& path) {
   if (!json.is_object()) return std::nullopt;
   try {
     return RunResult{.problem = json.at("problem").get<std::string>(),
+                     .warning = json.value("warning", ""),
                      .tokens_per_second = json.at("tokens_per_second").get<double>(),
                      .peak_memory = json.at("peak_memory_bytes").get<int64_t>()};
   } catch (const Json::exception&) {

@@ -7,7 +7,8 @@
 namespace headloom {
 
 struct RunResult {
-  std::string problem;  // "" when the run finished well
+  std::string problem;       // "" when the run finished
+  std::string warning = {};  // of a run that finished but has diverged
   double tokens_per_second = 0;
   int64_t peak_memory = -1;
 };

@@ -128,6 +128,7 @@ Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
 }
 
 void Metrics::remember(const StepPoint& point) {
+  if (!first_loss_) first_loss_ = point.loss;
   losses_.push_back(point.loss);
   step_seconds_.push_back(point.seconds);
   if (point.expert_load.empty()) return;
@@ -157,6 +158,15 @@ double Metrics::mean_loss() const {
   double mean = 0;
   for (double loss : losses_) mean += loss / static_cast<double>(losses_.size());
   return mean;
+}
+
+std::string Metrics::divergence() const {
+  if (evaluations_.empty() || !first_loss_) return "";
+  const double last = evaluations_.back().train_loss;
+  // Noise of a batch and a good start (fine-tuning) are no divergence.
+  if (!(last > 1.1 * *first_loss_ && last > *first_loss_ + 0.1)) return "";
+  return str("the run has diverged: its training loss began at ", *first_loss_, " and ended at ",
+             last, "; a lower train.lr or a longer train.warmup may help.");
 }
 
 void Metrics::append(const std::string& line) {

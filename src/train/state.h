@@ -64,6 +64,9 @@ class Metrics {
   const std::vector<double>& step_seconds() const { return step_seconds_; }
   // Mean training loss of the steps since the last evaluation.
   double mean_loss() const;
+  // A sentence where the run has diverged: where the mean training loss before the last evaluation
+  // is above that of the run's first step by more than a tenth and by more than 0.1. "" otherwise.
+  std::string divergence() const;
   // Mean expert load since the last evaluation or, if that is later, since a resume.
   ExpertLoad mean_load() const;
 
@@ -74,6 +77,7 @@ class Metrics {
   std::string path_;
   std::vector<EvalPoint> evaluations_;
   std::vector<double> step_seconds_, losses_;
+  std::optional<double> first_loss_;
   ExpertLoad load_;  // sum
   int64_t load_steps_ = 0;
 };

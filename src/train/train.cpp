@@ -82,6 +82,8 @@ class Trainer {
     outcome_.tokens_per_second = tokens_per_second();
     outcome_.unit = work_unit(*task_).name;
     outcome_.peak_memory = memory_.bytes();
+    if (!outcome_.interrupted) outcome_.warning = metrics_->divergence();
+    if (!outcome_.warning.empty()) progress_.line("warning: " + outcome_.warning);
     return outcome_;
   }
 
@@ -247,23 +249,30 @@ class Trainer {
     // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
     double loss = 0;
     StepPoint point;
+    Observed observed;  // its load adds up over the pieces
     for (const data::Batch& batch : batches) {
       Tensor mean;
-      Observed observed;
+      observed.loss = Tensor();
       {
         Autocast autocast(options_.dtype);
         mean = batch_loss(*model_, batch, &observed).sum / static_cast<double>(targets);
       }
       loss += mean.item<double>();
-      add_observed(observed, static_cast<double>(pieces), mean, point);
+      if (observed.loss.defined()) {
+        const Tensor extra = observed.loss / static_cast<double>(pieces);
+        mean = mean + extra;
+        point.balance_loss = point.balance_loss.value_or(0) + extra.item<double>();
+      }
       mean.backward();
     }
+    for (const auto& [layer, load] : observed.load) point.expert_load[layer] = shares(load);
     if (!std::isfinite(loss)) stop_diverged("the loss", loss, state_.step + 1);
     point.lr = options_.lr_at(state_.step);
     point.gradient_norm = optimizer_->step(point.lr);
     if (!std::isfinite(point.gradient_norm)) {
       stop_diverged("the gradient's norm", point.gradient_norm, state_.step + 1);
     }
+    model_->balance(observed.load);
     state_.step += 1;
     state_.tokens += options_.batch * work_unit(*task_).per_sequence;
     point.step = state_.step;
@@ -271,20 +280,10 @@ class Trainer {
     return point;
   }
 
-  // Adds the auxiliary losses of one of `pieces` to what is minimised, and to the step's record.
-  static void add_observed(const Observed& observed, double pieces, Tensor& loss,
-                           StepPoint& point) {
-    if (observed.loss.defined()) {
-      const Tensor extra = observed.loss / pieces;
-      loss = loss + extra;
-      point.balance_loss = point.balance_loss.value_or(0) + extra.item<double>();
-    }
-    for (const auto& [layer, load] : observed.load) {
-      const Tensor shares = load.to(at::kDouble).contiguous();
-      std::vector<double>& sum = point.expert_load[layer];
-      sum.resize(static_cast<size_t>(shares.numel()));
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += shares.const_data_ptr<double>()[i] / pieces;
-    }
+  // Of counts [experts].
+  static std::vector<double> shares(const Tensor& counts) {
+    const Tensor share = counts.to(at::kDouble) / counts.sum().clamp_min(1);
+    return {share.const_data_ptr<double>(), share.const_data_ptr<double>() + share.numel()};
   }
 
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {

@@ -122,7 +122,7 @@ TEST(MoeMixer, FollowsItsFormula) {
   for (const Variant& v : variants()) {
     at::manual_seed(3);
     const auto mixer = moe(v.options);
-    for (Tensor p : mixer->parameters()) p.copy_(at::randn_like(p) * 0.4);
+    for (auto& [name, p] : parameters(*mixer)) p.copy_(at::randn_like(p) * 0.4);
     mixer->to(at::kDouble);
     auto p = parameters(*mixer);
     const Tensor x = at::randn({2, 9, 24}, kDouble), y = mixer->forward(x, {});
@@ -171,6 +171,7 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   Observed observed;
   MixerContext context;
   context.observed = &observed;
+  context.layer = 5;
   mixer->forward(x, context);
   const Tensor s =
       at::softmax(at::linear(x.flatten(0, 1), parameters(*mixer)["gate.weight"]).detach(), -1);
@@ -179,7 +180,7 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   for (int64_t i = 0; i < 6; ++i) {
     const double chosen = choice.eq(i).sum().item<double>();
     expected += 0.3 * 6 / (2 * 100.0) * chosen * s.select(1, i).mean().item<double>();
-    EXPECT_NEAR(observed.load.at(3)[i].item<double>(), chosen / 200, 1e-6);
+    EXPECT_EQ(observed.load.at(5)[i].item<double>(), chosen);
   }
   EXPECT_NEAR(observed.loss.item<double>(), expected, 1e-6);
   // It presses on the gate alone, and adds up over layers.
@@ -188,6 +189,7 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   EXPECT_FALSE(parameters(*mixer)["up"].grad().defined());
   mixer->forward(x, context);
   EXPECT_NEAR(observed.loss.item<double>(), 2 * expected, 1e-6);
+  EXPECT_EQ(observed.load.at(5).sum().item<int64_t>(), 2 * 200);
   // Equal load and equal scores give alpha.
   set(*mixer, "gate.weight", at::zeros({6, 24}));
   Observed equal;
@@ -196,27 +198,40 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   EXPECT_NEAR(equal.loss.item<double>(), 0.3, 1e-6);
 }
 
-TEST(MoeMixer, TheBiasMovesTowardsEqualLoadInTrainingOnly) {
+TEST(MoeMixer, TheBiasIsABufferThatBalanceMovesTowardsEqualLoad) {
   at::manual_seed(9);
   const auto mixer = moe("routed = 4\nactive = 1\nscores = 'sigmoid'\nbias_speed = 0.01");
   const Tensor gate = at::zeros({4, 24});
   gate[2].fill_(1);
   set(*mixer, "gate.weight", gate);
   const Tensor x = at::rand({1, 30, 24});  // positive: all choose expert 2
-  const auto bias = [&] { return parameters(*mixer)["choice_bias"].clone(); };
-  Observed observed;
-  MixerContext context;
-  context.observed = &observed;
-  mixer->eval();
-  mixer->forward(x, context);
+  const auto bias = [&] { return mixer->named_buffers()["choice_bias"].clone(); };
+  ASSERT_EQ(mixer->named_parameters().find("choice_bias"), nullptr);
+  const auto step = [&](int pieces) {
+    Observed observed;
+    MixerContext context;
+    context.observed = &observed;
+    for (int i = 0; i < pieces; ++i) mixer->forward(x, context);
+    const Tensor before = bias();
+    mixer->balance(observed.load.at(0));
+    return bias() - before;
+  };
   mixer->train();
   mixer->forward(x, {});
   EXPECT_TRUE(at::equal(bias(), at::zeros({4})));
-  mixer->forward(x, context);
-  EXPECT_TRUE(close(bias(), at::tensor({0.01, 0.01, -0.01, 0.01}), 1e-6));
-  for (int i = 0; i < 60; ++i) mixer->forward(x, context);
+  // Once a step, whatever it was cut into.
+  for (const int pieces : {1, 3}) {
+    EXPECT_TRUE(close(step(pieces), at::tensor({0.01, 0.01, -0.01, 0.01}), 1e-6)) << pieces;
+  }
+  for (int i = 0; i < 60; ++i) step(1);
   // Its score is 1 where the others' are 1/2.
   EXPECT_NEAR((bias()[0] - bias()[2]).item<double>(), 0.5, 0.1);
+  // Equal load moves nothing.
+  const Tensor before = bias();
+  mixer->balance(at::full({4}, 7, at::kLong));
+  EXPECT_TRUE(at::equal(bias(), before));
+  EXPECT_TRUE(mixer->balances());
+  EXPECT_FALSE(moe("routed = 4\nactive = 1")->balances());
 }
 
 TEST(MoeMixer, TokensAreIndependentAndPrecisionFollows) {

@@ -25,10 +25,10 @@ inline std::shared_ptr<ChannelMixer> channel_mixer(const std::string& name,
   return spec->build(shape);
 }
 
+// And buffers.
 inline std::map<std::string, Tensor> parameters(const torch::nn::Module& module) {
-  std::map<std::string, Tensor> out;
-  for (const auto& item : module.named_parameters()) out[item.key()] = item.value();
-  return out;
+  const auto named = named_tensors(module);
+  return {named.begin(), named.end()};
 }
 
 inline void set(torch::nn::Module& module, const std::string& name, const Tensor& value) {

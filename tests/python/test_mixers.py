@@ -310,3 +310,26 @@ def test_wrong_shapes_and_counts():
     with pytest.raises(ValueError, match="params has 0"):
         torch.ops.headloom.mixer(layer.spec, inputs(), [], False)
     layer(inputs())  # a failed call leaves no trace
+
+
+def test_repr_shows_what_a_mixer_owns_itself():
+    shown = repr(headloom.mixer("dcmha", 64, heads=4))
+    assert 'width" = 64' in shown and "w2 [4, 1, 16, 16]" in shown and "(w1): (weight [64, 64])" in shown
+    shown = repr(headloom.mixer("rwkv", 64))
+    assert "mix [3, 64]" in shown and "decay [64]" in shown and "bonus [64]" in shown
+
+
+def test_a_mixer_outside_a_model_has_its_convolutions():
+    names = lambda **options: {n for n, _ in headloom.mixer("multi_token", 64, heads=4, **options).named_parameters()}  # noqa: E731
+    assert "pre_conv" in names()
+    # One of a model has what its layer has.
+    assert "pre_conv" in names(layer=2, depth=4) and "pre_conv" not in names(layer=1, depth=4)
+    assert "pre_conv" in names(layer=1, depth=4, conv_layers="all")
+
+
+@pytest.mark.parametrize("make_one", [lambda **o: headloom.mixer("mha", 64, **o), lambda **o: headloom.channel_mixer("mlp", 64, **o)])
+def test_a_layer_is_below_the_depth(make_one):
+    make_one(layer=4, depth=5)
+    for options in (dict(layer=4), dict(layer=4, depth=1), dict(layer=4, depth=4)):
+        with pytest.raises(ValueError, match="'layer' is 4, expected less than the model's depth"):
+            make_one(**options)

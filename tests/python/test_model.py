@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+import warnings
 
 import headloom
 import pytest
@@ -25,6 +26,7 @@ def decoder(**options):
 
 
 EXPERTS = {"type": "moe", "routed": 4, "active": 2, "shared": 1, "hidden": 16, "balance": 0.1}
+BALANCED = {**EXPERTS, "scores": "sigmoid", "bias_speed": 0.01}
 # One of each way in which a model keeps parameters.
 DECODERS = {
     "tied": dict(),
@@ -34,6 +36,7 @@ DECODERS = {
     "rwkv": dict(layer=[layer("rwkv", "rwkv_channel")], position={"type": "none"}, norm="layer_norm"),
     "mamba": dict(layer=[layer("mamba", "none")]),
     "experts": dict(layer=[{"mixer": {"type": "mha", "heads": 4}, "channel": EXPERTS}]),
+    "balanced": dict(layer=[{"mixer": {"type": "mha", "heads": 4}, "channel": BALANCED}]),
     "simplified": dict(layer=[layer("shaped", "mlp", block={"type": "simplified"})]),
     "parallel": dict(layer=[layer(block={"type": "parallel"})], bias=True),
 }
@@ -323,6 +326,31 @@ def test_extend_equals_the_whole(writer):
     )
 
 
+@pytest.mark.parametrize("position", ["rope", "alibi", "none"])
+def test_a_model_without_a_longest_sequence_rereads_nothing(position):
+    torch.manual_seed(0)
+    model = headloom.model(width=16, depth=1, vocabulary=VOCABULARY, init_std=0.5, position={"type": position}, layer=[layer()])
+    assert "max_length" not in model.config or model.config["max_length"] is None
+    x = tokens(1, 250)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = model.eval().generate(x, 20, temperature=0)
+    with torch.no_grad():
+        assert torch.equal(y[:, 250:], model(y)[:, 249:-1].argmax(-1))
+
+
+def test_outgrowing_the_longest_sequence_is_said():
+    model = decoder().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate(tokens(1, 20), 5, temperature=0)
+        model.generate(tokens(2, 24), 1, temperature=0)
+    for length, new in ((20, 6), (30, 1)):
+        with pytest.warns(UserWarning, match="outgrown the 24 positions .* newest 12 tokens") as said:
+            model.generate(tokens(1, length), new, temperature=0)
+        assert len(said) == 1
+
+
 def test_generate_is_the_greedy_continuation(writer):
     x = tokens(2, 5)
     y = x
@@ -508,6 +536,17 @@ def test_load_names_what_is_wrong(tmp_path):
         headloom.load(tmp_path)
 
 
+def test_bytes_are_read_only_where_the_vocabulary_has_room(tmp_path):
+    decoder(vocabulary=61).save(tmp_path / "few")
+    few = headloom.load(tmp_path / "few")
+    assert few.tokenizer is None
+    with pytest.raises(ValueError, match="no tokenizer: set model.tokenizer .* of its 61 tokens"):
+        few.generate("text")
+    assert few.generate(tokens(), 3).shape == (2, LENGTH + 3)
+    decoder(vocabulary=256).save(tmp_path / "bytes")
+    assert headloom.load(tmp_path / "bytes").tokenizer.name == "bytes"
+
+
 @pytest.mark.parametrize("goal", ["TokenClassification", "QuestionAnswering"])
 def test_hugging_face_folders_of_encoders(goal, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -516,7 +555,7 @@ def test_hugging_face_folders_of_encoders(goal, tmp_path):
     )
     theirs = getattr(transformers, "BertFor" + goal)(config).eval()
     theirs.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="Text is read as bytes"):
+    with pytest.warns(UserWarning, match="The model reads no text: .* has neither tokenizer.json nor"):
         ours = headloom.load(tmp_path)
     x, lengths = tokens(), torch.tensor([5, LENGTH])
     segments = (torch.arange(LENGTH) > 3).long().expand(2, LENGTH)
@@ -541,10 +580,10 @@ def test_hugging_face_folders(name, tmp_path):
     else:
         theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**common, n_embd=32, n_layer=2, n_head=4))
     theirs.eval().save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="Text is read as bytes"):
+    with pytest.warns(UserWarning, match="The model reads no text: .* has neither tokenizer.json nor"):
         ours = headloom.load(tmp_path)
     x = tokens()
     torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-4, rtol=0)
     expected = theirs.generate(x, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
-    ours.tokenizer = None
+    assert ours.tokenizer is None
     assert torch.equal(ours.generate(x, 6, temperature=0), expected)

@@ -89,6 +89,21 @@ TEST(Answer, AFailedRunWeakensItsOwnModelOnly) {
   EXPECT_NE(answer_of(c).find("1 failed run of `dcmha`"), std::string::npos);
 }
 
+TEST(Answer, ADivergedRunOfEitherModelMakesAClaimALead) {
+  for (const size_t diverged : {0, 5}) {
+    Comparison c = small({{"mha", {1.93, 1.94, 1.95, 1.94}}, {"dcmha", {1.50, 1.51, 1.52, 1.51}}});
+    EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kBetter);
+    c.runs[diverged].warning = "the run has diverged: its training loss rose.";
+    EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kAhead);
+    const std::string text = to_text(c), name = c.runs[diverged].model;
+    EXPECT_NE(answer_of(c).find("1 diverged run of `" + name + "`"), std::string::npos);
+    EXPECT_NE(text.find("4, 1 diverged"), std::string::npos) << text;
+    EXPECT_NE(text.find("diverged: " + name + ", seed "), std::string::npos) << text;
+    EXPECT_NE(to_html(c).find("Diverged: "), std::string::npos);
+    EXPECT_NE(to_json(c).find("\"warning\": \"the run has diverged"), std::string::npos);
+  }
+}
+
 TEST(Answer, AClaimOverTheBaselineStandsWithoutOneOverAll) {
   Comparison c =
       small({{"mha", {1.93, 1.94, 1.95}}, {"a", {1.4, 1.41, 1.42}}, {"b", {1.5, 1.51, 1.52}}});

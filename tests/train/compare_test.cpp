@@ -295,6 +295,23 @@ TEST(Compare, RecordsAFailedRunAndGoesOn) {
   }
 }
 
+TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
+  const TempFolder folder;
+  const Node config = parse_toml(
+      "seeds = [1]\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 20\nbatch = 8\n"
+      "eval_every = 10\nlr = 10.0\nclip = 0.0\n"
+      "[[models]]\nname = 'mha'\n[[tasks]]\nname = 'copy'\n"
+      "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n",
+      "compare.toml");
+  for (int again = 0; again < 2; ++again) {
+    const CompareOutcome outcome = compare_quietly(config, folder.path());
+    ASSERT_EQ(outcome.runs.size(), 1u);
+    EXPECT_TRUE(outcome.runs[0].finished);
+    EXPECT_EQ(outcome.runs[0].problem, "");
+    EXPECT_TRUE(contains(outcome.runs[0].warning, "the run has diverged")) << again;
+  }
+}
+
 TEST(Compare, ChecksEverythingBeforeTraining) {
   const TempFolder folder;
   const auto refused = [&](const std::string& override_text) {

@@ -2,6 +2,7 @@
 // and of the load.
 #include <nlohmann/json.hpp>
 
+#include "model/model.h"
 #include "support.h"
 
 namespace headloom {
@@ -70,6 +71,98 @@ TEST(Experts, ABalanceLossEvensTheLoadOut) {
   const double free = unevenness("0.0"), pressed = unevenness("1.0");
   EXPECT_LT(pressed, 0.35);
   EXPECT_GT(free, pressed + 0.05);
+}
+
+// Both layers' biases are moved by a run; `bias_speed` so that a move is plain to see.
+Node balanced_run(const std::string& train) {
+  Node root = tiny_run(train);
+  root.set("model",
+           parse_toml("width = 16\ndepth = 2\n[[layer]]\nmixer = { type = 'mha', heads = 2 }\n"
+                      "channel = { type = 'moe', routed = 4, shared = 1, active = 1, hidden = 8, "
+                      "scores = 'sigmoid', bias_speed = 0.125, balance = 0.0 }\n",
+                      "model"));
+  return root;
+}
+
+std::map<std::string, Tensor> biases_of(const std::string& run, int64_t step) {
+  std::map<std::string, Tensor> out;
+  for (const auto& [name, tensor] :
+       read_safetensors(str(run, "/checkpoints/step-", step, "/model.safetensors"))) {
+    if (name.ends_with("choice_bias")) out[name] = tensor.clone();
+  }
+  return out;
+}
+
+TEST(Experts, TheBiasMovesOnceAStepByTheLoadOfTheWholeBatch) {
+  const TempFolder folder;
+  std::map<std::string, Tensor> whole;
+  for (const int64_t pieces : {1, 4}) {
+    const std::string run = folder.path(str("pieces-", pieces));
+    train_quietly(balanced_run(str("steps = 5\neval_every = 5\naccumulate = ", pieces)),
+                  {.folder = run});
+    const auto biases = biases_of(run, 5);
+    ASSERT_EQ(biases.size(), 2u);
+    for (const auto& [name, bias] : biases) {
+      // Five moves of an eighth, each exact.
+      EXPECT_GT(bias.abs().max().item<double>(), 0) << name;
+      EXPECT_LE(bias.abs().max().item<double>(), 5 * 0.125) << name;
+      if (pieces == 1) {
+        whole[name] = bias;
+      } else {
+        EXPECT_TRUE(bias.equal(whole[name])) << name << "\n" << bias << whole[name];
+      }
+    }
+  }
+}
+
+TEST(Experts, ResumingGoesOnWithTheBiasAndReadsCheckpointsThatHadItAsAParameter) {
+  const TempFolder folder;
+  const std::string config = "steps = 6\neval_every = 3";
+  const std::string whole = folder.path("whole"), half = folder.path("half");
+  train_quietly(balanced_run(config), {.folder = whole});
+  copy_folder(whole, half);
+  train_quietly(balanced_run(config), {.folder = half, .from = 3});
+  EXPECT_EQ(bytes_of(whole + "/checkpoints/step-6/model.safetensors"),
+            bytes_of(half + "/checkpoints/step-6/model.safetensors"));
+
+  // What such an optimiser's state held of it.
+  RunConfig run = read_run_config(balanced_run(config));
+  run.build_task();
+  const auto model = build_model(run.model);
+  AdamW optimizer(*model, run.train);
+  NamedTensors state = optimizer.state();
+  const size_t own = state.size();
+  for (const char* part : {"mean.", "square.", "steps."}) {
+    const std::string name = str(part, "layer0.channel.choice_bias");
+    for (const auto& item : state) EXPECT_NE(item.first, name);
+    state.emplace_back(name, at::zeros({4}));
+  }
+  optimizer.load(state, "file");
+  EXPECT_EQ(optimizer.state().size(), own);
+}
+
+TEST(Experts, AnEncoderAndADecoderHaveLoadsOfTheirOwn) {
+  ModelConfig config;
+  read_fields(parse_toml("kind = 'encoder_decoder'\nvocabulary = 9\nmax_length = 8\n"
+                         "max_source_length = 8\nwidth = 16\ndepth = 1\nencoder_depth = 2\n"
+                         "[[layer]]\nmixer = { type = 'mha', heads = 2 }\n"
+                         "channel = { type = 'moe', routed = 4, active = 1, bias_speed = 0.5 }\n",
+                         "test"),
+              config, "model");
+  const auto model = build_model(config);
+  EXPECT_EQ(model->balanced(), (std::vector<int64_t>{0, 1, 2}));
+  Observed observed;
+  model->hidden({.tokens = at::zeros({2, 3}, at::kLong),
+                 .source = at::zeros({2, 5}, at::kLong),
+                 .observed = &observed});
+  ASSERT_EQ(observed.load.size(), 3u);
+  EXPECT_EQ(observed.load[1].sum().item<int64_t>(), 10);
+  EXPECT_EQ(observed.load[2].sum().item<int64_t>(), 6);
+  model->balance({{2, at::tensor({9, 1, 1, 1})}});
+  const auto bias = [&](const char* name) { return model->named_buffers()[name]; };
+  EXPECT_TRUE(bias("encoder.layer1.channel.choice_bias").equal(at::zeros({4})));
+  EXPECT_TRUE(
+      bias("decoder.layer0.channel.choice_bias").equal(at::tensor({-0.5f, 0.5f, 0.5f, 0.5f})));
 }
 
 TEST(Experts, DenseModelsHaveNoSuchRecords) {

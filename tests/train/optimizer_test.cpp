@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <numbers>
+#include <set>
 
+#include "model/model.h"
 #include "support.h"
 #include "testing/compare.h"
 
@@ -96,6 +98,75 @@ TEST(AdamW, LoadRefusesAStateThatDoesNotFit) {
   state[0].second = at::ones({4, 3});
   EXPECT_TRUE(contains(message_of([&] { optimizer.load(state, "file"); }),
                        "'mean.matrix' has shape [4, 3], expected [3, 4]"));
+}
+
+// Of every parameter that has two dimensions or more but is not decayed, the last part of its name;
+// of the others, whether there are any.
+std::set<std::string> exempt(const std::string& model) {
+  ModelConfig config;
+  read_fields(
+      parse_toml("vocabulary = 16\nmax_length = 8\nwidth = 16\ndepth = 1\n" + model, "test"),
+      config, "model");
+  const auto built = build_model(config);
+  TrainOptions options;
+  options.weight_decay = 0.5;
+  options.beta1 = options.beta2 = 0;
+  AdamW optimizer(*built, options);
+  std::map<std::string, Tensor> before;
+  for (auto& item : built->named_parameters()) {
+    at::NoGradGuard no_grad;
+    item.value().fill_(2);
+    before[item.key()] = item.value().clone();
+    item.value().mutable_grad() = at::zeros_like(item.value());
+  }
+  optimizer.step(0.1);
+  std::set<std::string> kept;
+  for (const auto& item : built->named_parameters()) {
+    const Tensor &now = item.value(), &was = before[item.key()];
+    if (now.equal(was)) {
+      if (now.dim() >= 2) kept.insert(item.key().substr(item.key().rfind('.') + 1));
+    } else {
+      EXPECT_GE(now.dim(), 2) << item.key();
+      EXPECT_TRUE(close(now, was * (1 - 0.1 * 0.5), 1e-6)) << item.key();
+    }
+  }
+  return kept;
+}
+
+TEST(AdamW, DecaysMatricesButForThoseThatAreExempt) {
+  using Names = std::set<std::string>;
+  const auto of = [](const std::string& mixer, const std::string& channel = "type = 'swiglu'") {
+    return exempt("[[layer]]\nmixer = { " + mixer + " }\nchannel = { " + channel + " }\n");
+  };
+  EXPECT_EQ(of("type = 'mha', heads = 2, qk_norm = true"), Names());
+  EXPECT_EQ(of("type = 'dcmha', heads = 2, static = 'add'"), Names());
+  EXPECT_EQ(of("type = 'multi_token', heads = 2, preset = 'released'"), Names());
+  EXPECT_EQ(of("type = 'differential', heads = 2"), Names());
+  EXPECT_EQ(of("type = 'retention', heads = 2", "type = 'moe', routed = 4, active = 2"), Names());
+  EXPECT_EQ(of("type = 'mamba'"), Names{"A_log"});
+  EXPECT_EQ(of("type = 'rwkv'"), Names{"mix"});
+  EXPECT_EQ(of("type = 'mha', heads = 2", "type = 'rwkv_channel'"), Names{"mix"});
+  EXPECT_EQ(of("type = 'talking_heads', heads = 2"), (Names{"pre_mix", "post_mix"}));
+  EXPECT_EQ(of("type = 'aft', form = 'local', reach = 4"), Names{"bias"});
+  EXPECT_EQ(of("type = 'aft', form = 'conv', heads = 2, reach = 4"), Names{"bias"});
+  EXPECT_EQ(of("type = 'aft', form = 'full', factor = 2"), (Names{"bias_u", "bias_v"}));
+  EXPECT_EQ(exempt("position = { type = 'learned' }\nnorm = 'layer_norm'\nbias = true\n"), Names());
+}
+
+TEST(AdamW, DecaysNoPositionsOfImages) {
+  ModelConfig config;
+  read_fields(parse_toml("kind = 'vit'\nclasses = 3\nwidth = 16\ndepth = 1\npool = 'first'\n"
+                         "position = { type = 'learned' }\n"
+                         "image = { channels = 1, height = 8, width = 8, patch = 4 }\n"
+                         "[[layer]]\nmixer = { type = 'mha', heads = 2 }\n",
+                         "test"),
+              config, "model");
+  const auto model = build_model(config);
+  const std::set<std::string> decayed = decayed_parameters(*model);
+  EXPECT_FALSE(decayed.contains("positions"));
+  EXPECT_FALSE(decayed.contains("class_token"));
+  EXPECT_TRUE(decayed.contains("patch.weight"));
+  EXPECT_TRUE(decayed.contains("layer0.mixer.qkv.weight"));
 }
 
 TEST(LearningRate, WarmsUpAndFollowsItsSchedule) {

@@ -270,6 +270,28 @@ TEST(Divergence, StopsWithTheStepAndTheLastGoodCheckpoint) {
   EXPECT_TRUE(contains(message, "train.lr"));
 }
 
+TEST(Divergence, AFinishedRunThatEndsAboveItsStartSaysSo) {
+  const TempFolder folder;
+  const TrainOutcome exploded =
+      train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
+                    {.folder = folder.path("exploded")});
+  EXPECT_TRUE(contains(exploded.warning, "the run has diverged: its training loss began at 2."))
+      << exploded.warning;
+  EXPECT_GT(exploded.evaluations.back().train_loss, 3);
+  const TrainOutcome good =
+      train_quietly(tiny_run("steps = 30\neval_every = 10"), {.folder = folder.path("good")});
+  EXPECT_EQ(good.warning, "");
+  // Neither does a run whose loss moves by noise alone.
+  const TrainOutcome still = train_quietly(tiny_run("steps = 6\neval_every = 1\nlr = 1e-9"),
+                                           {.folder = folder.path("still")});
+  EXPECT_EQ(still.warning, "");
+  // What a resumed run says is of the whole run.
+  const TrainOutcome again =
+      train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
+                    {.folder = folder.path("exploded"), .resume = true});
+  EXPECT_EQ(again.warning, exploded.warning);
+}
+
 TEST(Divergence, BeforeTheFirstCheckpointSaysSo) {
   const TempFolder folder;
   const std::string message = message_of([&] {

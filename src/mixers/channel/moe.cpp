@@ -7,6 +7,10 @@
 //
 // with f_i = routed / (active tokens) (tokens that chose i) and P_i the mean of s_i, the scores of
 // a token taken as shares. The shared experts are one SwiGLU of their joint width.
+//
+// With bias_speed = u the choice is by s_i + b_i, and each optimiser step moves b_i by
+// u sign(mean load - load of i), the load being that of the whole step (DeepSeek-V3,
+// section 2.1.2). b is a buffer: no gradient reaches it.
 #include <ATen/autocast_mode.h>
 
 #include "mixers/mixer.h"
@@ -39,7 +43,7 @@ struct Options {
     f.field("scaling", scaling, "factor of the chosen experts' weights", positive());
     f.field("balance", balance, "alpha, factor of the balance loss", at_least(0.0));
     f.field("bias_speed", bias_speed,
-            "each training step moves a bias, that counts for the choice only, by this much "
+            "each optimiser step moves a bias, that counts for the choice only, by this much "
             "towards equal load; absent: no bias",
             at_least(0.0));
     f.field("groups", groups, "groups of experts, for a choice limited to some of them",
@@ -70,7 +74,7 @@ struct Options {
 
 class Moe final : public ChannelMixer {
  public:
-  Moe(const Options& options, const LayerShape& shape) : options_(options), layer_(shape.layer) {
+  Moe(const Options& options, const LayerShape& shape) : options_(options) {
     options.check();
     const int64_t width = shape.width, working = options.active + options.shared;
     hidden_ = options.hidden.value_or((8 * width / (3 * working) + 7) / 8 * 8);
@@ -88,7 +92,7 @@ class Moe final : public ChannelMixer {
           "shared_down",
           std::make_shared<Linear>(options.shared * hidden_, width, false, shape.output_std()));
     }
-    if (options.bias_speed) parameter("choice_bias", choice_bias_, at::zeros({options.routed}));
+    if (options.bias_speed) buffer("choice_bias", choice_bias_, at::zeros({options.routed}));
   }
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
@@ -98,7 +102,7 @@ class Moe final : public ChannelMixer {
     Tensor weight = scores.gather(1, choice);
     if (options_.renormalise) weight = weight / (weight.sum(1, true) + 1e-20);
     if (options_.scaling != 1) weight = weight * options_.scaling;
-    if (context.observed != nullptr) observe(scores, choice, *context.observed);
+    if (context.observed != nullptr) observe(scores, choice, context);
     Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
     if (!shared_up_) return y;
     return y + shared_down_->forward(ops::swiglu(shared_up_->forward(x)));
@@ -107,17 +111,16 @@ class Moe final : public ChannelMixer {
   std::vector<Cost> costs() const override {
     const int64_t routed = up_.numel() + down_.numel();
     const int64_t working = routed / options_.routed * options_.active;
-    int64_t gate = gate_->weight.numel();
-    std::vector<Cost> costs = {
-        {.part = "routed experts",
-         .formula = "6 C I active",
-         .parameters = routed,
-         .flops_per_token = 2.0 * static_cast<double>(working),
-         .idle_parameters = routed - working},
-        {.part = "gate of the experts",
-         .formula = "2 C routed",
-         .parameters = gate + (choice_bias_.defined() ? choice_bias_.numel() : 0),
-         .flops_per_token = 2.0 * static_cast<double>(gate)}};
+    const int64_t gate = gate_->weight.numel();
+    std::vector<Cost> costs = {{.part = "routed experts",
+                                .formula = "6 C I active",
+                                .parameters = routed,
+                                .flops_per_token = 2.0 * static_cast<double>(working),
+                                .idle_parameters = routed - working},
+                               {.part = "gate of the experts",
+                                .formula = "2 C routed",
+                                .parameters = gate,
+                                .flops_per_token = 2.0 * static_cast<double>(gate)}};
     if (shared_up_) {
       const int64_t shared = shared_up_->weight.numel() + shared_down_->weight.numel();
       costs.push_back({.part = "shared experts",
@@ -126,6 +129,14 @@ class Moe final : public ChannelMixer {
                        .flops_per_token = 2.0 * static_cast<double>(shared)});
     }
     return costs;
+  }
+
+  bool balances() const override { return choice_bias_.defined(); }
+  void balance(const Tensor& load) override {
+    if (!choice_bias_.defined()) return;
+    at::NoGradGuard no_grad;
+    const Tensor counts = load.to(at::kDouble);
+    choice_bias_.add_(at::sign(counts.mean() - counts), *options_.bias_speed);
   }
 
  private:
@@ -140,7 +151,7 @@ class Moe final : public ChannelMixer {
   // [N, active].
   Tensor choose(const Tensor& all_scores) const {
     Tensor scores = all_scores.detach();
-    if (choice_bias_.defined()) scores = scores + choice_bias_.detach();
+    if (choice_bias_.defined()) scores = scores + choice_bias_;
     if (options_.active_groups < options_.groups) {
       // A group is as good as its best expert; with sigmoid scores, as its best two (V3).
       const int64_t size = options_.routed / options_.groups;
@@ -155,31 +166,31 @@ class Moe final : public ChannelMixer {
     return std::get<1>(scores.topk(options_.active, -1));
   }
 
-  // Adds the balance loss, notes the load and moves the choice's bias.
-  void observe(const Tensor& scores, const Tensor& choice, Observed& observed) {
+  // Adds the balance loss and the load.
+  void observe(const Tensor& scores, const Tensor& choice, const MixerContext& context) const {
+    Observed& observed = *context.observed;
+    // bincount() would give a compiler a size that it cannot know.
     const Tensor flat = choice.flatten();
-    const Tensor load = at::bincount(flat, {}, options_.routed).to(at::kFloat) /
-                        static_cast<double>(std::max<int64_t>(flat.numel(), 1));
-    observed.load[layer_] = load;
+    const Tensor counts =
+        at::zeros({options_.routed}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
+    Tensor& sum = observed.load[context.layer];
+    sum = sum.defined() ? sum + counts : counts;
     if (options_.balance > 0) {
+      const Tensor load =
+          counts.to(at::kFloat) / static_cast<double>(std::max<int64_t>(flat.numel(), 1));
       const Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
       const Tensor loss =
           (load * shares.mean(0)).sum() * (options_.balance * static_cast<double>(options_.routed));
       observed.loss = observed.loss.defined() ? observed.loss + loss : loss;
     }
-    if (choice_bias_.defined() && is_training()) {
-      at::NoGradGuard no_grad;
-      choice_bias_.add_(at::sign(load.mean() - load), *options_.bias_speed);
-    }
   }
 
   const Options options_;
-  const int64_t layer_;
   int64_t hidden_;
   std::shared_ptr<Linear> gate_, shared_up_, shared_down_;
   Tensor up_, down_;    // [routed, 2I, C] with the gate's rows first, [routed, C, I]
-  Tensor choice_bias_;  // [routed]
+  Tensor choice_bias_;  // [routed], a buffer
 };
 
 struct MoeSpec final : ChannelMixerSpec {

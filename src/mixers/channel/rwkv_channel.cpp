@@ -15,7 +15,8 @@ class RwkvChannel final : public ChannelMixer {
     if (!shape.causal) usage_error("rwkv_channel looks back only, but the model is not causal.");
     const int64_t width = shape.width, hidden = given.value_or(4 * width);
     const Tensor start = RwkvStart(shape).key_mix();
-    parameter("mix", mix_, at::stack({start, start}));  // rows: of keys, receptance
+    // Rows: of keys, receptance. The authors decay none of these.
+    parameter("mix", mix_, at::stack({start, start}), {.decay = false});
     key_ =
         register_module("key", std::make_shared<Linear>(width, hidden, shape.bias, shape.init_std));
     receptance_ = register_module(

@@ -39,7 +39,8 @@ class Aft final : public TokenMixer {
     output_ = register_module(
         "output", std::make_shared<Linear>(width, width, shape.bias, shape.output_std()));
     const auto learned = [&](const char* name, Tensor& slot, int64_t rows, int64_t columns) {
-      parameter(name, slot, at::empty({rows, columns}).normal_(0, kBiasStd));
+      // Biases, whatever their shape.
+      parameter(name, slot, at::empty({rows, columns}).normal_(0, kBiasStd), {.decay = false});
     };
     const int64_t distances = causal_ ? options.reach : 2 * options.reach - 1;
     if (options.form == "local") learned("bias", bias_, longest_, distances);

@@ -54,9 +54,11 @@ class Mamba final : public TokenMixer {
           at::exp(at::empty({inner_}).uniform_(std::log(1e-3), std::log(1e-1))).clamp_min(1e-4);
       step_->bias.copy_(dt + at::log(-at::expm1(-dt)));  // softplus of it is dt
     }
+    // The authors exempt both from weight decay.
     parameter("A_log", A_log_,
-              at::log(at::arange(1, states_ + 1).to(at::kFloat)).repeat({inner_, 1}));
-    parameter("D", D_, at::ones({inner_}));
+              at::log(at::arange(1, states_ + 1).to(at::kFloat)).repeat({inner_, 1}),
+              {.decay = false});
+    parameter("D", D_, at::ones({inner_}), {.decay = false});
     output_ = map("output", inner_, shape.width, shape.bias, shape.output_std());
   }
 

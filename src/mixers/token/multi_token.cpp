@@ -38,7 +38,7 @@ struct Options {
     attention.fields(f);
     f.field("pre_conv", pre_conv, "convolution before softmax");
     f.field("post_conv", post_conv, "convolution after softmax");
-    f.field("conv_layers", conv_layers, "layers with convolutions: l mod 4 = 2, or all",
+    f.field("conv_layers", conv_layers, "layers of a model with convolutions: l mod 4 = 2, or all",
             {"mod4", "all"});
     f.field("query_kernel", query_kernel, "queries a kernel spans, the current one last",
             at_least(1));
@@ -107,7 +107,8 @@ class MultiToken final : public Attention {
       : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
         own_(options),
         factor_(options.depth_scale ? 1 - lambda_init(shape.layer) : 1) {
-    const bool here = options.conv_layers == "all" || shape.layer % 4 == 2;
+    // A mixer that is no layer of a model has what its name says.
+    const bool here = options.conv_layers == "all" || shape.alone || shape.layer % 4 == 2;
     if (options.pre_conv || options.post_conv) {
       // Built on every layer, so that options that do not fit are refused on every layer.
       const Tensor kernel = identity_kernel(options);

@@ -19,10 +19,12 @@ class Rwkv final : public TokenMixer {
     if (!shape.causal) usage_error("rwkv looks back only, but the model is not causal.");
     const int64_t width = shape.width;
     const RwkvStart start(shape);
+    // The authors exempt these from weight decay: 0 is no neutral value of any of them.
+    const ParameterTraits kept{.decay = false};
     // Rows: of keys, values, receptance.
-    parameter("mix", mix_, at::stack({start.key_mix(), start.value_mix(), start.gate_mix()}));
-    parameter("decay", decay_, start.decay());
-    parameter("bonus", bonus_, start.bonus());
+    parameter("mix", mix_, at::stack({start.key_mix(), start.value_mix(), start.gate_mix()}), kept);
+    parameter("decay", decay_, start.decay(), kept);
+    parameter("bonus", bonus_, start.bonus(), kept);
     const auto map = [&](const char* name, double std) {
       return register_module(name, std::make_shared<Linear>(width, width, shape.bias, std));
     };

@@ -78,8 +78,11 @@ class TalkingHeads final : public Attention {
     const auto start = [&](int64_t from, int64_t to) {
       return resampling(from, to) + at::empty({from, to}).normal_(0, shape.init_std);
     };
-    if (options.pre) parameter("pre_mix", pre_, start(sizes_.maps, heads));
-    if (options.post) parameter("post_mix", post_, start(heads, sizes_.outputs));
+    // Decayed, the scores and the weights themselves would shrink.
+    if (options.pre) parameter("pre_mix", pre_, start(sizes_.maps, heads), {.decay = false});
+    if (options.post) {
+      parameter("post_mix", post_, start(heads, sizes_.outputs), {.decay = false});
+    }
   }
 
   std::vector<Cost> costs(int64_t length) const override {

@@ -1,0 +1,84 @@
+"""What a training loop does beside gradients: groups of parameters, and the balance of experts."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from headloom._lent import Lent, Part
+
+
+def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[str, Any]]:
+    """The parameters of ``model`` as two groups for an optimiser: with weight decay and without.
+
+    Decayed are matrices, but for those that their paper or its authors' code exempts (Mamba's ``A_log``, RWKV's ``mix``;
+    docs/models.md has all of them with their sources). Those carry ``parameter._no_weight_decay = True``, which is heeded
+    on the parameters of other modules too. Biases, norms and other vectors are never decayed.
+
+    Args:
+        model: any module, of which a :class:`Model` or a mixer may be a part. Where it is sharded or wrapped, call this
+            afterwards, as one makes the optimiser.
+        weight_decay: of the first group.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(headloom.parameter_groups(model, weight_decay=0.1), lr=3e-4)
+    """
+    decayed: Dict[nn.Parameter, None] = {}
+    kept: Dict[nn.Parameter, None] = {}
+    for module in model.modules():
+        # What wraps a module may put other tensors in place of its parameters, which have no mark.
+        undecayed = module._undecayed if isinstance(module, Part) else set()
+        for name, parameter in module.named_parameters(recurse=False):
+            exempt = parameter.dim() < 2 or name in undecayed or getattr(parameter, "_no_weight_decay", False)
+            (kept if exempt else decayed)[parameter] = None
+    groups = [
+        {"params": list(decayed), "weight_decay": weight_decay},
+        {"params": [p for p in kept if p not in decayed], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def balance_experts(
+    model: nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
+) -> Optional[RemovableHandle]:
+    """Evens out the load of experts: moves the biases that ``bias_speed`` asks for, once an optimiser step.
+
+    Every training call of a model or channel mixer counts how many choices each expert got, with ``auxiliary=True`` or
+    without. This moves each bias by ``bias_speed``, up where an expert got less than the mean and down where it got more,
+    and counts anew. Several calls before one step (accumulated gradients) count together; what activation checkpointing
+    computes again does not count again; and where ``torch.distributed`` is initialised, the counts of all processes of the
+    default group are summed first, so that all of them must call this. A module without such biases is left as it is.
+
+    Args:
+        model: any module, of which a :class:`Model` or :class:`ChannelMixer` may be a part.
+        optimizer: do so after each of its steps from now on. None: do so now, in a loop that calls this behind every step.
+
+    Returns:
+        With ``optimizer`` a handle whose ``remove()`` ends it.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(headloom.parameter_groups(model), lr=3e-4)
+        >>> headloom.balance_experts(model, optimizer)
+    """
+    if optimizer is not None:
+
+        def behind(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            balance_experts(model)
+
+        return optimizer.register_step_post_hook(behind)
+    parts = [module for module in model.modules() if isinstance(module, Lent) and module._load]
+    if not parts:
+        return None
+    with torch.no_grad():
+        counts = [load for part in parts for load in part._load]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            together = torch.cat(counts)
+            torch.distributed.all_reduce(together)
+            counts = list(together.split([len(load) for load in counts]))
+        for part in parts:
+            own, counts = counts[: len(part._load)], counts[len(part._load) :]
+            part._balance(own)
+    return None
