@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import json
+import numbers
+import re
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 
 #: Training calls after which a load that nothing balances is reported.
 _PATIENCE = 1000
+
+#: Names, values and kinds of a module's parameters and buffers.
+Named = Tuple[List[str], List[Tensor], List[str]]
+
+
+def shown(value: Any) -> str:
+    """A value and its type, for messages."""
+    return f"{value!r:.40} ({type(value).__name__})"
+
+
+def wrong_type(what: str, name: str, value: Any) -> TypeError:
+    """That ``name``, an argument of ``what``, is no tensor, and what makes one of it."""
+    if isinstance(value, str):
+        hint = "; model.encode makes tokens of a text" if what == "model" else ""
+    elif type(value).__module__ == "numpy":
+        hint = f"; torch.from_numpy({name}) makes one"
+    elif isinstance(value, (list, tuple, int, float)):
+        hint = f"; torch.tensor({name}) makes one"
+    else:
+        hint = ""
+    return TypeError(f"{what}: {name} must be a tensor; it is {shown(value)}{hint}.")
+
+
+def expect_tensors(what: Callable[[], str], needed: str, **given: Any) -> None:
+    """TypeError where an argument is neither a tensor, nor something that stands for one, nor None, which ``needed`` must
+    not be."""
+    for name, value in given.items():
+        absent = value is None and name != needed
+        if not (absent or isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")):
+            raise wrong_type(what(), name, value)
+
+
+def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
+    """The parameters and buffers of a new module, on the default device (``torch.device`` as a context, or
+    ``torch.set_default_device``); on the meta device without values."""
+    device = torch.get_default_device()
+    names, values, kinds = make(spec, device.type != "meta")
+    return names, values if device.type == "cpu" else [value.to(device) for value in values], kinds
 
 
 class Part(nn.Module):
@@ -134,26 +174,38 @@ class Lent(Part):
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [self.spec.strip().replace("\n", ", "), super().extra_repr()]))
 
+    def _what(self) -> str:
+        """How messages call it: ``mixer 'dcmha'``."""
+        found = re.search(r'"(mixer|channel)" = \{ "type" = "(\w+)"', self.spec)
+        if found is None:
+            return "model"
+        return f"{'mixer' if found[1] == 'mixer' else 'channel_mixer'} '{found[2]}'"
+
 
 def _is_choice_bias(name: str) -> bool:
     return name.split(".")[-1] == "choice_bias"
 
 
-def toml(value: Any) -> str:
-    """A Python value as TOML."""
+def toml(value: Any, key: str) -> str:
+    """A Python value as TOML; ``key`` is its name for messages."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, numbers.Integral):
+        if not -(2**63) <= int(value) < 2**63:
+            raise ValueError(f"'{key}' is {value}, expected a number below 2**63.")
+        return repr(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML string
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items() if v is not None) + " }"
+        pairs = (f"{json.dumps(str(k))} = {toml(v, f'{key}.{k}')}" for k, v in value.items() if v is not None)
+        return "{ " + ", ".join(pairs) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(v) for v in value) + "]"
-    raise TypeError(f"an option is {value!r}, expected a number, text, a boolean, or a list or table of them.")
+        return "[" + ", ".join(toml(v, f"{key}[{i}]") for i, v in enumerate(value)) + "]"
+    raise TypeError(f"'{key}' is {shown(value)}, expected a number, text, a boolean, or a list or table of them.")
 
 
 def toml_lines(table: Mapping[str, Any]) -> str:
     """The lines of a TOML file; what is None is left out."""
-    return "".join(f"{json.dumps(key)} = {toml(value)}\n" for key, value in table.items() if value is not None)
+    return "".join(f"{json.dumps(key)} = {toml(value, key)}\n" for key, value in table.items() if value is not None)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import codecs
 import json
+import numbers
 import os
 import warnings
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterator,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+    overload,
+)
 
 import torch
 from torch import Tensor
 
-from headloom._lent import Lent, Part, toml_lines
+from headloom._lent import Lent, Part, expect_tensors, new_tensors, shown, toml_lines
 from headloom._tokenizer import Tokenizer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -28,11 +42,13 @@ class State:
     """
 
     def __init__(self, cache: str = "full", _state: Any = None):
+        if not isinstance(cache, str):
+            raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
         self._state: Any = torch.classes.headloom.State(cache) if _state is None else _state
 
     @property
     def position(self) -> int:
-        """Tokens seen."""
+        """Tokens seen, of the sequence that has seen most."""
         return int(self._state.position())
 
     @property
@@ -41,8 +57,20 @@ class State:
         return int(self._state.bytes())
 
     def select(self, rows: Union[Tensor, Sequence[int]]) -> "State":
-        """The state of the sequences that ``rows`` names, one as often as it is named."""
-        return State(_state=self._state.select(torch.as_tensor(rows, dtype=torch.int64)))
+        """The state of the sequences that ``rows`` names, one as often as it is named.
+
+        Args:
+            rows: ``[n]``, numbers of sequences from 0 on.
+
+        Raises:
+            ValueError: a number is of no sequence that the state has seen, or they are no whole numbers ``[n]``.
+        """
+        chosen = torch.as_tensor(rows)
+        if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8) or chosen.dim() != 1:
+            raise ValueError(
+                f"rows has shape {list(chosen.shape)} and type {chosen.dtype}, expected the numbers [n] of sequences."
+            )
+        return State(_state=self._state.select(chosen.to(torch.int64)))
 
 
 class _Sample:
@@ -79,9 +107,14 @@ class _Sample:
         return self._text.decode(errors="replace")
 
 
-def _named(value: Any) -> str:
-    """For messages."""
-    return f"{value!r:.40} ({type(value).__name__})"
+def _whole(name: str, value: Any, least: Optional[int], expected: str) -> int:
+    """``value`` as an int of 64 bits, at least ``least`` where that is given."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {shown(value)}, expected {expected}.")
+    number = int(value)
+    if (least is not None and number < least) or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} is {number}, expected {expected}.")
+    return number
 
 
 @dataclass(frozen=True)
@@ -95,15 +128,19 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        def expect(name: str, fits: bool, expected: str) -> None:
-            if not fits:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}.")
+        def expect(name: str, low: float, high: float, expected: str) -> None:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name} is {shown(value)}, expected a number, {expected}.")
+            if not low <= float(value) <= high:
+                raise ValueError(f"{name} is {value}, expected {expected}.")
 
-        expect("temperature", self.temperature >= 0, "0 (always the likeliest token) or more")
-        expect("top_k", self.top_k >= 0, "0 (all tokens) or more")
-        expect("top_p", 0 <= self.top_p <= 1, "0 to 1")
-        expect("min_p", 0 <= self.min_p <= 1, "0 to 1")
-        expect("repetition_penalty", self.repetition_penalty > 0, "more than 0")
+        largest, smallest = 1.7976931348623157e308, 5e-324
+        expect("temperature", 0, largest, "0 (always the likeliest token) or more")
+        _whole("top_k", self.top_k, 0, "0 (all tokens) or more, a whole number")
+        expect("top_p", 0, 1, "0 to 1")
+        expect("min_p", 0, 1, "0 to 1")
+        expect("repetition_penalty", smallest, largest, "more than 0")
 
 
 class Model(Lent):
@@ -127,6 +164,31 @@ class Model(Lent):
         #: Of the checkpoint it was loaded from.
         self.step: int = 0
 
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        lengths: Optional[Tensor] = None,
+        documents: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
+        auxiliary: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        lengths: Optional[Tensor] = None,
+        documents: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
+        auxiliary: Literal[True],
+    ) -> Tuple[Tensor, Tensor]: ...
+
     def forward(
         self,
         inputs: Tensor,
@@ -137,12 +199,13 @@ class Model(Lent):
         source: Optional[Tensor] = None,
         source_lengths: Optional[Tensor] = None,
         auxiliary: bool = False,
-    ) -> Any:
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         """Logits.
 
         Args:
-            inputs: tokens ``[B, T]``, integers; of a vision transformer images ``[B, channels, height, width]``.
-            lengths: ``[B]`` int64, how many tokens of each sequence are real.
+            inputs: tokens ``[B, T]``, integers of the vocabulary with T at least 1; of a vision transformer images
+                ``[B, channels, height, width]``.
+            lengths: ``[B]`` int64, how many tokens of each sequence are real: 0 to T.
             documents: ``[B, T]`` int64 ids; attention stays inside a document.
             segments: ``[B, T]`` int64, which of its segment embeddings each token has; all the first where absent.
             source: ``[B, S]``, what an encoder-decoder reads; ``inputs`` is then what it writes.
@@ -155,11 +218,22 @@ class Model(Lent):
             tags it, ``[B, T, 2]`` (begin and end) of one that finds a span; with ``auxiliary`` a pair.
 
         Raises:
-            ValueError: an input does not fit the model; the message names it.
-            TypeError: the input is no tensor.
+            ValueError: an input does not fit the model, or a parameter that was replaced does not fit its place; the
+                message names it.
+            TypeError: an input is no tensor.
         """
-        if not isinstance(inputs, Tensor):
-            raise TypeError(f"a model reads a tensor, but got {_named(inputs)}; model.encode makes tokens of a text.")
+        plain = lengths is None and documents is None and segments is None and source is None and source_lengths is None
+        if not (plain and type(inputs) is Tensor):
+            expect_tensors(
+                self._what,
+                "inputs",
+                inputs=inputs,
+                lengths=lengths,
+                documents=documents,
+                segments=segments,
+                source=source,
+                source_lengths=source_lengths,
+            )
         images = inputs if self.config["kind"] == "vit" else None
         found = torch.ops.headloom.model(
             self.spec,
@@ -175,7 +249,13 @@ class Model(Lent):
             auxiliary,
         )
         self._count(found[2 if auxiliary else 1 :])
-        return (found[0], found[1]) if auxiliary else found[0]
+        if auxiliary:
+            return found[0], found[1]
+        logits: Tensor = found[0]
+        return logits
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_model(self.spec, self._tensors(), load)
@@ -211,23 +291,42 @@ class Model(Lent):
         Returns:
             ``[B, n, vocabulary]``, or ``[B, 1, vocabulary]``.
 
+        Raises:
+            ValueError: the tokens are outside the vocabulary or not of the sequences that the state has seen, the state
+                is another model's, the model does not write, or a source is missing or too much. The state is then as
+                it was.
+            TypeError: ``tokens`` is no tensor or ``state`` no :class:`State`.
+
         Example:
             >>> state = headloom.State()
             >>> logits = model.extend(prompt, state, last=True)
             >>> for _ in range(100):
             ...     logits = model.extend(logits.argmax(-1), state)
         """
+        if not isinstance(state, State):
+            raise TypeError(f"model: state must be a headloom.State; it is {shown(state)}.")
+        if not (type(tokens) is Tensor and source is None and source_lengths is None):
+            expect_tensors(self._what, "tokens", tokens=tokens, source=source, source_lengths=source_lengths)
         logits: Tensor = torch.ops.headloom.extend(
             self.spec, self._tensors(), state._state, tokens, last, source, source_lengths
         )
         return logits
 
     def encode(self, text: str) -> Tensor:
-        """The tokens ``[n]`` of a text as the model reads it from its start, by its tokenizer."""
+        """The tokens ``[n]`` int64 of a text as the model reads it from its start, by its tokenizer.
+
+        Raises:
+            ValueError: the model has no tokenizer.
+            TypeError: ``text`` is no text.
+        """
         return self._text_tokenizer().encode(text, start=True)
 
     def decode(self, tokens: Union[Tensor, Sequence[int]]) -> str:
-        """The text of tokens ``[n]``."""
+        """The text of tokens ``[n]``, by the model's tokenizer.
+
+        Raises:
+            ValueError: the model has no tokenizer, or the tokens are not ``[n]``.
+        """
         return self._text_tokenizer().decode(tokens)
 
     def _text_tokenizer(self) -> Tokenizer:
@@ -241,7 +340,7 @@ class Model(Lent):
 
     def _prompt_tokens(self, prompt: Prompt) -> Tensor:
         if not isinstance(prompt, (str, Tensor)):
-            raise TypeError(f"a prompt is {_named(prompt)}, expected text or a tensor of tokens.")
+            raise TypeError(f"a prompt is {shown(prompt)}, expected text or a tensor of tokens.")
         if isinstance(prompt, Tensor):
             if prompt.dim() != 1 or prompt.numel() == 0:
                 raise ValueError(f"a prompt has shape {list(prompt.shape)}, expected at least one token [n].")
@@ -260,7 +359,7 @@ class Model(Lent):
             given = list(source) if isinstance(source, (list, tuple)) else [source]
         for one in given:
             if not isinstance(one, (str, Tensor)):
-                raise TypeError(f"a source is {_named(one)}, expected text or a tensor of tokens.")
+                raise TypeError(f"a source is {shown(one)}, expected text or a tensor of tokens.")
         tokens = [self.encode(one) if isinstance(one, str) else one for one in given]
         for one in tokens:
             if one.dim() != 1 or one.numel() == 0:
@@ -274,7 +373,7 @@ class Model(Lent):
         given = [stop] if isinstance(stop, (str, int, bytes)) else list(stop)
         for one in given:
             if not isinstance(one, (str, int)):
-                raise TypeError(f"stop has {_named(one)}, expected texts and tokens.")
+                raise TypeError(f"stop has {shown(one)}, expected texts and tokens.")
         texts = [s.encode() for s in given if isinstance(s, str)]
         tokens = [s for s in given if isinstance(s, int)]
         if b"" in texts:
@@ -298,10 +397,12 @@ class Model(Lent):
         source: Any,
     ) -> Iterator[List[_Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
-        if samples < 1:
-            raise ValueError(f"num_samples is {samples}, expected at least 1.")
-        if most < 0:
-            raise ValueError(f"max_new_tokens is {most}, expected at least 0.")
+        samples = _whole("num_samples", samples, 1, "a whole number, at least 1")
+        most = _whole("max_new_tokens", most, 0, "a whole number, at least 0")
+        if seed is not None:
+            seed = _whole("seed", seed, None, "a whole number of 64 bits")
+        if not isinstance(cache, str):
+            raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
         stop_texts, stop_tokens = self._stops(stop)
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         sources = self._source_tokens(source, len(tokens))
@@ -318,7 +419,7 @@ class Model(Lent):
             tokens,
             sources,
             float(sampling.temperature),
-            sampling.top_k,
+            int(sampling.top_k),
             float(sampling.top_p),
             float(sampling.min_p),
             float(sampling.repetition_penalty),
@@ -347,6 +448,75 @@ class Model(Lent):
             if all(sample.ended for sample in written):
                 return
 
+    @overload
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: Stop = (),
+        seed: Optional[int] = None,
+        num_samples: int = 1,
+        cache: str = "full",
+        source: Union[Prompt, Sequence[Prompt], None] = None,
+    ) -> Tensor: ...
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: Stop = (),
+        seed: Optional[int] = None,
+        num_samples: Literal[1] = 1,
+        cache: str = "full",
+        source: Union[Prompt, Sequence[Prompt], None] = None,
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Union[List[str], Tuple[str, ...]],
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: Stop = (),
+        seed: Optional[int] = None,
+        num_samples: int = 1,
+        cache: str = "full",
+        source: Union[Prompt, Sequence[Prompt], None] = None,
+    ) -> List[str]: ...
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: Stop = (),
+        seed: Optional[int] = None,
+        num_samples: int,
+        cache: str = "full",
+        source: Union[Prompt, Sequence[Prompt], None] = None,
+    ) -> Union[str, List[str]]: ...
+
     def generate(
         self,
         prompt: Union[Prompt, Sequence[str]],
@@ -362,7 +532,7 @@ class Model(Lent):
         num_samples: int = 1,
         cache: str = "full",
         source: Union[Prompt, Sequence[Prompt], None] = None,
-    ) -> Any:
+    ) -> Union[str, List[str], Tensor]:
         """Goes on with a prompt, a token at a time, from a decoding state.
 
         A text ends before a stop string, at a stop token, at the tokenizer's end token, or after ``max_new_tokens``. One
@@ -390,7 +560,9 @@ class Model(Lent):
             before others is filled up with its last token.
 
         Raises:
-            ValueError: an option or the prompt does not fit; the message names it.
+            ValueError: an option or the prompt does not fit, or the model has no tokenizer for a text; the message names
+                it.
+            TypeError: an option or the prompt is of another type.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
 
@@ -409,6 +581,9 @@ class Model(Lent):
             whole = torch.cat([old, filled.view(len(new), longest)], 1)
             return whole[0] if prompt.dim() == 1 and num_samples == 1 else whole
         prompts: List[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
+        for one in prompts:
+            if isinstance(one, Tensor):
+                raise TypeError("a list of prompts has a tensor, expected texts; tokens of several are one tensor [B, T].")
         texts = [prompts[i // num_samples] + sample.text() for i, sample in enumerate(written(prompts, True))]
         return texts[0] if isinstance(prompt, str) and num_samples == 1 else texts
 
@@ -428,6 +603,9 @@ class Model(Lent):
         source: Optional[Prompt] = None,
     ) -> Iterator[str]:
         """What :meth:`generate` writes after the prompt, piece by piece as it comes.
+
+        Arguments and errors are those of :meth:`generate`, of one prompt and one sample; errors come with the first
+        piece.
 
         Example:
             >>> for piece in model.stream("ROMEO:"):
@@ -492,7 +670,8 @@ def model(
 ) -> Model:
     """A new model, to be trained.
 
-    Weights are drawn from torch's default generator (``torch.manual_seed``).
+    Weights are drawn from torch's default generator (``torch.manual_seed``). The parameters are on the default device:
+    under ``torch.device("meta")`` they have no values, until ``to_empty`` and ``load_state_dict`` give them some.
 
     Args:
         config: a name out of :func:`presets`, or a table with the keys of ``[model]`` in a run's ``config.toml``
@@ -515,12 +694,14 @@ def model(
     """
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer(tokenizer)
+    if not (config is None or isinstance(config, (str, Mapping))):
+        raise TypeError(f"config is {shown(config)}, expected a preset's name or a table.")
     table: Dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config or {})
     table.update({key: value for key, value in options.items() if value is not None})
     spec, text = torch.ops.headloom.model_spec(toml_lines(table))
     if tokenizer is not None and json.loads(text).get("vocabulary") is None:
         spec, text = torch.ops.headloom.model_spec(toml_lines({**table, "vocabulary": tokenizer.vocabulary}))
-    return Model(spec, json.loads(text), *torch.ops.headloom.model_tensors(spec), tokenizer)
+    return Model(spec, json.loads(text), *new_tensors(torch.ops.headloom.model_tensors, spec), tokenizer)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any, Dict, Iterable, Optional, Union
 import torch
 from torch import Tensor
 
+from headloom._lent import shown
+
 
 def _bytes(tensor: Tensor) -> bytes:
     return bytes(tensor.tolist())
@@ -46,7 +48,17 @@ class Tokenizer:
         self.start_token: Optional[int] = self._tokenizer.start_token()
 
     def encode(self, text: Union[str, bytes], start: bool = False) -> Tensor:
-        """``[n]`` int64. ``start`` puts the token before it that a model expects there, where there is one."""
+        """The tokens of a text, ``[n]`` int64.
+
+        Args:
+            text: characters, or bytes of any kind.
+            start: puts the token before it that a model expects there, where there is one.
+
+        Raises:
+            TypeError: ``text`` is neither.
+        """
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"text is {shown(text)}, expected text or bytes.")
         data = text.encode() if isinstance(text, str) else text
         tokens: Tensor = self._tokenizer.encode(torch.tensor(list(data), dtype=torch.uint8))
         if start and self.start_token is not None:
@@ -54,7 +66,13 @@ class Tokenizer:
         return tokens
 
     def decode(self, tokens: Union[Tensor, Iterable[int]]) -> str:
-        """The text of tokens from its start on; what is no UTF-8 becomes U+FFFD."""
+        """The text of tokens ``[n]`` from its start on; what is no UTF-8 becomes U+FFFD.
+
+        Raises:
+            ValueError: the tokens are a tensor of another shape.
+        """
+        if isinstance(tokens, Tensor) and tokens.dim() != 1:
+            raise ValueError(f"tokens has shape {list(tokens.shape)}, expected [n].")
         numbers = tokens.tolist() if isinstance(tokens, Tensor) else [int(token) for token in tokens]
         return _bytes(self._tokenizer.decode(numbers)).decode(errors="replace")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
 
-from headloom._lent import Lent, toml_lines
+from headloom._lent import Lent, expect_tensors, new_tensors, toml_lines
 
 
 class Mixer(Lent):
@@ -19,7 +19,7 @@ class Mixer(Lent):
     """
 
     def __init__(self, spec: str):
-        super().__init__(spec, *torch.ops.headloom.mixer_tensors(spec))
+        super().__init__(spec, *new_tensors(torch.ops.headloom.mixer_tensors, spec))
 
     def forward(
         self,
@@ -31,15 +31,29 @@ class Mixer(Lent):
         """Mixes along the sequence.
 
         Args:
-            x: ``[B, T, C]``.
-            lengths: ``[B]`` int64, how many tokens of each sequence (of the memory, where there is one) are real.
-            documents: ``[B, T]`` int64 ids; attention stays inside a document.
+            x: ``[B, T, C]`` with C the layer's width and T at least 1, of the parameters' type and device.
+            lengths: ``[B]`` int64, how many tokens of each sequence (of the memory, where there is one) are real: 0 to
+                T (S).
+            documents: ``[B, T]`` int64 ids; attention stays inside a document. Not beside a memory.
             memory: ``[B, S, C]``; cross-attention takes keys and values from here.
+
+        Returns:
+            ``[B, T, C]`` of x's type.
+
+        Raises:
+            ValueError: an argument, or a parameter that was replaced, has a shape, type or device that does not fit,
+                or the mixer cannot do what is asked of it; the message names the mixer and the argument.
+            TypeError: an argument is no tensor.
         """
+        if not (type(x) is Tensor and lengths is None and documents is None and memory is None):
+            expect_tensors(self._what, "x", x=x, lengths=lengths, documents=documents, memory=memory)
         y: Tensor = torch.ops.headloom.mixer(
             self.spec, x, self._tensors(), self.training, lengths, documents, memory
         )
         return y
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class ChannelMixer(Lent):
@@ -49,7 +63,14 @@ class ChannelMixer(Lent):
     """
 
     def __init__(self, spec: str):
-        super().__init__(spec, *torch.ops.headloom.channel_mixer_tensors(spec))
+        super().__init__(spec, *new_tensors(torch.ops.headloom.channel_mixer_tensors, spec))
+
+    @overload
+    def forward(self, x: Tensor, documents: Optional[Tensor] = None, auxiliary: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(
+        self, x: Tensor, documents: Optional[Tensor] = None, *, auxiliary: Literal[True]
+    ) -> Tuple[Tensor, Tensor]: ...
 
     def forward(
         self, x: Tensor, documents: Optional[Tensor] = None, auxiliary: bool = False
@@ -57,14 +78,30 @@ class ChannelMixer(Lent):
         """Each position by itself or with the one before it.
 
         Args:
-            x: ``[B, T, C]``.
+            x: ``[B, T, C]`` with C the layer's width and T at least 1, of the parameters' type and device.
             documents: ``[B, T]`` int64 ids; a position is not mixed with one of another document.
             auxiliary: also return what the mixer wants added to the loss (``moe``: the balance of its experts), a
                 scalar.
+
+        Returns:
+            ``[B, T, C]`` of x's type; with ``auxiliary`` a pair.
+
+        Raises:
+            ValueError: an argument, or a parameter that was replaced, has a shape, type or device that does not fit;
+                the message names the mixer and the argument.
+            TypeError: an argument is no tensor.
         """
+        if not (type(x) is Tensor and documents is None):
+            expect_tensors(self._what, "x", x=x, documents=documents)
         found = torch.ops.headloom.channel_mixer(self.spec, x, self._tensors(), self.training, documents, auxiliary)
         self._count(found[2 if auxiliary else 1 :])
-        return (found[0], found[1]) if auxiliary else found[0]
+        if auxiliary:
+            return found[0], found[1]
+        y: Tensor = found[0]
+        return y
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_channel_mixer(self.spec, self._tensors(), load)
@@ -92,7 +129,8 @@ def mixer(
 ) -> Mixer:
     """Builds the token mixer ``type`` as a ``torch.nn.Module``, run by the C++ implementation.
 
-    Weights are drawn from torch's default generator (``torch.manual_seed``).
+    Weights are drawn from torch's default generator (``torch.manual_seed``), on the default device (``torch.device`` as a
+    context, ``"meta"`` too).
 
     Args:
         type: a name out of :func:`mixers`, such as ``"mha"`` or ``"dcmha"``.

@@ -89,7 +89,7 @@ def wkv(
 
     Args:
         k, v: ``[B, T, C]``.
-        decay: w ``[C]``, at least 0.
+        decay: w ``[C]``, at least 0: the rate itself, of RWKV's ``time_decay`` its exponential.
         bonus: u ``[C]``.
         receptance: r ``[B, T, C]``.
         state: ``[B, 3, C]``, the sums before the first position: a (with v), b (without) and the exponent m, which stand

@@ -1,11 +1,14 @@
 #include "lending.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+
+#include "mixers/check.h"
 
 namespace headloom::python {
 namespace {
@@ -17,6 +20,23 @@ void forget_origins(Node& node) {
   } else if (node.is_array()) {
     for (Node& child : node.array()) forget_origins(child);
   }
+}
+
+// Its weights mean nothing, and leave no trace in the caller's random numbers.
+std::shared_ptr<Module> build_without_values(Builder build, const std::string& spec) {
+  const at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const Tensor state = generator.get_state();
+  const WithoutValues fast;
+  std::shared_ptr<Module> module = build_plainly(build, spec);
+  at::Generator(generator).set_state(state);
+  return module;
+}
+
+bool has_sizes(const Tensor& t, at::IntArrayRef sizes) {
+  if (!t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return t.sizes() == sizes;
+  bool same = t.dim() == static_cast<int64_t>(sizes.size());
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.sym_size(i) == sizes[i];
+  return same;
 }
 
 }  // namespace
@@ -56,36 +76,72 @@ ModuleTensors tensors_of(const Module& module) {
   return {names, values, kinds};
 }
 
-ModuleTensors new_tensors(Builder build, std::string_view spec) {
-  return tensors_of(*build_plainly(build, std::string(spec)));
+ModuleTensors new_tensors(Builder build, std::string_view spec, bool values) {
+  const std::string text(spec);
+  return tensors_of(values ? *build_plainly(build, text) : *build_without_values(build, text));
 }
 
-void Shell::lend(const char* op, at::TensorList params) {
-  TORCH_CHECK_VALUE(params.size() == slots.size(), op, ": params has ", params.size(),
-                    " tensors, expected ", slots.size(), ".");
+void Shell::lend(at::TensorList params, Inputs inputs) {
+  TORCH_CHECK_VALUE(params.size() == parameters.size(), module->what(), ": params has ",
+                    params.size(), " tensors, expected ", parameters.size(), ".");
   for (size_t i = 0; i < params.size(); ++i) {
-    for (Tensor* slot : slots[i]) *slot = params[i];
+    const Parameter& own = parameters[i];
+    TORCH_CHECK_VALUE(has_sizes(params[i], own.sizes), module->what(), ": parameter '", own.name,
+                      "' must be ", at::IntArrayRef(own.sizes), "; it is ", params[i].sym_sizes(),
+                      ".");
+  }
+  for (const Input& input : inputs) {
+    if (params.empty() || !input.tensor.defined()) continue;
+    TORCH_CHECK_VALUE(input.tensor.device() == params[0].device(), module->what(), ": ", input.name,
+                      " is on ", input.tensor.device(), ", but the parameters are on ",
+                      params[0].device(), "; expected one device.");
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    for (Tensor* slot : parameters[i].slots) *slot = params[i];
   }
 }
 
 void Shell::take_back() {
-  for (const auto& places : slots) {
-    for (Tensor* slot : places) *slot = Tensor();
+  for (const Parameter& own : parameters) {
+    for (Tensor* slot : own.slots) *slot = Tensor();
+  }
+}
+
+void explain_types(const Shell& shell, at::TensorList params, Inputs inputs) {
+  // Autocast brings types together, or leaves them apart on purpose.
+  if (at::autocast::is_autocast_enabled(at::kCPU)) return;
+  const char* kind = "";
+  std::string first;
+  std::optional<at::ScalarType> type;
+  const auto expect = [&](const char* what, const std::string& name, const Tensor& t) {
+    if (!t.defined() || !t.is_floating_point()) return;
+    if (!type) {
+      kind = what;
+      first = name;
+      type = t.scalar_type();
+    }
+    TORCH_CHECK_VALUE(t.scalar_type() == *type, shell.module->what(), ": ", kind, first, " is ",
+                      *type, ", but ", what, name, " is ", t.scalar_type(),
+                      "; expected one type (.to(dtype) converts), or torch.autocast.");
+  };
+  for (const Input& input : inputs) expect("", input.name, input.tensor);
+  for (size_t i = 0; i < params.size(); ++i) {
+    expect("parameter ", "'" + shell.parameters[i].name + "'", params[i]);
   }
 }
 
 Shell make_shell(Builder build, const std::string& spec) {
-  const at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const Tensor state = generator.get_state();
   Shell shell;
-  {
-    const WithoutValues fast;
-    shell.module = build_plainly(build, spec);
+  shell.module = build_without_values(build, spec);
+  for (const auto& [name, value] : named_tensors(*shell.module)) {
+    shell.parameters.push_back({.name = name, .sizes = value.sizes().vec(), .slots = {}});
   }
-  at::Generator(generator).set_state(state);
-  shell.slots = shell.module->release_tensors();
-  const bool complete = std::none_of(shell.slots.begin(), shell.slots.end(),
-                                     [](const auto& places) { return places.empty(); });
+  bool complete = true;
+  size_t next = 0;
+  for (auto& places : shell.module->release_tensors()) {
+    complete = complete && !places.empty();
+    shell.parameters[next++].slots = std::move(places);
+  }
   TORCH_INTERNAL_ASSERT(complete && shell.module->parameters().empty(),
                         "a module registers all its parameters through Module::parameter and its "
                         "buffers through Module::buffer, but not this one: ",
@@ -120,19 +176,11 @@ bool counts_load(bool training) {
   return training && torch::autograd::get_current_graph_task_id() == -1;
 }
 
-bool is_traced(at::TensorList inputs, at::TensorList params) {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet modes(
-      {DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PreDispatch,
-       DispatchKey::Functionalize, DispatchKey::FuncTorchDynamicLayerFrontMode,
-       DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchBatched,
-       DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper});
-  if (c10::impl::tls_local_dispatch_key_set().included_.has_any(modes)) return true;
-  const auto transformed = [](const Tensor& t) {
-    return t.defined() && t.key_set().has_any(modes);
-  };
-  return std::any_of(inputs.begin(), inputs.end(), transformed) ||
-         std::any_of(params.begin(), params.end(), transformed);
+bool is_traced(Inputs inputs, at::TensorList params) {
+  return is_transforming() ||
+         std::any_of(inputs.begin(), inputs.end(),
+                     [](const Input& input) { return is_transformed(input.tensor); }) ||
+         std::any_of(params.begin(), params.end(), is_transformed);
 }
 
 }  // namespace headloom::python

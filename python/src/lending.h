@@ -9,6 +9,7 @@
 
 #include <ATen/ATen.h>
 
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +25,13 @@
 #include "mixers/observed.h"
 
 namespace headloom::python {
+
+// What a call was given beside the parameters, named as its caller names it.
+struct Input {
+  const char* name;
+  const Tensor& tensor;  // undefined where it is absent
+};
+using Inputs = std::initializer_list<Input>;
 
 // Throws UsageError where the spec does not fit.
 using Builder = std::shared_ptr<Module> (*)(const std::string& spec);
@@ -41,18 +49,29 @@ std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec);
 using ModuleTensors =
     std::tuple<std::vector<std::string>, std::vector<Tensor>, std::vector<std::string>>;
 ModuleTensors tensors_of(const Module& module);
-// Of a new module: values are drawn from torch's default generator.
-ModuleTensors new_tensors(Builder build, std::string_view spec);
+// Of a new module: values are drawn from torch's default generator; without `values` they are as
+// the allocator gives them, and nothing is drawn.
+ModuleTensors new_tensors(Builder build, std::string_view spec, bool values);
 
 // A module without tensors of its own.
 struct Shell {
+  struct Parameter {  // or buffer
+    std::string name;
+    std::vector<int64_t> sizes;
+    std::vector<Tensor*> slots;  // where the module keeps it
+  };
   std::shared_ptr<Module> module;
-  std::vector<std::vector<Tensor*>> slots;
+  std::vector<Parameter> parameters;
 
-  // ValueError, naming the operator, where there are more or fewer than the module has.
-  void lend(const char* op, at::TensorList params);
+  // ValueError, naming the parameter, where there are others than the module has, or they are not
+  // where `inputs` are.
+  void lend(at::TensorList params, Inputs inputs);
   void take_back();
 };
+
+// After a failure: a ValueError that names them where inputs and parameters are of several types,
+// which no operator inside can say in the caller's words.
+void explain_types(const Shell& shell, at::TensorList params, Inputs inputs);
 
 // Its initial weights are thrown away and leave no trace in the caller's random numbers.
 Shell make_shell(Builder build, const std::string& spec);
@@ -73,7 +92,7 @@ class Pool {
 
 // Whether a call with these tensors is traced or transformed: what a module then keeps between
 // calls (tables of positions) would be tensors of that mode.
-bool is_traced(at::TensorList inputs, at::TensorList params);
+bool is_traced(Inputs inputs, at::TensorList params);
 
 // What layers want added to the loss: a scalar like x, 0 where none wants anything.
 Tensor auxiliary_loss(const Observed& observed, const Tensor& x);
@@ -88,11 +107,12 @@ bool counts_load(bool training);
 // What `run` returns of a module of `pool` that is lent `params`. On an error the shell is dropped
 // with whatever it was lent.
 template <typename Built, typename Run>
-auto with_parameters(const char* op, Pool& pool, std::string_view spec_text, at::TensorList params,
-                     bool training, bool traced, const Run& run) {
+auto with_parameters(Pool& pool, std::string_view spec_text, at::TensorList params, Inputs inputs,
+                     bool training, const Run& run) {
   const std::string spec(spec_text);
+  const bool traced = is_traced(inputs, params);
   Shell shell = traced ? make_shell(pool.builder(), spec) : pool.take(spec);
-  shell.lend(op, params);
+  shell.lend(params, inputs);
   shell.module->train(training);
   try {
     auto result = run(dynamic_cast<Built&>(*shell.module));
@@ -101,6 +121,9 @@ auto with_parameters(const char* op, Pool& pool, std::string_view spec_text, at:
     return result;
   } catch (const UsageError& error) {
     throw_value_error(error);
+  } catch (const std::exception&) {
+    explain_types(shell, params, inputs);
+    throw;
   }
 }
 

@@ -63,23 +63,17 @@ Pool& channel_pool() {
   return *pool;
 }
 
-void check_input(const char* op, const Tensor& x) {
-  TORCH_CHECK_VALUE(x.dim() == 3, op, ": x has shape ", x.sym_sizes(), ", expected [B, T, C].");
-}
-
 Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool training,
              const std::optional<Tensor>& lengths, const std::optional<Tensor>& documents,
              const std::optional<Tensor>& memory) {
   static auto* pool = new Pool(build_token_mixer);  // threads may outlive static storage
-  check_input("mixer", x);
+  MixerContext context;
+  context.documents = documents.value_or(Tensor());
+  context.memory = memory.value_or(Tensor());
+  (memory ? context.memory_lengths : context.lengths) = lengths.value_or(Tensor());
   return with_parameters<TokenMixer>(
-      "mixer", *pool, spec, params, training, is_traced(x, params), [&](TokenMixer& module) {
-        MixerContext context;
-        context.documents = documents.value_or(Tensor());
-        context.memory = memory.value_or(Tensor());
-        (memory ? context.memory_lengths : context.lengths) = lengths.value_or(Tensor());
-        return module.forward(x, context);
-      });
+      *pool, spec, params, {{"x", x}, {"memory", context.memory}}, training,
+      [&](TokenMixer& module) { return module.forward(x, context); });
 }
 
 // y; where it is asked for, what the mixer wants added to the loss (0 for nothing); and in
@@ -87,9 +81,8 @@ Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool
 std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::TensorList params,
                                   bool training, const std::optional<Tensor>& documents,
                                   bool auxiliary) {
-  check_input("channel_mixer", x);
-  return with_parameters<ChannelMixer>("channel_mixer", channel_pool(), spec, params, training,
-                                       is_traced(x, params), [&](ChannelMixer& module) {
+  return with_parameters<ChannelMixer>(channel_pool(), spec, params, {{"x", x}}, training,
+                                       [&](ChannelMixer& module) {
                                          Observed observed;
                                          MixerContext context;
                                          context.documents = documents.value_or(Tensor());
@@ -105,8 +98,7 @@ std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::Te
 
 void balance_channel_mixer(std::string_view spec, at::TensorList params, at::TensorList load) {
   with_parameters<ChannelMixer>(
-      "balance_channel_mixer", channel_pool(), spec, params, /*training=*/true,
-      is_traced(load, params), [&](ChannelMixer& module) {
+      channel_pool(), spec, params, {}, /*training=*/true, [&](ChannelMixer& module) {
         TORCH_CHECK_VALUE(load.size() == 1 && module.balances(), "balance_channel_mixer: load has ",
                           load.size(), " tensors, expected ", module.balances(), ".");
         module.balance(load[0]);
@@ -142,8 +134,11 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor? documents=None, bool auxiliary=False) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def("balance_channel_mixer(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
-  m.def("mixer_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
-  m.def("channel_mixer_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
+  m.def(
+      "mixer_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
+  m.def(
+      "channel_mixer_tensors(str spec, bool values=True) -> "
+      "(str[] names, Tensor[] values, str[] kinds)");
   m.def("mixer_rows() -> str[]");
   m.def("channel_mixer_rows() -> str[]");
 }
@@ -151,10 +146,12 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("mixer", mixer);
   m.impl("channel_mixer", channel_mixer);
   m.impl("balance_channel_mixer", balance_channel_mixer);
-  m.impl("mixer_tensors",
-         [](std::string_view spec) { return new_tensors(build_token_mixer, spec); });
-  m.impl("channel_mixer_tensors",
-         [](std::string_view spec) { return new_tensors(build_channel_mixer, spec); });
+  m.impl("mixer_tensors", [](std::string_view spec, bool values) {
+    return new_tensors(build_token_mixer, spec, values);
+  });
+  m.impl("channel_mixer_tensors", [](std::string_view spec, bool values) {
+    return new_tensors(build_channel_mixer, spec, values);
+  });
   m.impl("mixer_rows", [] { return rows(token_mixers()); });
   m.impl("channel_mixer_rows", [] { return rows(channel_mixers()); });
 }

@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "interop/convert.h"
 #include "lending.h"
+#include "model/check.h"
 #include "model/generation.h"
 #include "train/load.h"
 
@@ -56,59 +57,6 @@ Pool& pool() {
 
 // --- Forward --------------------------------------------------------------------------------
 
-// Tokens are indices: what no model could read is said in a sentence before anything is computed.
-void check_tokens(const char* name, const Tensor& tokens, int64_t vocabulary, bool traced) {
-  TORCH_CHECK_VALUE(tokens.dim() == 2 && at::isIntegralType(tokens.scalar_type(), false), name,
-                    " has shape ", tokens.sym_sizes(), " and type ", tokens.scalar_type(),
-                    ", expected integers [B, T].");
-  if (traced || tokens.numel() == 0) return;
-  const auto [low, high] = at::aminmax(tokens);
-  const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
-  TORCH_CHECK_VALUE(first >= 0 && last < vocabulary, name, " has the token ",
-                    first < 0 ? first : last, ", expected one of the vocabulary's 0 to ",
-                    vocabulary - 1, ".");
-}
-
-void check_lengths(const char* name, const OptionalTensor& lengths, const Tensor& of) {
-  if (!lengths) return;
-  TORCH_CHECK_VALUE(lengths->dim() == 1 && lengths->sym_size(0) == of.sym_size(0) &&
-                        lengths->scalar_type() == at::kLong,
-                    name, " has shape ", lengths->sym_sizes(), " and type ", lengths->scalar_type(),
-                    ", expected int64 [", of.sym_size(0), "].");
-}
-
-void check_like_tokens(const char* name, const OptionalTensor& t, const Tensor& tokens) {
-  if (!t) return;
-  TORCH_CHECK_VALUE(t->sym_sizes() == tokens.sym_sizes() && t->scalar_type() == at::kLong, name,
-                    " has shape ", t->sym_sizes(), " and type ", t->scalar_type(),
-                    ", expected int64 ", tokens.sym_sizes(), " as the tokens.");
-}
-
-void check_segments(const OptionalTensor& segments, int64_t kinds, bool traced) {
-  if (!segments) return;
-  TORCH_CHECK_VALUE(kinds > 0, "segments is given, but the model has no embeddings for them.");
-  if (traced || segments->numel() == 0) return;
-  const auto [low, high] = at::aminmax(*segments);
-  TORCH_CHECK_VALUE(low.item<int64_t>() >= 0 && high.item<int64_t>() < kinds,
-                    "segments has ids from ", low.item<int64_t>(), " to ", high.item<int64_t>(),
-                    ", expected 0 to ", kinds - 1, ".");
-}
-
-// What each kind of model reads.
-void check_input(const ModelConfig& config, const ModelInput& input, bool traced) {
-  const auto present = [&](const char* name, const Tensor& t, bool wanted) {
-    TORCH_CHECK_VALUE(t.defined() == wanted, "a model of kind \"", config.kind, "\" reads ",
-                      wanted ? "" : "no ", name, ", but got ", wanted ? "none." : "them.");
-  };
-  const bool vit = config.kind == "vit", both = config.kind == "encoder_decoder";
-  present("tokens", input.tokens, !vit);
-  present("images", input.images, vit);
-  present("source", input.source, both);
-  if (vit) return;
-  check_tokens("tokens", input.tokens, *config.vocabulary, traced);
-  if (both) check_tokens("source", input.source, *config.vocabulary, traced);
-}
-
 // Logits; where it is asked for, what the layers want added to the loss (0 for nothing); and in
 // training, of each layer that balances the load of its experts, how many choices each got.
 std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool training,
@@ -123,18 +71,9 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
                          .source = source.value_or(Tensor()),
                          .source_lengths = source_lengths.value_or(Tensor()),
                          .images = images.value_or(Tensor())};
-  const bool traced = is_traced({input.tokens, input.source, input.images}, params);
-  return with_parameters<Model>("model", pool(), spec, params, training, traced, [&](Model& built) {
-    check_input(built.config(), input, traced);
-    if (input.tokens.defined()) {
-      check_lengths("lengths", lengths, input.tokens);
-      check_like_tokens("documents", documents, input.tokens);
-      check_like_tokens("segments", segments, input.tokens);
-      check_segments(segments, built.config().segments.value_or(0), traced);
-    }
-    if (input.source.defined()) {
-      check_lengths("source_lengths", source_lengths, input.source);
-    }
+  const Inputs given = {
+      {"tokens", input.tokens}, {"source", input.source}, {"images", input.images}};
+  return with_parameters<Model>(pool(), spec, params, given, training, [&](Model& built) {
     Observed observed;
     ModelInput own = input;
     const auto balanced = counts_load(training) ? built.balanced() : std::vector<int64_t>();
@@ -148,8 +87,7 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
 
 // `load`: of each layer that balances its experts, as model() returns it.
 void balance_model(std::string_view spec, at::TensorList params, at::TensorList load) {
-  with_parameters<Model>("balance_model", pool(), spec, params, /*training=*/true,
-                         is_traced(load, params), [&](Model& built) {
+  with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
                            const std::vector<int64_t> layers = built.balanced();
                            TORCH_CHECK_VALUE(load.size() == layers.size(),
                                              "balance_model: load has ", load.size(),
@@ -183,14 +121,24 @@ CachePolicy parse_policy(const std::string& text) {
 struct State : torch::CustomClassHolder {
   CachePolicy policy;
   DecoderState state;
+  std::string spec;  // of the model that began it
 
   explicit State(const std::string& cache) : policy(parse_policy(cache)) {}
-  State(const CachePolicy& p, DecoderState s) : policy(p), state(std::move(s)) {}
+  State(const CachePolicy& p, DecoderState s, std::string of)
+      : policy(p), state(std::move(s)), spec(std::move(of)) {}
   // Of the sequence that has seen most.
   int64_t position() const { return state.position.longest; }
   int64_t bytes() const { return state.bytes(); }
   c10::intrusive_ptr<State> select(const Tensor& rows) const {
-    return c10::make_intrusive<State>(policy, state.select(rows));
+    TORCH_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == at::kLong && rows.numel() > 0,
+                      "state: rows has shape ", rows.sizes(), " and type ", rows.scalar_type(),
+                      ", expected the numbers [n] of at least one sequence.");
+    const int64_t batch = state.batch();
+    const auto [low, high] = at::aminmax(rows);
+    const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
+    TORCH_CHECK_VALUE(first >= 0 && last < batch, "state: rows has ", first < 0 ? first : last,
+                      ", expected numbers of the ", batch, " sequences that it has seen.");
+    return c10::make_intrusive<State>(policy, state.select(rows), spec);
   }
 };
 
@@ -199,30 +147,31 @@ struct State : torch::CustomClassHolder {
 Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive_ptr<State>& state,
               const Tensor& tokens, bool last, const OptionalTensor& source,
               const OptionalTensor& source_lengths) {
-  return with_parameters<Module>(
-      "extend", pool(), spec, params, /*training=*/false, /*traced=*/false, [&](Module& module) {
-        AutoregressiveModel& writer = as_writer(module);
-        const int64_t vocabulary = *writer.config().vocabulary;
-        check_tokens("tokens", tokens, vocabulary, false);
-        TORCH_CHECK_VALUE(tokens.size(1) > 0, "tokens has shape ", tokens.sizes(),
-                          ", expected at least one position.");
-        at::NoGradGuard no_grad;
-        if (state->state.layers.empty()) {
-          if (source) {
-            check_tokens("source", *source, vocabulary, false);
-            TORCH_CHECK_VALUE(source->size(0) == tokens.size(0) && source->size(1) > 0,
-                              "source has shape ", source->sizes(), ", expected [", tokens.size(0),
-                              ", S], a row for each row of tokens.");
-            check_lengths("source_lengths", source_lengths, *source);
-          }
-          state->state = writer.initial_state(
-              state->policy, {source.value_or(Tensor()), source_lengths.value_or(Tensor())});
-        } else {
-          TORCH_CHECK_VALUE(!source, "the state has begun: its source came with the first tokens.");
-        }
-        const Tensor hidden = writer.extend(tokens, state->state);
-        return writer.logits(last ? hidden.narrow(1, -1, 1) : hidden);
-      });
+  const Tensor read = source.value_or(Tensor());
+  const Inputs given = {{"tokens", tokens}, {"source", read}};
+  return with_parameters<Module>(pool(), spec, params, given, /*training=*/false, [&](Module& m) {
+    AutoregressiveModel& writer = as_writer(m);
+    at::NoGradGuard no_grad;
+    const bool begins = state->state.layers.empty();
+    // What fails leaves the state as it was.
+    DecoderState fresh;
+    if (begins) {
+      if (source) check_source(writer, read, source_lengths.value_or(Tensor()), tokens.size(0));
+      fresh = writer.initial_state(state->policy, {read, source_lengths.value_or(Tensor())});
+    } else {
+      TORCH_CHECK_VALUE(!source,
+                        "model: the state has begun: its source came with the first "
+                        "tokens, expected none now.");
+      TORCH_CHECK_VALUE(state->spec == spec,
+                        "model: the state was begun by a model of another configuration.");
+    }
+    const Tensor hidden = writer.extend(tokens, begins ? fresh : state->state);
+    if (begins) {
+      state->state = std::move(fresh);
+      state->spec = spec;
+    }
+    return writer.logits(last ? hidden.narrow(1, -1, 1) : hidden);
+  });
 }
 
 // Texts that go on from prompts (model/generation.h), by a module that keeps what it was lent.
@@ -233,13 +182,17 @@ class Writer : public torch::CustomClassHolder {
          int64_t top_k, double top_p, double min_p, double repetition_penalty, int64_t seed,
          int64_t samples, const std::string& cache, int64_t most)
       : shell_(make_shell(build, spec)) {
-    shell_.lend("generate", params);
+    shell_.lend(params, {});
+    for (size_t i = 0; i < params.size(); ++i) {
+      TORCH_CHECK_VALUE(params[i].is_cpu(), "model: parameter '", shell_.parameters[i].name,
+                        "' is on ", params[i].device(), ", expected cpu to generate.");
+    }
     shell_.module->eval();
     AutoregressiveModel& writer = as_writer(*shell_.module);
     const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
       std::vector<std::vector<int64_t>> texts;
       for (const Tensor& one : given) {
-        check_tokens(name, one.unsqueeze(0), *writer.config().vocabulary, false);
+        check_tokens(writer, name, one.unsqueeze(0));
         const Tensor tokens = one.to(at::kLong).contiguous();
         const int64_t* first = tokens.const_data_ptr<int64_t>();
         texts.emplace_back(first, first + tokens.numel());
@@ -385,7 +338,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor");
   m.def("model_spec(str toml) -> (str spec, str json)");
   m.def("balance_model(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
-  m.def("model_tensors(str spec) -> (str[] names, Tensor[] values, str[] kinds)");
+  m.def("model_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("preset_rows() -> str[]");
   m.def(
       "load(str path, str checkpoint) -> (str spec, str json, str[] names, Tensor[] values, "
@@ -397,7 +350,8 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("extend", extend);
   m.impl("model_spec", model_spec);
   m.impl("balance_model", balance_model);
-  m.impl("model_tensors", [](std::string_view spec) { return new_tensors(build, spec); });
+  m.impl("model_tensors",
+         [](std::string_view spec, bool values) { return new_tensors(build, spec, values); });
   m.impl("preset_rows", preset_rows);
   m.impl("load", load);
   m.impl("save", save);

@@ -32,7 +32,7 @@ class Parallel final : public Block {
     };
     Tensor y = mixer_->run(normed, own);
     if (cross_) y = y + cross_->run_cross(input(cross_norm_), context);
-    if (channel_) y = y + channel_->forward(input(channel_norm_), own);
+    if (channel_) y = y + channel_->run(input(channel_norm_), own);
     if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
     return x + y;
   }

@@ -31,7 +31,7 @@ class Sequential final : public Block {
       h = branch(h, *cross_norm_, [&](const Tensor& y) { return cross_->run_cross(y, context); });
     }
     if (!channel_) return h;
-    return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->forward(y, own); });
+    return branch(h, *channel_norm_, [&](const Tensor& y) { return channel_->run(y, own); });
   }
 
  private:

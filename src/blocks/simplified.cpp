@@ -55,7 +55,7 @@ class Simplified final : public Block {
     if (comb_.defined()) out = out + scaled(x, comb_, /*branch=*/false);
     if (!channel_) return out;
     const Tensor input = serial_ ? channel_norm_->forward(mixed) : normed;
-    return out + scaled(channel_->forward(input, context), channel_gain_);
+    return out + scaled(channel_->run(input, context), channel_gain_);
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "cli/arguments.h"
 #include "cli/bench_parts.h"
 #include "cli/command.h"
 #include "cli/machine.h"
@@ -159,12 +160,12 @@ Command bench_command() {
             app.add_option("cases", a->cases, "which benchmarks; all by default");
             app.add_option("--only", a->only, "only cases and figures whose name has this in it");
             app.add_option("--backend", a->backend, "force the operator's backend")
-                ->check(CLI::IsMember({"reference", "fused"}));
+                ->check(one_of({"reference", "fused"}));
             app.add_option("--seconds", a->seconds, "time for each measurement")
-                ->check(CLI::PositiveNumber)
+                ->check(real_number(positive()))
                 ->capture_default_str();
             app.add_option("--threads", a->threads, "threads; PyTorch's choice by default")
-                ->check(CLI::PositiveNumber);
+                ->check(whole_number(1));
             app.add_flag("--json", a->json, "print as JSON");
             return [a] { return run(*a); };
           }};

@@ -127,6 +127,7 @@ int run(Arguments& a) {
   namespace fs = std::filesystem;
   if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
   const Node root = a.config.read();
+  expect_comparison(root, a.config.path, true);
   CompareConfig config;
   read_fields(root, config);
   const std::string toml = to_toml(root);

@@ -1,4 +1,6 @@
+#include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/error.h"
 #include "mixers/state.h"
 #include "train/load.h"
 
@@ -19,6 +21,23 @@ Node ConfigArguments::read() const {
   return root;
 }
 
+void expect_comparison(const Node& root, const std::string& path, bool comparison) {
+  const bool many = root.find("models") != nullptr || root.find("tasks") != nullptr;
+  const bool one = root.find("model") != nullptr || root.find("task") != nullptr;
+  if (comparison && one && !many) {
+    usage_error(path,
+                ": configures one model ([model], [task]), expected a comparison ([[models]], "
+                "[[tasks]]); headloom train ",
+                path, " trains it.");
+  }
+  if (!comparison && many && !one) {
+    usage_error(path,
+                ": configures a comparison ([[models]], [[tasks]]), expected one model ([model], "
+                "[task]); headloom compare ",
+                path, " runs it.");
+  }
+}
+
 void add_cache_option(CLI::App& app, CachePolicy& cache) {
   app.add_option_function<std::string>(
          "--cache", [&cache](const std::string& text) { cache = CachePolicy::parse(text); },
@@ -30,9 +49,9 @@ void add_cache_option(CLI::App& app, CachePolicy& cache) {
 void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {
   app.add_option("--dtype", p.dtype,
                  "compute in this type" + more + "; as it was trained by default")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+      ->check(one_of({"float32", "bfloat16"}));
   app.add_option("--quantize", p.quantize, "hold the weights of linear maps in this type" + more)
-      ->check(CLI::IsMember({"int8"}));
+      ->check(one_of({"int8"}));
 }
 
 }  // namespace headloom::cli

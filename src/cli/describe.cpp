@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "train/config.h"
 #include "train/run_folder.h"
@@ -39,6 +40,7 @@ int run(Arguments a) {
   const bool of_run = std::filesystem::is_directory(folder);
   if (of_run) a.config.path += "/config.toml";
   const Node root = a.config.read();
+  expect_comparison(root, a.config.path, false);
   RunConfig config = read_run_config(root);
   if (of_run) use_kept_tokenizer(folder, config);
   // A file with [model] alone can be described too: its sizes get plain defaults.
@@ -124,7 +126,7 @@ Command describe_command() {
             auto a = std::make_shared<Arguments>();
             a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
-                ->check(CLI::PositiveNumber);
+                ->check(whole_number(1));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run(*a); };
           }};

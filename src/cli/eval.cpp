@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "train/evaluate.h"
 #include "train/load.h"
@@ -186,19 +187,19 @@ Command eval_command() {
         app.add_option("model", a->model, "folder of a run")->required();
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
         app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
-            ->check(CLI::PositiveNumber);
+            ->check(whole_number(1));
         auto* logits = app.add_option(
             "--logits", a->logits,
             "also write tokens and logits of the first batch to this safetensors file");
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
                        "read sequences of this length, in pieces: of any length that has a state")
-            ->check(CLI::PositiveNumber)
+            ->check(whole_number(1))
             ->excludes(logits);
         app.add_option("--piece", a->piece,
                        "read sequences in pieces of so many tokens with a decoding state; 512 with "
                        "--context or --cache")
-            ->check(CLI::PositiveNumber);
+            ->check(whole_number(1));
         add_cache_option(app, a->cache);
         app.add_option("--set", a->overrides,
                        "override a key, as in --set 'task.paths=[\"book.txt\"]'; other data than "

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "model/generation.h"
@@ -144,47 +145,48 @@ int run(Arguments& a) {
 }  // namespace
 
 Command generate_command() {
-  return {"generate", "text from a prompt, streaming; an encoder-decoder's answer to it",
-          "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
-          [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
-            app.add_option("model", a->model, "folder of a run")->required();
-            app.add_option("--prompt", a->prompt,
-                           "what the text starts with, or the source; - reads standard input");
-            app.add_option("--tokens", a->tokens, "tokens to write at most")
-                ->check(CLI::NonNegativeNumber);
-            app.add_option("--temperature", a->sampling.temperature,
-                           "0: always the likeliest token")
-                ->check(CLI::NonNegativeNumber)
-                ->capture_default_str();
-            app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
-                ->check(CLI::NonNegativeNumber);
-            app.add_option("--top-p", a->sampling.top_p,
-                           "sample among the likeliest tokens that have this probability together")
-                ->check(CLI::Range(0.0, 1.0))
-                ->capture_default_str();
-            app.add_option("--min-p", a->sampling.min_p,
-                           "keep tokens at least this likely beside the likeliest")
-                ->check(CLI::Range(0.0, 1.0))
-                ->capture_default_str();
-            app.add_option("--repetition-penalty", a->sampling.repetition_penalty,
-                           "above 1: what was there already is less likely to come again")
-                ->check(CLI::PositiveNumber)
-                ->capture_default_str();
-            app.add_option("--stop", a->stops, "end before this text; may be given several times")
-                ->allow_extra_args(false)
-                ->check([](const std::string& text) {
-                  return text.empty() ? std::string("an empty text ends everything") : "";
-                });
-            app.add_option("--samples", a->samples, "texts to write from the prompt")
-                ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-                ->capture_default_str();
-            add_cache_option(app, a->cache);
-            app.add_option("--seed", a->seed, "of the sampling")->capture_default_str();
-            add_precision_options(app, a->precision);
-            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-            return [a] { return run(*a); };
-          }};
+  return {
+      "generate", "text from a prompt, streaming; an encoder-decoder's answer to it",
+      "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
+      [](CLI::App& app) -> std::function<int()> {
+        auto a = std::make_shared<Arguments>();
+        app.add_option("model", a->model, "folder of a run")->required();
+        app.add_option("--prompt", a->prompt,
+                       "what the text starts with, or the source; - reads standard input");
+        app.add_option("--tokens", a->tokens, "tokens to write at most")->check(whole_number(0));
+        app.add_option("--temperature", a->sampling.temperature, "0: always the likeliest token")
+            ->check(real_number(at_least(0.0)))
+            ->capture_default_str();
+        app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
+            ->check(whole_number(0));
+        app.add_option("--top-p", a->sampling.top_p,
+                       "sample among the likeliest tokens that have this probability together")
+            ->check(real_number(between(0.0, 1.0)))
+            ->capture_default_str();
+        app.add_option("--min-p", a->sampling.min_p,
+                       "keep tokens at least this likely beside the likeliest")
+            ->check(real_number(between(0.0, 1.0)))
+            ->capture_default_str();
+        app.add_option("--repetition-penalty", a->sampling.repetition_penalty,
+                       "above 1: what was there already is less likely to come again")
+            ->check(real_number(positive()))
+            ->capture_default_str();
+        app.add_option("--stop", a->stops, "end before this text; may be given several times")
+            ->allow_extra_args(false)
+            ->check([](const std::string& text) {
+              return std::string(text.empty() ? "is empty, which would end every text." : "");
+            });
+        app.add_option("--samples", a->samples, "texts to write from the prompt")
+            ->check(whole_number(1, 1024))
+            ->capture_default_str();
+        add_cache_option(app, a->cache);
+        app.add_option("--seed", a->seed, "of the sampling")
+            ->check(whole_number(0))
+            ->capture_default_str();
+        add_precision_options(app, a->precision);
+        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        return [a] { return run(*a); };
+      }};
 }
 
 }  // namespace headloom::cli

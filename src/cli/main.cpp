@@ -7,6 +7,7 @@
 #include <limits>
 #include <new>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -21,9 +22,9 @@ int run(int argc, char** argv) {
   app.set_help_all_flag("--help-all", "help of every subcommand");
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
   for (const Command& command :
-       {train_command(), compare_command(), generate_command(), serve_command(), eval_command(), describe_command(),
-        bench_command(), list_command(), vocabulary_command(), tokenize_command(), import_command(),
-        export_command()}) {
+       {train_command(), compare_command(), generate_command(), serve_command(), eval_command(),
+        describe_command(), bench_command(), list_command(), vocabulary_command(),
+        tokenize_command(), import_command(), export_command()}) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.setup(*sub));
@@ -31,6 +32,11 @@ int run(int argc, char** argv) {
   if (argc == 1) {
     std::fputs(app.help().c_str(), stderr);
     return 2;
+  }
+  if (std::string_view(argv[1]) == "help") {
+    const CLI::App* asked = argc > 2 ? app.get_subcommand_no_throw(argv[2]) : &app;
+    std::fputs((asked == nullptr ? &app : asked)->help().c_str(), stdout);
+    return 0;
   }
   std::vector<std::string> names;
   for (const auto& [sub, runner] : runners) names.push_back(sub->get_name());
@@ -43,8 +49,11 @@ int run(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) ? 2 : 0;
+    const auto chosen = app.get_subcommands();
+    usage_error(explain(error, chosen.empty() ? app : *chosen.front()));
   }
   for (const auto& [sub, runner] : runners) {
     if (sub->parsed()) return runner();
@@ -63,7 +72,10 @@ int main(int argc, char** argv) {
   // and the next tensor faults its pages in again.
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  const auto say = [](const char* text) { std::fprintf(stderr, "headloom: %s\n", text); };
+  const auto say = [](const std::string& text) {
+    const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
+    std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");
+  };
   try {
     const int code = headloom::cli::run(argc, argv);
     if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "model/decoder.h"
 #include "train/load.h"
@@ -72,14 +73,14 @@ Command serve_command() {
                            "reaches them")
                 ->capture_default_str();
             app.add_option("--port", a->server.port, "0: any that is free")
-                ->check(CLI::Range(0, 65535))
+                ->check(whole_number(0, 65535))
                 ->capture_default_str();
             app.add_option("--max-batch", a->engine.max_batch, "texts written side by side")
-                ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+                ->check(whole_number(1, 1024))
                 ->capture_default_str();
             app.add_option("--max-queue", a->engine.max_queue,
                            "texts that wait for their turn; more are refused")
-                ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+                ->check(whole_number(1, 4096))
                 ->capture_default_str();
             add_cache_option(app, a->cache);
             add_precision_options(app, a->precision);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/shell.h"
@@ -61,7 +62,9 @@ int run(Arguments& a) {
                              .from = a.from,
                              .from_checkpoint = a.checkpoint.empty() ? "best" : a.checkpoint};
   install_interrupt_handler();
-  const TrainOutcome outcome = train(read_config(a), control);
+  const Node root = read_config(a);
+  expect_comparison(root, a.config.path, false);
+  const TrainOutcome outcome = train(root, control);
   if (outcome.interrupted) {
     std::fprintf(
         stderr,

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/files.h"
 #include "core/text.h"
@@ -37,14 +38,23 @@ Command vocabulary_command() {
             app.add_option("paths", a->corpus.paths, "files, folders and globs")->required();
             app.add_option("--size", a->vocabulary.size,
                            "tokens, of which 258 are bytes, the end of a document and the unknown")
-                ->check(CLI::Range(int64_t{259}, int64_t{1} << 20))
+                ->check(whole_number(259, int64_t{1} << 20))
                 ->capture_default_str();
             app.add_option("--method", a->vocabulary.method, "bpe or unigram")
-                ->check(CLI::IsMember({"bpe", "unigram"}))
+                ->check(one_of({"bpe", "unigram"}))
                 ->capture_default_str();
             app.add_option("--max-bytes", a->corpus.max_bytes,
-                           "learn from a sample of at most so many bytes; all by default");
-            app.add_option("--out", a->out, "file of the model, *.model")->required();
+                           "learn from a sample of at most so many bytes; all by default")
+                ->check(whole_number(1));
+            app.add_option("--out", a->out, "file of the model, *.model")
+                ->check([](const std::string& text) {
+                  return text.ends_with(".model")
+                             ? std::string()
+                             : str("is '", text,
+                                   "', expected a name that ends in .model, by which tokenize and "
+                                   "task.tokenizer know a vocabulary of this kind.");
+                })
+                ->required();
             return [a] { return run(*a); };
           }};
 }

@@ -53,6 +53,20 @@ Node convert(const toml::node& node, const std::string& name) {
   return out;
 }
 
+// toml++'s "Error while parsing X: Y", as "column 9, in X: Y".
+std::string reason(const toml::parse_error& error) {
+  std::string text(error.description());
+  constexpr std::string_view kBegins = "Error while parsing ";
+  const size_t colon = text.find(": ");
+  if (text.starts_with(kBegins) && colon != std::string::npos) {
+    text = str("in ", text.substr(kBegins.size(), colon - kBegins.size()), ": ",
+               text.substr(colon + 2));
+  }
+  while (text.ends_with('.')) text.pop_back();
+  const auto column = error.source().begin.column;
+  return column > 0 ? str("column ", column, ", ", text) : text;
+}
+
 std::string quoted(const std::string& text) {
   std::ostringstream out;
   out << toml::value<std::string>(text);
@@ -168,7 +182,7 @@ Node parse_toml(std::string_view text, const std::string& name) {
     Node root = convert(toml::parse(text, name), name);
     return root;
   } catch (const toml::parse_error& error) {
-    usage_error(located(name, error.source()), ": not valid TOML: ", error.description(), ".");
+    usage_error(located(name, error.source()), ": not valid TOML: ", reason(error), ".");
   }
 }
 
@@ -193,6 +207,14 @@ void apply_override(Node& root, const std::string& assignment) {
   try {
     value = *parse_toml("value = " + text, "--set").find("value");
   } catch (const UsageError&) {
+    // A word needs no quotes here. What begins as a list, a table or a quoted text and is none was
+    // meant as one; often the shell has taken the quotes away.
+    if (text.find_first_of("[{\"'") == 0) {
+      usage_error(
+          "--set ", path, ": ", text,
+          " is not a TOML value; texts in it need quotes that the shell leaves, as in --set "
+          "'task.paths=[\"book.txt\"]'.");
+    }
     value.value = text;
   }
   value.origin = "--set " + path;
@@ -202,6 +224,11 @@ void apply_override(Node& root, const std::string& assignment) {
   std::string part;
   std::vector<std::string> keys;
   while (std::getline(parts, part, '.')) keys.push_back(part);
+  if (path.ends_with('.') || std::find(keys.begin(), keys.end(), "") != keys.end()) {
+    usage_error("--set ", path,
+                ": has an empty part, expected names with dots between, such as "
+                "train.steps.");
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     const bool last = i + 1 == keys.size();
     if (node->is_array()) {
@@ -209,8 +236,10 @@ void apply_override(Node& root, const std::string& assignment) {
       const auto result = std::from_chars(keys[i].data(), keys[i].data() + keys[i].size(), index);
       if (result.ec != std::errc() || result.ptr != keys[i].data() + keys[i].size() ||
           index >= node->array().size()) {
-        usage_error("--set ", path, ": '", keys[i], "' should be an index below ",
-                    node->array().size(), ".");
+        const size_t count = node->array().size();
+        usage_error("--set ", path, ": '", keys[i], "' stands for one of the ", count,
+                    " entries of '", i == 0 ? "" : keys[i - 1], "', expected ",
+                    count <= 1 ? std::string("0") : str("0 to ", count - 1), ".");
       }
       node = &node->array()[index];
     } else if (node->is_table()) {

@@ -1,8 +1,10 @@
 #include "core/fields.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
+#include "core/range_text.h"
 #include "core/text.h"
 
 namespace headloom {
@@ -17,12 +19,12 @@ std::string shown(const Node& node) {
 }
 
 template <typename T>
-std::string range_text(const Range<T>& range) {
+std::string words_of(const Range<T>& range) {
   const bool low = range.low != std::numeric_limits<T>::lowest();
   const bool high = range.high != std::numeric_limits<T>::max();
   const std::string from = str(range.open_low ? "above " : "at least ", range.low);
   const std::string to = str(range.open_high ? "below " : "at most ", range.high);
-  if (!low && !high) return "a finite number";
+  if (!low && !high) return std::is_integral_v<T> ? "an integer" : "a finite number";
   if (low && high) return from + " and " + to;
   return low ? from : to;
 }
@@ -67,7 +69,12 @@ double read_real(const Node& node, const std::string& key, const Range<double>& 
   } else {
     usage_error(where(node), "'", key, "' is ", shown(node), ", expected a number.");
   }
-  if (!inside(range, value)) {  // also refuses NaN
+  if (!std::isfinite(value)) {
+    const bool bounded = range_text(range) != range_text(Range<double>{});
+    usage_error(where(node), "'", key, "' is ", shown(node), ", expected a finite number",
+                bounded ? " " + range_text(range) : "", ".");
+  }
+  if (!inside(range, value)) {
     usage_error(where(node), "'", key, "' is ", shown(node), ", expected ", range_text(range), ".");
   }
   return value;
@@ -109,6 +116,9 @@ Node plain_list(const std::vector<T>& values) {
 }
 
 }  // namespace
+
+std::string range_text(const Range<int64_t>& range) { return words_of(range); }
+std::string range_text(const Range<double>& range) { return words_of(range); }
 
 Reader::Reader(const Node& node, std::string path) : node_(node), path_(std::move(path)) {
   if (!node.is_table()) {

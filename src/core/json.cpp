@@ -1,9 +1,8 @@
 #include "core/json.h"
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json_text.h"
 
 namespace headloom {
 namespace {
@@ -23,7 +22,8 @@ Node node_of(const Json& json, const std::string& path) {
     node.value = std::move(array);
   } else if (json.is_boolean()) {
     node.value = json.get<bool>();
-  } else if (json.is_number_integer()) {
+  } else if (json.is_number_integer() &&
+             !(json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)) {
     node.value = json.get<int64_t>();
   } else if (json.is_number()) {
     node.value = json.get<double>();
@@ -50,19 +50,11 @@ Json json_of(const Node& node) {
   return std::get<std::string>(node.value);
 }
 
-// Far more than any configuration has: reading and freeing trees recurse.
-constexpr int kDeepest = 64;
-
 }  // namespace
 
 Node read_json(const std::string& path) {
-  bool too_deep = false;
-  const auto check = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep = too_deep || depth > kDeepest;
-    return !too_deep;
-  };
-  const Json json = Json::parse(read_file(path), check, false);
-  require(!too_deep && json.is_object(), path, ": is not a JSON object.");
+  const Json json = parse_json<Json>(read_file(path), path);
+  require(json.is_object(), path, ": is JSON, but not an object ({...}).");
   return node_of(json, path);
 }
 

@@ -3,10 +3,10 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json_text.h"
 
 namespace headloom::data {
 namespace {
@@ -98,21 +98,13 @@ CodePoint last_code_point(std::string_view text) {
 
 // --- Reading the file -------------------------------------------------------------------------
 
-const Json& member(const Json& object, const char* key) {
-  static const Json null;
-  const auto found = object.find(key);
-  return found == object.end() ? null : *found;
+std::string type_of(const JsonPart& part) { return part.get("type").text(); }
+std::string type_or_absent(const JsonPart& part) {
+  return part.absent() ? "absent" : type_of(part);
 }
 
-std::string type_of(const Json& part) { return part.at("type").get<std::string>(); }
-
-bool flag(const Json& object, const char* key, bool otherwise) {
-  const Json& value = member(object, key);
-  return value.is_null() ? otherwise : value.get<bool>();
-}
-
-bool is_set(const Json& object, const char* key) {
-  const Json& value = member(object, key);
+bool is_set(const JsonPart& part) {
+  const Json& value = part.raw();
   return !value.is_null() && value != "" && value != 0 && value != false;
 }
 
@@ -121,29 +113,28 @@ bool is_set(const Json& object, const char* key) {
 struct JsonTokenizer::Reader {
   explicit Reader(JsonTokenizer& tokenizer) : out(tokenizer) {}
 
-  void read(const Json& file) {
-    require(file.is_object() && file.contains("model"), "it has no \"model\"");
-    const Json& model = file.at("model");
-    const Json& cutting = member(file, "pre_tokenizer");
-    const Json& decoder = member(file, "decoder");
+  void read(const JsonPart& file) {
+    const JsonPart model = file.get("model"), cutting = file.get("pre_tokenizer"),
+                   decoder = file.get("decoder");
+    model.table();
     const auto decodes_as = [&](const char* type) {
-      require(decoder.is_null() || type_of(decoder) == type, "its decoder is ",
-              decoder.is_null() ? "" : type_of(decoder), ", expected ", type);
+      require(decoder.absent() || type_of(decoder) == type, "its decoder is ",
+              type_or_absent(decoder), ", expected ", type);
     };
-    if (!member(model, "type").is_null() && type_of(model) == "WordPiece") {
+    if (!model.get("type").absent() && type_of(model) == "WordPiece") {
       decodes_as("WordPiece");
       read_word_pieces(model, decoder);
-      read_bert(member(file, "normalizer"), cutting);
+      read_bert(file.get("normalizer"), cutting);
     } else {
       read_model(model);
-      read_normalizer(member(file, "normalizer"));
+      read_normalizer(file.get("normalizer"));
       read_pre_tokenizer(cutting);
-      require(bytes_, "its pre_tokenizer is ", cutting.is_null() ? "absent" : type_of(cutting),
+      require(bytes_, "its pre_tokenizer is ", type_or_absent(cutting),
               ", expected one that ends in ByteLevel");
       decodes_as("ByteLevel");
     }
-    read_added(member(file, "added_tokens"));
-    read_template(member(file, "post_processor"));
+    read_added(file.get("added_tokens"));
+    read_template(file.get("post_processor"));
     out.end_ = special(kEnds);
     out.mask_ = special(kMasks);
   }
@@ -160,13 +151,14 @@ struct JsonTokenizer::Reader {
     return std::nullopt;
   }
 
-  void read_word_pieces(const Json& model, const Json& decoder) {
+  void read_word_pieces(const JsonPart& model, const JsonPart& decoder) {
     WordPieces& words = out.words_.emplace();
-    words.prefix = model.at("continuing_subword_prefix").get<std::string>();
-    words.longest = model.at("max_input_chars_per_word").get<size_t>();
-    const bool cleanup = decoder.is_null() || flag(decoder, "cleanup", true);
-    const Json& vocabulary = model.at("vocab");
-    require(vocabulary.is_object(), "its model is malformed, expected \"vocab\" as an object");
+    words.prefix = model.get("continuing_subword_prefix").text();
+    const int64_t longest = model.get("max_input_chars_per_word").whole();
+    require(longest >= 1, "'model.max_input_chars_per_word' is ", longest, ", expected at least 1");
+    words.longest = static_cast<size_t>(longest);
+    const bool cleanup = decoder.absent() || decoder.get("cleanup").flag(true);
+    const Json& vocabulary = model.get("vocab").table();
     for (const auto& [token, id] : vocabulary.items()) {
       words.vocabulary[token] = number(id, vocabulary.size());
       const bool inside = !words.prefix.empty() && token.starts_with(words.prefix);
@@ -175,50 +167,49 @@ struct JsonTokenizer::Reader {
                                     : ends ? token
                                            : " " + token);
     }
-    const std::string unknown = model.at("unk_token").get<std::string>();
+    const std::string unknown = model.get("unk_token").text();
     const auto found = words.vocabulary.find(unknown);
     require(found != words.vocabulary.end(), "the unknown token, '", unknown,
             "', is not in its vocabulary");
     words.unknown = found->second;
   }
 
-  void read_bert(const Json& normalizer, const Json& cutting) {
-    if (!normalizer.is_null()) {
+  void read_bert(const JsonPart& normalizer, const JsonPart& cutting) {
+    if (!normalizer.absent()) {
       require(type_of(normalizer) == "BertNormalizer", "its normalizer is ", type_of(normalizer),
               ", expected BertNormalizer or none");
       BertNormalizer& bert = out.bert_.emplace();
-      bert.clean_text = flag(normalizer, "clean_text", true);
-      bert.handle_chinese_chars = flag(normalizer, "handle_chinese_chars", true);
-      bert.lowercase = flag(normalizer, "lowercase", true);
-      bert.strip_accents = flag(normalizer, "strip_accents", bert.lowercase);
+      bert.clean_text = normalizer.get("clean_text").flag(true);
+      bert.handle_chinese_chars = normalizer.get("handle_chinese_chars").flag(true);
+      bert.lowercase = normalizer.get("lowercase").flag(true);
+      bert.strip_accents = normalizer.get("strip_accents").flag(bert.lowercase);
     }
-    require(!cutting.is_null() && type_of(cutting) == "BertPreTokenizer", "its pre_tokenizer is ",
-            cutting.is_null() ? "absent" : type_of(cutting), ", expected BertPreTokenizer");
+    require(type_or_absent(cutting) == "BertPreTokenizer", "its pre_tokenizer is ",
+            type_or_absent(cutting), ", expected BertPreTokenizer");
   }
 
-  void read_model(const Json& model) {
-    require(member(model, "type").is_null() || type_of(model) == "BPE", "its model is ",
-            member(model, "type").is_null() ? "" : type_of(model), ", expected BPE or WordPiece");
+  void read_model(const JsonPart& model) {
+    const std::string type = model.get("type").absent() ? "BPE" : type_of(model);
+    require(type == "BPE", "its model is ", type, ", expected BPE or WordPiece");
     for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-      require(!is_set(model, key), "its model sets '", key, "', expected it absent");
+      require(!is_set(model.get(key)), "its model sets '", key, "', expected it absent");
     }
-    const Json& vocabulary = model.at("vocab");
-    require(vocabulary.is_object() && model.at("merges").is_array(),
-            "its model is malformed, expected \"vocab\" as an object and \"merges\" as a list");
+    const Json& vocabulary = model.get("vocab").table();
+    const Json& merges = model.get("merges").list();
     BytePairs& pairs = out.pairs_;
     pairs.vocabulary.reserve(vocabulary.size());
     for (const auto& [token, id] : vocabulary.items()) {
       pairs.vocabulary[token] = number(id, vocabulary.size());
       name(pairs.vocabulary[token], bytes_of_names(token));
     }
-    pairs.whole_words = flag(model, "ignore_merges", false);
-    pairs.byte_fallback = flag(model, "byte_fallback", false);
-    pairs.fuse_unknown = flag(model, "fuse_unk", false);
-    if (is_set(model, "unk_token")) {
-      pairs.unknown = known(model.at("unk_token").get<std::string>(), "the unknown token");
+    pairs.whole_words = model.get("ignore_merges").flag(false);
+    pairs.byte_fallback = model.get("byte_fallback").flag(false);
+    pairs.fuse_unknown = model.get("fuse_unk").flag(false);
+    if (is_set(model.get("unk_token"))) {
+      pairs.unknown = known(model.get("unk_token").text(), "the unknown token");
     }
     int32_t rank = 0;
-    for (const Json& merge : model.at("merges")) {
+    for (const Json& merge : merges) {
       std::string left, right;
       if (merge.is_string()) {
         const std::string both = merge.get<std::string>();
@@ -228,7 +219,9 @@ struct JsonTokenizer::Reader {
         left = both.substr(0, space);
         right = both.substr(space + 1);
       } else {
-        require(merge.is_array() && merge.size() == 2, "its merge ", rank, " is no pair of tokens");
+        require(
+            merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string(),
+            "its merge ", rank, " is no pair of tokens");
         left = merge[0].get<std::string>();
         right = merge[1].get<std::string>();
       }
@@ -239,11 +232,16 @@ struct JsonTokenizer::Reader {
     }
   }
 
-  void read_normalizer(const Json& part) {
-    if (part.is_null()) return;
+  template <typename Read>
+  static void each(const JsonPart& list, const Read& read) {
+    for (size_t i = 0; i < list.list().size(); ++i) read(list.get(i));
+  }
+
+  void read_normalizer(const JsonPart& part) {
+    if (part.absent()) return;
     const std::string type = type_of(part);
     if (type == "Sequence") {
-      for (const Json& inner : part.at("normalizers")) read_normalizer(inner);
+      each(part.get("normalizers"), [&](const JsonPart& inner) { read_normalizer(inner); });
     } else if (type == "NFC") {
       out.forms_.push_back(NormalForm::nfc);
     } else if (type == "NFD") {
@@ -257,29 +255,28 @@ struct JsonTokenizer::Reader {
     }
   }
 
-  void read_pre_tokenizer(const Json& part) {
-    if (part.is_null()) return;
+  void read_pre_tokenizer(const JsonPart& part) {
+    if (part.absent()) return;
     const std::string type = type_of(part);
     require(!bytes_, "its pre_tokenizer has ", type, " after ByteLevel, expected nothing there");
     if (type == "Sequence") {
-      for (const Json& inner : part.at("pretokenizers")) read_pre_tokenizer(inner);
+      each(part.get("pretokenizers"), [&](const JsonPart& inner) { read_pre_tokenizer(inner); });
     } else if (type == "Split") {
-      const Json& pattern = part.at("pattern");
+      const JsonPart regex = part.get("pattern").get("Regex");
       out.steps_.push_back(
-          {.pattern = pattern.contains("Regex")
-                          ? Regex(pattern.at("Regex").get<std::string>())
-                          : Regex::literal(pattern.at("String").get<std::string>()),
-           .behavior = behavior(part.at("behavior").get<std::string>()),
-           .invert = flag(part, "invert", false)});
+          {.pattern = regex.absent() ? Regex::literal(part.get("pattern").get("String").text())
+                                     : Regex(regex.text()),
+           .behavior = behavior(part.get("behavior").text()),
+           .invert = part.get("invert").flag(false)});
     } else if (type == "Digits") {
       out.steps_.push_back({.pattern = Regex("\\p{N}"),
-                            .behavior = flag(part, "individual_digits", false)
+                            .behavior = part.get("individual_digits").flag(false)
                                             ? Behavior::isolated
                                             : Behavior::contiguous});
     } else if (type == "ByteLevel") {
       bytes_ = true;
-      out.prefix_space_ = flag(part, "add_prefix_space", true);
-      if (flag(part, "use_regex", true)) out.byte_step_ = Step{.pattern = Regex(kWords)};
+      out.prefix_space_ = part.get("add_prefix_space").flag(true);
+      if (part.get("use_regex").flag(true)) out.byte_step_ = Step{.pattern = Regex(kWords)};
     } else {
       fail("its pre_tokenizer has ", type, ", expected Split, Digits or ByteLevel");
     }
@@ -295,25 +292,25 @@ struct JsonTokenizer::Reader {
          "MergedWithNext or Contiguous");
   }
 
-  void read_added(const Json& tokens) {
-    if (tokens.is_null()) return;
-    for (const Json& entry : tokens) {
-      Added token{.content = entry.at("content").get<std::string>(),
-                  .id = number(entry.at("id"), out.pieces_.size() + tokens.size()),
-                  .single_word = flag(entry, "single_word", false),
-                  .lstrip = flag(entry, "lstrip", false),
-                  .rstrip = flag(entry, "rstrip", false)};
-      const bool special = flag(entry, "special", false);
+  void read_added(const JsonPart& tokens) {
+    if (tokens.absent()) return;
+    each(tokens, [&](const JsonPart& entry) {
+      Added token{.content = entry.get("content").text(),
+                  .id = number(entry.get("id").raw(), out.pieces_.size() + tokens.size()),
+                  .single_word = entry.get("single_word").flag(false),
+                  .lstrip = entry.get("lstrip").flag(false),
+                  .rstrip = entry.get("rstrip").flag(false)};
+      const bool special = entry.get("special").flag(false);
       name(token.id, special      ? token.content
                      : out.words_ ? " " + token.content
                                   : bytes_of_names(token.content));
       out.special_[static_cast<size_t>(token.id)] = special;
-      const bool normal = flag(entry, "normalized", !special);
+      const bool normal = entry.get("normalized").flag(!special);
       if (normal) token.content = out.normalized(token.content);
-      if (token.content.empty()) continue;
+      if (token.content.empty()) return;
       auto& table = normal ? out.normal_ : out.raw_;
       table[static_cast<unsigned char>(token.content[0])].push_back(token);
-    }
+    });
     for (AddedTable* table : {&out.raw_, &out.normal_}) {
       for (auto& row : *table) {
         std::stable_sort(row.begin(), row.end(), [](const Added& a, const Added& b) {
@@ -324,19 +321,18 @@ struct JsonTokenizer::Reader {
   }
 
   // The token that a TemplateProcessing or BertProcessing puts first.
-  void read_template(const Json& part) {
-    if (part.is_null()) return;
+  void read_template(const JsonPart& part) {
+    if (part.absent()) return;
     const std::string type = type_of(part);
     if (type == "Sequence") {
-      for (const Json& inner : part.at("processors")) read_template(inner);
-    } else if (type == "TemplateProcessing" && !part.at("single").empty()) {
-      const Json& first = part.at("single").at(0);
-      if (!first.contains("SpecialToken")) return;
-      const Json& special =
-          part.at("special_tokens").at(first.at("SpecialToken").at("id").get<std::string>());
-      out.start_ = number(special.at("ids").at(0), out.pieces_.size());
+      each(part.get("processors"), [&](const JsonPart& inner) { read_template(inner); });
+    } else if (type == "TemplateProcessing" && !part.get("single").list().empty()) {
+      const JsonPart first = part.get("single").get(size_t{0}).get("SpecialToken");
+      if (first.absent()) return;
+      const JsonPart special = part.get("special_tokens").get(first.get("id").text());
+      out.start_ = number(special.get("ids").get(size_t{0}).raw(), out.pieces_.size());
     } else if (type == "BertProcessing") {
-      out.start_ = number(part.at("cls").at(1), out.pieces_.size());
+      out.start_ = number(part.get("cls").get(size_t{1}).raw(), out.pieces_.size());
     }
   }
 
@@ -370,12 +366,10 @@ struct JsonTokenizer::Reader {
 
 JsonTokenizer::JsonTokenizer(const std::string& path) {
   const std::string text = read_file(path);
-  const Json file = Json::parse(text, nullptr, false);
-  require(!file.is_discarded(), path, ": is not JSON.");
+  const Json file = parse_json(text, path);
+  require(file.is_object(), path, ": is JSON, but not an object ({...}).");
   try {
-    Reader(*this).read(file);
-  } catch (const Json::exception& error) {
-    fail(path, ": is malformed: ", error.what(), ".");
+    Reader(*this).read({file, ""});
   } catch (const Error& error) {
     fail(path, ": ", error.what(), ".");
   }

@@ -2,6 +2,9 @@
 
 #include <sentencepiece_trainer.h>
 
+#include <charconv>
+#include <optional>
+
 #include "core/error.h"
 
 namespace headloom::data {
@@ -37,6 +40,34 @@ class Lines final : public sentencepiece::SentenceIterator {
   bool done_ = false;
 };
 
+// The number that `message` has behind `words`.
+std::optional<int64_t> number_behind(const std::string& message, std::string_view words) {
+  const size_t at = message.find(words);
+  if (at == std::string::npos) return std::nullopt;
+  int64_t value = 0;
+  const char* const first = message.data() + at + words.size();
+  const auto result = std::from_chars(first, message.data() + message.size(), value);
+  return result.ec == std::errc() ? std::optional(value) : std::nullopt;
+}
+
+// What SentencePiece says of its own options, in the words of ours.
+[[noreturn]] void refuse(int64_t size, const std::string& message) {
+  const std::string too_small = str("required_chars. ", size, " vs ");
+  if (const auto least = number_behind(message, too_small)) {
+    usage_error("--size ", size,
+                " is too small for this text: the bytes and its characters alone are ", *least,
+                " tokens, expected at least ", *least, ".");
+  }
+  if (const auto most = number_behind(message, "value <= ")) {
+    usage_error("--size ", size, " is too large for this text, which gives ", *most,
+                " tokens, expected at most ", *most, ".");
+  }
+  if (message.find("sentences_.empty()") != std::string::npos) {
+    fail("there is no text to learn a vocabulary from: all files are empty.");
+  }
+  fail("SentencePiece learned no vocabulary of ", size, " tokens from this text: ", message);
+}
+
 }  // namespace
 
 std::string learn_vocabulary(const std::vector<Document>& documents,
@@ -62,10 +93,7 @@ std::string learn_vocabulary(const std::vector<Document>& documents,
                                                   {"eos_id", "1"},
                                                   {"minloglevel", "2"}},
                                                  &lines, &model);
-  const std::string message = status.ok() ? "" : status.error_message();
-  const size_t end = message.rfind("] ");  // of "file(line) [check] what is wrong"
-  require(status.ok(), "no vocabulary of ", options.size, " tokens can be learned from this text: ",
-          end == std::string::npos ? message : message.substr(end + 2));
+  if (!status.ok()) refuse(options.size, status.error_message());
   return model;
 }
 

@@ -12,7 +12,7 @@ struct VocabularyOptions {
 
 // The bytes of a SentencePiece model (Kudo & Richardson 2018) that keeps every text as it is:
 // nothing is normalised, and what the tokens do not cover is spelled in bytes. Deterministic.
-// Throws Error where the text cannot give so many tokens.
+// Throws UsageError where the text cannot give so few or so many tokens, with the limit.
 std::string learn_vocabulary(const std::vector<Document>& documents,
                              const VocabularyOptions& options);
 

@@ -41,7 +41,7 @@ Rules rules(const Settings& c) {
     };
     add_norm(out, at_layer(i, "mixer_norm"), numbered("rwkv.blocks.{}.ln1", i), true);
     add_norm(out, at_layer(i, "channel_norm"), numbered("rwkv.blocks.{}.ln2", i), true);
-    out.push_back({.ours = at_layer(i, "mixer.decay"), .theirs = {time("time_decay")}});
+    out.push_back({.ours = at_layer(i, "mixer.time_decay"), .theirs = {time("time_decay")}});
     out.push_back({.ours = at_layer(i, "mixer.bonus"), .theirs = {time("time_first")}});
     out.push_back(
         {.ours = at_layer(i, "mixer.mix"),

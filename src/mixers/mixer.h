@@ -72,10 +72,36 @@ struct Cost {
   int64_t idle_parameters = 0;
 };
 
-class TokenMixer : public Module {
+template <typename Built>
+struct Spec;
+
+// What a token mixer and a channel mixer have in common: their names, for messages.
+class Mixer : public Module {
  public:
-  // x [B, T, C] -> [B, T, C].
-  virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
+  // "dcmha", as the registry has it.
+  const std::string& type() const { return type_; }
+  // "mixer 'dcmha'".
+  std::string what() const override { return str(kind_, " '", type_, "'"); }
+
+ protected:
+  explicit Mixer(const char* kind) : kind_(kind) {}
+  int64_t width() const { return width_; }
+
+ private:
+  template <typename Built>
+  friend struct Spec;
+  const char* const kind_;
+  std::string type_;
+  int64_t width_ = 0;
+};
+
+class TokenMixer : public Mixer {
+ public:
+  TokenMixer() : Mixer("mixer") {}
+
+  // x [B, T, C] -> [B, T, C]. Throws UsageError naming the mixer and the argument that does not
+  // fit.
+  Tensor forward(const Tensor& x, const MixerContext& context);
   // Cost at sequence length `length`; parameters add up to the module's.
   virtual std::vector<Cost> costs(int64_t length) const = 0;
   // Whether forward() takes a memory: what cross-attention needs.
@@ -88,7 +114,7 @@ class TokenMixer : public Module {
   virtual Tensor recall(const Tensor& x, MixerState& state);
   // forward(), or recall() where the context has a state.
   Tensor run_cross(const Tensor& x, const MixerContext& context) {
-    return context.state ? recall(x, context.state->cross) : forward(x, context);
+    return context.state ? recall(x, context.state->cross) : compute(x, context);
   }
   // Bytes of float32 state that decoding keeps of a sequence (in cross-attention, a memory) of
   // `length` positions.
@@ -109,18 +135,30 @@ class TokenMixer : public Module {
   virtual std::optional<int64_t> longest() const { return {}; }
   // The next positions of sequences that `state`, empty before the first, has seen: x [B, n, C] ->
   // [B, n, C], equal to those rows of forward() on the whole unless something was forgotten, and
-  // `state` has seen them too. Sequences may have seen different numbers. Without gradients.
-  virtual Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context);
-  // forward(), or extend() where the context has a state.
+  // `state` has seen them too. Sequences may have seen different numbers. Without gradients. Throws
+  // UsageError naming the mixer and the argument that does not fit.
+  Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context);
+  // forward(), or extend() where the context has a state, inside a model, which has checked what it
+  // was given.
   Tensor run(const Tensor& x, const MixerContext& context) {
-    return context.state ? extend(x, context.state->mixer, context) : forward(x, context);
+    return context.state ? compute_next(x, context.state->mixer, context) : compute(x, context);
   }
+
+ protected:
+  // forward() and extend() of what was checked.
+  virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
+  virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
 };
 
-class ChannelMixer : public Module {
+class ChannelMixer : public Mixer {
  public:
-  // x [B, T, C] -> [B, T, C], each position by itself or with the one before it.
-  virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
+  ChannelMixer() : Mixer("channel_mixer") {}
+
+  // x [B, T, C] -> [B, T, C], each position by itself or with the one before it. Throws UsageError
+  // naming the mixer and the argument that does not fit.
+  Tensor forward(const Tensor& x, const MixerContext& context);
+  // forward() inside a model, which has checked what it was given.
+  Tensor run(const Tensor& x, const MixerContext& context) { return compute(x, context); }
   virtual std::vector<Cost> costs() const = 0;
   // Bytes of float32 state that decoding keeps of a sequence.
   virtual double state_bytes() const { return 0; }
@@ -130,6 +168,10 @@ class ChannelMixer : public Module {
   // Behind each optimiser step: evens the load of experts out, given how many choices each got in
   // that step [experts] (Observed::load).
   virtual void balance(const Tensor& load) { (void)load; }
+
+ protected:
+  // forward() of what was checked.
+  virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
 };
 
 // The options of one kind of thing, and how to build it.
@@ -138,8 +180,18 @@ struct Spec {
   virtual ~Spec() = default;
   virtual std::string type() const = 0;
   virtual void fields(Fields& f) = 0;
-  // Throws UsageError for options that do not fit the layer.
-  virtual std::shared_ptr<Built> build(const LayerShape& shape) const = 0;
+  // Null for no mixer at all ("none"). Throws UsageError for options that do not fit the layer.
+  std::shared_ptr<Built> build(const LayerShape& shape) const {
+    std::shared_ptr<Built> built = make(shape);
+    if (built) {
+      built->type_ = type();
+      built->width_ = shape.width;
+    }
+    return built;
+  }
+
+ protected:
+  virtual std::shared_ptr<Built> make(const LayerShape& shape) const = 0;
 };
 
 using TokenMixerSpec = Spec<TokenMixer>;

@@ -45,6 +45,9 @@ class Module : public torch::nn::Module {
   // The names of this module's own parameters that are registered as not decayed.
   const std::set<std::string>& undecayed() const { return undecayed_; }
 
+  // Its name as the user knows it: how messages about what it was given begin.
+  virtual std::string what() const { return "module"; }
+
  private:
   using torch::nn::Module::register_buffer;     // leaves no slot
   using torch::nn::Module::register_parameter;  // leaves no slot

@@ -4,18 +4,6 @@
 
 namespace headloom {
 
-Tensor TokenMixer::extend(const Tensor&, MixerState&, const MixerContext&) {
-  usage_error("this token mixer has no state for decoding.");
-}
-
-MixerState TokenMixer::remember(const Tensor&, const Tensor&) {
-  usage_error("this token mixer does not read a memory.");
-}
-
-Tensor TokenMixer::recall(const Tensor&, MixerState&) {
-  usage_error("this token mixer does not read a memory.");
-}
-
 #define HEADLOOM_TOKEN_MIXERS(X) \
   X(mha)                         \
   X(talking_heads)               \

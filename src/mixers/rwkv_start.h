@@ -25,7 +25,7 @@ class RwkvStart {
   at::Tensor gate_mix() const { return at::pow(share_, 0.5 * rest_).to(at::kFloat); }
 
   // Logarithms of the rates, from -5 to 3, later for the deeper layers.
-  at::Tensor decay() const {
+  at::Tensor time_decay() const {
     const int64_t width = share_.size(0);
     const at::Tensor channel =
         at::arange(width, share_.options()) / static_cast<double>(std::max<int64_t>(width - 1, 1));

@@ -10,6 +10,14 @@ int64_t DecoderState::bytes() const {
   return sum;
 }
 
+int64_t DecoderState::batch() const {
+  for (const LayerState& layer : layers) {
+    const int64_t found = std::max(layer.mixer.batch(), layer.cross.batch());
+    if (found > 0) return found;
+  }
+  return 0;
+}
+
 void DecoderState::expect(int64_t positions) {
   position.room = positions;
   for (LayerState& layer : layers) layer.mixer.position.room = positions;
@@ -90,7 +98,21 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
 
 Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) const {
   at::NoGradGuard no_grad;
+  const bool integers = at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false);
+  if (tokens.dim() != 2 || tokens.size(1) == 0 || !integers) {
+    usage_error(what(), ": tokens has shape ", tokens.sizes(), " and type ", tokens.scalar_type(),
+                ", expected integers [B, n] of at least one position.");
+  }
   if (state.layers.empty()) state = initial_state();
+  if (state.layers.size() != decoder_layers().all().size()) {
+    usage_error(what(), ": the state is of a model of ", state.layers.size(),
+                " layers, expected one of this model's ", decoder_layers().all().size(), ".");
+  }
+  const int64_t batch = state.batch();
+  if (batch != 0 && batch != tokens.size(0)) {
+    usage_error(what(), ": tokens has ", tokens.size(0), " sequences, expected the ", batch,
+                " that the state has seen.");
+  }
   const Tensor x = decoder_embedding().forward(tokens, {}, false, state.position);
   state.position += tokens.size(1);
   MixerContext context;

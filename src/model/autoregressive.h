@@ -13,6 +13,8 @@ struct DecoderState {
   std::vector<LayerState> layers = {};
 
   int64_t bytes() const;
+  // Sequences; 0 while nothing is kept of any.
+  int64_t batch() const;
   // Before the first token: sequences are going to see `positions` in all. What is kept of them is
   // then allocated at once.
   void expect(int64_t positions);
@@ -52,8 +54,8 @@ class AutoregressiveModel : public Model {
   DecoderState initial_state(const CachePolicy& policy = {}, const Source& source = {}) const;
   // The next tokens [B, n] int64 of sequences that `state` has seen -> [B, n, C], equal to those
   // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. A
-  // state of nothing becomes the initial one. Without gradients. Throws Error beyond learned
-  // positions.
+  // state of nothing becomes the initial one. Without gradients. Throws UsageError for tokens of
+  // another shape or number of sequences, or outside the vocabulary, and beyond learned positions.
   Tensor extend(const Tensor& tokens, DecoderState& state) const;
 
   // The layers that look back only.

@@ -43,7 +43,7 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
       if (layer.cross) state.cross = layer.cross->remember(x, {});
       layer.mixer->run(x, context);
       if (layer.cross) layer.cross->run_cross(x, context);
-      if (layer.channel) layer.channel->forward(x, context);
+      if (layer.channel) layer.channel->run(x, context);
       bytes += static_cast<double>(state.bytes());
     }
     return bytes;

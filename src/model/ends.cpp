@@ -11,6 +11,20 @@ int64_t count(const torch::nn::Module& module) {
   return n;
 }
 
+// table's rows; what is outside of it is named.
+Tensor embedded(const Tensor& table, const Tensor& tokens) {
+  const bool index = tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt;
+  const Tensor rows = index ? tokens : tokens.to(at::kLong);
+  try {
+    return at::embedding(table, rows);
+  } catch (const c10::IndexError&) {
+    const auto [low, high] = at::aminmax(rows);
+    const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
+    usage_error("tokens has the token ", first < 0 ? first : last,
+                ", expected one of the vocabulary's 0 to ", table.size(0) - 1, ".");
+  }
+}
+
 }  // namespace
 
 Tensor sinusoidal(const Tensor& positions, int64_t width, const at::TensorOptions& options) {
@@ -52,19 +66,23 @@ Embedding::Embedding(Module& owner, const ModelConfig& config, const Tensor& tab
 
 Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool training,
                           const Positions& seen) const {
-  Tensor x = at::embedding(table_, tokens);
+  Tensor x = embedded(table_, tokens);
   if (config_.embedding_scale) x = x * std::sqrt(static_cast<double>(config_.width));
   const int64_t length = tokens.size(1), end = seen.longest + length;
   if (positions_.defined()) {
-    require(end <= positions_.size(0), "the model has ", positions_.size(0), " learned positions (",
-            max_length_key_, "), but the sequence has ", end, " tokens.");
+    if (end > positions_.size(0)) {
+      usage_error("the model has ", positions_.size(0), " learned positions (", max_length_key_,
+                  "), but the sequence has ", end, " tokens.");
+    }
     x = x + (seen.late.defined() ? at::embedding(positions_, seen.next(length))
                                  : positions_.narrow(0, seen.longest, length));
   } else if (config_.position.type == "sinusoidal") {
     x = x + sinusoidal(seen.next(length), config_.width, x.options().requires_grad(false));
   }
-  require(segments_.defined() || !segments.defined(),
-          "the input has segments, but the model has no embeddings for them (model.segments = 0).");
+  if (segments.defined() && !segments_.defined()) {
+    usage_error(
+        "the input has segments, but the model has no embeddings for them (model.segments = 0).");
+  }
   if (segments_.defined()) {
     x = x + (segments.defined() ? at::embedding(segments_, segments) : segments_.select(0, 0));
   }

@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include "model/check.h"
 #include "model/decoder.h"
 #include "model/encoder.h"
 #include "model/encoder_decoder.h"
@@ -55,6 +56,11 @@ const std::vector<std::string>& model_kinds() {
     return out;
   }();
   return names;
+}
+
+Tensor Model::forward(const ModelInput& input) {
+  check_input(*this, input);
+  return logits(hidden(input));
 }
 
 std::shared_ptr<Model> build_model(const ModelConfig& config) {

@@ -25,7 +25,9 @@ class Model : public Module {
   virtual Tensor hidden(const ModelInput& input) = 0;
   // [..., C] -> [..., vocabulary or classes].
   virtual Tensor logits(const Tensor& hidden) const = 0;
-  Tensor forward(const ModelInput& input) { return logits(hidden(input)); }
+  // Throws UsageError naming the input that does not fit.
+  Tensor forward(const ModelInput& input);
+  std::string what() const override { return "model"; }
 
   const ModelConfig& config() const { return config_; }
   // The runs of layers it is made of, for costs and for losses that mixers add.

@@ -11,10 +11,19 @@ namespace headloom {
 
 using at::Tensor;
 
+// The name that a tensor has in checkpoints written before it got this one; "" for none.
+static std::string former_name(const std::string& name) {
+  // RWKV's logarithms of the rates were called as the rates are.
+  constexpr std::string_view kNow = "mixer.time_decay", kThen = "mixer.decay";
+  if (!name.ends_with(kNow)) return "";
+  return name.substr(0, name.size() - kNow.size()) + std::string(kThen);
+}
+
 void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& path) {
   std::map<std::string, Tensor> present(from.begin(), from.end());
   for (const auto& [name, target] : to) {
-    const auto found = present.find(name);
+    auto found = present.find(name);
+    if (found == present.end()) found = present.find(former_name(name));
     require(found != present.end(), path, ": has no tensor '", name, "' that the model expects.");
     require(found->second.sizes() == target.sizes(), path, ": tensor '", name, "' has shape ",
             found->second.sizes(), ", expected ", target.sizes(), ".");

@@ -1,8 +1,7 @@
 #include "train/safetensors_header.h"
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.h"
+#include "core/json_text.h"
 
 namespace headloom {
 
@@ -21,7 +20,7 @@ std::string make_safetensors_header(const std::vector<TensorRecord>& records) {
 }
 
 std::vector<TensorRecord> parse_safetensors_header(std::string_view json, const std::string& path) {
-  const Json header = Json::parse(json, nullptr, false);
+  const Json header = parse_json<Json>(json, path + ": the safetensors header");
   require(header.is_object(), path, ": the safetensors header is not a JSON object.");
   std::vector<TensorRecord> records;
   for (const auto& [name, entry] : header.items()) {

@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json_text.h"
 
 namespace headloom {
 namespace {
@@ -91,7 +91,7 @@ std::string state_json(const TrainState& state) {
 }
 
 TrainState parse_state(const std::string& text, const std::string& path) {
-  Json json = Json::parse(text, nullptr, false);
+  Json json = parse_json<Json>(text, path);
   TrainState state;
   try {
     const uint64_t crc = json.at("crc64").get<uint64_t>();

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/differences.h"
+#include "core/json.h"
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
@@ -141,6 +142,33 @@ TEST(Merge, TablesMergeAndTheRestIsReplaced) {
   EXPECT_TRUE(same(result, expected)) << to_toml(result);
   EXPECT_EQ(result.find("t")->find("y")->origin, "over:3");
   EXPECT_TRUE(same(merged(base, Node{}), base));
+}
+
+TEST(Toml, SaysWhereItIsBrokenInItsOwnWords) {
+  const std::string said = message_of([] { parse_toml("a = 1\nb = = 2\n", "a.toml"); });
+  EXPECT_EQ(said.rfind("a.toml:2: not valid TOML: column ", 0), 0u) << said;
+  EXPECT_EQ(said.find("Error while parsing"), std::string::npos) << said;
+  EXPECT_EQ(said.find(".."), std::string::npos) << said;
+}
+
+TEST(Json, SaysWhereItIsBroken) {
+  const test::TempFolder folder;
+  const auto said = [&](const std::string& text) {
+    const std::string path = folder.write("a.json", text);
+    const std::string message = message_of([&] { read_json(path); });
+    EXPECT_EQ(message.rfind(path, 0), 0u) << message;
+    return message.substr(std::min(path.size(), message.size()));
+  };
+  EXPECT_EQ(said("{\n \"a\": 1,\n \"b\" 2\n}"),
+            ":3: is not JSON: '2' in column 6 does not belong there.");
+  EXPECT_EQ(said("{\"a\": [1, 2"),
+            ": is not whole JSON: it ends in the middle (a file that was cut off?).");
+  EXPECT_EQ(said(""), ": is empty, expected JSON.");
+  EXPECT_EQ(said("[1]"), ": is JSON, but not an object ({...}).");
+  EXPECT_EQ(said(std::string(100, '[')), ": is nested deeper than 64 levels.");
+  EXPECT_EQ(said("{\"a\": 1e999}"), ": has a number that is too large for any type.");
+  const Node big = read_json(folder.write("b.json", "{\"a\": 18446744073709551615}"));
+  EXPECT_TRUE(std::holds_alternative<double>(big.find("a")->value));
 }
 
 TEST(Override, ReadsTomlValuesElseText) {

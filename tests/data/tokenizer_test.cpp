@@ -89,7 +89,7 @@ TEST(Tokenizer, ALearnedVocabularyKeepsEveryText) {
   expect_contains(test::message_of([] {
                     learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000});
                   }),
-                  "no vocabulary of 4000 tokens");
+                  "--size 4000 is too large for this text");
 }
 
 TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {

@@ -35,7 +35,7 @@ TEST(RwkvMixer, IsThePublishedOne) {
                       flat(g.at(prefix + "time_mix_receptance"))});
   };
   test::set(*mixer, "mix", mixes(""));
-  test::set(*mixer, "decay", g.at("time_decay"));
+  test::set(*mixer, "time_decay", g.at("time_decay"));
   test::set(*mixer, "bonus", g.at("time_first"));
   const char* const maps[] = {"key.weight", "value.weight", "receptance.weight", "output.weight"};
   for (const char* name : maps) test::set(*mixer, name, g.at(name));
@@ -46,7 +46,7 @@ TEST(RwkvMixer, IsThePublishedOne) {
   const auto p = parameters(*mixer);
   EXPECT_TRUE(close(x.grad(), g.at("grad.x"), 1e-3));
   EXPECT_TRUE(close(p.at("mix").grad(), mixes("grad."), 1e-3));
-  EXPECT_TRUE(close(p.at("decay").grad(), g.at("grad.time_decay"), 1e-3));
+  EXPECT_TRUE(close(p.at("time_decay").grad(), g.at("grad.time_decay"), 1e-3));
   EXPECT_TRUE(close(p.at("bonus").grad(), g.at("grad.time_first"), 1e-3));
   for (const char* name : maps) {
     EXPECT_TRUE(close(p.at(name).grad(), g.at(std::string("grad.") + name), 1e-3)) << name;
@@ -125,15 +125,16 @@ TEST(RwkvMixer, StartsAsPublished) {
   EXPECT_TRUE(close(last.at("mix")[0].pow(4), row({0, 0.2, 0.4, 0.6, 0.8}), 1e-6));
   EXPECT_TRUE(close(last.at("mix")[1], last.at("mix")[0] + 0.3, 1e-6));
   EXPECT_TRUE(close(last.at("mix")[2].pow(8), row({0, 0.2, 0.4, 0.6, 0.8}), 1e-6));
-  EXPECT_TRUE(close(last.at("decay"), row({-5, -4.5, -3, -0.5, 3}), 1e-6));
-  EXPECT_NEAR(first.at("decay")[2].item<double>(), -5 + 8 * std::pow(0.5, 0.7), 1e-5);
+  EXPECT_TRUE(close(last.at("time_decay"), row({-5, -4.5, -3, -0.5, 3}), 1e-6));
+  EXPECT_NEAR(first.at("time_decay")[2].item<double>(), -5 + 8 * std::pow(0.5, 0.7), 1e-5);
   const auto of_channel = parameters(*channel("", shape_of(5, 0)));
   EXPECT_TRUE(close(of_channel.at("mix")[0], row({0, 0.2, 0.4, 0.6, 0.8}), 1e-6));
   EXPECT_TRUE(close(of_channel.at("mix")[1], row({0, 0.2, 0.4, 0.6, 0.8}), 1e-6));
   // A model of one layer.
   LayerShape alone = shape_of(5);
   alone.depth = 1;
-  EXPECT_TRUE(close(parameters(*test::mixer("rwkv", "", alone)).at("decay"), first.at("decay"), 0));
+  EXPECT_TRUE(close(parameters(*test::mixer("rwkv", "", alone)).at("time_decay"),
+                    first.at("time_decay"), 0));
 }
 
 TEST(RwkvMixer, CostsByHand) {
@@ -153,10 +154,9 @@ TEST(RwkvMixer, RefusesToLookAhead) {
   const auto mixer = test::mixer("rwkv", "", shape_of(12));
   MixerContext context;
   context.memory = at::zeros({1, 3, 12});
-  EXPECT_TRUE(test::contains(test::message_of<UsageError>([&] {
-                               mixer->forward(at::zeros({1, 3, 12}), context);
-                             }),
-                             "does not read a memory"));
+  EXPECT_TRUE(test::contains(
+      test::message_of<UsageError>([&] { mixer->forward(at::zeros({1, 3, 12}), context); }),
+      "does not read a memory"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,8 @@ def place(tmp_path_factory):
 
 def test_help_of_every_command_has_an_example(tmp_path):
     top = headloom("--help", cwd=tmp_path).stdout
+    assert headloom("help", cwd=tmp_path).stdout == top
+    assert headloom("help", "train", cwd=tmp_path).stdout == headloom("train", "--help", cwd=tmp_path).stdout
     for command in COMMANDS:
         assert command in top
         text = headloom(command, "--help", cwd=tmp_path).stdout
@@ -32,9 +36,51 @@ def test_usage_errors_leave_with_two(tmp_path):
     assert "train one model" in headloom(cwd=tmp_path, code=2).stderr
     assert "did you mean 'train'" in refused("trian", "x.toml", cwd=tmp_path)
     assert "there are train, compare" in refused("zzzzzz", cwd=tmp_path)
-    assert "config" in headloom("train", cwd=tmp_path, code=2).stderr
-    assert "--nonsense" in headloom("list", "--nonsense", cwd=tmp_path, code=2).stderr
     assert "did you mean 'dcmha'" in refused("list", "dcmah", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("train", "train: CONFIG is missing, expected configuration file, or the folder of a run to go on with."),
+        ("train --out", "train: --out has no value, expected folder of the run."),
+        ("train a.toml --stp train.steps=3", "train has no option --stp; did you mean --set?"),
+        ("train --stp", "train has no option --stp; did you mean --set?"),
+        ("train a.toml b.toml", "train: 'b.toml' is one argument too many; headloom train --help shows what it takes."),
+        ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
+        ("train a.toml --from soon", "--from is 'soon', expected a whole number, at least 0."),
+        ("list --nonsense", "list has no option --nonsense; there are --help, --json."),
+        ("--nonsense", "headloom has no option --nonsense; there are --help, --help-all."),
+        ("generate run --temperature -1", "--temperature is -1, expected at least 0."),
+        ("generate run --temperature hot", "--temperature is 'hot', expected a number, at least 0."),
+        ("generate run --temperature nan", "--temperature is 'nan', expected a number, at least 0."),
+        ("generate run --temperature inf", "--temperature is 'inf', expected a number, at least 0."),
+        ("generate run --top-p 2", "--top-p is 2, expected at least 0 and at most 1."),
+        ("generate run --top-k -1", "--top-k is -1, expected at least 0."),
+        ("generate run --tokens 1.5", "--tokens is '1.5', expected a whole number, at least 0."),
+        ("generate run --tokens 010", "--tokens is '010', expected a whole number, at least 0."),
+        ("generate run --tokens 99999999999999999999", "--tokens is '99999999999999999999', expected a whole number, at least 0."),
+        ("generate run --repetition-penalty 0", "--repetition-penalty is 0, expected above 0."),
+        ("generate run --seed -1", "--seed is -1, expected at least 0."),
+        ("generate run --samples 0", "--samples is 0, expected at least 1 and at most 1024."),
+        ("generate run --dtype flaot32", "--dtype is 'flaot32', expected one of float32, bfloat16; did you mean 'float32'?"),
+        ("serve run --port 70000", "--port is 70000, expected at least 0 and at most 65535."),
+        ("eval run --context 0", "--context is 0, expected at least 1."),
+        ("eval run --context 8 --logits x", "eval: --logits and --context cannot be given together."),
+        ("describe a.toml --length -5", "--length is -5, expected at least 1."),
+        ("bench --seconds 0", "--seconds is 0, expected above 0."),
+        ("vocabulary a.txt", "vocabulary: --out is missing, expected file of the model, *.model."),
+        ("vocabulary a.txt --out v.model --size 3", "--size is 3, expected at least 259 and at most 1048576."),
+        ("vocabulary a.txt --out v.model --method bpee", "--method is 'bpee', expected one of bpe, unigram; did you mean 'bpe'?"),
+        (
+            "vocabulary a.txt --out v.json",
+            "--out is 'v.json', expected a name that ends in .model, by which tokenize and task.tokenizer know a vocabulary of "
+            "this kind.",
+        ),
+    ],
+)
+def test_command_lines_that_cannot_be_understood(tmp_path, line, message):
+    assert refused(*line.split(), cwd=tmp_path) == message
 
 
 def test_files_that_are_not_there_leave_with_one(place, tmp_path):
@@ -76,6 +122,13 @@ def test_bad_configurations(place, tmp_path, change, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_configurations_of_another_command(place):
+    (place / "many.toml").write_text('[[models]]\nname = "a"\n[[tasks]]\nname = "b"\n')
+    for command in ("train", "describe"):
+        assert "many.toml: configures a comparison" in refused(command, "many.toml", cwd=place)
+    assert "text.toml: configures one model" in refused("compare", "text.toml", cwd=place)
+
+
 def test_bad_overrides(place, tmp_path):
     def message(*arguments):
         return refused("train", "text.toml", "--out", tmp_path / "run", *arguments, cwd=place)
@@ -83,6 +136,13 @@ def test_bad_overrides(place, tmp_path):
     assert "did you mean 'train.steps'" in message("--set", "train.stepz=3")
     assert "--set train.steps: 'train.steps' is 'many', expected an integer." in message("--set", "train.steps=many")
     assert "expected key=value" in message("--set", "train.steps")
+    assert "did you mean 'train'" in message("--set", "trian.steps=3")
+    assert "--set task.paths: [a.txt] is not a TOML value; texts in it need quotes" in message("--set", "task.paths=[a.txt]")
+    assert "--set train..steps: has an empty part" in message("--set", "train..steps=3")
+    assert "'width' is an integer, not a table" in message("--set", "model.width.size=3")
+    assert "'mixer' stands for one of the 1 entries of 'layer', expected 0." in message("--set", "model.layer.mixer.heads=3")
+    assert "'train.lr' is -1.0, expected above 0." in message("--set", "train.lr=-1.0")
+    assert "'train.lr' is inf, expected a finite number above 0." in message("--set", "train.lr=inf")
 
 
 def test_corpora_that_cannot_be_used(place, tmp_path):
@@ -221,13 +281,21 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     assert text("--prompt", "-", "--seed", 3, input=b"The ") == first
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
-    assert "top-p" in headloom("generate", run, "--top-p", 2, cwd=tmp_path, code=2).stderr
 
 
 def test_a_run_keeps_its_vocabulary(place, tmp_path):
     shutil.copy(place / "corpus.txt", tmp_path)
     headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "my.model", cwd=tmp_path)
-    assert "no vocabulary of 5000" in refused("vocabulary", "corpus.txt", "--size", 5000, "--out", "x.model", cwd=tmp_path, code=1)
+    # What is too small or too large says what is not.
+    (tmp_path / "letters.txt").write_text("".join(chr(0x400 + i) + " " for i in range(90)) * 20)
+    for method in ("bpe", "unigram"):
+        for text, size in [("letters.txt", 300), ("corpus.txt", 5000)]:
+            learn = ["vocabulary", text, "--method", method, "--out", "x.model", "--size"]
+            said = refused(*learn, size, cwd=tmp_path)
+            found = re.fullmatch(rf"--size {size} is too (small|large) for this text.*, expected at (least|most) (\d+)\.", said)
+            assert found and found[1] == ("small" if size == 300 else "large"), said
+            headloom(*learn, found[3], cwd=tmp_path)
+            headloom("tokenize", "x.model", cwd=tmp_path, input=b"abc")
     assert '"he"' in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout
     (tmp_path / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
     headloom("train", "text.toml", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The documentation's examples run as they stand, and its generated page is current."""
+"""The documentation's examples run as they stand, its generated page is current, and pages name what the code has."""
 
 import contextlib
 import io
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "python.md"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "python.md"
 BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -60,3 +61,63 @@ def test_configuration_of_readme_runs(tmp_path):
         [str(BINARY), "train", "config.toml", "--out", str(run), *small], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+
+
+# Options that together bring out all parameters of a mixer; each with the page that names them.
+NORMED = {"heads": 4, "qk_norm": True}
+PARTS = {
+    "mha": ("mha", [NORMED]),
+    "talking_heads": ("talking_heads", [{**NORMED, "pre": True, "post": True}]),
+    "dcmha": ("dcmha", [{**NORMED, "static": "add"}, {**NORMED, "static": "add", "groups": 2}]),
+    "differential": ("differential", [NORMED]),
+    "multi_token": (
+        "multi_token",
+        [
+            {**NORMED, "conv_layers": "all", "pre_conv": True, "post_conv": True, "pre_mix": mix, "gate": gate, "conv_heads": c}
+            for mix, gate, c in [("all", "full", 1), ("groups", "head", 2)]
+        ],
+    ),
+    "retention": ("retention", [{"heads": 4}]),
+    "rwkv": ("rwkv", [{}]),
+    "rwkv_channel": ("rwkv", [{}]),
+    "fnet": ("fnet", [{}]),
+    "linformer": ("linformer", [{"heads": 4, "sharing": sharing} for sharing in ("none", "headwise")]),
+    "shaped": ("simplified", [{"heads": 4}]),
+    "aft": ("aft", [{"form": "local"}, {"form": "full"}, {"form": "full", "factor": 3}]),
+    "mamba": ("mamba", [{}]),
+    "moe": ("moe", [{"routed": 4, "active": 2, "shared": 1, "bias_speed": 0.1}]),
+    "mlp": (None, [{}]),
+    "swiglu": (None, [{"gate_groups": 4}]),
+}
+
+
+def build(name, options):
+    if name in headloom.channel_mixers():
+        return headloom.channel_mixer(name, 32, **options)
+    return headloom.mixer(name, 32, causal=name not in ("fnet", "linformer"), **options)
+
+
+def documented(page):
+    """The names of a page's table, each with the numbers of dimensions of the shapes beside it."""
+    section = (DOCS / "mechanisms" / f"{page}.md").read_text().partition("## Parameters")[2].partition("\n## ")[0]
+    found = {}
+    for names, shapes in re.findall(r"^\| (`[^|]*) \| ([^|]*\[[^|]*) \|", section, re.M):
+        for name in re.findall(r"`([^`]+)`", names):
+            found[name] = {shape.count(",") + 1 for shape in re.findall(r"\[([^\]]+)\]", shapes)}
+    return found
+
+
+def test_every_mixer_is_documented():
+    assert set(PARTS) == {*headloom.mixers(), *headloom.channel_mixers()}
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in PARTS.values() if page}))
+def test_pages_name_the_parameters(page):
+    found = {}
+    for name, (where, variants) in PARTS.items():
+        for options in variants if where == page else []:
+            for key, value in build(name, options).state_dict().items():
+                found.setdefault(key, set()).add(value.dim())
+    named = documented(page)
+    assert set(named) == set(found)
+    assert {name: named[name] & dims for name, dims in found.items()} == found

@@ -221,7 +221,7 @@ def test_lengths_documents_and_segments():
     assert not torch.equal(model(x), model(x, segments=torch.ones_like(x)))
     with pytest.raises(ValueError, match="segments has ids from 0 to 2, expected 0 to 1"):
         model(x, segments=torch.arange(x.numel()).view_as(x) % 3)
-    with pytest.raises(ValueError, match="segments is given, but the model has no embeddings"):
+    with pytest.raises(ValueError, match="the input has segments, but the model has no embeddings"):
         make("tags")(x, segments=torch.zeros_like(x))
     packed = decoder(position={"type": "none"})
     documents = torch.tensor([[0] * 4 + [1] * 5] * 2)

@@ -201,7 +201,9 @@ def test_merges_as_text_and_as_pairs_are_the_same(tmp_path):
 
 
 def refused(path, content):
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    path.write_bytes(content)
     done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=b'"text"\n', capture_output=True)
     message = done.stderr.decode()
     assert done.returncode in (1, 2), message
@@ -220,7 +222,14 @@ def test_what_is_not_read_is_named(tmp_path):
     def with_model(**changes):
         return with_(model={**json.loads(whole)["model"], **changes})
 
-    assert "not JSON" in refused(path, whole[:-5])
+    assert f"{path}: is not whole JSON: it ends in the middle" in refused(path, whole[:-5])
+    assert f"{path}: is empty, expected JSON." in refused(path, " \n")
+    assert f"{path}:3: is not JSON: '}}' in column 5 does not belong there." in refused(path, '{"a": 1,\n "b":\n    }\n')
+    assert f"{path}:1: is not JSON: the byte 0xff in column 2" in refused(path, b'{\xff"a": 1}')
+    assert f"{path}: is nested deeper than 64 levels." in refused(path, "[" * 70 + "]" * 70)
+    assert f"{path}: is JSON, but not an object" in refused(path, "[1, 2]")
+    assert "has a number that is too large" in refused(path, '{"a": 1e999}')
+    assert f"{path}: 'model' is missing, expected a table." in refused(path, "{}")
     assert "Unigram" in refused(path, with_model(type="Unigram"))
     assert "expected WordPiece" in refused(path, with_model(type="WordPiece"))
     assert "dropout" in refused(path, with_model(dropout=0.1))
@@ -231,8 +240,12 @@ def test_what_is_not_read_is_named(tmp_path):
     assert "not in its vocabulary" in refused(path, with_model(merges=["qq zz"]))
     assert "merge 0" in refused(path, with_model(merges=["abc"]))
     assert "id 4000000000" in refused(path, with_model(vocab={"a": 4000000000}))
-    assert "malformed" in refused(path, with_model(vocab=3))
-    assert "malformed" in refused(path, with_(added_tokens=[{"content": 1}]))
+    assert "'model.vocab' is 3, expected a table." in refused(path, with_model(vocab=3))
+    assert "'model.merges' is missing, expected a list." in refused(path, with_model(merges=None))
+    assert "merge 0 is no pair" in refused(path, with_model(merges=[[1, 2]]))
+    assert "'added_tokens[0].content' is 1, expected a text." in refused(path, with_(added_tokens=[{"content": 1}]))
+    assert "'pre_tokenizer.type' is missing, expected a text." in refused(path, with_(pre_tokenizer={"a": 1}))
+    assert "'pre_tokenizer' is 3, expected a table." in refused(path, with_(pre_tokenizer=3))
     bert().save(str(path))
     whole = path.read_text()
     assert "Lowercase" in refused(path, with_(normalizer={"type": "Lowercase"}))

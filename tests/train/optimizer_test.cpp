@@ -24,6 +24,17 @@ struct Parts : torch::nn::Module {
   }
 };
 
+// RWKV's time_decay was called decay in checkpoints of old.
+TEST(CopyTensors, ReadsTheNamesOfOldCheckpoints) {
+  const Tensor now = at::zeros({3}), mean = at::zeros({3}), then = at::arange(3.0);
+  copy_tensors({{"layer0.mixer.decay", then}, {"mean.layer0.mixer.decay", then + 1}},
+               {{"layer0.mixer.time_decay", now}, {"mean.layer0.mixer.time_decay", mean}}, "old");
+  EXPECT_TRUE(at::equal(now, then.to(now.scalar_type())));
+  EXPECT_TRUE(at::equal(mean, now + 1));
+  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", then}}, {}, "old"); }),
+                       "mixer.decay"));
+}
+
 TEST(AdamW, IsTheFormula) {
   at::manual_seed(1);
   Parts parts;

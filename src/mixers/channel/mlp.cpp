@@ -21,7 +21,7 @@ class Mlp final : public ChannelMixer {
         "down", std::make_shared<Linear>(hidden, shape.width, bias, shape.output_std()));
   }
 
-  Tensor forward(const Tensor& x, const MixerContext&) override {
+  Tensor compute(const Tensor& x, const MixerContext&) override {
     const Tensor h = up_->forward(x);
     return down_->forward(activate(h));
   }
@@ -59,7 +59,7 @@ struct MlpSpec final : ChannelMixerSpec {
             {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
     f.field("bias", options.bias, "biases even where the model has none");
   }
-  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Mlp>(options, shape);
   }
   std::optional<int64_t>* hidden() override { return &options.hidden; }

@@ -95,7 +95,7 @@ class Moe final : public ChannelMixer {
     if (options.bias_speed) buffer("choice_bias", choice_bias_, at::zeros({options.routed}));
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     const Tensor tokens = x.flatten(0, -2);
     const Tensor scores = score(tokens);
     const Tensor choice = choose(scores);
@@ -198,7 +198,7 @@ struct MoeSpec final : ChannelMixerSpec {
 
   std::string type() const override { return "moe"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Moe>(options, shape);
   }
   std::optional<int64_t>* hidden() override { return &options.hidden; }

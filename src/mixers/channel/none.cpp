@@ -9,7 +9,7 @@ struct NoneSpec final : ChannelMixerSpec {
   std::string type() const override { return "none"; }
   void fields(Fields&) override {}
   // Blocks leave out a channel mixer that is null.
-  std::shared_ptr<ChannelMixer> build(const LayerShape&) const override { return nullptr; }
+  std::shared_ptr<ChannelMixer> make(const LayerShape&) const override { return nullptr; }
 };
 
 }  // namespace

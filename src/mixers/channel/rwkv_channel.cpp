@@ -25,7 +25,7 @@ class RwkvChannel final : public ChannelMixer {
         "value", std::make_shared<Linear>(hidden, width, shape.bias, shape.output_std()));
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     ops::TokenShiftOptions shift;
     shift.documents = context.documents;
     if (context.state != nullptr) {
@@ -67,7 +67,7 @@ struct RwkvChannelSpec final : ChannelMixerSpec {
   void fields(Fields& f) override {
     f.field("hidden", given, "hidden units; absent: 4 width", at_least(int64_t{1}));
   }
-  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<RwkvChannel>(given, shape);
   }
   std::optional<int64_t>* hidden() override { return &given; }

@@ -31,7 +31,7 @@ class SwiGlu final : public ChannelMixer {
     }
   }
 
-  Tensor forward(const Tensor& x, const MixerContext&) override {
+  Tensor compute(const Tensor& x, const MixerContext&) override {
     Tensor h = ops::swiglu(up_->forward(x));
     if (gate_) {
       const Tensor weights = at::softmax(gate_->forward(x), -1).unsqueeze(-1);
@@ -68,7 +68,7 @@ struct SwiGluSpec final : ChannelMixerSpec {
             "groups of hidden units scaled by a softmax gate; absent: no gate",
             at_least(int64_t{2}));
   }
-  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<SwiGlu>(options, shape);
   }
   std::optional<int64_t>* hidden() override { return &options.hidden; }

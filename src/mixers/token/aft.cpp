@@ -58,10 +58,7 @@ class Aft final : public TokenMixer {
     }
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("aft does not read a memory; cross-attention needs an attention mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     ops::AftOptions o;
     o.lengths = context.lengths;
     o.documents = context.documents;
@@ -74,7 +71,7 @@ class Aft final : public TokenMixer {
   std::optional<int64_t> longest() const override {
     return bounded() ? std::optional(longest_) : std::nullopt;
   }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
     if (state.tensors.empty()) state.tensors.resize(1);
     const auto next = [&](const Tensor& piece, const Tensor& before, int64_t seen) {
       ops::AftOptions o;
@@ -175,7 +172,7 @@ struct AftSpec final : TokenMixerSpec {
 
   std::string type() const override { return "aft"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Aft>(options, shape);
   }
 };

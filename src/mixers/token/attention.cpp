@@ -109,7 +109,7 @@ Attention::Heads Attention::normed(Heads h) const {
   return h;
 }
 
-Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
+Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
   const Tensor& memory = cross ? context.memory : x;
   Heads h = project(x, memory);
@@ -130,7 +130,7 @@ Tensor Attention::forward(const Tensor& x, const MixerContext& context) {
   return output_->forward(heads.flatten(-2));
 }
 
-Tensor Attention::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
+Tensor Attention::compute_next(const Tensor& x, MixerState& state, const MixerContext& context) {
   const Heads h = project_step(x);
   ops::ComposedAttentionOptions o;
   compose(x, x, o);

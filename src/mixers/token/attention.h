@@ -45,7 +45,7 @@ double lambda_init(int64_t layer);
 class Attention : public TokenMixer {
  public:
   Attention(const AttentionOptions& options, const AttentionSizes& sizes, const LayerShape& shape);
-  Tensor forward(const Tensor& x, const MixerContext& context) override;
+  Tensor compute(const Tensor& x, const MixerContext& context) override;
   std::vector<Cost> costs(int64_t length) const override;
   double state_bytes(int64_t length) const override;
   bool reads_memory() const override { return true; }
@@ -53,7 +53,7 @@ class Attention : public TokenMixer {
   // Forgets as any policy says, but where compose() sets a convolution: there initial_state() must
   // refuse.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context) override;
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override;
   MixerState remember(const Tensor& memory, const Tensor& lengths) override;
   Tensor recall(const Tensor& x, MixerState& state) override;
 

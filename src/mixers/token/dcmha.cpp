@@ -148,7 +148,7 @@ struct DcmhaSpec final : TokenMixerSpec {
 
   std::string type() const override { return "dcmha"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Dcmha>(options, shape);
   }
 };

@@ -123,7 +123,7 @@ struct DifferentialSpec final : TokenMixerSpec {
 
   std::string type() const override { return "differential"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Differential>(options, shape);
   }
 };

@@ -19,10 +19,7 @@ class FNet final : public TokenMixer {
     }
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("fnet does not read a memory; cross-attention needs an attention mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     if (context.documents.defined()) {
       usage_error("fnet mixes the whole sequence and cannot keep packed documents apart.");
     }
@@ -48,7 +45,7 @@ class FNet final : public TokenMixer {
 struct FNetSpec final : TokenMixerSpec {
   std::string type() const override { return "fnet"; }
   void fields(Fields&) override {}
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<FNet>(shape);
   }
 };

@@ -72,10 +72,7 @@ class Linformer final : public TokenMixer {
     }
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("linformer does not read a memory; cross-attention needs another mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     if (context.documents.defined()) {
       usage_error("linformer projects the whole sequence and cannot keep packed documents apart.");
     }
@@ -157,7 +154,7 @@ struct LinformerSpec final : TokenMixerSpec {
 
   std::string type() const override { return "linformer"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Linformer>(options, shape);
   }
 };

@@ -62,16 +62,13 @@ class Mamba final : public TokenMixer {
     output_ = map("output", inner_, shape.width, shape.bias, shape.output_std());
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("mamba does not read a memory; cross-attention needs an attention mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     Tensor rows, h;
     return mixed(x, rows, h, context.documents);
   }
 
   bool stateful() const override { return true; }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
     if (state.tensors.empty()) state.tensors.resize(2);
     state.position += x.size(1);
     return mixed(x, state.tensors[0], state.tensors[1], {});
@@ -140,7 +137,7 @@ struct MambaSpec final : TokenMixerSpec {
 
   std::string type() const override { return "mamba"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Mamba>(options, shape);
   }
 };

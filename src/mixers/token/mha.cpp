@@ -10,7 +10,7 @@ struct MhaSpec final : TokenMixerSpec {
 
   std::string type() const override { return "mha"; }
   void fields(Fields& f) override { attention.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Attention>(attention, AttentionSizes::plain(attention, shape), shape);
   }
 };

@@ -212,7 +212,7 @@ struct MultiTokenSpec final : TokenMixerSpec {
 
   std::string type() const override { return "multi_token"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<MultiToken>(options, shape);
   }
 };

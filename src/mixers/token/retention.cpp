@@ -63,15 +63,12 @@ class Retention final : public TokenMixer {
     xavier(output_->weight, 1);
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("retention does not read a memory; cross-attention needs an attention mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     return std::get<0>(mixed(x, {}, context.documents, {}));
   }
 
   bool stateful() const override { return true; }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
     if (state.tensors.empty()) state.tensors.resize(1);
     auto [y, last] = mixed(x, state.tensors[0], {}, state.position);
     state.tensors[0] = last;
@@ -159,7 +156,7 @@ struct RetentionSpec final : TokenMixerSpec {
 
   std::string type() const override { return "retention"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Retention>(options, shape);
   }
 };

@@ -2,9 +2,9 @@
 // fade at a rate of the channel's own.
 //
 //   k, v, r = Wk x^k, Wv x^v, Wr x^r         x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
-//   y = (sigmoid(r) * wkv(k, v; w, u)) Wo,   w = exp(decay)
+//   y = (sigmoid(r) * wkv(k, v; w, u)) Wo,   w = exp(time_decay)
 //
-// Decay, bonus u and the proportions mu start as published, by depth and channel.
+// time_decay, bonus u and the proportions mu start as published, by depth and channel.
 #include "mixers/mixer.h"
 #include "mixers/rwkv_start.h"
 #include "ops/token_shift/op.h"
@@ -23,7 +23,7 @@ class Rwkv final : public TokenMixer {
     const ParameterTraits kept{.decay = false};
     // Rows: of keys, values, receptance.
     parameter("mix", mix_, at::stack({start.key_mix(), start.value_mix(), start.gate_mix()}), kept);
-    parameter("decay", decay_, start.decay(), kept);
+    parameter("time_decay", time_decay_, start.time_decay(), kept);
     parameter("bonus", bonus_, start.bonus(), kept);
     const auto map = [&](const char* name, double std) {
       return register_module(name, std::make_shared<Linear>(width, width, shape.bias, std));
@@ -34,15 +34,12 @@ class Rwkv final : public TokenMixer {
     output_ = map("output", shape.output_std());
   }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("rwkv does not read a memory; cross-attention needs an attention mixer.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     return std::get<0>(mixed(x, {}, {}, context.documents));
   }
 
   bool stateful() const override { return true; }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
     if (state.tensors.empty()) state.tensors.resize(2);
     Tensor &last = state.tensors[0], &sums = state.tensors[1];
     Tensor y;
@@ -53,7 +50,7 @@ class Rwkv final : public TokenMixer {
   }
 
   std::vector<Cost> costs(int64_t) const override {
-    const auto width = static_cast<double>(decay_.size(0));
+    const auto width = static_cast<double>(time_decay_.size(0));
     int64_t parameters = 0;
     for (const auto& linear : {key_, value_, receptance_, output_}) {
       for (const Tensor& p : linear->parameters()) parameters += p.numel();
@@ -68,12 +65,12 @@ class Rwkv final : public TokenMixer {
              .flops_per_token = 9 * width},
             {.part = "wkv",
              .formula = "16 C",
-             .parameters = decay_.numel() + bonus_.numel(),
+             .parameters = time_decay_.numel() + bonus_.numel(),
              .flops_per_token = 16 * width}};
   }
 
   double state_bytes(int64_t) const override {
-    return 4.0 * 4 * static_cast<double>(decay_.size(0));
+    return 4.0 * 4 * static_cast<double>(time_decay_.size(0));
   }
 
  private:
@@ -89,21 +86,22 @@ class Rwkv final : public TokenMixer {
     o.state = sums;
     o.documents = documents;
     // In bfloat16 the rates of slow channels would be rounded.
-    const Tensor rates = decay_.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).exp();
+    const Tensor rates =
+        time_decay_.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).exp();
     const auto [y, end] =
         ops::wkv(key_->forward(parts[0]), value_->forward(parts[1]), rates, bonus_, o);
     return {output_->forward(y), end};
   }
 
-  Tensor mix_;            // [3, C]
-  Tensor decay_, bonus_;  // [C]
+  Tensor mix_;                 // [3, C]
+  Tensor time_decay_, bonus_;  // [C]; the operator's decay is exp(time_decay)
   std::shared_ptr<Linear> key_, value_, receptance_, output_;
 };
 
 struct RwkvSpec final : TokenMixerSpec {
   std::string type() const override { return "rwkv"; }
   void fields(Fields&) override {}
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Rwkv>(shape);
   }
 };

@@ -49,10 +49,7 @@ class Shaped final : public TokenMixer {
   bool keeps_input() const override { return true; }
   bool stateful() const override { return shape_.causal; }
 
-  Tensor forward(const Tensor& x, const MixerContext& context) override {
-    if (context.memory.defined()) {
-      usage_error("shaped has its own input as values and does not read a memory.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     auto [q, k, v] = project(x);
     if (rotary_) {
       q = rotary_->apply(q);
@@ -68,7 +65,7 @@ class Shaped final : public TokenMixer {
 
   // What is forgotten under a policy leaves the softmax alone: the mean is of all that was seen.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
-  Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     const auto [q, k, v] = project(x);
     state.tensors.resize(1);
     // Sums of all values up to each position.
@@ -195,7 +192,7 @@ struct ShapedSpec final : TokenMixerSpec {
 
   std::string type() const override { return "shaped"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<Shaped>(options, shape);
   }
 };

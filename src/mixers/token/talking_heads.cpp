@@ -112,7 +112,7 @@ struct TalkingHeadsSpec final : TokenMixerSpec {
 
   std::string type() const override { return "talking_heads"; }
   void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const override {
+  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
     return std::make_shared<TalkingHeads>(options, shape);
   }
 };

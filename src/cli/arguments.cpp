@@ -1,0 +1,129 @@
+#include "cli/arguments.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/range_text.h"
+#include "core/text.h"
+
+namespace headloom::cli {
+namespace {
+
+// Of a check that fails: explain() puts the option's name before it.
+constexpr const char* kIs = "is ";
+
+// All of `text` as a number; not "0x10", "010" or "1_000", of which readers disagree what they
+// mean.
+template <typename T>
+std::optional<T> number(const std::string& text) {
+  T value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  const size_t digits = text.starts_with('-') ? 1 : 0;
+  if (text.size() > digits + 1 && text[digits] == '0' && text.find_first_of(".eE") == text.npos) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+template <typename T>
+CLI::Validator checked(const Range<T>& range, const char* kind) {
+  const std::string allowed = range_text(range);
+  return CLI::Validator(
+      [=](std::string& text) {
+        const std::optional<T> value = number<T>(text);
+        if (!value || !std::isfinite(static_cast<double>(*value))) {
+          return str(kIs, "'", text, "', expected ", kind, ", ", allowed, ".");
+        }
+        const bool inside = (range.open_low ? *value > range.low : *value >= range.low) &&
+                            (range.open_high ? *value < range.high : *value <= range.high);
+        return inside ? std::string() : str(kIs, text, ", expected ", allowed, ".");
+      },
+      allowed);
+}
+
+// An option's name and what it is for: "--out", "folder of the run".
+std::string purpose(const CLI::App& command, const std::string& name) {
+  const CLI::Option* option = command.get_option_no_throw(name);
+  const std::string doc = option == nullptr ? "a value" : option->get_description();
+  return doc.substr(0, doc.find(';'));
+}
+
+std::string shown_name(const std::string& name) {
+  if (name.starts_with('-')) return name;
+  std::string upper;
+  for (const char c : name) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return upper;
+}
+
+std::vector<std::string> flags(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+}  // namespace
+
+CLI::Validator whole_number(int64_t low, int64_t high) {
+  return checked(Range<int64_t>{.low = low, .high = high}, "a whole number");
+}
+
+CLI::Validator real_number(const Range<double>& range) { return checked(range, "a number"); }
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
+        const std::string near = nearest(text, names);
+        return str(kIs, "'", text, "', expected one of ", join(names),
+                   near.empty() ? "." : str("; did you mean '", near, "'?"));
+      },
+      "{" + join(names, ",") + "}");
+}
+
+std::string explain(const CLI::ParseError& error, const CLI::App& command) {
+  const std::string text = error.what(), who = command.get_name();
+  const std::vector<std::string> unknown = command.remaining();
+  for (const std::string& argument : unknown) {
+    if (!argument.starts_with('-') || argument == "-" || argument == "--") continue;
+    const std::string flag = argument.substr(0, argument.find('='));
+    const std::vector<std::string> known = flags(command);
+    const std::string near = nearest(flag, known);
+    return str(
+        who, " has no option ", flag,
+        near.empty() ? str("; there are ", join(known), ".") : str("; did you mean ", near, "?"));
+  }
+  const auto before = [&](const char* words) { return text.substr(0, text.find(words)); };
+  if (error.get_name() == "ExtrasError" && !unknown.empty()) {
+    return str(who, ": '", unknown.front(), "' is one argument too many; headloom ", who,
+               " --help shows what it takes.");
+  }
+  if (error.get_name() == "RequiredError" && text.ends_with(" is required")) {
+    const std::string name = before(" is required");
+    return str(who, ": ", shown_name(name), " is missing, expected ", purpose(command, name), ".");
+  }
+  if (error.get_name() == "ArgumentMismatch" && text.ends_with(" missing")) {
+    const std::string name = before(":");
+    return str(who, ": ", name, " has no value, expected ", purpose(command, name), ".");
+  }
+  if (error.get_name() == "ArgumentMismatch" && text.find("At Most 1") != text.npos) {
+    return str(who, ": ", before(":"), " is given several times, expected once.");
+  }
+  if (error.get_name() == "ExcludesError") {
+    return str(who, ": ", before(" excludes "), " and ", text.substr(text.find(" excludes ") + 10),
+               " cannot be given together.");
+  }
+  if (error.get_name() == "ValidationError") {
+    const size_t colon = text.find(": ");
+    if (colon != text.npos && text.compare(colon + 2, 3, kIs) == 0) {
+      return str(shown_name(text.substr(0, colon)), " ", text.substr(colon + 2));
+    }
+  }
+  return str(who, ": ", text, text.ends_with('.') ? "" : ".");
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,20 @@
+// Checks of single arguments, and the sentence for a command line that cannot be understood.
+// CLI11's own validators speak of the limits of its types; these say what is expected.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "core/fields.h"
+
+namespace headloom::cli {
+
+CLI::Validator whole_number(int64_t low, int64_t high = std::numeric_limits<int64_t>::max());
+CLI::Validator real_number(const Range<double>& range);
+CLI::Validator one_of(const std::vector<std::string>& names);
+
+// What is wrong with the arguments of `command`, whose parsing ended with `error`.
+std::string explain(const CLI::ParseError& error, const CLI::App& command);
+
+}  // namespace headloom::cli

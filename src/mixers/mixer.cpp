@@ -1,0 +1,64 @@
+#include "mixers/mixer.h"
+
+#include "mixers/check.h"
+
+namespace headloom {
+namespace {
+
+void check_documents(const Module& module, const Tensor& documents, const Tensor& x) {
+  check_ids(module, "documents", documents, x.sym_sizes().slice(0, 2), "[B, T]", x);
+}
+
+[[noreturn]] void refuse_memory(const std::string& type) {
+  usage_error(type, " does not read a memory; cross-attention needs an attention mixer.");
+}
+
+}  // namespace
+
+Tensor TokenMixer::forward(const Tensor& x, const MixerContext& context) {
+  check_features(*this, "x", x, width());
+  const Tensor& memory = context.memory;
+  if (context.documents.defined()) check_documents(*this, context.documents, x);
+  if (context.lengths.defined()) check_lengths(*this, "lengths", context.lengths, x);
+  if (memory.defined()) {
+    if (!reads_memory()) refuse_memory(type());
+    check_features(*this, "memory", memory, width());
+    if (memory.sym_size(0) != x.sym_size(0) || memory.device() != x.device()) {
+      usage_error(what(), ": memory must have the ", x.sym_size(0), " sequences of x, on ",
+                  x.device(), "; it has ", memory.sym_size(0), " on ", memory.device(), ".");
+    }
+    if (context.documents.defined()) {
+      usage_error(what(), ": documents are of x's own positions, expected none beside a memory.");
+    }
+    if (context.memory_lengths.defined()) {
+      check_lengths(*this, "the memory's lengths", context.memory_lengths, memory);
+    }
+  }
+  return compute(x, context);
+}
+
+Tensor TokenMixer::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
+  check_features(*this, "x", x, width());
+  const int64_t seen = state.batch();
+  if (seen != 0 && x.size(0) != seen) {
+    usage_error(what(), ": x must have the ", seen, " sequences of the state; it is ", x.sizes(),
+                ".");
+  }
+  return compute_next(x, state, context);
+}
+
+Tensor TokenMixer::compute_next(const Tensor&, MixerState&, const MixerContext&) {
+  usage_error(type(), " reads whole sequences only and has no state for decoding.");
+}
+
+MixerState TokenMixer::remember(const Tensor&, const Tensor&) { refuse_memory(type()); }
+
+Tensor TokenMixer::recall(const Tensor&, MixerState&) { refuse_memory(type()); }
+
+Tensor ChannelMixer::forward(const Tensor& x, const MixerContext& context) {
+  check_features(*this, "x", x, width());
+  if (context.documents.defined()) check_documents(*this, context.documents, x);
+  return compute(x, context);
+}
+
+}  // namespace headloom
