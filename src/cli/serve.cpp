@@ -1,11 +1,15 @@
 #include "serve/server.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "model/decoder.h"
+#include "serve/limits.h"
 #include "train/load.h"
 #include "train/train.h"
 
@@ -19,6 +23,16 @@ struct Arguments {
   serve::EngineOptions engine;
   CachePolicy cache;
 };
+
+// Each connection is an open file; the system's default allows 1024.
+void allow_files(int64_t connections) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto wanted = static_cast<rlim_t>(connections) + 256;
+  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 int run(Arguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
@@ -39,8 +53,10 @@ int run(Arguments& a) {
   if (a.server.model.empty()) a.server.model = "headloom";
   // Each text has a request at most; beside them some are refused and some ask for other things.
   a.server.connections = a.engine.max_batch + a.engine.max_queue + 8;
+  allow_files(a.server.connections);
+  const serve::ChatTemplate chat(a.model, codec);
   serve::Engine engine(decoder, codec, a.engine);
-  serve::Server server(engine, codec, a.server);
+  serve::Server server(engine, codec, chat, a.server);
   install_interrupt_handler();
   const auto length = engine.max_length();
   std::printf("serving %s, step %lld, length %s, as '%s' at http://%s:%d/v1\n", a.model.c_str(),
@@ -64,7 +80,7 @@ int run(Arguments& a) {
 }  // namespace
 
 Command serve_command() {
-  return {"serve", "a decoder over HTTP, as OpenAI's completions",
+  return {"serve", "a decoder over HTTP, as OpenAI's completions and chats",
           "headloom serve runs/text --port 8080", [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<Arguments>();
             app.add_option("model", a->model, "folder of a run")->required();
@@ -82,6 +98,18 @@ Command serve_command() {
                            "texts that wait for their turn; more are refused")
                 ->check(whole_number(1, 4096))
                 ->capture_default_str();
+            app.add_option("--cors", a->server.cors,
+                           "origins whose web pages may ask, as in https://a.example; *: all")
+                ->delimiter(',')
+                ->check([](const std::string& origin) {
+                  const bool fine = origin == "*" || ((origin.starts_with("http://") ||
+                                                       origin.starts_with("https://")) &&
+                                                      !origin.ends_with('/'));
+                  return fine ? "" : "'" + origin +
+                                         "' is no origin, expected * or one like "
+                                         "https://a.example";
+                });
+            app.footer(serve::limits_text() + "\n\n" + app.get_footer());
             add_cache_option(app, a->cache);
             add_precision_options(app, a->precision);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");

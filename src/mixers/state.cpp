@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -27,6 +28,13 @@ bool is_row(const at::Tensor& t) {
     expected *= t.size(dim);
   }
   return true;
+}
+
+// 0, 1, ..., count - 1: sequences that stay where they are.
+std::vector<int64_t> first_numbers(int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(count));
+  std::iota(out.begin(), out.end(), 0);
+  return out;
 }
 
 }  // namespace
@@ -362,17 +370,28 @@ void MixerState::add(const std::vector<const MixerState*>& others) {
     rows.resize(first.rows.size());
     tensors.resize(first.tensors.size());
   }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::vector<const Rows*> parts;
-    for (const MixerState* other : others) parts.push_back(&other->rows[i]);
-    rows[i].add(parts);
-  }
+  std::vector<at::Tensor> joined_tensors(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!first.tensors[i].defined()) continue;
     std::vector<at::Tensor> parts;
     for (const MixerState* part : all) parts.push_back(part->tensors[i]);
-    tensors[i] = at::cat(parts);
+    joined_tensors[i] = at::cat(parts);
   }
+  const std::vector<int64_t> own = first_numbers(empty ? 0 : first.batch());
+  std::vector<int64_t> sizes;
+  try {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::vector<const Rows*> parts;
+      for (const MixerState* other : others) parts.push_back(&other->rows[i]);
+      const int64_t size = rows[i].size();
+      rows[i].add(parts);
+      sizes.push_back(size);
+    }
+  } catch (...) {  // there is no memory for this one: those before it become what they were
+    for (size_t i = 0; i < sizes.size(); ++i) rows[i].keep_sequences(own, sizes[i]);
+    throw;
+  }
+  tensors = std::move(joined_tensors);
   position = joined;
 }
 
@@ -392,11 +411,19 @@ void LayerState::keep(const std::vector<int64_t>& which) {
 }
 
 void LayerState::add(const std::vector<const LayerState*>& others) {
-  for (MixerState LayerState::* part :
-       {&LayerState::mixer, &LayerState::channel, &LayerState::cross}) {
-    std::vector<const MixerState*> parts;
-    for (const LayerState* other : others) parts.push_back(&(other->*part));
-    (this->*part).add(parts);
+  std::vector<MixerState*> added;
+  const std::vector<int64_t> own = first_numbers(mixer.batch());
+  try {
+    for (MixerState LayerState::* part :
+         {&LayerState::mixer, &LayerState::channel, &LayerState::cross}) {
+      std::vector<const MixerState*> parts;
+      for (const LayerState* other : others) parts.push_back(&(other->*part));
+      (this->*part).add(parts);
+      added.push_back(&(this->*part));
+    }
+  } catch (...) {
+    for (MixerState* part : added) part->keep(own);
+    throw;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "model/autoregressive.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace headloom {
 
@@ -47,10 +48,18 @@ void DecoderState::add(const std::vector<DecoderState>& others) {
     require(other.layers.size() == layers.size(), "decoding states cannot be joined: they are of ",
             layers.size(), " and ", other.layers.size(), " layers.");
   }
-  for (size_t i = 0; i < layers.size(); ++i) {
-    std::vector<const LayerState*> parts;
-    for (const DecoderState& other : others) parts.push_back(&other.layers[i]);
-    layers[i].add(parts);
+  std::vector<int64_t> own(static_cast<size_t>(layers.empty() ? 0 : layers[0].mixer.batch()));
+  std::iota(own.begin(), own.end(), 0);
+  size_t added = 0;
+  try {
+    for (; added < layers.size(); ++added) {
+      std::vector<const LayerState*> parts;
+      for (const DecoderState& other : others) parts.push_back(&other.layers[added]);
+      layers[added].add(parts);
+    }
+  } catch (...) {  // there is no memory for this one: those before it become what they were
+    for (size_t i = 0; i < added; ++i) layers[i].keep(own);
+    throw;
   }
   if (!layers.empty()) position = layers[0].mixer.position;
 }

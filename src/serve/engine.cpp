@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <thread>
 
+#include "core/text.h"
 #include "model/generation.h"
 #include "train/evaluate.h"
 
@@ -20,7 +22,6 @@ namespace {
 constexpr int64_t kPieceBetweenSteps = 128, kPiece = 1024;
 // Scores of the vocabulary that are held at a time.
 constexpr int64_t kMostScores = int64_t{1} << 24;
-constexpr int64_t kDefaultTokens = 16;
 
 // A prompt that waits or is being read.
 struct Prompt {
@@ -44,18 +45,40 @@ struct Row {
   std::shared_ptr<Answer> answer;
   std::shared_ptr<const Request> request;
   int64_t choice = 0;
-  std::vector<int64_t> tokens = {};  // prompt and what was written
+  // Each token of the prompt and the text once, where repetition costs; so no text is too long.
+  std::vector<int64_t> seen = {};
+  int64_t newest = 0;                // its last token
   int64_t left = 0;                  // tokens it may still become longer by
   Text text;
   std::vector<at::Generator> generator = {};
   bool done = false;
 };
 
-std::string sentence(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = torch ? torch->what_without_backtrace() : error.what();
-  if (dynamic_cast<const std::bad_alloc*>(&error)) text = "out of memory";
-  return "the model failed: " + text.substr(0, text.find('\n'));
+// The bytes that could not be had, 0 where that is not known; absent: it was not memory.
+std::optional<double> bytes_wanting(const std::exception& error) {
+  const std::string text = error.what(), asked = "you tried to allocate ";  // PyTorch's words
+  if (const size_t at = text.find(asked); at != std::string::npos) {
+    return std::strtod(text.c_str() + at + asked.size(), nullptr);
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return 0;
+  return std::nullopt;
+}
+
+// Says to one answer, and on stderr, what went wrong. Memory may have run out: it must not throw.
+void fail(Answer& answer, const std::exception& error) noexcept {
+  try {
+    const std::optional<double> bytes = bytes_wanting(error);
+    const std::string text = error.what();
+    const std::string message =
+        !bytes ? "the model failed: " + text.substr(0, text.find('\n'))
+        : *bytes > 0
+            ? str("out of memory: this request needs ", human_bytes(*bytes), " more at once.")
+            : "out of memory.";
+    std::fprintf(stderr, "headloom: %s\n", message.c_str());
+    answer.fail(bytes ? 503 : 500, message.c_str());
+  } catch (const std::exception&) {
+    answer.fail(503, "out of memory.");
+  }
 }
 
 Tensor row_of(const std::vector<int64_t>& tokens, int64_t first, int64_t count) {
@@ -85,7 +108,8 @@ class Engine::Loop {
   }
 
   std::shared_ptr<Answer> submit(Request r) {
-    const int64_t max_tokens = check(r);
+    check(r);
+    const int64_t max_tokens = r.max_tokens.value_or(r.default_tokens);
     const int64_t prompts = static_cast<int64_t>(r.prompts.size());
     const int64_t texts = prompts * r.samples;
     auto answer = std::make_shared<Answer>(texts);
@@ -113,7 +137,14 @@ class Engine::Loop {
 
   Load load() const {
     const std::lock_guard lock(mutex_);
-    return {.running = running_, .waiting = waiting_};
+    return {.running = running_,
+            .waiting = waiting_,
+            .state_bytes = state_bytes_,
+            .prompt_tokens = prompt_tokens_,
+            .written = written_};
+  }
+  Limits limits() const {
+    return {.samples = options_.max_batch, .texts = options_.max_queue, .length = longest_};
   }
   int64_t vocabulary() const { return *model_->config().vocabulary; }
   int64_t longest() const { return longest_; }
@@ -123,8 +154,8 @@ class Engine::Loop {
     return static_cast<int64_t>(r.prompts[static_cast<size_t>(prompt)].size());
   }
 
-  // The tokens that each text may have. Throws Refusal.
-  int64_t check(const Request& r) const {
+  // Throws Refusal.
+  void check(const Request& r) const {
     const auto refuse = [](const auto&... parts) { throw Refusal(400, "", str(parts...)); };
     const int64_t prompts = static_cast<int64_t>(r.prompts.size());
     if (prompts == 0) refuse("there is no prompt, expected at least one.");
@@ -153,7 +184,6 @@ class Engine::Loop {
                           ", together more than the model's length of ", longest_, "."));
       }
     }
-    return r.max_tokens.value_or(kDefaultTokens);
   }
 
   void run() {
@@ -172,14 +202,15 @@ class Engine::Loop {
       }
     }
     const char* end = "the server ends.";
-    if (prompt_) prompt_->answer->fail(end);
-    for (const Prompt& p : queue_) p.answer->fail(end);
-    for (const Row& row : rows_) row.answer->fail(end);
+    if (prompt_) prompt_->answer->fail(500, end);
+    for (const Prompt& p : queue_) p.answer->fail(500, end);
+    for (const Row& row : rows_) row.answer->fail(500, end);
   }
 
   bool wait_for_work() {
     std::unique_lock lock(mutex_);
     running_ = static_cast<int64_t>(rows_.size()) + (prompt_ ? prompt_->request->samples : 0);
+    state_bytes_ = state_.bytes() + (prompt_ ? prompt_->state.bytes() : 0);
     work_.wait(lock, [&] { return stop_ || running_ > 0 || !queue_.empty(); });
     return !stop_;
   }
@@ -214,6 +245,7 @@ class Engine::Loop {
 
   void read_prompts() {
     std::vector<DecoderState> joining;
+    const size_t before = rows_.size();
     int64_t budget = rows_.empty() ? kPiece : kPieceBetweenSteps;
     while (budget > 0 && (prompt_ || take_prompt())) {
       try {
@@ -224,10 +256,23 @@ class Engine::Loop {
       }
     }
     if (joining.empty()) return;
-    if (!state_.layers.empty() || joining.size() > 1) {
-      state_.add(joining);
-    } else {
+    if (state_.layers.empty() && joining.size() == 1) {
       state_ = std::move(joining[0]);
+      return;
+    }
+    try {
+      state_.add(joining);
+    } catch (const std::exception& error) {
+      // There is no memory for these; those who are written already go on.
+      for (size_t i = before; i < rows_.size(); ++i) fail(*rows_[i].answer, error);
+      rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(before), rows_.end());
+      if (rows_.empty()) state_ = {};
+      for (const LayerState& layer : state_.layers) {
+        for (const MixerState* part : {&layer.mixer, &layer.channel}) {
+          const int64_t batch = part->batch();
+          if (batch != 0 && batch != static_cast<int64_t>(before)) throw;  // then nobody does
+        }
+      }
     }
   }
 
@@ -255,6 +300,10 @@ class Engine::Loop {
       next = model_->logits(hidden.select(1, -1));
     }
     p.read += count;
+    {
+      const std::lock_guard lock(mutex_);
+      prompt_tokens_ += count;
+    }
     if (last) {
       begin_texts(p, next, joining);
       prompt_.reset();
@@ -302,12 +351,16 @@ class Engine::Loop {
       Row row{.answer = p.answer,
               .request = p.request,
               .choice = p.index * request.samples + i,
-              .tokens = p.tokens(),
               .left = p.max_tokens,
               .text = Text(request.stops),
               .generator = {at::make_generator<at::CPUGeneratorImpl>(request.seed +
                                                                      static_cast<uint64_t>(i))}};
       if (request.echo) echo(p, row);
+      if (request.sampling.repetition_penalty != 1) {
+        row.seen = p.tokens();
+        std::sort(row.seen.begin(), row.seen.end());
+        row.seen.erase(std::unique(row.seen.begin(), row.seen.end()), row.seen.end());
+      }
       if (p.writes()) {
         write(row, logits);
       } else {
@@ -318,6 +371,7 @@ class Engine::Loop {
     }
     if (begun.empty()) return;
     const int64_t going = static_cast<int64_t>(begun.size());
+    rows_.reserve(rows_.size() + begun.size());
     joining.push_back(going == 1 ? std::move(p.state)
                                  : p.state.select(at::zeros({going}, at::kLong)));
     for (Row& row : begun) rows_.push_back(std::move(row));
@@ -340,7 +394,7 @@ class Engine::Loop {
   void step() {
     if (rows_.empty()) return;
     std::vector<int64_t> newest;
-    for (const Row& row : rows_) newest.push_back(row.tokens.back());
+    for (const Row& row : rows_) newest.push_back(row.newest);
     const Tensor tokens = at::tensor(at::IntArrayRef(newest), at::kLong).unsqueeze(1);
     const Tensor logits = model_->logits(model_->extend(tokens, state_).select(1, -1));
     for (size_t i = 0; i < rows_.size(); ++i) {
@@ -354,24 +408,32 @@ class Engine::Loop {
     const Request& request = *row.request;
     int64_t token = 0;
     try {
-      const Tensor seen = request.sampling.repetition_penalty != 1
-                              ? row_of(row.tokens, 0, static_cast<int64_t>(row.tokens.size()))
-                              : Tensor();
+      const Tensor seen =
+          row.seen.empty() ? Tensor() : row_of(row.seen, 0, static_cast<int64_t>(row.seen.size()));
       token = sample(logits, seen, request.sampling, row.generator).item<int64_t>();
     } catch (const std::exception& error) {  // scores that are no numbers, say
       fail(*row.answer, error);
       row.done = true;
       return;
     }
-    row.tokens.push_back(token);
+    row.newest = token;
     --row.left;
+    if (request.sampling.repetition_penalty != 1) {
+      const auto place = std::lower_bound(row.seen.begin(), row.seen.end(), token);
+      if (place == row.seen.end() || *place != token) row.seen.insert(place, token);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ++written_;
+    }
     Event event{.choice = row.choice};
     if (request.logprobs) {
       event.tokens = likelihoods(logits, at::full({1}, token, at::kLong), *request.logprobs);
     } else {
       event.tokens = {{.id = token}};
     }
-    if (codec_.end() && token == *codec_.end()) {
+    const bool end = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
+    if (end || (codec_.end() && token == *codec_.end())) {
       row.text.end();
     } else {
       event.tokens[0].text = codec_.piece(token);
@@ -409,12 +471,6 @@ class Engine::Loop {
     }
   }
 
-  static void fail(Answer& answer, const std::exception& error) {
-    const std::string message = sentence(error);
-    std::fprintf(stderr, "headloom: %s\n", message.c_str());
-    answer.fail(message);
-  }
-
   const std::shared_ptr<Decoder> model_;
   const Codec& codec_;
   const EngineOptions options_;
@@ -426,6 +482,7 @@ class Engine::Loop {
   std::condition_variable work_;
   std::deque<Prompt> queue_;
   int64_t waiting_ = 0, running_ = 0;  // texts
+  int64_t state_bytes_ = 0, prompt_tokens_ = 0, written_ = 0;
   bool stop_ = false;
 
   // The thread's own.
@@ -448,6 +505,8 @@ std::shared_ptr<Answer> Engine::submit(Request request) {
 Engine::Load Engine::load() const { return loop_->load(); }
 
 int64_t Engine::vocabulary() const { return loop_->vocabulary(); }
+
+Limits Engine::limits() const { return loop_->limits(); }
 
 std::optional<int64_t> Engine::max_length() const {
   const int64_t longest = loop_->longest();

@@ -12,23 +12,27 @@
 
 #include "core/error.h"
 #include "model/sampling_options.h"
+#include "serve/limits.h"
 
 namespace headloom::serve {
 
 struct Request {
   std::vector<std::vector<int64_t>> prompts = {};
   int64_t samples = 1;                     // texts from each prompt; sample i draws with seed + i
-  std::optional<int64_t> max_tokens = {};  // of each text; absent: 16, or what the length leaves
+  // Of each text; absent: default_tokens, or what the length leaves.
+  std::optional<int64_t> max_tokens = {};
+  int64_t default_tokens = 16;
   SamplingOptions sampling = {.temperature = 1};
   uint64_t seed = 0;
   std::vector<std::string> stops = {};
+  std::vector<int64_t> ends = {};  // tokens that end a text beside the tokenizer's
   // How likely each token was, and of how many likeliest beside it to say so. What the model gives:
   // before temperature and filters.
   std::optional<int64_t> logprobs = {};
   bool echo = false;  // the prompt's tokens as well
 };
 
-// A request that is not taken, as HTTP says it.
+// A request that is not taken, or that failed, as HTTP says it.
 class Refusal : public UsageError {
  public:
   Refusal(int status, std::string code, const std::string& message)
@@ -61,7 +65,7 @@ class Answer {
   explicit Answer(int64_t texts) : open_(texts) {}
 
   // The reader's side. What came since the last call, after waiting for it no longer than
-  // `patience`. Throws Error where the engine failed.
+  // `patience`. Throws Refusal where the engine failed.
   std::vector<Event> wait(std::chrono::milliseconds patience);
   // Whether every text has ended and wait() has given all.
   bool done() const;
@@ -69,8 +73,10 @@ class Answer {
   void cancel();
 
   // The engine's side.
+  // An answer that nobody reads, kMostUnread events and more, fails.
   void add(Event event);
-  void fail(const std::string& message);
+  // `status` as HTTP says it. Does not throw: it is what is left to do where memory has run out.
+  void fail(int status, const char* message) noexcept;
   bool cancelled() const;
 
  private:
@@ -79,6 +85,7 @@ class Answer {
   std::vector<Event> events_;
   int64_t open_;
   bool cancelled_ = false;
+  int status_ = 0;  // other than 0: it has failed
   std::string error_;
 };
 

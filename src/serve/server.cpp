@@ -1,49 +1,34 @@
 #include "serve/server.h"
 
-#include <dirent.h>
 #include <httplib.h>
-#include <netdb.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
 #include <thread>
 
+#include "serve/chat.h"
 #include "serve/completions.h"
+#include "serve/connection.h"
+#include "serve/metrics.h"
+#include "serve/workers.h"
 
 namespace headloom::serve {
 namespace {
 
-constexpr size_t kMostBytes = size_t{4} << 20;  // of a request's body
 constexpr std::chrono::milliseconds kPatience{50};
 constexpr const char* kJson = "application/json";
+constexpr int kBacklog = 512;  // connections that the system keeps until they are accepted
 
-// The socket that a request came by, which the library keeps to itself; -1 where it is not found.
-int socket_of(const httplib::Request& request) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir("/proc/self/fd"), closedir);
-  while (const dirent* entry = open ? readdir(open.get()) : nullptr) {
-    const int file = std::atoi(entry->d_name);
-    sockaddr_storage address;
-    socklen_t size = sizeof address;
-    char host[NI_MAXHOST], port[NI_MAXSERV];
-    if (getpeername(file, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, port,
-                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) == 0 &&
-        request.remote_addr == host && std::to_string(request.remote_port) == port) {
-      return file;
-    }
-  }
-  return -1;
-}
+constexpr const char* kNoMemory =
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    "Content-Length: 96\r\n\r\n"
+    R"({"error":{"message":"out of memory.","type":"server_error","param":null,"code":"out_of_memory"}})";
 
-// Whether the other side has closed its connection.
-bool hung_up(int socket) {
-  if (socket < 0) return false;
-  char byte = 0;
-  const ssize_t got = recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
+// Of the request that this thread answers; the library does not hand it on.
+thread_local Connection* current = nullptr;
 
 void reply(httplib::Response& response, const Reply& body, int status = 200) {
   response.status = status;
@@ -54,52 +39,154 @@ void reply(httplib::Response& response, const Refusal& refusal) {
   reply(response, error_body(refusal), refusal.status);
 }
 
+Refusal too_large() { return {413, "", str("the body is larger than ", kMostBody, " bytes.")}; }
+Refusal too_slow() {
+  return {408, "", str("the request did not come within ", kHeadSeconds, " s for its headers and ",
+                       kBodySeconds, " s for its body.")};
+}
+
+// Throws Refusal for a body that is not going to be read.
+void check_body(const httplib::Request& request) {
+  // A page of another origin cannot send this type unasked, so none uses the model behind the back
+  // of whoever reads it.
+  const std::string type = request.get_header_value("Content-Type");
+  if (!type.starts_with(kJson)) {
+    throw Refusal(415, "", str("the Content-Type is ", shown(type), ", expected ", kJson, "."));
+  }
+  if (request.has_header("Content-Encoding")) {
+    throw Refusal(415, "",
+                  str("the Content-Encoding is ", shown(request.get_header_value("Content-Encoding")),
+                      ", expected a body as it is."));
+  }
+  const bool chunked = request.has_header("Transfer-Encoding");
+  const std::string length = request.get_header_value("Content-Length");
+  if (!chunked && !request.has_header("Content-Length")) {
+    throw Refusal(411, "", "the Content-Length is missing.");
+  }
+  if (chunked) {
+    if (request.has_header("Content-Length")) {
+      throw Refusal(400, "", "there are both Content-Length and Transfer-Encoding, expected one.");
+    }
+    if (request.get_header_value("Transfer-Encoding") != "chunked") {
+      throw Refusal(400, "", str("the Transfer-Encoding is ",
+                                 shown(request.get_header_value("Transfer-Encoding")),
+                                 ", expected chunked."));
+    }
+    return;
+  }
+  if (length.empty() || length.find_first_not_of("0123456789") != std::string::npos ||
+      request.get_header_value_count("Content-Length") != 1) {
+    throw Refusal(400, "", str("the Content-Length is ", shown(length), ", expected one integer."));
+  }
+  if (length.size() > 18 || std::stoull(length) > kMostBody) throw too_large();
+}
+
 // What a client waits for; cancelled once nobody does.
 struct Pending {
-  Pending(std::shared_ptr<Answer> answer, Completion completion)
-      : answer(std::move(answer)), completion(std::move(completion)) {}
+  Pending(std::shared_ptr<Answer> answer, std::unique_ptr<AnswerWriter> writer)
+      : answer(std::move(answer)), writer(std::move(writer)) {}
   ~Pending() { answer->cancel(); }
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
 
   const std::shared_ptr<Answer> answer;
-  Completion completion;
+  const std::unique_ptr<AnswerWriter> writer;
+};
+
+// Server-sent events up to the answer's end.
+class EventStream {
+ public:
+  EventStream(Pending& pending, Connection& connection, httplib::DataSink& sink)
+      : pending_(pending), connection_(connection), sink_(sink) {}
+
+  // False where nobody reads them.
+  bool run() {
+    try {
+      while (!pending_.answer->done()) {
+        for (const Event& event : pending_.answer->wait(kPatience)) {
+          for (const Reply& chunk : pending_.writer->chunks(event)) {
+            if (!send(dump(chunk))) return false;
+          }
+        }
+        if (connection_.gone() || !probe()) return false;
+      }
+      if (pending_.writer->include_usage() && !send(dump(pending_.writer->usage_chunk()))) {
+        return false;
+      }
+    } catch (const Refusal& refusal) {  // the status is gone already
+      if (!send(dump(error_body(refusal)))) return false;
+    } catch (const std::bad_alloc&) {
+      if (!send(dump(error_body(Refusal(503, "out_of_memory", "out of memory."))))) return false;
+    } catch (const std::exception& error) {
+      if (!send(dump(error_body(Refusal(500, "", error.what()))))) return false;
+    }
+    if (!send("[DONE]")) return false;
+    sink_.done();
+    return true;
+  }
+
+ private:
+  static constexpr std::string_view kBeginning = "data: ";
+
+  bool send(const std::string& data) {
+    const std::string event = std::string(kBeginning) + data + "\n\n";
+    const size_t ahead = std::exchange(ahead_, 0);
+    return sink_.write(event.data() + ahead, event.size() - ahead);
+  }
+
+  // Sends the next byte of every event ahead, where that tells whether the client is there.
+  bool probe() {
+    if (ahead_ == kBeginning.size() || !connection_.probe_due()) return true;
+    return sink_.write(&kBeginning[ahead_++], 1);
+  }
+
+  Pending& pending_;
+  Connection& connection_;
+  httplib::DataSink& sink_;
+  size_t ahead_ = 0;
 };
 
 }  // namespace
 
-class Server::Http {
+class Server::Http : private httplib::Server {
  public:
-  Http(Engine& engine, const Codec& codec, ServerOptions options)
-      : engine_(engine), codec_(codec), options_(std::move(options)), started_(std::time(nullptr)) {
-    server_.new_task_queue = [this] {
-      return new httplib::ThreadPool(static_cast<size_t>(options_.connections));
-    };
-    server_.set_payload_max_length(kMostBytes);
-    server_.set_keep_alive_max_count(1);
-    server_.set_tcp_nodelay(true);
+  Http(Engine& engine, const Codec& codec, const ChatTemplate& chat, ServerOptions options)
+      : engine_(engine),
+        codec_(codec),
+        chat_(chat),
+        options_(std::move(options)),
+        started_(std::time(nullptr)) {
+    new_task_queue = [this] { return new Workers(static_cast<size_t>(options_.connections)); };
+    set_payload_max_length(kMostBody);
+    int listening = -1;
     // The library would share a port that another server has.
-    server_.set_socket_options([](socket_t socket) {
+    set_socket_options([&](socket_t socket) {
       const int yes = 1;
       setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      listening = socket;
     });
-    server_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-      if (response.body.empty()) reply(response, refusal_of(request, response.status));
+    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+      return route(request, response) ? HandlerResponse::Handled : HandlerResponse::Unhandled;
     });
-    route("POST", "/v1/completions", &Http::complete);
-    route("GET", "/v1/models", &Http::list_models);
-    route("GET", "/health", &Http::tell_health);
-    route("POST", "/tokenize", &Http::tokenize);
-    route("POST", "/detokenize", &Http::detokenize);
-    route("GET", "/tokenizer_info", &Http::tell_tokenizer);
+    set_error_handler([](const httplib::Request&, httplib::Response& response) {
+      if (response.body.empty()) reply(response, refusal_of(response.status));
+    });
+    for (const auto& [path, handler] : posts()) {
+      Post(path, [this, handler = handler](const httplib::Request& request,
+                                           httplib::Response& response) {
+        guarded(handler, request, response);
+      });
+    }
     errno = 0;
     if (options_.port == 0) {
-      port_ = server_.bind_to_any_port(options_.host);
-    } else if (server_.bind_to_port(options_.host, options_.port)) {
+      port_ = bind_to_any_port(options_.host);
+    } else if (bind_to_port(options_.host, options_.port)) {
       port_ = options_.port;
     }
     require(port_ > 0, "cannot listen at ", options_.host, ":", options_.port, ": ",
             errno != 0 ? std::strerror(errno) : "there is no such address here", ".");
+    listen(listening);
+    set_socket_options([](socket_t) {});
   }
 
   int port() const { return port_; }
@@ -107,131 +194,264 @@ class Server::Http {
   void run(const std::function<bool()>& ended) {
     std::atomic<bool> over = false;
     std::thread listener([&] {
-      server_.listen_after_bind();
+      listen_after_bind();
       over = true;
     });
-    while (!over && !(server_.is_running() && ended())) std::this_thread::sleep_for(kPatience);
+    while (!over && !(is_running() && ended())) std::this_thread::sleep_for(kPatience);
     const bool asked = !over;
     ending_ = true;
-    server_.stop();
+    stop();
     listener.join();
     require(asked, "the server stopped listening.");
   }
 
  private:
   using Handler = void (Http::*)(const httplib::Request&, httplib::Response&);
+  using Table = std::vector<std::pair<std::string, Handler>>;
 
-  void route(const std::string& method, const std::string& path, Handler handler) {
-    const auto guarded = [this, handler](const httplib::Request& request,
-                                         httplib::Response& response) {
-      try {
-        if (ending_) throw Refusal(503, "", "the server is ending.");
-        if (request.method == "POST") check_type(request);
-        (this->*handler)(request, response);
-      } catch (const Refusal& refusal) {
-        reply(response, refusal);
-      } catch (const UsageError& error) {
-        reply(response, Refusal(400, "", error.what()));
-      } catch (const std::bad_alloc&) {
-        reply(response, Refusal(500, "", "out of memory."));
-      } catch (const std::exception& error) {
-        reply(response, Refusal(500, "", error.what()));
-      }
-    };
-    if (method == "POST") {
-      server_.Post(path, guarded);
-    } else {
-      server_.Get(path, guarded);
+  static void listen(int socket) { ::listen(socket, kBacklog); }
+
+  static const Table& posts() {
+    static const Table table = {{"/v1/completions", &Http::complete},
+                                {"/v1/chat/completions", &Http::complete_chat},
+                                {"/tokenize", &Http::tokenize},
+                                {"/detokenize", &Http::detokenize},
+                                {"/apply-template", &Http::apply_template}};
+    return table;
+  }
+  static const Table& gets() {
+    static const Table table = {{"/v1/models", &Http::list_models},
+                                {"/health", &Http::tell_health},
+                                {"/metrics", &Http::tell_metrics},
+                                {"/tokenizer_info", &Http::tell_tokenizer}};
+    return table;
+  }
+  static Handler find(const Table& table, const std::string& path) {
+    for (const auto& [known, handler] : table) {
+      if (known == path) return handler;
+    }
+    return nullptr;
+  }
+
+  // One connection, from its first byte to its last. The library calls this in a thread of its own.
+  bool process_and_close_socket(socket_t socket) override {
+    Connection connection(socket);
+    if (Workers::refusing()) {
+      const std::string body = dump(error_body(
+          Refusal(503, "too_many_connections",
+                  str("there are ", options_.connections, " connections already; try later."))));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // its request may come
+      char unread[4096];
+      while (recv(socket, unread, sizeof unread, MSG_DONTWAIT) > 0) continue;
+      connection.answer(503, body);
+      count(connection);
+      ::shutdown(socket, SHUT_WR);
+      close(socket);
+      return true;
+    }
+    current = &connection;
+    try {
+      bool closed = false;
+      process_request(connection, /*close_connection=*/true, closed, [&](httplib::Request& request) {
+        connection.expect_body();
+        // The library would cut answers.
+        request.headers.erase("Range");
+        request.ranges.clear();
+      });
+    } catch (const std::exception&) {  // no memory even for an answer
+      if (!connection.answered()) connection.write(kNoMemory);
+    }
+    // Where the library has given up on the request.
+    if (connection.fault() == Connection::Fault::slow) {
+      say(connection, too_slow());
+    } else if (connection.fault() == Connection::Fault::large) {
+      say(connection, Refusal(431, "", str("the request's line and headers are larger than ",
+                                           kMostHead, " bytes.")));
+    }
+    current = nullptr;
+    count(connection);
+    connection.finish();
+    return true;
+  }
+
+  static void say(Connection& connection, const Refusal& refusal) {
+    if (!connection.answered()) connection.answer(refusal.status, dump(error_body(refusal)));
+  }
+
+  void count(const Connection& connection) {
+    const std::chrono::duration<double> time =
+        std::chrono::steady_clock::now() - connection.begun;
+    // Whoever connects and says nothing has asked nothing.
+    if (connection.status() != 0 || connection.path != "other") {
+      metrics_.count(connection.path, connection.status(), time.count());
     }
   }
 
-  // A page of another origin cannot send this type unasked, so none uses the model behind the back
-  // of whoever reads it.
-  static void check_type(const httplib::Request& request) {
-    const std::string type = request.get_header_value("Content-Type");
-    if (!type.starts_with(kJson)) {
-      throw Refusal(415, "", str("the Content-Type is '", type, "', expected ", kJson, "."));
+  // Calls a handler; what it throws becomes the answer.
+  void guarded(Handler handler, const httplib::Request& request, httplib::Response& response) {
+    try {
+      if (ending_) throw Refusal(503, "", "the server is ending.");
+      (this->*handler)(request, response);
+    } catch (const Refusal& refusal) {
+      reply(response, refusal);
+    } catch (const UsageError& error) {
+      reply(response, Refusal(400, "", error.what()));
+    } catch (const std::bad_alloc&) {
+      reply(response, Refusal(503, "out_of_memory", "out of memory."));
+    } catch (const std::exception& error) {
+      reply(response, Refusal(500, "", error.what()));
     }
+  }
+
+  // Before a body is read: whether the request is answered without one. The library's own routes
+  // are regular expressions, which long paths would overflow.
+  bool route(const httplib::Request& request, httplib::Response& response) {
+    const bool cross = allow_origin(request, response);
+    const std::string& path = request.path;
+    const Handler get = find(gets(), path), post = find(posts(), path);
+    const bool one_model = path.starts_with(kModels) && path.size() > std::strlen(kModels);
+    if (get != nullptr || post != nullptr) current->path = path;
+    if (one_model) current->path = "/v1/models/{id}";
+    if (request.method == "OPTIONS" && cross) {
+      preflight(request, response);
+      return true;
+    }
+    if (request.method == "POST" && post != nullptr) {
+      try {
+        check_body(request);
+      } catch (const Refusal& refusal) {
+        reply(response, refusal);
+        return true;
+      }
+      return false;
+    }
+    const bool reads = request.method == "GET" || request.method == "HEAD";
+    if (reads && get != nullptr) {
+      guarded(get, request, response);
+    } else if (reads && one_model) {
+      guarded(&Http::tell_model, request, response);
+    } else {
+      std::vector<std::string> names[2];
+      for (const auto& [known, handler] : posts()) names[0].push_back(known);
+      for (const auto& [known, handler] : gets()) names[1].push_back(known);
+      reply(response,
+            Refusal(404, "", str("there is no ", shown_bare(request.method), " ", shown_bare(path),
+                                 " here; there are POST ", join(names[0]), " and GET ",
+                                 join(names[1]), " and /v1/models/{id}.")));
+    }
+    return true;
+  }
+
+  static std::string join(const std::vector<std::string>& words) {
+    std::string out;
+    for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
+    return out;
+  }
+  // A text of the client's in a message: short, valid UTF-8, on one line.
+  static std::string shown_bare(const std::string& text) {
+    const std::string quoted = shown(Json(text));
+    return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
+  }
+
+  // Lets pages of the origins that may ask read the answer. Whether the request is of such a page.
+  bool allow_origin(const httplib::Request& request, httplib::Response& response) const {
+    const std::string origin = request.get_header_value("Origin");
+    if (options_.cors.empty() || origin.empty()) return false;
+    const bool all = std::find(options_.cors.begin(), options_.cors.end(), "*") !=
+                     options_.cors.end();
+    if (!all && std::find(options_.cors.begin(), options_.cors.end(), origin) ==
+                    options_.cors.end()) {
+      return false;
+    }
+    response.set_header("Access-Control-Allow-Origin", all ? "*" : origin);
+    if (!all) response.set_header("Vary", "Origin");
+    return true;
+  }
+
+  static void preflight(const httplib::Request& request, httplib::Response& response) {
+    const std::string wanted = request.get_header_value("Access-Control-Request-Headers");
+    const bool plain = std::all_of(wanted.begin(), wanted.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+             c == '-' || c == '_' || c == ',' || c == ' ';
+    });
+    response.status = 204;
+    response.set_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    response.set_header("Access-Control-Allow-Headers",
+                        plain && !wanted.empty() ? wanted : "Content-Type, Authorization");
+    response.set_header("Access-Control-Max-Age", "600");
   }
 
   // What the library refuses by itself.
-  static Refusal refusal_of(const httplib::Request& request, int status) {
-    if (status == 404) {
-      return {404, "",
-              str("there is no ", request.method, " ", request.path,
-                  " here; there are POST /v1/completions, /tokenize and /detokenize, and "
-                  "GET /v1/models, /health and /tokenizer_info.")};
-    }
-    if (status == 413) {
-      try {
-        check_type(request);  // others have a lower limit
-      } catch (const Refusal& refusal) {
-        return refusal;
-      }
-      return {413, "", str("the body is larger than ", kMostBytes, " bytes.")};
-    }
+  static Refusal refusal_of(int status) {
+    if (current->fault() == Connection::Fault::slow) return too_slow();
+    if (status == 413 || current->fault() == Connection::Fault::large) return too_large();
     return {
         status, "",
         status < 500 ? "the request is no HTTP that is understood here." : "the server failed."};
   }
 
   void complete(const httplib::Request& request, httplib::Response& response) {
-    const CompletionRequest asked = parse_completion(request.body, codec_, options_.model);
-    Completion completion(codec_, asked, options_.model);
+    const Asked asked = parse_completion(request.body, codec_, options_.model, engine_.limits());
+    answer(asked, std::make_unique<Completion>(codec_, asked, options_.model), response);
+  }
+
+  void complete_chat(const httplib::Request& request, httplib::Response& response) {
+    if (!chat_.missing().empty()) throw Refusal(400, "no_chat_template", chat_.missing());
+    const Asked asked = parse_chat(request.body, codec_, chat_, options_.model, engine_.limits());
+    answer(asked, std::make_unique<ChatCompletion>(codec_, asked, options_.model), response);
+  }
+
+  void answer(const Asked& asked, std::unique_ptr<AnswerWriter> writer,
+              httplib::Response& response) {
     const auto pending =
-        std::make_shared<Pending>(engine_.submit(asked.request), std::move(completion));
-    const int socket = socket_of(request);
+        std::make_shared<Pending>(engine_.submit(asked.request), std::move(writer));
+    Connection& connection = *current;
     if (asked.stream) {
       response.set_header("Cache-Control", "no-cache");
       response.set_chunked_content_provider(
-          "text/event-stream",
-          [pending, socket, usage = asked.include_usage](size_t, httplib::DataSink& sink) {
-            return stream(*pending, socket, usage, sink);
+          "text/event-stream", [pending, &connection](size_t, httplib::DataSink& sink) {
+            return EventStream(*pending, connection, sink).run();
           });
       return;
     }
     while (!pending->answer->done()) {
-      for (const Event& event : pending->answer->wait(kPatience)) pending->completion.add(event);
-      if (hung_up(socket)) return;
+      for (const Event& event : pending->answer->wait(kPatience)) pending->writer->add(event);
+      if (connection.gone()) return;
+      if (connection.probe_due()) connection.probe();
     }
-    reply(response, pending->completion.whole());
+    reply(response, pending->writer->whole());
   }
 
-  // Server-sent events up to the answer's end. False where nobody reads them.
-  static bool stream(Pending& pending, int socket, bool usage, httplib::DataSink& sink) {
-    const auto send = [&](const std::string& data) {
-      const std::string event = "data: " + data + "\n\n";
-      return sink.write(event.data(), event.size());
-    };
-    try {
-      while (!pending.answer->done()) {
-        for (const Event& event : pending.answer->wait(kPatience)) {
-          if (!send(dump(pending.completion.chunk(event)))) return false;
-        }
-        if (hung_up(socket)) return false;
-      }
-      if (usage && !send(dump(pending.completion.usage_chunk()))) return false;
-    } catch (const std::exception& error) {
-      // The status is gone already.
-      if (!send(dump(error_body(Refusal(500, "", error.what()))))) return false;
-    }
-    if (!send("[DONE]")) return false;
-    sink.done();
-    return true;
+  Reply model() const {
+    return {{"id", options_.model},
+            {"object", "model"},
+            {"created", static_cast<int64_t>(started_)},
+            {"owned_by", "headloom"},
+            {"max_model_len", length()}};
   }
 
   void list_models(const httplib::Request&, httplib::Response& response) {
-    reply(response, {{"object", "list"},
-                     {"data", Reply::array({{{"id", options_.model},
-                                             {"object", "model"},
-                                             {"created", static_cast<int64_t>(started_)},
-                                             {"owned_by", "headloom"},
-                                             {"max_model_len", length()}}})}});
+    reply(response, {{"object", "list"}, {"data", Reply::array({model()})}});
+  }
+
+  void tell_model(const httplib::Request& request, httplib::Response& response) {
+    const std::string id = request.path.substr(std::strlen(kModels));
+    if (id != options_.model) {
+      throw Refusal(404, "model_not_found",
+                    str("there is no model ", shown(id), " here, but '", options_.model, "'."));
+    }
+    reply(response, model());
   }
 
   void tell_health(const httplib::Request&, httplib::Response& response) {
     const Engine::Load load = engine_.load();
     reply(response, {{"status", "ok"}, {"running", load.running}, {"waiting", load.waiting}});
+  }
+
+  void tell_metrics(const httplib::Request&, httplib::Response& response) {
+    response.status = 200;
+    response.set_content(metrics_.text(engine_.load()),
+                         "text/plain; version=0.0.4; charset=utf-8");
   }
 
   void tokenize(const httplib::Request& request, httplib::Response& response) {
@@ -250,10 +470,16 @@ class Server::Http {
     const Json object = parse_object(request.body, {"tokens", "model"});
     Utf8 utf8;
     std::string text;
-    for (const std::string& piece : codec_.pieces(read_tokens(object, "tokens"))) {
+    for (const std::string& piece :
+         codec_.pieces(read_tokens(at(object, "tokens"), "tokens", INT64_MAX))) {
       text += utf8.add(piece);
     }
     reply(response, {{"prompt", text + utf8.rest()}});
+  }
+
+  void apply_template(const httplib::Request& request, httplib::Response& response) {
+    if (!chat_.missing().empty()) throw Refusal(400, "no_chat_template", chat_.missing());
+    reply(response, {{"prompt", parse_and_spell(request.body, chat_)}});
   }
 
   void tell_tokenizer(const httplib::Request&, httplib::Response& response) {
@@ -268,17 +494,20 @@ class Server::Http {
     return most ? Reply(*most) : Reply();
   }
 
+  static constexpr const char* kModels = "/v1/models/";
+
   Engine& engine_;
   const Codec& codec_;
+  const ChatTemplate& chat_;
   const ServerOptions options_;
   const std::time_t started_;
-  httplib::Server server_;
+  Metrics metrics_;
   int port_ = 0;
   std::atomic<bool> ending_ = false;
 };
 
-Server::Server(Engine& engine, const Codec& codec, ServerOptions options)
-    : http_(std::make_unique<Http>(engine, codec, std::move(options))) {}
+Server::Server(Engine& engine, const Codec& codec, const ChatTemplate& chat, ServerOptions options)
+    : http_(std::make_unique<Http>(engine, codec, chat, std::move(options))) {}
 
 Server::~Server() = default;
 

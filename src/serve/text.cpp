@@ -50,6 +50,36 @@ std::vector<int64_t> Codec::encode(const std::string& text, bool start) const {
   return out;
 }
 
+std::vector<int64_t> Codec::encode_spelled(const std::string& text) const {
+  // A tokenizer.json finds all its special tokens itself, a SentencePiece model none.
+  std::vector<std::pair<std::string, int64_t>> names;
+  for (const auto& token : {start(), end()}) {
+    if (!token || name(*token).empty()) continue;
+    const std::vector<int64_t> self = encode(name(*token), false);
+    if (self != std::vector{*token}) names.emplace_back(name(*token), *token);
+  }
+  std::vector<int64_t> out;
+  for (size_t from = 0; from < text.size();) {
+    size_t found = text.size();
+    const std::pair<std::string, int64_t>* which = nullptr;
+    for (const auto& one : names) {
+      const size_t at = text.find(one.first, from);
+      if (at < found) {
+        found = at;
+        which = &one;
+      }
+    }
+    if (found > from) {
+      const std::vector<int64_t> piece = encode(text.substr(from, found - from), false);
+      out.insert(out.end(), piece.begin(), piece.end());
+    }
+    if (which == nullptr) break;
+    out.push_back(which->second);
+    from = found + which->first.size();
+  }
+  return out;
+}
+
 std::string Codec::piece(int64_t token) const {
   if (tokenizer_) return tokenizer_->piece(token);
   return token >= 0 && token < task_->vocabulary() ? task_->decode({token}) : "";

@@ -28,6 +28,9 @@ class Codec {
   // With the token that a model expects before a text, where there is one and `start` asks for it.
   // Throws UsageError for text that the vocabulary cannot express.
   std::vector<int64_t> encode(const std::string& text, bool start = true) const;
+  // Of a text that spells out where it starts and ends, as chat templates write it: the names of
+  // special tokens stand for them, and nothing is added.
+  std::vector<int64_t> encode_spelled(const std::string& text) const;
   // The bytes that a token adds in the middle of a text; none for tokens that stand for no text.
   std::string piece(int64_t token) const;
   // The same for each token of a text, from its start on.

@@ -388,6 +388,9 @@ def test_shards_old_spellings_bfloat16_and_a_tokenizer(tmp_path, text):
     assert "paths" in headloom("eval", run, code=2)
 
     headloom("export", run, "--out", tmp_path / "back")
+    # How a chat is spelled goes with the tokenizer.
+    for name, content in beside.items():
+        assert (run / name).read_text() == (tmp_path / "back" / name).read_text() == content
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded("the loom", add_special_tokens=False)["input_ids"] == tokenizer.encode("the loom").ids
 

@@ -108,10 +108,10 @@ class Server:
         return answer["error"]
 
     @contextlib.contextmanager
-    def open(self, **body):
+    def open(self, path="/v1/completions", **body):
         """The connection of a request that is sent and not yet read."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         try:
             yield connection
         finally:
@@ -333,14 +333,14 @@ def test_bad_requests_harm_nobody(attention, recurrence):
     def message(status, **body):
         return recurrence.refused(status, **body)["message"]
 
-    assert message(400, prompt="a", max_tokens="ten") == "'max_tokens' is \"ten\", expected an integer of at least 0."
+    assert message(400, prompt="a", max_tokens="ten") == "'max_tokens' is \"ten\", expected an integer from 0 to 1073741824."
     assert recurrence.refused(400, prompt="a", max_tokens=-1)["param"] == "max_tokens"
     assert message(400) .startswith("'prompt' is missing, expected a text")
     assert message(400, prompt=[1, 256]) == "the prompt has the token 256, expected 0 to 255."
     assert message(400, prompt=[[1], [-1]]) == "prompt 2 has the token -1, expected 0 to 255."
     assert message(400, prompt="a", promt="b") == 'unknown key "promt"; did you mean \'prompt\'?'
-    assert message(400, prompt=["a"] * 300).startswith("the request has 300 prompts and n = 1, expected at most 256")
-    assert message(400, prompt="a", n=17).startswith("n is 17, expected 1 to 16")
+    assert message(400, prompt=["a"] * 300) == "'prompt' has 300 prompts and n is 1, expected at most 256 texts in all."
+    assert message(400, prompt="a", n=17).startswith("'n' is 17, expected an integer from 1 to 16, the texts that are written")
     unknown = recurrence.refused(404, prompt="a", model="gpt-4")
     assert unknown["code"] == "model_not_found" and unknown["message"] == "there is no model \"gpt-4\" here, but 'recurrence'."
     long = attention.refused(400, prompt=[1] * 40, max_tokens=9)
@@ -366,7 +366,7 @@ def test_bad_requests_harm_nobody(attention, recurrence):
     for kind in ["text/plain", "application/x-www-form-urlencoded"]:
         status, answer = post(b'{"prompt": "' + b"a" * 10_000 + b'"}', headers={"Content-Type": kind})
         assert status == 415 and answer["error"]["message"] == f"the Content-Type is '{kind}', expected application/json."
-    for method, path in [("GET", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/../../etc/passwd")]:
+    for method, path in [("GET", "/v1/completions"), ("POST", "/v1/embeddings"), ("GET", "/../../etc/passwd")]:
         status, answer = recurrence.ask(method, path)
         assert status == 404 and answer["error"]["message"].startswith(f"there is no {method} ")
 

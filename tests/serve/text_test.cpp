@@ -13,6 +13,8 @@ namespace {
 using serve::Text;
 using serve::Utf8;
 
+constexpr serve::Limits kLimits{.samples = 4, .texts = 8, .length = 1000};
+
 TEST(Text, ShowsWhatCannotBecomeAStopString) {
   Text text({"END", "\n\n"});
   EXPECT_EQ(text.add("one E"), "one ");
@@ -75,12 +77,19 @@ TEST(Utf8, ReplacesWhatIsNoText) {
   }
 }
 
+// "0,0,0".
+std::string list_of(int count) {
+  std::string out = "0";
+  for (int i = 1; i < count; ++i) out += ",0";
+  return out;
+}
+
 TEST(Completions, BadBodiesAreRefused) {
   RunConfig config = byte_config();
   const serve::Codec codec(config);
   const auto refused = [&](const std::string& body) -> std::string {
     try {
-      serve::parse_completion(body, codec, "tiny");
+      serve::parse_completion(body, codec, "tiny", kLimits);
     } catch (const serve::Refusal& e) {
       EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
       return str(e.status, " ", e.what());
@@ -107,13 +116,22 @@ TEST(Completions, BadBodiesAreRefused) {
             "404 there is no model \"big\" here, but 'tiny'."},
            {R"({"prompt": "a", "model": 1})", "400 'model' is 1, expected a text."},
            {R"({"prompt": "a", "max_tokens": "ten"})",
-            "400 'max_tokens' is \"ten\", expected an integer of at least 0."},
+            "400 'max_tokens' is \"ten\", expected an integer from 0 to 1073741824."},
            {R"({"prompt": "a", "max_tokens": -1})", "400 'max_tokens' is -1, expected"},
            {R"({"prompt": "a", "max_tokens": 2.0})", "400 'max_tokens' is 2.0, expected"},
            {R"({"prompt": "a", "temperature": -0.1})", "400 'temperature' is -0.1, expected a num"},
            {R"({"prompt": "a", "top_p": 2})", "400 'top_p' is 2, expected a number from 0 to 1."},
            {R"({"prompt": "a", "repetition_penalty": 0})", "400 'repetition_penalty' is 0, expec"},
-           {R"({"prompt": "a", "n": 0})", "400 'n' is 0, expected an integer of at least 1."},
+           {R"({"prompt": "a", "n": 0})", "400 'n' is 0, expected an integer from 1 to 4, the texts"},
+           {R"({"prompt": "a", "n": 30000000})", "400 'n' is 30000000, expected an integer from 1"},
+           {R"({"prompt": "a", "n": 1e99})", "400 'n' is 1e+99, expected an integer from 1 to 4,"},
+           {R"({"prompt": ["a", "b", "c"], "n": 4})", "400 'prompt' has 3 prompts and n is 4, exp"},
+           {R"({"prompt": [[)" + list_of(1001) + "]]}", "400 'prompt' has a list of 1001 tokens, "},
+           {R"({"prompt": "a", "stop": ")" + std::string(1025, 'x') + "\"}", "400 'stop' is "},
+           {R"({"prompt": "a", "stop": [)" + list_of(65) + "]}", "400 'stop' is a list of 65, "},
+           {R"({"prompt": "a", "best_of": 1000000})", "400 'best_of' is not supported, expected"},
+           {R"({"prompt": "a", "max_tokens": 1073741825})", "400 'max_tokens' is 1073741825, exp"},
+           {R"({"prompt": "a", "user": 1})", "400 'user' is 1, expected a text."},
            {R"({"prompt": "a", "logprobs": 21})", "400 'logprobs' is 21, expected an integer from"},
            {R"({"prompt": "a", "logprobs": true})", "400 'logprobs' is true, expected an integer"},
            {R"({"prompt": "a", "echo": 1})", "400 'echo' is 1, expected true or false."},
@@ -136,14 +154,20 @@ TEST(Completions, BadBodiesAreRefused) {
   // A great many keys and values take no long time.
   std::string many = "{\"prompt\": \"a\"";
   for (int i = 0; i < 100'000; ++i) many += str(", \"k", i, "\": 0");
-  EXPECT_TRUE(contains(refused(many + "}"), "400 unknown key"));
+  EXPECT_EQ(refused(many + "}"), "400 the body has more than 32768 texts, keys, lists and objects.");
+  // What is echoed is bounded before it is made.
+  const std::string echoed = "{\"prompt\": \"" + std::string(30'000, 'a') + "\", \"n\": 4, ";
+  EXPECT_EQ(refused(echoed + "\"logprobs\": 20, \"echo\": true}"),
+            "400 'echo' would give back 30000 tokens, n = 4 times with 20 logprobs each, expected at "
+            "most 2097152 tokens and logprobs.");
+  EXPECT_EQ(refused(echoed + "\"logprobs\": 1, \"echo\": true}"), "taken");
 }
 
 TEST(Completions, BodiesAreRead) {
   RunConfig config = byte_config();
   const serve::Codec codec(config);
   const auto read = [&](const std::string& body) {
-    return serve::parse_completion(body, codec, "tiny");
+    return serve::parse_completion(body, codec, "tiny", kLimits);
   };
   using Prompts = std::vector<std::vector<int64_t>>;
   EXPECT_EQ(read(R"({"prompt": "ab"})").request.prompts, (Prompts{{97, 98}}));

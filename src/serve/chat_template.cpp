@@ -1,0 +1,160 @@
+#include "serve/chat_template.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/files.h"
+#include "serve/request.h"
+
+namespace headloom::serve {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr uintmax_t kMostBytes = uintmax_t{64} << 20;  // of tokenizer_config.json
+
+std::string read_whole(const fs::path& path) {
+  require(fs::file_size(path) <= kMostBytes, path.string(), ": is larger than ", kMostBytes,
+          " bytes.");
+  return read_file(path.string());
+}
+
+// {"bos_token": "<s>"} or {"bos_token": {"content": "<s>", ...}}; empty where there is none.
+std::string token_name(const Json& config, const char* key) {
+  const auto found = config.find(key);
+  if (found == config.end()) return "";
+  if (found->is_string()) return found->get<std::string>();
+  if (found->is_object() && found->contains("content") && found->at("content").is_string()) {
+    return found->at("content").get<std::string>();
+  }
+  return "";
+}
+
+// Absent: there is none.
+std::optional<std::string> source_in(const Json& config, const std::string& path) {
+  const auto found = config.find("chat_template");
+  if (found == config.end() || found->is_null()) return std::nullopt;
+  if (found->is_string()) return found->get<std::string>();
+  const std::string expected =
+      "expected a text or a list of {\"name\": ..., \"template\": ...} with one named \"default\"";
+  require(found->is_array(), path, ": 'chat_template' is ", found->type_name(), ", ", expected,
+          ".");
+  for (const Json& one : *found) {
+    if (one.is_object() && one.contains("template") && one.at("template").is_string() &&
+        one.contains("name") && one.at("name") == "default") {
+      return one.at("template").get<std::string>();
+    }
+  }
+  fail(path, ": 'chat_template' is a list of ", found->size(), ", ", expected, ".");
+}
+
+jinja::Value strftime_now(jinja::Call& call, std::optional<std::time_t> now) {
+  if (call.positional.size() != 1) jinja::template_error("strftime_now() takes one format");
+  const std::string& format = call.positional[0].text();
+  if (format.size() > 256) jinja::template_error("strftime_now() has a format of ", format.size());
+  const std::time_t time = now.value_or(std::time(nullptr));
+  std::tm local{};
+  localtime_r(&time, &local);
+  char out[4096];
+  return std::string(out, std::strftime(out, sizeof out, format.c_str(), &local));
+}
+
+jinja::Value function(const char* name, std::function<jinja::Value(jinja::Call&)> body) {
+  return std::make_shared<const jinja::Function>(jinja::Function{name, std::move(body)});
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(const std::string& folder, const Codec& codec) {
+  try {
+    read(folder, codec);
+  } catch (const std::exception& error) {
+    missing_ = error.what();
+    template_.reset();
+  }
+}
+
+void ChatTemplate::read(const std::string& folder, const Codec& codec) {
+  const fs::path config_path = fs::path(folder) / "tokenizer_config.json";
+  const fs::path alone = fs::path(folder) / "chat_template.jinja";
+  Json config = Json::object();
+  std::optional<std::string> source;
+  path_ = alone.string();
+  if (fs::exists(alone)) source = read_whole(alone);
+  if (fs::exists(config_path)) {
+    bool deep = false;
+    config = Json::parse(
+        read_whole(config_path),
+        [&](int depth, Json::parse_event_t, Json&) {
+          deep = deep || depth > 64;
+          return !deep;
+        },
+        false);
+    require(config.is_object() && !deep, config_path.string(), ": is not a JSON object.");
+    if (!source) {
+      path_ = config_path.string();
+      source = source_in(config, path_);
+    }
+  }
+  if (!source) {
+    missing_ = str("this model has no chat template: ", folder,
+                   " has neither chat_template.jinja nor a tokenizer_config.json with "
+                   "\"chat_template\"; /v1/completions takes a prompt as it is.");
+    return;
+  }
+  const auto named = [&](std::optional<int64_t> token) { return token ? codec.name(*token) : ""; };
+  start_ = token_name(config, "bos_token");
+  if (start_.empty()) start_ = named(codec.start());
+  end_ = token_name(config, "eos_token");
+  if (end_.empty()) end_ = named(codec.end());
+  if (const std::vector<int64_t> end = codec.encode_spelled(end_); end.size() == 1) ends_ = end;
+  for (const char* part : {".type", "['type']", "[\"type\"]"}) {
+    takes_parts_ = takes_parts_ || source->find(part) != std::string::npos;
+  }
+  try {
+    template_.emplace(*source);
+  } catch (const jinja::TemplateError& error) {
+    fail(path_, ": the chat template cannot be used: ", error.what(), ".");
+  }
+}
+
+std::string ChatTemplate::spelled(const nlohmann::ordered_json& messages,
+                                  std::optional<std::time_t> now) const {
+  if (!template_) throw Refusal(400, "no_chat_template", missing_);
+  Json given = messages;
+  for (Json& message : given) {
+    if (takes_parts_ || !message.at("content").is_array()) continue;
+    std::string whole;
+    for (const Json& part : message.at("content")) {
+      whole += (whole.empty() ? "" : "\n") + part.at("text").get<std::string>();
+    }
+    message["content"] = whole;
+  }
+  jinja::Dict names;
+  names.set("messages", jinja::Value::from_json(given));
+  names.set("add_generation_prompt", true);
+  names.set("bos_token", start_);
+  names.set("eos_token", end_);
+  names.set("raise_exception", function("raise_exception", [](jinja::Call& call) -> jinja::Value {
+              throw jinja::Raised(call.positional.empty() ? "" : shown(call.positional[0]));
+            }));
+  names.set("strftime_now", function("strftime_now", [now](jinja::Call& call) {
+              return strftime_now(call, now);
+            }));
+  try {
+    return template_->render(names);
+  } catch (const jinja::Raised& raised) {
+    Utf8 text;
+    std::string message = text.add(std::string(raised.what()).substr(0, 500));
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    throw Refusal(400, "", str("'messages' are refused by the model's chat template: ", message,
+                               message.ends_with('.') ? "" : "."));
+  } catch (const jinja::TemplateError& error) {
+    throw Refusal(400, "chat_template_failed",
+                  str(path_, ": the chat template cannot be used for these messages: ",
+                      error.what(), "."));
+  }
+}
+
+}  // namespace headloom::serve
