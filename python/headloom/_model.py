@@ -33,6 +33,8 @@ Path = Union[str, "os.PathLike[str]"]
 Prompt = Union[str, Tensor]
 Stop = Union[str, int, Sequence[Union[str, int]]]
 
+_MOST_SAMPLES = 65536  # of a prompt; each is a Python object
+
 
 class State:
     """What decoding keeps of the tokens that a batch of sequences has seen; :meth:`Model.extend` fills it.
@@ -397,7 +399,9 @@ class Model(Lent):
         source: Any,
     ) -> Iterator[List[_Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
-        samples = _whole("num_samples", samples, 1, "a whole number, at least 1")
+        samples = _whole("num_samples", samples, 1, f"a whole number from 1 to {_MOST_SAMPLES}")
+        if samples > _MOST_SAMPLES:
+            raise ValueError(f"num_samples is {samples}, expected a whole number from 1 to {_MOST_SAMPLES}.")
         most = _whole("max_new_tokens", most, 0, "a whole number, at least 0")
         if seed is not None:
             seed = _whole("seed", seed, None, "a whole number of 64 bits")

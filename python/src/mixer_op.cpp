@@ -2,8 +2,10 @@
 // with parameters lent by Python.
 #include <torch/library.h>
 
+#include "core/sizes.h"
 #include "lending.h"
 #include "mixers/mixer.h"
+#include "mixers/without_memory.h"
 
 namespace headloom::python {
 namespace {
@@ -19,10 +21,11 @@ struct Request {
   std::shared_ptr<SpecType> mixer = {};
 
   void fields(Fields& f) {
-    f.field("width", shape.width, "size of x's last dimension", at_least(1));
-    f.field("layer", layer, "index of the layer in its model; absent: it is in none", at_least(0));
-    f.field("depth", shape.depth, "layers of the model", at_least(1));
-    f.field("max_length", shape.max_length, "longest sequence", at_least(1));
+    f.field("width", shape.width, "size of x's last dimension", size_from(1));
+    f.field("layer", layer, "index of the layer in its model; absent: it is in none",
+            between(int64_t{0}, kMostLayers));
+    f.field("depth", shape.depth, "layers of the model", between(int64_t{1}, kMostLayers));
+    f.field("max_length", shape.max_length, "longest sequence", size_from(1));
     f.field("causal", shape.causal, "no token sees a later one");
     f.field("bias", shape.bias, "biases in linear maps");
     f.field("init_std", shape.init_std, "standard deviation of new weights", positive());
@@ -42,9 +45,11 @@ std::shared_ptr<Module> built(Request<SpecType> request, const std::string& spec
   }
   request.shape.alone = !request.layer;
   request.shape.layer = request.layer.value_or(0);
-  std::shared_ptr<Module> module = request.mixer->build(request.shape);
-  if (!module) usage_error("'", request.mixer->type(), "' is no module: leave it out.");
-  return module;
+  const auto build = [&] { return request.mixer->build(request.shape); };
+  const std::shared_ptr<Module> counted = built_without_memory(build);
+  if (!counted) usage_error("'", request.mixer->type(), "' is no module: leave it out.");
+  check_weights_fit(*counted, request.what);
+  return build();
 }
 std::shared_ptr<Module> build_token_mixer(const std::string& spec) {
   return built(

@@ -8,6 +8,8 @@
 #include "cli/command.h"
 #include "train/config.h"
 #include "train/run_folder.h"
+#include "core/sizes.h"
+#include "train/training_memory.h"
 
 namespace headloom::cli {
 namespace {
@@ -54,10 +56,16 @@ int run(Arguments a) {
   const int64_t length = model.positions(
       a.length > 0 ? a.length
                    : std::max(model.max_length.value_or(0), model.max_source_length.value_or(0)));
-  const WithoutValues fast;
-  const auto built = build_model(model);
+  const auto built = build_without_memory(model);
   const ModelCosts costs = model_costs(*built, length);
   const std::optional<MeasuredState> measured = measured_state(*built, length);
+  const TrainingMemory training = training_memory(
+      *built,
+      {.length = length,
+       .source_length = model.kind == "encoder_decoder" ? length : 0,
+       // A decoder predicts every position; what else there is depends on the task.
+       .targets = built->config().head || model.kind == "vit" ? 1.0 : static_cast<double>(length)},
+      config.train);
   if (a.json) {
     nlohmann::ordered_json json = {{"length", length},
                                    {"parameters", costs.parameters},
@@ -72,6 +80,13 @@ int run(Arguments a) {
                                 {"bytes", measured->bytes},
                                 {"bytes_per_token", measured->bytes_per_token}};
     }
+    json["training_memory"] = {{"batch", config.train.batch},
+                               {"parameters", training.parameters},
+                               {"gradients", training.gradients},
+                               {"optimizer", training.optimizer},
+                               {"activations", training.activations},
+                               {"scores", training.scores},
+                               {"peak", training.peak}};
     for (const Cost& c : costs.parts) {
       json["parts"].push_back({{"part", c.part},
                                {"formula", c.formula},
@@ -108,6 +123,9 @@ int run(Arguments a) {
                   human_bytes(measured->bytes_per_token).c_str());
     }
   }
+  std::printf("training memory       %s or more at train.batch = %lld: %s\n",
+              human_bytes(training.peak).c_str(), static_cast<long long>(config.train.batch),
+              training.parts().c_str());
   std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   std::printf(
@@ -126,7 +144,7 @@ Command describe_command() {
             auto a = std::make_shared<Arguments>();
             a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
-                ->check(whole_number(1));
+                ->check(CLI::Range(int64_t{1}, kLargestSize));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run(*a); };
           }};

@@ -1,4 +1,3 @@
-#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/problem.h"
 #include "core/text.h"
 
 namespace headloom::cli {
@@ -64,6 +64,16 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace headloom::cli
 
+#ifndef __SANITIZE_ADDRESS__  // which has its own
+// A std::bad_alloc of the standard library's does not say how much was asked for.
+void* operator new(size_t bytes) {
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw headloom::OutOfMemory(bytes);
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#endif
+
 int main(int argc, char** argv) {
   // Large pages for large tensors: at long sequences half the time would go into faulting in small
   // ones. LibTorch reads this at its first allocation.
@@ -83,12 +93,8 @@ int main(int argc, char** argv) {
   } catch (const headloom::UsageError& error) {
     say(error.what());
     return 2;
-  } catch (const c10::Error& error) {
-    say(error.what_without_backtrace());
-  } catch (const std::bad_alloc&) {
-    say("out of memory; a smaller train.batch or a larger train.accumulate needs less.");
   } catch (const std::exception& error) {
-    say(error.what());
+    say(headloom::problem_of(error).c_str());
   }
   return 1;
 }

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/range_text.h"
+#include "core/sizes.h"
 #include "core/text.h"
 
 namespace headloom {
@@ -36,7 +37,10 @@ bool inside(const Range<T>& range, T value) {
 }
 
 template <typename T>
-std::string typed(const char* type, const Range<T>& range) {
+std::string typed(const char* type, Range<T> range) {
+  if (range.high == static_cast<T>(kLargestSize)) {  // true of every size: not worth a line's end
+    range.high = std::numeric_limits<T>::max();
+  }
   const bool bounded =
       range.low != std::numeric_limits<T>::lowest() || range.high != std::numeric_limits<T>::max();
   return bounded ? str(type, ", ", range_text(range)) : type;

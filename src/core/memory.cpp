@@ -1,10 +1,16 @@
 #include "core/memory.h"
 
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
-#include <string>
+#include <limits>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/text.h"
 
 namespace headloom {
 namespace {
@@ -21,7 +27,80 @@ int64_t process_memory(const std::string& field) {
   return -1;
 }
 
+// Lowers `limit` where `bytes` are fewer.
+void lower(MemoryLimit& limit, double bytes, const char* name) {
+  if (bytes < limit.bytes) limit = {.bytes = bytes, .name = name};
+}
+
+// The number that a file begins with, or infinity: for no file and for "max".
+double number_in(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  double number = 0;
+  return file >> number ? number : std::numeric_limits<double>::infinity();
+}
+
+double physical_memory(const std::string& root) {
+  std::ifstream info(root + "/proc/meminfo");
+  std::string key;
+  double kib = 0;
+  if (info >> key >> kib && key == "MemTotal:") return kib * 1024;
+  return std::numeric_limits<double>::infinity();
+}
+
+// Of the group that `path` names below `mount` and those around it. In a container the path may be
+// that of the host, which is not there: the mount itself is then the container's.
+void lower_by_groups(MemoryLimit& limit, const std::filesystem::path& mount,
+                     const std::string& path, const char* file) {
+  std::filesystem::path group = mount / std::filesystem::path(path).relative_path();
+  while (true) {
+    lower(limit, number_in(group / file), "the control group's limit");
+    if (group == mount || !group.has_relative_path()) return;
+    group = group.parent_path();
+  }
+}
+
+void lower_by_groups(MemoryLimit& limit, const std::string& root) {
+  // Lines such as "0::/user.slice" (version 2) and "9:memory:/docker/1" (version 1).
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    std::istringstream fields(line);
+    std::string number, controllers, path;
+    std::getline(fields, number, ':');
+    std::getline(fields, controllers, ':');
+    std::getline(fields, path);
+    if (number == "0" && controllers.empty()) {
+      lower_by_groups(limit, root + "/sys/fs/cgroup", path, "memory.max");
+    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
+      lower_by_groups(limit, root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes");
+    }
+  }
+}
+
+void lower_by_process(MemoryLimit& limit, decltype(RLIMIT_AS) resource, const char* name) {
+  rlimit set{};
+  if (::getrlimit(resource, &set) != 0 || set.rlim_cur == RLIM_INFINITY) return;
+  lower(limit, static_cast<double>(set.rlim_cur), name);
+}
+
 }  // namespace
+
+MemoryLimit memory_limit(const std::string& root) {
+  MemoryLimit limit{.bytes = std::numeric_limits<double>::infinity(), .name = "no limit is known"};
+  lower(limit, physical_memory(root), "physical memory");
+  lower_by_groups(limit, root);
+  lower_by_process(limit, RLIMIT_AS, "the limit of address space, ulimit -v");
+  lower_by_process(limit, RLIMIT_DATA, "the limit of data, ulimit -d");
+  return limit;
+}
+
+void check_fits(const std::string& what, double bytes, const std::string& parts,
+                const std::string& advice) {
+  const MemoryLimit limit = memory_limit();
+  if (bytes <= limit.bytes) return;
+  usage_error(what, " at least ", human_bytes(bytes), " of memory by estimate (", parts,
+              "), but this process can have ", human_bytes(limit.bytes), " (", limit.name, "); ",
+              advice, ".");
+}
 
 PeakMemory::PeakMemory() {
   ::malloc_trim(0);  // what the allocator keeps for later is not in use

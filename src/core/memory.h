@@ -1,7 +1,8 @@
-// Resident memory of this process.
+// Resident memory of this process, and how much it can have.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace headloom {
 
@@ -15,5 +16,20 @@ class PeakMemory {
  private:
   int64_t start_ = -1;
 };
+
+struct MemoryLimit {
+  double bytes = 0;  // infinite where nothing says
+  std::string name;  // "physical memory"
+};
+
+// The smallest of the machine's physical memory, the limits of the process's control group and of
+// those around it (version 1 and 2), and the process's limits of address space and data
+// (RLIMIT_AS, RLIMIT_DATA). Swap is not counted. Files are read below `root`.
+MemoryLimit memory_limit(const std::string& root = "");
+
+// Throws UsageError where `bytes` are more than the limit: "WHAT at least BYTES of memory by
+// estimate (PARTS), but this process can have ...; ADVICE.".
+void check_fits(const std::string& what, double bytes, const std::string& parts,
+                const std::string& advice);
 
 }  // namespace headloom

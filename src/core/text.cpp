@@ -83,9 +83,9 @@ std::string human_seconds(double seconds) {
 }
 
 std::string human_bytes(double bytes) {
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   int unit = 0;
-  while (bytes >= 1024 && unit < 4) {
+  while (bytes >= 1024 && unit < 6) {
     bytes /= 1024;
     ++unit;
   }

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace headloom::data {
 namespace {
@@ -164,7 +165,7 @@ std::string GeneratedTask::decode(const std::vector<int64_t>& tokens) const {
 void GeneratedSpec::fields(Fields& f) {
   own_fields(f);
   f.field("eval_sequences", eval_sequences, "held-out sequences, the same for every seed",
-          at_least(1));
+          size_from(1));
 }
 
 std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {

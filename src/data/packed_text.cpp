@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 
 namespace headloom::data {
@@ -39,7 +40,7 @@ void TextOptions::fields(Fields& f) {
   f.field("max_bytes", corpus.max_bytes,
           "use at most so many bytes, of files chosen by a hash of their names; absent: all",
           at_least(1));
-  f.field("length", length, "tokens in a sequence (T)", at_least(1));
+  f.field("length", length, "tokens in a sequence (T)", size_from(1));
   f.field("held_out", held_out,
           "share of the text kept for evaluation, at most 0.5: whole files where there are many, "
           "else the end; 1: all, to evaluate only",

@@ -1,13 +1,13 @@
 #include "data/tokenizer.h"
 
 #include <ATen/ATen.h>
-#include <sentencepiece_processor.h>
 
 #include <algorithm>
 #include <climits>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "data/sentencepiece.h"
 #include "data/tokenizer_json.h"
 
 namespace headloom::data {
@@ -71,30 +71,27 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  explicit SentencePieceTokenizer(const std::string& path) {
-    const auto status = model_.LoadFromSerializedProto(read_file(path));
-    require(status.ok() && model_.GetPieceSize() > 0, path,
-            ": is not a SentencePiece model, or it is damaged.");
-    has_end_ = model_.eos_id() >= 0;
+  explicit SentencePieceTokenizer(const std::string& path)
+      : model_(sentencepiece().read(read_file(path))) {
+    require(model_ != nullptr, path, ": is not a SentencePiece model, or it is damaged.");
+    size_ = model_->size();
   }
 
-  int64_t vocabulary() const override { return model_.GetPieceSize() + (has_end_ ? 0 : 1); }
-  int64_t end_token() const override {
-    return has_end_ ? model_.eos_id() : int64_t{model_.GetPieceSize()};
-  }
+  int64_t vocabulary() const override { return size_ + (model_->end() >= 0 ? 0 : 1); }
+  int64_t end_token() const override { return model_->end() >= 0 ? model_->end() : size_; }
   std::optional<int64_t> start_token() const override {
-    if (model_.bos_id() < 0) return std::nullopt;
-    return model_.bos_id();
+    if (model_->start() < 0) return std::nullopt;
+    return model_->start();
   }
   at::Tensor encode(std::string_view text) const override {
-    return as_tensor(model_.EncodeAsIds(text), vocabulary());
+    return as_tensor(model_->encode(text), vocabulary());
   }
   std::string piece(int64_t token) const override {
-    if (token < 0 || token >= model_.GetPieceSize()) return "";
+    if (token < 0 || token >= size_) return "";
     const int id = static_cast<int>(token);
-    if (model_.IsControl(id)) return "";
-    const std::string& name = model_.IdToPiece(id);
-    if (model_.IsByte(id)) {  // <0xNN>
+    if (model_->is_control(id)) return "";
+    const std::string name = model_->name(id);
+    if (model_->is_byte(id)) {  // <0xNN>
       return std::string(1, static_cast<char>(std::stoi(name.substr(3, 2), nullptr, 16)));
     }
     constexpr std::string_view kSpace = "\xe2\x96\x81";
@@ -107,20 +104,20 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
   std::string name(int64_t token) const override {
-    const bool named = token >= 0 && token < model_.GetPieceSize();
-    return named ? model_.IdToPiece(static_cast<int>(token)) : unnamed(token);
+    const bool named = token >= 0 && token < size_;
+    return named ? model_->name(static_cast<int>(token)) : unnamed(token);
   }
   std::string decode(const std::vector<int64_t>& tokens) const override {
     std::vector<int> ids;
     for (const int64_t token : tokens) {
-      if (token >= 0 && token < model_.GetPieceSize()) ids.push_back(static_cast<int>(token));
+      if (token >= 0 && token < size_) ids.push_back(static_cast<int>(token));
     }
-    return model_.DecodeIds(ids);
+    return model_->decode(ids);
   }
 
  private:
-  sentencepiece::SentencePieceProcessor model_;
-  bool has_end_ = false;
+  const std::unique_ptr<SentencePiece> model_;
+  int64_t size_ = 0;
 };
 
 }  // namespace

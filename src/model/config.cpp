@@ -2,8 +2,10 @@
 
 #include <cmath>
 
+#include "core/sizes.h"
 #include "core/text.h"
-#include "model/model.h"
+#include "mixers/without_memory.h"
+#include "model/describe.h"
 
 namespace headloom {
 
@@ -28,10 +30,10 @@ void LayerConfig::fields(Fields& f) {
 }
 
 void ImageOptions::fields(Fields& f) {
-  f.field("channels", channels, "colours; absent: the task's", at_least(1));
-  f.field("height", height, "rows; absent: the task's", at_least(1));
-  f.field("width", width, "columns; absent: the task's", at_least(1));
-  f.field("patch", patch, "rows and columns of a patch", at_least(1));
+  f.field("channels", channels, "colours; absent: the task's", between<int64_t>(1, 65536));
+  f.field("height", height, "rows; absent: the task's", between<int64_t>(1, 65536));
+  f.field("width", width, "columns; absent: the task's", between<int64_t>(1, 65536));
+  f.field("patch", patch, "rows and columns of a patch", between<int64_t>(1, 65536));
 }
 
 void ModelConfig::fields(Fields& f) {
@@ -58,17 +60,18 @@ void ModelConfig::fields(Fields& f) {
   if (vit) {
     f.table("image", image, "the images");
   } else {
-    f.field("vocabulary", vocabulary, "tokens; absent: the task's", at_least(1));
-    f.field("max_length", max_length, "longest sequence; absent: the task's", at_least(1));
+    f.field("vocabulary", vocabulary, "tokens; absent: the task's", size_from(1));
+    f.field("max_length", max_length, "longest sequence; absent: the task's", size_from(1));
   }
   if (both) {
     f.field("max_source_length", max_source_length, "longest source; absent: the task's",
-            at_least(1));
+            size_from(1));
   }
-  f.field("width", width, "C, size of the residual stream", at_least(1));
-  f.field("depth", depth, "layers", at_least(1));
+  f.field("width", width, "C, size of the residual stream", size_from(1));
+  f.field("depth", depth, "layers", between(int64_t{1}, kMostLayers));
   if (both) {
-    f.field("encoder_depth", encoder_depth, "layers of the encoder; absent: depth", at_least(1));
+    f.field("encoder_depth", encoder_depth, "layers of the encoder; absent: depth",
+            between(int64_t{1}, kMostLayers));
   }
   f.table("position", position, "positions");
   f.field("norm", norm, "norm of every block", {"rms_norm", "layer_norm", "none"});
@@ -84,7 +87,7 @@ void ModelConfig::fields(Fields& f) {
   }
   if (encoder) {
     f.field("segments", segments, "kinds of segment embeddings; 0: none; absent: the task's",
-            at_least(0));
+            size_from(0));
     f.field("head", head,
             "what is predicted: tokens, a label, tags of the tokens or a span; absent: what the "
             "task asks");
@@ -98,7 +101,7 @@ void ModelConfig::fields(Fields& f) {
     f.field("transform_activation", transform_activation, "of transform", {"gelu", "gelu_tanh"});
   }
   if (encoder || vit) {
-    f.field("classes", classes, "of a label or of tags; absent: the task's", at_least(1));
+    f.field("classes", classes, "of a label or of tags; absent: the task's", size_from(1));
     f.field("pool", pool,
             vit ? "a label is read from a class token put first, or from the mean of the patches"
                 : "a label is read from the first position or from the mean of all",
@@ -157,10 +160,9 @@ int64_t ModelConfig::positions(int64_t length) const {
 }
 
 int64_t count_parameters(const ModelConfig& config) {
-  const WithoutValues fast;
-  int64_t count = 0;
-  for (const Tensor& p : build_model(config)->parameters()) count += p.numel();
-  return count;
+  const auto model = build_without_memory(config);
+  check_countable(*model);
+  return static_cast<int64_t>(parameter_count(*model));
 }
 
 int64_t match_parameters(ModelConfig& config, int64_t target) {

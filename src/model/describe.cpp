@@ -1,5 +1,7 @@
 #include "model/describe.h"
 
+#include "core/memory.h"
+#include "mixers/without_memory.h"
 #include "model/autoregressive.h"
 
 namespace headloom {
@@ -19,12 +21,22 @@ void add(std::vector<Cost>& parts, const Cost& cost) {
 
 }  // namespace
 
+std::shared_ptr<Model> build_without_memory(const ModelConfig& config) {
+  return built_without_memory([&] { return build_model(config); });
+}
+
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length) {
   const auto* writer = dynamic_cast<const AutoregressiveModel*>(&model);
   if (writer == nullptr || !writer->decoder_layers().stateful()) return {};
   int64_t parameters = 0;
   for (const Tensor& p : model.parameters()) parameters += p.numel();
-  if (parameters > kMeasuredParameters) return {};
+  if (parameters > kMeasuredParameters || 4.0 * parameters > memory_limit().bytes) return {};
+  std::shared_ptr<Model> built;
+  if (model.parameters()[0].is_meta()) {
+    const WithoutValues fast;
+    built = build_model(model.config());
+    writer = dynamic_cast<const AutoregressiveModel*>(built.get());
+  }
   const auto& layers = writer->decoder_layers().all();
   MeasuredState out{.length = std::min(length, kMeasuredPositions)};
   for (const Layers::Layer& layer : layers) {
@@ -55,6 +67,7 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
 }
 
 ModelCosts model_costs(const Model& model, int64_t length) {
+  check_countable(model);
   length = model.config().positions(length);
   ModelCosts out;
   for (const Layers* layers : model.stacks()) {

@@ -5,6 +5,9 @@
 
 namespace headloom {
 
+// The model of any size for its shapes alone (mixers/without_memory.h): it never runs.
+std::shared_ptr<Model> build_without_memory(const ModelConfig& config);
+
 struct ModelCosts {
   std::vector<Cost> parts;  // equal parts of all layers added up
   int64_t parameters = 0;
@@ -17,7 +20,8 @@ struct ModelCosts {
 };
 
 // Costs of a position at sequence length `length` (that of an image is its own); an
-// encoder-decoder's of a target's, with a source of the same length.
+// encoder-decoder's of a target's, with a source of the same length. The model may be without
+// memory. Throws UsageError where there are too many parameters to be counted.
 ModelCosts model_costs(const Model& model, int64_t length);
 
 // What a decoder's state really holds, in the model's own types.
@@ -26,8 +30,9 @@ struct MeasuredState {
   double bytes = 0, bytes_per_token = 0;  // as in ModelCosts, at that length
 };
 
-// Has every layer read `length` positions, or kMeasuredPositions where that is fewer. Absent where
-// a model has no state or more than kMeasuredParameters: it is described without being run.
+// Has every layer read `length` positions, or kMeasuredPositions where that is fewer. A model that
+// is without memory is built anew for it. Absent where a model has no state, more than
+// kMeasuredParameters or weights that do not fit this process: it is described without being run.
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length);
 constexpr int64_t kMeasuredPositions = 512, kMeasuredParameters = 500'000'000;
 

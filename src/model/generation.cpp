@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/memory.h"
+#include "core/sizes.h"
+#include "core/text.h"
+
 namespace headloom {
 namespace {
 
@@ -48,6 +52,24 @@ Source source_of(const std::vector<std::vector<int64_t>>& sources) {
   return {.tokens = at::stack(rows), .lengths = even ? Tensor() : indices(lengths)};
 }
 
+// Throws UsageError where the scores of the next token and what the states keep of the prompts do
+// not fit this process.
+void check_texts_fit(const AutoregressiveModel& model,
+                     const std::vector<std::vector<int64_t>>& prompts,
+                     const ContinuationOptions& options) {
+  const double texts = static_cast<double>(prompts.size()) * static_cast<double>(options.samples);
+  int64_t kept = std::min(static_cast<int64_t>(longest_of(prompts)),
+                          most_positions(model, options.cache));
+  if (options.cache.evicts()) kept = std::min(kept, options.cache.budget);
+  double state = 0;
+  for (const auto& layer : model.decoder_layers().all()) state += layer.mixer->state_bytes(kept);
+  const double scores = 4 * texts * static_cast<double>(*model.config().vocabulary);
+  state *= texts / 2;  // float32, but bfloat16 is possible
+  check_fits(str(texts, texts == 1 ? " text needs" : " texts side by side need"), scores + state,
+             str("scores ", human_bytes(scores), ", decoding states ", human_bytes(state)),
+             "fewer samples or prompts at once need less");
+}
+
 }  // namespace
 
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy) {
@@ -83,11 +105,12 @@ Continuation::Continuation(AutoregressiveModel& model,
       policy_(options.cache),
       samples_(options.samples),
       window_(most_positions(model, options.cache)),
-      left_(options.tokens),
+      left_(std::min(options.tokens, kLargestSize)),
       texts_(prompts) {
   const size_t sources = options.sources.size();
   require(sources == 0 || sources == prompts.size(), "there are ", sources, " sources for ",
           prompts.size(), " prompts, expected one for each.");
+  check_texts_fit(model, prompts, options);
   std::vector<int64_t> all, repeated;
   for (size_t i = 0; i < prompts.size(); ++i) {
     require(!prompts[i].empty(), "a text cannot begin with nothing: the prompt is empty.");

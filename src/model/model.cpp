@@ -1,7 +1,9 @@
 #include "model/model.h"
 
 #include "model/check.h"
+#include "mixers/without_memory.h"
 #include "model/decoder.h"
+#include "model/describe.h"
 #include "model/encoder.h"
 #include "model/encoder_decoder.h"
 #include "model/vit.h"
@@ -64,6 +66,7 @@ Tensor Model::forward(const ModelInput& input) {
 }
 
 std::shared_ptr<Model> build_model(const ModelConfig& config) {
+  if (!WithoutMemory::on()) check_weights_fit(*build_without_memory(config), "the model");
   for (const Kind& kind : kKinds) {
     if (config.kind == kind.name) return kind.make(config);
   }

@@ -1,17 +1,17 @@
 #include "train/compare.h"
 
-#include <c10/util/Exception.h>
-
 #include <filesystem>
 #include <set>
 
 #include "core/files.h"
 #include "core/lock.h"
+#include "core/problem.h"
 #include "model/describe.h"
 #include "train/config.h"
 #include "train/result.h"
 #include "train/run_folder.h"
 #include "train/train.h"
+#include "train/training_memory.h"
 
 namespace headloom {
 namespace {
@@ -123,10 +123,8 @@ ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped
     run.finished = true;
   } catch (const UsageError&) {
     throw;
-  } catch (const c10::Error& error) {  // an allocation that failed, say
-    run.problem = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    run.problem = error.what();
+  } catch (const std::exception& error) {  // an allocation that failed, say
+    run.problem = problem_of(error);
   }
   const std::string metrics = plan.folder + "/metrics.jsonl";
   if (!run.finished && fs::exists(metrics)) run.points = read_evaluations(metrics);
@@ -233,17 +231,17 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
         const WorkUnit unit = work_unit(*task);
         outcome.tasks.push_back({.description = task->describe(),
                                  .bytes_per_token = task->bytes_per_token(),
-                                 .tokens = run.train.steps * run.train.batch * unit.per_sequence,
+                                 .tokens = static_cast<double>(run.train.steps) *
+                                           static_cast<double>(run.train.batch) *
+                                           static_cast<double>(unit.per_sequence),
                                  .unit = unit.name});
       }
       try {
         if (config.match_parameters && m > 0) match_parameters(run.model, target);
-        const std::shared_ptr<Model> built = [&] {
-          const WithoutValues fast;
-          return build_model(run.model);
-        }();
-        const ModelCosts costs = model_costs(*built, task->length());
-        const std::optional<MeasuredState> state = measured_state(*built, task->length());
+        const std::shared_ptr<Model> counted = build_without_memory(run.model);
+        check_training_fits(*counted, *task, run.train);
+        const ModelCosts costs = model_costs(*counted, task->length());
+        const std::optional<MeasuredState> state = measured_state(*counted, task->length());
         if (m == 0) target = costs.parameters;
         outcome.builds.push_back({.model = m,
                                   .task = t,

@@ -63,7 +63,7 @@ struct ComparedRun {
 struct ComparedTaskInfo {
   std::string description = {};
   double bytes_per_token = 0;  // 0: judged by its accuracy
-  int64_t tokens = 0;          // each run trains on, or images
+  double tokens = 0;           // each run trains on, or images
   std::string unit = "tokens";
 };
 

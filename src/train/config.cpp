@@ -4,11 +4,13 @@
 #include <filesystem>
 #include <numbers>
 
+#include "core/sizes.h"
+
 namespace headloom {
 
 void TrainOptions::fields(Fields& f) {
   f.field("steps", steps, "optimiser steps", at_least(1));
-  f.field("batch", batch, "sequences a step", at_least(1));
+  f.field("batch", batch, "sequences a step", size_from(1));
   f.field("accumulate", accumulate, "pieces a step's batch is cut into to save memory",
           at_least(1));
   f.field("lr", lr, "peak learning rate", positive());

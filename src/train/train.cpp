@@ -16,11 +16,13 @@
 #include "core/memory.h"
 #include "core/shell.h"
 #include "core/text.h"
+#include "model/describe.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
 #include "train/load.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/training_memory.h"
 
 namespace headloom {
 namespace {
@@ -68,6 +70,7 @@ class Trainer {
     task_ = config_.build_task();
     if (!control_.from.empty()) check_same_model(config_, control_.from);
     seed();
+    check_training_fits(*build_without_memory(config_.model), *task_, options_);
     model_ = build_model(config_.model);
     optimizer_.emplace(*model_, options_);
     for (const Tensor& p : model_->parameters()) outcome_.parameters += p.numel();

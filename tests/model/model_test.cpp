@@ -13,7 +13,6 @@ namespace {
 
 TEST(Presets, AllBuild) {
   EXPECT_FALSE(model_presets().empty());
-  const WithoutValues fast;
   for (const ModelPreset& preset : model_presets()) {
     ModelConfig config = model_of(str("preset = '", preset.name, "'"));
     EXPECT_GE(config.depth, static_cast<int64_t>(config.layers.size())) << preset.name;
@@ -22,8 +21,7 @@ TEST(Presets, AllBuild) {
     config.encoder_depth.reset();
     config.complete(
         {.vocabulary = 32, .length = 16, .source_length = 16, .classes = 5, .image = {3, 32, 32}});
-    const WithoutValues fast;  // a layer of billions is big
-    const auto model = build_model(config);
+    const auto model = build_without_memory(config);  // a layer of billions is big
     EXPECT_EQ(model->stacks().back()->all().size(), config.layers.size()) << preset.name;
     EXPECT_FALSE(preset.doc.empty());
     EXPECT_FALSE(preset.source.empty());

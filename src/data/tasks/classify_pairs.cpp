@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "data/examples.h"
 #include "data/tasks/tasks.h"
@@ -160,13 +161,13 @@ struct ClassifyPairsSpec final : ExampleSpec<Options> {
   void own_fields(Fields& f) override {
     options.files.fields(f, "file of lines with two texts and a label, tabs between, no heading");
     f.field("length", options.files.length, "with path: tokens of the longest sequence (T)",
-            at_least(2));
+            size_from(2));
     f.field("labels", options.labels,
             "with path: the labels in the order of their classes; absent: those found, by name");
     f.field("symbols", options.symbols, "generated: letters", between<int64_t>(3, 26));
-    f.field("count", options.count, "generated: letters of each text", at_least(2));
+    f.field("count", options.count, "generated: letters of each text", size_from(2));
     f.field("changed", options.changed, "generated: letters that differ in pairs of class 0",
-            at_least(1));
+            size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     options.files.check(type(), options.labels);

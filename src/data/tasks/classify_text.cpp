@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "data/corpus.h"
 #include "data/examples.h"
@@ -309,14 +310,14 @@ struct ClassifyTextSpec final : GeneratedSpec {
             "with path: share of each class kept for evaluation, at most 0.5, whole files where "
             "there are many; 1: all, to evaluate only",
             Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
-    f.field("length", options.length, "tokens of the longest text (T)", at_least(2));
+    f.field("length", options.length, "tokens of the longest text (T)", size_from(2));
     f.field("language", options.language, "without path: what is generated",
             {"grammars", "brackets"});
     f.field("classes", options.classes, "grammars: how many", between<int64_t>(2, 1000));
     f.field("symbols", options.symbols, "generated: letters, or opening and closing brackets",
             between<int64_t>(2, 26));
     f.field("min_length", options.min_length,
-            "generated: tokens of the shortest text; absent: length / 2", at_least(2));
+            "generated: tokens of the shortest text; absent: length / 2", size_from(2));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.path) {

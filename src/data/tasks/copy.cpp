@@ -1,5 +1,6 @@
 // copy: s_1 ... s_n # -> s_1 ... s_n, for random tokens. Loss and exact match on the copy.
 #include "core/error.h"
+#include "core/sizes.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -44,7 +45,7 @@ struct CopySpec final : GeneratedSpec {
  protected:
   void own_fields(Fields& f) override {
     f.field("symbols", symbols, "different tokens", between<int64_t>(2, int64_t{1} << 31));
-    f.field("count", count, "tokens to copy; a sequence has twice as many positions", at_least(1));
+    f.field("count", count, "tokens to copy; a sequence has twice as many positions", size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     return std::make_shared<Copy>(symbols, count, seed, eval_sequences);

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "data/examples.h"
 #include "data/tasks/tasks.h"
@@ -240,10 +241,10 @@ struct FindSpanSpec final : ExampleSpec<Options> {
   void own_fields(Fields& f) override {
     options.files.fields(f, "JSON file of contexts, questions and answers (SQuAD 1.1)");
     f.field("length", options.files.length, "with path: tokens of the longest sequence (T)",
-            at_least(2));
+            size_from(2));
     f.field("symbols", options.symbols, "generated: letters there are", between<int64_t>(2, 26));
-    f.field("count", options.count, "generated: letters in the context", at_least(2));
-    f.field("digits", options.digits, "generated: digits of the longest answer", at_least(1));
+    f.field("count", options.count, "generated: letters in the context", size_from(2));
+    f.field("digits", options.digits, "generated: digits of the longest answer", size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     options.files.check(type());

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "data/image_set.h"
 #include "data/random.h"
@@ -198,7 +199,7 @@ struct ImagesSpec final : TaskSpec {
     f.field("grey", options.grey, "one channel instead of three");
     f.field("flip", options.flip, "mirror half of the training images, left to right");
     f.field("eval_sequences", options.eval_sequences, "held-out images, the same for every seed",
-            at_least(1));
+            size_from(1));
   }
   std::vector<DataPath> data_paths() override {
     if (!options.path) return {};

@@ -3,6 +3,7 @@
 // and Induction Heads; as a training task Fu et al. 2023 (H3) and Gu and Dao 2023 (Mamba: 16
 // tokens, T = 256).
 #include "core/error.h"
+#include "core/sizes.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -47,7 +48,7 @@ struct InductionSpec final : GeneratedSpec {
   void own_fields(Fields& f) override {
     f.field("vocabulary", vocabulary, "tokens, the marker included",
             between<int64_t>(3, int64_t{1} << 31));
-    f.field("length", length, "tokens in a sequence", at_least(3));
+    f.field("length", length, "tokens in a sequence", size_from(3));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     return std::make_shared<Induction>(vocabulary, length, seed, eval_sequences);

@@ -2,6 +2,7 @@
 // filler of random words without digits, and asked for at the end. Loss and exact match on its
 // digits.
 #include "core/error.h"
+#include "core/sizes.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -75,8 +76,8 @@ struct NeedleSpec final : GeneratedSpec {
  protected:
   void own_fields(Fields& f) override {
     f.field("length", options.length, "characters that the model sees, at least 2 * digits + 2",
-            at_least(4));
-    f.field("digits", options.digits, "digits of the number", at_least(1));
+            size_from(4));
+    f.field("digits", options.digits, "digits of the number", size_from(1));
     f.field("depth", options.depth,
             "place of the number as a share of the filler, 0 the beginning; absent: random",
             between(0.0, 1.0));

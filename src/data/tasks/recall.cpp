@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -91,8 +92,8 @@ struct RecallSpec final : GeneratedSpec {
     f.field("vocabulary", options.vocabulary,
             "tokens; the lower half are keys, the upper half values",
             between<int64_t>(4, int64_t{1} << 31));
-    f.field("length", options.length, "tokens in a sequence, at least 4 * pairs", at_least(4));
-    f.field("pairs", options.pairs, "key-value pairs, each asked for once", at_least(1));
+    f.field("length", options.length, "tokens in a sequence, at least 4 * pairs", size_from(4));
+    f.field("pairs", options.pairs, "key-value pairs, each asked for once", size_from(1));
     f.field("alpha", options.alpha,
             "power law of the distance of the queries: p(gap) ~ gap^(alpha - 1); 1: uniform",
             Range<double>{.low = 0.0, .high = 1.0, .open_low = true});

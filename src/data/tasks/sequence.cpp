@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -73,9 +74,9 @@ struct SequenceSpec final : GeneratedSpec {
     f.field("kind", options.kind, "what the answer is", {"copy", "reverse", "sort"});
     f.field("symbols", options.symbols, "different tokens, besides the two that begin and end",
             between<int64_t>(2, int64_t{1} << 31));
-    f.field("count", options.count, "tokens of the longest source", at_least(1));
+    f.field("count", options.count, "tokens of the longest source", size_from(1));
     f.field("min_count", options.min_count, "tokens of the shortest source; absent: count / 2",
-            at_least(1));
+            size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.shortest() > options.count) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "data/examples.h"
 #include "data/tasks/tasks.h"
@@ -195,12 +196,12 @@ struct TagTextSpec final : ExampleSpec<Options> {
  protected:
   void own_fields(Fields& f) override {
     options.files.fields(f, "file of lines with a token first and its tag last (CoNLL)");
-    f.field("length", options.files.length, "tokens of the longest text (T)", at_least(2));
+    f.field("length", options.files.length, "tokens of the longest text (T)", size_from(2));
     f.field("labels", options.labels,
             "with path: the tags in the order of their classes; absent: those found, by name");
     f.field("symbols", options.symbols, "generated: letters", between<int64_t>(2, 26));
     f.field("min_length", options.min_length,
-            "generated: tokens of the shortest text; absent: length / 2", at_least(2));
+            "generated: tokens of the shortest text; absent: length / 2", size_from(2));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
     options.files.check(type(), options.labels);

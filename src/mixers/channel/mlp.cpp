@@ -1,4 +1,5 @@
 // The two-layer feed-forward network (Vaswani et al. 2017): W2 f(W1 x).
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 
 namespace headloom {
@@ -54,7 +55,7 @@ struct MlpSpec final : ChannelMixerSpec {
 
   std::string type() const override { return "mlp"; }
   void fields(Fields& f) override {
-    f.field("hidden", options.hidden, "hidden units; absent: 4 width", at_least(int64_t{1}));
+    f.field("hidden", options.hidden, "hidden units; absent: 4 width", size_from(1));
     f.field("activation", options.activation, "between the two maps",
             {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
     f.field("bias", options.bias, "biases even where the model has none");

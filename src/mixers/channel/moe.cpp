@@ -13,6 +13,7 @@
 // section 2.1.2). b is a buffer: no gradient reaches it.
 #include <ATen/autocast_mode.h>
 
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/moe/op.h"
 #include "ops/positionwise/op.h"
@@ -33,11 +34,10 @@ struct Options {
   void fields(Fields& f) {
     f.field("hidden", hidden,
             "hidden units of an expert; absent: 8/3 width shared out to the experts that see a "
-            "token, rounded up to 8",
-            at_least(int64_t{1}));
-    f.field("routed", routed, "experts to choose from", at_least(int64_t{1}));
-    f.field("shared", shared, "experts that see every token", at_least(int64_t{0}));
-    f.field("active", active, "routed experts that a token chooses", at_least(int64_t{1}));
+            "token, rounded up to 8", size_from(1));
+    f.field("routed", routed, "experts to choose from", size_from(1));
+    f.field("shared", shared, "experts that see every token", size_from(0));
+    f.field("active", active, "routed experts that a token chooses", size_from(1));
     f.field("scores", scores, "from the gate's output to scores", {"softmax", "sigmoid"});
     f.field("renormalise", renormalise, "the chosen experts' weights are made to add up to 1");
     f.field("scaling", scaling, "factor of the chosen experts' weights", positive());
@@ -47,9 +47,8 @@ struct Options {
             "towards equal load; absent: no bias",
             at_least(0.0));
     f.field("groups", groups, "groups of experts, for a choice limited to some of them",
-            at_least(int64_t{1}));
-    f.field("active_groups", active_groups, "groups that a token may choose from",
-            at_least(int64_t{1}));
+            size_from(1));
+    f.field("active_groups", active_groups, "groups that a token may choose from", size_from(1));
   }
 
   // Options that contradict each other, in a sentence.

@@ -2,6 +2,7 @@
 // position mixed with the one before it.
 //
 //   y = sigmoid(Wr x^r) * (Wv relu(Wk x^k)^2)     x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "mixers/rwkv_start.h"
 #include "ops/token_shift/op.h"
@@ -65,7 +66,7 @@ struct RwkvChannelSpec final : ChannelMixerSpec {
 
   std::string type() const override { return "rwkv_channel"; }
   void fields(Fields& f) override {
-    f.field("hidden", given, "hidden units; absent: 4 width", at_least(int64_t{1}));
+    f.field("hidden", given, "hidden units; absent: 4 width", size_from(1));
   }
   std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<RwkvChannel>(given, shape);

@@ -1,5 +1,6 @@
 // SwiGLU (Shazeer 2020): W2 (SiLU(W1 x) * W3 x), optionally with the grouped gate of DCFormer's
 // published models: softmax(Wm x) over m groups of hidden units scales each group.
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/positionwise/op.h"
 
@@ -63,10 +64,9 @@ struct SwiGluSpec final : ChannelMixerSpec {
   std::string type() const override { return "swiglu"; }
   void fields(Fields& f) override {
     f.field("hidden", options.hidden, "hidden units; absent: 8/3 width, rounded up to 8",
-            at_least(int64_t{1}));
+            size_from(1));
     f.field("gate_groups", options.gate_groups,
-            "groups of hidden units scaled by a softmax gate; absent: no gate",
-            at_least(int64_t{2}));
+            "groups of hidden units scaled by a softmax gate; absent: no gate", size_from(2));
   }
   std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
     return std::make_shared<SwiGlu>(options, shape);

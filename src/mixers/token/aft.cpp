@@ -3,6 +3,7 @@
 //
 //   q, k, v = x Wq, x Wk, x Wv
 //   y_t = (sigmoid(q_t) * sum_s e^{k_s + w[t,s]} v_s / sum_s e^{k_s + w[t,s]}) Wo
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/aft/op.h"
 
@@ -18,11 +19,9 @@ struct Options {
   void fields(Fields& f) {
     f.field("form", form, "where w is learned: nowhere, near, for all pairs, or by distance",
             {"simple", "local", "full", "conv"});
-    f.field("reach", reach, "local, conv: w is learned for distances below it",
-            at_least(int64_t{1}));
-    f.field("heads", heads, "conv: groups of channels with a w each", at_least(int64_t{1}));
-    f.field("factor", factor, "full: rank of w = u v^T; 0: every pair by itself",
-            at_least(int64_t{0}));
+    f.field("reach", reach, "local, conv: w is learned for distances below it", size_from(1));
+    f.field("heads", heads, "conv: groups of channels with a w each", size_from(1));
+    f.field("factor", factor, "full: rank of w = u v^T; 0: every pair by itself", size_from(0));
   }
 };
 

@@ -1,5 +1,6 @@
 #include "mixers/token/attention.h"
 
+#include "core/sizes.h"
 #include "mixers/token/attend.h"
 #include "ops/positionwise/op.h"
 #include "ops/streamed_linear/op.h"
@@ -7,10 +8,9 @@
 namespace headloom {
 
 void AttentionOptions::fields(Fields& f) {
-  f.field("heads", heads, "query heads", at_least(int64_t{1}));
-  f.field("kv_heads", kv_heads, "key and value heads; absent: as many as heads",
-          at_least(int64_t{1}));
-  f.field("head_dim", head_dim, "size of a head; absent: width / heads", at_least(int64_t{1}));
+  f.field("heads", heads, "query heads", size_from(1));
+  f.field("kv_heads", kv_heads, "key and value heads; absent: as many as heads", size_from(1));
+  f.field("head_dim", head_dim, "size of a head; absent: width / heads", size_from(1));
   f.field("window", window, "keys a query sees, its own included; absent: all",
           at_least(int64_t{1}));
   f.field("qk_norm", qk_norm, "RMS norm of each query and key head before positions");

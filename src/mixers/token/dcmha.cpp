@@ -4,6 +4,7 @@
 //
 // The dynamic weights come from up to four sides, in the order pre-query, pre-key, post-query,
 // post-key (dynamic_weights.h).
+#include "core/sizes.h"
 #include "mixers/token/attention.h"
 #include "mixers/token/dynamic_weights.h"
 
@@ -24,8 +25,8 @@ struct Options {
 
   void fields(Fields& f) {
     attention.fields(f);
-    f.field("rank", rank, "rank of the dynamic projections", at_least(1));
-    f.field("groups", groups, "head groups composed independently", at_least(1));
+    f.field("rank", rank, "rank of the dynamic projections", size_from(1));
+    f.field("groups", groups, "head groups composed independently", size_from(1));
     f.field("pre", pre, "compose the scores before softmax");
     f.field("post", post, "compose the weights after softmax");
     f.field("query_wise", query_wise, "branches computed from the query's token");

@@ -7,6 +7,7 @@
 // and F, so keys and values beyond `lengths` count as 0. E and F are shared as `sharing` says:
 // none (each head its own), headwise (all heads of a layer), kv (E = F besides), layerwise (one E
 // for all heads, keys, values and layers).
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/composed_attention/op.h"
 
@@ -19,9 +20,8 @@ struct Options {
   std::string sharing = "headwise";
 
   void fields(Fields& f) {
-    f.field("heads", heads, "heads", at_least(int64_t{1}));
-    f.field("rank", rank, "k, projected keys and values that every query sees",
-            at_least(int64_t{1}));
+    f.field("heads", heads, "heads", size_from(1));
+    f.field("rank", rank, "k, projected keys and values that every query sees", size_from(1));
     f.field("sharing", sharing, "which projections along the sequence are one",
             {"none", "headwise", "kv", "layerwise"});
   }

@@ -9,6 +9,7 @@
 //
 // Starts as published: A_log = log(1..N) in each channel, D = 1, the bias of dt such that its
 // softplus is log-uniform in [1e-3, 1e-1], Wdt uniform within R^-1/2, filters within W^-1/2.
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/causal_conv1d/op.h"
 #include "ops/selective_scan/op.h"
@@ -22,11 +23,11 @@ struct Options {
   std::optional<int64_t> rank;
 
   void fields(Fields& f) {
-    f.field("expand", expand, "inner width / width", at_least(int64_t{1}));
-    f.field("states", states, "numbers of state a channel", at_least(int64_t{1}));
-    f.field("taps", taps, "positions the convolution reaches over", at_least(int64_t{1}));
+    f.field("expand", expand, "inner width / width", size_from(1));
+    f.field("states", states, "numbers of state a channel", size_from(1));
+    f.field("taps", taps, "positions the convolution reaches over", size_from(1));
     f.field("rank", rank, "rank of the step's projection; width / 16, rounded up, by default",
-            at_least(int64_t{1}));
+            size_from(1));
   }
 };
 

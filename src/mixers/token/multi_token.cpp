@@ -5,6 +5,7 @@
 // convolution. Kernels and mixes start as the identity. Then, per head: RMS norm over its outputs
 // (eps 1e-5), times the depth factor 1 - lambda_init(layer) of differential attention, and the gate
 // o * sigmoid(Linear(o)), all shared by the heads.
+#include "core/sizes.h"
 #include "mixers/token/attention.h"
 #include "ops/positionwise/op.h"
 
@@ -41,16 +42,16 @@ struct Options {
     f.field("conv_layers", conv_layers, "layers of a model with convolutions: l mod 4 = 2, or all",
             {"mod4", "all"});
     f.field("query_kernel", query_kernel, "queries a kernel spans, the current one last",
-            at_least(1));
-    f.field("key_kernel", key_kernel, "keys a kernel spans", at_least(1));
-    f.field("conv_heads", conv_heads, "heads that a convolution reads together", at_least(1));
+            size_from(1));
+    f.field("key_kernel", key_kernel, "keys a kernel spans", size_from(1));
+    f.field("conv_heads", conv_heads, "heads that a convolution reads together", size_from(1));
     f.field("conv_padding", conv_padding, "keys a kernel reads: around, before or after its own",
             {"both", "left", "right"});
     f.field("conv_mask", conv_mask, "masking of earlier queries' rows: double, or the exact form",
             {"double", "exact"});
     f.field("pre_mix", pre_mix, "linear head mixing before softmax", {"off", "groups", "all"});
     f.field("post_mix", post_mix, "linear head mixing after softmax", {"off", "groups", "all"});
-    f.field("mix_heads", mix_heads, "heads in a group of head mixing", at_least(1));
+    f.field("mix_heads", mix_heads, "heads in a group of head mixing", size_from(1));
     f.field("norm", norm, "RMS norm of each head's output");
     f.field("depth_scale", depth_scale, "scale the norm by 1 - lambda_init(layer)");
     f.field("gate", gate, "sigmoid gate on each head's output: none, one value a head, or one each",

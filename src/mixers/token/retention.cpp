@@ -8,6 +8,7 @@
 // removes, up to its eps. Here, as D^-1/2, it is left out of the rows and eps is raised instead,
 // which is the same. Its second factor, max(|row sum|, 1), depends on how the row is computed;
 // float32 sums do not need it.
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/gated_norm/op.h"
 #include "ops/retention/op.h"
@@ -21,9 +22,10 @@ struct Options {
   int64_t chunk = 64;
 
   void fields(Fields& f) {
-    f.field("heads", heads, "heads, each with its own decay", at_least(int64_t{1}));
-    f.field("value_factor", value_factor, "width of the values / width of the keys", positive());
-    f.field("chunk", chunk, "positions computed at once: cost only", at_least(int64_t{1}));
+    f.field("heads", heads, "heads, each with its own decay", size_from(1));
+    f.field("value_factor", value_factor, "width of the values / width of the keys",
+            Range<double>{.low = 0, .high = 1024, .open_low = true});
+    f.field("chunk", chunk, "positions computed at once: cost only", size_from(1));
   }
 };
 

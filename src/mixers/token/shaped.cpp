@@ -8,6 +8,7 @@
 // values are the heads of x itself; in layer 0 those of x (g_r Wv + g_s I), with Wv = 0 and
 // g_r = g_s = 1 at the start. The maps are not held: the softmax term is the operator's, the
 // identity's is v, the last a running mean of v.
+#include "core/sizes.h"
 #include "mixers/token/attend.h"
 
 namespace headloom {
@@ -16,7 +17,7 @@ namespace {
 struct Options {
   int64_t heads = 8;
 
-  void fields(Fields& f) { f.field("heads", heads, "heads", at_least(int64_t{1})); }
+  void fields(Fields& f) { f.field("heads", heads, "heads", size_from(1)); }
 };
 
 class Shaped final : public TokenMixer {

@@ -2,6 +2,7 @@
 // table 9): one learned matrix mixes the score maps before softmax, one the weights after it.
 //
 // Three numbers of heads: h_k score maps, h softmax maps, h_v value heads, h_k -> h -> h_v.
+#include "core/sizes.h"
 #include "mixers/token/attention.h"
 
 namespace headloom {
@@ -18,8 +19,8 @@ struct Options {
     attention.fields(f);
     f.field("pre", pre, "mix the scores before softmax");
     f.field("post", post, "mix the weights after softmax");
-    f.field("key_heads", key_heads, "score maps before the first mix; absent: heads", at_least(1));
-    f.field("value_heads", value_heads, "maps after the second mix; absent: heads", at_least(1));
+    f.field("key_heads", key_heads, "score maps before the first mix; absent: heads", size_from(1));
+    f.field("value_heads", value_heads, "maps after the second mix; absent: heads", size_from(1));
   }
 };
 

@@ -1,0 +1,45 @@
+// What a training step surely needs of memory.
+#pragma once
+
+#include <string>
+
+#include "data/task.h"
+#include "model/model.h"
+#include "train/config.h"
+
+namespace headloom {
+
+// Bytes, an estimate from below: what is left out (norms, softmax weights, temporaries, what the
+// allocator keeps) makes a real step larger. docs/reliability.md has the figures.
+struct TrainingMemory {
+  double parameters = 0;   // float32
+  double gradients = 0;    // as the parameters
+  double optimizer = 0;    // AdamW's two moments
+  double activations = 0;  // what linear maps of all layers leave for the backward pass
+  double scores = 0;       // of every target, and what their loss keeps
+  double batch = 0;        // the tokens or images of a step, inputs and targets
+  // The larger of the two ends of a backward pass: activations and scores are there when it begins,
+  // all gradients when it is done. With train.accumulate those of earlier pieces are there as well.
+  double peak = 0;
+
+  // "parameters 1.0 GiB, gradients 1.0 GiB, ...".
+  std::string parts() const;
+};
+
+// What a step reads of one sequence.
+struct SequenceSizes {
+  int64_t length = 0, source_length = 0;  // positions
+  double targets = 0;                     // of the loss
+  double bytes = 0;                       // of its inputs and targets
+};
+// Of a task's. `targets` are 0: counting them takes a sequence.
+SequenceSizes sequence_sizes(const Model& model, const data::Task& task);
+
+// `model` may be without memory.
+TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
+                               const TrainOptions& options);
+
+// Throws UsageError with the numbers where a step does not fit this process.
+void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options);
+
+}  // namespace headloom

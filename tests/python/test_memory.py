@@ -1,0 +1,204 @@
+"""Running out of memory, and what is refused before it can."""
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import headloom
+
+ROOT = pathlib.Path(__file__).parents[2]
+BINARY = ROOT / "build/bin/headloom"
+SENTENCEPIECE = """
+import pathlib, sys
+import torch, headloom
+path = pathlib.Path(sys.argv[1])
+tokenizer = headloom.Tokenizer(str(path))
+assert tokenizer.decode(tokenizer.encode("the cat sat")) == "the cat sat"
+try:
+    torch.empty(1 << 44)
+except RuntimeError as error:
+    assert "you tried to allocate 70368744177664 bytes" in str(error), error
+    print("caught by", headloom.__file__)
+"""
+
+
+def run(*command, **options):
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory")
+    (folder / "words.txt").write_text("the cat sat on the mat and the dog ran after the cat\n" * 40)
+    done = run(BINARY, "vocabulary", "words.txt", "--size", 300, "--out", "words.model", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "copy.toml").write_text(
+        "[model]\nwidth = 16\ndepth = 2\n[[model.layer]]\nmixer = { type = 'mha', heads = 2 }\n"
+        "[task]\ntype = 'copy'\ncount = 4\n[train]\nsteps = 2\nbatch = 8\neval_every = 2\n"
+    )
+    return folder
+
+
+def limited(bytes):
+    """For subprocess: the child can have so much address space, whatever the machine has."""
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes))}
+
+
+def refused(command, *arguments, cwd, code=2, **options):
+    """The one sentence on standard error."""
+    done = run(BINARY, command, *arguments, cwd=cwd, **options)
+    assert done.returncode == code, (done.returncode, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
+    assert len(lines) == 1 and lines[0].endswith("."), done.stderr
+    return lines[0]
+
+
+def test_torch_without_memory_is_an_exception_beside_headloom(place):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    done = run(sys.executable, "-c", SENTENCEPIECE, place / "words.model", env=environment)
+    assert done.returncode == 0 and done.stdout.startswith("caught"), (done.returncode, done.stderr)
+
+
+def test_the_installed_package_opens_sentencepiece_apart_too(place, tmp_path):
+    shutil.copytree(ROOT / "python/headloom", tmp_path / "headloom", ignore=shutil.ignore_patterns("__pycache__"))
+    done = run("cmake", "--install", ROOT / "build", "--prefix", tmp_path, "--component", "python")
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run(sys.executable, "-c", SENTENCEPIECE, place / "words.model", env=environment, cwd="/")
+    assert done.returncode == 0 and str(tmp_path) in done.stdout, (done.returncode, done.stderr)
+
+
+ESTIMATE = "this training needs at least "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["model.width=4000000"], ESTIMATE),
+        (["model.width=1000000000"], ESTIMATE),
+        (["model.width=1073741824"], "parameters, expected at most 1e+18"),
+        (["model.width=2000000000"], "'model.width' is 2000000000, expected at least 1 and at most 1073741824"),
+        (["model.depth=10000", "model.width=256"], ESTIMATE),
+        (["model.depth=100000"], "'model.depth' is 100000, expected at least 1 and at most 10000"),
+        (["model.depth=9223372036854775807"], "'model.depth' is 9223372036854775807, expected at least 1"),
+        (["train.batch=100000000"], ESTIMATE),
+        (["train.batch=100000000", "train.accumulate=100000000"], ESTIMATE),
+        (["train.batch=1099511627776"], "'train.batch' is 1099511627776, expected at least 1 and at most 1073741824"),
+        (["model.vocabulary=1000000000"], ESTIMATE),
+        (["task.count=500000000"], ESTIMATE),
+        (["model.layer=[{ channel = { type = 'mlp', hidden = 1000000000 } }]"], ESTIMATE),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_numbers(place, changes, message):
+    out = place / "refused"
+    sets = [word for change in changes for word in ("--set", change)]
+    sentence = refused("train", "copy.toml", "--out", out, *sets, cwd=place, **limited(6 << 30))
+    assert message in sentence, sentence
+    if message == ESTIMATE:
+        assert "(parameters " in sentence and "this process can have 6.0 GiB (the limit of address space" in sentence
+    assert not out.exists()
+
+
+def test_a_comparison_is_refused_before_it_trains(place):
+    (place / "compare.toml").write_text(
+        "seeds = [1]\nmatch_parameters = false\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 1\nbatch = 4\n"
+        "[[models]]\nname = 'small'\n[[models]]\nname = 'large'\nmodel = { width = 400000 }\n"
+        "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 4 }\n"
+    )
+    sentence = refused("compare", "compare.toml", "--out", "compared", cwd=place, **limited(6 << 30))
+    assert "model 'large' on task 'copy': " + ESTIMATE in sentence
+    assert not (place / "compared/runs").exists()
+
+
+def test_what_does_not_fit_is_described_all_the_same(place):
+    def described(*sets):
+        done = run(BINARY, "describe", "copy.toml", "--json", *sets, cwd=place, **limited(6 << 30))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    big = described("--set", "model.width=65536", "--set", "model.depth=100")
+    assert big["parameters"] > 1e12 and big["training_memory"]["peak"] >= 16 * big["parameters"]
+    assert "measured_state" not in big
+    small = described("--length", "1073741824")
+    assert small["training_memory"]["activations"] > 1e12
+    assert "expected at most 1e+18" in refused("describe", "copy.toml", "--set", "model.width=1000000000", cwd=place)
+
+
+# The estimate is from below. What a small step really takes is at most so many times as much.
+FACTOR = 3
+
+
+@pytest.mark.parametrize("options", ["", "accumulate = 4", "dtype = 'bfloat16'"])
+@pytest.mark.parametrize("mixer", ["mha", "retention", "mamba"])
+def test_the_estimate_is_near_what_a_step_takes(tmp_path, mixer, options):
+    (tmp_path / "run.toml").write_text(
+        f"[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\nmixer = {{ type = '{mixer}' }}\n"
+        f"[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 2\nbatch = 32\neval_every = 2\n{options}\n"
+    )
+    described = run(BINARY, "describe", "run.toml", "--json", cwd=tmp_path)
+    estimate = json.loads(described.stdout)["training_memory"]["peak"]
+    done = run(BINARY, "train", "run.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["peak_memory_bytes"]
+    assert estimate < measured < FACTOR * estimate, (estimate / 2**20, measured / 2**20)
+
+
+def big_step(place):
+    """A configuration whose estimate fits an address space in which the libraries take a part, but not the rest."""
+    (place / "big.toml").write_text(
+        "[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\n"
+        "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 256\neval_every = 1\n"
+    )
+    described = json.loads(run(BINARY, "describe", "big.toml", "--json", cwd=place).stdout)
+    return int(described["training_memory"]["peak"]) + (16 << 20)
+
+
+def test_running_out_of_memory_is_one_sentence(place):
+    limit = big_step(place)
+    sentence = refused("train", "big.toml", "--out", "big", cwd=place, code=1, **limited(limit))
+    assert "out of memory: an allocation of " in sentence
+    assert "the limit of address space" in sentence and "a smaller batch, length or model needs less" in sentence
+
+
+def test_a_comparison_goes_on_after_a_run_without_memory(place):
+    limit = big_step(place)
+    (place / "both.toml").write_text(
+        "seeds = [1]\nmatch_parameters = false\n[model]\nwidth = 256\ndepth = 4\n"
+        "[train]\nsteps = 1\nbatch = 256\neval_every = 1\n"
+        "[[models]]\nname = 'large'\n[[models]]\nname = 'small'\nmodel = { width = 16, depth = 1 }\n"
+        "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 128, eval_sequences = 8 }\n"
+    )
+    done = run(BINARY, "compare", "both.toml", "--out", "both", cwd=place, **limited(limit))
+    assert done.returncode == 1, done.stderr
+    runs = {r["model"]: r for r in json.loads((place / "both/comparison.json").read_text())["runs"]}
+    assert runs["large"]["problem"].startswith("out of memory: an allocation of ")
+    assert not runs["small"].get("problem") and runs["small"]["state"] == "finished"
+
+
+def test_python_refuses_what_cannot_fit():
+    with pytest.raises(ValueError, match="the model needs at least .* of memory by estimate"):
+        headloom.model(width=4000000, depth=2, vocabulary=256)
+    with pytest.raises(ValueError, match="token mixer needs at least .* of memory by estimate"):
+        headloom.mixer("mha", 4000000)
+    with pytest.raises(ValueError, match="'model.depth' is 9223372036854775807, expected at least 1 and at most 10000"):
+        headloom.model(width=16, depth=2**63 - 1, vocabulary=256)
+    with pytest.raises(ValueError, match="'width' is 1099511627776, expected at least 1 and at most 1073741824"):
+        headloom.mixer("mha", 2**40)
+
+
+def test_python_refuses_more_samples_than_fit():
+    layer = {"mixer": {"type": "mha", "heads": 1}}
+    model = headloom.model(width=4, depth=1, vocabulary=10_000_000, max_length=32, layer=[layer])
+    prompt = torch.ones(16, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="num_samples is 1099511627776, expected at least 1 and at most 65536"):
+        model.generate(prompt, 2, num_samples=2**40)
+    with pytest.raises(ValueError, match="texts side by side need at least 1.* TiB of memory by estimate .scores"):
+        model.generate(prompt, 2, num_samples=8192)
+    assert model.generate(prompt[:1], 2, num_samples=2).shape == (2, 5)
