@@ -41,10 +41,15 @@ class HeadMix:
     groups: int = 1
 
 
-def _tensors(mix: Optional[HeadMix]) -> List[Optional[Tensor]]:
+def _tensors(mix: Optional[HeadMix], name: str) -> List[Optional[Tensor]]:
     """The operator's list of a mix's tensors; empty for none."""
     if mix is None:
         return []
+    if not isinstance(mix, HeadMix):
+        raise TypeError(
+            f"composed_attention: {name} is a {type(mix).__name__}, expected a headloom.HeadMix or None; "
+            f"a matrix alone is HeadMix(static=matrix)."
+        )
     tensors = [mix.static, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up, mix.k_gate]
     return [] if all(t is None for t in tensors) else tensors
 
@@ -113,8 +118,8 @@ def composed_attention(
         q,
         k,
         v,
-        _tensors(pre),
-        _tensors(post),
+        _tensors(pre, "pre"),
+        _tensors(post, "post"),
         1 if pre is None else pre.groups,
         1 if post is None else post.groups,
         pre_conv,

@@ -74,7 +74,7 @@ def retention(
 def wkv(
     k: Tensor,
     v: Tensor,
-    decay: Tensor,
+    rate: Tensor,
     bonus: Tensor,
     receptance: Optional[Tensor] = None,
     state: Optional[Tensor] = None,
@@ -89,8 +89,9 @@ def wkv(
 
     Args:
         k, v: ``[B, T, C]``.
-        decay: w ``[C]``, at least 0: the rate itself, of RWKV's ``time_decay`` its exponential.
-        bonus: u ``[C]``.
+        rate: w ``[C]``, at least 0: ``exp(time_decay)``, not ``time_decay`` itself, which the mixer ``rwkv`` has as a
+            its parameter ``decay``.
+        bonus: u ``[C]``, RWKV's ``time_first``.
         receptance: r ``[B, T, C]``.
         state: ``[B, 3, C]``, the sums before the first position: a (with v), b (without) and the exponent m, which stand
             for a e^m and b e^m; a = b = 0 and m = -1e38 when None.
@@ -100,7 +101,7 @@ def wkv(
         The output ``[B, T, C]`` of k's type, and the state after the last position, float64 for float64 and float32
         otherwise; its m is a constant to gradients.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.wkv(k, v, decay, bonus, receptance, state, documents, backend)
+    found: Tuple[Tensor, Tensor] = torch.ops.headloom.wkv(k, v, rate, bonus, receptance, state, documents, backend)
     return found
 
 
@@ -152,7 +153,7 @@ def aft(
         bias: w. local ``[L, W]`` with ``bias[t, i]`` for s = t - (W - 1) + i, ``[L, 2W - 1]`` where not causal; full
             ``[L, L]``; conv ``[H, W]`` or ``[H, 2W - 1]``. L is at least T + offset.
         causal: s runs up to t only.
-        lengths: ``[B]`` int64, positions of each sequence that are keys.
+        lengths: ``[B]`` int64, positions of each sequence that are keys; an empty sequence gives 0.
         documents: ``[B, T]`` int64 ids; nothing is read across a change of id.
         state: ``[B, 3 + 2 (W - 1), C]`` of the causal simple (W = 1) and local forms, as returned.
         offset: position of the first in its document, for the local w.

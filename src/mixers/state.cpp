@@ -106,7 +106,7 @@ at::Tensor Rows::kept() const { return view(begin_, size()); }
 
 void Rows::expect(int64_t positions, std::optional<int64_t> most) {
   // Within twice what is kept, rows move once in as many positions.
-  reserved_ = most ? std::min(positions, 2 * *most + kSpare) : positions;
+  reserved_ = most && *most < positions ? std::min(positions, 2 * *most + kSpare) : positions;
 }
 
 at::Tensor Rows::append(const at::Tensor& t) {

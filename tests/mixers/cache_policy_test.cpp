@@ -249,13 +249,32 @@ TEST(CachePolicy, ABudgetThatIsNotReachedChangesNothing) {
   for (const Case& c : cases()) {
     const auto mixer = build(c);
     const Tensor x = at::randn({2, 40, 48});
-    for (const char* policy : {"window:40", "sinks:40", "tova:40"}) {
+    for (const char* policy : {"window:40", "sinks:40", "tova:40", "window:9223372036854775807",
+                               "sinks:9223372036854775807", "tova:9223372036854775807"}) {
       MixerState full, state = mixer->initial_state(CachePolicy::parse(policy));
       for (int64_t at = 0; at < 40; at += at == 0 ? 18 : 1) {
         const Tensor piece = x.narrow(1, at, at == 0 ? 18 : 1);
         ASSERT_TRUE(at::equal(mixer->extend(piece, state, {}), mixer->extend(piece, full, {})))
             << c.mixer << " {" << c.options << "} " << policy << " at " << at;
       }
+    }
+  }
+}
+
+// Users write the largest integer for none.
+TEST(CachePolicy, TheLargestWindowIsNone) {
+  at::NoGradGuard no_grad;
+  for (const Case& c : {Case{"mha", "heads = 4"}, Case{"dcmha", "heads = 4", "alibi"},
+                        Case{"multi_token", "preset = \"released\"\nheads = 6"}}) {
+    const auto plain = build(c), windowed = build(c, std::numeric_limits<int64_t>::max());
+    const Tensor x = at::randn({2, 30, 48});
+    const Tensor y = plain->forward(x, {});
+    EXPECT_TRUE(close(windowed->forward(x, {}), y, 1e-5)) << c.mixer;
+    EXPECT_EQ(windowed->state_bytes(30), plain->state_bytes(30)) << c.mixer;
+    MixerState state = windowed->initial_state({});
+    for (const auto& [from, length] : {std::pair(0, 20), {20, 1}, {21, 9}}) {
+      const Tensor piece = windowed->extend(x.narrow(1, from, length), state, {});
+      EXPECT_TRUE(close(piece, y.narrow(1, from, length), 1e-5)) << c.mixer << " at " << from;
     }
   }
 }

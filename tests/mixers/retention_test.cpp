@@ -103,6 +103,31 @@ TEST(RetentionMixer, StartsAsPublished) {
   expect_within(p.at("output.weight"), std::sqrt(6.0 / 384));
 }
 
+// gamma = 1 - 2^(-5 - h) is 1 in float64 from head 49 on, and 2^(-5 - h) is 0 from head 1070 on:
+// such heads forget nothing.
+TEST(RetentionMixer, TakesAnyNumberOfHeads) {
+  at::manual_seed(43);
+  at::NoGradGuard no_grad;
+  for (const int64_t heads : {50, 1100}) {
+    const auto mixer =
+        test::mixer("retention", str("heads = ", heads, "\nchunk = 4"), shape_of(2 * heads));
+    const Tensor x = at::randn({2, 11, 2 * heads});
+    MixerContext documents;
+    documents.documents = at::arange(11, test::kLong).div(6, "floor").expand({2, 11});
+    const Tensor y = mixer->forward(x, {}), apart = mixer->forward(x, documents);
+    MixerState state = mixer->initial_state({});
+    Tensor pieces;
+    for (const auto& [from, length] : {std::pair(0, 3), {3, 1}, {4, 7}}) {
+      const Tensor piece = mixer->extend(x.narrow(1, from, length), state, {});
+      pieces = pieces.defined() ? at::cat({pieces, piece}, 1) : piece;
+    }
+    EXPECT_TRUE(close(pieces, y, 1e-4)) << heads;
+    EXPECT_TRUE(close(apart.narrow(1, 6, 5), mixer->forward(x.narrow(1, 6, 5), {}), 1e-4));
+    mixer->to(at::kDouble);
+    EXPECT_TRUE(close(y, mixer->forward(x.to(at::kDouble), {}), 1e-4)) << heads;
+  }
+}
+
 TEST(RetentionMixer, CostGrowsWithTheLengthAndTheStateDoesNot) {
   const auto mixer = test::mixer("retention", "heads = 4", shape_of(128));
   EXPECT_EQ(mixer->state_bytes(7), 4 * 4 * 32 * 64);

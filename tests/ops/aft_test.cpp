@@ -256,7 +256,7 @@ TEST_F(Aft, RefusesInOneSentence) {
        "bias has shape none, form \"local\" expects"},
       {"local", [](Call& c) { c.o.bias = c.o.bias.narrow(0, 0, 4); }, "bias is for 4 positions"},
       {"local", [](Call& c) { c.o.offset = 8; },
-       "bias is for 12 positions, but the sequence has 13"},
+       "bias is for 12 positions, but the sequence has 5 from offset 8 on"},
       {"local", [](Call& c) { c.o.bias = c.o.bias.to(at::kLong); }, "bias has dtype Long"},
       {"local",
        [](Call& c) {

@@ -198,7 +198,7 @@ TEST_F(Wkv, RefusesInOneSentence) {
       {[](Call& c) { c.v = c.v.narrow(1, 0, 4); }, "v has shape"},
       {[](Call& c) { c.v = c.v.to(at::kFloat); }, "v has dtype Float, expected Double as k has"},
       {[](Call& c) { c.o.receptance = c.v[0]; }, "receptance has shape"},
-      {[](Call& c) { c.decay = c.decay.narrow(0, 0, 1); }, "decay has shape [1]"},
+      {[](Call& c) { c.decay = c.decay.narrow(0, 0, 1); }, "rate has shape [1]"},
       {[](Call& c) { c.bonus = c.bonus.to(at::kLong); }, "bonus has dtype Long"},
       {[](Call& c) { c.o.state = at::zeros({2, 2, 3}, kDouble); }, "state has shape"},
       {[](Call& c) { c.o.state = at::zeros({2, 3, 3}); }, "state has dtype Float"},

@@ -64,7 +64,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   const CachePolicy& policy = state.policy;
   const int64_t earlier = reach(o.pre_conv) + reach(o.post_conv);
   std::optional<int64_t> keys_kept;
-  if (how.window) keys_kept = *how.window - 1 + earlier;
+  if (how.window) keys_kept = keys_in_reach(*how.window, earlier);
   // A budget that the window does not use up takes nothing away.
   const bool evicts = policy.evicts() && (!keys_kept || *keys_kept > policy.budget);
   if (evicts && policy.type == "window") keys_kept = policy.budget;

@@ -1,7 +1,9 @@
 // Attention over a state: what softmax attention of every kind keeps of keys and values.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "mixers/mixer.h"
 #include "ops/composed_attention/op.h"
@@ -15,6 +17,12 @@ struct AttendOptions {
   std::function<Tensor(const Tensor& distance)> bias = {};
   std::optional<int64_t> window = {};  // as in ops::ComposedAttentionOptions
 };
+
+// Keys that queries with a window need kept, `earlier` queries before the newest among them. The
+// largest window there is stands for none and must not overflow.
+inline int64_t keys_in_reach(int64_t window, int64_t earlier) {
+  return std::min(window, std::numeric_limits<int64_t>::max() - earlier) - 1 + earlier;
+}
 
 // ops::composed_attention of q [B, n, H, D] over the keys and values that `state` keeps and k, v
 // [B, n, ...], none of them rotated yet -> [B, n, H', E]. `o` holds what is composed, for these

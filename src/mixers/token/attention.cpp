@@ -202,7 +202,8 @@ int64_t Attention::values_per_key() const {
 
 double Attention::state_bytes(int64_t length) const {
   const int64_t earlier = earlier_queries();
-  const int64_t keys = options_.window ? std::min(length, *options_.window - 1 + earlier) : length;
+  const int64_t keys =
+      options_.window ? std::min(length, keys_in_reach(*options_.window, earlier)) : length;
   const int64_t queries = std::min(length, earlier);
   return 4.0 *
          static_cast<double>(keys * values_per_key() + queries * sizes_.maps * sizes_.head_dim);

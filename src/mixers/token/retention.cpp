@@ -114,29 +114,33 @@ class Retention final : public TokenMixer {
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
     const auto real = x.options().dtype(at::kDouble).requires_grad(false);
-    const Tensor gamma = 1 - at::exp2(-5 - at::arange(heads, real));
+    // What each head forgets a position, 1 - gamma. Behind 2^-1000, whose head forgets nothing in
+    // any number of positions, it would become 0.
+    const Tensor lost = at::exp2((-5 - at::arange(heads, real)).clamp_min(-1000));
+    const Tensor gamma = 1 - lost;
     const auto [o, last] =
         ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
                        {.state = state, .documents = documents, .chunk = options_.chunk});
     const double dim = static_cast<double>(width / heads);
-    const Tensor eps = (1e-6 * dim) * row_sums(gamma, x.size(1), documents, seen);
+    const Tensor eps = (1e-6 * dim) * row_sums(lost, x.size(1), documents, seen);
     const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
                                      x.scalar_type() == at::kDouble ? eps : eps.to(at::kFloat));
     return {output_->forward(y.flatten(-2)), last};
   }
 
-  // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H].
-  static Tensor row_sums(const Tensor& gamma, int64_t length, const Tensor& documents,
+  // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -
+  // lost, which is 1 in float64 from head 49 on.
+  static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
                          const Positions& seen) {
     // In the document, from 1.
-    Tensor age = (seen.next(length) + 1).to(gamma.scalar_type());
+    Tensor age = (seen.next(length) + 1).to(lost.scalar_type());
     if (documents.defined()) {
       const Tensor begins =
           documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
       const Tensor before = age.narrow(1, 0, length - 1) * begins;
       age = age - at::constant_pad_nd(std::get<0>(at::cummax(before, 1)), {1, 0});
     }
-    return (1 - at::pow(gamma, age.unsqueeze(-1))) / (1 - gamma);
+    return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
   }
 
   static Rotary rotary(const Options& options, const LayerShape& shape) {

@@ -29,12 +29,13 @@ std::tuple<Tensor, Tensor> aft_conv(const Tensor& q, const Tensor& k, const Tens
   const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
   const int64_t channels = q.size(2), heads = o.bias.size(0), size = channels / heads;
   const int64_t columns = o.bias.size(1), window = o.causal ? columns : (columns + 1) / 2;
-  Tensor keys = k.to(at::kDouble);
+  Tensor keys = k.to(at::kDouble), hidden;
   if (o.lengths.defined() && !o.causal) {
-    const Tensor hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1));
-    keys = keys.masked_fill(hidden.unsqueeze(-1), kNoExponent);
+    hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
+    keys = keys.masked_fill(hidden, kNoExponent);
   }
-  const Tensor e = at::exp(keys - keys.amax(1, true).detach());
+  Tensor e = at::exp(keys - keys.amax(1, true).detach());
+  if (hidden.defined()) e = e.masked_fill(hidden, 0);  // all are, of a sequence without keys
   const auto of_heads = [&](const Tensor& t) {
     return t.view({batch, length, heads, size}).transpose(1, 2);
   };

@@ -116,10 +116,19 @@ struct History {
   bool close;
 };
 
+// Whether a state has no position here. A key may be as low in single channels.
+HL_INLINE bool is_empty(const Work& w, const float* k) {
+  for (int64_t c = 0; c < w.count; ++c) {
+    if (!(k[c] < kEmpty / 10)) return false;
+  }
+  return true;
+}
+
 template <typename T>
 History read(const Work& w, const Span& p) {
   const Scratch& s = w.s;
   const int64_t ring = w.a.W - 1, rows = ring + p.to - p.from;
+  History out = {0, true};
   for (int64_t h = 0; h < rows; ++h) {
     float *k = s.k + h * kChannels, *v = s.v + h * kChannels;
     const int64_t t = p.from - ring + h;
@@ -129,23 +138,24 @@ History read(const Work& w, const Span& p) {
     } else if (t >= p.start && w.a.state) {
       w.copy(w.of_state(w.a.state, 3 + ring + t), k);
       w.copy(w.of_state(w.a.state, 3 + 2 * ring + t), v);
+      if (out.first == h && is_empty(w, k)) out.first = h + 1;
     } else {
       fill(k, kChannels, kEmpty);
       fill(v, kChannels, 0);
+      out.first = h + 1;
     }
   }
-  History out = {0, true};
-  while (out.first < rows && s.k[out.first * kChannels] < kEmpty / 10) ++out.first;
   vf apart = zero();
   for (int64_t c = 0; c < kChannels; c += VL) {
     vf top = load(s.running + 2 * kChannels + c), negative = bcast(kEmpty);
     for (int64_t h = out.first; h < rows; ++h) {
       const vf key = load(s.k + h * kChannels + c);
-      top = vmax(top, key);
-      negative = vmax(negative, zero() - key);
+      // A key that is NaN counts for no exponent: the positions before it stay as they are.
+      top = vmax(key, top);
+      negative = vmax(zero() - key, negative);
     }
     store(s.top + c, top);
-    apart = vmax(apart, top + negative);
+    apart = vmax(top + negative, apart);
   }
   out.close = w.a.mild && hmax(apart) <= kFurthest;
   return out;
@@ -206,14 +216,14 @@ void advance(const Work& w, const Span& p, const History& history) {
     const vf scale = vexp(before - top);
     vf a = load(s.running + c) * scale, b = load(s.running + kChannels + c) * scale, m = before;
     for (int64_t h = history.first; h < n; ++h) {
-      m = vmax(m, load(s.k + h * kChannels + c));
+      m = vmax(load(s.k + h * kChannels + c), m);
       a = a + load(s.x + h * kPair + c);
       b = b + load(s.x + h * kPair + kChannels + c);
     }
     const vf back = vexp(top - m);
     store(s.running + c, a * back);
     store(s.running + kChannels + c, b * back);
-    store(s.running + 2 * kChannels + c, m);
+    store(s.running + 2 * kChannels + c, m + (b - b));  // NaN where the sum is
   }
 }
 
@@ -234,16 +244,17 @@ HL_INLINE Sums sum_alone(const Work& w, const Span& p, const History& history, i
   const int64_t first = history.first > i ? history.first : i, last = i + w.a.W;
   Sums out = {a, b, m};
   for (int64_t h = first; h < last; ++h) {
-    out.top = vmax(out.top, load(s.k + h * kChannels + c) + bcast(bias[h - i]));
+    out.top = vmax(load(s.k + h * kChannels + c) + bcast(bias[h - i]), out.top);
   }
-  const vf past = vexp(m - out.top);
+  const vf past = vexp_or_zero(m - out.top);
   out.above = a * past;
   out.below = b * past;
   for (int64_t h = first; h < last; ++h) {
-    const vf e = vexp(load(s.k + h * kChannels + c) + bcast(bias[h - i]) - out.top);
+    const vf e = vexp_or_zero(load(s.k + h * kChannels + c) + bcast(bias[h - i]) - out.top);
     out.above = fma(e, load(s.v + h * kChannels + c), out.above);
     out.below = out.below + e;
   }
+  out.below = divisor(out.below);  // nothing has any weight where every key is -inf
   return out;
 }
 
@@ -252,10 +263,10 @@ HL_INLINE void leave(const Work& w, const History& history, int64_t i, int64_t c
                      vf& m) {
   if (i < history.first) return;
   const vf key = load(w.s.k + i * kChannels + c), next = vmax(m, key);
-  const vf kept = vexp(m - next), added = vexp(key - next);
+  const vf kept = vexp_or_zero(m - next), added = vexp_or_zero(key - next);
   a = fma(kept, a, added * load(w.s.v + i * kChannels + c));
   b = fma(kept, b, added);
-  m = next;
+  m = next + (b - b);  // NaN where the sum is
 }
 
 template <typename T>
@@ -355,7 +366,7 @@ void backward_close(const Work& w, const Span& p, const History& history, float*
   for (int64_t c = 0; c < kChannels; c += VL) {
     const vf top = load(s.top + c), before = load(s.running + 2 * kChannels + c);
     vf after = before;
-    for (int64_t h = history.first; h < n; ++h) after = vmax(after, load(s.k + h * kChannels + c));
+    for (int64_t h = history.first; h < n; ++h) after = vmax(load(s.k + h * kChannels + c), after);
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t at = half * kChannels + c;
       const vf later = load(s.carried + at);
@@ -416,7 +427,7 @@ void backward_alone(const Work& w, const Span& p, const History& history, float*
       const vf before = load(exponents + i * VL), after = load(exponents + (i + 1) * VL);
       float* const left = s.grad_x + i * kPair + c;
       if (i >= history.first) {
-        const vf e = vexp(load(s.k + i * kChannels + c) - after);
+        const vf e = vexp_or_zero(load(s.k + i * kChannels + c) - after);
         const vf value = load(s.v + i * kChannels + c);
         store(left, fma(e, alpha, load(left)));
         store(left + kChannels, fma(e, fma(alpha, value, beta), load(left + kChannels)));
@@ -428,7 +439,8 @@ void backward_alone(const Work& w, const Span& p, const History& history, float*
       const vf through = through_gate<T>(w, p.from + i, c, y) * share, through_y = through * y;
       const int64_t entry = w.entry(p, p.from + i);
       for (int64_t h = history.first > i ? history.first : i; h < i + w.a.W; ++h) {
-        const vf e = vexp(load(s.k + h * kChannels + c) + bcast(w.a.bias[entry + h - i]) - x.top);
+        const vf e =
+            vexp_or_zero(load(s.k + h * kChannels + c) + bcast(w.a.bias[entry + h - i]) - x.top);
         const vf value = load(s.v + h * kChannels + c);
         const vf of_key = e * fma(through, value, zero() - through_y);
         float* const g = s.grad_x + h * kPair + c;
@@ -436,7 +448,7 @@ void backward_alone(const Work& w, const Span& p, const History& history, float*
         store(g + kChannels, load(g + kChannels) + of_key);
         grad_bias[entry + h - i] += hsum(of_key);
       }
-      const vf kept = vexp(before - after), own = vexp(before - x.top);
+      const vf kept = vexp_or_zero(before - after), own = vexp_or_zero(before - x.top);
       alpha = fma(kept, alpha, own * through);
       beta = kept * beta - own * through_y;
     }

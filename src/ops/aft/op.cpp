@@ -41,9 +41,10 @@ void check_bias(const Tensor& q, const AftOptions& o) {
     TORCH_CHECK_VALUE(rows >= 1 && q.sym_size(2) % rows == 0, "aft: bias has ", rows,
                       " heads, expected a divisor of the ", q.sym_size(2), " channels.");
   } else {
-    const c10::SymInt needed = q.sym_size(1) + o.offset;
-    TORCH_CHECK_VALUE(rows >= needed, "aft: bias is for ", rows,
-                      " positions, but the sequence has ", needed, ".");
+    // Without a sum that could overflow.
+    TORCH_CHECK_VALUE(rows - q.sym_size(1) >= o.offset, "aft: bias is for ", rows,
+                      " positions, but the sequence has ", q.sym_size(1),
+                      o.offset > 0 ? c10::str(" from offset ", o.offset, " on") : "", ".");
   }
   if (o.form == "full") {
     TORCH_CHECK_VALUE(columns == rows, "aft: bias has shape ", o.bias.sym_sizes(),

@@ -76,11 +76,15 @@ std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const
   };
   if (o.form == "simple" && !o.causal && !o.documents.defined()) {
     Tensor keys = k.to(wide);
-    if (o.lengths.defined()) {
-      const Tensor hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1));
-      keys = keys.masked_fill(hidden.unsqueeze(-1), kNoExponent);
+    if (!o.lengths.defined()) {
+      const Tensor mean = (at::softmax(keys, 1) * v.to(wide)).sum(1, true);
+      return {finish(mean.expand_as(q)), q.new_empty({batch, 0, channels}, wide)};
     }
-    const Tensor mean = (at::softmax(keys, 1) * v.to(wide)).sum(1, true);
+    const Tensor hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
+    // A sequence without any key has weights of 0.
+    const Tensor weights =
+        at::softmax(keys.masked_fill(hidden, kNoExponent), 1).masked_fill(hidden, 0);
+    const Tensor mean = (weights * v.to(wide)).sum(1, true);
     return {finish(mean.expand_as(q)), q.new_empty({batch, 0, channels}, wide)};
   }
 
@@ -128,7 +132,7 @@ std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const
     above = above + sums.narrow(1, 0, 1) * factor;
     below = below + sums.narrow(1, 1, 1) * factor;
   }
-  // A position beyond the lengths may see nothing.
+  // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
   const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
   if (!stateful) return {finish(y), q.new_empty({batch, 0, channels}, wide)};
 

@@ -118,7 +118,8 @@ void convert(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   a.exact_mask = o.conv_mask == "exact";
   if (o.bias.defined()) a.bias = call.view<float>(o.bias.to(at::kFloat), {a.B, a.H, a.T, a.S});
   a.causal = o.causal;
-  a.window = o.window.value_or(0);
+  // A window that reaches over everything is none; the kernels add to it and double it.
+  if (o.window && *o.window < a.S + a.T) a.window = *o.window;
   if (o.lengths.defined()) a.lengths = call.hold(o.lengths.contiguous()).const_data_ptr<int64_t>();
   if (o.documents.defined()) {
     a.documents = call.hold(o.documents.contiguous()).const_data_ptr<int64_t>();
@@ -175,14 +176,20 @@ const char* mix_reason(const HeadMix& m) {
   return nullptr;
 }
 
+// Contiguous memory for a gradient. Where there is no query or no key nothing runs that would write
+// it: then it is the sum of nothing.
+Tensor fresh_grad(const Args& a, const Tensor& like, at::ScalarType type) {
+  const auto options = like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
+  return a.B * a.T * a.S > 0 ? at::empty(like.sizes(), options) : at::zeros(like.sizes(), options);
+}
+
 // Allocates the gradients of a mix and points the kernel to them.
 HeadMix allocate_grads(Call& call, const HeadMix& m, fused::Mix& mix, int64_t workers) {
   HeadMix out;
   out.groups = m.groups;
   const auto like = [&](const Tensor& t, float** data) {
     if (!t.defined()) return Tensor();
-    Tensor grad = at::empty(
-        t.sizes(), t.options().dtype(at::kFloat).memory_format(at::MemoryFormat::Contiguous));
+    Tensor grad = fresh_grad(call.args, t, at::kFloat);
     *data = grad.data_ptr<float>();
     return grad;
   };
@@ -290,12 +297,9 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   Args& a = call.args;
   const int64_t workers = threads();
   ComposedAttentionGrads grads;
-  const auto contiguous = [](const Tensor& t) {
-    return at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
-  };
-  grads.q = contiguous(q);
-  grads.k = contiguous(k);
-  grads.v = contiguous(v);
+  grads.q = fresh_grad(a, q, q.scalar_type());
+  grads.k = fresh_grad(a, k, k.scalar_type());
+  grads.v = fresh_grad(a, v, v.scalar_type());
   a.grad_q = grads.q.data_ptr();
   a.grad_k = grads.k.data_ptr();
   a.grad_v = grads.v.data_ptr();
@@ -313,11 +317,7 @@ ComposedAttentionGrads composed_attention_grads(const Tensor& grad_out, const Te
   a.grad_out = grad_out.const_data_ptr();
   strides(grad_out, a.grad_out_stride);
   a.lse = const_cast<float*>(lse.const_data_ptr<float>());
-  if (a.B > 0 && a.S > 0 && a.T > 0) {
-    run_all(a, fused::make_plan(a, true, paired(a), workers));
-  } else {
-    grads.q.zero_();
-  }
+  if (a.B * a.S * a.T > 0) run_all(a, fused::make_plan(a, true, paired(a), workers));
   finish_grads(grads.pre, o.pre);
   finish_grads(grads.post, o.post);
   const auto finish = [](Tensor& sums, const Tensor& like) {

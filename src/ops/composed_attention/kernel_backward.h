@@ -29,33 +29,43 @@ void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t
   }
 }
 
-// delta[t][h] += sum over keys of P dP, by lane.
-void add_delta(const Args& a, const Plan& p, int64_t rows, const float* weights, const float* grad,
-               float* delta) {
+// delta[t][h] += sum over the keys that a query sees of P dP, by lane.
+void add_delta(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+               const float* weights, const float* grad, float* delta) {
   for (int64_t t = 0; t < rows; ++t) {
+    const uint64_t bits = visible[t];
+    const bool all = bits == ~uint64_t{0};
     for (int64_t h = 0; h < a.H1; ++h) {
       const int64_t at = t * p.line + h * kBlock;
       float* to = delta + (t * a.H1 + h) * 16;
       vf sum = load(to);
 #pragma GCC unroll 16
-      for (int64_t s = 0; s < kBlock; s += VL) {
-        sum = fma(load(weights + at + s), load(grad + at + s), sum);
+      for (int v = 0; v < kBlock / VL; ++v) {
+        vf g = load(grad + at + v * VL);
+        if (!all) g = select(lanes(bits, v), g, zero());
+        sum = fma(load(weights + at + v * VL), g, sum);
       }
       store(to, sum);
     }
   }
 }
 
-// grad = weights * (grad - delta).
-void softmax_grad(const Args& a, const Plan& p, int64_t rows, const float* weights,
-                  const float* delta, float* grad) {
+// grad = weights * (grad - delta), 0 where invisible: a product with a weight of 0 would not be 0
+// for a gradient or a sum that is not finite.
+void softmax_grad(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                  const float* weights, const float* delta, float* grad) {
   for (int64_t t = 0; t < rows; ++t) {
+    const uint64_t bits = visible[t];
+    const bool all = bits == ~uint64_t{0};
     for (int64_t h = 0; h < a.H1; ++h) {
       const int64_t at = t * p.line + h * kBlock;
       const vf shift = bcast(delta[(t * a.H1 + h) * 16]);
 #pragma GCC unroll 16
-      for (int64_t s = 0; s < kBlock; s += VL) {
-        store(grad + at + s, load(weights + at + s) * (load(grad + at + s) - shift));
+      for (int v = 0; v < kBlock / VL; ++v) {
+        const int64_t to = at + v * VL;
+        vf g = load(weights + to) * (load(grad + to) - shift);
+        if (!all) g = select(lanes(bits, v), g, zero());
+        store(grad + to, g);
       }
     }
   }
@@ -181,6 +191,7 @@ struct BackwardTile {
   int64_t out_skip() const { return tile.out * p.line; }
   RowRange out_range() const { return {tile.out, tile.count}; }
   ConvRows weight_rows() const { return conv_rows_of(a, tile, {tile.prob, tile.count}); }
+  const uint64_t* prob_visible(int64_t i) const { return w.visible + i * p.height + tile.prob; }
   bool has_weights(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.prob); }
   bool has_outputs(int64_t i) const { return any_visible(p, tile, w.visible, i, tile.out); }
   PackedBlock keys(int64_t i) const {
@@ -193,8 +204,7 @@ struct BackwardTile {
     if (!has_weights(i)) return;
     float* x = w.weights + i * p.chunk;
     mixed_scores(a, p, task, tile, w, i, x);
-    weights_from_lse(a, p, prob_rows(), w.visible + i * p.height + tile.prob, w.lse,
-                     x + prob_skip());
+    weights_from_lse(a, p, prob_rows(), prob_visible(i), w.lse, x + prob_skip());
   }
 
   // From the outputs to the gradient of what enters the mix after softmax (in
@@ -247,7 +257,7 @@ struct BackwardTile {
       conv_grad(a.post_conv, a.H1, p.line, near, weight_rows(), out_range(), kNoLimit,
                 w.grads + i * p.chunk, w.post_taps, w.conv);
     }
-    add_delta(a, p, prob_rows(), w.weights + i * p.chunk + prob_skip(),
+    add_delta(a, p, prob_rows(), prob_visible(i), w.weights + i * p.chunk + prob_skip(),
               weight_grads(i) + prob_skip(), w.delta);
   }
 
@@ -255,7 +265,7 @@ struct BackwardTile {
   float* mix_input_grads(int64_t i) const {
     if (!has_weights(i)) return nullptr;
     float* grad = weight_grads(i);
-    softmax_grad(a, p, prob_rows(), w.weights + i * p.chunk + prob_skip(), w.delta,
+    softmax_grad(a, p, prob_rows(), prob_visible(i), w.weights + i * p.chunk + prob_skip(), w.delta,
                  grad + prob_skip());
     if (!a.pre.present) return grad;
     const MixWeights by{w.pre_q, keys(i).pre};

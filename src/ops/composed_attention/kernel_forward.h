@@ -68,9 +68,11 @@ void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* hi
       const float s = hsum(load(sum));
       if (write && r >= tile.out) {
         a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + r] =
-            s > 0 ? high[t * p.heads_padded + h] + __builtin_logf(s) : 0.0f;
+            s < 0.5f ? 0.0f : high[t * p.heads_padded + h] + __builtin_logf(s);
       }
-      sum[0] = s > 0 ? 1.0f / s : 0.0f;
+      // The largest score adds 1 to the sum: less than that is a row that sees no key, or whose
+      // scores are all -inf, which hides a key as a mask does. NaN stays.
+      sum[0] = s >= 0.5f ? 1.0f / s : s - s;
     }
   }
 }
@@ -82,18 +84,20 @@ HL_INLINE void rescaling(const Plan& p, const float* from, const float* to, floa
   }
 }
 
-// Makes one block's exponentials the weights of the softmax.
-void normalise(const Args& a, const Plan& p, int64_t rows, const float* high,
-               const float* block_high, const float* total, float* x) {
+// Makes one block's exponentials the weights of the softmax. A row that is NaN is NaN where it sees
+// a key, and 0 elsewhere.
+void normalise(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+               const float* high, const float* block_high, const float* total, float* x) {
   float factor[kMaxHeads];
   for (int64_t t = 0; t < rows; ++t) {
     const int64_t at = t * p.heads_padded;
     rescaling(p, block_high + at, high + at, factor);
     for (int64_t h = 0; h < a.H1; ++h) {
-      const vf f = bcast(factor[h] * total[(t * a.H1 + h) * 16]);
+      const float f = factor[h] * total[(t * a.H1 + h) * 16];
       float* row = x + t * p.line + h * kBlock;
 #pragma GCC unroll 16
-      for (int64_t s = 0; s < kBlock; s += VL) store(row + s, load(row + s) * f);
+      for (int64_t s = 0; s < kBlock; s += VL) store(row + s, load(row + s) * bcast(f));
+      if (f != f) hide(1, 1, p.line, visible + t, row);
     }
   }
 }
@@ -152,8 +156,8 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
 
   const auto weights = [&](int64_t i) {
     if (!any_visible(p, tile, w.visible, i, tile.prob)) return;
-    normalise(a, p, prob_rows, w.high, w.block_high + i * high_size, w.total,
-              w.weights + i * p.chunk + tile.prob * p.line);
+    normalise(a, p, prob_rows, w.visible + i * p.height + tile.prob, w.high,
+              w.block_high + i * high_size, w.total, w.weights + i * p.chunk + tile.prob * p.line);
   };
   if (post_conv) weights(0);
   for (int64_t i = 0; i < blocks; ++i) {
@@ -268,8 +272,8 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
     const int64_t block = tile.blocks.begin + i;
     const PackedBlock keys = packed_block(a, p, task.packed, block);
     float* x = w.weights + i * p.chunk;
-    normalise(a, p, tile.count, w.all_high, w.block_high + i * p.height * p.heads_padded,
-              w.all_total, x);
+    normalise(a, p, tile.count, w.visible + i * p.height, w.all_high,
+              w.block_high + i * p.height * p.heads_padded, w.all_total, x);
     if (p.direct) {
       pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
       fetch_key_weights<T>(a, a.post, task.batch, block + 1);

@@ -193,9 +193,11 @@ Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
   a = mix(a, o.pre);
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
   const auto wide = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor p =
-      at::softmax(hide(a.to(wide), visible.all, std::numeric_limits<float>::lowest()), -1);
-  return hide(p, visible.all, 0).to(q.scalar_type());
+  a = a.to(wide);
+  // A score of -inf hides a key as a mask does.
+  const Tensor shown = both(a.ne(-std::numeric_limits<double>::infinity()), visible.all);
+  const Tensor p = at::softmax(hide(a, shown, std::numeric_limits<float>::lowest()), -1);
+  return hide(p, shown, 0).to(q.scalar_type());
 }
 
 }  // namespace

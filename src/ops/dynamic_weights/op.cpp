@@ -21,8 +21,9 @@ void check(const Tensor& hidden, const Tensor& w2, int64_t rank,
   TORCH_CHECK_TYPE(w2.is_floating_point(), kOp, ": w2 has dtype ", w2.scalar_type(),
                    ", expected a floating type.");
   TORCH_CHECK_VALUE(rank >= 1, kOp, ": rank is ", rank, ", expected at least 1.");
-  TORCH_CHECK_VALUE(w2.dim() == 4 && w2.sym_size(3) > 0 && w2.sym_size(3) % (2 * rank) == 0, kOp,
-                    ": w2 has shape ", w2.sym_sizes(),
+  TORCH_CHECK_VALUE(w2.dim() == 4 && w2.sym_size(3) > 0 && w2.sym_size(3) >= rank &&
+                        w2.sym_size(3) % (2 * rank) == 0,
+                    kOp, ": w2 has shape ", w2.sym_sizes(),
                     ", expected [S, g, I, 2 R n] with R = ", rank, ".");
   TORCH_CHECK_VALUE(
       hidden.dim() == 3 && hidden.sym_size(2) == w2.sym_size(0) * w2.sym_size(1) * w2.sym_size(2),

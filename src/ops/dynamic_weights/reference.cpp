@@ -11,7 +11,7 @@ std::vector<Tensor> dynamic_weights_reference(const Tensor& hidden, const Tensor
                                               int64_t rank) {
   const int64_t batch = hidden.size(0), length = hidden.size(1);
   const int64_t sides = w2.size(0), groups = w2.size(1), inner = w2.size(2);
-  const Tensor h = at::gelu(hidden).view({batch * length, sides * groups, inner});
+  const Tensor h = at::gelu(hidden).reshape({batch * length, sides * groups, inner});
   const Tensor w = at::bmm(h.transpose(0, 1), w2.to(hidden.scalar_type()).flatten(0, 1))
                        .view({sides, groups, batch, length, 2, rank, w2.size(3) / (2 * rank)});
   const auto halves = w.unbind(4);

@@ -1,6 +1,10 @@
 // The vector of one instruction set: VL float lanes, a lane mask and the few
 // functions kernels need. Everything is in an anonymous namespace: each
 // instruction set has its own copy.
+//
+// vmax and vmin give their second argument where either is NaN, on every instruction set:
+// vmax(bound, x) keeps a NaN in x, and vmax(x, best) leaves it out of a maximum that is kept in
+// `best`. hmax may or may not give NaN where a lane is NaN. above() is false where either is NaN.
 #pragma once
 
 #include <cfloat>
@@ -25,6 +29,7 @@ HL_INLINE vf bcast(float a) { return _mm512_set1_ps(a); }
 HL_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 HL_INLINE vf fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+HL_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
 // The lanes of vector v among the bits of a 64-key block.
@@ -41,6 +46,7 @@ HL_INLINE vf bcast(float a) { return _mm256_set1_ps(a); }
 HL_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 HL_INLINE vf fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+HL_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) {
   return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
 }
@@ -72,6 +78,7 @@ HL_INLINE vf bcast(float a) { return vf{a, a, a, a}; }
 HL_INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }
 HL_INLINE vf fms(vf a, vf b, vf c) { return a * b - c; }
 HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
+HL_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
 HL_INLINE float hmax(vf a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
   return x > y ? x : y;
@@ -85,23 +92,27 @@ HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
 HL_INLINE vm above(vf a, vf b) { return a > b; }
 #endif
 
-// p 2^n for the integer n held in `biased` too, which is n + 1.5 * 2^23; p near 1, |n| at most 128.
+// x + kToInteger rounds x to an integer n, and the low bits of the sum are n + 127, which are the
+// exponent bits of the float 2^n.
+constexpr float kToInteger = 12582912.0f + 127.0f;  // 1.5 * 2^23 + 127
+
+// p 2^n for the integer n from -126 to 128 that `biased` = n + kToInteger holds too; NaN where p is
+// NaN. The product is exact. An addition to the exponent of p would not keep a NaN.
 HL_INLINE vf times_power_of_two(vf p, vf n, vf biased) {
 #if defined(CPU_CAPABILITY_AVX512)
   (void)biased;
   return _mm512_scalef_ps(p, n);
 #elif defined(CPU_CAPABILITY_AVX2)
   (void)n;
-  const __m256i shift = _mm256_slli_epi32(_mm256_castps_si256(biased), 23);
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), shift));
+  return p * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(biased), 23));
 #else
   (void)n;
-  uint32_t __attribute__((vector_size(16))) i, shift;
-  std::memcpy(&i, &p, sizeof(i));
-  std::memcpy(&shift, &biased, sizeof(shift));
-  i += shift << 23;
-  std::memcpy(&p, &i, sizeof(p));
-  return p;
+  uint32_t __attribute__((vector_size(16))) bits;
+  std::memcpy(&bits, &biased, sizeof(bits));
+  bits <<= 23;
+  vf power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return p * power;
 #endif
 }
 
@@ -115,31 +126,29 @@ HL_INLINE vf exp2_near_zero(vf r) {
   return fma(p, r, bcast(1.0f));
 }
 
-// 2^x, relative error below 2e-7; infinite from 128 on, 2^-126 or less below -126, never NaN for
-// finite x. Cheaper than exp: where many exponentials share a factor, log2(e) goes into that.
+// 2^x, relative error below 2e-7; infinite from 127.5 or 128 on, 2^-126 or less below -126, NaN for
+// NaN and perhaps for infinity. Cheaper than exp: where many exponentials share a factor, log2(e)
+// goes into that.
 HL_INLINE vf vexp2(vf x) {
 #if defined(CPU_CAPABILITY_AVX512)
-  x = vmax(x, bcast(-150.0f));
+  x = vmax(bcast(-150.0f), x);
   const vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_scalef_ps(exp2_near_zero(x - n), n);
 #else
-  const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  x = vmax(x, bcast(-126.0f));
-  x = select(above(x, bcast(128.0f)), bcast(128.0f), x);
-  const vf biased = x + magic;
-  const vf n = biased - magic;
+  x = vmin(bcast(128.0f), vmax(bcast(-126.0f), x));
+  const vf biased = x + bcast(kToInteger);
+  const vf n = biased - bcast(kToInteger);
   return times_power_of_two(exp2_near_zero(x - n), n, biased);
 #endif
 }
 
 // exp(x) for x <= 88, relative error below 2e-7; below -87 the result is 2^-126
-// or less, never NaN for finite x.
+// or less. NaN for NaN and for infinity, but not for any other x.
 HL_INLINE vf vexp(vf x) {
-  const vf magic = bcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf log2e = bcast(1.44269502f);
-  x = vmax(x, bcast(-87.0f));
-  const vf biased = fma(x, log2e, magic);
-  const vf n = biased - magic;
+  x = vmax(bcast(-87.0f), x);
+  const vf biased = fma(x, log2e, bcast(kToInteger));
+  const vf n = biased - bcast(kToInteger);
   // x log2(e) - n, in (-0.5, 0.5); the second term is what log2(e) loses in
   // float.
   vf r = fms(x, log2e, n);
@@ -149,8 +158,16 @@ HL_INLINE vf vexp(vf x) {
 
 HL_INLINE vf zero() { return bcast(0.0f); }
 
+// vexp(x), and exactly 0 below -87: where a weight of 2^-126 would be taken for a sum of its own.
+HL_INLINE vf vexp_or_zero(vf x) { return select(above(bcast(-87.0f), x), zero(), vexp(x)); }
+
+// What a sum of weights divides by: the sum, or 1 where nothing has any weight.
+HL_INLINE vf divisor(vf sum) {
+  return select(above(sum, zero()), sum, bcast(1.0f) + (sum - sum));  // NaN stays
+}
+
 // 1 / sigmoid(x) = 1 + e^-x; below -80 as at -80.
-HL_INLINE vf sigmoid_inverse(vf x) { return bcast(1.0f) + vexp(zero() - vmax(x, bcast(-80.0f))); }
+HL_INLINE vf sigmoid_inverse(vf x) { return bcast(1.0f) + vexp(zero() - vmax(bcast(-80.0f), x)); }
 
 // A bfloat16 in memory; arithmetic is in float.
 struct BFloat16 {

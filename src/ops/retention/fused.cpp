@@ -37,7 +37,7 @@ struct Call {
     args.E = v.size(3);
     args.type =
         q.scalar_type() == at::kBFloat16 ? retaining::Type::kBFloat16 : retaining::Type::kFloat;
-    args.chunk = std::clamp(retaining::padded(o.chunk), kAlign, kLargestChunk);
+    args.chunk = retaining::padded(std::min(o.chunk, kLargestChunk));
     args.chunk = std::min(args.chunk, retaining::padded(args.T));
     args.q = rows(q);
     args.k = rows(k);
@@ -58,8 +58,14 @@ struct Call {
   // In double, since gamma is close to 1.
   const float* powers(const Tensor& gamma) {
     const Tensor exponent = at::arange(args.chunk + 1, gamma.options().dtype(at::kDouble));
-    const Tensor rising =
-        at::pow(gamma.detach().to(at::kDouble).unsqueeze(1), exponent).to(at::kFloat);
+    const Tensor base = gamma.detach().to(at::kDouble).contiguous();
+    // Here and not in retention's own checks, which also see tensors that have no values. NaN
+    // passes, to be seen in the output.
+    const double *const values = base.const_data_ptr<double>(), *const end = values + args.H;
+    const double* const found = std::find_if(values, end, [](double g) { return g <= 0 || g > 1; });
+    TORCH_CHECK_VALUE(found == end, "retention: gamma is ", *found, " for head ", found - values,
+                      ", expected more than 0 and at most 1.");
+    const Tensor rising = at::pow(base.unsqueeze(1), exponent).to(at::kFloat);
     const Tensor falling = at::constant_pad_nd(rising.flip(1), {0, args.chunk - 1});
     return hold(at::cat({falling, rising.narrow(1, 0, args.chunk)}, 1)).const_data_ptr<float>();
   }

@@ -27,12 +27,16 @@ struct RetentionOptions {
   std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can
 };
 
-// q, k [B, T, H, D], v [B, T, H, E], gamma [H] (float32 or float64 whatever q is; 0 < gamma <= 1,
-// unchecked) -> output [B, T, H, E] of q's dtype and the state after the last position
-// [B, H, D, E], float64 for float64 inputs and float32 otherwise, the type in which everything is
-// accumulated. Through the dispatcher (torch.ops.headloom.retention); differentiable in all of
-// q, k, v, gamma and state. Throws c10::ValueError or c10::TypeError naming the argument.
-// NotImplementedError where "fused" is asked for and cannot run.
+// q, k [B, T, H, D], v [B, T, H, E], gamma [H] (float32 or float64 whatever q is) -> output
+// [B, T, H, E] of q's dtype and the state after the last position [B, H, D, E], float64 for float64
+// inputs and float32 otherwise, the type in which everything is accumulated. Through the dispatcher
+// (torch.ops.headloom.retention); differentiable in all of q, k, v, gamma and state. Throws
+// c10::ValueError or c10::TypeError naming the argument, NotImplementedError where "fused" is asked
+// for and cannot run.
+//
+// 0 < gamma <= 1: the fused kernels refuse others with c10::ValueError; the reference, which also
+// runs on tensors without values, takes them. A gamma from 1 - 2^-25 on, RetNet's head 20 and
+// later, does not change a float32 state in a single step, only in a chunk.
 std::tuple<at::Tensor, at::Tensor> retention(const at::Tensor& q, const at::Tensor& k,
                                              const at::Tensor& v, const at::Tensor& gamma,
                                              const RetentionOptions& options);

@@ -43,9 +43,10 @@ std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const
   const Tensor outward = by_channel(C.to(wide), channels);
   const std::vector<Tensor> rows = outward.dim() == 2 ? std::vector<Tensor>{} : outward.unbind(1);
   std::vector<Tensor> outputs;
-  Tensor h = o.state;
+  // From zeros, not from nothing: what is not finite in A shows from the first step on.
+  Tensor h = o.state.defined() ? o.state : at::zeros_like(inputs[0]);
   for (int64_t t = 0; t < length; ++t) {
-    h = h.defined() ? at::addcmul(inputs[t], decays[t], h) : inputs[t];
+    h = at::addcmul(inputs[t], decays[t], h);
     outputs.push_back((h * (rows.empty() ? outward : rows[t])).sum(-1));
   }
   Tensor y = at::stack(outputs, 1);

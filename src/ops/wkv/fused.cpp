@@ -80,10 +80,20 @@ Tensor empty_state(const Tensor& k) {
   return at::empty_symint({k.sym_size(0), 3, k.sym_size(2)}, k.options().dtype(at::kFloat));
 }
 
+// Here and not in wkv's own checks, which also see tensors that have no values. NaN passes, to be
+// seen in the output.
+void check_rate(const Args& a) {
+  const float* const end = a.decay + a.C;
+  const float* const found = std::find_if(a.decay, end, [](float w) { return w < 0; });
+  TORCH_CHECK_VALUE(found == end, "wkv: rate is ", *found, " for channel ", found - a.decay,
+                    ", expected at least 0: exp(time_decay), not RWKV's time_decay itself.");
+}
+
 Forward forward_cpu(const Tensor& k, const Tensor& v, const Tensor& decay, const Tensor& bonus,
                     const Optional& receptance, const Optional& state, const Optional& documents,
                     bool checkpoints) {
   Call call(k, v, decay, bonus, receptance, documents);
+  check_rate(call.args);
   Tensor out = contiguous_like(k), end = empty_state(k), kept = empty_checkpoints(k, checkpoints);
   Args& a = call.args;
   if (state) a.state = call.whole<float>(*state);

@@ -14,10 +14,10 @@ namespace headloom::ops {
 // What they take, for `headloom list`.
 std::string wkv_fused_limits();
 
-// The operator headloom::wkv_fused: wkv on supported arguments, decay and bonus float32, with its
+// The operator headloom::wkv_fused: wkv on supported arguments, rate and bonus float32, with its
 // own autograd formula.
 std::tuple<at::Tensor, at::Tensor> wkv_fused(const at::Tensor& k, const at::Tensor& v,
-                                             const at::Tensor& decay, const at::Tensor& bonus,
+                                             const at::Tensor& rate, const at::Tensor& bonus,
                                              const WkvOptions& options);
 
 }  // namespace headloom::ops

@@ -93,6 +93,9 @@ struct Chunk {
   vf last[NV];  // m after the chunk
   vf top[NV];   // the exponent of the whole chunk
   bool close;   // which can be used
+  // A key that is NaN counts for none of the exponents: the positions before it stay as they are,
+  // and its own exponential makes the sums NaN. Only an m that is NaN already is kept, as its sums
+  // are.
 };
 
 template <typename T, int NV, bool PART>
@@ -116,16 +119,16 @@ HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV,
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
       const vf key = group.get(k, j);
-      c.last[j] = vmax(c.last[j] - c.w[j], key);
-      c.top[j] = vmax(c.top[j], key);
-      bottom[j] = zero() - vmax(zero() - bottom[j], zero() - key);
+      c.last[j] = vmax(key, c.last[j] - c.w[j]);
+      c.top[j] = vmax(key, c.top[j]);
+      bottom[j] = vmin(key, bottom[j]);
     }
   }
   vf apart = zero(), bonus = zero();
 #pragma GCC unroll 4
   for (int j = 0; j < NV; ++j) {
-    apart = vmax(apart, c.top[j] - bottom[j]);
-    bonus = vmax(bonus, vmax(c.u[j], zero() - c.u[j]));
+    apart = vmax(c.top[j] - bottom[j], apart);
+    bonus = vmax(vmax(c.u[j], zero() - c.u[j]), bonus);
   }
   c.close = hmax(apart) <= kFurthest && hmax(bonus) <= kLargestBonus;
   return c;
@@ -188,12 +191,12 @@ void forward_chunk(const Args& args, const Span& p) {
       for (int j = 0; j < NV; ++j) {
         const vf key = group.get(k, j), value = group.get(v, j), own = c.u[j] + key;
         const vf scale = vmax(c.m[j], own);
-        const vf past = vexp(c.m[j] - scale), now = vexp(own - scale);
-        vf below = fma(past, c.b[j], now);
+        const vf past = vexp_or_zero(c.m[j] - scale), now = vexp_or_zero(own - scale);
+        vf below = divisor(fma(past, c.b[j], now));
         if constexpr (GATE) below = below * sigmoid_inverse(group.get(r, j));
         group.put(out, j, fma(past, c.a[j], now * value) / below);
         const vf faded = c.m[j] - c.w[j], next = vmax(faded, key);
-        const vf kept = vexp(faded - next), added = vexp(key - next);
+        const vf kept = vexp_or_zero(faded - next), added = vexp_or_zero(key - next);
         c.a[j] = fma(kept, c.a[j], added * value);
         c.b[j] = fma(kept, c.b[j], added);
         c.m[j] = next;
@@ -204,7 +207,7 @@ void forward_chunk(const Args& args, const Span& p) {
   for (int j = 0; j < NV; ++j) {
     group.put(state, j, c.a[j]);
     group.put(state + args.C, j, c.b[j]);
-    group.put(state + 2 * args.C, j, c.last[j]);
+    group.put(state + 2 * args.C, j, c.last[j] + (c.b[j] - c.b[j]));  // NaN where the sum is
   }
 }
 
@@ -320,7 +323,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
         store(b_of + at + j * VL, b[j]);
         store(m_of + at + j * VL, m[j]);
         const vf key = group.get(k, j), faded = m[j] - c.w[j], next = vmax(faded, key);
-        const vf kept = vexp(faded - next), added = vexp(key - next);
+        const vf kept = vexp_or_zero(faded - next), added = vexp_or_zero(key - next);
         a[j] = fma(kept, a[j], added * group.get(v, j));
         b[j] = fma(kept, b[j], added);
         m[j] = next;
@@ -336,13 +339,13 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
         const vf before_m = load(m_of + at + j * VL);
         const vf key = group.get(k, j), value = group.get(v, j);
         const vf own_key = c.u[j] + key, scale = vmax(before_m, own_key);
-        const vf past = vexp(before_m - scale), now = vexp(own_key - scale);
-        const vf share = bcast(1.0f) / fma(past, before_b, now);
+        const vf past = vexp_or_zero(before_m - scale), now = vexp_or_zero(own_key - scale);
+        const vf share = bcast(1.0f) / divisor(fma(past, before_b, now));
         const vf y = fma(past, before_a, now * value) * share;
         const vf through = through_gate(t, j, y) * share;  // p e^scale
         const vf through_y = through * y;
         // m[j] is the exponent after the position, that of alpha and beta.
-        const vf kept = vexp(before_m - c.w[j] - m[j]), added = vexp(key - m[j]);
+        const vf kept = vexp_or_zero(before_m - c.w[j] - m[j]), added = vexp_or_zero(key - m[j]);
         grad_w[j] = grad_w[j] - kept * fma(alpha[j], before_a, beta[j] * before_b);
         grad_u[j] = fma(now, fma(through, value, zero() - through_y), grad_u[j]);
         const vf to_a = fma(now, through, added * alpha[j]);

@@ -26,24 +26,28 @@ struct WkvOptions {
   std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
 };
 
-// k, v [B, T, C], decay w [C] (at least 0, unchecked) and bonus u [C], both of any floating type ->
+// k, v [B, T, C], rate w [C] and bonus u [C], both of any floating type ->
 // output [B, T, C] of k's dtype and the state after the last position [B, 3, C], float64 for
 // float64 inputs and float32 otherwise, the type in which everything is accumulated.
 //
-// Differentiable in k, v, decay, bonus, r and the initial state. Of the state returned, m is a
+// The rate is at least 0: exp(time_decay), not RWKV's parameter time_decay, which the mixer calls
+// `decay`. The fused kernels refuse a negative one with c10::ValueError; the reference, which also
+// runs on tensors without values, takes it. Where every key so far is -inf the output is 0.
+//
+// Differentiable in k, v, rate, bonus, r and the initial state. Of the state returned, m is a
 // constant to gradients: what depends on it through a e^m and b e^m, as this operator does, gets
 // the right ones.
 //
 // Through the dispatcher (torch.ops.headloom.wkv). Throws c10::ValueError or c10::TypeError naming
 // the argument. The reference under torch.compile compiles each T by itself.
 std::tuple<at::Tensor, at::Tensor> wkv(const at::Tensor& k, const at::Tensor& v,
-                                       const at::Tensor& decay, const at::Tensor& bonus,
+                                       const at::Tensor& rate, const at::Tensor& bonus,
                                        const WkvOptions& options);
 
 // The definition, in plain ATen, a step at a time: any floating dtype and device, differentiable.
 // Arguments are trusted.
 std::tuple<at::Tensor, at::Tensor> wkv_reference(const at::Tensor& k, const at::Tensor& v,
-                                                 const at::Tensor& decay, const at::Tensor& bonus,
+                                                 const at::Tensor& rate, const at::Tensor& bonus,
                                                  const WkvOptions& options);
 
 // The exponent of an empty sum.

@@ -8,12 +8,12 @@ namespace headloom::ops {
 
 using at::Tensor;
 
-std::tuple<Tensor, Tensor> wkv_reference(const Tensor& k, const Tensor& v, const Tensor& decay,
+std::tuple<Tensor, Tensor> wkv_reference(const Tensor& k, const Tensor& v, const Tensor& rate,
                                          const Tensor& bonus, const WkvOptions& o) {
   const auto wide = k.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t length = k.sym_size(1).guard_int(__FILE__, __LINE__);
   const std::vector<Tensor> keys = k.to(wide).unbind(1), values = v.to(wide).unbind(1);
-  const Tensor w = decay.to(wide), u = bonus.to(wide);
+  const Tensor w = rate.to(wide), u = bonus.to(wide);
   Tensor a = at::zeros_like(keys[0]), b = a, m = at::full_like(keys[0], kNoExponent);
   if (o.state.defined()) {
     a = o.state.select(1, 0);
@@ -38,7 +38,10 @@ std::tuple<Tensor, Tensor> wkv_reference(const Tensor& k, const Tensor& v, const
     const Tensor own = u + key;
     const Tensor scale = at::maximum(m, own).detach();
     const Tensor past = at::exp(m - scale), now = at::exp(own - scale);
-    outputs.push_back((past * a + now * value) / (past * b + now));
+    // Nothing has any weight where every key so far is -inf.
+    const Tensor below = past * b + now;
+    outputs.push_back((past * a + now * value) /
+                      at::where(below.eq(0), at::ones_like(below), below));
     const Tensor next = at::maximum(m - w, key).detach();
     const Tensor kept = at::exp(m - w - next), added = at::exp(key - next);
     a = kept * a + added * value;
