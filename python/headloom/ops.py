@@ -89,8 +89,8 @@ def wkv(
 
     Args:
         k, v: ``[B, T, C]``.
-        rate: w ``[C]``, at least 0: ``exp(time_decay)``, not ``time_decay`` itself, which the mixer ``rwkv`` has as a
-            its parameter ``decay``.
+        rate: w ``[C]``, at least 0: ``exp(time_decay)``, not ``time_decay`` itself, which the mixer ``rwkv`` has as its
+            parameter.
         bonus: u ``[C]``, RWKV's ``time_first``.
         receptance: r ``[B, T, C]``.
         state: ``[B, 3, C]``, the sums before the first position: a (with v), b (without) and the exponent m, which stand

@@ -32,6 +32,16 @@ Json parse_json(std::string_view text, const std::string& name) {
   }
 }
 
+// The value, discarded (is_discarded()) where parse_json() throws.
+template <typename Json = nlohmann::json>
+Json parse_json_if_whole(std::string_view text) {
+  try {
+    return parse_json<Json>(text, "");
+  } catch (const Error&) {
+    return Json(Json::value_t::discarded);
+  }
+}
+
 // A part of a JSON document that knows its place in it. What is asked of it and is not so throws an
 // Error of one sentence without the file's name: "'model.vocab' is missing, expected a table".
 class JsonPart {

@@ -1,6 +1,7 @@
 #include "core/text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -68,16 +69,14 @@ std::string human_count(double value) {
 }
 
 std::string human_seconds(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const long long whole = std::llround(seconds);
   char buffer[64];
   if (whole >= 3600) {
-    std::snprintf(buffer, sizeof buffer, "%lldh%02lldm", static_cast<long long>(whole / 3600),
-                  static_cast<long long>(whole % 3600 / 60));
+    std::snprintf(buffer, sizeof buffer, "%lldh%02lldm", whole / 3600, whole % 3600 / 60);
   } else if (whole >= 60) {
-    std::snprintf(buffer, sizeof buffer, "%lldm%02llds", static_cast<long long>(whole / 60),
-                  static_cast<long long>(whole % 60));
+    std::snprintf(buffer, sizeof buffer, "%lldm%02llds", whole / 60, whole % 60);
   } else {
-    std::snprintf(buffer, sizeof buffer, "%llds", static_cast<long long>(whole));
+    std::snprintf(buffer, sizeof buffer, "%llds", whole);
   }
   return buffer;
 }

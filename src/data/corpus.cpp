@@ -48,7 +48,7 @@ void add_folder(const fs::path& folder, const std::vector<std::string>& extensio
     }
     walk.increment(error);
   }
-  if (error) fail("cannot list the folder '", folder.string(), "': ", error.message());
+  if (error) fail("cannot list the folder '", folder.string(), "': ", error.message(), ".");
   std::sort(found.begin(), found.end(),
             [](const File& a, const File& b) { return a.name < b.name; });
   files.insert(files.end(), found.begin(), found.end());
@@ -63,9 +63,9 @@ void add_path(const std::string& path, const std::vector<std::string>& extension
   } else if (fs::is_regular_file(status)) {
     files.push_back({fs::path(path).filename().string(), path, true});
   } else if (!fs::exists(status)) {
-    fail("there is no file or folder '", path, "' to read text from");
+    fail("there is no file or folder '", path, "' to read text from.");
   } else {
-    fail("'", path, "' is neither a file nor a folder, so no text can be read from it");
+    fail("'", path, "' is neither a file nor a folder, so no text can be read from it.");
   }
 }
 
@@ -74,8 +74,8 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (status == GLOB_NOMATCH) fail("no file or folder matches '", pattern, "'");
-  if (status != 0) fail("cannot expand '", pattern, "'");
+  if (status == GLOB_NOMATCH) fail("no file or folder matches '", pattern, "'.");
+  if (status != 0) fail("cannot expand '", pattern, "'.");
   std::sort(paths.begin(), paths.end());  // by bytes; glob() would sort by the locale
   return paths;
 }
@@ -96,14 +96,14 @@ std::vector<File> find_files(const CorpusOptions& options) {
 
 std::string read_file(const std::string& path) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+  if (!file) fail("cannot open '", path, "': ", std::strerror(errno), ".");
   std::string text;
   std::error_code unknown;
   if (const auto size = fs::file_size(path, unknown); !unknown) text.reserve(size);
   char piece[1 << 16];
   while (const size_t count = std::fread(piece, 1, sizeof piece, file.get()))
     text.append(piece, count);
-  if (std::ferror(file.get())) fail("cannot read '", path, "': ", std::strerror(errno));
+  if (std::ferror(file.get())) fail("cannot read '", path, "': ", std::strerror(errno), ".");
   return text;
 }
 
@@ -113,7 +113,7 @@ void check_extensions(const std::vector<std::string>& extensions, const std::str
   for (const std::string& ending : extensions) {
     if (ending.starts_with('.')) continue;
     usage_error("'extensions' of the task ", task, " has '", ending,
-                "', but an extension begins with a dot: '.", ending, "'");
+                "', but an extension begins with a dot: '.", ending, "'.");
   }
 }
 
@@ -143,7 +143,7 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
     std::string text = read_file(files[i].path);
     if (const size_t zero = text.find('\0'); zero != std::string::npos) {
       if (files[i].asked_for) {
-        fail("'", files[i].path, "' is not text: byte ", zero, " is zero");
+        fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
       }
       continue;
     }
@@ -160,7 +160,7 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
                                   ? "the one file found is empty or not text"
                                   : str("the ", files.size(), " files found are empty or not text");
     fail("there is no text in ", join(options.paths), ": ", found,
-         options.extensions.empty() ? "" : " (looking for " + join(options.extensions) + ")");
+         options.extensions.empty() ? "." : " (looking for " + join(options.extensions) + ").");
   }
   return documents;
 }

@@ -31,7 +31,7 @@ void FileOptions::check(const std::string& task, const std::vector<std::string>&
                       : !labels.empty()      ? "labels"
                                              : nullptr;
   if (given != nullptr) {
-    usage_error(task, " has '", given, "' but no 'path', expected the file to read");
+    usage_error(task, " has '", given, "' but no 'path', expected the file to read.");
   }
 }
 
@@ -44,7 +44,7 @@ std::vector<DataPath> FileOptions::data_paths() {
 
 std::vector<std::string> lines_of(const std::string& path) {
   const std::string text = read_file(path);
-  require(text.find('\0') == std::string::npos, path, ": is not text, as it has a byte 0");
+  require(text.find('\0') == std::string::npos, path, ": is not text, as it has a byte 0.");
   std::vector<std::string> lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) {
@@ -77,13 +77,13 @@ void Labels::order(const std::vector<std::string>& given, const std::vector<int6
     if (place != names_.end()) continue;
     if (!given.empty()) {
       usage_error(places_[i], ": has the label '", found_[i],
-                  "', expected one of labels = ", join(given));
+                  "', expected one of labels = ", join(given), ".");
     }
     fail(places_[i], ": has the label '", found_[i],
-         "', which is in the held-out part alone; name all there are in 'labels'");
+         "', which is in the held-out part alone; name all there are in 'labels'.");
   }
   require(names_.size() >= 2, "there is one label alone, '", names_.empty() ? "" : names_[0],
-          "', expected at least two");
+          "', expected at least two.");
 }
 
 ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, int64_t length,
@@ -92,7 +92,7 @@ ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, 
   if (length < frame(texts) + texts) {
     usage_error(type, " has length = ", length, ", but ", tokenizer, " puts ", frame(texts),
                 " tokens around ", texts == 1 ? "each text" : "two texts", "; expected at least ",
-                frame(texts) + texts);
+                frame(texts) + texts, ".");
   }
 }
 
@@ -119,7 +119,7 @@ void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_a
     std::sort(sorted.begin(), sorted.end());
     const bool differ = !sorted.empty() && sorted.front() != sorted.back();
     require(differ, path, ": has ", sorted.size(), " examples", sorted.size() > 1 ? " alike" : "",
-            ", expected at least two that differ, to train on and to hold out");
+            ", expected at least two that differ, to train on and to hold out.");
     const auto wanted =
         static_cast<size_t>(held_out_count(static_cast<int64_t>(sorted.size()), share));
     for (size_t i = 0; i < wanted && sorted[i] != sorted.back(); ++i) chosen.insert(sorted[i]);
@@ -134,12 +134,12 @@ void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_a
     }
   }
   aside_ = lots.size() - train.size() - held_out.size();
-  require(!train.empty() || share == 1.0, path, ": has nothing to train on that is not held out");
+  require(!train.empty() || share == 1.0, path, ": has nothing to train on that is not held out.");
   split(std::move(train), std::move(held_out), eval_sequences, seed);
 }
 
 Batch ExampleTask::train_batch(int64_t index, int64_t batch_size) const {
-  if (!order_) usage_error("the task has held_out = 1: there is nothing to train on");
+  if (!order_) usage_error("the task has held_out = 1: there is nothing to train on.");
   std::vector<Sample> samples;
   for (const int64_t i : order_->starts(index * batch_size, batch_size)) {
     samples.push_back(sample(train_[static_cast<size_t>(i)]));

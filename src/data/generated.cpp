@@ -102,7 +102,7 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
     if (is_held_out(sample) == held_out) return sample;
   }
   usage_error("the options of this task (", describe(),
-              ") allow too few different sequences to hold ", "some of them out; make it larger");
+              ") allow too few different sequences to hold ", "some of them out; make it larger.");
 }
 
 Batch GeneratedTask::batch(bool held_out, int64_t first, int64_t count) const {
@@ -127,7 +127,7 @@ std::vector<int64_t> GeneratedTask::encode(std::string_view text) const {
       const size_t token = characters_.find(c);
       if (token == std::string::npos) {
         usage_error("'", std::string(1, c), "' is not in this task's vocabulary, which is \"",
-                    characters_, "\"");
+                    characters_, "\".");
       }
       tokens.push_back(static_cast<int64_t>(token));
     }
@@ -141,7 +141,7 @@ std::vector<int64_t> GeneratedTask::encode(std::string_view text) const {
     if (error != std::errc() || end != word.data() + word.size() || token < 0 ||
         token >= vocabulary_) {
       usage_error("'", word, "' is not a token of this task, whose tokens are the numbers 0 to ",
-                  vocabulary_ - 1);
+                  vocabulary_ - 1, ".");
     }
     tokens.push_back(token);
     at += word.size();

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kMaxPixels = uint64_t{1} << 26;
 
 [[noreturn]] void broken(const std::string& path, const char* kind, const std::string& reason) {
-  fail("the image '", path, "' is a broken ", kind, " file: ", reason);
+  fail("the image '", path, "' is a broken ", kind, " file: ", reason, ".");
 }
 
 Image allocate(const std::string& path, const char* kind, uint64_t height, uint64_t width) {
@@ -159,7 +159,8 @@ Image read_image(const std::string& path) {
   if (content.starts_with("\x89PNG")) return read_png(path, bytes);
   if (content.starts_with("\xff\xd8")) return read_jpeg(path, bytes);
   if (content.starts_with("P5") || content.starts_with("P6")) return read_netpbm(path, bytes);
-  fail("'", path, "' is no image: it is ", bytes.empty() ? "empty" : "neither PNG, JPEG nor PPM");
+  fail("'", path, "' is no image: it is ", bytes.empty() ? "empty" : "neither PNG, JPEG nor PPM",
+       ".");
 }
 
 }  // namespace headloom::data

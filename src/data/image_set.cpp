@@ -36,7 +36,7 @@ at::Tensor fit(const at::Tensor& pixels, const ImageFileOptions& options, const 
   const int64_t height = pixels.size(2), width = pixels.size(3), size = options.size;
   if (height == size && width == size) return pixels;
   require(options.resize, "the image '", path, "' is ", width, " x ", height, " pixels, expected ",
-          size, " x ", size, " (or set resize = true)");
+          size, " x ", size, " (or set resize = true).");
   const double scale = static_cast<double>(size) / static_cast<double>(std::min(height, width));
   const auto scaled = [&](int64_t side) {
     return std::max(size, static_cast<int64_t>(std::llround(static_cast<double>(side) * scale)));
@@ -79,7 +79,7 @@ std::vector<fs::path> entries(const std::string& folder) {
        entry.increment(error)) {
     paths.push_back(entry->path());
   }
-  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  if (error) fail("cannot list the folder '", folder, "': ", error.message(), ".");
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -89,7 +89,7 @@ void add_cifar(const std::string& path, bool fine, const ImageFileOptions& optio
   const int64_t head = fine ? 2 : 1, classes = fine ? 100 : 10;
   const int64_t record = head + kCifarPixels, size = static_cast<int64_t>(bytes.size());
   require(size > 0 && size % record == 0, "'", path, "' is no CIFAR-", classes, " file: it has ",
-          size, " bytes, expected a multiple of ", record);
+          size, " bytes, expected a multiple of ", record, ".");
   const at::Tensor records =
       at::from_blob(const_cast<char*>(bytes.data()), {size / record, record}, at::kByte);
   const at::Tensor label = records.select(1, head - 1).to(at::kLong).contiguous();
@@ -97,7 +97,7 @@ void add_cifar(const std::string& path, bool fine, const ImageFileOptions& optio
                                     label.data_ptr<int64_t>() + label.numel());
   for (size_t i = 0; i < labels.size(); ++i) {
     require(labels[i] < classes, "'", path, "' is a broken CIFAR-", classes, " file: its record ",
-            i, " has the label ", labels[i], ", expected one below ", classes);
+            i, " has the label ", labels[i], ", expected one below ", classes, ".");
   }
   const at::Tensor pixels =
       records.narrow(1, head, kCifarPixels).reshape({-1, 3, kCifarSize, kCifarSize});
@@ -113,7 +113,7 @@ ImageFiles read_cifar(const std::vector<fs::path>& files, const ImageFileOptions
     add_cifar(file.string(), fine, options, test ? held_out : train);
   }
   require(!train.empty() && !held_out.empty(), "the folder '", options.path, "' has no .bin file ",
-          train.empty() ? "to train on" : "with 'test' in its name to hold out");
+          train.empty() ? "to train on" : "with 'test' in its name to hold out", ".");
   ImageFiles out;
   out.train = train.take();
   out.held_out = held_out.take();
@@ -147,9 +147,9 @@ std::vector<fs::path> images_below(const std::string& folder) {
     }
     images.push_back(entry->path());
   }
-  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  if (error) fail("cannot list the folder '", folder, "': ", error.message(), ".");
   require(!images.empty(), "the folder '", folder, "' has no images (", join(image_extensions()),
-          ")");
+          ").");
   std::sort(images.begin(), images.end());
   return images;
 }
@@ -164,7 +164,7 @@ ImageSet read_split(const std::string& folder, const std::vector<std::string>& n
                     const ImageFileOptions& options) {
   const std::vector<ClassPath> classes = classes_below(folder, {});
   require(names_of(classes) == names, "the folder '", folder, "' has the classes ",
-          join(names_of(classes)), ", expected those to train on, ", join(names));
+          join(names_of(classes)), ", expected those to train on, ", join(names), ".");
   Builder builder;
   for (size_t c = 0; c < classes.size(); ++c) {
     for (const fs::path& path : images_below(classes[c].path)) {
@@ -198,7 +198,7 @@ ImageFiles read_folders(const ImageFileOptions& options) {
     std::vector<fs::path> paths = images_below(classes[c].path);
     const bool all = options.held_out == 1.0;
     require(all || paths.size() >= 2, "the class '", classes[c].path,
-            "' has one image, expected at least two, one to train on and one held out");
+            "' has one image, expected at least two, one to train on and one held out.");
     const auto lot = [&](const fs::path& path) {
       return document_lot(path.lexically_relative(classes[c].path).generic_string(), kSplitSalt);
     };
@@ -222,7 +222,7 @@ ImageFiles read_folders(const ImageFileOptions& options) {
 ImageFiles read_image_files(const ImageFileOptions& options) {
   std::error_code ignored;
   require(fs::is_directory(options.path, ignored), "there is no folder '", options.path,
-          "' of images");
+          "' of images.");
   std::vector<fs::path> binaries;
   for (const fs::path& path : entries(options.path)) {
     if (path.extension() == ".bin") binaries.push_back(path);

@@ -16,7 +16,7 @@ std::vector<ClassPath> classes_below(const std::string& folder,
                                      const std::vector<std::string>& extensions) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    fail("there is no folder '", folder, "' whose sub-folders or files are the classes");
+    fail("there is no folder '", folder, "' whose sub-folders or files are the classes.");
   }
   std::vector<ClassPath> folders, files;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -34,12 +34,12 @@ std::vector<ClassPath> classes_below(const std::string& folder,
       files.push_back(found);
     }
   }
-  if (error) fail("cannot list the folder '", folder, "': ", error.message());
+  if (error) fail("cannot list the folder '", folder, "': ", error.message(), ".");
   std::vector<ClassPath>& classes = folders.empty() ? files : folders;
   require(classes.size() >= 2, "the folder '", folder, "' has ", folders.size(),
           " sub-folders and ", files.size(), " files",
           extensions.empty() ? "" : " that end in " + join(extensions),
-          ", expected at least two of either, each a class");
+          ", expected at least two of either, each a class.");
   std::sort(classes.begin(), classes.end(),
             [](const ClassPath& a, const ClassPath& b) { return a.name < b.name; });
   return classes;

@@ -53,7 +53,7 @@ void TextOptions::fields(Fields& f) {
 
 void TextOptions::check(const std::string& task) const {
   if (corpus.paths.empty()) {
-    usage_error("the task ", task, " needs 'paths', the files, folders or globs to read");
+    usage_error("the task ", task, " needs 'paths', the files, folders or globs to read.");
   }
   if (held_out > 0.5 && held_out < 1.0) {
     usage_error("the task ", task, " has held_out = ", held_out,

@@ -44,7 +44,7 @@ const std::vector<TaskEntry>& tasks() {
 
 void check_held_out(int64_t first, int64_t count, int64_t present) {
   require(first >= 0 && count >= 0 && first + count <= present, "held-out sequences [", first, ", ",
-          first + count, ") were asked for, but there are ", present);
+          first + count, ") were asked for, but there are ", present, ".");
 }
 
 TaskSizes sizes_of(const Task& task) {

@@ -95,7 +95,7 @@ Split split_documents(const std::vector<at::Tensor>& documents, const std::vecto
   }
   require(total >= 2 * needed, "the text is too short: ", total,
           " tokens with a mark after every document, but length = ", length, " needs at least ",
-          2 * needed, ", one sequence to train on and one held out");
+          2 * needed, ", one sequence to train on and one held out.");
   const int64_t wanted =
       std::clamp(static_cast<int64_t>(std::llround(held_out * static_cast<double>(total))), needed,
                  total - needed);

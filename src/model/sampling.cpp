@@ -1,10 +1,23 @@
 #include "model/sampling.h"
 
+#include <algorithm>
+
+#include "core/error.h"
+
 namespace headloom {
+namespace {
+
+// Smaller temperatures take the likeliest token all the same, but would make scores infinite.
+constexpr double kColdest = 1e-30;
+
+}  // namespace
 
 Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o,
               std::vector<at::Generator>& generators) {
   Tensor scores = logits.to(at::kFloat);
+  require(scores.amax(-1).isfinite().all().item<bool>(),
+          "the model's scores of the next token are not finite: its weights are damaged, or its "
+          "training diverged.");
   if (o.repetition_penalty != 1 && seen.defined()) {
     const Tensor found = scores.gather(-1, seen);
     scores = scores.scatter(
@@ -12,7 +25,8 @@ Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o
         at::where(found.gt(0), found / o.repetition_penalty, found * o.repetition_penalty));
   }
   if (o.temperature == 0) return scores.argmax(-1);
-  const auto [sorted, order] = (scores / o.temperature).sort(/*dim=*/-1, /*descending=*/true);
+  const auto [sorted, order] =
+      (scores / std::max(o.temperature, kColdest)).sort(/*dim=*/-1, /*descending=*/true);
   Tensor p = at::softmax(sorted, -1);
   const int64_t vocabulary = p.size(-1);
   if (o.top_k > 0 && o.top_k < vocabulary) {

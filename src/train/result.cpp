@@ -1,9 +1,9 @@
 #include "train/result.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "core/files.h"
+#include "core/json_text.h"
 
 namespace headloom {
 
@@ -20,7 +20,7 @@ void write_result(const std::string& path, const RunResult& r) {
 
 std::optional<RunResult> read_result(const std::string& path) {
   if (!std::filesystem::exists(path)) return std::nullopt;
-  const Json json = Json::parse(read_file(path), nullptr, false);
+  const auto json = parse_json_if_whole<Json>(read_file(path));
   if (!json.is_object()) return std::nullopt;
   try {
     return RunResult{.problem = json.at("problem").get<std::string>(),

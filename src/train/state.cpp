@@ -117,7 +117,7 @@ Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
   std::istringstream lines(present);
   std::string line;
   while (std::getline(lines, line)) {
-    const Json json = Json::parse(line, nullptr, false);
+    const auto json = parse_json_if_whole<Json>(line);
     // A line cut off by a crash is not JSON and is dropped too.
     if (!json.is_object() || integer(json, "step", step + 1) > step) continue;
     kept += line + "\n";
@@ -204,7 +204,7 @@ std::vector<EvalPoint> read_evaluations(const std::string& metrics_path) {
   std::istringstream lines(read_file(metrics_path));
   std::string line;
   while (std::getline(lines, line)) {
-    if (const auto point = evaluation(Json::parse(line, nullptr, false))) points.push_back(*point);
+    if (const auto point = evaluation(parse_json_if_whole<Json>(line))) points.push_back(*point);
   }
   return points;
 }

@@ -118,9 +118,9 @@ TEST(TagText, LabelsKeepTheirGivenOrder) {
   EXPECT_EQ(error_of(files.options(train, dev)),
             files.folder.path("dev") +
                 ":1: has the label 'Z', which is in the held-out part alone; name all there are in "
-                "'labels'");
+                "'labels'.");
   EXPECT_EQ(error_of<UsageError>(files.options(train, dev, "labels = ['X', 'Z']")),
-            files.folder.path("train") + ":2: has the label 'Y', expected one of labels = X, Z");
+            files.folder.path("train") + ":2: has the label 'Y', expected one of labels = X, Z.");
 }
 
 TEST(TagText, WhatIsHeldOutIsNotTrainedOn) {
@@ -157,26 +157,27 @@ TEST(TagText, WhatCannotBeUsedIsRefused) {
   const std::string train = files.folder.path("train"), good = "a X\nb Y\n";
   EXPECT_EQ(
       error_of(files.options("a X\nword\n", good)),
-      train + ":2: has one column, 'word', expected a token and, in the last column, its tag");
+      train + ":2: has one column, 'word', expected a token and, in the last column, its tag.");
   EXPECT_EQ(error_of(files.options("\n\n", good)),
-            train + ": has no line with a token and its tag");
+            train + ": has no line with a token and its tag.");
   EXPECT_EQ(error_of(files.options("a X\nb X\n", "c X\n")),
-            "there is one label alone, 'X', expected at least two");
+            "there is one label alone, 'X', expected at least two.");
   EXPECT_EQ(error_of(files.options(good, good)),
-            train + ": has nothing to train on that is not held out");
-  EXPECT_EQ(error_of("type = 'tag_text'\npath = '" + files.folder.write("one", good) + "'"),
-            files.folder.path("one") +
-                ": has 1 examples, expected at least two that differ, to train on and to hold out");
+            train + ": has nothing to train on that is not held out.");
+  EXPECT_EQ(
+      error_of("type = 'tag_text'\npath = '" + files.folder.write("one", good) + "'"),
+      files.folder.path("one") +
+          ": has 1 examples, expected at least two that differ, to train on and to hold out.");
   EXPECT_EQ(error_of(files.options(std::string("a\0 X\n", 5), good)),
-            train + ": is not text, as it has a byte 0");
+            train + ": is not text, as it has a byte 0.");
   expect_contains(error_of("type = 'tag_text'\npath = '/none'"), "/none");
   EXPECT_EQ(error_of<UsageError>(files.options(good, good, files.tokenizer() + "length = 2")),
             "tag_text has length = 2, but " + files.folder.path("tokenizer.json") +
-                " puts 2 tokens around each text; expected at least 3");
+                " puts 2 tokens around each text; expected at least 3.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nlabels = ['X', 'Y']"),
-            "tag_text has 'labels' but no 'path', expected the file to read");
+            "tag_text has 'labels' but no 'path', expected the file to read.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nmin_length = 65"),
-            "tag_text has min_length = 65, expected at most length = 64");
+            "tag_text has min_length = 65, expected at most length = 64.");
 }
 
 TEST(TagText, GeneratedLettersKnowTheirNeighbours) {
@@ -230,18 +231,18 @@ TEST(ClassifyPairs, WhatCannotBeUsedIsRefused) {
   const Files files{.type = "classify_pairs"};
   const std::string train = files.folder.path("train"), good = "a\tb\tx\nb\tc\ty\n";
   EXPECT_EQ(error_of(files.options("a\tb\tx\na\tb\n", good)),
-            train + ":2: has 2 columns, expected 3: two texts and a label with tabs between");
+            train + ":2: has 2 columns, expected 3: two texts and a label with tabs between.");
   EXPECT_EQ(error_of(files.options("text\n", good)),
-            train + ":1: has 1 column, expected 3: two texts and a label with tabs between");
-  EXPECT_EQ(error_of(files.options("", good)), train + ": has no pair of texts");
+            train + ":1: has 1 column, expected 3: two texts and a label with tabs between.");
+  EXPECT_EQ(error_of(files.options("", good)), train + ": has no pair of texts.");
   expect_contains(error_of(files.options(good, "c\td\tz\n")),
                   "dev:1: has the label 'z', which is in the held-out part alone");
   expect_contains(error_of<UsageError>(files.options(good, good, "length = 2")),
                   "classify_pairs has length = 2, but bytes puts 1 tokens around two texts");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\nheld_out_path = 'x'"),
-            "classify_pairs has 'held_out_path' but no 'path', expected the file to read");
+            "classify_pairs has 'held_out_path' but no 'path', expected the file to read.");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 7\nchanged = 4"),
-            "classify_pairs has changed = 4, expected at most count = 7 and symbols - count = 3");
+            "classify_pairs has changed = 4, expected at most count = 7 and symbols - count = 3.");
 }
 
 TEST(ClassifyPairs, GeneratedPairsDifferInTheLettersThatChanged) {
@@ -360,8 +361,9 @@ TEST(FindSpan, AnswersBeyondTheLengthAreLeftOutAndCounted) {
   expect_contains(task->describe(),
                   "2 to train on and 1 of 1 held out; 2 whose answer is not whole "
                   "within 7 tokens left out.");
-  EXPECT_EQ(error_of(files.options(squad("aaaaa bbb", {{"x", "bbb", 6}}), kDev, "length = 9")),
-            files.folder.path("train") + ": has no question whose answer is whole within 9 tokens");
+  EXPECT_EQ(
+      error_of(files.options(squad("aaaaa bbb", {{"x", "bbb", 6}}), kDev, "length = 9")),
+      files.folder.path("train") + ": has no question whose answer is whole within 9 tokens.");
 }
 
 TEST(FindSpan, AContextIsHeldOutWithAllItsQuestions) {
@@ -420,7 +422,7 @@ TEST(FindSpan, WhatCannotBeUsedIsRefused) {
                 "answer_start = 2");
   expect_contains(error(squad("a b", {{"q?", "", 0}})), "has the answer ''");
   EXPECT_EQ(error_of<UsageError>("type = 'find_span'\ncount = 9"),
-            "find_span has count = 9, expected at most symbols = 8");
+            "find_span has count = 9, expected at most symbols = 8.");
 }
 
 TEST(FindSpan, GeneratedAnswersAreALetterAndItsDigits) {

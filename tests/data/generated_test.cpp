@@ -169,7 +169,7 @@ TEST(FindBlock, PublishedSizeHas319Characters) {
 
 TEST(FindBlock, ImpossibleOptionsAreRefused) {
   EXPECT_EQ(error_of<UsageError>("type = 'find_block'\nblock_letters = 3\nquery_letters = 4"),
-            "find_block has query_letters = 4, but a block has only block_letters = 3");
+            "find_block has query_letters = 4, but a block has only block_letters = 3.");
   expect_contains(error_of<UsageError>("type = 'find_block'\nblock_letters = 26"), "block_letters");
   expect_contains(error_of<UsageError>("type = 'find_block'\nanswer = 'al'"), "answer");
   expect_contains(error_of<UsageError>("type = 'find_blok'"), "find_block");
@@ -218,9 +218,9 @@ TEST(Recall, QueriesFollowThePowerLaw) {
 
 TEST(Recall, ImpossibleOptionsAreRefused) {
   EXPECT_EQ(error_of<UsageError>("type = 'recall'\nlength = 63\npairs = 16"),
-            "recall has length = 63, but 16 pairs and their queries need at least 64");
+            "recall has length = 63, but 16 pairs and their queries need at least 64.");
   EXPECT_EQ(error_of<UsageError>("type = 'recall'\nvocabulary = 8"),
-            "recall has pairs = 4, but a vocabulary of 8 has only 3 keys");
+            "recall has pairs = 4, but a vocabulary of 8 has only 3 keys.");
 }
 
 TEST(Copy, AnswersWithTheSequence) {

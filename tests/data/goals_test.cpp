@@ -164,9 +164,9 @@ TEST(MaskedText, HidesTheShareThatWasAskedForAndKeepsTheRest) {
   const Batch whole = all->train_batch(0, 20);
   EXPECT_TRUE(at::equal(whole.targets.eq(kIgnore), whole.inputs.eq(0)));
   EXPECT_EQ(error_of<UsageError>("type = 'masked_text'\npaths = 'x'\nrandom = 0.3"),
-            "masked_text has replaced = 0.8 and random = 0.3, expected a sum of at most 1");
+            "masked_text has replaced = 0.8 and random = 0.3, expected a sum of at most 1.");
   EXPECT_EQ(error_of<UsageError>("type = 'masked_text'"),
-            "the task masked_text needs 'paths', the files, folders or globs to read");
+            "the task masked_text needs 'paths', the files, folders or globs to read.");
 }
 
 TEST(MaskedText, ShortSequencesHideAtLeastOneByte) {
@@ -341,25 +341,25 @@ TEST(ClassifyText, WhatCannotBeUsedIsRefused) {
   const TempFolder folder;
   const std::string path = "type = 'classify_text'\npath = '" + folder.path() + "'";
   EXPECT_EQ(error_of("type = 'classify_text'\npath = '/none'"),
-            "there is no folder '/none' whose sub-folders or files are the classes");
+            "there is no folder '/none' whose sub-folders or files are the classes.");
   folder.write("a.txt", "text");
   expect_contains(error_of(path), "has 0 sub-folders and 1 files, expected at least two");
   folder.write("b.txt", "");
   EXPECT_EQ(error_of(path + "\nlength = 2"), "there is no text in " + folder.path("b.txt") +
-                                                 ": the one file found is empty or not text");
+                                                 ": the one file found is empty or not text.");
   folder.write("b.txt", "b");
   expect_contains(error_of(path + "\nlength = 2"), "b.txt' has fewer than two pieces of 2 bytes");
   expect_contains(error_of<UsageError>(path + "\nextensions = 'txt'"), "begins with a dot");
   const std::string made = "type = 'classify_text'\n";
   EXPECT_EQ(error_of<UsageError>(made + "min_length = 65"),
-            "classify_text has min_length = 65, expected at most length = 64");
+            "classify_text has min_length = 65, expected at most length = 64.");
   EXPECT_EQ(error_of<UsageError>(made + "length = 10"),
             "classify_text has min_length = 5 and symbols = 8, but grammars need at least 8 of 5 "
-            "letters");
+            "letters.");
   EXPECT_EQ(error_of<UsageError>(made + "symbols = 5\nclasses = 100"),
-            "classify_text has classes = 100, but of 5 letters there are only 24 grammars");
+            "classify_text has classes = 100, but of 5 letters there are only 24 grammars.");
   EXPECT_EQ(error_of<UsageError>(made + "language = 'brackets'\nsymbols = 5"),
-            "classify_text has symbols = 5, expected 2, 4, 6 or 8 brackets");
+            "classify_text has symbols = 5, expected 2, 4, 6 or 8 brackets.");
   expect_contains(error_of<UsageError>(made + "language = 'brackets'\nlength = 5\nmin_length = 5"),
                   "even");
 }
@@ -392,7 +392,7 @@ TEST(Sequence, TheAnswerIsTheSourceInItsOrderBetweenBeginAndEnd) {
     EXPECT_EQ(sizes, (std::set<size_t>{3, 4, 5, 6, 7}));
   }
   EXPECT_EQ(error_of<UsageError>("type = 'sequence'\ncount = 3\nmin_count = 4"),
-            "sequence has min_count = 4, expected at most count = 3");
+            "sequence has min_count = 4, expected at most count = 3.");
 }
 
 }  // namespace

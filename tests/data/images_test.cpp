@@ -242,11 +242,11 @@ TEST(Images, CifarFilesAreReadAsPublished) {
   folder.write("data_batch_3.bin", cifar({10}, 1));
   EXPECT_EQ(error_of(config), "'" + folder.path("data_batch_3.bin") +
                                   "' is a broken CIFAR-10 file: its record 0 has the label 10, "
-                                  "expected one below 10");
+                                  "expected one below 10.");
   folder.write("data_batch_3.bin", "short");
   EXPECT_EQ(error_of(config), "'" + folder.path("data_batch_3.bin") +
                                   "' is no CIFAR-10 file: it has 5 bytes, expected a multiple of "
-                                  "3073");
+                                  "3073.");
 
   const TempFolder fine;
   fine.write("train.bin", cifar({2, 99}, 10));
@@ -283,13 +283,13 @@ TEST(Images, FoldersAreClasses) {
 
   const std::string odd = folder.write("red/odd.png", png(picture(8, 12, 255, 0, 0)));
   EXPECT_EQ(error_of(config),
-            "the image '" + odd + "' is 12 x 8 pixels, expected 8 x 8 (or set resize = true)");
+            "the image '" + odd + "' is 12 x 8 pixels, expected 8 x 8 (or set resize = true).");
   EXPECT_EQ(task_of(config + "\nresize = true")->train_batch(0, 3).images.size(2), 8);
   folder.write("red/odd.png", png(picture(8, 8, 255, 0, 0)).substr(0, 60));
   expect_contains(error_of(config), "the image '" + odd + "' is a broken PNG file: ");
   folder.write("empty/readme", "no image");
   expect_contains(error_of(config), "empty' has no images (.png, ");
-  EXPECT_EQ(error_of("type = 'images'\npath = '/none'"), "there is no folder '/none' of images");
+  EXPECT_EQ(error_of("type = 'images'\npath = '/none'"), "there is no folder '/none' of images.");
 
   const TempFolder split;
   for (const char* part : {"train", "val"}) {

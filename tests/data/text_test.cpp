@@ -82,20 +82,20 @@ TEST(Corpus, WhatCannotBeReadIsNamed) {
     return "(no error)";
   };
   EXPECT_EQ(message({{folder.path("gone")}, {}, {}}),
-            "there is no file or folder '" + folder.path("gone") + "' to read text from");
+            "there is no file or folder '" + folder.path("gone") + "' to read text from.");
   EXPECT_EQ(message({{folder.path("*.txt")}, {}, {}}),
-            "no file or folder matches '" + folder.path("*.txt") + "'");
+            "no file or folder matches '" + folder.path("*.txt") + "'.");
   EXPECT_EQ(message({{folder.path()}, {".txt"}, {}}),
-            "there is no text in " + folder.path() + ": no file was found (looking for .txt)");
+            "there is no text in " + folder.path() + ": no file was found (looking for .txt).");
   folder.write("empty.txt", "");
   EXPECT_EQ(message({{folder.path("empty.txt")}, {}, {}}),
             "there is no text in " + folder.path("empty.txt") +
-                ": the one file found is empty or not text");
+                ": the one file found is empty or not text.");
   folder.write("binary", std::string("ab\0", 3));
   EXPECT_EQ(message({{folder.path("binary")}, {}, {}}),
-            "'" + folder.path("binary") + "' is not text: byte 2 is zero");
+            "'" + folder.path("binary") + "' is not text: byte 2 is zero.");
   EXPECT_EQ(message({{"/dev/null"}, {}, {}}),
-            "'/dev/null' is neither a file nor a folder, so no text can be read from it");
+            "'/dev/null' is neither a file nor a folder, so no text can be read from it.");
   // A regular file whose reading fails for everyone, root included.
   if (std::filesystem::exists("/proc/self/mem")) {
     expect_contains(message({{"/proc/self/mem"}, {}, {}}), "cannot read '/proc/self/mem': ");
@@ -345,11 +345,11 @@ TEST(Text, WhatCannotBeUsedIsRefused) {
   EXPECT_EQ(
       error_of(config(path)),
       "the text is too short: 101 tokens with a mark after every document, but length = 256 needs "
-      "at least 514, one sequence to train on and one held out");
+      "at least 514, one sequence to train on and one held out.");
   EXPECT_EQ(error_of<UsageError>("type = 'text'"),
-            "the task text needs 'paths', the files, folders or globs to read");
+            "the task text needs 'paths', the files, folders or globs to read.");
   EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['txt']")),
-            "'extensions' of the task text has 'txt', but an extension begins with a dot: '.txt'");
+            "'extensions' of the task text has 'txt', but an extension begins with a dot: '.txt'.");
   expect_contains(error_of<UsageError>(config(path, "held_out = 0.0")), "held_out");
   expect_contains(error_of<UsageError>(config(path, "lenght = 5")), "length");
   // The smallest text that has both parts.

@@ -97,6 +97,14 @@ TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
   expect_contains(test::message_of([] { make_tokenizer("tokens.txt"); }), "expected \"bytes\"");
   expect_contains(test::message_of([&] { make_tokenizer(folder.path("no.json")); }), "no.json");
   expect_contains(test::message_of([&] { make_tokenizer(folder.path("no.model")); }), "no.model");
+  // Normalizers inside each other: reading them recurses.
+  std::string deep = R"({"model":{"type":"BPE","vocab":{},"merges":[]},"normalizer":)", end;
+  for (int i = 0; i < 100000; ++i) {
+    deep += R"({"type":"Sequence","normalizers":[)";
+    end += "]}";
+  }
+  const std::string file = folder.write("deep.json", deep + end + "}");
+  EXPECT_EQ(test::message_of([&] { make_tokenizer(file); }), file + ": is not JSON.");
   const std::string model =
       learn_vocabulary({{"a", "a", sentences(50)}}, {.size = 290, .method = "bpe"});
   for (size_t length = 0; length + 1 < model.size(); length += 1 + model.size() / 40) {

@@ -3,6 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
+#include "testing/errors.h"
+
 namespace headloom::test {
 namespace {
 
@@ -39,6 +44,28 @@ TEST(Sample, FollowsTheTemperature) {
   const Tensor p = at::softmax(at::tensor(kLogits) / 2, -1).to(at::kDouble);
   expect_shares(frequencies({.temperature = 2}),
                 {p.const_data_ptr<double>(), p.const_data_ptr<double>() + 4});
+}
+
+TEST(Sample, TakesTheLikeliestHoweverColdItIs) {
+  for (const double temperature : {1e-30, 1e-300, 5e-324}) {
+    expect_shares(frequencies({.temperature = temperature}), {0, 1, 0, 0});
+  }
+}
+
+TEST(Sample, RefusesScoresThatAreNotFinite) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const double temperature : {0.0, 0.8}) {
+    for (const double broken : {std::nan(""), inf}) {
+      Tensor logits = at::tensor(kLogits).repeat({2, 1});
+      logits[1][2] = broken;
+      std::vector<at::Generator> generators(2, at::make_generator<at::CPUGeneratorImpl>(1));
+      const std::string message =
+          message_of([&] { sample(logits, {}, {.temperature = temperature}, generators); });
+      EXPECT_TRUE(contains(message, "scores of the next token are not finite")) << message;
+      logits[1][2] = -inf;  // a token that cannot be
+      EXPECT_EQ(sample(logits, {}, {.temperature = 0}, generators)[1].item<int64_t>(), 1);
+    }
+  }
 }
 
 TEST(Sample, KeepsTheTopKAndTheTopP) {

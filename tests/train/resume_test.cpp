@@ -160,6 +160,13 @@ TEST_F(Resume, EveryFlippedBitOfTheStateIsFound) {
   EXPECT_EQ(state_json(state), whole_file);
 }
 
+TEST(State, NestedFarTooDeepIsDamaged) {
+  const std::string deep(200000, '['), end(200000, ']');
+  EXPECT_TRUE(contains(
+      message_of([&] { parse_state("{\"x\":" + deep + end + ",\"crc64\":1}", "a/state.json"); }),
+      "a/state.json: is damaged"));
+}
+
 TEST_F(Resume, SaysWhenNothingElseIsIntact) {
   const std::string run = copy();
   for (const int step : {10, 20}) fs::resize_file(file(run, step, "model.safetensors"), 100);

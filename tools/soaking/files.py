@@ -10,7 +10,7 @@ import time
 
 from mutate import mutate
 from program import ROOT, Broken, expect, fault
-from training import CORPUS, text_run
+from training import CORPUS, LAYER, MODEL, text_run
 
 DOC = "damaged configurations, checkpoints, weights, pickles and vocabularies, read inside the Python package"
 SHARE = 3
@@ -57,6 +57,11 @@ class Worker:
         self.errors.close()
 
 
+def write_json(folder, file):
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+
+
 def byte_level(place):
     """A tokenizer.json with byte-level BPE and all that such files have."""
     names = [chr(b) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or 0xAE <= b <= 0xFF else None for b in range(256)]
@@ -81,8 +86,10 @@ def byte_level(place):
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     }
-    (place / "bpe").mkdir()
-    (place / "bpe/tokenizer.json").write_text(json.dumps(file))
+    write_json(place / "bpe", file)
+    # And one that keeps every text as it is.
+    file.update(added_tokens=[end], normalizer=None, pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False})
+    write_json(place / "plain", file)
 
 
 def word_pieces(place):
@@ -99,13 +106,24 @@ def word_pieces(place):
             "vocab": {word: i for i, word in enumerate(words)},
         },
     }
-    (place / "words").mkdir()
-    (place / "words/tokenizer.json").write_text(json.dumps(file))
+    write_json(place / "words", file)
 
+
+# Options of other mixers.
+MANY = """
+[[layer]]
+mixer = { type = "multi_token", heads = 2, key_kernel = 3, query_kernel = 2, window = 8 }
+channel = { type = "moe", routed = 4, shared = 1, active = 2, hidden = 8 }
+[[layer]]
+mixer = { type = "retention", heads = 2 }
+[position]
+type = "rope"
+base = 10000.0
+"""
 
 # Folder, the file in it that is damaged, how, and what reads it ("" for the folder itself).
 TARGETS = [
-    ("run", "config.toml", "toml", "toml"),
+    ("spec", "spec.toml", "toml", "toml"),
     ("run", "config.toml", "toml", "model"),
     ("run", "checkpoints/step-4/state.json", "state", "model"),
     ("run", "checkpoints/step-4/model.safetensors", "safetensors", "model"),
@@ -116,7 +134,8 @@ TARGETS = [
     ("bpe", "tokenizer.json", "json", "tokenizer"),
     ("words", "tokenizer.json", "json", "tokenizer"),
     ("pieces", "tokenizer.model", "protobuf", "tokenizer"),
-    ("bpe", "text.bin", "text", "roundtrip"),
+    ("plain", "text.bin", "text", "roundtrip"),
+    ("bpe", "text.bin", "text", "tokenizer"),
     ("words", "text.bin", "text", "tokenizer"),
     ("pieces", "text.bin", "text", "tokenizer"),
 ]
@@ -128,11 +147,14 @@ class Campaign:
         self.originals.mkdir()
         text_run(self.originals, "run")
         expect("preparing", ["export", "run", "--out", "hf"], self.originals)
+        (self.originals / "spec").mkdir()
+        spec = (MODEL + LAYER).replace("[model]", "vocabulary = 256").replace("model.layer", "layer")
+        (self.originals / "spec/spec.toml").write_text(spec + MANY)
         byte_level(self.originals)
         word_pieces(self.originals)
         (self.originals / "pieces").mkdir()
         expect("preparing", ["vocabulary", "corpus.txt", "--size", 300, "--out", "pieces/tokenizer.model"], self.originals)
-        for folder in ["bpe", "words", "pieces"]:
+        for folder in ["bpe", "plain", "words", "pieces"]:
             (self.originals / folder / "text.bin").write_text(CORPUS * 3)
         shutil.copytree(self.originals / "hf", self.originals / "sharded")
         self.shard(self.originals / "sharded")

@@ -116,7 +116,7 @@ class Pairs final : public ExampleTask {
       const auto columns = 1 + std::count(lines[i].begin(), lines[i].end(), '\t');
       require(columns == 3, path, ":", i + 1, ": has ", columns,
               columns == 1 ? " column" : " columns",
-              ", expected 3: two texts and a label with tabs between");
+              ", expected 3: two texts and a label with tabs between.");
       const std::string_view line = lines[i];
       const size_t one = line.find('\t'), two = line.find('\t', one + 1);
       const std::string label(line.substr(two + 1));
@@ -131,7 +131,7 @@ class Pairs final : public ExampleTask {
       }
       pairs_.push_back(std::move(pair));
     }
-    require(pairs_.size() > before, path, ": has no pair of texts");
+    require(pairs_.size() > before, path, ": has no pair of texts.");
   }
   std::vector<int32_t> tokens(std::string_view text) const {
     const std::vector<int64_t> wide = encode(text);
@@ -175,7 +175,7 @@ struct ClassifyPairsSpec final : ExampleSpec<Options> {
     if (options.changed > options.count || options.changed > options.symbols - options.count) {
       usage_error("classify_pairs has changed = ", options.changed,
                   ", expected at most count = ", options.count,
-                  " and symbols - count = ", options.symbols - options.count);
+                  " and symbols - count = ", options.symbols - options.count, ".");
     }
     return std::make_shared<Shuffled>(options, seed, eval_sequences);
   }

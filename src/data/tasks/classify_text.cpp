@@ -57,7 +57,7 @@ class Grammars final : public GeneratedTask {
     for (int64_t i = 2; i < options.symbols && circles < options.classes; ++i) circles *= i;
     if (circles < options.classes) {
       usage_error("classify_text has classes = ", options.classes, ", but of ", options.symbols,
-                  " letters there are only ", circles, " grammars");
+                  " letters there are only ", circles, " grammars.");
     }
     Random random({kGrammarKey, static_cast<uint64_t>(options.symbols)});
     while (static_cast<int64_t>(orders_.size()) < options.classes) {
@@ -98,7 +98,7 @@ class Grammars final : public GeneratedTask {
     }
     usage_error("classify_text has strings of ", options_.shortest(), " of ", options_.symbols,
                 " letters, which hardly ever fit only one of ", options_.classes,
-                " grammars; make them longer");
+                " grammars; make them longer.");
   }
 
  private:
@@ -260,7 +260,7 @@ class Files final : public ExampleTask {
     const bool all = options_.held_out == 1.0;
     require(all || pieces.size() >= 2, "the class '", path, "' has fewer than two pieces of ",
             length, options_.tokenizer == "bytes" ? " bytes" : " tokens",
-            ", expected one to train on and one held out");
+            ", expected one to train on and one held out.");
     const auto present = static_cast<int64_t>(pieces.size());
     auto cut = all ? 0 : static_cast<size_t>(present - held_out_count(present, options_.held_out));
     if (whole && !all) {  // at the beginning of a document, the first one's apart
@@ -330,16 +330,16 @@ struct ClassifyTextSpec final : GeneratedSpec {
     }
     if (options.shortest() > options.length) {
       usage_error("classify_text has min_length = ", options.shortest(),
-                  ", expected at most length = ", options.length);
+                  ", expected at most length = ", options.length, ".");
     }
     if (options.language == "brackets") {
       if (options.symbols > 8 || options.symbols % 2 != 0) {
         usage_error("classify_text has symbols = ", options.symbols,
-                    ", expected 2, 4, 6 or 8 brackets");
+                    ", expected 2, 4, 6 or 8 brackets.");
       }
       if (options.shortest() + 1 > options.length && options.length % 2 != 0) {
         usage_error("classify_text has min_length = length = ", options.length,
-                    ", but a string of brackets has an even length");
+                    ", but a string of brackets has an even length.");
       }
       return std::make_shared<Brackets>(options, seed, eval_sequences);
     }
@@ -348,7 +348,7 @@ struct ClassifyTextSpec final : GeneratedSpec {
     if (options.shortest() < kShortest || options.symbols < 5) {
       usage_error("classify_text has min_length = ", options.shortest(),
                   " and symbols = ", options.symbols, ", but grammars need at least ", kShortest,
-                  " of 5 letters");
+                  " of 5 letters.");
     }
     return std::make_shared<Grammars>(options, seed, eval_sequences);
   }

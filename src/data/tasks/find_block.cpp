@@ -101,7 +101,7 @@ struct FindBlockSpec final : GeneratedSpec {
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.query_letters > options.block_letters) {
       usage_error("find_block has query_letters = ", options.query_letters,
-                  ", but a block has only block_letters = ", options.block_letters);
+                  ", but a block has only block_letters = ", options.block_letters, ".");
     }
     return std::make_shared<FindBlock>(options, seed, eval_sequences);
   }

@@ -143,7 +143,7 @@ class Questions final : public ExampleTask {
     const Node* found = node.is_table() ? node.find(key) : nullptr;
     require(found != nullptr && std::holds_alternative<T>(found->value), where, " has ",
             found == nullptr ? "no" : str(found->type_name(), " as"), " '", key, "', expected ",
-            expected);
+            expected, ".");
     return std::get<T>(found->value);
   }
 
@@ -160,13 +160,14 @@ class Questions final : public ExampleTask {
     }
     require(questions_.size() > before, path, ": has ",
             lost_ > lost ? str("no question whose answer is whole within ", length(), " tokens")
-                         : "no question");
+                         : "no question",
+            ".");
   }
 
   void add(const Node& paragraph, const std::string& path, WordEncoder& encoder) {
     const std::string in_paragraph = path + ": a paragraph";
     const std::string& text = child<std::string>(paragraph, "context", "a text", in_paragraph);
-    require(text.find('\0') == std::string::npos, in_paragraph, " has a character 0");
+    require(text.find('\0') == std::string::npos, in_paragraph, " has a character 0.");
     const std::vector<std::string_view> words = words_of(text);
     const WordTokens tokens = encoder.encode(words);
     StableHash lot;
@@ -175,19 +176,19 @@ class Questions final : public ExampleTask {
     for (const Node& qa : child<Array>(paragraph, "qas", "a list of questions", in_paragraph)) {
       const std::string& question =
           child<std::string>(qa, "question", "a text", path + ": a question");
-      require(question.find('\0') == std::string::npos, path, ": a question has a character 0");
+      require(question.find('\0') == std::string::npos, path, ": a question has a character 0.");
       const std::string where = str(path, ": the question '", question, "'");
       const Array& answers = child<Array>(qa, "answers", "a list of answers", where);
-      require(!answers.empty(), where, " has no answer, expected at least one");
+      require(!answers.empty(), where, " has no answer, expected at least one.");
       const std::string in_answer = where + ": an answer";
       const std::string& answer = child<std::string>(answers[0], "text", "a text", in_answer);
       const int64_t start = child<int64_t>(answers[0], "answer_start", "an integer", in_answer);
       const size_t begin = start < 0 ? std::string::npos : byte_of(text, start);
       require(begin != std::string::npos, where, " has answer_start = ", start,
-              ", which is not in its context");
+              ", which is not in its context.");
       require(!words_of(answer).empty() && text.compare(begin, answer.size(), answer) == 0, where,
               " has the answer '", answer, "', but its context has '",
-              text.substr(begin, answer.size()), "' at answer_start = ", start);
+              text.substr(begin, answer.size()), "' at answer_start = ", start, ".");
       Question q{.context = contexts_.size() - 1,
                  .tokens = encoder.encode(words_of(question)).tokens,
                  .first = 0,
@@ -251,7 +252,7 @@ struct FindSpanSpec final : ExampleSpec<Options> {
     if (options.files.path) return std::make_shared<Questions>(options, seed, eval_sequences);
     if (options.count > options.symbols) {
       usage_error("find_span has count = ", options.count,
-                  ", expected at most symbols = ", options.symbols);
+                  ", expected at most symbols = ", options.symbols, ".");
     }
     return std::make_shared<Entries>(options, seed, eval_sequences);
   }

@@ -47,7 +47,7 @@ class Images : public Task {
   }
   Accuracy accuracy() const final { return Accuracy::token; }
   std::vector<int64_t> encode(std::string_view) const final {
-    usage_error("the task images has no text");
+    usage_error("the task images has no text.");
   }
   std::string decode(const std::vector<int64_t>&) const final { return ""; }
 

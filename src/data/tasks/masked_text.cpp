@@ -167,11 +167,11 @@ struct MaskedTextSpec final : TaskSpec {
     options.text.check(type());
     if (options.text.length < 3 && make_tokenizer(options.tokenizer)->start_token()) {
       usage_error("masked_text has length = ", options.text.length, ", but ", options.tokenizer,
-                  " puts a token before and one behind each sequence; expected at least 3");
+                  " puts a token before and one behind each sequence; expected at least 3.");
     }
     if (options.replaced + options.random > 1.0) {
       usage_error("masked_text has replaced = ", options.replaced, " and random = ", options.random,
-                  ", expected a sum of at most 1");
+                  ", expected a sum of at most 1.");
     }
     return std::make_shared<MaskedText>(options, seed);
   }

@@ -85,7 +85,8 @@ struct NeedleSpec final : GeneratedSpec {
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.filler() < 0) {
       usage_error("needle has length = ", options.length, ", but stating and asking for ",
-                  options.digits, " digits needs at least ", options.length - options.filler());
+                  options.digits, " digits needs at least ", options.length - options.filler(),
+                  ".");
     }
     return std::make_shared<Needle>(options, seed, eval_sequences);
   }

@@ -101,11 +101,11 @@ struct RecallSpec final : GeneratedSpec {
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.length < 4 * options.pairs) {
       usage_error("recall has length = ", options.length, ", but ", options.pairs,
-                  " pairs and their queries need at least ", 4 * options.pairs);
+                  " pairs and their queries need at least ", 4 * options.pairs, ".");
     }
     if (options.pairs > options.vocabulary / 2 - 1) {
       usage_error("recall has pairs = ", options.pairs, ", but a vocabulary of ",
-                  options.vocabulary, " has only ", options.vocabulary / 2 - 1, " keys");
+                  options.vocabulary, " has only ", options.vocabulary / 2 - 1, " keys.");
     }
     return std::make_shared<Recall>(options, seed, eval_sequences);
   }

@@ -81,7 +81,7 @@ struct SequenceSpec final : GeneratedSpec {
   std::shared_ptr<Task> make(uint64_t seed) const override {
     if (options.shortest() > options.count) {
       usage_error("sequence has min_count = ", options.shortest(),
-                  ", expected at most count = ", options.count);
+                  ", expected at most count = ", options.count, ".");
     }
     return std::make_shared<Sequence>(options, seed, eval_sequences);
   }

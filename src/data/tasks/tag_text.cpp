@@ -136,13 +136,13 @@ class Sentences final : public ExampleTask {
       const size_t end = line.find_last_not_of(" \t") + 1;
       const size_t first = line.find_first_of(" \t", begin);
       require(first < end, path, ":", i + 1, ": has one column, '", line.substr(begin, end - begin),
-              "', expected a token and, in the last column, its tag");
+              "', expected a token and, in the last column, its tag.");
       const size_t last = line.find_last_of(" \t", end - 1) + 1;
       words.push_back(line.substr(begin, first - begin));
       tags.push_back(static_cast<int32_t>(
           labels_.number(std::string(line.substr(last, end - last)), str(path, ":", i + 1))));
     }
-    require(pieces_.size() > before, path, ": has no line with a token and its tag");
+    require(pieces_.size() > before, path, ": has no line with a token and its tag.");
   }
 
   void add(const std::vector<std::string_view>& words, const std::vector<int32_t>& tags,
@@ -208,7 +208,7 @@ struct TagTextSpec final : ExampleSpec<Options> {
     if (options.files.path) return std::make_shared<Sentences>(options, seed, eval_sequences);
     if (options.shortest() > options.files.length) {
       usage_error("tag_text has min_length = ", options.shortest(),
-                  ", expected at most length = ", options.files.length);
+                  ", expected at most length = ", options.files.length, ".");
     }
     return std::make_shared<Neighbours>(options, seed, eval_sequences);
   }

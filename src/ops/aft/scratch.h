@@ -20,12 +20,13 @@ struct Scratch {
   float *x, *sums;       // [history, kPair], [kChunk, kPair]: with v, then without
   float* band;           // [kRows, band_line]: e^w of a few queries, shifted
   float *running, *top;  // [3, kChannels], [kChannels]
-  // Backward.
-  float *grad_sums, *grad_x;  // as sums, x
-  float* columns;             // [kPair, columns_line]: x transposed
-  float* grad_band;           // as band
-  float* pending;             // [W - 1, kPair]: gradients of positions before the chunk, v then k
-  float* carried;             // [2, kChannels]: gradients of the running sums after the chunk
+  // Backward; null without it.
+  float *grad_sums = nullptr, *grad_x = nullptr;  // as sums, x
+  float* columns = nullptr;                       // [kPair, columns_line]: x transposed
+  float* grad_band = nullptr;                     // as band
+  // [W - 1, kPair]: gradients of positions before the chunk, v then k
+  float* pending = nullptr;
+  float* carried = nullptr;  // [2, kChannels]: gradients of the running sums after the chunk
   int64_t size;
 
   HL_INLINE Scratch(int64_t window, bool backward, float* base) {
