@@ -104,7 +104,7 @@ TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
     end += "]}";
   }
   const std::string file = folder.write("deep.json", deep + end + "}");
-  EXPECT_EQ(test::message_of([&] { make_tokenizer(file); }), file + ": is not JSON.");
+  EXPECT_EQ(test::message_of([&] { make_tokenizer(file); }), file + ": is nested deeper than 64 levels.");
   const std::string model =
       learn_vocabulary({{"a", "a", sentences(50)}}, {.size = 290, .method = "bpe"});
   for (size_t length = 0; length + 1 < model.size(); length += 1 + model.size() / 40) {

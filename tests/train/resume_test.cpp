@@ -160,11 +160,11 @@ TEST_F(Resume, EveryFlippedBitOfTheStateIsFound) {
   EXPECT_EQ(state_json(state), whole_file);
 }
 
-TEST(State, NestedFarTooDeepIsDamaged) {
+TEST(State, NestedFarTooDeepIsRefused) {
   const std::string deep(200000, '['), end(200000, ']');
   EXPECT_TRUE(contains(
       message_of([&] { parse_state("{\"x\":" + deep + end + ",\"crc64\":1}", "a/state.json"); }),
-      "a/state.json: is damaged"));
+      "a/state.json: is nested deeper than 64 levels."));
 }
 
 TEST_F(Resume, SaysWhenNothingElseIsIntact) {

@@ -134,6 +134,27 @@ def change_toml(data, random):
     return (text[: match.start()] + key + equals + value + text[match.end() :]).encode()
 
 
+JINJA = ["range(1000000000)", "'a' * 1000000000000", "messages[99999999999999999999]", "1 / 0", "messages | tojson", "((((1))))" * 50, "not " * 3000 + "1"]
+JINJA += ["(" * 20000 + "1" + ")" * 20000, "loop.index", "x.y.z", "raise_exception('no')", "messages | join | upper | trim", "{'a': [1, {}]}"]
+
+
+def change_jinja(data, random):
+    """An expression or a tag of a template becomes another, or is lost or doubled."""
+    found = list(re.finditer(rb"(\{[{%]-?)(.*?)(-?[%}]\})", data, re.S))
+    if not found:
+        return data
+    match, other = random.choice(found), random.choice(found)
+    way = random.randrange(4)
+    if way == 0:
+        new = random.choice([b"", match[0] * random.choice([2, 300])])
+    elif way == 1:
+        new = other[0]
+    else:
+        inner = random.choice(JINJA).encode()
+        new = match[1] + random.choice([inner, b" for x in " + inner + b" ", b" set x = " + inner + b" ", b" if " + inner + b" "]) + match[3]
+    return data[: match.start()] + new + data[match.end() :]
+
+
 # --- JSON ---------------------------------------------------------------------------------------
 
 DEEP = "@deep@"
@@ -428,6 +449,7 @@ MEANT = {
     "zip": [change_zip],
     "protobuf": [change_protobuf],
     "png": [change_png],
+    "jinja": [change_jinja, change_jinja, swap_number],
     "columns": [change_field, change_field, move_line, swap_number],
     "text": [move_line, swap_number],
     "bytes": [],

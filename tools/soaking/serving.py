@@ -26,6 +26,14 @@ BODIES = [
     {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 0, "user": "u", "suffix": None, "presence_penalty": 0, "logit_bias": {}},
 ]
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}], "max_tokens": 4}
+TEMPLATE = """{%- set names = namespace(count=0) -%}
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('no ' ~ message.role) }}{% endif -%}
+{%- set names.count = names.count + 1 -%}
+<{{ message.role | upper }}>{{ message['content'] | trim }}{% if not loop.last %}{{ '\\n' * 2 }}{% endif %}
+{%- endfor -%}
+{% if add_generation_prompt %}<ASSISTANT {{ names.count }}>{% endif %}
+"""
 OTHERS = [
     ("POST", "/v1/chat/completions", CHAT), ("POST", "/tokenize", {"prompt": "The quick"}), ("POST", "/detokenize", {"tokens": [84, 104]}),
     ("GET", "/v1/models", None), ("GET", "/v1/models/run", None), ("GET", "/health", None), ("GET", "/metrics", None),
@@ -66,6 +74,8 @@ class Campaign:
     def __init__(self, place, seed):
         self.place, self.server = place, None
         text_run(place, "run", steps=8)
+        self.template = place / "run/chat_template.jinja"
+        self.template.write_text(TEMPLATE)
         self.start()
 
     def start(self):
@@ -128,7 +138,27 @@ class Campaign:
             except ValueError:
                 raise Broken(what, f"status {answer.status} with broken JSON: {answer.body[:300]!r}") from None
 
+    def templates(self, random):
+        """A server of its own with a damaged chat template."""
+        what = "damaged chat templates"
+        self.close()
+        self.template.write_bytes(mutate("jinja", TEMPLATE.encode(), random))
+        try:
+            self.start()
+            answer = self.send(request("POST", "/v1/chat/completions", json.dumps(CHAT).encode()))
+            self.judged(what, answer)
+            self.plain(what)
+        except OSError as error:
+            raise Broken(what, f"{type(error).__name__}: {error}, {self.server.poll()}") from None
+        finally:
+            self.close()
+            self.template.write_text(TEMPLATE)
+            self.start()
+        return what
+
     def case(self, number, random):
+        if number % 100 == 99:
+            return self.templates(random)
         way = random.randrange(10)
         method, path, body = ("POST", "/v1/completions", random.choice(BODIES)) if random.random() < 0.8 else random.choice(OTHERS)
         data = b"" if body is None else json.dumps(body).encode()
