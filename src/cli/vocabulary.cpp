@@ -4,6 +4,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/error.h"
 #include "core/files.h"
 #include "core/text.h"
 
