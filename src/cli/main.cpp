@@ -33,13 +33,16 @@ int run(int argc, char** argv) {
     std::fputs(app.help().c_str(), stderr);
     return 2;
   }
-  if (std::string_view(argv[1]) == "help") {
-    const CLI::App* asked = argc > 2 ? app.get_subcommand_no_throw(argv[2]) : &app;
-    std::fputs((asked == nullptr ? &app : asked)->help().c_str(), stdout);
-    return 0;
-  }
   std::vector<std::string> names;
   for (const auto& [sub, runner] : runners) names.push_back(sub->get_name());
+  if (std::string_view(argv[1]) == "help") {
+    const CLI::App* asked = &app;
+    for (const auto& [sub, runner] : runners) {
+      if (argc > 2 && sub->get_name() == argv[2]) asked = sub;
+    }
+    std::fputs(asked->help().c_str(), stdout);
+    return 0;
+  }
   if (argc > 1 && argv[1][0] != '-' &&
       std::find(names.begin(), names.end(), argv[1]) == names.end()) {
     const std::string near = nearest(argv[1], names);
