@@ -141,8 +141,9 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
   for (int64_t& start : full) start = std::min(start, last);
   Batch batch = split_.held_out.windows(at::tensor(full, at::kLong), options_.length,
                                         options_.separate_documents);
+  if (full == starts) return batch;
+  batch.targets = batch.targets.clone();  // of a single window they share memory with the inputs
   for (size_t i = 0; i < starts.size(); ++i) {
-    if (starts[i] == full[i]) continue;
     batch.targets[static_cast<int64_t>(i)].narrow(0, 0, starts[i] - full[i]).fill_(kIgnore);
   }
   return batch;

@@ -247,6 +247,7 @@ std::string predicted(const Task& task, int64_t batch) {
   const int64_t total = task.eval_sequences();
   for (int64_t first = 0; first < total; first += batch) {
     const Batch b = task.eval_batch(first, std::min(batch, total - first));
+    EXPECT_FALSE(b.inputs.eq(kIgnore).any().item<bool>());
     for (int64_t r = 0; r < b.targets.size(0); ++r) {
       for (const int64_t token : row(b.targets, r)) {
         if (token != kIgnore) all += static_cast<char>(token == 0 ? '|' : token);

@@ -68,7 +68,7 @@ def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
     assert config.startswith(f"# Began with the weights of {place / 'runs/text'}, step 6.\n") and "hidden = 16" in config
     before = json.loads((place / "runs/text/metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
     after = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
-    assert abs(after - before) < 0.5 < abs(after - 5.5)
+    assert after < before + 0.01
     headloom("train", run, "--resume", "--set", "train.steps=4", cwd=tmp_path)
     # [model] may say again what the model is, and nothing else.
     other = tmp_path / "other"
@@ -184,7 +184,8 @@ def test_a_comparison_grows(tmp_path):
     left_out = [line for line in done.stderr.splitlines() if "left out of the report" in line]
     assert len(left_out) == 1 and "copy/mha/seed-1, copy/talking/seed-1" in left_out[0]
     assert (out / "runs/copy/talking/seed-2/metrics.jsonl").stat().st_mtime_ns == before
-    assert {run["seed"] for run in json.loads(done.stdout)["runs"]} == {2, 3}
+    result = json.loads(done.stdout)
+    assert result["seeds"] == [2, 3] and result["finished"] == result["planned"] == 4
     assert "New" in (out / "report.html").read_text() and (out / "runs/copy/mha/seed-1/result.json").exists()
     # A changed configuration is trained anew beside what was there.
     done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "models.1.train.lr=0.5", cwd=tmp_path, code=2)

@@ -121,7 +121,7 @@ TEST(Experts, ResumingGoesOnWithTheBiasAndReadsCheckpointsThatHadItAsAParameter)
   const std::string whole = folder.path("whole"), half = folder.path("half");
   train_quietly(balanced_run(config), {.folder = whole});
   copy_folder(whole, half);
-  train_quietly(balanced_run(config), {.folder = half, .from = 3});
+  train_quietly(balanced_run(config), {.folder = half, .checkpoint = "3"});
   EXPECT_EQ(bytes_of(whole + "/checkpoints/step-6/model.safetensors"),
             bytes_of(half + "/checkpoints/step-6/model.safetensors"));
 

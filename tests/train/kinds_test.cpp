@@ -122,7 +122,7 @@ TEST(Training, EveryKindResumesBitForBit) {
     EXPECT_EQ(outcome.evaluations.size(), 2u) << run.name;
     EXPECT_GT(outcome.tokens_per_second, 0) << run.name;
     copy_folder(whole, cut);
-    train_quietly(config, {.folder = cut, .from = 4});
+    train_quietly(config, {.folder = cut, .checkpoint = "4"});
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
       const std::string file = str("/checkpoints/step-8/", name);
       EXPECT_TRUE(bytes_of(whole + file) == bytes_of(cut + file)) << run.name << " " << name;
