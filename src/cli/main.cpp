@@ -68,13 +68,14 @@ int run(int argc, char** argv) {
 }  // namespace headloom::cli
 
 #ifndef __SANITIZE_ADDRESS__  // which has its own
-// A std::bad_alloc of the standard library's does not say how much was asked for.
-void* operator new(size_t bytes) {
+// A std::bad_alloc of the standard library's does not say how much was asked for. Inlined, they look
+// to GCC like a free() of what another function allocated.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw headloom::OutOfMemory(bytes);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 #endif
 
 int main(int argc, char** argv) {
