@@ -205,9 +205,9 @@ TEST(Override, RefusesWhatCannotBe) {
   EXPECT_TRUE(contains(message("steps"), "expected key=value"));
   EXPECT_TRUE(contains(message("=3"), "expected key=value"));
   EXPECT_TRUE(contains(message("steps.x=3"), "'steps' is an integer, not a table"));
-  EXPECT_TRUE(contains(message("list.2=3"), "index below 2"));
-  EXPECT_TRUE(contains(message("list.-1=3"), "index below 2"));
-  EXPECT_TRUE(contains(message("list.x=3"), "index below 2"));
+  EXPECT_TRUE(contains(message("list.2=3"), "expected 0 to 1"));
+  EXPECT_TRUE(contains(message("list.-1=3"), "expected 0 to 1"));
+  EXPECT_TRUE(contains(message("list.x=3"), "expected 0 to 1"));
 }
 
 TEST(Differences, AreNamedByTheirKeys) {

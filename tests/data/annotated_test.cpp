@@ -394,32 +394,32 @@ TEST(FindSpan, WhatCannotBeUsedIsRefused) {
   const Files files{.type = "find_span"};
   const std::string train = files.folder.path("train");
   const auto error = [&](const std::string& json) { return error_of(files.options(json, kDev)); };
-  EXPECT_EQ(error("[]"), train + ": is not a JSON object.");
-  EXPECT_EQ(error("{}"), train + ": has no 'data', expected a list of articles");
+  EXPECT_EQ(error("[]"), train + ": is JSON, but not an object ({...}).");
+  EXPECT_EQ(error("{}"), train + ": has no 'data', expected a list of articles.");
   EXPECT_EQ(error(R"({"data": 3})"),
-            train + ": has an integer as 'data', expected a list of articles");
-  EXPECT_EQ(error(R"({"data": []})"), train + ": has no question");
+            train + ": has an integer as 'data', expected a list of articles.");
+  EXPECT_EQ(error(R"({"data": []})"), train + ": has no question.");
   EXPECT_EQ(error(R"({"data": [{}]})"),
-            train + ": an article of 'data' has no 'paragraphs', expected a list of paragraphs");
+            train + ": an article of 'data' has no 'paragraphs', expected a list of paragraphs.");
   const auto qas = [&](const std::string& qa) {
     return error(R"({"data": [{"paragraphs": [{"context": "a b", "qas": [)" + qa + "]}]}]}");
   };
-  EXPECT_EQ(qas("{}"), train + ": a question has no 'question', expected a text");
+  EXPECT_EQ(qas("{}"), train + ": a question has no 'question', expected a text.");
   EXPECT_EQ(qas(R"({"question": "q?"})"),
-            train + ": the question 'q?' has no 'answers', expected a list of answers");
+            train + ": the question 'q?' has no 'answers', expected a list of answers.");
   EXPECT_EQ(qas(R"({"question": "q?", "answers": []})"),
-            train + ": the question 'q?' has no answer, expected at least one");
+            train + ": the question 'q?' has no answer, expected at least one.");
   EXPECT_EQ(qas(R"({"question": "q?", "answers": [{"text": "a"}]})"),
-            train + ": the question 'q?': an answer has no 'answer_start', expected an integer");
+            train + ": the question 'q?': an answer has no 'answer_start', expected an integer.");
   for (const int64_t start : {-1, 3, 1000}) {
     EXPECT_EQ(error(squad("a b", {{"q?", "b", start}})),
               str(train, ": the question 'q?' has answer_start = ", start,
-                  ", which is not in its context"));
+                  ", which is not in its context."));
   }
   EXPECT_EQ(error(squad("a b", {{"q?", "c", 2}})),
             train +
                 ": the question 'q?' has the answer 'c', but its context has 'b' at "
-                "answer_start = 2");
+                "answer_start = 2.");
   expect_contains(error(squad("a b", {{"q?", "", 0}})), "has the answer ''");
   EXPECT_EQ(error_of<UsageError>("type = 'find_span'\ncount = 9"),
             "find_span has count = 9, expected at most symbols = 8.");

@@ -129,11 +129,11 @@ TEST(ImageFile, BrokenFilesAreNamedAndNothingCrashes) {
   }
   EXPECT_EQ(read_error(folder.write("big.ppm", "P6 999999999 999999999 255\nxx")),
             "the image '" + folder.path("big.ppm") +
-                "' is a broken PPM file: its size is 999999999 x 999999999 pixels");
+                "' is a broken PPM file: its size is 999999999 x 999999999 pixels.");
   EXPECT_EQ(read_error(folder.write("a.png", "")),
-            "'" + folder.path("a.png") + "' is no image: it is empty");
+            "'" + folder.path("a.png") + "' is no image: it is empty.");
   EXPECT_EQ(read_error(folder.write("a.png", "GIF89a")),
-            "'" + folder.path("a.png") + "' is no image: it is neither PNG, JPEG nor PPM");
+            "'" + folder.path("a.png") + "' is no image: it is neither PNG, JPEG nor PPM.");
   expect_contains(read_error(folder.path("gone.png")), "gone.png");
 }
 

@@ -98,7 +98,8 @@ Tensor identity_kernel(const Options& o) {
   Tensor kernel = at::zeros({heads, together, o.query_kernel, o.key_kernel});
   kernel.select(3, own)
       .select(2, o.query_kernel - 1)
-      .copy_(at::eye(together).repeat({heads / together, 1}));
+      .unflatten(0, {heads / together, together})
+      .copy_(at::eye(together));
   return together == 1 ? kernel.squeeze(1) : kernel;
 }
 
