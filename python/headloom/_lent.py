@@ -20,7 +20,7 @@ Named = Tuple[List[str], List[Tensor], List[str]]
 
 def shown(value: Any) -> str:
     """A value and its type, for messages."""
-    return f"{value!r:.40} ({type(value).__name__})"
+    return f"{' '.join(repr(value).split()):.40} ({type(value).__name__})"
 
 
 def wrong_type(what: str, name: str, value: Any) -> TypeError:

@@ -108,8 +108,8 @@ void Shell::take_back() {
 }
 
 void explain_types(const Shell& shell, at::TensorList params, Inputs inputs) {
-  // Autocast brings types together, or leaves them apart on purpose.
-  if (at::autocast::is_autocast_enabled(at::kCPU)) return;
+  // Autocast brings types together, but leaves Double alone.
+  const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
   const char* kind = "";
   std::string first;
   std::optional<at::ScalarType> type;
@@ -120,9 +120,11 @@ void explain_types(const Shell& shell, at::TensorList params, Inputs inputs) {
       first = name;
       type = t.scalar_type();
     }
-    TORCH_CHECK_VALUE(t.scalar_type() == *type, shell.module->what(), ": ", kind, first, " is ",
+    const bool together = autocast && t.scalar_type() != at::kDouble && *type != at::kDouble;
+    TORCH_CHECK_VALUE(together || t.scalar_type() == *type, shell.module->what(), ": ", kind, first, " is ",
                       *type, ", but ", what, name, " is ", t.scalar_type(),
-                      "; expected one type (.to(dtype) converts), or torch.autocast.");
+                      "; expected one type (.to(dtype) converts)",
+                      autocast ? ", as autocast leaves Double alone." : ", or torch.autocast.");
   };
   for (const Input& input : inputs) expect("", input.name, input.tensor);
   for (size_t i = 0; i < params.size(); ++i) {
@@ -172,9 +174,7 @@ Tensor auxiliary_loss(const Observed& observed, const Tensor& x) {
   return observed.loss.defined() ? observed.loss : at::zeros({}, x.options().dtype(at::kFloat));
 }
 
-bool counts_load(bool training) {
-  return training && torch::autograd::get_current_graph_task_id() == -1;
-}
+bool computes_again() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 bool is_traced(Inputs inputs, at::TensorList params) {
   return is_transforming() ||

@@ -97,9 +97,9 @@ bool is_traced(Inputs inputs, at::TensorList params);
 // What layers want added to the loss: a scalar like x, 0 where none wants anything.
 Tensor auxiliary_loss(const Observed& observed, const Tensor& x);
 
-// Whether a call in this mode counts for the load of experts. What a backward pass computes again
-// (activation checkpointing) was counted when it was first computed.
-bool counts_load(bool training);
+// Whether a backward pass is under way on this thread: it computes again what activation
+// checkpointing left out, so the load of experts was counted before.
+bool computes_again();
 
 // Throws the ValueError that a UsageError is in Python.
 [[noreturn]] void throw_value_error(const UsageError& error);

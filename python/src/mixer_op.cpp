@@ -86,19 +86,19 @@ Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool
 std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::TensorList params,
                                   bool training, const std::optional<Tensor>& documents,
                                   bool auxiliary) {
-  return with_parameters<ChannelMixer>(channel_pool(), spec, params, {{"x", x}}, training,
-                                       [&](ChannelMixer& module) {
-                                         Observed observed;
-                                         MixerContext context;
-                                         context.documents = documents.value_or(Tensor());
-                                         const bool load =
-                                             counts_load(training) && module.balances();
-                                         if (auxiliary || load) context.observed = &observed;
-                                         std::vector<Tensor> out = {module.forward(x, context)};
-                                         if (auxiliary) out.push_back(auxiliary_loss(observed, x));
-                                         if (load) out.push_back(observed.load.at(context.layer));
-                                         return out;
-                                       });
+  return with_parameters<ChannelMixer>(
+      channel_pool(), spec, params, {{"x", x}}, training, [&](ChannelMixer& module) {
+        Observed observed;
+        MixerContext context;
+        context.documents = documents.value_or(Tensor());
+        // Computed again, the same tensors must be kept.
+        const bool load = training && module.balances();
+        if (auxiliary || load) context.observed = &observed;
+        std::vector<Tensor> out = {module.forward(x, context)};
+        if (auxiliary) out.push_back(auxiliary_loss(observed, x));
+        if (load && !computes_again()) out.push_back(observed.load.at(context.layer));
+        return out;
+      });
 }
 
 void balance_channel_mixer(std::string_view spec, at::TensorList params, at::TensorList load) {
@@ -139,8 +139,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor? documents=None, bool auxiliary=False) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def("balance_channel_mixer(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
-  m.def(
-      "mixer_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
+  m.def("mixer_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def(
       "channel_mixer_tensors(str spec, bool values=True) -> "
       "(str[] names, Tensor[] values, str[] kinds)");

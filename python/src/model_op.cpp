@@ -76,10 +76,12 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
   return with_parameters<Model>(pool(), spec, params, given, training, [&](Model& built) {
     Observed observed;
     ModelInput own = input;
-    const auto balanced = counts_load(training) ? built.balanced() : std::vector<int64_t>();
+    // Computed again, the same tensors must be kept for the gradient, the balance loss's too.
+    const auto balanced = training ? built.balanced() : std::vector<int64_t>();
     if (auxiliary || !balanced.empty()) own.observed = &observed;
     std::vector<Tensor> out = {built.forward(own)};
     if (auxiliary) out.push_back(auxiliary_loss(observed, out[0]));
+    if (computes_again()) return out;
     for (const int64_t layer : balanced) out.push_back(observed.load.at(layer));
     return out;
   });
@@ -88,15 +90,14 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
 // `load`: of each layer that balances its experts, as model() returns it.
 void balance_model(std::string_view spec, at::TensorList params, at::TensorList load) {
   with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
-                           const std::vector<int64_t> layers = built.balanced();
-                           TORCH_CHECK_VALUE(load.size() == layers.size(),
-                                             "balance_model: load has ", load.size(),
-                                             " tensors, expected ", layers.size(), ".");
-                           std::map<int64_t, Tensor> by_layer;
-                           for (size_t i = 0; i < layers.size(); ++i) by_layer[layers[i]] = load[i];
-                           built.balance(by_layer);
-                           return true;
-                         });
+    const std::vector<int64_t> layers = built.balanced();
+    TORCH_CHECK_VALUE(load.size() == layers.size(), "balance_model: load has ", load.size(),
+                      " tensors, expected ", layers.size(), ".");
+    std::map<int64_t, Tensor> by_layer;
+    for (size_t i = 0; i < layers.size(); ++i) by_layer[layers[i]] = load[i];
+    built.balance(by_layer);
+    return true;
+  });
 }
 
 // --- Decoding -------------------------------------------------------------------------------
