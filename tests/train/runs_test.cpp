@@ -170,7 +170,7 @@ TEST(From, TakesTheModelThatTheWeightsAreOf) {
                        "are of a model with 'model.width = 16', but the configuration has "
                        "'model.width = 32'; leave [model] out"));
   EXPECT_TRUE(contains(refused({"model.layer.0.mixer.type=talking_heads"}),
-                       "'model.layer.0.mixer.type = \"mha\"'"));
+                       "'model.layer.0.mixer.type = 'mha''"));
   EXPECT_TRUE(contains(message_of([&] {
                          train_quietly(
                              base, {.folder = folder.path("run"), .from = folder.path("missing")});
@@ -209,7 +209,7 @@ TEST(Moved, ARunGoesOnAndIsReadAnywhere) {
   const std::string folder = made.folder.path();
   train_quietly(made.config, {.folder = folder + "/run"});
   const std::string config = bytes_of(folder + "/run/config.toml");
-  EXPECT_TRUE(contains(config, "tokenizer = \"tokenizer.json\""));
+  EXPECT_TRUE(contains(config, "tokenizer = 'tokenizer.json'"));
   fs::rename(folder + "/run", folder + "/elsewhere");
   fs::remove(folder + "/data/tokenizer.json");
   const Node longer = with(read_toml(folder + "/elsewhere/config.toml"), {"train.steps=12"});
@@ -224,9 +224,9 @@ TEST(Moved, ARunGoesOnAndIsReadAnywhere) {
   EXPECT_EQ(message,
             str("there is no file or folder '", folder, "/data', which 'task.paths' names; ",
                 "say where the data is with --set 'task.paths=[\"PATH\"]'."));
-  train_quietly(with(more, {str("task.paths=[\"", folder, "/texts\"]")}),
+  train_quietly(with(more, {str("task.paths=['", folder, "/texts']")}),
                 {.folder = folder + "/elsewhere", .resume = true});
-  EXPECT_TRUE(contains(bytes_of(folder + "/elsewhere/config.toml"), "/texts\"]"));
+  EXPECT_TRUE(contains(bytes_of(folder + "/elsewhere/config.toml"), "/texts']"));
 }
 
 TEST(Moved, RelativePathsAreStoredAsAbsoluteOnes) {
