@@ -1,9 +1,8 @@
 // tests/python/test_chat.py compares what templates give with jinja2.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include <filesystem>
+#include <random>
 
 #include "../testing/temp_folder.h"
 #include "core/files.h"
