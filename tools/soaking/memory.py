@@ -69,10 +69,13 @@ STARVED = [
 
 
 def mapped_by(arguments, cwd):
-    """The address space in bytes that a command needs to do nothing."""
-    return next(
-        limit << 20 for limit in range(256, 65536, 32) if run(arguments, cwd, seconds=SECONDS, address_space=limit << 20).code == 0
-    )
+    """The address space in bytes that a command needs to do nothing, to 64 MiB."""
+    too_little, enough = 0, 1 << 36
+    while enough - too_little > 64 << 20:
+        middle = (too_little + enough) // 2
+        done = run(arguments, cwd, seconds=SECONDS, address_space=middle)
+        too_little, enough = (too_little, middle) if done.code == 0 else (middle, enough)
+    return enough
 
 
 class Campaign:
