@@ -192,8 +192,8 @@ def test_gradients(name):
 def test_opcheck(name):
     q, k, v = (t.float() for t in qkv())
     options = CASES[name]()
-    pre = headloom.attention._tensors(options.pop("pre", None))
-    post = headloom.attention._tensors(options.pop("post", None))
+    pre = headloom.attention._tensors(options.pop("pre", None), "pre")
+    post = headloom.attention._tensors(options.pop("post", None), "post")
     groups = 2 if name == "all terms" else 1
     single = lambda t: t.float().requires_grad_() if t is not None and t.is_floating_point() else t
     torch.library.opcheck(
@@ -206,7 +206,7 @@ def test_opcheck(name):
 def fused_arguments():
     """Leaves q, k, v and the arguments that follow them, with every kind of gradient."""
     q, k, v = (t.float().requires_grad_() for t in qkv())
-    pre = [t if t is None else t.float().requires_grad_() for t in headloom.attention._tensors(dynamic())]
+    pre = [t if t is None else t.float().requires_grad_() for t in headloom.attention._tensors(dynamic(), "pre")]
     kernel = draw(H, 2, 3, scale=0.5).float().requires_grad_()
     bias = draw(H, T, S).float().requires_grad_()
     lengths = torch.tensor([6, 5])

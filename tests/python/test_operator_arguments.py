@@ -205,7 +205,11 @@ def test_what_is_empty_leaves_nothing_unwritten(size):
         assert len(found) in (0, 2), f"{name} with {size} = 0 is refused by one backend only"
         if found:
             torch.testing.assert_close(
-                found[None], found["reference"], msg=lambda m: f"{name}{others} with {size} = 0: {m}"
+                found[None],
+                found["reference"],
+                rtol=1e-4,
+                atol=1e-3,
+                msg=lambda m: f"{name}{others} with {size} = 0: {m}",
             )
 
 
@@ -222,7 +226,8 @@ def test_gradients_of_composed_attention_without_queries_or_keys(T, S):
     with poisoned_memory():
         out = composed_attention(q, k, v, *mixes, pre_conv=conv, post_conv=conv, backend="fused")
         out.sum().backward()
-    assert out.shape == (2, T, 4, 3) and not out.any()
+        defined = composed_attention(q, k, v, *mixes, pre_conv=conv, post_conv=conv, backend="reference")
+    assert out.shape == defined.shape == (2, T, 4, 3) and not out.any() and not defined.any()
     leaves = [q, k, v, conv] + [t for m in mixes for t in vars(m).values() if isinstance(t, torch.Tensor)]
     assert all(t.grad is not None and not t.grad.any() for t in leaves)
 

@@ -46,11 +46,11 @@ std::tuple<Tensor, Tensor> aft_conv(const Tensor& q, const Tensor& k, const Tens
   const int64_t reach = block + columns - 1;
   const Tensor column = at::arange(reach, ids) - at::arange(block, ids).unsqueeze(1);
   const Tensor inside = column.ge(0).logical_and(column.lt(columns));
-  const Tensor band = o.bias.to(at::kDouble)
-                          .exp()
-                          .index_select(1, column.clamp(0, columns - 1).flatten())
-                          .view({heads, 1, block, reach}) *
-                      inside;
+  const Tensor weights = o.bias.to(at::kDouble)
+                             .exp()
+                             .index_select(1, column.clamp(0, columns - 1).flatten())
+                             .view({heads, 1, block, reach});
+  const Tensor band = at::where(inside, weights, at::zeros({}, weights.options()));
   const int64_t after = blocks * block - length + columns - window;
   const Tensor seen = at::constant_pad_nd(x, {0, 0, window - 1, after}).unfold(2, reach, block);
   Tensor both = at::matmul(band, seen.transpose(-1, -2)).flatten(2, 3).narrow(2, 0, length);

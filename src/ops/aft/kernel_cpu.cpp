@@ -394,7 +394,8 @@ void backward_close(const Work& w, const Span& p, const History& history, float*
       for (int64_t c = 0; c < w.a.W; ++c) to[c] += weight[c] * product[c];
     }
   });
-  for (int64_t h = 0; h < rows; ++h) {
+  fill(s.grad_x, history.first * kPair, 0);  // not of this document, whatever reached them above
+  for (int64_t h = history.first; h < rows; ++h) {
     float* const g = s.grad_x + h * kPair;
     for (int64_t c = 0; c < kChannels; c += VL) {
       const vf e = load(s.x + h * kPair + kChannels + c), of_ev = load(g + c);

@@ -55,7 +55,7 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
         bias.index_select(0, keys.position.flatten()).view({batch, 1, length, bias.size(1)});
     w = rows.gather(3, column.expand({batch, 1, length, all}));
   }
-  return w * inside;
+  return at::where(inside, w, at::zeros({}, w.options()));
 }
 
 }  // namespace
@@ -148,7 +148,8 @@ std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const
     kept_v = kept_v * same;
   }
   old = old.logical_and(at::arange(all, ids).lt(all - ring).unsqueeze(-1));
-  old = old.logical_and(keys.k.gt(kNoExponent / 2));  // not the places a state leaves empty
+  // Not the places that a state leaves empty; NaN is none.
+  old = old.logical_and(keys.k.le(kNoExponent / 2).logical_not());
   const Tensor none = at::full({}, kNoExponent, keys.k.options());
   Tensor old_k = at::where(old, keys.k, none), m = old_k.amax(1, true).detach();
   Tensor carried;

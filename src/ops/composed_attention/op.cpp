@@ -148,6 +148,7 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
     TORCH_CHECK_TYPE(o.mask.scalar_type() == at::kBool, "composed_attention: mask has dtype ",
                      o.mask.scalar_type(), ", expected bool.");
     check_broadcast(o.mask, "mask", {batch, 1, queries, keys}, "[B, 1, T, S]");
+    check_device(kOp, o.mask, "mask", q);
   }
   if (o.lengths.defined()) {
     check_ids(kOp, o.lengths, "lengths", q);

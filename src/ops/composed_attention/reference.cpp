@@ -101,6 +101,8 @@ Tensor mix(const Tensor& x, const HeadMix& m) {
 // Grouped cross-correlation; x is already 0 where it does not count.
 Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& padding,
                  int64_t query_pad) {
+  // conv2d refuses what is smaller than its kernel, even where nothing comes of it.
+  if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return x;
   const int64_t ck = kernel.size(-1);
   const int64_t left = padding == "both" ? (ck - 1) / 2 : padding == "left" ? ck - 1 : 0;
   const Tensor weight = kernel.dim() == 4 ? kernel : kernel.unsqueeze(1);
@@ -194,10 +196,12 @@ Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
   const auto wide = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   a = a.to(wide);
-  // A score of -inf hides a key as a mask does.
-  const Tensor shown = both(a.ne(-std::numeric_limits<double>::infinity()), visible.all);
-  const Tensor p = at::softmax(hide(a, shown, std::numeric_limits<float>::lowest()), -1);
-  return hide(p, shown, 0).to(q.scalar_type());
+  // A score of -inf hides a key as a mask does: a row of nothing else is one that sees no key.
+  const Tensor some =
+      both(a.ne(-std::numeric_limits<double>::infinity()), visible.all).any(-1, true);
+  const Tensor scores = hide(a, visible.all, std::numeric_limits<float>::lowest());
+  const Tensor p = at::softmax(hide(scores, some, 0), -1);
+  return hide(hide(p, visible.all, 0), some, 0).to(q.scalar_type());
 }
 
 }  // namespace

@@ -29,12 +29,16 @@ std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const
   Tensor dt = delta.to(wide);
   if (o.delta_bias.defined()) dt = dt + o.delta_bias.to(wide);
   if (o.delta_softplus) dt = at::softplus(dt);
-  Tensor decay = at::exp(dt.unsqueeze(-1) * A.to(wide));  // [B, L, channels, N]
+  const Tensor decay = at::exp(dt.unsqueeze(-1) * A.to(wide));  // [B, L, channels, N]
+  std::vector<Tensor> same;  // [B, 1, 1] each: t is in the document of t - 1
   if (o.documents.defined()) {
     // Ids may come back; only neighbours are compared.
     const Tensor id = o.documents;
-    const Tensor same = id.narrow(1, 1, length - 1).eq(id.narrow(1, 0, length - 1));
-    decay = decay * at::constant_pad_nd(same.to(wide), {1, 0}, 1).unsqueeze(-1).unsqueeze(-1);
+    same = id.narrow(1, 1, length - 1)
+               .eq(id.narrow(1, 0, length - 1))
+               .unsqueeze(-1)
+               .unsqueeze(-1)
+               .unbind(1);
   }
   const Tensor added = (dt * u).unsqueeze(-1) * by_channel(B.to(wide), channels);
 
@@ -46,6 +50,8 @@ std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const
   // From zeros, not from nothing: what is not finite in A shows from the first step on.
   Tensor h = o.state.defined() ? o.state : at::zeros_like(inputs[0]);
   for (int64_t t = 0; t < length; ++t) {
+    // Not times 0: what is not finite in one document stays in it.
+    if (t > 0 && !same.empty()) h = at::where(same[t - 1], h, at::zeros({}, h.options()));
     h = at::addcmul(inputs[t], decays[t], h);
     outputs.push_back((h * (rows.empty() ? outward : rows[t])).sum(-1));
   }
