@@ -36,7 +36,7 @@ AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape
 
 Tensor identity_mix(int64_t heads, int64_t groups, const at::TensorOptions& options) {
   const Tensor one = at::eye(heads / groups, options);
-  return groups == 1 ? one : one.repeat({groups, 1, 1});
+  return groups == 1 ? one : one.expand({groups, -1, -1}).contiguous();
 }
 
 double lambda_init(int64_t layer) {

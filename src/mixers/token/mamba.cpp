@@ -57,7 +57,7 @@ class Mamba final : public TokenMixer {
     }
     // The authors exempt both from weight decay.
     parameter("A_log", A_log_,
-              at::log(at::arange(1, states_ + 1).to(at::kFloat)).repeat({inner_, 1}),
+              at::log(at::arange(1, states_ + 1).to(at::kFloat)).expand({inner_, -1}).contiguous(),
               {.decay = false});
     parameter("D", D_, at::ones({inner_}), {.decay = false});
     output_ = map("output", inner_, shape.width, shape.bias, shape.output_std());
