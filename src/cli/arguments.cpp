@@ -98,7 +98,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& command) {
         near.empty() ? str("; there are ", join(known), ".") : str("; did you mean ", near, "?"));
   }
   const auto before = [&](const char* words) { return text.substr(0, text.find(words)); };
-  if (error.get_name() == "ExtrasError" && !unknown.empty()) {
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
     return str(who, ": '", unknown.front(), "' is one argument too many; headloom ", who,
                " --help shows what it takes.");
   }

@@ -144,7 +144,7 @@ Command describe_command() {
             auto a = std::make_shared<Arguments>();
             a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
-                ->check(CLI::Range(int64_t{1}, kLargestSize));
+                ->check(whole_number(1, kLargestSize));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run(*a); };
           }};

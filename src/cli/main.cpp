@@ -40,7 +40,7 @@ int run(int argc, char** argv) {
     for (const auto& [sub, runner] : runners) {
       if (argc > 2 && sub->get_name() == argv[2]) asked = sub;
     }
-    std::fputs(asked->help().c_str(), stdout);
+    std::fputs(asked->help(asked == &app ? "" : app.get_name()).c_str(), stdout);
     return 0;
   }
   if (argc > 1 && argv[1][0] != '-' &&

@@ -70,24 +70,25 @@ std::string learn_vocabulary(const std::vector<Document>& documents,
                              const VocabularyOptions& options) {
   Lines lines(documents);
   std::string model;
-  const std::string message = sentencepiece().learn({{"vocab_size", std::to_string(options.size)},
-                                                     {"model_type", options.method},
-                                                     {"byte_fallback", "true"},
-                                                     {"character_coverage", "0.9995"},
-                                                     {"normalization_rule_name", "identity"},
-                                                     {"remove_extra_whitespaces", "false"},
-                                                     {"add_dummy_prefix", "false"},
-                                                     {"allow_whitespace_only_pieces", "true"},
-                                                     {"split_digits", "true"},
-                                                     {"max_sentence_length", "65536"},
-                                                     {"input_sentence_size", "1000000"},
-                                                     {"shuffle_input_sentence", "false"},
-                                                     {"num_threads", "1"},
-                                                     {"bos_id", "-1"},
-                                                     {"unk_id", "0"},
-                                                     {"eos_id", "1"},
-                                                     {"minloglevel", "2"}},
-                                                    [&] { return lines.next(); }, model);
+  const std::string message = sentencepiece().learn(
+      {{"vocab_size", std::to_string(options.size)},
+       {"model_type", options.method},
+       {"byte_fallback", "true"},
+       {"character_coverage", "0.9995"},
+       {"normalization_rule_name", "identity"},
+       {"remove_extra_whitespaces", "false"},
+       {"add_dummy_prefix", "false"},
+       {"allow_whitespace_only_pieces", "true"},
+       {"split_digits", "true"},
+       {"max_sentence_length", "65536"},
+       {"input_sentence_size", "1000000"},
+       {"shuffle_input_sentence", "false"},
+       {"num_threads", "1"},
+       {"bos_id", "-1"},
+       {"unk_id", "0"},
+       {"eos_id", "1"},
+       {"minloglevel", "2"}},
+      [&] { return lines.next(); }, model);
   if (!message.empty()) refuse(options.size, message);
   return model;
 }

@@ -19,44 +19,51 @@ const c10::DispatchKeySet& modes() {
 
 }  // namespace
 
-bool is_transforming() { return c10::impl::tls_local_dispatch_key_set().included_.has_any(modes()); }
+bool is_transforming() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(modes());
+}
 
 bool is_transformed(const Tensor& t) { return t.defined() && t.key_set().has_any(modes()); }
 
-bool has_numbers(const Tensor& t) { return !is_transforming() && !is_transformed(t) && !t.is_meta(); }
+bool has_numbers(const Tensor& t) {
+  return !is_transforming() && !is_transformed(t) && !t.is_meta();
+}
 
 void check_features(const Module& module, const char* name, const Tensor& t, int64_t width) {
-  if (!t.defined()) usage_error(module.what(), ": ", name, " is missing, expected a tensor [B, T, width].");
+  if (!t.defined())
+    usage_error(module.what(), ": ", name, " is missing, expected a tensor [B, T, width].");
   if (t.dim() != 3 || t.sym_size(2) != width) {
-    usage_error(module.what(), ": ", name, " must be [B, T, width = ", width, "]; it is ", t.sym_sizes(),
-                ".");
-  }
-  if (t.sym_size(1) == 0) {
-    usage_error(module.what(), ": ", name, " must have at least one position (T of [B, T, width]); it is ",
+    usage_error(module.what(), ": ", name, " must be [B, T, width = ", width, "]; it is ",
                 t.sym_sizes(), ".");
   }
+  if (t.sym_size(1) == 0) {
+    usage_error(module.what(), ": ", name,
+                " must have at least one position (T of [B, T, width]); it is ", t.sym_sizes(),
+                ".");
+  }
   if (!t.is_floating_point()) {
-    usage_error(module.what(), ": ", name, " must be of a floating type; it is ", t.scalar_type(), ".");
+    usage_error(module.what(), ": ", name, " must be of a floating type; it is ", t.scalar_type(),
+                ".");
   }
 }
 
 void check_ids(const Module& module, const char* name, const Tensor& t,
                c10::SymIntArrayRef expected, const char* legend, const Tensor& x) {
   if (t.sym_sizes() != expected) {
-    usage_error(module.what(), ": ", name, " must be ", legend, " = ", expected, "; it is ", t.sym_sizes(),
-                ".");
+    usage_error(module.what(), ": ", name, " must be ", legend, " = ", expected, "; it is ",
+                t.sym_sizes(), ".");
   }
   if (t.scalar_type() != at::kLong) {
-    usage_error(module.what(), ": ", name, " must be int64 (torch.long); it is ", t.scalar_type(), ".");
+    usage_error(module.what(), ": ", name, " must be int64 (torch.long); it is ", t.scalar_type(),
+                ".");
   }
   if (t.device() != x.device()) {
-    usage_error(module.what(), ": ", name, " must be on ", x.device(), " as the input is; it is on ",
-                t.device(), ".");
+    usage_error(module.what(), ": ", name, " must be on ", x.device(),
+                " as the input is; it is on ", t.device(), ".");
   }
 }
 
-void check_lengths(const Module& module, const char* name, const Tensor& lengths,
-                   const Tensor& x) {
+void check_lengths(const Module& module, const char* name, const Tensor& lengths, const Tensor& x) {
   check_ids(module, name, lengths, {x.sym_size(0)}, "[B]", x);
   if (!has_numbers(lengths) || lengths.numel() == 0) return;
   const auto [low, high] = at::aminmax(lengths);

@@ -21,7 +21,6 @@ void check_features(const Module& module, const char* name, const Tensor& t, int
 void check_ids(const Module& module, const char* name, const Tensor& t,
                c10::SymIntArrayRef expected, const char* legend, const Tensor& x);
 // `lengths` is [B] int64 for x [B, T, ...], each from 0 to T.
-void check_lengths(const Module& module, const char* name, const Tensor& lengths,
-                   const Tensor& x);
+void check_lengths(const Module& module, const char* name, const Tensor& lengths, const Tensor& x);
 
 }  // namespace headloom

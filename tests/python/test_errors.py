@@ -116,8 +116,10 @@ def test_types_and_devices_that_differ_are_named():
     message = said(ValueError, lambda: mixed(tokens()))
     assert "model: parameter 'embedding' is Float, but parameter 'layer0.mixer.qkv.weight' is BFloat16" in message
     with torch.autocast("cpu", torch.bfloat16):
-        layer(X.double())
+        layer(X.half())
         mixed(tokens())
+        message = said(ValueError, lambda: layer(X.double()))
+    assert message.endswith("expected one type (.to(dtype) converts), as autocast leaves Double alone.")
 
 
 @pytest.mark.parametrize("turn", [lambda t: t.t(), lambda t: t[:-1], lambda t: t.flatten(), lambda t: t.unsqueeze(0)])

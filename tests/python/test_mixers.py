@@ -305,7 +305,7 @@ def test_experts_want_balance():
 
 def test_wrong_shapes_and_counts():
     layer = make("mha")
-    with pytest.raises(ValueError, match="B, T, C"):
+    with pytest.raises(ValueError, match=r"\[B, T, width = 32\]; it is \[3, 32\]"):
         layer(torch.randn(3, WIDTH))
     with pytest.raises(ValueError, match="params has 0"):
         torch.ops.headloom.mixer(layer.spec, inputs(), [], False)
