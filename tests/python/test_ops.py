@@ -7,17 +7,19 @@ import torch
 
 # What stands behind modules and models is not for calling.
 BEHIND = {
+    "balance_channel_mixer",
+    "balance_model",
     "channel_mixer",
-    "channel_mixer_parameters",
     "channel_mixer_rows",
+    "channel_mixer_tensors",
     "extend",
     "load",
     "mixer",
-    "mixer_parameters",
     "mixer_rows",
+    "mixer_tensors",
     "model",
-    "model_parameters",
     "model_spec",
+    "model_tensors",
     "preset_rows",
     "save",
 }
