@@ -188,10 +188,8 @@ void Rows::keep_last(int64_t n) {
   if (!data_.defined()) return;
   n = std::min(n, data_.size(1));  // a window may be as large as int64 allows
   begin_ = std::max(begin_, end_ - n);
-  // What a long prompt took is given back. Without sums that overflow: the largest n is no limit.
-  if (n < data_.size(1) && data_.size(1) > 4 * n + 4 * kSpare) {
-    move_to(data_.size(0), 2 * n + kSpare, 0);
-  }
+  // What a long prompt took is given back.
+  if (data_.size(1) > 4 * n + 4 * kSpare) move_to(data_.size(0), 2 * n + kSpare, 0);
 }
 
 void Rows::keep(const at::Tensor& which) {
