@@ -40,7 +40,7 @@ PYTHON = [
     "headloom.load('run').generate('a', 4, num_samples=2**40)",
     "headloom.load('run').generate('a', 2**62, num_samples=2**20)",
     "headloom.mixer('mha', width=10**9, heads=2)",
-    "headloom.ops.retention(torch.randn(1, 2, 1 << 17, 8), torch.randn(1, 2, 1 << 17, 8), torch.randn(1, 2, 1 << 17, 8), backend='reference')",
+    "headloom.ops.retention(*[torch.ones(1, 1, 1 << 20, 1)] * 3, torch.tensor([0.9]), form='parallel')",
 ]
 SCRIPT = """
 import sys
