@@ -25,11 +25,9 @@ void check_json_depth(std::string_view text, const std::string& name) {
   }
 }
 
-void json_failure(std::string_view text, const std::string& name, size_t byte) {
-  if (text.find_first_not_of(" \t\r\n") == text.npos) fail(name, ": is empty, expected JSON.");
-  if (byte == 0 || byte > text.size()) {
-    fail(name, ": is not whole JSON: it ends in the middle (a file that was cut off?).");
-  }
+std::string json_fault(std::string_view text, size_t byte) {
+  if (text.find_first_not_of(" \t\r\n") == text.npos) return "it is empty";
+  if (byte == 0 || byte > text.size()) return "it ends in the middle (was it cut off?)";
   const size_t at = byte - 1;
   const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
   const size_t start = at == 0 ? text.npos : text.rfind('\n', at - 1);
@@ -41,7 +39,7 @@ void json_failure(std::string_view text, const std::string& name, size_t byte) {
   } else {
     std::snprintf(shown, sizeof shown, "the byte 0x%02x", c);
   }
-  fail(name, ":", line, ": is not JSON: ", shown, " in column ", column, " does not belong there.");
+  return str("line ", line, " has ", shown, " in column ", column, ", where it does not belong");
 }
 
 }  // namespace headloom

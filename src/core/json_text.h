@@ -16,8 +16,9 @@ constexpr int kDeepestJson = 64;
 
 // Throws Error where brackets outside of texts are nested deeper than kDeepestJson.
 void check_json_depth(std::string_view text, const std::string& name);
-// Throws the Error for text that cannot be read on from `byte` (from 1).
-[[noreturn]] void json_failure(std::string_view text, const std::string& name, size_t byte);
+// Why text cannot be read on from `byte` (from 1), where the parser stopped: "line 3 has '}' in
+// column 5, where it does not belong".
+std::string json_fault(std::string_view text, size_t byte);
 
 // `name` stands for the text in messages. Throws Error.
 template <typename Json = nlohmann::json>
@@ -26,7 +27,7 @@ Json parse_json(std::string_view text, const std::string& name) {
   try {
     return Json::parse(text);
   } catch (const typename Json::parse_error& error) {
-    json_failure(text, name, error.byte);
+    fail(name, ": is not JSON: ", json_fault(text, error.byte), ".");
   } catch (const typename Json::exception&) {
     fail(name, ": has a number that is too large for any type.");
   }

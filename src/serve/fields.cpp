@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 
+#include "core/json_text.h"
 #include "core/text.h"
 
 namespace headloom::serve {
@@ -88,11 +89,10 @@ Json parse_object(const std::string& body, const std::vector<std::string>& known
       }
       return true;
     });
-  } catch (const Json::exception& error) {
-    std::string reason = error.what();  // [json.exception.parse_error.101] parse error at ...
-    reason = reason.substr(reason.find("] ") + 2);
-    Utf8 whole;
-    refuse("the body is not JSON: ", whole.add(reason.substr(0, 200)), ".");
+  } catch (const Json::parse_error& error) {
+    refuse("the body is not JSON: ", json_fault(body, error.byte), ".");
+  } catch (const Json::exception&) {
+    refuse("the body has a number that is too large for any type.");
   }
   if (!object.is_object()) refuse("the body is ", shown(object), ", expected a JSON object.");
   check_keys(object, known);

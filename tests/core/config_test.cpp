@@ -160,10 +160,10 @@ TEST(Json, SaysWhereItIsBroken) {
     return message.substr(std::min(path.size(), message.size()));
   };
   EXPECT_EQ(said("{\n \"a\": 1,\n \"b\" 2\n}"),
-            ":3: is not JSON: '2' in column 6 does not belong there.");
+            ": is not JSON: line 3 has '2' in column 6, where it does not belong.");
   EXPECT_EQ(said("{\"a\": [1, 2"),
-            ": is not whole JSON: it ends in the middle (a file that was cut off?).");
-  EXPECT_EQ(said(""), ": is empty, expected JSON.");
+            ": is not JSON: it ends in the middle (was it cut off?).");
+  EXPECT_EQ(said(""), ": is not JSON: it is empty.");
   EXPECT_EQ(said("[1]"), ": is JSON, but not an object ({...}).");
   EXPECT_EQ(said(std::string(100, '[')), ": is nested deeper than 64 levels.");
   EXPECT_EQ(said("{\"a\": 1e999}"), ": has a number that is too large for any type.");

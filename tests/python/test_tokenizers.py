@@ -222,10 +222,10 @@ def test_what_is_not_read_is_named(tmp_path):
     def with_model(**changes):
         return with_(model={**json.loads(whole)["model"], **changes})
 
-    assert f"{path}: is not whole JSON: it ends in the middle" in refused(path, whole[:-5])
-    assert f"{path}: is empty, expected JSON." in refused(path, " \n")
-    assert f"{path}:3: is not JSON: '}}' in column 5 does not belong there." in refused(path, '{"a": 1,\n "b":\n    }\n')
-    assert f"{path}:1: is not JSON: the byte 0xff in column 2" in refused(path, b'{\xff"a": 1}')
+    assert f"{path}: is not JSON: it ends in the middle (was it cut off?)." in refused(path, whole[:-5])
+    assert f"{path}: is not JSON: it is empty." in refused(path, " \n")
+    assert f"{path}: is not JSON: line 3 has '}}' in column 5, where it does not belong." in refused(path, '{"a": 1,\n "b":\n    }\n')
+    assert f"{path}: is not JSON: line 1 has the byte 0xff in column 2" in refused(path, b'{\xff"a": 1}')
     assert f"{path}: is nested deeper than 64 levels." in refused(path, "[" * 70 + "]" * 70)
     assert f"{path}: is JSON, but not an object" in refused(path, "[1, 2]")
     assert "has a number that is too large" in refused(path, '{"a": 1e999}')

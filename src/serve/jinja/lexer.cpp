@@ -1,6 +1,7 @@
 #include "serve/jinja/lexer.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "data/unicode.h"
 #include "serve/jinja/value.h"
@@ -198,7 +199,10 @@ class Lexer {
       }
       const std::string symbol(rest().substr(0, size));
       if (size == 1 && std::string_view("+-*/%~<>=()[]{}.,:|").find(c) == std::string_view::npos) {
-        wrong("the character '" + symbol + "' is not expected in a tag");
+        char byte[16];
+        std::snprintf(byte, sizeof byte, "the byte 0x%02x", static_cast<unsigned char>(c));
+        const bool visible = c > ' ' && c < 0x7f;
+        wrong((visible ? "the character '" + symbol + "'" : byte) + " is not expected in a tag");
       }
       if (c == '(' || c == '[' || c == '{') open += c;
       if (c == ')' || c == ']' || c == '}') {
