@@ -658,6 +658,8 @@ def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
     path = os.fspath(folder)
     if not os.path.isdir(path):
         raise FileNotFoundError(f"{path}: is not a folder, expected a run or a Hugging Face folder.")
+    if not any(os.path.exists(os.path.join(path, name)) for name in ("config.toml", "config.json")):
+        raise RuntimeError(f"{path}: has neither config.toml, as a run has, nor config.json, as a Hugging Face folder has.")
     spec, config, names, values, kinds, tokenizer, step, note = torch.ops.headloom.load(path, str(checkpoint))
     if note:
         warnings.warn(note, stacklevel=2)

@@ -520,7 +520,7 @@ def test_what_it_saved_it_can_speak(speaker, tmp_path):
 def test_load_names_what_is_wrong(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         headloom.load(tmp_path / "nowhere")
-    with pytest.raises(RuntimeError, match="config.json"):
+    with pytest.raises(RuntimeError, match="neither config.toml, as a run has, nor config.json"):
         headloom.load(tmp_path)
     model = decoder()
     model.save(tmp_path / "run")
