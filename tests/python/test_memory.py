@@ -89,7 +89,7 @@ ESTIMATE = "this training needs at least "
         (["model.depth=100000"], "'model.depth' is 100000, expected at least 1 and at most 10000"),
         (["model.depth=9223372036854775807"], "'model.depth' is 9223372036854775807, expected at least 1"),
         (["train.batch=100000000"], ESTIMATE),
-        (["train.batch=100000000", "train.accumulate=100000000"], ESTIMATE),
+        (["train.batch=1000000000", "train.accumulate=1000000000"], ESTIMATE),
         (["train.batch=1099511627776"], "'train.batch' is 1099511627776, expected at least 1 and at most 1073741824"),
         (["model.vocabulary=1000000000"], ESTIMATE),
         (["task.count=500000000"], ESTIMATE),
