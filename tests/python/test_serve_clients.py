@@ -235,9 +235,9 @@ def test_requests_of_every_shape(recurrence):
         answer = talk(port, raw, **options)
         head, _, rest = answer.partition(b"\r\n\r\n")
         found = int(head.split()[1])
-        if found != 200:
+        if found not in (100, 200):
             error = json.loads(rest)["error"]
-            assert error["message"].endswith(".") and "\n" not in error["message"], error
+            assert error["message"].endswith((".", "?")) and "\n" not in error["message"], error
         return found
 
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -283,6 +283,11 @@ def test_slow_clients_and_many_of_them(place):
         for s in idle[:-1]:
             s.settimeout(30)
             assert read_all(s).startswith(b"HTTP/1.1 408 ")
+        # The server's threads let go of them a moment later.
+        for _ in range(100):
+            if server.ask("GET", "/health")[0] == 200:
+                break
+            time.sleep(0.1)
         assert server.complete(prompt="a", max_tokens=3, temperature=0)["choices"] == expected
         with concurrent.futures.ThreadPoolExecutor(60) as pool:
             answers = list(pool.map(lambda _: server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3})[0], range(200)))
@@ -312,7 +317,7 @@ def test_any_value_of_any_key(recurrence):
         statuses[status] = statuses.get(status, 0) + 1
         if status != 200:
             error = json.loads(rest.decode())["error"]
-            assert status in (400, 404) and error["message"].endswith(".") and "\n" not in error["message"], (raw, error)
+            assert status in (400, 404) and error["message"].endswith((".", "?")) and "\n" not in error["message"], (raw, error)
             assert len(error["message"]) < 500, (raw, error)
     assert statuses[200] > 50 and statuses[400] > 100
     recurrence.wait_for(running=0, waiting=0)
@@ -340,7 +345,7 @@ def test_running_out_of_memory_is_an_answer(place):
             # 400,000 positions of 4 layers have 3.3 GB of keys and values.
             status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
             size = int(status.split("VmSize:")[1].split()[0]) * 1024
-            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (size + (600 << 20), resource.RLIM_INFINITY))
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (size + (1600 << 20), resource.RLIM_INFINITY))
             for _ in range(3):
                 error = server.refused(503, prompt="a", max_tokens=390_000)
                 assert error["code"] == "out_of_memory" and error["type"] == "server_error"
