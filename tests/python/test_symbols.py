@@ -49,13 +49,9 @@ def clashes(path, torchs):
     # A symbol that is weak in both comes from an inline function, a template, or the typeinfo and vtable of a class
     # without a key function: the linker is meant to make one of them, and they were compiled from the same headers of
     # the C++ library or of PyTorch's.
-    # Templates of the C++ library itself are strong in PyTorch's, which instantiate some of them explicitly.
-    of_std = re.compile(r"_Z(GV|TI|TS|TV|Z|N|K)*St")
-    return {
-        n
-        for n, strong in exported(path).items()
-        if n in torchs and (strong or (torchs[n] and not of_std.match(n)))
-    }
+    # So do templates of the C++ library itself and typeinfo of function types, which some libraries keep as strong symbols.
+    of_std = re.compile(r"_Z(GV|TI|TS|TV|Z|N|K)*St|_ZT[IS]P?F")
+    return {n for n, strong in exported(path).items() if n in torchs and (strong or torchs[n]) and not of_std.match(n)}
 
 
 def test_what_is_linked_shares_no_symbol_with_torch(torchs):
