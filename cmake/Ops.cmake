@@ -10,6 +10,13 @@ list(FILTER kernel_sources INCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 
 add_library(headloom_ops SHARED ${ops_sources})
+# In a unity build each operator's folder is one translation unit.
+set_target_properties(headloom_ops PROPERTIES UNITY_BUILD_MODE GROUP)
+foreach(source ${ops_sources})
+  get_filename_component(folder ${source} DIRECTORY)
+  get_filename_component(folder ${folder} NAME)
+  set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
+endforeach()
 target_include_directories(headloom_ops PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(headloom_ops PUBLIC headloom_torch)
 target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h>
@@ -22,6 +29,7 @@ function(headloom_kernel_set suffix)
     return()
   endif()
   add_library(headloom_kernels_${suffix} OBJECT ${kernel_sources})
+  set_target_properties(headloom_kernels_${suffix} PROPERTIES UNITY_BUILD OFF)
   target_include_directories(headloom_kernels_${suffix} PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_compile_options(
     headloom_kernels_${suffix}

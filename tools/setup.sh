@@ -182,7 +182,7 @@ configure() {
   [[ $(cat $stamp 2>/dev/null) == "$key" && -e build/build.ninja ]] && return 0
   rm -f $stamp
   step "configure (cmake)" quiet cmake --fresh -S . -B build -G Ninja -DPython3_EXECUTABLE="$python" \
-    -DHEADLOOM_TORCH_DIR="$torch_dir"
+    -DHEADLOOM_TORCH_DIR="$torch_dir" -DCMAKE_UNITY_BUILD=ON
   echo "$key" >$stamp
 }
 

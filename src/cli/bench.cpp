@@ -108,7 +108,7 @@ void bench_steps(const BenchArguments& a, Json& json) {
   }
 }
 
-int run(const BenchArguments& a) {
+int run_bench(const BenchArguments& a) {
   if (a.threads > 0) at::set_num_threads(static_cast<int>(a.threads));
   std::vector<std::string> families;
   for (const ops::OpCase& c : ops::all_cases()) {
@@ -167,7 +167,7 @@ Command bench_command() {
             app.add_option("--threads", a->threads, "threads; PyTorch's choice by default")
                 ->check(whole_number(1));
             app.add_flag("--json", a->json, "print as JSON");
-            return [a] { return run(*a); };
+            return [a] { return run_bench(*a); };
           }};
 }
 

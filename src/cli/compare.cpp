@@ -20,7 +20,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct CompareArguments {
   ConfigArguments config;
   std::string out;
   bool fresh = false;
@@ -39,7 +39,7 @@ std::string today() {
 }
 
 report::Comparison to_report(const CompareConfig& config, const CompareOutcome& outcome,
-                             const Arguments& a, const std::string& toml) {
+                             const CompareArguments& a, const std::string& toml) {
   report::Comparison out;
   out.title = config.title;
   for (int64_t seed : config.seeds) out.seeds.push_back(static_cast<uint64_t>(seed));
@@ -123,7 +123,7 @@ void say_what_is_there(const CompareOutcome& outcome, const std::string& folder)
   }
 }
 
-int run(Arguments& a) {
+int run_compare(CompareArguments& a) {
   namespace fs = std::filesystem;
   if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
   const Node root = a.config.read();
@@ -174,12 +174,12 @@ Command compare_command() {
   return {"compare", "several models at equal budget and several seeds: table and report.html",
           "headloom compare configs/quickstart.toml --out runs/quickstart",
           [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<CompareArguments>();
             a->config.add(app, "configuration file with [[models]] and [[tasks]]");
             app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default");
             app.add_flag("--fresh", a->fresh, "start over instead of going on");
             app.add_flag("--json", a->json, "print the result as JSON");
-            return [a] { return run(*a); };
+            return [a] { return run_compare(*a); };
           }};
 }
 

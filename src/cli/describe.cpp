@@ -14,7 +14,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct DescribeArguments {
   ConfigArguments config;
   int64_t length = 0;
   bool json = false;
@@ -37,7 +37,7 @@ void complete(RunConfig& config) {
   config.build_task();
 }
 
-int run(Arguments a) {
+int run_describe(DescribeArguments a) {
   const std::string folder = a.config.path;
   const bool of_run = std::filesystem::is_directory(folder);
   if (of_run) a.config.path += "/config.toml";
@@ -141,12 +141,12 @@ Command describe_command() {
   return {"describe", "parameters, FLOPs, decoding state and what the mechanism adds",
           "headloom describe configs/text.toml --length 2048",
           [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<DescribeArguments>();
             a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
                 ->check(whole_number(1, kLargestSize));
             app.add_flag("--json", a->json, "print the result as JSON");
-            return [a] { return run(*a); };
+            return [a] { return run_describe(*a); };
           }};
 }
 

@@ -14,7 +14,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct EvalArguments {
   std::string model, checkpoint = "best", logits;
   Precision precision;
   std::vector<std::string> overrides;
@@ -63,7 +63,7 @@ struct Reading {
   double share() const { return static_cast<double>(read) / static_cast<double>(all.count); }
 };
 
-int run(const Arguments& a) {
+int run_eval(const EvalArguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
   if (!a.overrides.empty() || a.context > 0) {
@@ -183,7 +183,7 @@ Command eval_command() {
   return {
       "eval", "loss, perplexity, bits per byte and accuracy on held-out data",
       "headloom eval runs/text --json", [](CLI::App& app) -> std::function<int()> {
-        auto a = std::make_shared<Arguments>();
+        auto a = std::make_shared<EvalArguments>();
         app.add_option("model", a->model, "folder of a run")->required();
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
         app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
@@ -208,7 +208,7 @@ Command eval_command() {
             ->take_all()
             ->allow_extra_args(false);
         app.add_flag("--json", a->json, "print the result as JSON");
-        return [a] { return run(*a); };
+        return [a] { return run_eval(*a); };
       }};
 }
 

@@ -18,7 +18,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct GenerateArguments {
   std::string model, checkpoint = "best", prompt;
   Precision precision;
   int64_t tokens = 256;
@@ -49,14 +49,14 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-void print(const std::string& text) {
+void print_now(const std::string& text) {
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }
 
 // Goes on with the prompt, or answers it, which is then the source. One sample is shown as it is
 // written, several when all are done.
-Timing write_text(const Arguments& a, LoadedRun& loaded) {
+Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const ModelConfig& config = loaded.config.model;
   const bool answers = config.kind == "encoder_decoder";
   const serve::Codec codec(loaded.config);
@@ -83,11 +83,11 @@ Timing write_text(const Arguments& a, LoadedRun& loaded) {
   }
   const std::string before = answers ? "" : a.prompt;
   const bool streaming = a.samples == 1;
-  if (streaming) print(before);
+  if (streaming) print_now(before);
   std::vector<serve::Text> texts(static_cast<size_t>(a.samples), serve::Text(a.stops));
   std::vector<std::string> shown(texts.size());
   const auto show = [&](size_t i, const std::string& text) {
-    if (streaming) print(text);
+    if (streaming) print_now(text);
     shown[i] += text;
   };
   Clock clock;
@@ -113,12 +113,12 @@ Timing write_text(const Arguments& a, LoadedRun& loaded) {
   timing.write_seconds = clock.lap();
   for (size_t i = 0; i < texts.size(); ++i) {
     show(i, texts[i].rest());
-    if (!streaming) print(str("--- sample ", i + 1, "\n", before, shown[i], "\n"));
+    if (!streaming) print_now(str("--- sample ", i + 1, "\n", before, shown[i], "\n"));
   }
   return timing;
 }
 
-int run(Arguments& a) {
+int run_generate(GenerateArguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const std::string& kind = loaded.config.model.kind;
   if (kind != "decoder" && kind != "encoder_decoder") {
@@ -149,7 +149,7 @@ Command generate_command() {
       "generate", "text from a prompt, streaming; an encoder-decoder's answer to it",
       "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
       [](CLI::App& app) -> std::function<int()> {
-        auto a = std::make_shared<Arguments>();
+        auto a = std::make_shared<GenerateArguments>();
         app.add_option("model", a->model, "folder of a run")->required();
         app.add_option("--prompt", a->prompt,
                        "what the text starts with, or the source; - reads standard input");
@@ -185,7 +185,7 @@ Command generate_command() {
             ->capture_default_str();
         add_precision_options(app, a->precision);
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-        return [a] { return run(*a); };
+        return [a] { return run_generate(*a); };
       }};
 }
 

@@ -8,7 +8,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct InteropArguments {
   std::string from, out, checkpoint = "best", family;
 };
 
@@ -25,7 +25,7 @@ Command import_command() {
   return {
       "import", "a Hugging Face folder as a run that eval and generate understand",
       "headloom import pythia-70m --out runs/pythia", [](CLI::App& app) -> std::function<int()> {
-        auto a = std::make_shared<Arguments>();
+        auto a = std::make_shared<InteropArguments>();
         app.add_option("folder", a->from, "config.json, safetensors and a tokenizer")->required();
         app.add_option("--out", a->out, "folder of the new run")->required();
         return [a] { return report(import_folder(a->from, a->out), a->out); };
@@ -35,7 +35,7 @@ Command import_command() {
 Command export_command() {
   return {"export", "a run as a folder that Hugging Face transformers loads",
           "headloom export runs/text --out my-model", [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<InteropArguments>();
             app.add_option("model", a->from, "folder of a run")->required();
             app.add_option("--out", a->out, "new folder")->required();
             app.add_option("--as", a->family,

@@ -78,13 +78,13 @@ std::vector<Section> sections() {
   return out;
 }
 
-struct Arguments {
+struct ListArguments {
   std::string what;
   bool json = false;
   bool markdown = false;
 };
 
-void print(const Section& section) {
+void print_plain(const Section& section) {
   std::printf("%s\n", section.title.c_str());
   for (const Item& item : section.items) {
     std::printf("  %-20s %s%s%s%s\n", item.name.c_str(), item.doc.c_str(),
@@ -140,7 +140,7 @@ void print_markdown(const Section& section) {
   if (in_table) std::printf("\n");
 }
 
-int run(const Arguments& a) {
+int run_list(const ListArguments& a) {
   const auto all = sections();
   std::vector<Section> chosen;
   std::vector<std::string> names;
@@ -165,7 +165,7 @@ int run(const Arguments& a) {
             : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
-    for (const Section& section : chosen) a.markdown ? print_markdown(section) : print(section);
+    for (const Section& section : chosen) a.markdown ? print_markdown(section) : print_plain(section);
     return 0;
   }
   nlohmann::ordered_json json;
@@ -190,11 +190,11 @@ int run(const Arguments& a) {
 Command list_command() {
   return {"list", "every mixer, channel mixer, block, task and preset, with options and defaults",
           "headloom list dcmha", [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<ListArguments>();
             app.add_option("what", a->what, "a section (mixers, tasks, presets, ...) or a name");
             CLI::Option* json = app.add_flag("--json", a->json, "print as JSON");
             app.add_flag("--markdown", a->markdown, "print as Markdown tables")->excludes(json);
-            return [a] { return run(*a); };
+            return [a] { return run_list(*a); };
           }};
 }
 

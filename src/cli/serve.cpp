@@ -16,7 +16,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct ServeArguments {
   std::string model, checkpoint = "best";
   Precision precision;
   serve::ServerOptions server;
@@ -34,7 +34,7 @@ void allow_files(int64_t connections) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int run(Arguments& a) {
+int run_serve(ServeArguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const auto decoder = std::dynamic_pointer_cast<Decoder>(loaded.model);
   if (!decoder) {
@@ -82,7 +82,7 @@ int run(Arguments& a) {
 Command serve_command() {
   return {"serve", "a decoder over HTTP, as OpenAI's completions and chats",
           "headloom serve runs/text --port 8080", [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<ServeArguments>();
             app.add_option("model", a->model, "folder of a run")->required();
             app.add_option("--host", a->server.host,
                            "address to listen at; others than this machine's own let in whoever "
@@ -113,7 +113,7 @@ Command serve_command() {
             add_cache_option(app, a->cache);
             add_precision_options(app, a->precision);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-            return [a] { return run(*a); };
+            return [a] { return run_serve(*a); };
           }};
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Arguments {
+struct TokenizeArguments {
   std::string tokenizer;
   bool json = false;
 };
@@ -30,7 +30,7 @@ std::string shown(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-int run(const Arguments& a) {
+int run_tokenize(const TokenizeArguments& a) {
   const auto tokenizer = data::make_tokenizer(a.tokenizer);
   if (a.json) {
     std::string line;
@@ -59,13 +59,13 @@ int run(const Arguments& a) {
 Command tokenize_command() {
   return {"tokenize", "the tokens of the text on standard input",
           "headloom tokenize tokenizer.json < book.txt", [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<TokenizeArguments>();
             app.add_option("tokenizer", a->tokenizer,
                            "bytes, a tokenizer.json or a SentencePiece *.model")
                 ->required();
             app.add_flag("--json", a->json,
                          "read a JSON string a line, print its tokens and them decoded");
-            return [a] { return run(*a); };
+            return [a] { return run_tokenize(*a); };
           }};
 }
 

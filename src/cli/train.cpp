@@ -14,7 +14,7 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct TrainArguments {
   ConfigArguments config;
   std::string out;
   bool resume = false;
@@ -23,7 +23,7 @@ struct Arguments {
 };
 
 // CONFIG with what it leaves to the run in --from, then its --set overrides.
-Node read_config(const Arguments& a) {
+Node read_config(const TrainArguments& a) {
   namespace fs = std::filesystem;
   Node root = read_toml(a.config.path);
   // The configuration in a run's folder names the tokenizer beside it.
@@ -41,7 +41,7 @@ Node read_config(const Arguments& a) {
   return root;
 }
 
-int run(Arguments& a) {
+int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run folder in place of a configuration goes on with that run.
   if (fs::is_directory(a.config.path)) {
@@ -98,7 +98,7 @@ int run(Arguments& a) {
 Command train_command() {
   return {"train", "train one model; resumable", "headloom train configs/text.toml --out runs/text",
           [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<TrainArguments>();
             a->config.add(app, "configuration file, or the folder of a run to go on with");
             app.add_option("--out", a->out, "folder of the run; runs/NAME by default");
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");
@@ -110,7 +110,7 @@ Command train_command() {
                            "best, last or a step: with --from the one to begin with (best by "
                            "default); else go on from it and drop newer ones");
             app.add_flag("--json", a->json, "print the result as JSON");
-            return [a] { return run(*a); };
+            return [a] { return run_train(*a); };
           }};
 }
 

@@ -11,13 +11,13 @@
 namespace headloom::cli {
 namespace {
 
-struct Arguments {
+struct VocabularyArguments {
   data::CorpusOptions corpus;
   data::VocabularyOptions vocabulary;
   std::string out;
 };
 
-int run(const Arguments& a) {
+int run_vocabulary(const VocabularyArguments& a) {
   const auto documents = data::read_corpus(a.corpus);
   double bytes = 0;
   for (const data::Document& document : documents)
@@ -35,7 +35,7 @@ Command vocabulary_command() {
   return {"vocabulary", "learn a sub-word vocabulary from text, for task.tokenizer",
           "headloom vocabulary my/texts --size 8192 --out my.model",
           [](CLI::App& app) -> std::function<int()> {
-            auto a = std::make_shared<Arguments>();
+            auto a = std::make_shared<VocabularyArguments>();
             app.add_option("paths", a->corpus.paths, "files, folders and globs")->required();
             app.add_option("--size", a->vocabulary.size,
                            "tokens, of which 258 are bytes, the end of a document and the unknown")
@@ -56,7 +56,7 @@ Command vocabulary_command() {
                                    "task.tokenizer know a vocabulary of this kind.");
                 })
                 ->required();
-            return [a] { return run(*a); };
+            return [a] { return run_vocabulary(*a); };
           }};
 }
 

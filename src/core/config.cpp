@@ -54,7 +54,7 @@ Node convert(const toml::node& node, const std::string& name) {
 }
 
 // toml++'s "Error while parsing X: Y", as "column 9, in X: Y".
-std::string reason(const toml::parse_error& error) {
+std::string toml_reason(const toml::parse_error& error) {
   std::string text(error.description());
   constexpr std::string_view kBegins = "Error while parsing ";
   const size_t colon = text.find(": ");
@@ -111,20 +111,12 @@ std::string inline_text(const Node& node) {
   return quoted(std::get<std::string>(node.value));
 }
 
-bool is_table_array(const Node& node) {
-  if (!node.is_array() || node.array().empty()) return false;
-  for (const Node& item : node.array()) {
-    if (!item.is_table()) return false;
-  }
-  return true;
-}
-
 // A table whose children are all plain values and that sits inside an array element is short enough
 // to read best on one line ({ type = "dcmha", heads = 8 }).
 void write_table(std::ostringstream& out, const Node& node, const std::string& path,
                  bool in_array) {
   for (const auto& [key, child] : node.table()) {
-    const bool section = (child.is_table() && !in_array) || is_table_array(child);
+    const bool section = (child.is_table() && !in_array) || child.is_table_array();
     if (!section) out << key_text(key) << " = " << inline_text(child) << "\n";
   }
   for (const auto& [key, child] : node.table()) {
@@ -132,7 +124,7 @@ void write_table(std::ostringstream& out, const Node& node, const std::string& p
     if (child.is_table() && !in_array) {
       out << "\n[" << full << "]\n";
       write_table(out, child, full, false);
-    } else if (is_table_array(child)) {
+    } else if (child.is_table_array()) {
       for (const Node& item : child.array()) {
         out << "\n[[" << full << "]]\n";
         write_table(out, item, full, true);
@@ -160,6 +152,12 @@ Node& Node::set(std::string_view key, Node child) {
   return table().back().second;
 }
 
+bool Node::is_table_array() const {
+  return is_array() && !array().empty() &&
+         std::all_of(array().begin(), array().end(),
+                     [](const Node& item) { return item.is_table(); });
+}
+
 const char* Node::type_name() const {
   switch (value.index()) {
     case 0:
@@ -182,7 +180,7 @@ Node parse_toml(std::string_view text, const std::string& name) {
     Node root = convert(toml::parse(text, name), name);
     return root;
   } catch (const toml::parse_error& error) {
-    usage_error(located(name, error.source()), ": not valid TOML: ", reason(error), ".");
+    usage_error(located(name, error.source()), ": not valid TOML: ", toml_reason(error), ".");
   }
 }
 

@@ -34,6 +34,8 @@ struct Node {
   Node* find(std::string_view key);
   // Sets or replaces a child of a table.
   Node& set(std::string_view key, Node child);
+  // A list of tables, at least one: TOML writes each as a section of its own.
+  bool is_table_array() const;
   // "a table", "an integer", ... for messages.
   const char* type_name() const;
 };

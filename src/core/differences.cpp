@@ -8,13 +8,6 @@
 namespace headloom {
 namespace {
 
-// Written as a section each.
-bool is_table_array(const Node& node) {
-  return node.is_array() && !node.array().empty() &&
-         std::all_of(node.array().begin(), node.array().end(),
-                     [](const Node& item) { return item.is_table(); });
-}
-
 // A value on one line, as TOML has it.
 std::string inline_toml(const Node& value) {
   Node inner, outer, root;
@@ -40,7 +33,7 @@ void compare(const Node* before, const Node* after, const std::string& key,
       }
       return;
     }
-    if (is_table_array(*before) && is_table_array(*after) &&
+    if (before->is_table_array() && after->is_table_array() &&
         before->array().size() == after->array().size()) {
       for (size_t i = 0; i < before->array().size(); ++i) {
         compare(&before->array()[i], &after->array()[i], str(key, ".", i), out);

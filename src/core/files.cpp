@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string reason() { return std::strerror(errno); }
+std::string system_reason() { return std::strerror(errno); }
 
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
@@ -33,19 +33,19 @@ std::string folder_of(const std::string& path) {
 void write_file(const std::string& path, const std::function<void(const Sink&)>& produce) {
   const std::string temporary = path + ".tmp";
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) fail(path, ": cannot be written: ", reason(), ".");
+  if (fd < 0) fail(path, ": cannot be written: ", system_reason(), ".");
   try {
     produce([&](const void* data, size_t size) {
       const char* at = static_cast<const char*>(data);
       while (size > 0) {
         const ssize_t written = ::write(fd, at, size);
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) fail(path, ": cannot be written: ", reason(), ".");
+        if (written <= 0) fail(path, ": cannot be written: ", system_reason(), ".");
         at += written;
         size -= static_cast<size_t>(written);
       }
     });
-    if (::fsync(fd) != 0) fail(path, ": cannot be written: ", reason(), ".");
+    if (::fsync(fd) != 0) fail(path, ": cannot be written: ", system_reason(), ".");
   } catch (...) {
     ::close(fd);
     ::unlink(temporary.c_str());
@@ -53,7 +53,7 @@ void write_file(const std::string& path, const std::function<void(const Sink&)>&
   }
   ::close(fd);
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = reason();
+    const std::string why = system_reason();
     ::unlink(temporary.c_str());
     fail(path, ": cannot be written: ", why, ".");
   }
@@ -66,14 +66,14 @@ void write_file(const std::string& path, std::string_view content) {
 
 std::string read_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail(path, ": cannot be read: ", reason(), ".");
+  if (fd < 0) fail(path, ": cannot be read: ", system_reason(), ".");
   std::string content;
   char buffer[1 << 16];
   while (true) {
     const ssize_t got = ::read(fd, buffer, sizeof buffer);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {  // a folder, for one
-      const std::string why = reason();
+      const std::string why = system_reason();
       ::close(fd);
       fail(path, ": cannot be read: ", why, ".");
     }
@@ -86,7 +86,7 @@ std::string read_file(const std::string& path) {
 
 void publish_folder(const std::string& from, const std::string& to) {
   sync_folder(from);
-  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, ": cannot be written: ", reason(), ".");
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, ": cannot be written: ", system_reason(), ".");
   sync_folder(folder_of(to));
 }
 

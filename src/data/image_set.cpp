@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kSplitSalt = 1;
 constexpr int64_t kCifarSize = 32;
 constexpr int64_t kCifarPixels = 3 * kCifarSize * kCifarSize;
 

@@ -13,7 +13,6 @@
 namespace headloom::data {
 namespace {
 
-constexpr uint64_t kSplitSalt = 1;  // other than that of max_bytes
 
 // 0 .. count - 1 by their bits read backwards (van der Corput 1935): the first n of them are spread
 // over the whole for every n.

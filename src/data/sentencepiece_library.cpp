@@ -30,9 +30,9 @@ class Model final : public SentencePiece {
   sentencepiece::SentencePieceProcessor model_;
 };
 
-class Lines final : public sentencepiece::SentenceIterator {
+class CorpusLines final : public sentencepiece::SentenceIterator {
  public:
-  explicit Lines(const std::function<const std::string*()>& next) : next_(next), line_(next()) {}
+  explicit CorpusLines(const std::function<const std::string*()>& next) : next_(next), line_(next()) {}
 
   bool done() const override { return line_ == nullptr; }
   void Next() override { line_ = next_(); }
@@ -52,7 +52,7 @@ std::unique_ptr<SentencePiece> read(std::string_view bytes) {
 
 std::string learn(const std::unordered_map<std::string, std::string>& options,
                   const std::function<const std::string*()>& next_line, std::string& model) {
-  Lines lines(next_line);
+  CorpusLines lines(next_line);
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &lines, &model);
   return status.ok() ? "" : status.error_message();
 }

@@ -7,13 +7,11 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "data/corpus.h"
 #include "data/random.h"
 
 namespace headloom::data {
 namespace {
-
-// Fewer documents than this cannot meet a held-out share of some percent closely.
-constexpr size_t kManyDocuments = 20;
 
 class Packer {
  public:

@@ -13,7 +13,7 @@ namespace headloom::data {
 namespace {
 
 // Unicode's White_Space. PCRE2's own \s also has U+180E, which has been none since Unicode 6.3.
-constexpr const char* kSpace =
+constexpr const char* kSpaceCharacters =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
     "\\x{205f}\\x{3000}";
 
@@ -26,9 +26,9 @@ std::string with_spaces_written_out(const std::string& pattern) {
     if (c == '\\' && i + 1 < pattern.size()) {
       const char next = pattern[++i];
       if (next == 's') {
-        out += brackets > 0 ? kSpace : str('[', kSpace, ']');
+        out += brackets > 0 ? kSpaceCharacters : str('[', kSpaceCharacters, ']');
       } else if (next == 'S' && brackets == 0) {
-        out += str("[^", kSpace, ']');
+        out += str("[^", kSpaceCharacters, ']');
       } else {
         out += c;
         out += next;

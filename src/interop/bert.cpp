@@ -8,7 +8,7 @@
 namespace headloom {
 namespace {
 
-int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 12); }
+int64_t bert_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
 
 // Ends of architectures' names, and what such a model predicts. Of several with one head the first
 // is written.
@@ -31,7 +31,7 @@ std::string head_of(const Settings& c, const std::string& kind) {
 }
 
 // transformers counts labels by their names.
-int64_t classes_of(const Settings& c) {
+int64_t bert_classes(const Settings& c) {
   int64_t count = 0;
   while (c.has(str("id2label.", count))) ++count;
   return count > 0 ? count : c.integer("num_labels", 2);
@@ -58,7 +58,7 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
                     {"vocabulary", c.integer("vocab_size", vocabulary)},
                     {"max_length", c.integer("max_position_embeddings", 512)},
                     {"width", c.integer("hidden_size", 768)},
-                    {"depth", depth_of(c)},
+                    {"depth", bert_depth(c)},
                     {"position", table({{"type", "learned"}})},
                     {"segments", c.integer("type_vocab_size", segments)},
                     {"norm", "layer_norm"},
@@ -76,9 +76,9 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
     c.only("hidden_act", {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
     out.set("transform_activation", Value(activation_here));
   } else if (has_classes(head)) {
-    out.set("classes", Value(classes_of(c)));
-  } else if (classes_of(c) != 2) {
-    usage_error(c.path(), ": has ", classes_of(c),
+    out.set("classes", Value(bert_classes(c)));
+  } else if (bert_classes(c) != 2) {
+    usage_error(c.path(), ": has ", bert_classes(c),
                 " labels, expected the 2 of a span, its begin and its end.");
   }
   return with_layer(out, mixer,
@@ -112,7 +112,7 @@ Rules encoder_rules(const Settings& c, const std::string& prefix, const std::str
                {.ours = "positions", .theirs = {embeddings + "position_embeddings.weight"}},
                {.ours = "segments", .theirs = {embeddings + "token_type_embeddings.weight"}}};
   add_norm(out, "embedding_norm", embeddings + "LayerNorm", true);
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < bert_depth(c); ++i) {
     const std::string layer = numbered(prefix + "encoder.layer.{}.", i);
     add_norm(out, at_layer(i, "mixer_norm"), layer + mixed + ".output.LayerNorm", true);
     add_linear(out, at_layer(i, "channel.up"), {layer + "intermediate.dense"}, true);
@@ -134,7 +134,7 @@ Rules encoder_rules(const Settings& c, const std::string& prefix, const std::str
 
 Rules bert_rules(const Settings& c) {
   Rules out = encoder_rules(c, "bert.", head_of(c, "Bert"), "attention");
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < bert_depth(c); ++i) {
     const std::string attention = numbered("bert.encoder.layer.{}.attention.", i);
     add_linear(out, at_layer(i, "mixer.qkv"),
                {attention + "self.query", attention + "self.key", attention + "self.value"}, true);
@@ -181,7 +181,7 @@ Node fnet_config(const Settings& m) {
   return out;
 }
 
-const std::vector<std::string> kIgnored = {"position_ids",
+const std::vector<std::string> kIgnoredByBert = {"position_ids",
                                            "token_type_ids",
                                            "cls.predictions.decoder.weight",
                                            "cls.predictions.decoder.bias",
@@ -197,7 +197,7 @@ Family bert_family() {
           .architecture = "BertForMaskedLM",
           .doc = "BERT with masked tokens, a label, tags or a span to predict",
           .prefixes = {"bert."},
-          .ignored = kIgnored,
+          .ignored = kIgnoredByBert,
           .model = bert,
           .rules = bert_rules,
           .config = bert_config};
@@ -208,7 +208,7 @@ Family fnet_family() {
           .architecture = "FNetForMaskedLM",
           .doc = "FNet with masked tokens, a label, tags or a span to predict",
           .prefixes = {"fnet."},
-          .ignored = kIgnored,
+          .ignored = kIgnoredByBert,
           .model = fnet,
           .rules = fnet_rules,
           .config = fnet_config};

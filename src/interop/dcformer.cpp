@@ -15,12 +15,12 @@ namespace {
 
 constexpr int64_t kRank = 2;
 
-struct Sizes {
+struct DcformerSizes {
   int64_t width, depth, heads, groups, dim, hidden;
 };
 
-Sizes sizes_of(const Settings& c) {
-  Sizes s{};
+DcformerSizes dcformer_sizes(const Settings& c) {
+  DcformerSizes s{};
   s.width = c.count("dim", 2560);
   s.depth = c.count("n_layer", 32);
   s.heads = c.count("n_head", 32);
@@ -47,7 +47,7 @@ std::vector<int64_t> windows_of(const Settings& c) {
   return out;
 }
 
-Node mixer_of(const Settings& c, const Sizes& s, int64_t window) {
+Node dcformer_mixer(const Settings& c, const DcformerSizes& s, int64_t window) {
   c.only("use_dcmha", true);
   Node out = table({{"type", "dcmha"},
                     {"heads", s.heads},
@@ -62,7 +62,7 @@ Node mixer_of(const Settings& c, const Sizes& s, int64_t window) {
 Node with_layers(const Settings& c, Node model, const Node& channel, const Node& block) {
   Array layers;
   for (const int64_t window : windows_of(c)) {
-    layers.push_back(table({{"mixer", Value(mixer_of(c, sizes_of(c), window))},
+    layers.push_back(table({{"mixer", Value(dcformer_mixer(c, dcformer_sizes(c), window))},
                             {"channel", Value(channel)},
                             {"block", Value(block)}}));
   }
@@ -73,7 +73,7 @@ Node with_layers(const Settings& c, Node model, const Node& channel, const Node&
 }
 
 Node shell(const Settings& c, double fraction, double base) {
-  const Sizes s = sizes_of(c);
+  const DcformerSizes s = dcformer_sizes(c);
   // Some of the published code drops the key-wise branches while decoding alone.
   c.only("query_wise", false);
   c.only("tie_word_embeddings", false);
@@ -93,23 +93,23 @@ Node shell(const Settings& c, double fraction, double base) {
 Node dcformer(const Settings& c) {
   Node model = shell(c, 1.0, 500000.0);
   model.set("norm", Value("rms_norm"));
-  Node channel = table({{"type", "swiglu"}, {"hidden", sizes_of(c).hidden}});
+  Node channel = table({{"type", "swiglu"}, {"hidden", dcformer_sizes(c).hidden}});
   if (c.flag("mgate", false)) channel.set("gate_groups", Value(c.integer("mgate_dim", 44)));
   return with_layers(c, model, channel, table({{"type", "sequential"}}));
 }
 
 Node dcpythia(const Settings& c) {
-  const double dim = static_cast<double>(sizes_of(c).dim);
+  const double dim = static_cast<double>(dcformer_sizes(c).dim);
   c.only("use_parallel_residual", true);
   Node model = shell(c, std::trunc(dim * c.real("rotary_pct", 0.25)) / dim, 10000.0);
   model.set("norm", Value("layer_norm"));
   model.set("bias", Value(c.flag("use_linear_bias", true)));
-  return with_layers(c, model, table({{"type", "mlp"}, {"hidden", sizes_of(c).hidden}}),
+  return with_layers(c, model, table({{"type", "mlp"}, {"hidden", dcformer_sizes(c).hidden}}),
                      table({{"type", "parallel"}, {"norms", 2}}));
 }
 
 void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
-  const Sizes s = sizes_of(c);
+  const DcformerSizes s = dcformer_sizes(c);
   const int64_t hidden = 2 * kRank * s.heads;
   const auto theirs = [&](const char* name) {
     return numbered("layers.{}.attention.", layer) + name;
@@ -135,7 +135,7 @@ void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
 }
 
 Rules dcformer_rules(const Settings& c) {
-  return original_llama_rules(sizes_of(c).depth, false, [&](Rules& out, int64_t i) {
+  return original_llama_rules(dcformer_sizes(c).depth, false, [&](Rules& out, int64_t i) {
     attention_rules(out, c, i, false);
     if (!c.flag("mgate", false)) return;
     add_linear(out, at_layer(i, "channel.gate"), {numbered("layers.{}.feed_forward.mg", i)}, false);
@@ -147,7 +147,7 @@ Rules dcpythia_rules(const Settings& c) {
   Rules out = {{.ours = "embedding", .theirs = {"tok_embeddings.weight"}}};
   add_linear(out, "head", {"output"}, false);
   add_norm(out, "norm", "norm", true);
-  for (int64_t i = 0; i < sizes_of(c).depth; ++i) {
+  for (int64_t i = 0; i < dcformer_sizes(c).depth; ++i) {
     const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
     add_norm(out, at_layer(i, "norm"), theirs("attention_norm"), true);
     add_norm(out, at_layer(i, "channel_norm"), theirs("ffn_norm"), true);
@@ -159,7 +159,7 @@ Rules dcpythia_rules(const Settings& c) {
 }
 
 void prepare(const Settings& c, Weights& weights) {
-  const Sizes s = sizes_of(c);
+  const DcformerSizes s = dcformer_sizes(c);
   const int64_t hidden = 2 * kRank * s.heads;
   for (int64_t i = 0; i < s.depth; ++i) {
     const std::string attention = numbered("layers.{}.attention.", i);
@@ -204,7 +204,7 @@ void prepare(const Settings& c, Weights& weights) {
   }
 }
 
-const std::vector<std::string> kIgnored = {".dw_m",       ".qkw_m",       ".dyn_w_proj.sw",
+const std::vector<std::string> kIgnoredByDcformer = {".dw_m",       ".qkw_m",       ".dyn_w_proj.sw",
                                            ".pre_proj.w", ".post_proj.w", ".k_cache",
                                            ".v_cache",    ".kw_cache"};
 
@@ -214,7 +214,7 @@ Family dcformer_family() {
   return {.name = "dcformer",
           .architecture = "DCFormer",
           .doc = "the published DCFormer checkpoints",
-          .ignored = kIgnored,
+          .ignored = kIgnoredByDcformer,
           .model = dcformer,
           .rules = dcformer_rules,
           .prepare = prepare};
@@ -224,7 +224,7 @@ Family dcpythia_family() {
   return {.name = "dcpythia",
           .architecture = "DCPythia",
           .doc = "the published DCPythia checkpoints",
-          .ignored = kIgnored,
+          .ignored = kIgnoredByDcformer,
           .model = dcpythia,
           .rules = dcpythia_rules,
           .prepare = prepare};

@@ -11,7 +11,7 @@ bool has_experts(const Settings& c, int64_t i) {
   return i >= c.integer("first_k_dense_replace", 0) && i % c.count("moe_layer_freq", 1) == 0;
 }
 
-Node model(const Settings& c) {
+Node deepseek_model(const Settings& c) {
   c.only("attention_bias", false);
   c.only("scoring_func", std::vector<std::string>{"softmax"});
   const int64_t heads = c.count("num_attention_heads");
@@ -44,7 +44,7 @@ Node model(const Settings& c) {
   return out;
 }
 
-Rules rules(const Settings& c) {
+Rules deepseek_rules(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads"), dim = c.count("hidden_size") / heads;
   const int64_t groups = c.integer("num_key_value_heads", heads);
   const Rule projections = {.rows = {heads * dim, groups * dim, groups * dim}};
@@ -88,8 +88,8 @@ Family deepseek_family() {
           .doc = "DeepSeekMoE",
           .prefixes = {"model."},
           .ignored = {".rotary_emb.inv_freq"},
-          .model = model,
-          .rules = rules};
+          .model = deepseek_model,
+          .rules = deepseek_rules};
 }
 
 }  // namespace headloom

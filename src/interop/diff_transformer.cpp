@@ -8,12 +8,12 @@
 namespace headloom {
 namespace {
 
-struct Sizes {
+struct DiffTransformerSizes {
   int64_t width, depth, heads, groups, dim, hidden;
 };
 
-Sizes sizes_of(const Settings& c) {
-  Sizes s{};
+DiffTransformerSizes diff_transformer_sizes(const Settings& c) {
+  DiffTransformerSizes s{};
   s.width = c.count("dim");
   s.depth = c.count("n_layers");
   s.heads = c.count("n_heads");  // with two maps each
@@ -23,8 +23,8 @@ Sizes sizes_of(const Settings& c) {
   return s;
 }
 
-Node model(const Settings& c) {
-  const Sizes s = sizes_of(c);
+Node diff_transformer_model(const Settings& c) {
+  const DiffTransformerSizes s = diff_transformer_sizes(c);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size")},
                            {"max_length", c.integer("max_seq_len", 2048)},
@@ -46,8 +46,8 @@ Node model(const Settings& c) {
                     table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
-  const Sizes s = sizes_of(c);
+Rules diff_transformer_rules(const Settings& c) {
+  const DiffTransformerSizes s = diff_transformer_sizes(c);
   const auto attention = [&](Rules& out, int64_t i) {
     const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
     const auto ours = [&](const std::string& name) { return at_layer(i, "mixer." + name); };
@@ -72,8 +72,8 @@ Family diff_transformer_family() {
           .architecture = "Transformer",
           .doc = "Differential Transformer by its authors' names",
           .mark = "layers.0.attention.lambda_q1",
-          .model = model,
-          .rules = rules};
+          .model = diff_transformer_model,
+          .rules = diff_transformer_rules};
 }
 
 }  // namespace headloom

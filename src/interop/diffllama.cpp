@@ -7,20 +7,20 @@
 namespace headloom {
 namespace {
 
-struct Sizes {
+struct DiffllamaSizes {
   int64_t maps, keys, dim;  // query maps, key heads
 };
 
-Sizes sizes_of(const Settings& c) {
+DiffllamaSizes diffllama_sizes(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads", 32);
   return {.maps = heads,
           .keys = c.count("num_key_value_heads", heads),
           .dim = c.integer("head_dim", c.count("hidden_size") / heads)};
 }
 
-Node model(const Settings& c) {
+Node diffllama_model(const Settings& c) {
   c.only("attention_bias", false);
-  const Sizes s = sizes_of(c);
+  const DiffllamaSizes s = diffllama_sizes(c);
   for (const auto& [key, count] :
        {std::pair("num_attention_heads", s.maps), std::pair("num_key_value_heads", s.keys)}) {
     if (count % 2 != 0)
@@ -39,8 +39,8 @@ Node model(const Settings& c) {
                      1e-5);
 }
 
-Rules rules(const Settings& c) {
-  const Sizes s = sizes_of(c);
+Rules diffllama_rules(const Settings& c) {
+  const DiffllamaSizes s = diffllama_sizes(c);
   Rule paired;
   paired.rows = {s.maps * s.dim, s.keys * s.dim, s.keys * s.dim};
   int64_t first = 0;
@@ -65,7 +65,7 @@ Rules rules(const Settings& c) {
   });
 }
 
-Node config(const Settings& m) {
+Node diffllama_config(const Settings& m) {
   const int64_t heads = m.integer("layer.0.mixer.heads", 1);
   return table({{"vocab_size", m.integer("vocabulary")},
                 {"max_position_embeddings", m.integer("max_length")},
@@ -90,9 +90,9 @@ Family diffllama_family() {
           .doc = "differential attention in LLaMA's shell",
           .prefixes = {"model."},
           .ignored = {".rotary_emb.inv_freq"},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = diffllama_model,
+          .rules = diffllama_rules,
+          .config = diffllama_config};
 }
 
 }  // namespace headloom

@@ -4,7 +4,7 @@
 namespace headloom {
 namespace {
 
-Node model(const Settings& c) {
+Node gpt2_model(const Settings& c) {
   c.only("scale_attn_weights", true);
   c.only("scale_attn_by_inverse_layer_idx", false);
   c.only("add_cross_attention", false);
@@ -26,7 +26,7 @@ Node model(const Settings& c) {
                     table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
+Rules gpt2_rules(const Settings& c) {
   Rules out = {{.ours = "embedding", .theirs = {"transformer.wte.weight"}},
                {.ours = "positions", .theirs = {"transformer.wpe.weight"}}};
   add_norm(out, "norm", "transformer.ln_f", true);
@@ -44,7 +44,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node gpt2_config(const Settings& m) {
   return table({{"vocab_size", m.integer("vocabulary")},
                 {"n_positions", m.integer("max_length")},
                 {"n_embd", m.integer("width")},
@@ -64,9 +64,9 @@ Family gpt2_family() {
           .doc = "GPT-2 and what is built like it",
           .prefixes = {"transformer."},
           .ignored = {".attn.bias", ".attn.masked_bias"},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = gpt2_model,
+          .rules = gpt2_rules,
+          .config = gpt2_config};
 }
 
 }  // namespace headloom

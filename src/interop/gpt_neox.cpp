@@ -7,9 +7,9 @@
 namespace headloom {
 namespace {
 
-int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 44); }
+int64_t gpt_neox_depth(const Settings& c) { return c.integer("num_hidden_layers", 44); }
 
-Node model(const Settings& c) {
+Node gpt_neox_model(const Settings& c) {
   c.only("attention_bias", true);
   const int64_t width = c.count("hidden_size", 6144), heads = c.count("num_attention_heads", 64);
   const double head = static_cast<double>(width / heads);
@@ -22,7 +22,7 @@ Node model(const Settings& c) {
                            {"vocabulary", c.integer("vocab_size", 50432)},
                            {"max_length", c.integer("max_position_embeddings", 2048)},
                            {"width", width},
-                           {"depth", depth_of(c)},
+                           {"depth", gpt_neox_depth(c)},
                            {"position", position},
                            {"norm", "layer_norm"},
                            {"norm_eps", c.real("layer_norm_eps", 1e-5)},
@@ -37,7 +37,7 @@ Node model(const Settings& c) {
                         : table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
+Rules gpt_neox_rules(const Settings& c) {
   const int64_t width = c.count("hidden_size", 6144), heads = c.count("num_attention_heads", 64);
   const int64_t dim = width / heads;
   Rule interleaved;  // theirs (head, of q k v, dimension), ours (of q k v, head, dimension)
@@ -49,7 +49,7 @@ Rules rules(const Settings& c) {
   const bool parallel = c.flag("use_parallel_residual", true);
   Rules out = {{.ours = "embedding", .theirs = {"gpt_neox.embed_in.weight"}}};
   add_norm(out, "norm", "gpt_neox.final_layer_norm", true);
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < gpt_neox_depth(c); ++i) {
     const auto theirs = [&](const char* name) { return numbered("gpt_neox.layers.{}.", i) + name; };
     add_norm(out, at_layer(i, parallel ? "norm" : "mixer_norm"), theirs("input_layernorm"), true);
     add_norm(out, at_layer(i, "channel_norm"), theirs("post_attention_layernorm"), true);
@@ -63,7 +63,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node gpt_neox_config(const Settings& m) {
   Node rope = rope_parameters(m);
   rope.set("partial_rotary_factor", Value(m.real("position.fraction", 1.0)));
   return table({{"vocab_size", m.integer("vocabulary")},
@@ -89,9 +89,9 @@ Family gpt_neox_family() {
           .doc = "GPT-NeoX and Pythia, parallel and sequential",
           .prefixes = {"gpt_neox."},
           .ignored = {".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = gpt_neox_model,
+          .rules = gpt_neox_rules,
+          .config = gpt_neox_config};
 }
 
 }  // namespace headloom

@@ -7,18 +7,18 @@
 namespace headloom {
 namespace {
 
-int64_t width_of(const Settings& c) { return c.count("n_embd", 4096); }
-int64_t depth_of(const Settings& c) { return c.integer("n_layer", 28); }
+int64_t gptj_width(const Settings& c) { return c.count("n_embd", 4096); }
+int64_t gptj_depth(const Settings& c) { return c.integer("n_layer", 28); }
 
-Node model(const Settings& c) {
-  const int64_t width = width_of(c), heads = c.count("n_head", 16), dim = width / heads;
+Node gptj_model(const Settings& c) {
+  const int64_t width = gptj_width(c), heads = c.count("n_head", 16), dim = width / heads;
   const double rotary = static_cast<double>(c.integer("rotary_dim", 64));
   c.only("tie_word_embeddings", false);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50400)},
                            {"max_length", c.integer("n_positions", 2048)},
                            {"width", width},
-                           {"depth", depth_of(c)},
+                           {"depth", gptj_depth(c)},
                            {"position", table({{"type", "rope"},
                                                {"layout", "interleaved"},
                                                {"fraction", rotary / static_cast<double>(dim)}})},
@@ -35,10 +35,10 @@ Node model(const Settings& c) {
                     table({{"type", "parallel"}, {"norms", 1}}));
 }
 
-Rules rules(const Settings& c) {
+Rules gptj_rules(const Settings& c) {
   Rules out = {{.ours = "embedding", .theirs = {"transformer.wte.weight"}}};
   add_norm(out, "norm", "transformer.ln_f", true);
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < gptj_depth(c); ++i) {
     const auto theirs = [&](const char* name) { return numbered("transformer.h.{}.", i) + name; };
     add_norm(out, at_layer(i, "norm"), theirs("ln_1"), true);
     add_linear(out, at_layer(i, "mixer.qkv"),
@@ -51,7 +51,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node gptj_config(const Settings& m) {
   const int64_t heads = m.integer("layer.0.mixer.heads", 1);
   const double dim = static_cast<double>(m.integer("width") / heads);
   return table(
@@ -75,9 +75,9 @@ Family gptj_family() {
           .doc = "GPT-J",
           .prefixes = {"transformer."},
           .ignored = {".attn.bias", ".attn.masked_bias"},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = gptj_model,
+          .rules = gptj_rules,
+          .config = gptj_config};
 }
 
 }  // namespace headloom

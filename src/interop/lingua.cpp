@@ -11,12 +11,12 @@
 namespace headloom {
 namespace {
 
-struct Sizes {
+struct LinguaSizes {
   int64_t width, depth, heads, groups, dim, hidden;
 };
 
-Sizes sizes_of(const Settings& c) {
-  Sizes s{};
+LinguaSizes lingua_sizes(const Settings& c) {
+  LinguaSizes s{};
   s.width = c.count("dim");
   s.depth = c.count("n_layers");
   s.heads = c.count("n_heads");
@@ -109,7 +109,7 @@ std::vector<bool> layers_with_kernels(const Settings& c, int64_t depth) {
   return out;
 }
 
-Node mixer_of(const Settings& c, const Sizes& s, const Mta& m, bool kernels) {
+Node lingua_mixer(const Settings& c, const LinguaSizes& s, const Mta& m, bool kernels) {
   Node out = table({{"type", m.anything() ? "multi_token" : "mha"},
                     {"heads", s.heads},
                     {"kv_heads", s.groups},
@@ -137,7 +137,7 @@ Node mixer_of(const Settings& c, const Sizes& s, const Mta& m, bool kernels) {
   return out;
 }
 
-Node model(const Settings& c) {
+Node lingua_model(const Settings& c) {
   c.only("triton", false);
   c.only("mta.curse_norm", false);
   c.only("use_scaled_rope", false);
@@ -145,7 +145,7 @@ Node model(const Settings& c) {
     usage_error(c.path(), ": 'sliding_window' is set, expected it null or absent.");
   }
   constexpr int64_t kMostLayers = 10000;  // each is written out below
-  const Sizes s = sizes_of(c);
+  const LinguaSizes s = lingua_sizes(c);
   if (s.depth > kMostLayers) {
     usage_error(c.path(), ": 'n_layers' is ", s.depth, ", expected at most ", kMostLayers, ".");
   }
@@ -153,7 +153,7 @@ Node model(const Settings& c) {
   const std::vector<bool> kernels = layers_with_kernels(c, s.depth);
   Array layers;
   for (int64_t i = 0; i < s.depth; ++i) {
-    layers.push_back(table({{"mixer", mixer_of(c, s, m, kernels[static_cast<size_t>(i)])},
+    layers.push_back(table({{"mixer", lingua_mixer(c, s, m, kernels[static_cast<size_t>(i)])},
                             {"channel", table({{"type", "swiglu"}, {"hidden", s.hidden}})},
                             {"block", table({{"type", "sequential"}})}}));
   }
@@ -174,8 +174,8 @@ Node model(const Settings& c) {
   return out;
 }
 
-Rules rules(const Settings& c) {
-  const Sizes s = sizes_of(c);
+Rules lingua_rules(const Settings& c) {
+  const LinguaSizes s = lingua_sizes(c);
   const Mta m = mta_of(c);
   const std::vector<bool> kernels = layers_with_kernels(c, s.depth);
   const auto attention = [&](Rules& out, int64_t i) {
@@ -220,8 +220,8 @@ Family lingua_family() {
           // A tied output is saved as a second name of the embedding.
           .ignored = {"output.tied_module.weight", "rope_embeddings.freqs_cis", "rope.freqs"},
           .mark = "layers.0.attention.wq.weight",
-          .model = model,
-          .rules = rules};
+          .model = lingua_model,
+          .rules = lingua_rules};
 }
 
 }  // namespace headloom

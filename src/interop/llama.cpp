@@ -54,7 +54,7 @@ Node mistral(const Settings& c) {
   return llama_model(c, attention, 1e-6);
 }
 
-Rules rules(const Settings& c) {
+Rules llama_and_mistral_rules(const Settings& c) {
   const bool bias = biased(c);
   return llama_rules(c, [&](Rules& out, int64_t i) { plain_attention(out, c, i, bias); });
 }
@@ -89,7 +89,7 @@ Node mistral_config(const Settings& m) {
   return out;
 }
 
-const std::vector<std::string> kIgnored = {".rotary_emb.inv_freq"};
+const std::vector<std::string> kIgnoredByLlama = {".rotary_emb.inv_freq"};
 
 }  // namespace
 
@@ -148,9 +148,9 @@ Family llama_family() {
           .architecture = "LlamaForCausalLM",
           .doc = "LLaMA 1 to 3 with grouped queries",
           .prefixes = {"model."},
-          .ignored = kIgnored,
+          .ignored = kIgnoredByLlama,
           .model = llama,
-          .rules = rules,
+          .rules = llama_and_mistral_rules,
           .config = llama_config};
 }
 
@@ -159,9 +159,9 @@ Family mistral_family() {
           .architecture = "MistralForCausalLM",
           .doc = "Mistral: LLaMA with a window",
           .prefixes = {"model."},
-          .ignored = kIgnored,
+          .ignored = kIgnoredByLlama,
           .model = mistral,
-          .rules = rules,
+          .rules = llama_and_mistral_rules,
           .config = mistral_config};
 }
 

@@ -5,14 +5,14 @@
 namespace headloom {
 namespace {
 
-int64_t width_of(const Settings& c) { return c.count("hidden_size", 768); }
-int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+int64_t mamba_width(const Settings& c) { return c.count("hidden_size", 768); }
+int64_t mamba_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
 
-Node model(const Settings& c) {
+Node mamba_model(const Settings& c) {
   c.only("use_bias", false);
   c.only("use_conv_bias", true);
   c.only("hidden_act", std::vector<std::string>{"silu"});
-  const int64_t width = width_of(c), inner = c.integer("intermediate_size", 2 * width);
+  const int64_t width = mamba_width(c), inner = c.integer("intermediate_size", 2 * width);
   if (inner % width != 0) {
     usage_error(c.path(), ": 'intermediate_size' is ", inner, ", expected a multiple of ", width,
                 ".");
@@ -27,7 +27,7 @@ Node model(const Settings& c) {
                            {"vocabulary", c.integer("vocab_size", 50280)},
                            {"max_length", c.integer("max_position_embeddings", 2048)},
                            {"width", width},
-                           {"depth", depth_of(c)},
+                           {"depth", mamba_depth(c)},
                            {"position", table({{"type", "none"}})},
                            {"norm", "rms_norm"},
                            {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
@@ -36,11 +36,11 @@ Node model(const Settings& c) {
                     mixer, table({{"type", "none"}}), table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
-  const int64_t inner = c.integer("intermediate_size", 2 * width_of(c));
+Rules mamba_rules(const Settings& c) {
+  const int64_t inner = c.integer("intermediate_size", 2 * mamba_width(c));
   Rules out = {{.ours = "embedding", .theirs = {"backbone.embeddings.weight"}}};
   add_norm(out, "norm", "backbone.norm_f", false);
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < mamba_depth(c); ++i) {
     const auto theirs = [&](const char* name) {
       return numbered("backbone.layers.{}.mixer.", i) + name;
     };
@@ -60,7 +60,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node mamba_config(const Settings& m) {
   const int64_t width = m.integer("width");
   return table({{"vocab_size", m.integer("vocabulary")},
                 {"max_position_embeddings", m.integer("max_length")},
@@ -82,9 +82,9 @@ Family mamba_family() {
           .architecture = "MambaForCausalLM",
           .doc = "Mamba",
           .prefixes = {"backbone."},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = mamba_model,
+          .rules = mamba_rules,
+          .config = mamba_config};
 }
 
 }  // namespace headloom

@@ -4,17 +4,17 @@
 namespace headloom {
 namespace {
 
-int64_t width_of(const Settings& c) { return c.count("hidden_size", 4096); }
-int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+int64_t rwkv_width(const Settings& c) { return c.count("hidden_size", 4096); }
+int64_t rwkv_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
 
-Node model(const Settings& c) {
-  c.only_equal("attention_hidden_size", width_of(c));
+Node rwkv_model(const Settings& c) {
+  c.only_equal("attention_hidden_size", rwkv_width(c));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50277)},
                            {"max_length", c.integer("context_length",
                                                     c.integer("max_position_embeddings", 1024))},
-                           {"width", width_of(c)},
-                           {"depth", depth_of(c)},
+                           {"width", rwkv_width(c)},
+                           {"depth", rwkv_depth(c)},
                            {"position", table({{"type", "none"}})},
                            {"norm", "layer_norm"},
                            {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
@@ -23,16 +23,16 @@ Node model(const Settings& c) {
                            {"tied", c.flag("tie_word_embeddings", false)}}),
                     table({{"type", "rwkv"}}),
                     table({{"type", "rwkv_channel"},
-                           {"hidden", c.integer("intermediate_size", 4 * width_of(c))}}),
+                           {"hidden", c.integer("intermediate_size", 4 * rwkv_width(c))}}),
                     table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
+Rules rwkv_rules(const Settings& c) {
   Rules out = {{.ours = "embedding", .theirs = {"rwkv.embeddings.weight"}}};
   add_norm(out, "embedding_norm", "rwkv.blocks.0.pre_ln", true);
   add_norm(out, "norm", "rwkv.ln_out", true);
-  const std::vector<int64_t> one_row = {1, 1, width_of(c)};
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  const std::vector<int64_t> one_row = {1, 1, rwkv_width(c)};
+  for (int64_t i = 0; i < rwkv_depth(c); ++i) {
     const auto time = [&](const char* name) {
       return numbered("rwkv.blocks.{}.attention.", i) + name;
     };
@@ -61,7 +61,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node rwkv_config(const Settings& m) {
   return table({{"vocab_size", m.integer("vocabulary")},
                 {"context_length", m.integer("max_length")},
                 {"hidden_size", m.integer("width")},
@@ -79,9 +79,9 @@ Family rwkv_family() {
           .architecture = "RwkvForCausalLM",
           .doc = "RWKV-4",
           .prefixes = {"rwkv."},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = rwkv_model,
+          .rules = rwkv_rules,
+          .config = rwkv_config};
 }
 
 }  // namespace headloom

@@ -8,7 +8,7 @@
 namespace headloom {
 namespace {
 
-std::string shown(const Node& node) {
+std::string shown_value(const Node& node) {
   if (const auto* flag = std::get_if<bool>(&node.value)) return *flag ? "true" : "false";
   if (const auto* number = std::get_if<int64_t>(&node.value)) return std::to_string(*number);
   if (const auto* number = std::get_if<double>(&node.value)) return str(*number);
@@ -58,7 +58,7 @@ void Settings::missing(const std::string& key) const {
 }
 
 void Settings::wrong(const std::string& key, const Node& value, const char* expected) const {
-  usage_error(path_, ": '", key, "' is ", shown(value), ", expected ", expected, ".");
+  usage_error(path_, ": '", key, "' is ", shown_value(value), ", expected ", expected, ".");
 }
 
 int64_t Settings::integer(const std::string& key, std::optional<int64_t> otherwise) const {

@@ -6,15 +6,15 @@
 namespace headloom {
 namespace {
 
-int64_t depth_of(const Settings& c) { return c.integer("num_hidden_layers", 12); }
+int64_t vit_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
 
-int64_t classes_of(const Settings& c) {
+int64_t vit_classes(const Settings& c) {
   int64_t count = 0;
   while (c.has(str("id2label.", count))) ++count;
   return count > 0 ? count : c.integer("num_labels", 2);
 }
 
-Node model(const Settings& c) {
+Node vit_model(const Settings& c) {
   c.only("qkv_bias", true);
   const std::string architecture = c.text("architectures.0", "ViTForImageClassification");
   if (architecture != "ViTForImageClassification") {
@@ -27,9 +27,9 @@ Node model(const Settings& c) {
                                             {"height", size},
                                             {"width", size},
                                             {"patch", c.integer("patch_size", 16)}})},
-                           {"classes", classes_of(c)},
+                           {"classes", vit_classes(c)},
                            {"width", c.integer("hidden_size", 768)},
-                           {"depth", depth_of(c)},
+                           {"depth", vit_depth(c)},
                            {"position", table({{"type", "learned"}})},
                            {"norm", "layer_norm"},
                            {"norm_eps", c.real("layer_norm_eps", 1e-12)},
@@ -42,7 +42,7 @@ Node model(const Settings& c) {
                     table({{"type", "sequential"}}));
 }
 
-Rules rules(const Settings& c) {
+Rules vit_rules(const Settings& c) {
   const int64_t width = c.integer("hidden_size", 768), patch = c.integer("patch_size", 16);
   const int64_t grid = c.integer("image_size", 224) / patch;
   const std::string projection = "vit.embeddings.patch_embeddings.projection";
@@ -57,7 +57,7 @@ Rules rules(const Settings& c) {
       {.ours = "patch.bias", .theirs = {projection + ".bias"}}};
   add_norm(out, "norm", "vit.layernorm", true);
   add_linear(out, "classifier", {"classifier"}, true);
-  for (int64_t i = 0; i < depth_of(c); ++i) {
+  for (int64_t i = 0; i < vit_depth(c); ++i) {
     const auto theirs = [&](const char* name) {
       return numbered("vit.encoder.layer.{}.", i) + name;
     };
@@ -74,7 +74,7 @@ Rules rules(const Settings& c) {
   return out;
 }
 
-Node config(const Settings& m) {
+Node vit_config(const Settings& m) {
   Node names;
   for (int64_t i = 0; i < m.integer("classes"); ++i) {
     names.set(std::to_string(i), Value(str("LABEL_", i)));
@@ -99,9 +99,9 @@ Family vit_family() {
           .doc = "vision transformer with a class token",
           .prefixes = {"vit."},
           .ignored = {"pooler.dense.weight", "pooler.dense.bias"},
-          .model = model,
-          .rules = rules,
-          .config = config};
+          .model = vit_model,
+          .rules = vit_rules,
+          .config = vit_config};
 }
 
 }  // namespace headloom

@@ -23,7 +23,7 @@ std::string names(const std::vector<const Row*>& rows) {
 }
 
 // The clause on what the quality costs; empty for the baseline itself.
-std::string speed(const Row& row, const Row& baseline) {
+std::string speed_clause(const Row& row, const Row& baseline) {
   const double ratio = row.tokens_per_second.mean / baseline.tokens_per_second.mean;
   if (row.baseline || !std::isfinite(ratio)) return "";
   return ", at " + fixed(ratio, 2) + " times its speed";
@@ -137,7 +137,7 @@ std::string answer(const TaskSummary& summary) {
       out += full_name(best) + (caveats.empty() ? " learns best: " : " is ahead: ") + values +
              " for " + (second.baseline ? full_name(second) : "the next, " + name(second));
     }
-    out += (second.baseline ? speed(best, second) : "") + ".";
+    out += (second.baseline ? speed_clause(best, second) : "") + ".";
     std::erase(others, &second);
   } else if (tie_with_baseline) {
     std::erase(top, baseline);

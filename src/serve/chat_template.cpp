@@ -10,7 +10,7 @@ namespace headloom::serve {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr uintmax_t kMostBytes = uintmax_t{64} << 20;  // of tokenizer_config.json
 
@@ -21,7 +21,7 @@ std::string read_whole(const fs::path& path) {
 }
 
 // {"bos_token": "<s>"} or {"bos_token": {"content": "<s>", ...}}; empty where there is none.
-std::string token_name(const Json& config, const char* key) {
+std::string token_name(const OrderedJson& config, const char* key) {
   const auto found = config.find(key);
   if (found == config.end()) return "";
   if (found->is_string()) return found->get<std::string>();
@@ -32,7 +32,7 @@ std::string token_name(const Json& config, const char* key) {
 }
 
 // Absent: there is none.
-std::optional<std::string> source_in(const Json& config, const std::string& path) {
+std::optional<std::string> source_in(const OrderedJson& config, const std::string& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return std::nullopt;
   if (found->is_string()) return found->get<std::string>();
@@ -40,7 +40,7 @@ std::optional<std::string> source_in(const Json& config, const std::string& path
       "expected a text or a list of {\"name\": ..., \"template\": ...} with one named \"default\"";
   require(found->is_array(), path, ": 'chat_template' is ", found->type_name(), ", ", expected,
           ".");
-  for (const Json& one : *found) {
+  for (const OrderedJson& one : *found) {
     if (one.is_object() && one.contains("template") && one.at("template").is_string() &&
         one.contains("name") && one.at("name") == "default") {
       return one.at("template").get<std::string>();
@@ -78,15 +78,15 @@ ChatTemplate::ChatTemplate(const std::string& folder, const Codec& codec) {
 void ChatTemplate::read(const std::string& folder, const Codec& codec) {
   const fs::path config_path = fs::path(folder) / "tokenizer_config.json";
   const fs::path alone = fs::path(folder) / "chat_template.jinja";
-  Json config = Json::object();
+  OrderedJson config = OrderedJson::object();
   std::optional<std::string> source;
   path_ = alone.string();
   if (fs::exists(alone)) source = read_whole(alone);
   if (fs::exists(config_path)) {
     bool deep = false;
-    config = Json::parse(
+    config = OrderedJson::parse(
         read_whole(config_path),
-        [&](int depth, Json::parse_event_t, Json&) {
+        [&](int depth, OrderedJson::parse_event_t, OrderedJson&) {
           deep = deep || depth > 64;
           return !deep;
         },
@@ -122,11 +122,11 @@ void ChatTemplate::read(const std::string& folder, const Codec& codec) {
 std::string ChatTemplate::spelled(const nlohmann::ordered_json& messages,
                                   std::optional<std::time_t> now) const {
   if (!template_) throw Refusal(400, "no_chat_template", missing_);
-  Json given = messages;
-  for (Json& message : given) {
+  OrderedJson given = messages;
+  for (OrderedJson& message : given) {
     if (takes_parts_ || !message.at("content").is_array()) continue;
     std::string whole;
-    for (const Json& part : message.at("content")) {
+    for (const OrderedJson& part : message.at("content")) {
       whole += (whole.empty() ? "" : "\n") + part.at("text").get<std::string>();
     }
     message["content"] = whole;

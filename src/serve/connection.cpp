@@ -69,6 +69,7 @@ Connection::Connection(socket_t socket)
 }
 
 void Connection::expect_body() {
+  in_body_ = true;
   may_read_ = kMostBody;  // what came with the headers is in the buffer
   deadline_ = Clock::now() + std::chrono::seconds(kBodySeconds);
 }
@@ -138,15 +139,8 @@ bool Connection::send_all(const char* data, size_t size) {
 }
 
 ssize_t Connection::write(const char* data, size_t size) {
-  const std::string_view whole(data, size);
-  size_t skipped = 0;
-  if (ahead_ > 0 && sent_ == ahead_) skipped = std::min(ahead_, size);
-  if (status_ < 200 && whole.starts_with(kBeginning)) {
-    status_ = std::atoi(std::string(whole.substr(kBeginning.size(), 3)).c_str());
-    if (status_ < 200) status_ = 0;  // "100 Continue" comes before the answer
-  }
-  if (!send_all(data + skipped, size - skipped)) return -1;
-  return static_cast<ssize_t>(size);
+  const size_t skipped = sent_ == ahead_ ? std::min(ahead_, size) : 0;
+  return send_all(data + skipped, size - skipped) ? static_cast<ssize_t>(size) : -1;
 }
 
 void Connection::answer(int status, const std::string& json) {
@@ -161,10 +155,10 @@ void Connection::answer(int status, const std::string& json) {
   write(head + json);
 }
 
-void Connection::finish() {
+void Connection::finish(bool patient) {
   shutdown(socket_, SHUT_WR);
   // Closing a socket with unread bytes would tell the client to throw away what it was sent.
-  const auto end = Clock::now() + kLinger;
+  const auto end = Clock::now() + (patient ? kLinger : milliseconds(5));
   size_t read = 0;
   while (!dead_ && read < kMostLingered && Clock::now() < end) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());

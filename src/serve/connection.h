@@ -27,9 +27,9 @@ class Connection final : public httplib::Stream {
   Fault fault() const { return fault_; }
   // The headers are read: from now on the body may come.
   void expect_body();
-  // Whether anything was sent, and the status of the answer, 0 before it.
+  bool in_body() const { return in_body_; }
+  // Whether anything was sent.
   bool answered() const { return sent_ > 0; }
-  int status() const { return status_; }
 
   // Whether nobody waits for an answer any more.
   bool gone() const;
@@ -40,8 +40,9 @@ class Connection final : public httplib::Stream {
 
   // An answer without the library.
   void answer(int status, const std::string& json);
-  // Ends the connection so that the client gets all that was sent, also where it is still sending.
-  void finish();
+  // Ends the connection so that the client gets all that was sent, also where it is still sending:
+  // what it sends is read for a while, where `patient`.
+  void finish(bool patient = true);
 
   bool is_readable() const override;
   bool is_writable() const override;
@@ -66,8 +67,7 @@ class Connection final : public httplib::Stream {
   std::chrono::steady_clock::time_point deadline_;
   Fault fault_ = Fault::none;
   size_t sent_ = 0, ahead_ = 0;  // bytes; and those of them sent ahead
-  int status_ = 0;
-  bool dead_ = false;
+  bool in_body_ = false, dead_ = false;
   std::chrono::steady_clock::time_point next_probe_ = {};
   std::chrono::milliseconds between_probes_{0};
 };

@@ -4,9 +4,13 @@
 
 namespace headloom::serve {
 
-void Metrics::count(const std::string& path, int status, double seconds) {
+void Metrics::count(const std::string& path, int status) {
   const std::lock_guard lock(mutex_);
   ++requests_[{path, status}];
+}
+
+void Metrics::time(const std::string& path, double seconds) {
+  const std::lock_guard lock(mutex_);
   Times& times = times_[path];
   const auto bucket = std::lower_bound(kBounds.begin(), kBounds.end(), seconds) - kBounds.begin();
   ++times.counts[static_cast<size_t>(bucket)];
@@ -35,7 +39,7 @@ std::string Metrics::text(const Engine::Load& load) const {
   one("headloom_generated_tokens_total", "counter", "Tokens that were written.", load.written);
   const std::lock_guard lock(mutex_);
   head("headloom_requests_total", "counter",
-       "Requests by path and HTTP status; status 0: the client left before there was one.");
+       "Requests by path and HTTP status; status 499: the client left before its answer.");
   for (const auto& [key, count] : requests_) {
     out += str("headloom_requests_total{path=\"", key.first, "\",status=\"", key.second, "\"} ",
                count, "\n");

@@ -16,8 +16,10 @@ namespace headloom::serve {
 // Requests that were answered. Safe to use from several threads.
 class Metrics {
  public:
-  // `path`: one of a fixed set. `status`: 0 where the client was gone before there was one.
-  void count(const std::string& path, int status, double seconds);
+  // `path`: one of a fixed set.
+  void count(const std::string& path, int status);
+  // Once the answer has been sent.
+  void time(const std::string& path, double seconds);
   // In the text format, version 0.0.4.
   std::string text(const Engine::Load& load) const;
 

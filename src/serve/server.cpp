@@ -22,6 +22,8 @@ constexpr std::chrono::milliseconds kPatience{50};
 constexpr const char* kJson = "application/json";
 constexpr int kBacklog = 512;  // connections that the system keeps until they are accepted
 
+constexpr int kClientLeft = 499;  // nobody reads it, but statistics do
+
 constexpr const char* kNoMemory =
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
     "Content-Length: 96\r\n\r\n"
@@ -40,9 +42,18 @@ void reply(httplib::Response& response, const Refusal& refusal) {
 }
 
 Refusal too_large() { return {413, "", str("the body is larger than ", kMostBody, " bytes.")}; }
+Refusal large_head() {
+  return {431, "", str("the request's line and headers are larger than ", kMostHead, " bytes.")};
+}
 Refusal too_slow() {
   return {408, "", str("the request did not come within ", kHeadSeconds, " s for its headers and ",
                        kBodySeconds, " s for its body.")};
+}
+
+// A text of the client's in a message: short, valid UTF-8, on one line.
+std::string shown_bare(const std::string& text) {
+  const std::string quoted = shown(Json(text));
+  return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
 }
 
 // Throws Refusal for a body that is not going to be read.
@@ -51,7 +62,7 @@ void check_body(const httplib::Request& request) {
   // of whoever reads it.
   const std::string type = request.get_header_value("Content-Type");
   if (!type.starts_with(kJson)) {
-    throw Refusal(415, "", str("the Content-Type is ", shown(type), ", expected ", kJson, "."));
+    throw Refusal(415, "", str("the Content-Type is '", shown_bare(type), "', expected ", kJson, "."));
   }
   if (request.has_header("Content-Encoding")) {
     throw Refusal(415, "",
@@ -171,6 +182,10 @@ class Server::Http : private httplib::Server {
     set_error_handler([](const httplib::Request&, httplib::Response& response) {
       if (response.body.empty()) reply(response, refusal_of(response.status));
     });
+    // Before anything is sent, so that whoever has an answer finds it counted.
+    set_post_routing_handler([this](const httplib::Request&, httplib::Response& response) {
+      metrics_.count(current->path, response.status);
+    });
     for (const auto& [path, handler] : posts()) {
       Post(path, [this, handler = handler](const httplib::Request& request,
                                            httplib::Response& response) {
@@ -236,17 +251,8 @@ class Server::Http : private httplib::Server {
   // One connection, from its first byte to its last. The library calls this in a thread of its own.
   bool process_and_close_socket(socket_t socket) override {
     Connection connection(socket);
-    if (Workers::refusing()) {
-      const std::string body = dump(error_body(
-          Refusal(503, "too_many_connections",
-                  str("there are ", options_.connections, " connections already; try later."))));
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // its request may come
-      char unread[4096];
-      while (recv(socket, unread, sizeof unread, MSG_DONTWAIT) > 0) continue;
-      connection.answer(503, body);
-      count(connection);
-      ::shutdown(socket, SHUT_WR);
-      close(socket);
+    if (Workers::task() != Workers::Task::answer) {
+      refuse_connection(connection);
       return true;
     }
     current = &connection;
@@ -258,32 +264,46 @@ class Server::Http : private httplib::Server {
         request.headers.erase("Range");
         request.ranges.clear();
       });
+      // Where the library has given up on the request.
+      if (connection.fault() == Connection::Fault::slow) {
+        say(connection, too_slow());
+      } else if (connection.fault() == Connection::Fault::large) {
+        say(connection, large_head());
+      }
     } catch (const std::exception&) {  // no memory even for an answer
       if (!connection.answered()) connection.write(kNoMemory);
     }
-    // Where the library has given up on the request.
-    if (connection.fault() == Connection::Fault::slow) {
-      say(connection, too_slow());
-    } else if (connection.fault() == Connection::Fault::large) {
-      say(connection, Refusal(431, "", str("the request's line and headers are larger than ",
-                                           kMostHead, " bytes.")));
-    }
     current = nullptr;
-    count(connection);
+    time(connection);
     connection.finish();
     return true;
   }
 
-  static void say(Connection& connection, const Refusal& refusal) {
-    if (!connection.answered()) connection.answer(refusal.status, dump(error_body(refusal)));
+  void refuse_connection(Connection& connection) {
+    try {
+      say(connection,
+          Refusal(503, "too_many_connections",
+                  str("there are ", options_.connections, " connections already; try later.")));
+    } catch (const std::exception&) {
+      connection.write(kNoMemory);
+    }
+    time(connection);
+    connection.finish(/*patient=*/Workers::task() == Workers::Task::refuse);
   }
 
-  void count(const Connection& connection) {
-    const std::chrono::duration<double> time =
+  // Where the library does not answer.
+  void say(Connection& connection, const Refusal& refusal) {
+    if (connection.answered()) return;
+    metrics_.count(connection.path, refusal.status);
+    connection.answer(refusal.status, dump(error_body(refusal)));
+  }
+
+  void time(const Connection& connection) {
+    const std::chrono::duration<double> seconds =
         std::chrono::steady_clock::now() - connection.begun;
-    // Whoever connects and says nothing has asked nothing.
-    if (connection.status() != 0 || connection.path != "other") {
-      metrics_.count(connection.path, connection.status(), time.count());
+    try {
+      if (connection.answered()) metrics_.time(connection.path, seconds.count());
+    } catch (const std::bad_alloc&) {  // it is not told
     }
   }
 
@@ -347,12 +367,6 @@ class Server::Http : private httplib::Server {
     for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
     return out;
   }
-  // A text of the client's in a message: short, valid UTF-8, on one line.
-  static std::string shown_bare(const std::string& text) {
-    const std::string quoted = shown(Json(text));
-    return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
-  }
-
   // Lets pages of the origins that may ask read the answer. Whether the request is of such a page.
   bool allow_origin(const httplib::Request& request, httplib::Response& response) const {
     const std::string origin = request.get_header_value("Origin");
@@ -384,7 +398,9 @@ class Server::Http : private httplib::Server {
   // What the library refuses by itself.
   static Refusal refusal_of(int status) {
     if (current->fault() == Connection::Fault::slow) return too_slow();
-    if (status == 413 || current->fault() == Connection::Fault::large) return too_large();
+    const bool large = current->fault() == Connection::Fault::large;
+    if (large && !current->in_body()) return large_head();
+    if (large || status == 413) return too_large();
     return {
         status, "",
         status < 500 ? "the request is no HTTP that is understood here." : "the server failed."};
@@ -416,7 +432,10 @@ class Server::Http : private httplib::Server {
     }
     while (!pending->answer->done()) {
       for (const Event& event : pending->answer->wait(kPatience)) pending->writer->add(event);
-      if (connection.gone()) return;
+      if (connection.gone()) {
+        response.status = kClientLeft;
+        return;
+      }
       if (connection.probe_due()) connection.probe();
     }
     reply(response, pending->writer->whole());

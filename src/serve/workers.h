@@ -12,27 +12,35 @@
 
 namespace headloom::serve {
 
-// A thread a connection, begun where none is idle, up to `most`. A connection beyond them, or one
-// for which no thread can begin, is answered where it was accepted, with refusing() set.
+// A thread a connection, begun where none is idle. Connections beyond `most` are to be refused.
 class Workers final : public httplib::TaskQueue {
  public:
   explicit Workers(size_t most) : most_(most) {}
 
   void enqueue(std::function<void()> job) override;
   void shutdown() override;
-  // Whether this thread answers a connection for which there is no room.
-  static bool refusing();
+
+  // What this thread is to do with the connection that it got: answer it; refuse it; or refuse it
+  // without waiting for anything, because it accepts the others.
+  enum class Task { answer, refuse, refuse_at_once };
+  static Task task();
 
  private:
-  bool take(std::function<void()>& job);
+  struct Job {
+    std::function<void()> body;
+    bool refused = false;
+  };
+  bool take(std::function<void()>& body);
   void work();
+
+  static constexpr size_t kRefusing = 64;  // threads that refuse
 
   const size_t most_;
   std::mutex mutex_;
   std::condition_variable news_;
-  std::deque<std::function<void()>> jobs_;
+  std::deque<Job> jobs_;
   std::vector<std::thread> threads_;
-  size_t idle_ = 0;
+  size_t idle_ = 0, answered_ = 0;  // threads; connections
   bool over_ = false;
 };
 

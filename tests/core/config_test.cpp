@@ -10,7 +10,7 @@
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
-namespace headloom {
+namespace headloom::config_test {
 namespace {
 
 using test::contains;
@@ -233,4 +233,4 @@ TEST(Differences, AreNamedByTheirKeys) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::config_test

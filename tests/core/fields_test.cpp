@@ -5,7 +5,7 @@
 
 #include "testing/errors.h"
 
-namespace headloom {
+namespace headloom::fields_test {
 namespace {
 
 using test::contains;
@@ -212,4 +212,4 @@ TEST(Fields, ListsKeysTypesDefaultsAndMeaning) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::fields_test

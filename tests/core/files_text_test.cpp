@@ -11,7 +11,7 @@
 #include "testing/file_limit.h"
 #include "testing/temp_folder.h"
 
-namespace headloom {
+namespace headloom::files_text_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -139,4 +139,4 @@ TEST(Shell, ReadsAWordBackAsItWas) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::files_text_test

@@ -14,7 +14,7 @@
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
-namespace headloom {
+namespace headloom::lock_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -89,4 +89,4 @@ TEST(Lock, NamesAFolderThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::lock_test

@@ -11,7 +11,7 @@
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
-namespace headloom::test {
+namespace headloom::test::memory_test {
 namespace {
 
 // A machine of files, with the limits of this process.
@@ -100,4 +100,4 @@ TEST(Problem, OfAnotherKindIsToldWithoutAStack) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::memory_test

@@ -5,7 +5,7 @@
 
 #include "helpers.h"
 
-namespace headloom::data {
+namespace headloom::data::annotated_test {
 namespace {
 
 using Tokens = std::vector<int64_t>;
@@ -446,4 +446,4 @@ TEST(FindSpan, GeneratedAnswersAreALetterAndItsDigits) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::annotated_test

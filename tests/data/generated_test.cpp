@@ -6,7 +6,7 @@
 #include "data/random.h"
 #include "helpers.h"
 
-namespace headloom::data {
+namespace headloom::data::generated_test {
 namespace {
 
 const std::vector<std::string> kSmallConfigs = {
@@ -288,4 +288,4 @@ TEST(Registry, EveryTaskHasADefaultSpecOfItsName) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::generated_test

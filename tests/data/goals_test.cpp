@@ -6,7 +6,7 @@
 #include "data/random.h"
 #include "helpers.h"
 
-namespace headloom::data {
+namespace headloom::data::goals_test {
 namespace {
 
 // A folder with two files of text and a folder of two classes.
@@ -396,4 +396,4 @@ TEST(Sequence, TheAnswerIsTheSourceInItsOrderBetweenBeginAndEnd) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::goals_test

@@ -11,7 +11,7 @@
 
 #include <jpeglib.h>  // after cstdio
 
-namespace headloom::data {
+namespace headloom::data::images_test {
 namespace {
 
 // height x width pixels of one colour, the top left one of another.
@@ -305,4 +305,4 @@ TEST(Images, FoldersAreClasses) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::images_test

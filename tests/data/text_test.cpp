@@ -7,7 +7,7 @@
 #include "data/stream.h"
 #include "helpers.h"
 
-namespace headloom::data {
+namespace headloom::data::text_test {
 namespace {
 
 std::string letters(int64_t count, uint64_t seed) {
@@ -394,4 +394,4 @@ TEST(PackedStream, WindowsWrapAndADocumentMetAgainIsAnotherOne) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::text_test

@@ -7,7 +7,7 @@
 #include "helpers.h"
 #include "testing/errors.h"
 
-namespace headloom::data {
+namespace headloom::data::tokenizer_test {
 namespace {
 
 // Every byte, "he", "ll", "hell" and the end of a document; U+0120 names the space.
@@ -135,4 +135,4 @@ TEST(TextTask, SubWordsCountBytesOfWhatIsEvaluated) {
 }
 
 }  // namespace
-}  // namespace headloom::data
+}  // namespace headloom::data::tokenizer_test

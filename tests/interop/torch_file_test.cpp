@@ -12,7 +12,7 @@
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 
-namespace headloom::test {
+namespace headloom::test::torch_file_test {
 namespace {
 
 template <typename T>
@@ -261,4 +261,4 @@ TEST_F(TorchFile, RandomDamageNeverCrashes) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::torch_file_test

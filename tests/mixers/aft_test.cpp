@@ -3,7 +3,7 @@
 #include "support.h"
 #include "testing/errors.h"
 
-namespace headloom {
+namespace headloom::aft_test {
 namespace {
 
 using test::close;
@@ -122,4 +122,4 @@ TEST(AftMixer, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::aft_test

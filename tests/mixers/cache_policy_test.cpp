@@ -8,7 +8,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::cache_policy_test {
 namespace {
 
 using test::close;
@@ -382,4 +382,4 @@ TEST(CachePolicy, Names) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::cache_policy_test

@@ -4,7 +4,7 @@
 #include "support.h"
 #include "testing/errors.h"
 
-namespace headloom {
+namespace headloom::checks_test {
 namespace {
 
 using test::message_of;
@@ -60,4 +60,4 @@ TEST(Checks, EveryChannelMixerNamesItselfAndTheArgument) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::checks_test

@@ -3,7 +3,7 @@
 #include "ops/composed_attention/op.h"
 #include "support.h"
 
-namespace headloom {
+namespace headloom::composed_test {
 namespace {
 
 using test::close;
@@ -400,4 +400,4 @@ TEST_F(ComposedMixers, RefuseWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::composed_test

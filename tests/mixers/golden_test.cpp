@@ -3,7 +3,7 @@
 #include "mixers/token/dynamic_weights.h"
 #include "support.h"
 
-namespace headloom {
+namespace headloom::golden_test {
 namespace {
 
 using test::close;
@@ -164,4 +164,4 @@ TEST(MixerGolden, MultiTokenLayer) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::golden_test

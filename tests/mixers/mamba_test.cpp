@@ -4,7 +4,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::mamba_test {
 namespace {
 
 using test::close;
@@ -136,4 +136,4 @@ TEST(MambaMixer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::mamba_test

@@ -6,7 +6,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::moe_test {
 namespace {
 
 using namespace test;
@@ -283,4 +283,4 @@ TEST(MoeMixer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::moe_test

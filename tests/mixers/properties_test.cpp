@@ -7,7 +7,7 @@
 #include "support.h"
 #include "testing/joined.h"
 
-namespace headloom {
+namespace headloom::properties_test {
 namespace {
 
 constexpr int64_t kWidth = 96;
@@ -362,4 +362,4 @@ INSTANTIATE_TEST_SUITE_P(, TokenMixers, ::testing::ValuesIn(variants()), [](cons
 });
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::properties_test

@@ -3,7 +3,7 @@
 #include "support.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::retention_test {
 namespace {
 
 using test::close;
@@ -166,4 +166,4 @@ TEST(RetentionMixer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::retention_test

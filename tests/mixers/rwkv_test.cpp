@@ -4,7 +4,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::rwkv_test {
 namespace {
 
 using test::close;
@@ -160,4 +160,4 @@ TEST(RwkvMixer, RefusesToLookAhead) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::rwkv_test

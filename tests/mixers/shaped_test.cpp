@@ -1,7 +1,7 @@
 // Shaped attention: the formula with its maps written out, the start, documents and padding.
 #include "support.h"
 
-namespace headloom {
+namespace headloom::shaped_test {
 namespace {
 
 using test::close;
@@ -92,4 +92,4 @@ TEST(Shaped, StartsAsTheIdentity) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::shaped_test

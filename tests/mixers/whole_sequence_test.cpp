@@ -3,7 +3,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::whole_sequence_test {
 namespace {
 
 using test::close;
@@ -180,4 +180,4 @@ TEST(Linformer, RefusesWhatItCannot) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::whole_sequence_test

@@ -7,7 +7,7 @@
 #include "mixers/mixer.h"
 #include "testing/errors.h"
 
-namespace headloom::test {
+namespace headloom::test::without_memory_test {
 namespace {
 
 template <typename Registry>
@@ -70,4 +70,4 @@ TEST(WithoutMemory, TheLargestSizesAreCountedOrRefused) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::without_memory_test

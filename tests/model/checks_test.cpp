@@ -4,7 +4,7 @@
 #include "model/model.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::checks_test {
 namespace {
 
 std::shared_ptr<Model> model(const std::string& more = "") {
@@ -56,4 +56,4 @@ TEST(ModelChecks, ExtendingKeepsTheStateOfWhatFails) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::checks_test

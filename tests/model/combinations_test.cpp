@@ -5,7 +5,7 @@
 #include "blocks/block.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::combinations_test {
 namespace {
 
 constexpr int64_t kWidth = 32;
@@ -120,4 +120,4 @@ TEST(Combinations, EveryOneTrainsOrIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::combinations_test

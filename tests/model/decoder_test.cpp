@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::decoder_test {
 namespace {
 
 using Parameters = std::map<std::string, Tensor>;
@@ -278,4 +278,4 @@ TEST(EveryMixerAndBlock, DropsOutOnlyInTraining) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::decoder_test

@@ -13,7 +13,7 @@
 #include "support.h"
 #include "testing/joined.h"
 
-namespace headloom::test {
+namespace headloom::test::decoding_test {
 namespace {
 
 // Null for a mixer that looks both ways.
@@ -528,4 +528,4 @@ TEST(EncoderDecoding, ASourceIsReadWhereItBelongs) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::decoding_test

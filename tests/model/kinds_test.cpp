@@ -10,7 +10,7 @@
 #include "model/vit.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::kinds_test {
 namespace {
 
 using Parameters = std::map<std::string, Tensor>;
@@ -505,4 +505,4 @@ TEST(Kinds, ABigModelIsCountedWithoutItsMemory) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::kinds_test

@@ -8,7 +8,7 @@
 #include "model/describe.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::model_test {
 namespace {
 
 TEST(Presets, AllBuild) {
@@ -189,4 +189,4 @@ TEST(MatchParameters, SaysWhereItCannot) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::model_test

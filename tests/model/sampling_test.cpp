@@ -8,7 +8,7 @@
 
 #include "testing/errors.h"
 
-namespace headloom::test {
+namespace headloom::test::sampling_test {
 namespace {
 
 const std::vector<double> kLogits = {1.0, 3.0, 2.0, -1.0};  // p = 0.09, 0.66, 0.24, 0.01
@@ -110,4 +110,4 @@ TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::sampling_test

@@ -7,7 +7,7 @@
 #include "ops/positionwise/op.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::simplified_test {
 namespace {
 
 LayerShape shape_of(int64_t width, int64_t layer, const std::string& norm = "rms_norm") {
@@ -136,4 +136,4 @@ TEST(Simplified, RefusesMixersThatNeedASkip) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::simplified_test

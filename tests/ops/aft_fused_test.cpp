@@ -8,7 +8,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::aft_fused_test {
 namespace {
 
 using namespace test;
@@ -196,4 +196,4 @@ TEST(AftFused, LesserInstructionSetsToo) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::aft_fused_test

@@ -7,7 +7,7 @@
 #include "testing/compare.h"
 #include "testing/errors.h"
 
-namespace headloom {
+namespace headloom::aft_test {
 namespace {
 
 using namespace test;
@@ -280,4 +280,4 @@ TEST_F(Aft, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::aft_test

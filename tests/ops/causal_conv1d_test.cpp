@@ -11,7 +11,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::causal_conv1d_test {
 namespace {
 
 using namespace test;
@@ -263,4 +263,4 @@ TEST(CausalConv1d, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::causal_conv1d_test

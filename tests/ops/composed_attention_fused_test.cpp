@@ -14,7 +14,7 @@
 #include "ops/composed_attention/op.h"
 #include "testing/poison.h"
 
-namespace headloom::ops {
+namespace headloom::ops::composed_attention_fused_test {
 namespace {
 
 using at::Tensor;
@@ -569,4 +569,4 @@ TEST(ComposedAttentionFused, RefusesWhatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace headloom::ops
+}  // namespace headloom::ops::composed_attention_fused_test

@@ -3,7 +3,7 @@
 #include "testing/compare.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::composed_attention_golden_test {
 namespace {
 
 using at::Tensor;
@@ -93,4 +93,4 @@ TEST(ComposedAttentionGolden, MultiTokenAfterSoftmax) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::composed_attention_golden_test

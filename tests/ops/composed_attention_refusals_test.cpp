@@ -1,7 +1,7 @@
 // What the operator refuses, and in which words.
 #include "case.h"
 
-namespace headloom {
+namespace headloom::composed_attention_refusals_test {
 namespace {
 
 using namespace test;
@@ -160,4 +160,4 @@ INSTANTIATE_TEST_SUITE_P(, ComposedAttentionRefuses, ::testing::ValuesIn(kRefusa
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::composed_attention_refusals_test

@@ -4,7 +4,7 @@
 
 #include "case.h"
 
-namespace headloom {
+namespace headloom::composed_attention_test {
 namespace {
 
 using namespace test;
@@ -327,4 +327,4 @@ TEST(ComposedAttention, AutocastComputesInBfloat16) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::composed_attention_test

@@ -10,7 +10,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::dynamic_weights_test {
 namespace {
 
 using namespace test;
@@ -124,4 +124,4 @@ TEST(DynamicWeights, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::dynamic_weights_test

@@ -10,7 +10,7 @@
 #include "testing/errors.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::gated_norm_test {
 namespace {
 
 using namespace test;
@@ -129,4 +129,4 @@ TEST(GatedNorm, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::gated_norm_test

@@ -11,7 +11,7 @@
 #include "testing/errors.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::moe_test {
 namespace {
 
 using namespace test;
@@ -218,4 +218,4 @@ TEST(Moe, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::moe_test

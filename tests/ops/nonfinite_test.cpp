@@ -35,7 +35,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::nonfinite_test {
 namespace {
 
 using namespace test;
@@ -591,4 +591,4 @@ TEST(NonFinite, LesserInstructionSetsToo) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::nonfinite_test

@@ -14,7 +14,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::positionwise_test {
 namespace {
 
 using namespace test;
@@ -214,4 +214,4 @@ TEST(Positionwise, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::positionwise_test

@@ -8,7 +8,7 @@
 #include "testing/compare.h"
 #include "testing/poison.h"
 
-namespace headloom::ops {
+namespace headloom::ops::retention_fused_test {
 namespace {
 
 using namespace test;
@@ -219,4 +219,4 @@ TEST(RetentionFused, RefusesWhatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace headloom::ops
+}  // namespace headloom::ops::retention_fused_test

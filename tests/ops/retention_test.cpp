@@ -7,7 +7,7 @@
 #include "testing/compare.h"
 #include "testing/errors.h"
 
-namespace headloom {
+namespace headloom::retention_test {
 namespace {
 
 using namespace test;
@@ -243,4 +243,4 @@ TEST_F(Retention, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::retention_test

@@ -8,7 +8,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::selective_scan_fused_test {
 namespace {
 
 using namespace test;
@@ -229,4 +229,4 @@ TEST(SelectiveScanFused, LesserInstructionSetsToo) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::selective_scan_fused_test

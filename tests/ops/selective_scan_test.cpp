@@ -9,7 +9,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::selective_scan_test {
 namespace {
 
 using namespace test;
@@ -247,4 +247,4 @@ TEST_F(SelectiveScan, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::selective_scan_test

@@ -10,7 +10,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::streamed_linear_test {
 namespace {
 
 using namespace test;
@@ -173,4 +173,4 @@ TEST(StreamedLinear, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::streamed_linear_test

@@ -9,7 +9,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::token_shift_test {
 namespace {
 
 using namespace test;
@@ -136,4 +136,4 @@ TEST(TokenShift, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::token_shift_test

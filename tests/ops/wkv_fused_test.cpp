@@ -8,7 +8,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom {
+namespace headloom::wkv_fused_test {
 namespace {
 
 using namespace test;
@@ -186,4 +186,4 @@ TEST(WkvFused, LesserInstructionSetsToo) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::wkv_fused_test

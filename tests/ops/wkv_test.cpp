@@ -8,7 +8,7 @@
 #include "testing/errors.h"
 #include "testing/golden.h"
 
-namespace headloom {
+namespace headloom::wkv_test {
 namespace {
 
 using namespace test;
@@ -215,4 +215,4 @@ TEST_F(Wkv, RefusesInOneSentence) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::wkv_test

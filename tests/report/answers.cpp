@@ -6,7 +6,7 @@
 #include "report/summary.h"
 #include "report/synthetic.h"
 
-namespace headloom::report {
+namespace headloom::report::answers_test {
 namespace {
 
 std::string answer_of(const Comparison& c) { return summarize(c).tasks[0].answer; }
@@ -204,4 +204,4 @@ TEST(Format, Numbers) {
 }
 
 }  // namespace
-}  // namespace headloom::report
+}  // namespace headloom::report::answers_test

@@ -9,7 +9,7 @@
 
 #include "report/synthetic.h"
 
-namespace headloom::report {
+namespace headloom::report::pages_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -249,4 +249,4 @@ TEST(Report, JsonHasNoNan) {
 }
 
 }  // namespace
-}  // namespace headloom::report
+}  // namespace headloom::report::pages_test

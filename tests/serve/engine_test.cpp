@@ -5,7 +5,7 @@
 
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::engine_test {
 namespace {
 
 using serve::Codec;
@@ -276,6 +276,36 @@ TEST(Engine, AModelThatFailsSaysSoAndGoesOn) {
   EXPECT_EQ(s.alone(r).ids(), expected);
 }
 
+// As where memory runs out in the middle: here the second layer is another model's.
+TEST(Engine, AStateThatCannotBeAddedLeavesTheOthersAsTheyWere) {
+  const at::NoGradGuard no_grad;
+  const auto read = [](const Decoder& model, int64_t length) {
+    DecoderState state = model.initial_state();
+    model.extend(at::arange(1, 1 + length).unsqueeze(0), state);
+    return state;
+  };
+  const std::string layer = "[[layer]]\nmixer = { type = 'mha', heads = 4 }\n";
+  const auto model = byte_decoder(layer + layer);
+  const auto other = byte_decoder(layer + "[[layer]]\nmixer = { type = 'retention', heads = 4 }\n");
+  DecoderState state = read(*model, 7), same = read(*model, 7);
+  state.add({read(*model, 3)});
+  same.add({read(*model, 3)});
+  EXPECT_TRUE(contains(message_of([&] { state.add({read(*other, 12)}); }), "cannot be joined"));
+  const Tensor next = at::full({2, 1}, 5, at::kLong);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(model->extend(next, state).equal(model->extend(next, same)));
+  }
+  EXPECT_EQ(state.bytes(), same.bytes());
+}
+
+TEST(Engine, AnAnswerThatNobodyReadsFails) {
+  Served s(kRecurrence);
+  const auto answer = s.engine.submit({.prompts = {{1}}, .max_tokens = 1'000'000});
+  ASSERT_TRUE(soon([&] { return s.engine.load().written > 0 && s.engine.load().running == 0; }));
+  EXPECT_EQ(message_of([&] { answer->wait(0ms); }), "the client reads too slowly.");
+  EXPECT_LT(s.engine.load().written, 20'000);
+}
+
 TEST(Engine, AnswersThatAreNotDoneFailAtItsEnd) {
   std::shared_ptr<serve::Answer> running, waiting;
   {
@@ -290,4 +320,4 @@ TEST(Engine, AnswersThatAreNotDoneFailAtItsEnd) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::engine_test

@@ -10,7 +10,7 @@
 #include "serve/jinja/template.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::jinja_test {
 namespace {
 
 using jinja::Dict;
@@ -104,4 +104,4 @@ TEST(ChatTemplate, KnowsTheTimeAndItsTokens) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::jinja_test

@@ -7,7 +7,7 @@
 #include "serve/completions.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::text_test {
 namespace {
 
 using serve::Text;
@@ -196,4 +196,4 @@ TEST(Completions, BodiesAreRead) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::text_test

@@ -12,7 +12,7 @@
 #include "core/lock.h"
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::compare_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -336,4 +336,4 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::compare_test

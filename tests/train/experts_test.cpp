@@ -5,7 +5,7 @@
 #include "model/model.h"
 #include "support.h"
 
-namespace headloom {
+namespace headloom::experts_test {
 namespace {
 
 using namespace test;
@@ -176,4 +176,4 @@ TEST(Experts, DenseModelsHaveNoSuchRecords) {
 }
 
 }  // namespace
-}  // namespace headloom
+}  // namespace headloom::experts_test

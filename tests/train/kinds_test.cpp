@@ -9,7 +9,7 @@
 #include "train/load.h"
 #include "train/optimizer.h"
 
-namespace headloom::test {
+namespace headloom::test::kinds_test {
 namespace {
 
 // One batch of every goal, with padding where there may be some.
@@ -265,4 +265,4 @@ TEST(Training, ARunFromBeforeAnOptionGoesOn) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::kinds_test

@@ -6,7 +6,7 @@
 #include "train/evaluate.h"
 #include "train/load.h"
 
-namespace headloom::test {
+namespace headloom::test::narrow_weights_test {
 namespace {
 
 // Null for a mixer that looks both ways.
@@ -162,4 +162,4 @@ TEST(NarrowWeights, ARunComputesInWhatIsAskedFor) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::narrow_weights_test

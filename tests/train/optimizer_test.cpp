@@ -12,7 +12,7 @@
 #include "support.h"
 #include "testing/compare.h"
 
-namespace headloom::test {
+namespace headloom::test::optimizer_test {
 namespace {
 
 struct Parts : torch::nn::Module {
@@ -233,4 +233,4 @@ TEST(Accumulation, PiecesGiveTheGradientOfTheWholeBatch) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::optimizer_test

@@ -2,7 +2,7 @@
 #include "support.h"
 #include "train/evaluate.h"
 
-namespace headloom::test {
+namespace headloom::test::pieces_test {
 namespace {
 
 std::shared_ptr<Model> built(RunConfig& config, const data::Task& task) {
@@ -66,4 +66,4 @@ TEST(Pieces, WhatCannotBeReadInPiecesIsRefused) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::pieces_test

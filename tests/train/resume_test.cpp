@@ -8,7 +8,7 @@
 #include "testing/file_limit.h"
 #include "train/load.h"
 
-namespace headloom::test {
+namespace headloom::test::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -309,4 +309,4 @@ TEST(Divergence, BeforeTheFirstCheckpointSaysSo) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::resume_test

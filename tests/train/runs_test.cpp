@@ -12,7 +12,7 @@
 #include "train/load.h"
 #include "train/run_folder.h"
 
-namespace headloom::test {
+namespace headloom::test::runs_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -358,4 +358,4 @@ TEST(Readers, ImportedWeightsAreABeginningAndNoTrainingToGoOnWith) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::runs_test

@@ -9,7 +9,7 @@
 
 #include "support.h"
 
-namespace headloom::test {
+namespace headloom::test::safetensors_test {
 namespace {
 
 std::string file_of(const std::string& header, size_t data_bytes, uint64_t length_offset = 0) {
@@ -150,4 +150,4 @@ TEST_F(Safetensors, RandomDamageNeverCrashes) {
 }
 
 }  // namespace
-}  // namespace headloom::test
+}  // namespace headloom::test::safetensors_test

@@ -16,9 +16,9 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+constexpr const char* kPairsLetters = "abcdefghijklmnopqrstuvwxyz";
 
-struct Options {
+struct ClassifyPairsOptions {
   FileOptions files{128};
   std::vector<std::string> labels;
   int64_t symbols = 10;
@@ -28,9 +28,9 @@ struct Options {
 
 class Shuffled final : public GeneratedTask {
  public:
-  Shuffled(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Shuffled(const ClassifyPairsOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols + 1, 2 * options.count + 1, eval_sequences,
-                      std::string(kLetters, static_cast<size_t>(options.symbols)) + "|"),
+                      std::string(kPairsLetters, static_cast<size_t>(options.symbols)) + "|"),
         options_(options) {}
 
   Goal goal() const override { return Goal::label; }
@@ -64,12 +64,12 @@ class Shuffled final : public GeneratedTask {
   }
 
  private:
-  Options options_;
+  ClassifyPairsOptions options_;
 };
 
 class Pairs final : public ExampleTask {
  public:
-  Pairs(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Pairs(const ClassifyPairsOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("classify_pairs", options.files.tokenizer, options.files.length, 2),
         path_(*options.files.path) {
     std::vector<uint64_t> lots;
@@ -144,7 +144,7 @@ class Pairs final : public ExampleTask {
   int64_t cut_ = 0;
 };
 
-struct ClassifyPairsSpec final : ExampleSpec<Options> {
+struct ClassifyPairsSpec final : ExampleSpec<ClassifyPairsOptions> {
   std::string type() const override { return "classify_pairs"; }
   std::vector<std::string>* labels() override { return &options.labels; }
   std::optional<TaskSizes> known_sizes() override {

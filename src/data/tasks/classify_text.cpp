@@ -1,6 +1,6 @@
 // classify_text: the class of a text, which is padded to the longest.
 //
-// With `path`: a folder whose sub-folders, or files, are the classes, by name. Files are cut into
+// With `path`: a folder whose sub-folders, or files, are the classes, by name. LabelledFiles are cut into
 // pieces of `length` tokens, among them what the tokenizer puts before and behind a text; the last
 // piece of a file is shorter. Without: strings of a generated language.
 //
@@ -25,14 +25,12 @@
 namespace headloom::data {
 namespace {
 
-constexpr uint64_t kSplitSalt = 1;
-constexpr size_t kManyDocuments = 20;  // where whole documents can be held out
-constexpr int kMaxDraws = 10000;
-constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+constexpr int kMaxGrammarDraws = 10000;
+constexpr const char* kGrammarLetters = "abcdefghijklmnopqrstuvwxyz";
 constexpr const char* kBrackets = "()[]{}<>";
 constexpr uint64_t kGrammarKey = 0x6772616d6d6172;  // the grammars are the same for every seed
 
-struct Options {
+struct ClassifyTextOptions {
   std::optional<std::string> path;
   std::vector<std::string> extensions;
   std::string tokenizer = "bytes";
@@ -48,9 +46,9 @@ struct Options {
 
 class Grammars final : public GeneratedTask {
  public:
-  Grammars(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Grammars(const ClassifyTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols, options.length, eval_sequences,
-                      std::string(kLetters, static_cast<size_t>(options.symbols))),
+                      std::string(kGrammarLetters, static_cast<size_t>(options.symbols))),
         options_(options) {
     // Arrangements of the others behind the first letter.
     int64_t circles = 1;
@@ -80,7 +78,7 @@ class Grammars final : public GeneratedTask {
 
  protected:
   Sample draw(Random& random) const override {
-    for (int i = 0; i < kMaxDraws; ++i) {
+    for (int i = 0; i < kMaxGrammarDraws; ++i) {
       const int64_t label = random.below(options_.classes);
       const std::vector<int64_t>& order = orders_[static_cast<size_t>(label)];
       Sample sample;
@@ -118,13 +116,13 @@ class Grammars final : public GeneratedTask {
     return true;
   }
 
-  Options options_;
+  ClassifyTextOptions options_;
   std::vector<std::vector<int64_t>> orders_;  // of each class: its circle of letters
 };
 
 class Brackets final : public GeneratedTask {
  public:
-  Brackets(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Brackets(const ClassifyTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols, options.length, eval_sequences,
                       std::string(kBrackets, static_cast<size_t>(options.symbols))),
         options_(options) {}
@@ -184,13 +182,13 @@ class Brackets final : public GeneratedTask {
     return open.empty();
   }
 
-  Options options_;
+  ClassifyTextOptions options_;
 };
 
 // The pieces of the files of a folder's classes.
-class Files final : public ExampleTask {
+class LabelledFiles final : public ExampleTask {
  public:
-  Files(const Options& options, uint64_t seed, int64_t eval_sequences)
+  LabelledFiles(const ClassifyTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("classify_text", options.tokenizer, options.length, 1), options_(options) {
     std::vector<size_t> train, held_out;
     for (const ClassPath& entry : classes_below(*options.path, options.extensions)) {
@@ -274,13 +272,13 @@ class Files final : public ExampleTask {
     pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
   }
 
-  Options options_;
+  ClassifyTextOptions options_;
   std::vector<std::string> names_;
   std::vector<Piece> pieces_;
 };
 
 struct ClassifyTextSpec final : GeneratedSpec {
-  Options options;
+  ClassifyTextOptions options;
 
   std::string type() const override { return "classify_text"; }
   std::string* tokenizer_file() override {
@@ -326,7 +324,7 @@ struct ClassifyTextSpec final : GeneratedSpec {
         usage_error("classify_text has held_out = ", options.held_out,
                     ", expected at most 0.5, or 1 to evaluate all of the text");
       }
-      return std::make_shared<Files>(options, seed, eval_sequences);
+      return std::make_shared<LabelledFiles>(options, seed, eval_sequences);
     }
     if (options.shortest() > options.length) {
       usage_error("classify_text has min_length = ", options.shortest(),

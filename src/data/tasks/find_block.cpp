@@ -12,12 +12,12 @@
 namespace headloom::data {
 namespace {
 
-constexpr int64_t kLetters = 26;
+constexpr int64_t kBlockLetters = 26;
 constexpr int64_t kSeparator = 26;
-constexpr int64_t kQuery = 27;
-constexpr const char* kCharacters = "abcdefghijklmnopqrstuvwxyz.#";
+constexpr int64_t kBlockQuery = 27;
+constexpr const char* kBlockCharacters = "abcdefghijklmnopqrstuvwxyz.#";
 
-struct Options {
+struct FindBlockOptions {
   int64_t blocks = 52;
   int64_t block_letters = 5;
   int64_t query_letters = 2;
@@ -31,8 +31,8 @@ struct Options {
 
 class FindBlock final : public GeneratedTask {
  public:
-  FindBlock(const Options& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, kLetters + 2, options.characters() - 1, eval_sequences, kCharacters),
+  FindBlock(const FindBlockOptions& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, kBlockLetters + 2, options.characters() - 1, eval_sequences, kBlockCharacters),
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
@@ -49,7 +49,7 @@ class FindBlock final : public GeneratedTask {
  protected:
   Sample draw(Random& random) const override {
     const int64_t letters = options_.block_letters;
-    const std::vector<int64_t> target = random.distinct(kLetters, letters);
+    const std::vector<int64_t> target = random.distinct(kBlockLetters, letters);
     std::vector<int64_t> query;
     for (int64_t i : random.distinct(letters, options_.query_letters)) {
       query.push_back(target[static_cast<size_t>(i)]);
@@ -60,11 +60,11 @@ class FindBlock final : public GeneratedTask {
     tokens.reserve(static_cast<size_t>(options_.characters()));
     for (int64_t i = 0; i < options_.blocks; ++i) {
       std::vector<int64_t> block = target;
-      while (i != place && contains_all(block, query)) block = random.distinct(kLetters, letters);
+      while (i != place && contains_all(block, query)) block = random.distinct(kBlockLetters, letters);
       if (i > 0) tokens.push_back(kSeparator);
       tokens.insert(tokens.end(), block.begin(), block.end());
     }
-    tokens.push_back(kQuery);
+    tokens.push_back(kBlockQuery);
     tokens.insert(tokens.end(), query.begin(), query.end());
     if (options_.answer != "last") tokens.push_back(target.front());
     if (options_.answer == "all") tokens.insert(tokens.end(), target.begin() + 1, target.end());
@@ -80,11 +80,11 @@ class FindBlock final : public GeneratedTask {
     return true;
   }
 
-  Options options_;
+  FindBlockOptions options_;
 };
 
 struct FindBlockSpec final : GeneratedSpec {
-  Options options;
+  FindBlockOptions options;
 
   std::string type() const override { return "find_block"; }
 

@@ -22,11 +22,11 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+constexpr const char* kSpanLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 constexpr const char* kOthers = "0123456789|";
 constexpr int64_t kDigits = 10;
 
-struct Options {
+struct FindSpanOptions {
   FileOptions files{384};
   int64_t symbols = 8;
   int64_t count = 4;
@@ -35,10 +35,10 @@ struct Options {
 
 class Entries final : public GeneratedTask {
  public:
-  Entries(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Entries(const FindSpanOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols + kDigits + 1, 2 + options.count * (1 + options.digits),
                       eval_sequences,
-                      std::string(kLetters, static_cast<size_t>(options.symbols)) + kOthers),
+                      std::string(kSpanLetters, static_cast<size_t>(options.symbols)) + kOthers),
         options_(options) {}
 
   Goal goal() const override { return Goal::span; }
@@ -70,7 +70,7 @@ class Entries final : public GeneratedTask {
   }
 
  private:
-  Options options_;
+  FindSpanOptions options_;
 };
 
 // The byte at which character `index` of UTF-8 `text` begins, or npos where there is none.
@@ -84,7 +84,7 @@ size_t byte_of(std::string_view text, int64_t index) {
 
 class Questions final : public ExampleTask {
  public:
-  Questions(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Questions(const FindSpanOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("find_span", options.files.tokenizer, options.files.length, 2),
         path_(*options.files.path) {
     WordEncoder encoder(tokenizer());
@@ -228,7 +228,7 @@ class Questions final : public ExampleTask {
   int64_t lost_ = 0;
 };
 
-struct FindSpanSpec final : ExampleSpec<Options> {
+struct FindSpanSpec final : ExampleSpec<FindSpanOptions> {
   std::string type() const override { return "find_span"; }
   std::optional<TaskSizes> known_sizes() override {
     if (!options.files.path) return TaskSpec::known_sizes();

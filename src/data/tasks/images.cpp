@@ -25,7 +25,7 @@ namespace {
 constexpr uint64_t kShapeStream = 3;
 constexpr uint64_t kFlipStream = 4;
 
-struct Options {
+struct ImagesOptions {
   std::optional<std::string> path;
   int64_t size = 32;
   bool resize = false;
@@ -68,7 +68,7 @@ class Images : public Task {
   }
 
  protected:
-  Images(const Options& options, uint64_t seed, const std::array<double, 3>& mean,
+  Images(const ImagesOptions& options, uint64_t seed, const std::array<double, 3>& mean,
          const std::array<double, 3>& spread)
       : options_(options), seed_(seed) {
     const auto column = [](const std::array<double, 3>& values) {
@@ -91,7 +91,7 @@ class Images : public Task {
     return {.targets = at::tensor(labels, at::kLong), .images = images.contiguous()};
   }
 
-  const Options options_;
+  const ImagesOptions options_;
   const uint64_t seed_;
 
  private:
@@ -100,7 +100,7 @@ class Images : public Task {
 
 class Shapes final : public Images {
  public:
-  Shapes(const Options& options, uint64_t seed)
+  Shapes(const ImagesOptions& options, uint64_t seed)
       : Images(options, seed, {0.3, 0.3, 0.3}, {0.25, 0.25, 0.25}) {}
 
   int64_t classes() const override { return options_.classes; }
@@ -128,9 +128,9 @@ class Shapes final : public Images {
   }
 };
 
-class Files final : public Images {
+class FolderOfImages final : public Images {
  public:
-  Files(const Options& options, uint64_t seed, ImageFiles files)
+  FolderOfImages(const ImagesOptions& options, uint64_t seed, ImageFiles files)
       : Images(options, seed, files.mean, files.spread),
         files_(std::move(files)),
         order_(seed, static_cast<int64_t>(files_.train.labels.size()), 1) {
@@ -178,7 +178,7 @@ class Files final : public Images {
 };
 
 struct ImagesSpec final : TaskSpec {
-  Options options;
+  ImagesOptions options;
 
   std::string type() const override { return "images"; }
   void fields(Fields& f) override {
@@ -215,7 +215,7 @@ struct ImagesSpec final : TaskSpec {
       usage_error("images has held_out = ", options.held_out,
                   ", expected at most 0.5, or 1 to evaluate all of them");
     }
-    return std::make_shared<Files>(options, seed,
+    return std::make_shared<FolderOfImages>(options, seed,
                                    read_image_files({.path = *options.path,
                                                      .size = options.size,
                                                      .resize = options.resize,

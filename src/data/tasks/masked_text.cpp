@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kMaskStream = 2;  // apart from the order of the windows
 
-struct Options {
+struct MaskedTextOptions {
   TextOptions text;
   std::string tokenizer = "bytes";
   double masked = 0.15;
@@ -35,7 +35,7 @@ int64_t masked_vocabulary(const Tokenizer& tokenizer) {
 
 class MaskedText final : public Task {
  public:
-  MaskedText(const Options& options, uint64_t seed)
+  MaskedText(const MaskedTextOptions& options, uint64_t seed)
       : options_(options),
         seed_(seed),
         tokenizer_(make_tokenizer(options.tokenizer)),
@@ -130,14 +130,14 @@ class MaskedText final : public Task {
     return batch;
   }
 
-  Options options_;
+  MaskedTextOptions options_;
   uint64_t seed_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   PackedText text_;
 };
 
 struct MaskedTextSpec final : TaskSpec {
-  Options options;
+  MaskedTextOptions options;
 
   std::string type() const override { return "masked_text"; }
   void fields(Fields& f) override {

@@ -9,14 +9,14 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kCharacters = "abcdefghijklmnopqrstuvwxyz =.#0123456789";
-constexpr int64_t kSpace = 26;
+constexpr const char* kNeedleCharacters = "abcdefghijklmnopqrstuvwxyz =.#0123456789";
+constexpr int64_t kNeedleSpace = 26;
 constexpr int64_t kFact = 27;
 constexpr int64_t kStop = 28;
-constexpr int64_t kQuery = 29;
+constexpr int64_t kNeedleQuery = 29;
 constexpr int64_t kZero = 30;
 
-struct Options {
+struct NeedleOptions {
   int64_t length = 512;
   int64_t digits = 5;
   std::optional<double> depth;
@@ -26,8 +26,8 @@ struct Options {
 
 class Needle final : public GeneratedTask {
  public:
-  Needle(const Options& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, 40, options.length, eval_sequences, kCharacters), options_(options) {}
+  Needle(const NeedleOptions& options, uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, 40, options.length, eval_sequences, kNeedleCharacters), options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::string describe() const override {
@@ -56,20 +56,20 @@ class Needle final : public GeneratedTask {
         tokens.push_back(kStop);
       }
       if (i == filler) break;
-      tokens.push_back(word > 0 ? random.below(26) : kSpace);
+      tokens.push_back(word > 0 ? random.below(26) : kNeedleSpace);
       word = word > 0 ? word - 1 : 2 + random.below(7);
     }
-    tokens.push_back(kQuery);
+    tokens.push_back(kNeedleQuery);
     tokens.insert(tokens.end(), number.begin(), number.end());
     return next_token_sample(tokens, options_.digits);
   }
 
  private:
-  Options options_;
+  NeedleOptions options_;
 };
 
 struct NeedleSpec final : GeneratedSpec {
-  Options options;
+  NeedleOptions options;
 
   std::string type() const override { return "needle"; }
 

@@ -19,7 +19,7 @@
 namespace headloom::data {
 namespace {
 
-struct Options {
+struct RecallOptions {
   int64_t vocabulary = 8192;
   int64_t length = 64;
   int64_t pairs = 4;
@@ -28,7 +28,7 @@ struct Options {
 
 class Recall final : public GeneratedTask {
  public:
-  Recall(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Recall(const RecallOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.vocabulary, options.length, eval_sequences), options_(options) {
     const int64_t gaps = (options.length - 2 * options.pairs) / 2;
     for (int64_t g = 0; g < gaps; ++g) {
@@ -78,12 +78,12 @@ class Recall final : public GeneratedTask {
   }
 
  private:
-  Options options_;
+  RecallOptions options_;
   std::vector<int64_t> weights_;  // of each gap
 };
 
 struct RecallSpec final : GeneratedSpec {
-  Options options;
+  RecallOptions options;
 
   std::string type() const override { return "recall"; }
 

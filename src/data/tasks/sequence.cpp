@@ -15,7 +15,7 @@
 namespace headloom::data {
 namespace {
 
-struct Options {
+struct SequenceOptions {
   std::string kind = "copy";
   int64_t symbols = 16;
   int64_t count = 16;
@@ -27,7 +27,7 @@ struct Options {
 class Sequence final : public GeneratedTask {
  public:
   // The begin and end tokens come after the symbols.
-  Sequence(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Sequence(const SequenceOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols + 2, options.count + 1, eval_sequences),
         options_(options) {}
 
@@ -61,11 +61,11 @@ class Sequence final : public GeneratedTask {
   }
 
  private:
-  Options options_;
+  SequenceOptions options_;
 };
 
 struct SequenceSpec final : GeneratedSpec {
-  Options options;
+  SequenceOptions options;
 
   std::string type() const override { return "sequence"; }
 

@@ -18,9 +18,9 @@
 namespace headloom::data {
 namespace {
 
-constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz";
+constexpr const char* kTagLetters = "abcdefghijklmnopqrstuvwxyz";
 
-struct Options {
+struct TagTextOptions {
   FileOptions files{64};
   std::vector<std::string> labels;
   int64_t symbols = 8;
@@ -31,9 +31,9 @@ struct Options {
 
 class Neighbours final : public GeneratedTask {
  public:
-  Neighbours(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Neighbours(const TagTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : GeneratedTask(seed, options.symbols, options.files.length, eval_sequences,
-                      std::string(kLetters, static_cast<size_t>(options.symbols))),
+                      std::string(kTagLetters, static_cast<size_t>(options.symbols))),
         options_(options) {}
 
   Goal goal() const override { return Goal::tags; }
@@ -62,12 +62,12 @@ class Neighbours final : public GeneratedTask {
   }
 
  private:
-  Options options_;
+  TagTextOptions options_;
 };
 
 class Sentences final : public ExampleTask {
  public:
-  Sentences(const Options& options, uint64_t seed, int64_t eval_sequences)
+  Sentences(const TagTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("tag_text", options.files.tokenizer, options.files.length, 1),
         path_(*options.files.path) {
     WordEncoder encoder(tokenizer());
@@ -181,7 +181,7 @@ class Sentences final : public ExampleTask {
   int64_t cut_ = 0, lost_ = 0;
 };
 
-struct TagTextSpec final : ExampleSpec<Options> {
+struct TagTextSpec final : ExampleSpec<TagTextOptions> {
   std::string type() const override { return "tag_text"; }
   std::vector<std::string>* labels() override { return &options.labels; }
   std::optional<TaskSizes> known_sizes() override {

@@ -5,7 +5,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct MlpOptions {
   std::optional<int64_t> hidden;
   std::string activation = "gelu";
   bool bias = false;
@@ -13,7 +13,7 @@ struct Options {
 
 class Mlp final : public ChannelMixer {
  public:
-  Mlp(const Options& options, const LayerShape& shape) : activation_(options.activation) {
+  Mlp(const MlpOptions& options, const LayerShape& shape) : activation_(options.activation) {
     const int64_t hidden = options.hidden.value_or(4 * shape.width);
     const bool bias = options.bias || shape.bias;
     up_ =
@@ -51,7 +51,7 @@ class Mlp final : public ChannelMixer {
 };
 
 struct MlpSpec final : ChannelMixerSpec {
-  Options options;
+  MlpOptions options;
 
   std::string type() const override { return "mlp"; }
   void fields(Fields& f) override {

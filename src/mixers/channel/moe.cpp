@@ -21,7 +21,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct MoeOptions {
   std::optional<int64_t> hidden;
   int64_t routed = 64, shared = 2, active = 6;
   std::string scores = "softmax";
@@ -51,7 +51,7 @@ struct Options {
     f.field("active_groups", active_groups, "groups that a token may choose from", size_from(1));
   }
 
-  // Options that contradict each other, in a sentence.
+  // MoeOptions that contradict each other, in a sentence.
   void check() const {
     if (active > routed) {
       usage_error("moe: active is ", active, ", expected at most routed = ", routed, ".");
@@ -73,7 +73,7 @@ struct Options {
 
 class Moe final : public ChannelMixer {
  public:
-  Moe(const Options& options, const LayerShape& shape) : options_(options) {
+  Moe(const MoeOptions& options, const LayerShape& shape) : options_(options) {
     options.check();
     const int64_t width = shape.width, working = options.active + options.shared;
     hidden_ = options.hidden.value_or((8 * width / (3 * working) + 7) / 8 * 8);
@@ -185,7 +185,7 @@ class Moe final : public ChannelMixer {
     }
   }
 
-  const Options options_;
+  const MoeOptions options_;
   int64_t hidden_;
   std::shared_ptr<Linear> gate_, shared_up_, shared_down_;
   Tensor up_, down_;    // [routed, 2I, C] with the gate's rows first, [routed, C, I]
@@ -193,7 +193,7 @@ class Moe final : public ChannelMixer {
 };
 
 struct MoeSpec final : ChannelMixerSpec {
-  Options options;
+  MoeOptions options;
 
   std::string type() const override { return "moe"; }
   void fields(Fields& f) override { options.fields(f); }

@@ -7,14 +7,14 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct SwigluOptions {
   std::optional<int64_t> hidden;
   std::optional<int64_t> gate_groups;
 };
 
 class SwiGlu final : public ChannelMixer {
  public:
-  SwiGlu(const Options& options, const LayerShape& shape) {
+  SwiGlu(const SwigluOptions& options, const LayerShape& shape) {
     // 8/3 C keeps the parameters of a 4 C two-layer network; multiples of 8 suit the vector units.
     const int64_t hidden = options.hidden.value_or((8 * shape.width / 3 + 7) / 8 * 8);
     // Rows 0..I of `up` are W1 (through SiLU), rows I..2I are W3.
@@ -59,7 +59,7 @@ class SwiGlu final : public ChannelMixer {
 };
 
 struct SwiGluSpec final : ChannelMixerSpec {
-  Options options;
+  SwigluOptions options;
 
   std::string type() const override { return "swiglu"; }
   void fields(Fields& f) override {

@@ -10,7 +10,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct AftOptions {
   std::string form = "local";
   int64_t reach = 32;
   int64_t heads = 8;
@@ -29,7 +29,7 @@ constexpr double kBiasStd = 0.01;
 
 class Aft final : public TokenMixer {
  public:
-  Aft(const Options& options, const LayerShape& shape)
+  Aft(const AftOptions& options, const LayerShape& shape)
       : options_(options), causal_(shape.causal), longest_(shape.max_length) {
     const int64_t width = shape.width;
     // Rows: q, k, v.
@@ -158,7 +158,7 @@ class Aft final : public TokenMixer {
     return {output_->forward(y), state};
   }
 
-  const Options options_;
+  const AftOptions options_;
   const bool causal_;
   const int64_t longest_;
   Tensor bias_;   // local [L, K], conv [H, K], full [L, L]
@@ -167,7 +167,7 @@ class Aft final : public TokenMixer {
 };
 
 struct AftSpec final : TokenMixerSpec {
-  Options options;
+  AftOptions options;
 
   std::string type() const override { return "aft"; }
   void fields(Fields& f) override { options.fields(f); }

@@ -11,7 +11,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct DcmhaOptions {
   AttentionOptions attention;
   int64_t rank = 2;
   int64_t groups = 1;
@@ -45,7 +45,7 @@ struct Side {
 
 class Dcmha final : public Attention {
  public:
-  Dcmha(const Options& options, const LayerShape& shape)
+  Dcmha(const DcmhaOptions& options, const LayerShape& shape)
       : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
         keep_skip_(options.static_mix == "add") {
     const int64_t heads = options.attention.heads, groups = options.groups;
@@ -145,7 +145,7 @@ class Dcmha final : public Attention {
 };
 
 struct DcmhaSpec final : TokenMixerSpec {
-  Options options;
+  DcmhaOptions options;
 
   std::string type() const override { return "dcmha"; }
   void fields(Fields& f) override { options.fields(f); }

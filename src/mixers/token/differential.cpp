@@ -13,7 +13,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct DifferentialOptions {
   AttentionOptions attention;
   std::string pairing = "pair";
   bool norm_scale = true;
@@ -29,7 +29,7 @@ struct Options {
   }
 };
 
-AttentionSizes sizes_of(const Options& o, const LayerShape& shape) {
+AttentionSizes differential_sizes(const DifferentialOptions& o, const LayerShape& shape) {
   const int64_t heads = o.attention.heads;
   const int64_t groups = o.attention.kv_heads.value_or(heads);
   if (heads % groups != 0) {
@@ -52,8 +52,8 @@ AttentionSizes sizes_of(const Options& o, const LayerShape& shape) {
 
 class Differential final : public Attention {
  public:
-  Differential(const Options& options, const LayerShape& shape)
-      : Attention(options.attention, sizes_of(options, shape), shape),
+  Differential(const DifferentialOptions& options, const LayerShape& shape)
+      : Attention(options.attention, differential_sizes(options, shape), shape),
         start_(lambda_init(shape.layer)),
         runs_(options.pairing == "pair" ? sizes_.values : sizes_.outputs) {
     const auto vector = [&](const char* name, Tensor& slot) {
@@ -119,7 +119,7 @@ class Differential final : public Attention {
 };
 
 struct DifferentialSpec final : TokenMixerSpec {
-  Options options;
+  DifferentialOptions options;
 
   std::string type() const override { return "differential"; }
   void fields(Fields& f) override { options.fields(f); }

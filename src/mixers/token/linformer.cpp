@@ -14,7 +14,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct LinformerOptions {
   int64_t heads = 8;
   int64_t rank = 64;
   std::string sharing = "headwise";
@@ -29,7 +29,7 @@ struct Options {
 
 class Linformer final : public TokenMixer {
  public:
-  Linformer(const Options& options, const LayerShape& shape) : options_(options) {
+  Linformer(const LinformerOptions& options, const LayerShape& shape) : options_(options) {
     if (shape.causal) {
       usage_error("linformer mixes the whole sequence, but the model is causal.");
     }
@@ -143,14 +143,14 @@ class Linformer final : public TokenMixer {
     return at::matmul(rows, keys.transpose(1, 2)).transpose(1, 2);
   }
 
-  const Options options_;
+  const LinformerOptions options_;
   std::shared_ptr<Linear> qkv_, output_;
   Tensor e_, f_;  // [S, k] or [H, S, k]; f_ undefined where it is e_
   std::optional<Rotary> rotary_;
 };
 
 struct LinformerSpec final : TokenMixerSpec {
-  Options options;
+  LinformerOptions options;
 
   std::string type() const override { return "linformer"; }
   void fields(Fields& f) override { options.fields(f); }

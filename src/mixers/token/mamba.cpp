@@ -18,7 +18,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct MambaOptions {
   int64_t expand = 2, states = 16, taps = 4;
   std::optional<int64_t> rank;
 
@@ -33,7 +33,7 @@ struct Options {
 
 class Mamba final : public TokenMixer {
  public:
-  Mamba(const Options& options, const LayerShape& shape)
+  Mamba(const MambaOptions& options, const LayerShape& shape)
       : inner_(options.expand * shape.width),
         states_(options.states),
         rank_(options.rank.value_or((shape.width + 15) / 16)) {
@@ -134,7 +134,7 @@ class Mamba final : public TokenMixer {
 };
 
 struct MambaSpec final : TokenMixerSpec {
-  Options options;
+  MambaOptions options;
 
   std::string type() const override { return "mamba"; }
   void fields(Fields& f) override { options.fields(f); }

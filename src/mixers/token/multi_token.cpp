@@ -12,7 +12,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct MultiTokenOptions {
   AttentionOptions attention;
   std::string preset = "text";
   bool pre_conv = true;
@@ -72,7 +72,7 @@ struct Options {
 };
 
 // Groups of heads that `choice` mixes.
-int64_t groups_of(const std::string& choice, const Options& o) {
+int64_t groups_of(const std::string& choice, const MultiTokenOptions& o) {
   if (choice != "groups") return 1;
   if (o.attention.heads % o.mix_heads != 0) {
     usage_error("multi_token: mix_heads is ", o.mix_heads,
@@ -82,7 +82,7 @@ int64_t groups_of(const std::string& choice, const Options& o) {
 }
 
 // A kernel that leaves the maps as they are: [H, c_q, c_k], or [H, c_h, c_q, c_k] with c_h > 1.
-Tensor identity_kernel(const Options& o) {
+Tensor identity_kernel(const MultiTokenOptions& o) {
   const int64_t heads = o.attention.heads, together = o.conv_heads;
   if (heads % together != 0) {
     usage_error("multi_token: conv_heads is ", together, ", expected a divisor of heads = ", heads,
@@ -105,7 +105,7 @@ Tensor identity_kernel(const Options& o) {
 
 class MultiToken final : public Attention {
  public:
-  MultiToken(const Options& options, const LayerShape& shape)
+  MultiToken(const MultiTokenOptions& options, const LayerShape& shape)
       : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
         own_(options),
         factor_(options.depth_scale ? 1 - lambda_init(shape.layer) : 1) {
@@ -201,7 +201,7 @@ class MultiToken final : public Attention {
   }
 
  private:
-  const Options own_;
+  const MultiTokenOptions own_;
   const double factor_;
   Tensor pre_conv_, post_conv_;  // [H, c_q, c_k] or [H, c_h, c_q, c_k]
   Tensor pre_mix_, post_mix_;    // [H, H] or [g, c_h, c_h]
@@ -210,7 +210,7 @@ class MultiToken final : public Attention {
 };
 
 struct MultiTokenSpec final : TokenMixerSpec {
-  Options options;
+  MultiTokenOptions options;
 
   std::string type() const override { return "multi_token"; }
   void fields(Fields& f) override { options.fields(f); }

@@ -16,7 +16,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct RetentionOptions {
   int64_t heads = 8;
   double value_factor = 2;
   int64_t chunk = 64;
@@ -31,7 +31,7 @@ struct Options {
 
 class Retention final : public TokenMixer {
  public:
-  Retention(const Options& options, const LayerShape& shape)
+  Retention(const RetentionOptions& options, const LayerShape& shape)
       : options_(options), rotary_(rotary(options, shape)) {
     const int64_t width = shape.width;
     values_ = std::llround(options.value_factor * static_cast<double>(width));
@@ -143,7 +143,7 @@ class Retention final : public TokenMixer {
     return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
   }
 
-  static Rotary rotary(const Options& options, const LayerShape& shape) {
+  static Rotary rotary(const RetentionOptions& options, const LayerShape& shape) {
     if (shape.width % (2 * options.heads) != 0) {
       usage_error("retention: heads is ", options.heads,
                   ", expected heads of an even size at the model's width = ", shape.width, ".");
@@ -151,14 +151,14 @@ class Retention final : public TokenMixer {
     return Rotary::retention(shape.width / options.heads);
   }
 
-  const Options options_;
+  const RetentionOptions options_;
   Rotary rotary_;
   int64_t values_;  // H E
   std::shared_ptr<Linear> qkv_, gate_, output_;
 };
 
 struct RetentionSpec final : TokenMixerSpec {
-  Options options;
+  RetentionOptions options;
 
   std::string type() const override { return "retention"; }
   void fields(Fields& f) override { options.fields(f); }

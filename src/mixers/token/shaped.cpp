@@ -14,7 +14,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct ShapedOptions {
   int64_t heads = 8;
 
   void fields(Fields& f) { f.field("heads", heads, "heads", size_from(1)); }
@@ -22,7 +22,7 @@ struct Options {
 
 class Shaped final : public TokenMixer {
  public:
-  Shaped(const Options& options, const LayerShape& shape) : options_(options), shape_(shape) {
+  Shaped(const ShapedOptions& options, const LayerShape& shape) : options_(options), shape_(shape) {
     if (shape.width % options.heads != 0) {
       usage_error("shaped: heads is ", options.heads,
                   ", expected a divisor of the model's width = ", shape.width, ".");
@@ -181,7 +181,7 @@ class Shaped final : public TokenMixer {
     return (up_to(last) - up_to(first)) / count.to(values.scalar_type());
   }
 
-  const Options options_;
+  const ShapedOptions options_;
   const LayerShape shape_;
   std::shared_ptr<Linear> qk_, value_;                          // value_ in layer 0 only
   Tensor alpha_, beta_, gamma_, value_gain_, value_skip_gain_;  // [H], [H], [H], [1], [1]
@@ -189,7 +189,7 @@ class Shaped final : public TokenMixer {
 };
 
 struct ShapedSpec final : TokenMixerSpec {
-  Options options;
+  ShapedOptions options;
 
   std::string type() const override { return "shaped"; }
   void fields(Fields& f) override { options.fields(f); }

@@ -8,7 +8,7 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct TalkingHeadsOptions {
   AttentionOptions attention;
   bool pre = true;
   bool post = true;
@@ -32,7 +32,7 @@ int64_t divide(int64_t width, int64_t heads, const char* key) {
   return width / heads;
 }
 
-AttentionSizes sizes_of(const Options& o, const LayerShape& shape) {
+AttentionSizes sizes_of(const TalkingHeadsOptions& o, const LayerShape& shape) {
   const int64_t heads = o.attention.heads;
   const int64_t maps = o.key_heads.value_or(heads);
   const int64_t outputs = o.value_heads.value_or(heads);
@@ -72,7 +72,7 @@ Tensor resampling(int64_t from, int64_t to) {
 
 class TalkingHeads final : public Attention {
  public:
-  TalkingHeads(const Options& options, const LayerShape& shape)
+  TalkingHeads(const TalkingHeadsOptions& options, const LayerShape& shape)
       : Attention(options.attention, sizes_of(options, shape), shape) {
     const int64_t heads = options.attention.heads;
     // The noise breaks the symmetry between heads that start as copies.
@@ -109,7 +109,7 @@ class TalkingHeads final : public Attention {
 };
 
 struct TalkingHeadsSpec final : TokenMixerSpec {
-  Options options;
+  TalkingHeadsOptions options;
 
   std::string type() const override { return "talking_heads"; }
   void fields(Fields& f) override { options.fields(f); }

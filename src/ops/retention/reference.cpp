@@ -32,14 +32,14 @@ struct Stretch {
   }
 };
 
-struct Result {
+struct Step {
   Tensor output;  // [B, H, T, E]
   Tensor state;   // [B, H, D, E]
 };
 
 // T = chunks * size positions: inside a chunk the parallel form, from chunk to chunk the state. One
 // chunk is the parallel form.
-Result chunkwise(const Stretch& s, const Tensor& gamma, int64_t chunks, int64_t size) {
+Step chunkwise(const Stretch& s, const Tensor& gamma, int64_t chunks, int64_t size) {
   const auto type = s.q.scalar_type();
   const auto cut = [&](const Tensor& t) { return t.unflatten(2, {chunks, size}).contiguous(); };
   const Tensor q = cut(s.q), k = cut(s.k), v = cut(s.v);  // [B, H, N, size, ...]
@@ -88,7 +88,7 @@ Result chunkwise(const Stretch& s, const Tensor& gamma, int64_t chunks, int64_t 
   return {output.view(v.sizes()).flatten(2, 3), state};
 }
 
-Result recurrent(const Stretch& s, const Tensor& gamma) {
+Step recurrent(const Stretch& s, const Tensor& gamma) {
   const int64_t length = s.q.size(2);
   const auto type = s.q.scalar_type();
   Tensor carry = gamma.to(type).view({1, -1, 1, 1, 1});  // broadcasts to [B, H, T, 1, 1]
@@ -124,7 +124,7 @@ std::tuple<Tensor, Tensor> retention_reference(const Tensor& q, const Tensor& k,
     const Tensor changed = id.narrow(1, 1, length - 1).ne(id.narrow(1, 0, length - 1));
     all.run = at::cat({all.state_run, changed.to(at::kLong)}, 1).cumsum(1);
   }
-  Result result;
+  Step result;
   if (o.form == "recurrent") {
     result = recurrent(all, gamma);
   } else {
@@ -138,7 +138,7 @@ std::tuple<Tensor, Tensor> retention_reference(const Tensor& q, const Tensor& k,
       Stretch rest = all.part(whole, length - whole);
       rest.state = result.state;
       if (all.run.defined()) rest.state_run = all.run.narrow(1, whole - 1, 1);
-      const Result end = chunkwise(rest, gamma, 1, length - whole);
+      const Step end = chunkwise(rest, gamma, 1, length - whole);
       result = {at::cat({result.output, end.output}, 2), end.state};
     }
   }

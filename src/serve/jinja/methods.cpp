@@ -16,7 +16,7 @@ Value texts(const std::vector<std::string>& list, Budget& budget) {
   return out;
 }
 
-Value made(std::string text, Budget& budget) {
+Value made_text(std::string text, Budget& budget) {
   budget.make(text.size());
   return text;
 }
@@ -49,7 +49,7 @@ template <bool left, bool right>
 Value strip(const std::string& text, Taken& taken, Budget& budget) {
   const Value* chars = taken.next("chars");
   if (chars != nullptr && chars->is_text() && chars->text().empty()) return text;
-  return made(stripped(text, chars == nullptr || chars->is_none() ? "" : chars->text(), left, right),
+  return made_text(stripped(text, chars == nullptr || chars->is_none() ? "" : chars->text(), left, right),
               budget);
 }
 
@@ -81,11 +81,11 @@ const std::vector<std::pair<std::string_view, TextMethod>>& text_methods() {
       {"rfind", find_in<true>},
       {"splitlines",
        [](const std::string& t, Taken&, Budget& b) { return texts(lines(t), b); }},
-      {"upper", [](const std::string& t, Taken&, Budget& b) { return made(upper(t), b); }},
-      {"lower", [](const std::string& t, Taken&, Budget& b) { return made(lower(t), b); }},
-      {"title", [](const std::string& t, Taken&, Budget& b) { return made(titled(t), b); }},
+      {"upper", [](const std::string& t, Taken&, Budget& b) { return made_text(upper(t), b); }},
+      {"lower", [](const std::string& t, Taken&, Budget& b) { return made_text(lower(t), b); }},
+      {"title", [](const std::string& t, Taken&, Budget& b) { return made_text(titled(t), b); }},
       {"capitalize",
-       [](const std::string& t, Taken&, Budget& b) { return made(capitalized(t), b); }},
+       [](const std::string& t, Taken&, Budget& b) { return made_text(capitalized(t), b); }},
       {"startswith",
        [](const std::string& t, Taken& a, Budget&) -> Value {
          return at_end(t, a.need("prefix"), true);
@@ -97,12 +97,12 @@ const std::vector<std::pair<std::string_view, TextMethod>>& text_methods() {
       {"removeprefix",
        [](const std::string& t, Taken& a, Budget& b) {
          const std::string part = a.need("prefix").text();
-         return made(t.starts_with(part) ? t.substr(part.size()) : t, b);
+         return made_text(t.starts_with(part) ? t.substr(part.size()) : t, b);
        }},
       {"removesuffix",
        [](const std::string& t, Taken& a, Budget& b) {
          const std::string part = a.need("suffix").text();
-         return made(t.ends_with(part) ? t.substr(0, t.size() - part.size()) : t, b);
+         return made_text(t.ends_with(part) ? t.substr(0, t.size() - part.size()) : t, b);
        }},
       {"replace",
        [](const std::string& t, Taken& a, Budget& b) {
@@ -110,7 +110,7 @@ const std::vector<std::pair<std::string_view, TextMethod>>& text_methods() {
          const int64_t most = a.integer("count", -1);
          // What comes out is known before it is made.
          b.make(t.size() + by.size() * static_cast<size_t>(count_of(t, old)));
-         return made(replaced(t, old, by, most), b);
+         return made_text(replaced(t, old, by, most), b);
        }},
       {"join",
        [](const std::string& t, Taken& a, Budget& b) {

@@ -8,7 +8,7 @@
 namespace headloom::jinja {
 namespace {
 
-constexpr int kDeepest = 1000;  // of evaluation: a macro may call itself
+constexpr int kDeepestCall = 1000;  // of evaluation: a macro may call itself
 constexpr size_t kMostSource = size_t{1} << 20;
 
 struct Scope {
@@ -41,7 +41,7 @@ class Renderer {
 
   struct Deeper {
     explicit Deeper(int& depth) : depth(depth) {
-      if (++depth > kDeepest) template_error("it calls itself too deep");
+      if (++depth > kDeepestCall) template_error("it calls itself too deep");
     }
     ~Deeper() { --depth; }
     Deeper(const Deeper&) = delete;

@@ -10,11 +10,11 @@
 namespace headloom::jinja {
 namespace {
 
-constexpr int kDeepest = 100;
+constexpr int kDeepestValue = 100;
 
 void check_depth(int depth) {
-  if (depth > kDeepest) {
-    template_error("lists and dictionaries are nested deeper than ", kDeepest, " levels");
+  if (depth > kDeepestValue) {
+    template_error("lists and dictionaries are nested deeper than ", kDeepestValue, " levels");
   }
 }
 
