@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "core/json.h"
+#include "functional_call.h"
 #include "interop/convert.h"
-#include "lending.h"
 #include "model/check.h"
 #include "model/generation.h"
 #include "train/load.h"
@@ -74,15 +74,15 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
   const Inputs given = {
       {"tokens", input.tokens}, {"source", input.source}, {"images", input.images}};
   return with_parameters<Model>(pool(), spec, params, given, training, [&](Model& built) {
-    Observed observed;
+    AuxiliaryOutputs side_outputs;
     ModelInput own = input;
     // Computed again, the same tensors must be kept for the gradient, the balance loss's too.
     const auto balanced = training ? built.balanced() : std::vector<int64_t>();
-    if (auxiliary || !balanced.empty()) own.observed = &observed;
+    if (auxiliary || !balanced.empty()) own.auxiliary = &side_outputs;
     std::vector<Tensor> out = {built.forward(own)};
-    if (auxiliary) out.push_back(auxiliary_loss(observed, out[0]));
+    if (auxiliary) out.push_back(auxiliary_loss(side_outputs, out[0]));
     if (computes_again()) return out;
-    for (const int64_t layer : balanced) out.push_back(observed.load.at(layer));
+    for (const int64_t layer : balanced) out.push_back(side_outputs.load.at(layer));
     return out;
   });
 }
@@ -182,14 +182,14 @@ class Writer : public torch::CustomClassHolder {
          const std::vector<Tensor>& prompts, const std::vector<Tensor>& sources, double temperature,
          int64_t top_k, double top_p, double min_p, double repetition_penalty, int64_t seed,
          int64_t samples, const std::string& cache, int64_t most)
-      : shell_(make_shell(build, spec)) {
-    shell_.lend(params, {});
+      : functional_(make_functional_module(build, spec)) {
+    functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
-      TORCH_CHECK_VALUE(params[i].is_cpu(), "model: parameter '", shell_.parameters[i].name,
+      TORCH_CHECK_VALUE(params[i].is_cpu(), "model: parameter '", functional_.parameters[i].name,
                         "' is on ", params[i].device(), ", expected cpu to generate.");
     }
-    shell_.module->eval();
-    AutoregressiveModel& writer = as_writer(*shell_.module);
+    functional_.module->eval();
+    AutoregressiveModel& writer = as_writer(*functional_.module);
     const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
       std::vector<std::vector<int64_t>> texts;
       for (const Tensor& one : given) {
@@ -223,7 +223,7 @@ class Writer : public torch::CustomClassHolder {
   int64_t most() const { return continuation_->most(); }
 
  private:
-  Shell shell_;
+  FunctionalModule functional_;
   std::unique_ptr<Continuation> continuation_;
 };
 

@@ -3,7 +3,7 @@
 #include <torch/custom_class.h>
 
 #include "data/tokenizer.h"
-#include "lending.h"
+#include "functional_call.h"
 
 namespace headloom::python {
 namespace {

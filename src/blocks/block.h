@@ -20,12 +20,11 @@ struct BlockParts {
   std::string mixer_type = {};             // its name, for messages
 };
 
-struct BlockSpec {
-  virtual ~BlockSpec() = default;
-  virtual std::string type() const = 0;
-  virtual void fields(Fields& f) = 0;
-  // Whether build() has a place for BlockParts::cross.
-  virtual bool takes_cross() const { return false; }
+struct BlockTraits {
+  bool cross_attention = false;  // has a place for BlockParts::cross
+};
+
+struct BlockSpec : Options<BlockTraits> {
   virtual std::shared_ptr<Block> build(const BlockParts& parts) const = 0;
 };
 using BlockEntry = Entry<BlockSpec>;

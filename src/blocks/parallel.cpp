@@ -47,12 +47,10 @@ class Parallel final : public Block {
 struct ParallelSpec final : BlockSpec {
   int64_t norms = 1;
 
-  std::string type() const override { return "parallel"; }
   void fields(Fields& f) override {
     f.field("norms", norms, "one norm for all branches, or one each",
             between(int64_t{1}, int64_t{2}));
   }
-  bool takes_cross() const override { return true; }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Parallel>(parts, norms);
   }
@@ -61,9 +59,11 @@ struct ParallelSpec final : BlockSpec {
 }  // namespace
 
 BlockEntry parallel_block() {
-  return {"parallel", "token and channel mixer side by side on the same input",
+  return {"parallel",
+          "token and channel mixer side by side on the same input",
           "Wang & Komatsuzaki 2021",
-          [] { return std::shared_ptr<BlockSpec>(std::make_shared<ParallelSpec>()); }};
+          {.cross_attention = true},
+          []() -> std::shared_ptr<BlockSpec> { return std::make_shared<ParallelSpec>(); }};
 }
 
 }  // namespace headloom

@@ -52,11 +52,9 @@ class Sequential final : public Block {
 struct SequentialSpec final : BlockSpec {
   std::string norm_place = "pre";
 
-  std::string type() const override { return "sequential"; }
   void fields(Fields& f) override {
     f.field("norm_place", norm_place, "norm before each branch or after each sum", {"pre", "post"});
   }
-  bool takes_cross() const override { return true; }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Sequential>(parts, norm_place == "post");
   }
@@ -65,9 +63,11 @@ struct SequentialSpec final : BlockSpec {
 }  // namespace
 
 BlockEntry sequential_block() {
-  return {"sequential", "token mixer, then channel mixer, each with a norm and a skip",
+  return {"sequential",
+          "token mixer, then channel mixer, each with a norm and a skip",
           "Vaswani et al. 2017; Xiong et al. 2020",
-          [] { return std::shared_ptr<BlockSpec>(std::make_shared<SequentialSpec>()); }};
+          {.cross_attention = true},
+          []() -> std::shared_ptr<BlockSpec> { return std::make_shared<SequentialSpec>(); }};
 }
 
 }  // namespace headloom

@@ -11,14 +11,14 @@
 namespace headloom {
 namespace {
 
-struct Options {
+struct SimplifiedOptions {
   std::string form = "serial";
   std::optional<double> comb;
 };
 
 class Simplified final : public Block {
  public:
-  Simplified(const BlockParts& parts, const Options& options)
+  Simplified(const BlockParts& parts, const SimplifiedOptions& options)
       : serial_(options.form == "serial"), dropout_(parts.dropout) {
     if (!parts.mixer->keeps_input()) {
       usage_error("simplified has no skip around its token mixer, so ", parts.mixer_type,
@@ -73,9 +73,8 @@ class Simplified final : public Block {
 };
 
 struct SimplifiedSpec final : BlockSpec {
-  Options options;
+  SimplifiedOptions options;
 
-  std::string type() const override { return "simplified"; }
   void fields(Fields& f) override {
     f.field("form", options.form, "channel mixer behind the token mixer, or beside it",
             {"serial", "parallel"});
@@ -91,9 +90,11 @@ struct SimplifiedSpec final : BlockSpec {
 }  // namespace
 
 BlockEntry simplified_block() {
-  return {"simplified", "no skip around attention, which starts as the identity",
+  return {"simplified",
+          "no skip around attention, which starts as the identity",
           "He & Hofmann 2024",
-          [] { return std::shared_ptr<BlockSpec>(std::make_shared<SimplifiedSpec>()); }};
+          {},
+          []() -> std::shared_ptr<BlockSpec> { return std::make_shared<SimplifiedSpec>(); }};
 }
 
 }  // namespace headloom

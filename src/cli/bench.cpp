@@ -165,7 +165,7 @@ Command bench_command() {
                 ->check(real_number(positive()))
                 ->capture_default_str();
             app.add_option("--threads", a->threads, "threads; PyTorch's choice by default")
-                ->check(whole_number(1));
+                ->check(whole_number(1, 1024));
             app.add_flag("--json", a->json, "print as JSON");
             return [a] { return run_bench(*a); };
           }};

@@ -53,21 +53,21 @@ class DecodeStep {
     const c10::InferenceMode inference;
     const Autocast autocast(dtype_);
     const int64_t vocabulary = *model_->config().vocabulary;
-    state_.expect(context);
+    state_.reserve(context);
     constexpr int64_t kPiece = 2048;
     for (int64_t seen = 0; seen < context - 1; seen += kPiece) {
       const int64_t n = std::min(kPiece, context - 1 - seen);
       model_->extend(at::randint(0, vocabulary, {1, n}, at::kLong), state_);
     }
     token_ = at::randint(0, vocabulary, {batch, 1}, at::kLong);
-    one_ = state_;
+    one_.push_back(state_.alias());
     if (batch > 1) state_ = state_.select(at::zeros({batch}, at::kLong));
   }
 
   void operator()() {
     const c10::InferenceMode inference;
     const Autocast autocast(dtype_);
-    DecoderState state = state_;  // writes into the same room
+    DecoderState state = state_.alias();
     const Tensor hidden = model_->extend(token_, state);
     chosen_ = sample(model_->logits(hidden.select(1, -1)), {}, greedy_, generators_);
   }
@@ -78,9 +78,9 @@ class DecodeStep {
     std::vector<int64_t> who(static_cast<size_t>(token_.size(0) - 1));
     std::iota(who.begin(), who.end(), 0);
     who[0] = static_cast<int64_t>(who.size());
-    DecoderState state = state_;
+    DecoderState state = state_.alias();
     state.keep(who);
-    state.add({one_});
+    state.add(one_);
   }
 
   double state_bytes() const { return static_cast<double>(state_.bytes()); }
@@ -88,7 +88,8 @@ class DecodeStep {
  private:
   const std::shared_ptr<Decoder> model_;
   const std::string dtype_;
-  DecoderState state_, one_;  // of the batch; of one text by itself
+  DecoderState state_;             // of the batch
+  std::vector<DecoderState> one_;  // of one text by itself
   Tensor token_, chosen_;
   const SamplingOptions greedy_{.temperature = 0};
   std::vector<at::Generator> generators_;
@@ -133,18 +134,18 @@ void bench_decode(const BenchArguments& a, Requirements& rows) {
     StreamingRead read(parameter_bytes(*model));
     return time_pairs([&] { some(read); }, [&] { some(step); }, seconds, 15).ratio.median;
   });
-  const auto narrower = [&](at::ScalarType type, const std::string& dtype) {
-    const auto narrow = model_124m(1024);
-    narrow->narrow_weights(type);
-    DecodeStep step(model_124m(1024), 512), other(narrow, 512, dtype);
+  const auto converted = [&](at::ScalarType type, const std::string& dtype) {
+    const auto model = model_124m(1024);
+    model->convert_weights(type);
+    DecodeStep step(model_124m(1024), 512), other(model, 512, dtype);
     return ratio(step, other, seconds);
   };
   rows.at_least("bfloat16 over float32 speed, 124M, context 512", 1.8,
-                [&] { return narrower(at::kBFloat16, "bfloat16"); });
+                [&] { return converted(at::kBFloat16, "bfloat16"); });
   rows.at_least("int8 and bfloat16 over float32 speed, 124M, context 512", 3,
-                [&] { return narrower(at::kChar, "bfloat16"); });
+                [&] { return converted(at::kChar, "bfloat16"); });
   rows.at_least("int8 weights alone over float32 speed, 124M, context 512", 3,
-                [&] { return narrower(at::kChar, ""); });
+                [&] { return converted(at::kChar, ""); });
   rows.at_most("dcmha over mha, time a token, 124M, context 2048", 1.15, [&] {
     DecodeStep dcmha(model_124m(4096, "dcmha"), 2048), mha(model_124m(4096), 2048);
     return ratio(dcmha, mha, seconds);

@@ -50,8 +50,9 @@ void bench_model_steps(const BenchArguments& a, Requirements& rows) {
     for (LayerConfig& layer : config.layers) has_width |= layer.channel->hidden() != nullptr;
     const int64_t count = has_width ? match_parameters(config, target) : count_parameters(config);
     rows.at_most(
-        str(c.name, " step over transformer's, T=", kLength, ", ", human_count(count), " over ",
-            human_count(target), " parameters"),
+        str(c.name, " step over transformer's, T=", kLength, ", ",
+            human_count(static_cast<double>(count)), " over ",
+            human_count(static_cast<double>(target)), " parameters"),
         c.target, [&] {
           StepBench step(config, 1, kLength), baseline(plain, 1, kLength);
           // The first steps find the memory that later ones use again.

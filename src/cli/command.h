@@ -45,8 +45,8 @@ struct ConfigArguments {
   Node read() const;
 };
 
-// Throws UsageError where `root`, read from `path`, is a comparison's configuration ([[models]]) and
-// one model's is expected, or the other way round: its first unknown key would not say so.
+// Throws UsageError where `root`, read from `path`, is a comparison's configuration ([[models]])
+// and one model's is expected, or the other way round: its first unknown key would not say so.
 void expect_comparison(const Node& root, const std::string& path, bool comparison);
 
 // --cache, what decoding states forget.

@@ -66,8 +66,7 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
                          .unit = task.unit,
                          .lower_is_better = true,
                          .percent = !text});
-    budgets.push_back(str(human_count(task.tokens), " ", task.unit, " on ",
-                          config.tasks[t].name));
+    budgets.push_back(str(human_count(task.tokens), " ", task.unit, " on ", config.tasks[t].name));
   }
   out.budget = str("Every run trains on the same amount of data: ", join(budgets), "; ",
                    config.match_parameters ? "parameters are equal within 1% on each task."

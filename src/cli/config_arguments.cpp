@@ -1,7 +1,7 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
-#include "mixers/state.h"
+#include "mixers/decoding_state.h"
 #include "train/load.h"
 
 namespace headloom::cli {

@@ -6,9 +6,9 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/sizes.h"
 #include "train/config.h"
 #include "train/run_folder.h"
-#include "core/sizes.h"
 #include "train/training_memory.h"
 
 namespace headloom::cli {

@@ -15,6 +15,7 @@ namespace {
 struct Item {
   std::string name, doc, source;
   std::vector<OptionInfo> options;
+  std::vector<std::string> traits = {};
 };
 struct Section {
   std::string key, title;
@@ -35,11 +36,27 @@ std::vector<Item> items_of(const std::vector<EntryType>& entries) {
   return items;
 }
 
+std::vector<std::string> traits_of(const MixerTraits& t) {
+  std::vector<std::string> out;
+  const auto add = [&](bool has, const char* name) {
+    if (has) out.emplace_back(name);
+  };
+  add(t.causal, "causal");
+  add(t.bidirectional, "bidirectional");
+  add(t.cross_attention, "cross-attention");
+  add(t.documents, "packed documents");
+  add(t.stateful, "decoding state");
+  return out;
+}
+
 std::vector<Section> sections() {
   std::vector<Section> out = {{"mixers", "Token mixers", items_of(token_mixers())},
                               {"channels", "Channel mixers", items_of(channel_mixers())},
                               {"blocks", "Blocks", items_of(blocks())},
                               {"tasks", "Tasks", items_of(data::tasks())}};
+  for (size_t i = 0; i < token_mixers().size(); ++i) {
+    out[0].items[i].traits = traits_of(token_mixers()[i].traits);
+  }
   Section operators{"operators", "Operators", {}};
   for (const ops::OpInfo& o : ops::operators()) {
     operators.items.push_back({o.name, o.doc + "; " + o.backends, o.source, {}});
@@ -69,12 +86,12 @@ std::vector<Section> sections() {
   CompareConfig comparison;
   ComparedModel compared_model;
   ComparedTask compared_task;
-  out.push_back({"compare",
-                 "Comparisons",
-                 {{"compare", "keys of a comparison, beside [model] and [train]", "",
-                   options_of(comparison)},
-                  {"[[models]]", "keys of each model compared", "", options_of(compared_model)},
-                  {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)}}});
+  out.push_back(
+      {"compare",
+       "Comparisons",
+       {{"compare", "keys of a comparison, beside [model] and [train]", "", options_of(comparison)},
+        {"[[models]]", "keys of each model compared", "", options_of(compared_model)},
+        {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)}}});
   return out;
 }
 
@@ -90,6 +107,7 @@ void print_plain(const Section& section) {
     std::printf("  %-20s %s%s%s%s\n", item.name.c_str(), item.doc.c_str(),
                 item.source.empty() ? "" : " (", item.source.c_str(),
                 item.source.empty() ? "" : ")");
+    if (!item.traits.empty()) std::printf("      traits: %s\n", join(item.traits).c_str());
     for (const OptionInfo& o : item.options) {
       std::printf("      %-18s %s%s\n",
                   (o.key + (o.default_value.empty() ? "" : " = " + o.default_value)).c_str(),
@@ -112,8 +130,10 @@ std::string code_cell(const std::string& text) {
 
 std::string sentence(const Item& item) {
   std::string out = cell(item.doc);
-  if (!out.empty() && out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 'a' + 'A');
-  return out + (item.source.empty() ? "" : " (" + cell(item.source) + ")") + ".";
+  if (!out.empty() && out[0] >= 'a' && out[0] <= 'z')
+    out[0] = static_cast<char>(out[0] - 'a' + 'A');
+  out += (item.source.empty() ? "" : " (" + cell(item.source) + ")") + ".";
+  return item.traits.empty() ? out : out + " Traits: " + join(item.traits) + ".";
 }
 
 // docs/reference.md is this output. What has no options stands in one table.
@@ -165,7 +185,8 @@ int run_list(const ListArguments& a) {
             : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
-    for (const Section& section : chosen) a.markdown ? print_markdown(section) : print_plain(section);
+    for (const Section& section : chosen)
+      a.markdown ? print_markdown(section) : print_plain(section);
     return 0;
   }
   nlohmann::ordered_json json;
@@ -173,6 +194,7 @@ int run_list(const ListArguments& a) {
     for (const Item& item : section.items) {
       nlohmann::ordered_json entry = {
           {"name", item.name}, {"doc", item.doc}, {"source", item.source}};
+      if (!item.traits.empty()) entry["traits"] = item.traits;
       entry["options"] = nlohmann::ordered_json::array();
       for (const OptionInfo& o : item.options) {
         entry["options"].push_back(

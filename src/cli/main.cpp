@@ -1,5 +1,7 @@
 #include <malloc.h>
 
+#include <torch/version.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +21,7 @@ int run(int argc, char** argv) {
   CLI::App app("Headloom: train, compare and run the Transformer's structural variants.",
                "headloom");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "headloom " HEADLOOM_VERSION " with PyTorch " TORCH_VERSION);
   app.set_help_all_flag("--help-all", "help of every subcommand");
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
   for (const Command& command :
@@ -68,8 +71,8 @@ int run(int argc, char** argv) {
 }  // namespace headloom::cli
 
 #ifndef __SANITIZE_ADDRESS__  // which has its own
-// A std::bad_alloc of the standard library's does not say how much was asked for. Inlined, they look
-// to GCC like a free() of what another function allocated.
+// A std::bad_alloc of the standard library's does not say how much was asked for. Inlined, they
+// look to GCC like a free() of what another function allocated.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw headloom::OutOfMemory(bytes);

@@ -69,8 +69,9 @@ int run_serve(ServeArguments& a) {
     if (interrupted() && !said) {
       said = true;
       const serve::Engine::Load load = engine.load();
+      const int64_t texts = load.running + load.waiting;
       std::fprintf(stderr, "ending after %lld texts; once more ends at once\n",
-                   static_cast<long long>(load.running + load.waiting));
+                   static_cast<long long>(texts));
     }
     return interrupted();
   });
@@ -102,12 +103,14 @@ Command serve_command() {
                            "origins whose web pages may ask, as in https://a.example; *: all")
                 ->delimiter(',')
                 ->check([](const std::string& origin) {
-                  const bool fine = origin == "*" || ((origin.starts_with("http://") ||
-                                                       origin.starts_with("https://")) &&
-                                                      !origin.ends_with('/'));
-                  return fine ? "" : "'" + origin +
-                                         "' is no origin, expected * or one like "
-                                         "https://a.example";
+                  const bool fine =
+                      origin == "*" ||
+                      ((origin.starts_with("http://") || origin.starts_with("https://")) &&
+                       !origin.ends_with('/'));
+                  return fine ? ""
+                              : "'" + origin +
+                                    "' is no origin, expected * or one like "
+                                    "https://a.example";
                 });
             app.footer(serve::limits_text() + "\n\n" + app.get_footer());
             add_cache_option(app, a->cache);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <mutex>
+#include <set>
 
 #include "core/error.h"
 #include "core/range_text.h"
@@ -136,8 +139,29 @@ std::string Reader::full(Text key) const {
 
 const Node* Reader::take(Text key) {
   known_.emplace_back(key);
-  return node_.find(key);
+  const Node* node = node_.find(key);
+  for (const auto& [former, now] : renamed_) {
+    const Node* old = now == key ? node_.find(former) : nullptr;
+    if (old == nullptr) continue;
+    if (node != nullptr) {
+      usage_error(where(*old), "'", full(former), "' is the former name of '", full(key),
+                  "', which is there as well; expected one of them.");
+    }
+    // Once for each name: a configuration is read several times, and has many layers.
+    static std::mutex mutex;
+    static std::set<std::string> told;
+    const std::lock_guard lock(mutex);
+    if (told.insert(str(former, ' ', key)).second) {
+      std::fprintf(stderr,
+                   "headloom: %s'%s' is called '%s' now; the next version will not know it.\n",
+                   where(*old).c_str(), full(former).c_str(), std::string(key).c_str());
+    }
+    return old;
+  }
+  return node;
 }
+
+void Reader::renamed(Text former, Text key) { renamed_.emplace_back(former, key); }
 
 void Reader::field(Text key, bool& value, Text) {
   if (const Node* node = take(key)) value = read_bool(*node, full(key));
@@ -220,6 +244,9 @@ void Reader::elements(Text key, Text, size_t, const std::function<void(size_t)>&
 void Reader::finish() const {
   for (const auto& [key, child] : node_.table()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    const bool former = std::any_of(renamed_.begin(), renamed_.end(),
+                                    [&](const auto& names) { return names.first == key; });
+    if (former) continue;
     const std::string near = nearest(key, known_);
     usage_error(where(child), "unknown key '", full(key), "'",
                 near.empty() ? str("; known keys are ", join(known_), ".")

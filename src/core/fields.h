@@ -69,6 +69,13 @@ class Fields {
   virtual void field(Text key, std::vector<int64_t>& value, Text doc,
                      Range<int64_t> range = {}) = 0;
 
+  // Before the field `key`: in the version before this one it was `former`. A Reader still takes
+  // that name, with a hint on stderr.
+  virtual void renamed(Text former, Text key) {
+    (void)former;
+    (void)key;
+  }
+
   // A table that is kept as it is, to be read later.
   virtual void raw(Text key, Node& value, Text doc) = 0;
 
@@ -133,6 +140,7 @@ class Reader final : public Fields {
   void field(Text, std::optional<std::string>&, Text) override;
   void field(Text, std::vector<std::string>&, Text, const Choices&) override;
   void field(Text, std::vector<int64_t>&, Text, Range<int64_t>) override;
+  void renamed(Text former, Text key) override;
   void raw(Text, Node&, Text) override;
   // Throws UsageError when the table has a key that no field asked for.
   void finish() const;
@@ -150,6 +158,7 @@ class Reader final : public Fields {
   const Node& node_;
   std::string path_;
   std::vector<std::string> known_;
+  std::vector<std::pair<std::string, std::string>> renamed_;  // former and present names
 };
 
 class Writer final : public Fields {

@@ -86,7 +86,8 @@ std::string read_file(const std::string& path) {
 
 void publish_folder(const std::string& from, const std::string& to) {
   sync_folder(from);
-  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, ": cannot be written: ", system_reason(), ".");
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    fail(to, ": cannot be written: ", system_reason(), ".");
   sync_folder(folder_of(to));
 }
 

@@ -14,13 +14,12 @@ namespace {
 // `asked` is 0 where it is not known.
 std::string out_of_memory(double asked) {
   const MemoryLimit limit = memory_limit();
-  return str("out of memory: an allocation", asked > 0 ? " of " + human_bytes(asked) : "",
-             " failed",
-             std::isfinite(limit.bytes)
-                 ? str(", and this process can have ", human_bytes(limit.bytes), " in all (",
-                       limit.name, ")")
-                 : "",
-             "; a smaller batch, length or model needs less.");
+  return str(
+      "out of memory: an allocation", asked > 0 ? " of " + human_bytes(asked) : "", " failed",
+      std::isfinite(limit.bytes) ? str(", and this process can have ", human_bytes(limit.bytes),
+                                       " in all (", limit.name, ")")
+                                 : "",
+      "; a smaller batch, length or model needs less.");
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ uint64_t document_lot(const std::string& name, uint64_t salt);
 // The salt of the lots by which documents are held out; max_bytes draws with another.
 constexpr uint64_t kSplitSalt = 1;
 
-// Whole documents are held out from this many on: fewer cannot meet a share of some percent closely.
+// Whole documents are held out from this many on: fewer cannot meet a share of some percent
+// closely.
 constexpr size_t kManyDocuments = 20;
 
 }  // namespace headloom::data

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "core/memory.h"
 #include "core/sizes.h"
 
 namespace headloom::data {
@@ -168,10 +169,20 @@ void GeneratedSpec::fields(Fields& f) {
           size_from(1));
 }
 
+std::optional<TaskSizes> GeneratedSpec::known_sizes() {
+  if (!data_paths().empty()) return std::nullopt;
+  return data::sizes_of(*make(0));
+}
+
 std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {
   std::shared_ptr<Task> task = make(seed);
   // Options that allow too few sequences are refused here rather than in the middle of a run.
   if (dynamic_cast<GeneratedTask*>(task.get()) != nullptr) {
+    // Inputs and targets, as they are drawn and as a batch, int64 each.
+    const double positions = static_cast<double>(task->length() + task->source_length());
+    check_fits("one sequence of the task needs", 4 * 8 * positions,
+               str(task->length() + task->source_length(), " positions"),
+               "a shorter one needs less");
     task->train_batch(0, 1);
     task->eval_batch(0, 1);
   }

@@ -13,7 +13,6 @@
 namespace headloom::data {
 namespace {
 
-
 // 0 .. count - 1 by their bits read backwards (van der Corput 1935): the first n of them are spread
 // over the whole for every n.
 std::vector<int64_t> spread_order(int64_t count) {

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <random>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace headloom::data {
 class Random {
  public:
   // Equal keys give equal numbers; {seed, stream, number} addresses one sequence of one stream.
+  // NOLINTNEXTLINE(bugprone-random-generator-seed): the engine is seeded in the body.
   explicit Random(std::initializer_list<uint64_t> key) {
     std::vector<uint32_t> words;
     for (uint64_t word : key) {
@@ -45,10 +47,11 @@ class Random {
   std::vector<int64_t> distinct(int64_t n, int64_t count) {
     std::vector<int64_t> chosen;
     chosen.reserve(static_cast<size_t>(count));
+    std::unordered_set<int64_t> taken;
     for (int64_t last = n - count; last < n; ++last) {
       const int64_t pick = below(last + 1);
-      const bool taken = std::find(chosen.begin(), chosen.end(), pick) != chosen.end();
-      chosen.push_back(taken ? last : pick);
+      chosen.push_back(taken.contains(pick) ? last : pick);
+      taken.insert(chosen.back());
     }
     shuffle(chosen);
     return chosen;

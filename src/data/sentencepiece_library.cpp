@@ -16,9 +16,7 @@ class Model final : public SentencePiece {
   int size() const override { return model_.GetPieceSize(); }
   int start() const override { return model_.bos_id(); }
   int end() const override { return model_.eos_id(); }
-  std::vector<int> encode(std::string_view text) const override {
-    return model_.EncodeAsIds(text);
-  }
+  std::vector<int> encode(std::string_view text) const override { return model_.EncodeAsIds(text); }
   std::string decode(const std::vector<int>& tokens) const override {
     return model_.DecodeIds(tokens);
   }
@@ -32,7 +30,8 @@ class Model final : public SentencePiece {
 
 class CorpusLines final : public sentencepiece::SentenceIterator {
  public:
-  explicit CorpusLines(const std::function<const std::string*()>& next) : next_(next), line_(next()) {}
+  explicit CorpusLines(const std::function<const std::string*()>& next)
+      : next_(next), line_(next()) {}
 
   bool done() const override { return line_ == nullptr; }
   void Next() override { line_ = next_(); }

@@ -46,7 +46,8 @@ double covered(int64_t shape, double x, double y, double step, double cosine, do
   constexpr int kSub = 3;
   int count = 0;
   for (int i = 0; i < kSub * kSub; ++i) {
-    const double px = x + step * (i % kSub + 0.5) / kSub, py = y + step * (i / kSub + 0.5) / kSub;
+    const int row = i / kSub, column = i % kSub;
+    const double px = x + step * (column + 0.5) / kSub, py = y + step * (row + 0.5) / kSub;
     count += inside(shape, cosine * px + sine * py, cosine * py - sine * px);
   }
   return static_cast<double>(count) / (kSub * kSub);

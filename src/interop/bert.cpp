@@ -181,14 +181,16 @@ Node fnet_config(const Settings& m) {
   return out;
 }
 
-const std::vector<std::string> kIgnoredByBert = {"position_ids",
-                                           "token_type_ids",
-                                           "cls.predictions.decoder.weight",
-                                           "cls.predictions.decoder.bias",
-                                           "cls.seq_relationship.weight",
-                                           "cls.seq_relationship.bias",
-                                           "pooler.dense.weight",
-                                           "pooler.dense.bias"};
+std::vector<std::string> ignored_by_bert() {
+  return {"position_ids",
+          "token_type_ids",
+          "cls.predictions.decoder.weight",
+          "cls.predictions.decoder.bias",
+          "cls.seq_relationship.weight",
+          "cls.seq_relationship.bias",
+          "pooler.dense.weight",
+          "pooler.dense.bias"};
+}
 
 }  // namespace
 
@@ -197,7 +199,7 @@ Family bert_family() {
           .architecture = "BertForMaskedLM",
           .doc = "BERT with masked tokens, a label, tags or a span to predict",
           .prefixes = {"bert."},
-          .ignored = kIgnoredByBert,
+          .ignored = ignored_by_bert(),
           .model = bert,
           .rules = bert_rules,
           .config = bert_config};
@@ -208,7 +210,7 @@ Family fnet_family() {
           .architecture = "FNetForMaskedLM",
           .doc = "FNet with masked tokens, a label, tags or a span to predict",
           .prefixes = {"fnet."},
-          .ignored = kIgnoredByBert,
+          .ignored = ignored_by_bert(),
           .model = fnet,
           .rules = fnet_rules,
           .config = fnet_config};

@@ -204,9 +204,10 @@ void prepare(const Settings& c, Weights& weights) {
   }
 }
 
-const std::vector<std::string> kIgnoredByDcformer = {".dw_m",       ".qkw_m",       ".dyn_w_proj.sw",
-                                           ".pre_proj.w", ".post_proj.w", ".k_cache",
-                                           ".v_cache",    ".kw_cache"};
+std::vector<std::string> ignored_by_dcformer() {
+  return {".dw_m",        ".qkw_m",   ".dyn_w_proj.sw", ".pre_proj.w",
+          ".post_proj.w", ".k_cache", ".v_cache",       ".kw_cache"};
+}
 
 }  // namespace
 
@@ -214,7 +215,7 @@ Family dcformer_family() {
   return {.name = "dcformer",
           .architecture = "DCFormer",
           .doc = "the published DCFormer checkpoints",
-          .ignored = kIgnoredByDcformer,
+          .ignored = ignored_by_dcformer(),
           .model = dcformer,
           .rules = dcformer_rules,
           .prepare = prepare};
@@ -224,7 +225,7 @@ Family dcpythia_family() {
   return {.name = "dcpythia",
           .architecture = "DCPythia",
           .doc = "the published DCPythia checkpoints",
-          .ignored = kIgnoredByDcformer,
+          .ignored = ignored_by_dcformer(),
           .model = dcpythia,
           .rules = dcpythia_rules,
           .prepare = prepare};

@@ -12,7 +12,8 @@ int64_t gpt_neox_depth(const Settings& c) { return c.integer("num_hidden_layers"
 Node gpt_neox_model(const Settings& c) {
   c.only("attention_bias", true);
   const int64_t width = c.count("hidden_size", 6144), heads = c.count("num_attention_heads", 64);
-  const double head = static_cast<double>(width / heads);
+  const int64_t head_dim = width / heads;
+  const auto head = static_cast<double>(head_dim);
   const double share = c.real("rope_parameters.partial_rotary_factor", c.real("rotary_pct", 0.25));
   Node position = rope_table(c, "half", std::trunc(head * share) / head);
   if (!c.has("rope_parameters.rope_theta")) {

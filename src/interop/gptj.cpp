@@ -53,7 +53,8 @@ Rules gptj_rules(const Settings& c) {
 
 Node gptj_config(const Settings& m) {
   const int64_t heads = m.integer("layer.0.mixer.heads", 1);
-  const double dim = static_cast<double>(m.integer("width") / heads);
+  const int64_t head_dim = m.integer("width") / heads;
+  const auto dim = static_cast<double>(head_dim);
   return table(
       {{"vocab_size", m.integer("vocabulary")},
        {"n_positions", m.integer("max_length")},

@@ -28,7 +28,8 @@ LinguaSizes lingua_sizes(const Settings& c) {
   if (!(factor > 0 && factor < 1000)) {
     usage_error(c.path(), ": 'ffn_dim_multiplier' is ", factor, ", expected 0 to 1000.");
   }
-  const auto hidden = static_cast<int64_t>(factor * static_cast<double>(8 * s.width / 3));
+  const int64_t usual = 8 * s.width / 3;
+  const auto hidden = static_cast<int64_t>(factor * static_cast<double>(usual));
   s.hidden = (hidden + multiple - 1) / multiple * multiple;
   return s;
 }

@@ -89,7 +89,7 @@ Node mistral_config(const Settings& m) {
   return out;
 }
 
-const std::vector<std::string> kIgnoredByLlama = {".rotary_emb.inv_freq"};
+std::vector<std::string> ignored_by_llama() { return {".rotary_emb.inv_freq"}; }
 
 }  // namespace
 
@@ -148,7 +148,7 @@ Family llama_family() {
           .architecture = "LlamaForCausalLM",
           .doc = "LLaMA 1 to 3 with grouped queries",
           .prefixes = {"model."},
-          .ignored = kIgnoredByLlama,
+          .ignored = ignored_by_llama(),
           .model = llama,
           .rules = llama_and_mistral_rules,
           .config = llama_config};
@@ -159,7 +159,7 @@ Family mistral_family() {
           .architecture = "MistralForCausalLM",
           .doc = "Mistral: LLaMA with a window",
           .prefixes = {"model."},
-          .ignored = kIgnoredByLlama,
+          .ignored = ignored_by_llama(),
           .model = mistral,
           .rules = llama_and_mistral_rules,
           .config = mistral_config};

@@ -19,10 +19,10 @@ Node mamba_model(const Settings& c) {
   }
   Node mixer = table({{"type", "mamba"},
                       {"expand", inner / width},
-                      {"states", c.integer("state_size", 16)},
-                      {"taps", c.integer("conv_kernel", 4)}});
+                      {"d_state", c.integer("state_size", 16)},
+                      {"d_conv", c.integer("conv_kernel", 4)}});
   // "auto" is a sixteenth of the width, rounded up; transformers writes the number.
-  if (c.is_integer("time_step_rank")) mixer.set("rank", Value(c.integer("time_step_rank")));
+  if (c.is_integer("time_step_rank")) mixer.set("dt_rank", Value(c.integer("time_step_rank")));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50280)},
                            {"max_length", c.integer("max_position_embeddings", 2048)},
@@ -67,9 +67,9 @@ Node mamba_config(const Settings& m) {
                 {"hidden_size", width},
                 {"intermediate_size", width * m.integer("layer.0.mixer.expand", 2)},
                 {"expand", m.integer("layer.0.mixer.expand", 2)},
-                {"state_size", m.integer("layer.0.mixer.states", 16)},
-                {"conv_kernel", m.integer("layer.0.mixer.taps", 4)},
-                {"time_step_rank", m.integer("layer.0.mixer.rank", (width + 15) / 16)},
+                {"state_size", m.integer("layer.0.mixer.d_state", 16)},
+                {"conv_kernel", m.integer("layer.0.mixer.d_conv", 4)},
+                {"time_step_rank", m.integer("layer.0.mixer.dt_rank", (width + 15) / 16)},
                 {"num_hidden_layers", m.integer("depth")},
                 {"layer_norm_epsilon", m.real("norm_eps")},
                 {"tie_word_embeddings", m.flag("tied")}});

@@ -8,14 +8,16 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/fields.h"
 #include "core/text.h"
+#include "mixers/auxiliary.h"
+#include "mixers/decoding_state.h"
 #include "mixers/nn.h"
-#include "mixers/observed.h"
-#include "mixers/state.h"
 
 namespace headloom {
 
@@ -50,11 +52,11 @@ struct MixerContext {
   // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
   // are absent then; of the memory the state keeps what cross-attention reads.
   LayerState* state = nullptr;
-  // Which of the newest positions, x's included, are each sequence's own: Positions::present() of
-  // all, made once for all layers. Undefined: every layer sees to it.
-  Tensor present;
-  // Training: where layers leave auxiliary losses and what is watched of them.
-  Observed* observed = nullptr;
+  // Which of the newest positions, x's included, are no left padding: Positions::padding_mask() of
+  // all, made once for all layers. Undefined: every layer makes its own.
+  Tensor padding_mask;
+  // Training: where layers leave auxiliary losses and statistics.
+  AuxiliaryOutputs* auxiliary = nullptr;
   // The layer's place among all of its model's, an encoder's before its decoder's.
   int64_t layer = 0;
 };
@@ -72,9 +74,6 @@ struct Cost {
   int64_t idle_parameters = 0;
 };
 
-template <typename Built>
-struct Spec;
-
 // What a token mixer and a channel mixer have in common: their names, for messages.
 class Mixer : public Module {
  public:
@@ -88,33 +87,45 @@ class Mixer : public Module {
   int64_t width() const { return width_; }
 
  private:
-  template <typename Built>
-  friend struct Spec;
+  friend class TokenMixerSpec;
+  friend class ChannelMixerSpec;
   const char* const kind_;
   std::string type_;
   int64_t width_ = 0;
+};
+
+// What a kind of token mixer can do. Its entry says so once; forward(), models and tests go by it.
+struct MixerTraits {
+  bool causal = true;            // can look back only
+  bool bidirectional = true;     // can look both ways
+  bool cross_attention = false;  // can read a memory
+  bool documents = true;         // can keep packed documents apart
+  bool stateful = true;          // causal, it can decode from a state, at least with some options
 };
 
 class TokenMixer : public Mixer {
  public:
   TokenMixer() : Mixer("mixer") {}
 
+  const MixerTraits& traits() const { return traits_; }
+
   // x [B, T, C] -> [B, T, C]. Throws UsageError naming the mixer and the argument that does not
   // fit.
   Tensor forward(const Tensor& x, const MixerContext& context);
   // Cost at sequence length `length`; parameters add up to the module's.
   virtual std::vector<Cost> costs(int64_t length) const = 0;
-  // Whether forward() takes a memory: what cross-attention needs.
-  virtual bool reads_memory() const { return false; }
-  // Decoding with a memory. What forward() computes of it alone: memory [B, S, C], of which
-  // `lengths` [B] int64 positions are real (undefined: all).
-  virtual MixerState remember(const Tensor& memory, const Tensor& lengths);
-  // The next positions of sequences that read what `state` remembers: x [B, n, C] -> [B, n, C],
+  // Decoding with cross-attention. What forward() computes of the memory alone: memory [B, S, C],
+  // of which `lengths` [B] int64 positions are real (undefined: all).
+  virtual MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths);
+  // The next positions of sequences that read the memory behind `state`: x [B, n, C] -> [B, n, C],
   // equal to those rows of forward() on the whole.
-  virtual Tensor recall(const Tensor& x, MixerState& state);
-  // forward(), or recall() where the context has a state.
+  virtual Tensor extend_cross(const Tensor& x, MixerState& state);
+  // forward(), or extend_cross() where the context has a state.
   Tensor run_cross(const Tensor& x, const MixerContext& context) {
-    return context.state ? recall(x, context.state->cross) : compute(x, context);
+    if (context.state == nullptr) return run(x, context);
+    const Tensor y = extend_cross(x, context.state->cross);
+    context.state->cross.position += x.size(1);
+    return y;
   }
   // Bytes of float32 state that decoding keeps of a sequence (in cross-attention, a memory) of
   // `length` positions.
@@ -123,8 +134,8 @@ class TokenMixer : public Mixer {
   // Whether forward() starts near the identity, so that a block needs no skip around it.
   virtual bool keeps_input() const { return false; }
 
-  // Whether extend() is there: not for mixers that look both ways.
-  virtual bool stateful() const { return false; }
+  // Whether it decodes from a state: extend() is there.
+  virtual bool stateful() const { return traits_.stateful && causal_; }
   // The state before the first position. A policy is for keys and values: what keeps none does not
   // take it on. Throws UsageError where some are kept of which none can be forgotten.
   virtual MixerState initial_state(const CachePolicy& policy) const {
@@ -140,14 +151,24 @@ class TokenMixer : public Mixer {
   Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context);
   // forward(), or extend() where the context has a state, inside a model, which has checked what it
   // was given.
-  Tensor run(const Tensor& x, const MixerContext& context) {
-    return context.state ? compute_next(x, context.state->mixer, context) : compute(x, context);
-  }
+  Tensor run(const Tensor& x, const MixerContext& context);
 
  protected:
   // forward() and extend() of what was checked.
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
+  // The positions that `state` has seen are counted by the caller.
   virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
+
+ private:
+  friend class TokenMixerSpec;
+  Tensor next(const Tensor& x, MixerState& state, const MixerContext& context);
+
+  MixerTraits traits_;
+  bool causal_ = true;
+};
+
+struct ChannelMixerTraits {
+  bool bidirectional = true;  // fits a model that looks both ways
 };
 
 class ChannelMixer : public Mixer {
@@ -158,7 +179,11 @@ class ChannelMixer : public Mixer {
   // naming the mixer and the argument that does not fit.
   Tensor forward(const Tensor& x, const MixerContext& context);
   // forward() inside a model, which has checked what it was given.
-  Tensor run(const Tensor& x, const MixerContext& context) { return compute(x, context); }
+  Tensor run(const Tensor& x, const MixerContext& context) {
+    const Tensor y = compute(x, context);
+    if (context.state != nullptr) context.state->channel.position += x.size(1);
+    return y;
+  }
   virtual std::vector<Cost> costs() const = 0;
   // Bytes of float32 state that decoding keeps of a sequence.
   virtual double state_bytes() const { return 0; }
@@ -166,7 +191,7 @@ class ChannelMixer : public Mixer {
   // Whether balance() does something.
   virtual bool balances() const { return false; }
   // Behind each optimiser step: evens the load of experts out, given how many choices each got in
-  // that step [experts] (Observed::load).
+  // that step [experts] (AuxiliaryOutputs::load).
   virtual void balance(const Tensor& load) { (void)load; }
 
  protected:
@@ -174,42 +199,111 @@ class ChannelMixer : public Mixer {
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
 };
 
-// The options of one kind of thing, and how to build it.
-template <typename Built>
-struct Spec {
-  virtual ~Spec() = default;
-  virtual std::string type() const = 0;
+// The options of one kind of mixer or block. Its name and traits are those of its entry.
+template <typename TraitsType>
+class Options {
+ public:
+  using Traits = TraitsType;
+
+  virtual ~Options() = default;
+  const std::string& type() const { return type_; }
+  const Traits& traits() const { return traits_; }
   virtual void fields(Fields& f) = 0;
-  // Null for no mixer at all ("none"). Throws UsageError for options that do not fit the layer.
-  std::shared_ptr<Built> build(const LayerShape& shape) const {
-    std::shared_ptr<Built> built = make(shape);
-    if (built) {
-      built->type_ = type();
-      built->width_ = shape.width;
-    }
-    return built;
-  }
 
- protected:
-  virtual std::shared_ptr<Built> make(const LayerShape& shape) const = 0;
+ private:
+  template <typename SpecType>
+  friend struct Entry;
+  std::string type_;
+  Traits traits_;
 };
 
-using TokenMixerSpec = Spec<TokenMixer>;
-
-struct ChannelMixerSpec : Spec<ChannelMixer> {
-  // The hidden width that matches models to equal parameters, or nullptr where there is none.
-  virtual std::optional<int64_t>* hidden() { return nullptr; }
-};
-
+// What a registry says of a kind of mixer or block.
 template <typename SpecType>
 struct Entry {
   std::string name;
   std::string doc;     // one line
   std::string source;  // paper
-  std::shared_ptr<SpecType> (*make)();
+  typename SpecType::Traits traits;
+  std::shared_ptr<SpecType> (*create)();
+
+  // Fresh options.
+  std::shared_ptr<SpecType> make() const {
+    std::shared_ptr<SpecType> spec = create();
+    spec->type_ = name;
+    spec->traits_ = traits;
+    return spec;
+  }
 };
+
+// Builds mixers. Throws UsageError for options that do not fit the layer.
+class TokenMixerSpec : public Options<MixerTraits> {
+ public:
+  std::shared_ptr<TokenMixer> build(const LayerShape& shape) const;
+
+ private:
+  virtual std::shared_ptr<TokenMixer> make(const LayerShape& shape) const = 0;
+};
+
+class ChannelMixerSpec : public Options<ChannelMixerTraits> {
+ public:
+  // Null for no mixer at all ("none").
+  std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const;
+  // The hidden width that matches models to equal parameters, or nullptr where there is none.
+  virtual std::optional<int64_t>* hidden() { return nullptr; }
+
+ private:
+  virtual std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const = 0;
+};
+
 using TokenMixerEntry = Entry<TokenMixerSpec>;
 using ChannelMixerEntry = Entry<ChannelMixerSpec>;
+
+// For mixers without options.
+struct NoOptions {
+  void fields(Fields&) {}
+};
+
+// A mixer of type Built is made as Built(options, shape), or as Built(shape) where it has no
+// options.
+template <typename Built, typename BuiltOptions>
+std::shared_ptr<Built> make_mixer(const BuiltOptions& options, const LayerShape& shape) {
+  if constexpr (std::is_same_v<BuiltOptions, NoOptions>) {
+    return std::make_shared<Built>(shape);
+  } else {
+    return std::make_shared<Built>(options, shape);
+  }
+}
+
+// The entry of a token mixer Built with options of its own, a struct with void fields(Fields&).
+template <typename Built, typename BuiltOptions = NoOptions>
+TokenMixerEntry token_mixer(std::string name, std::string doc, std::string source,
+                            const MixerTraits& traits = {}) {
+  struct Spec final : TokenMixerSpec {
+    BuiltOptions options;
+    void fields(Fields& f) override { options.fields(f); }
+    std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
+      return make_mixer<Built>(options, shape);
+    }
+  };
+  return {std::move(name), std::move(doc), std::move(source), traits,
+          []() -> std::shared_ptr<TokenMixerSpec> { return std::make_shared<Spec>(); }};
+}
+
+// The same of a channel mixer. The option `hidden` is the width that matches parameters.
+template <typename Built, typename BuiltOptions>
+ChannelMixerEntry channel_mixer(std::string name, std::string doc, std::string source,
+                                const ChannelMixerTraits& traits = {}) {
+  struct Spec final : ChannelMixerSpec {
+    BuiltOptions options;
+    void fields(Fields& f) override { options.fields(f); }
+    std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
+      return make_mixer<Built>(options, shape);
+    }
+    std::optional<int64_t>* hidden() override { return &options.hidden; }
+  };
+  return {std::move(name), std::move(doc), std::move(source), traits,
+          []() -> std::shared_ptr<ChannelMixerSpec> { return std::make_shared<Spec>(); }};
+}
 
 const std::vector<TokenMixerEntry>& token_mixers();
 const std::vector<ChannelMixerEntry>& channel_mixers();

@@ -95,16 +95,16 @@ Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
   return ops::streamed_linear(x, part(weight), part(scale), part(bias));
 }
 
-void Linear::narrow(at::ScalarType type) {
+void Linear::convert(at::ScalarType type) {
   if (!may_narrow || weight.scalar_type() == type) return;
-  const auto [values, scales] = narrowed(weight, type);
+  const auto [values, scales] = converted(weight, type);
   // In place, so that the registered parameter is the same and the wide values go.
   weight.requires_grad_(false);
   weight.set_data(values);
   scale = scales;
 }
 
-std::pair<Tensor, Tensor> narrowed(const Tensor& weight, at::ScalarType type) {
+std::pair<Tensor, Tensor> converted(const Tensor& weight, at::ScalarType type) {
   if (type == at::kChar) return ops::quantized_int8(weight);
   return {weight.detach().to(type), Tensor()};
 }
@@ -187,15 +187,15 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const int64_t length = x.size(1);
-  prepare(std::max(seen.longest + length, seen.room), x);
+  prepare(std::max(seen.longest + length, seen.capacity), x);
   // Of the next positions, [T, P], or [B, T, P] where sequences differ.
   const auto rows = [&](const Tensor& table) {
     const int64_t pairs = table.size(1);
-    if (!seen.late.defined()) {
+    if (!seen.left_padding.defined()) {
       // A narrow(), in one operator.
       return table.as_strided({length, pairs}, {pairs, 1}, seen.longest * pairs);
     }
-    const Tensor next = seen.next(length);
+    const Tensor next = seen.position_ids(length);
     return table.index_select(0, next.flatten()).view({next.size(0), length, pairs});
   };
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);

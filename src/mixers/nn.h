@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/fields.h"
-#include "mixers/state.h"
+#include "mixers/decoding_state.h"
 
 namespace headloom {
 
@@ -81,15 +81,15 @@ struct Linear : Module {
   // Outputs [from, from + count) alone.
   Tensor outputs(const Tensor& x, int64_t from, int64_t count) const;
   // From now on holds W as bfloat16 or int8, if `may_narrow`: it runs, but is not trained again.
-  void narrow(at::ScalarType type);
+  void convert(at::ScalarType type);
 
   Tensor weight, bias;
   Tensor scale;            // [out] float32 where W is int8: row o stands for scale[o] W[o]
   bool may_narrow = true;  // false where the mixer itself reads W, or needs it exact
 };
 
-// W as narrow() holds it, and its scale.
-std::pair<Tensor, Tensor> narrowed(const Tensor& weight, at::ScalarType type);
+// W as convert() holds it, and its scale.
+std::pair<Tensor, Tensor> converted(const Tensor& weight, at::ScalarType type);
 
 // LayerNorm (scale and shift; eps 1e-5 unless given) or RMSNorm (scale; 1e-6) over the last
 // dimension; `none` passes x through.

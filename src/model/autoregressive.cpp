@@ -19,9 +19,9 @@ int64_t DecoderState::batch() const {
   return 0;
 }
 
-void DecoderState::expect(int64_t positions) {
-  position.room = positions;
-  for (LayerState& layer : layers) layer.mixer.position.room = positions;
+void DecoderState::reserve(int64_t positions) {
+  position.capacity = positions;
+  for (LayerState& layer : layers) layer.mixer.position.capacity = positions;
 }
 
 DecoderState DecoderState::select(const Tensor& rows) const {
@@ -64,17 +64,23 @@ void DecoderState::add(const std::vector<DecoderState>& others) {
   if (!layers.empty()) position = layers[0].mixer.position;
 }
 
+DecoderState DecoderState::alias() const {
+  DecoderState out{.position = position};
+  for (const LayerState& layer : layers) out.layers.push_back(layer.alias());
+  return out;
+}
+
 DecoderState DecoderState::join(const std::vector<DecoderState>& parts) {
   DecoderState out;
   out.add(parts);
   return out;
 }
 
-void AutoregressiveModel::narrow_weights(at::ScalarType type) {
+void AutoregressiveModel::convert_weights(at::ScalarType type) {
   for (const auto& module : modules()) {
-    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->narrow(type);
+    if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->convert(type);
   }
-  head().narrow(type);
+  head().convert(type);
 }
 
 DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
@@ -125,7 +131,7 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) co
   const Tensor x = decoder_embedding().forward(tokens, {}, false, state.position);
   state.position += tokens.size(1);
   MixerContext context;
-  context.present = state.position.present(state.position.longest);
+  context.padding_mask = state.position.padding_mask(state.position.longest);
   return decoder_layers().forward(x, context, &state.layers);
 }
 

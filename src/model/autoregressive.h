@@ -1,8 +1,8 @@
-// What writes: a model whose every position says which token comes next, so that a text goes on
-// token by token from a state.
+// Autoregressive models: each position predicts the next token, so that text is generated token by
+// token from a decoding state.
 #pragma once
 
-#include "model/ends.h"
+#include "model/embeddings_and_heads.h"
 #include "model/model.h"
 
 namespace headloom {
@@ -15,9 +15,9 @@ struct DecoderState {
   int64_t bytes() const;
   // Sequences; 0 while nothing is kept of any.
   int64_t batch() const;
-  // Before the first token: sequences are going to see `positions` in all. What is kept of them is
-  // then allocated at once.
-  void expect(int64_t positions);
+  // Before the first token: sequences are going to see `positions` in all, and caches take memory
+  // for them at once.
+  void reserve(int64_t positions);
   // The state of the sequences that `rows` [n] int64 names, a row as often as it is named.
   DecoderState select(const Tensor& rows) const;
   // In place: sequence b is what sequence which[b] was, and others are forgotten. It is b itself,
@@ -29,6 +29,9 @@ struct DecoderState {
   void add(const std::vector<DecoderState>& others);
   // The same as a state of its own.
   static DecoderState join(const std::vector<DecoderState>& parts);
+  // The same memory under another name, to go on from one state twice: what the first wrote into
+  // its caches the second overwrites.
+  DecoderState alias() const;
 };
 
 // What an encoder-decoder reads before it writes: a row a sequence.
@@ -41,11 +44,11 @@ class AutoregressiveModel : public Model {
  public:
   using Model::Model;
 
-  // From now on holds the weights of linear maps as bfloat16 or int8 (symmetric, a scale for each
-  // output; Dettmers et al. 2022): those of mixers, channel mixers and the head. Embeddings, norms,
-  // routers, the experts of a mixture and what a mixer does not multiply as a linear map stay. It
-  // is not trained again.
-  void narrow_weights(at::ScalarType type);
+  // Converts the weights of linear maps to bfloat16, or quantizes them to int8 (symmetric, one
+  // scale for each output; Dettmers et al. 2022): those of mixers, channel mixers and the head.
+  // Embeddings, norms, routers, the experts of a mixture and what a mixer does not multiply as a
+  // linear map stay as they are. A model that was converted cannot be trained.
+  void convert_weights(at::ScalarType type);
 
   // The state before the first token: for any number of sequences, or for those of `source`, which
   // is read now. Throws UsageError where the model reads a source and there is none, or the other

@@ -190,8 +190,8 @@ int64_t match_parameters(ModelConfig& config, int64_t target) {
   const double slope = static_cast<double>(count_at(2 * a) - count_at(a)) / static_cast<double>(a);
   const double exact = static_cast<double>(a) + static_cast<double>(target - count_at(a)) / slope;
   // Multiples of 8 suit the vector units; a tiny model may need a finer step to come within 1%.
-  for (const double step : {8.0, 1.0}) {
-    const auto width = static_cast<int64_t>(std::llround(exact / step) * step);
+  for (const int64_t step : {8, 1}) {
+    const int64_t width = std::llround(exact / static_cast<double>(step)) * step;
     if (width < 1) continue;
     const int64_t count = count_at(width);
     if (within(count)) return count;

@@ -19,7 +19,7 @@ void Decoder::read_source(const Source& source, std::vector<LayerState>&) const 
 
 Tensor Decoder::hidden(const ModelInput& input) {
   MixerContext context;
-  context.observed = input.observed;
+  context.auxiliary = input.auxiliary;
   context.lengths = input.lengths;
   context.documents = input.documents;
   return layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);

@@ -30,7 +30,9 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
   if (writer == nullptr || !writer->decoder_layers().stateful()) return {};
   int64_t parameters = 0;
   for (const Tensor& p : model.parameters()) parameters += p.numel();
-  if (parameters > kMeasuredParameters || 4.0 * parameters > memory_limit().bytes) return {};
+  if (parameters > kMeasuredParameters ||
+      4.0 * static_cast<double>(parameters) > memory_limit().bytes)
+    return {};
   std::shared_ptr<Model> built;
   if (model.parameters()[0].is_meta()) {
     const WithoutValues fast;
@@ -52,7 +54,7 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
       LayerState state{.mixer = layer.mixer->initial_state({})};
       MixerContext context;
       context.state = &state;
-      if (layer.cross) state.cross = layer.cross->remember(x, {});
+      if (layer.cross) state.cross = layer.cross->build_cross_cache(x, {});
       layer.mixer->run(x, context);
       if (layer.cross) layer.cross->run_cross(x, context);
       if (layer.channel) layer.channel->run(x, context);
@@ -84,13 +86,14 @@ ModelCosts model_costs(const Model& model, int64_t length) {
       if (layer.channel) add_all(layer.channel->costs(), part);
       // What is read in both directions is read at once: there is no decoding.
       if (!layers->causal()) continue;
-      double half = layer.mixer->state_bytes(length / 2), whole = layer.mixer->state_bytes(length);
+      const int64_t earlier = length / 2;
+      double half = layer.mixer->state_bytes(earlier), whole = layer.mixer->state_bytes(length);
       if (layer.cross) {
-        half += layer.cross->state_bytes(length / 2);
+        half += layer.cross->state_bytes(earlier);
         whole += layer.cross->state_bytes(length);
       }
       out.state_bytes += whole + (layer.channel ? layer.channel->state_bytes() : 0);
-      out.state_bytes_per_token += (whole - half) / static_cast<double>(length - length / 2);
+      out.state_bytes_per_token += (whole - half) / static_cast<double>(length - earlier);
     }
   }
   for (const Cost& cost : model.own_costs(length)) out.parts.push_back(cost);

@@ -23,7 +23,7 @@ Encoder::Encoder(const ModelConfig& config)
 
 Tensor Encoder::hidden(const ModelInput& input) {
   MixerContext context;
-  context.observed = input.observed;
+  context.auxiliary = input.auxiliary;
   context.lengths = input.lengths;
   context.documents = input.documents;
   const Tensor x =

@@ -1,7 +1,7 @@
 // The encoder-only model: every position sees every other (Devlin et al. 2019).
 #pragma once
 
-#include "model/ends.h"
+#include "model/embeddings_and_heads.h"
 #include "model/model.h"
 
 namespace headloom {

@@ -40,12 +40,12 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
   stacks_ = {&encoder_layers_, &decoder_layers_};
 }
 
-Tensor EncoderDecoder::encode(const Source& source, Observed* observed) const {
+Tensor EncoderDecoder::encode(const Source& source, AuxiliaryOutputs* auxiliary) const {
   if (!source.tokens.defined()) {
     usage_error("an encoder-decoder needs a source, but got none.");
   }
   MixerContext context;
-  context.observed = observed;
+  context.auxiliary = auxiliary;
   context.lengths = source.lengths;
   return encoder_layers_.forward(source_embedding_.forward(source.tokens, {}, is_training()),
                                  context);
@@ -53,9 +53,9 @@ Tensor EncoderDecoder::encode(const Source& source, Observed* observed) const {
 
 Tensor EncoderDecoder::hidden(const ModelInput& input) {
   MixerContext context;
-  context.observed = input.observed;
+  context.auxiliary = input.auxiliary;
   context.lengths = input.lengths;
-  context.memory = encode({input.source, input.source_lengths}, input.observed);
+  context.memory = encode({input.source, input.source_lengths}, input.auxiliary);
   context.memory_lengths = input.source_lengths;
   return decoder_layers_.forward(target_embedding_.forward(input.tokens, {}, is_training()),
                                  context);
@@ -66,7 +66,7 @@ void EncoderDecoder::read_source(const Source& source, std::vector<LayerState>& 
   const Tensor memory = encode(source, nullptr);
   const auto& layers = decoder_layers_.all();
   for (size_t i = 0; i < layers.size(); ++i) {
-    states[i].cross = layers[i].cross->remember(memory, source.lengths);
+    states[i].cross = layers[i].cross->build_cross_cache(memory, source.lengths);
   }
 }
 

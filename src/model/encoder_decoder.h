@@ -20,7 +20,7 @@ class EncoderDecoder final : public AutoregressiveModel {
   TokenHead& head() override { return head_; }
   void read_source(const Source& source, std::vector<LayerState>& states) const override;
   // The memory [B, S, C]. Throws UsageError where there is no source.
-  Tensor encode(const Source& source, Observed* observed) const;
+  Tensor encode(const Source& source, AuxiliaryOutputs* auxiliary) const;
 
   std::shared_ptr<Module> encoder_, decoder_;  // own the parameters of each side
   Tensor table_;                               // of both embeddings and the output

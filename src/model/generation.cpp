@@ -58,8 +58,8 @@ void check_texts_fit(const AutoregressiveModel& model,
                      const std::vector<std::vector<int64_t>>& prompts,
                      const ContinuationOptions& options) {
   const double texts = static_cast<double>(prompts.size()) * static_cast<double>(options.samples);
-  int64_t kept = std::min(static_cast<int64_t>(longest_of(prompts)),
-                          most_positions(model, options.cache));
+  int64_t kept =
+      std::min(static_cast<int64_t>(longest_of(prompts)), most_positions(model, options.cache));
   if (options.cache.evicts()) kept = std::min(kept, options.cache.budget);
   double state = 0;
   for (const auto& layer : model.decoder_layers().all()) state += layer.mixer->state_bytes(kept);
@@ -154,7 +154,10 @@ Tensor Continuation::next() {
   const Tensor logits = logits_of(chosen.index_select(0, rows).unsqueeze(1), on);
   const Tensor back = at::cat({rows, indices(outgrown)}).argsort();
   logits_ = at::cat({logits, anew.logits}).index_select(0, back);
-  state_ = DecoderState::join({on, anew.state}).select(back);
+  std::vector<DecoderState> parts;
+  parts.push_back(std::move(on));
+  parts.push_back(std::move(anew.state));
+  state_ = DecoderState::join(parts).select(back);
   return chosen;
 }
 
@@ -179,7 +182,7 @@ Continuation::Reading Continuation::read(const std::vector<int64_t>& which, int6
     }
     states.push_back(begun_.select(indices(sources)));
     if (left_ > 0) {
-      states.back().expect(
+      states.back().reserve(
           positions_to_expect(model_, policy_, static_cast<int64_t>(length) + left_));
     }
     logits.push_back(logits_of(at::stack(tokens), states.back()));

@@ -11,7 +11,7 @@ namespace headloom {
 // keeps the newest alone.
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy = {});
 // Of a text that is going to have `length` positions, those to make room for ahead
-// (DecoderState::expect): no more than means something to the model, or where anything does, no
+// (DecoderState::reserve): no more than means something to the model, or where anything does, no
 // more than a state that does not grow fills.
 int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy& policy,
                             int64_t length);

@@ -23,16 +23,11 @@ std::shared_ptr<TokenMixer> built_cross(const LayerConfig& layer, LayerShape sha
   // Without options of its own, cross-attention is a mixer of the layer's kind.
   const TokenMixerSpec& spec = layer.cross ? *layer.cross : *layer.mixer;
   const std::string key = layer.cross ? ".cross" : ".mixer as cross (set cross to another)";
-  if (!layer.block->takes_cross()) {
+  if (!layer.block->traits().cross_attention) {
     usage_error(place, ".block (", layer.block->type(),
                 ") has no place for cross-attention, expected another block.");
   }
-  const auto cross = built(spec, shape, place + key);
-  if (!cross->reads_memory()) {
-    usage_error(place, key, " (", spec.type(),
-                "): does not read a memory, expected an attention mixer such as mha.");
-  }
-  return cross;
+  return built(spec, shape, place + key);
 }
 
 }  // namespace

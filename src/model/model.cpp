@@ -1,7 +1,7 @@
 #include "model/model.h"
 
-#include "model/check.h"
 #include "mixers/without_memory.h"
+#include "model/check.h"
 #include "model/decoder.h"
 #include "model/describe.h"
 #include "model/encoder.h"

@@ -7,14 +7,14 @@ namespace headloom {
 
 // What a model is given. Each kind reads its own part; the rest stays undefined.
 struct ModelInput {
-  Tensor tokens = {};            // [B, T] int64
-  Tensor lengths = {};           // [B] int64: tokens beyond are padding; undefined: none is
-  Tensor documents = {};         // [B, T] int64: attention stays inside a document
-  Tensor segments = {};          // [B, T] int64: kinds of segment embeddings; undefined: all 0
-  Tensor source = {};            // [B, S] int64
-  Tensor source_lengths = {};    // [B] int64, as lengths
-  Tensor images = {};            // [B, channels, height, width]
-  Observed* observed = nullptr;  // training: what layers leave beside their output
+  Tensor tokens = {};          // [B, T] int64
+  Tensor lengths = {};         // [B] int64: tokens beyond are padding; undefined: none is
+  Tensor documents = {};       // [B, T] int64: attention stays inside a document
+  Tensor segments = {};        // [B, T] int64: kinds of segment embeddings; undefined: all 0
+  Tensor source = {};          // [B, S] int64
+  Tensor source_lengths = {};  // [B] int64, as lengths
+  Tensor images = {};          // [B, channels, height, width]
+  AuxiliaryOutputs* auxiliary = nullptr;  // training: what layers leave beside their output
 };
 
 class Model : public Module {
@@ -34,8 +34,8 @@ class Model : public Module {
   const std::vector<const Layers*>& stacks() const { return stacks_; }
   // The layers that balance() changes, by their place among all, ascending.
   std::vector<int64_t> balanced() const;
-  // Behind each optimiser step: ChannelMixer::balance() of every layer that `load` (Observed::load
-  // of the whole step) has.
+  // Behind each optimiser step: ChannelMixer::balance() of every layer that `load`
+  // (AuxiliaryOutputs::load of the whole step) has.
   void balance(const std::map<int64_t, Tensor>& load) const;
   // Cost of what stands before and behind the layers, a position of `length`, norms and positions
   // left out.

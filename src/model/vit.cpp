@@ -95,7 +95,7 @@ Tensor Vit::hidden(const ModelInput& input) {
   if (embedding_norm_) x = embedding_norm_->forward(x);
   if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
   MixerContext context;
-  context.observed = input.observed;
+  context.auxiliary = input.auxiliary;
   return label_.pool(layers_.forward(x, context), {}, is_training());
 }
 

@@ -1,7 +1,7 @@
 // The vision transformer (Dosovitskiy et al. 2020): an image as a sequence of patches.
 #pragma once
 
-#include "model/ends.h"
+#include "model/embeddings_and_heads.h"
 #include "model/model.h"
 
 namespace headloom {

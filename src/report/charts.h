@@ -11,7 +11,7 @@ namespace headloom::report {
 
 // The mean over the seeds of a model's finished runs, with the band from the lowest to the highest,
 // at every evaluation that all of them have. While none has finished, over its unfinished ones.
-std::vector<LinePoint> mean_curve(const Row& row, double Point::*x, double Point::*y);
+std::vector<LinePoint> mean_curve(const Row& row, double Point::* x, double Point::* y);
 
 // The x at which the curve first reaches `level`, between evaluations by straight lines; NaN if
 // never.
@@ -26,7 +26,7 @@ struct Chart {
 };
 // What is learned against `x` (&Point::tokens or &Point::seconds): the metric, or the loss where
 // the metric is a fraction of right or wrong answers.
-Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::*x);
+Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::* x);
 // The fraction of right answers against tokens; for tasks that have answers.
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
 // The metric minus the baseline's mean at the same step: what the learning chart is too coarse for.

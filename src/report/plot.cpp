@@ -116,7 +116,7 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
 }
 
 std::string draw_line(const Line& line, const Frame& f) {
-  std::string path, band, band_back, dots;
+  std::string path, band, band_back;
   bool wide = false;
   for (const LinePoint& p : line.points) {
     const std::string x = num(f.px(p.x));
@@ -215,7 +215,10 @@ std::vector<double> Axis::ticks() const {
   if (!(high > low)) return out;
   if (log) {
     const bool few = high / low < 1000;
-    for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+    const auto first = std::lround(std::floor(std::log10(low))),
+               last = std::lround(std::log10(high));
+    for (long exponent = first; exponent <= last; ++exponent) {
+      const double power = std::pow(10, static_cast<double>(exponent));
       for (const double m : {1.0, 2.0, 5.0}) {
         if (m > 1 && !few) break;
         const double v = m * power;

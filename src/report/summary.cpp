@@ -9,7 +9,7 @@
 namespace headloom::report {
 namespace {
 
-double last(const Run& run, double Point::*value) {
+double last(const Run& run, double Point::* value) {
   return run.points.empty() ? kUnknown : run.points.back().*value;
 }
 

@@ -139,21 +139,21 @@ std::string ChatTemplate::spelled(const nlohmann::ordered_json& messages,
   names.set("raise_exception", function("raise_exception", [](jinja::Call& call) -> jinja::Value {
               throw jinja::Raised(call.positional.empty() ? "" : shown(call.positional[0]));
             }));
-  names.set("strftime_now", function("strftime_now", [now](jinja::Call& call) {
-              return strftime_now(call, now);
-            }));
+  names.set("strftime_now",
+            function("strftime_now", [now](jinja::Call& call) { return strftime_now(call, now); }));
   try {
     return template_->render(names);
   } catch (const jinja::Raised& raised) {
     Utf8 text;
     std::string message = text.add(std::string(raised.what()).substr(0, 500));
     std::replace(message.begin(), message.end(), '\n', ' ');
-    throw Refusal(400, "", str("'messages' are refused by the model's chat template: ", message,
-                               message.ends_with('.') ? "" : "."));
+    throw Refusal(400, "",
+                  str("'messages' are refused by the model's chat template: ", message,
+                      message.ends_with('.') ? "" : "."));
   } catch (const jinja::TemplateError& error) {
-    throw Refusal(400, "chat_template_failed",
-                  str(path_, ": the chat template cannot be used for these messages: ",
-                      error.what(), "."));
+    throw Refusal(
+        400, "chat_template_failed",
+        str(path_, ": the chat template cannot be used for these messages: ", error.what(), "."));
   }
 }
 

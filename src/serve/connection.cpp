@@ -8,7 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <charconv>
+#include <cstring>
 
 #include "serve/limits.h"
 
@@ -49,7 +50,7 @@ void address_of(int socket, int (*get)(int, sockaddr*, socklen_t*), std::string&
       getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, service,
                   sizeof service, NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
     ip = host;
-    port = std::atoi(service);
+    std::from_chars(service, service + std::strlen(service), port);
   }
 }
 

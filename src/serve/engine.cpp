@@ -47,8 +47,8 @@ struct Row {
   int64_t choice = 0;
   // Each token of the prompt and the text once, where repetition costs; so no text is too long.
   std::vector<int64_t> seen = {};
-  int64_t newest = 0;                // its last token
-  int64_t left = 0;                  // tokens it may still become longer by
+  int64_t newest = 0;  // its last token
+  int64_t left = 0;    // tokens it may still become longer by
   Text text;
   std::vector<at::Generator> generator = {};
   bool done = false;
@@ -69,11 +69,10 @@ void fail(Answer& answer, const std::exception& error) noexcept {
   try {
     const std::optional<double> bytes = bytes_wanting(error);
     const std::string text = error.what();
-    const std::string message =
-        !bytes ? "the model failed: " + text.substr(0, text.find('\n'))
-        : *bytes > 0
-            ? str("out of memory: this request needs ", human_bytes(*bytes), " more at once.")
-            : "out of memory.";
+    const std::string message = !bytes ? "the model failed: " + text.substr(0, text.find('\n'))
+                                : *bytes > 0 ? str("out of memory: this request needs ",
+                                                   human_bytes(*bytes), " more at once.")
+                                             : "out of memory.";
     std::fprintf(stderr, "headloom: %s\n", message.c_str());
     answer.fail(bytes ? 503 : 500, message.c_str());
   } catch (const std::exception&) {
@@ -282,8 +281,8 @@ class Engine::Loop {
     Prompt& p = *prompt_;
     const int64_t total = static_cast<int64_t>(p.tokens().size());
     if (p.read == 0) {
-      p.state = nothing_;
-      p.state.expect(positions_to_expect(*model_, policy_, total + p.max_tokens));
+      p.state = nothing_.alias();
+      p.state.reserve(positions_to_expect(*model_, policy_, total + p.max_tokens));
     }
     // Attention forgets at the end of a piece: where pieces ended would else depend on the others.
     if (policy_.evicts()) most = kPieceBetweenSteps;
@@ -432,7 +431,8 @@ class Engine::Loop {
     } else {
       event.tokens = {{.id = token}};
     }
-    const bool end = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
+    const bool end =
+        std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
     if (end || (codec_.end() && token == *codec_.end())) {
       row.text.end();
     } else {

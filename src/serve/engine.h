@@ -38,8 +38,8 @@ class Engine {
   std::shared_ptr<Answer> submit(Request request);
 
   struct Load {
-    int64_t running = 0, waiting = 0;         // texts
-    int64_t state_bytes = 0;                  // what is kept of the running ones
+    int64_t running = 0, waiting = 0;        // texts
+    int64_t state_bytes = 0;                 // what is kept of the running ones
     int64_t prompt_tokens = 0, written = 0;  // since it began: tokens read, and written
   };
   Load load() const;

@@ -46,13 +46,15 @@ std::string limits_text() {
              " of headers, JSON nested ", kMostDepth, " deep with at most ", kMostParts,
              " texts, keys, lists and objects;\n  n at most --max-batch, prompts times n at most "
              "--max-queue, max_tokens at most ",
-             kMostTokens, " and what the model's length leaves,\n  best_of = n, logprobs and "
-             "top_logprobs at most ", kMostLogprobs, ", stop at most ", kMostStops, " texts of ",
-             kMostStopBytes, " bytes, messages at most ", kMostMessages,
-             ";\n  echo with at most ", kMostEchoed,
+             kMostTokens,
+             " and what the model's length leaves,\n  best_of = n, logprobs and "
+             "top_logprobs at most ",
+             kMostLogprobs, ", stop at most ", kMostStops, " texts of ", kMostStopBytes,
+             " bytes, messages at most ", kMostMessages, ";\n  echo with at most ", kMostEchoed,
              " tokens times n times (1 + logprobs); an answer that is not streamed has at most ",
              kMostAnswer, " bytes.\nA request has ", kHeadSeconds, " s for its headers and ",
-             kBodySeconds, " s for its body; --max-batch + --max-queue + 8 connections are answered "
+             kBodySeconds,
+             " s for its body; --max-batch + --max-queue + 8 connections are answered "
              "at a time, others get a 503.");
 }
 
@@ -180,10 +182,12 @@ void expect_off(const Json& object, const char* key, const Json& off) {
 }
 
 std::vector<std::string> common_keys(std::vector<std::string> more) {
-  std::vector<std::string> out = {"model", "max_tokens", "temperature", "top_p", "top_k", "min_p",
-                                  "repetition_penalty", "n", "stop", "seed", "logprobs", "stream",
-                                  "stream_options", "user", "presence_penalty",
-                                  "frequency_penalty", "logit_bias"};
+  std::vector<std::string> out = {
+      "model",          "max_tokens", "temperature",        "top_p",
+      "top_k",          "min_p",      "repetition_penalty", "n",
+      "stop",           "seed",       "logprobs",           "stream",
+      "stream_options", "user",       "presence_penalty",   "frequency_penalty",
+      "logit_bias"};
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
@@ -205,8 +209,9 @@ void read_common(const Json& object, const std::string& model, const Limits& lim
   const Json& n = at(object, "n");
   const auto samples = as_integer(n);
   if (!n.is_null() && (!samples || *samples < 1 || *samples > limits.samples)) {
-    wrong("n", n, str("an integer from 1 to ", limits.samples,
-                      ", the texts that are written side by side"));
+    wrong(
+        "n", n,
+        str("an integer from 1 to ", limits.samples, ", the texts that are written side by side"));
   }
   r.samples = samples.value_or(1);
   std::optional<int64_t> seed;

@@ -8,10 +8,10 @@
 
 namespace headloom::serve {
 
-constexpr size_t kMostHead = size_t{64} << 10;  // bytes of a request's line and headers
-constexpr size_t kMostBody = size_t{4} << 20;   // bytes of its body, as sent
-constexpr int kMostDepth = 8;                   // lists and objects of JSON in each other
-constexpr int64_t kMostParts = 32768;           // its texts, keys, lists and objects
+constexpr size_t kMostHead = size_t{64} << 10;     // bytes of a request's line and headers
+constexpr size_t kMostBody = size_t{4} << 20;      // bytes of its body, as sent
+constexpr int kMostDepth = 8;                      // lists and objects of JSON in each other
+constexpr int64_t kMostParts = 32768;              // its texts, keys, lists and objects
 constexpr int64_t kMostTokens = int64_t{1} << 30;  // max_tokens
 constexpr int64_t kMostStops = 64, kMostStopBytes = 1024;
 constexpr int64_t kMostLogprobs = 20;

@@ -18,7 +18,7 @@ namespace headloom::serve {
 
 struct Request {
   std::vector<std::vector<int64_t>> prompts = {};
-  int64_t samples = 1;                     // texts from each prompt; sample i draws with seed + i
+  int64_t samples = 1;  // texts from each prompt; sample i draws with seed + i
   // Of each text; absent: default_tokens, or what the length leaves.
   std::optional<int64_t> max_tokens = {};
   int64_t default_tokens = 16;

@@ -46,8 +46,9 @@ Refusal large_head() {
   return {431, "", str("the request's line and headers are larger than ", kMostHead, " bytes.")};
 }
 Refusal too_slow() {
-  return {408, "", str("the request did not come within ", kHeadSeconds, " s for its headers and ",
-                       kBodySeconds, " s for its body.")};
+  return {408, "",
+          str("the request did not come within ", kHeadSeconds, " s for its headers and ",
+              kBodySeconds, " s for its body.")};
 }
 
 // A text of the client's in a message: short, valid UTF-8, on one line.
@@ -62,12 +63,14 @@ void check_body(const httplib::Request& request) {
   // of whoever reads it.
   const std::string type = request.get_header_value("Content-Type");
   if (!type.starts_with(kJson)) {
-    throw Refusal(415, "", str("the Content-Type is '", shown_bare(type), "', expected ", kJson, "."));
+    throw Refusal(415, "",
+                  str("the Content-Type is '", shown_bare(type), "', expected ", kJson, "."));
   }
   if (request.has_header("Content-Encoding")) {
-    throw Refusal(415, "",
-                  str("the Content-Encoding is ", shown(request.get_header_value("Content-Encoding")),
-                      ", expected a body as it is."));
+    throw Refusal(
+        415, "",
+        str("the Content-Encoding is ", shown(request.get_header_value("Content-Encoding")),
+            ", expected a body as it is."));
   }
   const bool chunked = request.has_header("Transfer-Encoding");
   const std::string length = request.get_header_value("Content-Length");
@@ -79,9 +82,10 @@ void check_body(const httplib::Request& request) {
       throw Refusal(400, "", "there are both Content-Length and Transfer-Encoding, expected one.");
     }
     if (request.get_header_value("Transfer-Encoding") != "chunked") {
-      throw Refusal(400, "", str("the Transfer-Encoding is ",
-                                 shown(request.get_header_value("Transfer-Encoding")),
-                                 ", expected chunked."));
+      throw Refusal(
+          400, "",
+          str("the Transfer-Encoding is ", shown(request.get_header_value("Transfer-Encoding")),
+              ", expected chunked."));
     }
     return;
   }
@@ -187,10 +191,10 @@ class Server::Http : private httplib::Server {
       metrics_.count(current->path, response.status);
     });
     for (const auto& [path, handler] : posts()) {
-      Post(path, [this, handler = handler](const httplib::Request& request,
-                                           httplib::Response& response) {
-        guarded(handler, request, response);
-      });
+      Post(path,
+           [this, handler = handler](const httplib::Request& request, httplib::Response& response) {
+             guarded(handler, request, response);
+           });
     }
     errno = 0;
     if (options_.port == 0) {
@@ -258,12 +262,13 @@ class Server::Http : private httplib::Server {
     current = &connection;
     try {
       bool closed = false;
-      process_request(connection, /*close_connection=*/true, closed, [&](httplib::Request& request) {
-        connection.expect_body();
-        // The library would cut answers.
-        request.headers.erase("Range");
-        request.ranges.clear();
-      });
+      process_request(connection, /*close_connection=*/true, closed,
+                      [&](httplib::Request& request) {
+                        connection.expect_body();
+                        // The library would cut answers.
+                        request.headers.erase("Range");
+                        request.ranges.clear();
+                      });
       // Where the library has given up on the request.
       if (connection.fault() == Connection::Fault::slow) {
         say(connection, too_slow());
@@ -303,7 +308,8 @@ class Server::Http : private httplib::Server {
         std::chrono::steady_clock::now() - connection.begun;
     try {
       if (connection.answered()) metrics_.time(connection.path, seconds.count());
-    } catch (const std::bad_alloc&) {  // it is not told
+    } catch (const std::bad_alloc&) {
+      return;  // The answer has been sent; only its time is not counted.
     }
   }
 
@@ -354,10 +360,10 @@ class Server::Http : private httplib::Server {
       std::vector<std::string> names[2];
       for (const auto& [known, handler] : posts()) names[0].push_back(known);
       for (const auto& [known, handler] : gets()) names[1].push_back(known);
-      reply(response,
-            Refusal(404, "", str("there is no ", shown_bare(request.method), " ", shown_bare(path),
-                                 " here; there are POST ", join(names[0]), " and GET ",
-                                 join(names[1]), " and /v1/models/{id}.")));
+      reply(response, Refusal(404, "",
+                              str("there is no ", shown_bare(request.method), " ", shown_bare(path),
+                                  " here; there are POST ", join(names[0]), " and GET ",
+                                  join(names[1]), " and /v1/models/{id}.")));
     }
     return true;
   }
@@ -371,10 +377,10 @@ class Server::Http : private httplib::Server {
   bool allow_origin(const httplib::Request& request, httplib::Response& response) const {
     const std::string origin = request.get_header_value("Origin");
     if (options_.cors.empty() || origin.empty()) return false;
-    const bool all = std::find(options_.cors.begin(), options_.cors.end(), "*") !=
-                     options_.cors.end();
-    if (!all && std::find(options_.cors.begin(), options_.cors.end(), origin) ==
-                    options_.cors.end()) {
+    const bool all =
+        std::find(options_.cors.begin(), options_.cors.end(), "*") != options_.cors.end();
+    if (!all &&
+        std::find(options_.cors.begin(), options_.cors.end(), origin) == options_.cors.end()) {
       return false;
     }
     response.set_header("Access-Control-Allow-Origin", all ? "*" : origin);
@@ -469,8 +475,7 @@ class Server::Http : private httplib::Server {
 
   void tell_metrics(const httplib::Request&, httplib::Response& response) {
     response.status = 200;
-    response.set_content(metrics_.text(engine_.load()),
-                         "text/plain; version=0.0.4; charset=utf-8");
+    response.set_content(metrics_.text(engine_.load()), "text/plain; version=0.0.4; charset=utf-8");
   }
 
   void tokenize(const httplib::Request& request, httplib::Response& response) {

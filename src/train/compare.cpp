@@ -226,17 +226,27 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
     for (size_t m = 0; m < config.models.size(); ++m) {
       RunConfig run = read_run_config(combined(config, config.models[m], config.tasks[t], 0));
       run.find_data(str("tasks.", t, ".task"));
+      const auto named = [&](const auto& check) {
+        try {
+          check();
+        } catch (const UsageError& error) {
+          usage_error("model '", config.models[m].name, "' on task '", config.tasks[t].name,
+                      "': ", error.what());
+        }
+      };
+      // Later ones may be matched to the first.
+      if (m == 0) named([&] { check_training_fits(run); });
       const auto task = run.build_task();
       if (m == 0) {
         const WorkUnit unit = work_unit(*task);
-        outcome.tasks.push_back({.description = task->describe(),
-                                 .bytes_per_token = task->bytes_per_token(),
-                                 .tokens = static_cast<double>(run.train.steps) *
-                                           static_cast<double>(run.train.batch) *
-                                           static_cast<double>(unit.per_sequence),
-                                 .unit = unit.name});
+        outcome.tasks.push_back(
+            {.description = task->describe(),
+             .bytes_per_token = task->bytes_per_token(),
+             .tokens = static_cast<double>(run.train.steps) * static_cast<double>(run.train.batch) *
+                       static_cast<double>(unit.per_sequence),
+             .unit = unit.name});
       }
-      try {
+      named([&] {
         if (config.match_parameters && m > 0) match_parameters(run.model, target);
         const std::shared_ptr<Model> counted = build_without_memory(run.model);
         check_training_fits(*counted, *task, run.train);
@@ -253,10 +263,7 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
                                       state ? std::optional(state->bytes_per_token) : std::nullopt,
                                   .toml = to_toml(write_fields(run.model)),
                                   .source = mixer_sources(run.model)});
-      } catch (const UsageError& error) {
-        usage_error("model '", config.models[m].name, "' on task '", config.tasks[t].name,
-                    "': ", error.what());
-      }
+      });
       for (int64_t seed : config.seeds) {
         run.train.seed = seed;
         plan.push_back({.run = {.model = m, .task = t, .seed = seed},

@@ -77,9 +77,9 @@ Decoder& reader(Model& model, const data::Task& task) {
 
 }  // namespace
 
-BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed) {
+BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary) {
   ModelInput input = model_input(batch);
-  input.observed = observed;
+  input.auxiliary = auxiliary;
   const Tensor hidden = model.hidden(input);
   if (batch.context.defined()) {
     return span_loss(model.logits(hidden), batch.context, batch.targets);
@@ -128,7 +128,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
       }
       DecoderState state = decoder->initial_state(pieces->cache);
       const int64_t length = data.inputs.size(1);
-      state.expect(length);
+      state.reserve(length);
       for (int64_t at = 0; at < length; at += pieces->length) {
         const auto piece = [&](const Tensor& t) {
           return t.narrow(1, at, std::min(pieces->length, length - at));

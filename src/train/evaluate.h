@@ -31,8 +31,8 @@ struct BatchLoss {
 ModelInput model_input(const data::Batch& batch);
 
 // Logits are computed only where there is a target. Layers leave their auxiliary losses in
-// `observed`, where it is given; `sum` does not include them.
-BatchLoss batch_loss(Model& model, const data::Batch& batch, Observed* observed = nullptr);
+// `auxiliary`, where it is given; `sum` does not include them.
+BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr);
 
 // The likeliest first and last positions [2 B], the last not before the first, of a BatchLoss's
 // logits of spans.

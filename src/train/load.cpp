@@ -41,9 +41,9 @@ void hold_weights(LoadedRun& run, const Precision& p) {
   }
   if (writer == nullptr) return;
   if (!p.quantize.empty()) {
-    writer->narrow_weights(at::kChar);
+    writer->convert_weights(at::kChar);
   } else if (run.config.train.dtype == "bfloat16") {
-    writer->narrow_weights(at::kBFloat16);
+    writer->convert_weights(at::kBFloat16);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/ConstexprCrc.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -41,9 +42,11 @@ ExpertLoad expert_load(const Json& json) {
   ExpertLoad load;
   if (!json.contains("expert_load") || !json["expert_load"].is_object()) return load;
   for (const auto& [layer, shares] : json["expert_load"].items()) {
-    if (!shares.is_array()) continue;
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(layer.data(), layer.data() + layer.size(), number);
+    if (!shares.is_array() || error != std::errc() || end != layer.data() + layer.size()) continue;
     for (const Json& share : shares) {
-      load[std::atoll(layer.c_str())].push_back(share.is_number() ? share.get<double>() : 0);
+      load[number].push_back(share.is_number() ? share.get<double>() : 0);
     }
   }
   return load;

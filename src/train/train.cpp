@@ -67,6 +67,7 @@ class Trainer {
   TrainOutcome run() {
     lock();
     look_around();
+    check_training_fits(config_);
     task_ = config_.build_task();
     if (!control_.from.empty()) check_same_model(config_, control_.from);
     seed();
@@ -252,30 +253,30 @@ class Trainer {
     // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
     double loss = 0;
     StepPoint point;
-    Observed observed;  // its load adds up over the pieces
+    AuxiliaryOutputs auxiliary;  // its load adds up over the pieces
     for (const data::Batch& batch : batches) {
       Tensor mean;
-      observed.loss = Tensor();
+      auxiliary.loss = Tensor();
       {
         Autocast autocast(options_.dtype);
-        mean = batch_loss(*model_, batch, &observed).sum / static_cast<double>(targets);
+        mean = batch_loss(*model_, batch, &auxiliary).sum / static_cast<double>(targets);
       }
       loss += mean.item<double>();
-      if (observed.loss.defined()) {
-        const Tensor extra = observed.loss / static_cast<double>(pieces);
+      if (auxiliary.loss.defined()) {
+        const Tensor extra = auxiliary.loss / static_cast<double>(pieces);
         mean = mean + extra;
         point.balance_loss = point.balance_loss.value_or(0) + extra.item<double>();
       }
       mean.backward();
     }
-    for (const auto& [layer, load] : observed.load) point.expert_load[layer] = shares(load);
+    for (const auto& [layer, load] : auxiliary.load) point.expert_load[layer] = shares(load);
     if (!std::isfinite(loss)) stop_diverged("the loss", loss, state_.step + 1);
     point.lr = options_.lr_at(state_.step);
     point.gradient_norm = optimizer_->step(point.lr);
     if (!std::isfinite(point.gradient_norm)) {
       stop_diverged("the gradient's norm", point.gradient_norm, state_.step + 1);
     }
-    model_->balance(observed.load);
+    model_->balance(auxiliary.load);
     state_.step += 1;
     state_.tokens += options_.batch * work_unit(*task_).per_sequence;
     point.step = state_.step;

@@ -9,17 +9,62 @@
 namespace headloom {
 namespace {
 
-// Numbers a position that the linear maps of `module` leave: the output of each, or what is made of
-// it, is kept by whatever comes next.
-double kept_a_position(const torch::nn::Module* module) {
-  double kept = 0;
-  if (module == nullptr) return kept;
-  for (const auto& part : module->modules()) {
+// Numbers a position that a mixer's linear maps have to do with.
+struct Kept {
+  double numbers = 0;  // the input of each map is kept, and its output or what is made of that
+  double widest = 0;   // output of a map
+
+  void add(double in, double out) {
+    numbers += in + out;
+    widest = std::max(widest, out);
+  }
+};
+
+void add_linear_maps(Kept& kept, const torch::nn::Module* mixer) {
+  if (mixer == nullptr) return;
+  for (const auto& part : mixer->modules()) {
     if (const auto* linear = dynamic_cast<const Linear*>(part.get())) {
-      kept += static_cast<double>(linear->weight.size(0));
+      kept.add(static_cast<double>(linear->weight.size(1)),
+               static_cast<double>(linear->weight.size(0)));
     }
   }
-  return kept;
+}
+
+// Matrices [experts, out, in], of which a position chooses a few.
+void add_experts(Kept& kept, const ChannelMixer* mixer) {
+  if (mixer == nullptr) return;
+  for (const Cost& cost : mixer->costs()) {
+    if (cost.idle_parameters == 0) continue;
+    const double chosen =
+        1 - static_cast<double>(cost.idle_parameters) / static_cast<double>(cost.parameters);
+    for (const Tensor& weight : mixer->parameters(/*recurse=*/false)) {
+      if (weight.dim() != 3) continue;
+      const double active = chosen * static_cast<double>(weight.size(0));
+      kept.add(active * static_cast<double>(weight.size(2)),
+               active * static_cast<double>(weight.size(1)));
+    }
+  }
+}
+
+SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task) {
+  SequenceSizes out{.length = model.config().positions(task.length),
+                    .source_length = task.source_length};
+  if (task.goal == data::Goal::image_label) {
+    out.bytes = 4.0 * static_cast<double>(task.image[0]) * static_cast<double>(task.image[1]) *
+                static_cast<double>(task.image[2]);
+  } else {
+    // int64 each: inputs and targets, and the source.
+    out.bytes = 8.0 * static_cast<double>(2 * task.length + task.source_length);
+  }
+  return out;
+}
+
+void check_step_fits(const Model& model, const SequenceSizes& sequence,
+                     const TrainOptions& options) {
+  const TrainingMemory need = training_memory(model, sequence, options);
+  check_fits("this training needs", need.peak, need.parts(),
+             "a smaller model.width, model.depth or train.batch or a larger train.accumulate "
+             "needs less");
 }
 
 }  // namespace
@@ -30,43 +75,48 @@ std::string TrainingMemory::parts() const {
              ", scores ", human_bytes(scores), ", batch ", human_bytes(batch));
 }
 
-SequenceSizes sequence_sizes(const Model& model, const data::Task& task) {
-  SequenceSizes out{.length = model.config().positions(task.length()),
-                    .source_length = task.source_length()};
-  if (task.goal() == data::Goal::image_label) {
-    const auto image = task.image_shape();
-    out.bytes = 4.0 * static_cast<double>(image[0]) * static_cast<double>(image[1]) *
-                static_cast<double>(image[2]);
-  } else {
-    // int64 each.
-    out.bytes = 8.0 * static_cast<double>(task.length() + task.source_length());
-  }
-  return out;
-}
-
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
                                const TrainOptions& options) {
-  TrainingMemory out;
-  out.parameters = 4 * parameter_count(model);
-  out.gradients = out.parameters;
-  out.optimizer = 2 * out.parameters;
-  const double pieces = static_cast<double>(options.accumulate);
-  const double sequences = static_cast<double>(options.batch) / pieces;
-  const double bytes = options.dtype == "bfloat16" ? 2 : 4;
-  for (const Layers* layers : model.stacks()) {
-    const bool reads_source = layers->part() == "encoder";
-    const auto positions =
-        static_cast<double>(reads_source ? sequence.source_length : sequence.length);
-    for (const Layers::Layer& layer : layers->all()) {
-      const double kept = kept_a_position(layer.mixer.get()) + kept_a_position(layer.channel.get());
-      out.activations += bytes * sequences * positions * kept;
-    }
-  }
   const ModelConfig& config = model.config();
-  const double classes = static_cast<double>(
-      config.has_classes() ? config.classes.value_or(0) : config.vocabulary.value_or(0));
-  // Scores in float32 and the logarithms of their softmax.
-  out.scores = 2 * 4 * sequences * sequence.targets * classes;
+  const bool narrow = options.dtype == "bfloat16";
+  const double count = parameter_count(model);
+  const double sequences =
+      static_cast<double>(options.batch) / static_cast<double>(options.accumulate);
+  const double bytes = narrow ? 2 : 4;
+  const auto width = static_cast<double>(config.width);
+  const auto length = static_cast<double>(sequence.length);
+  const auto source = static_cast<double>(sequence.source_length);
+  TrainingMemory out;
+  out.parameters = (narrow ? 6 : 4) * count;
+  out.gradients = 4 * count;
+  out.optimizer = 8 * count;
+  double largest = 0;
+  for (const Layers* layers : model.stacks()) {
+    const double positions = layers->part() == "encoder" ? source : length;
+    // Input and output of the last norm, in float32 as what the layers add to is.
+    double kept = 4 * 2 * width * positions;
+    for (const Layers::Layer& layer : layers->all()) {
+      Kept maps, cross;
+      add_linear_maps(maps, layer.mixer.get());
+      add_linear_maps(maps, layer.channel.get());
+      add_experts(maps, layer.channel.get());
+      add_linear_maps(cross, layer.cross.get());
+      const int branches = 1 + (layer.channel ? 1 : 0) + (layer.cross ? 1 : 0);
+      // The sum that each branch begins from.
+      kept += 4 * width * positions * branches;
+      kept += bytes * maps.numbers * positions;
+      // Half of cross-attention's maps read the source.
+      kept += bytes * cross.numbers * (positions + source) / 2;
+      // The gradient of the widest output, on its way back.
+      largest = std::max(largest, bytes * maps.widest * positions);
+    }
+    out.activations += sequences * kept;
+  }
+  out.activations += sequences * largest;
+  const auto classes = static_cast<double>(config.has_classes() ? config.classes.value_or(0)
+                                                                : config.vocabulary.value_or(0));
+  // In float32 the logarithms of the scores' softmax, their gradient, and the scores' own.
+  out.scores = 3 * 4 * sequences * sequence.targets * classes;
   out.batch = static_cast<double>(options.batch) * sequence.bytes;
   const double passing = out.activations + out.scores;
   out.peak = out.parameters + out.optimizer + out.batch +
@@ -75,18 +125,19 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
 }
 
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options) {
-  SequenceSizes sequence = sequence_sizes(model, task);
-  const auto check = [&] {
-    const TrainingMemory need = training_memory(model, sequence, options);
-    check_fits("this training needs", need.peak, need.parts(),
-               "a smaller model.width, model.depth or train.batch or a larger train.accumulate "
-               "needs less");
-  };
-  check();
+  SequenceSizes sequence = sequence_sizes(model, data::sizes_of(task));
+  check_step_fits(model, sequence, options);
   // One sequence fits now. Others may have fewer targets: half of its own is what is counted on.
-  sequence.targets =
-      0.5 * task.train_batch(0, 1).targets.ne(data::kIgnore).sum().item<double>();
-  check();
+  sequence.targets = 0.5 * task.train_batch(0, 1).targets.ne(data::kIgnore).sum().item<double>();
+  check_step_fits(model, sequence, options);
+}
+
+void check_training_fits(RunConfig& config) {
+  const auto sizes = config.task->known_sizes();
+  if (!sizes) return;
+  config.fit(*sizes);
+  const auto model = build_without_memory(config.model);
+  check_step_fits(*model, sequence_sizes(*model, *sizes), config.train);
 }
 
 }  // namespace headloom

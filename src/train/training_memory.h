@@ -1,4 +1,4 @@
-// What a training step surely needs of memory.
+// What a training step needs of memory, by estimate.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace headloom {
 
-// Bytes, an estimate from below: what is left out (norms, softmax weights, temporaries, what the
-// allocator keeps) makes a real step larger. docs/reliability.md has the figures.
+// Bytes. A real step of more than 200 MB takes between half and three times as many;
+// docs/reliability.md has the figures.
 struct TrainingMemory {
-  double parameters = 0;   // float32
-  double gradients = 0;    // as the parameters
+  double parameters = 0;   // float32, and in bfloat16 the copies that are multiplied
+  double gradients = 0;    // float32
   double optimizer = 0;    // AdamW's two moments
-  double activations = 0;  // what linear maps of all layers leave for the backward pass
-  double scores = 0;       // of every target, and what their loss keeps
+  double activations = 0;  // what all layers leave for the backward pass
+  double scores = 0;       // of every target, and what the loss makes of them
   double batch = 0;        // the tokens or images of a step, inputs and targets
   // The larger of the two ends of a backward pass: activations and scores are there when it begins,
   // all gradients when it is done. With train.accumulate those of earlier pieces are there as well.
@@ -32,14 +32,14 @@ struct SequenceSizes {
   double targets = 0;                     // of the loss
   double bytes = 0;                       // of its inputs and targets
 };
-// Of a task's. `targets` are 0: counting them takes a sequence.
-SequenceSizes sequence_sizes(const Model& model, const data::Task& task);
-
 // `model` may be without memory.
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
                                const TrainOptions& options);
 
 // Throws UsageError with the numbers where a step does not fit this process.
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options);
+// The same before the task is built, which may take long: of what its options alone say. Fills in
+// what the model takes from it.
+void check_training_fits(RunConfig& config);
 
 }  // namespace headloom

@@ -161,8 +161,7 @@ TEST(Json, SaysWhereItIsBroken) {
   };
   EXPECT_EQ(said("{\n \"a\": 1,\n \"b\" 2\n}"),
             ": is not JSON: line 3 has '2' in column 6, where it does not belong.");
-  EXPECT_EQ(said("{\"a\": [1, 2"),
-            ": is not JSON: it ends in the middle (was it cut off?).");
+  EXPECT_EQ(said("{\"a\": [1, 2"), ": is not JSON: it ends in the middle (was it cut off?).");
   EXPECT_EQ(said(""), ": is not JSON: it is empty.");
   EXPECT_EQ(said("[1]"), ": is JSON, but not an object ({...}).");
   EXPECT_EQ(said(std::string(100, '[')), ": is nested deeper than 64 levels.");

@@ -121,6 +121,35 @@ animal = { type = "dog", bark = 0.25 }
   EXPECT_EQ(static_cast<const Dog&>(*o.animal).bark, 0.25);
 }
 
+struct Renamed {
+  int64_t d_state = 16;
+  void fields(Fields& f) {
+    f.renamed("states", "d_state");
+    f.field("d_state", d_state, "numbers of state");
+  }
+};
+
+TEST(Fields, FormerNamesAreReadWithAHint) {
+  const auto read_renamed = [](const char* text) {
+    Renamed out;
+    read_fields(parse_toml(text, "t.toml"), out, "mixer");
+    return out;
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(read_renamed("states = 5").d_state, 5);
+  EXPECT_EQ(read_renamed("states = 6").d_state, 6);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "headloom: t.toml:1: 'mixer.states' is called 'd_state' now; the next version will not "
+            "know it.\n")
+      << "said once";
+  EXPECT_EQ(
+      message_of<UsageError>([&] { read_renamed("states = 5\nd_state = 6"); }),
+      "t.toml:1: 'mixer.states' is the former name of 'mixer.d_state', which is there as well; "
+      "expected one of them.");
+  Renamed options;
+  EXPECT_EQ(to_toml(write_fields(options)), "d_state = 16\n");
+}
+
 TEST(Fields, AbsentKeysKeepWhatIsThere) {
   const Options o = read("animal = { lives = 3 }");
   EXPECT_EQ(o.count, 3);

@@ -63,8 +63,9 @@ TEST(MemoryLimit, KnowsTheProcessesOwn) {
   EXPECT_EQ(machine.limit(), "1.04858e+06 the limit of address space, ulimit -v");
   const std::string refusal = message_of<UsageError>(
       [] { check_fits("this needs", 1e18, "half of it for nothing", "less needs less"); });
-  EXPECT_TRUE(contains(refusal, "this needs at least 888.2 PiB of memory by estimate (half of it "
-                                "for nothing), but this process can have "))
+  EXPECT_TRUE(contains(refusal,
+                       "this needs at least 888.2 PiB of memory by estimate (half of it "
+                       "for nothing), but this process can have "))
       << refusal;
   EXPECT_TRUE(refusal.ends_with("; less needs less."));
   check_fits("this needs", 1e6, "", "");

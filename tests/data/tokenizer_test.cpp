@@ -86,10 +86,9 @@ TEST(Tokenizer, ALearnedVocabularyKeepsEveryText) {
     EXPECT_EQ(pieces, text) << method;
     EXPECT_EQ(tokenizer->piece(tokenizer->end_token()), "");
   }
-  expect_contains(test::message_of([] {
-                    learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000});
-                  }),
-                  "--size 4000 is too large for this text");
+  expect_contains(
+      test::message_of([] { learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000}); }),
+      "--size 4000 is too large for this text");
 }
 
 TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
@@ -104,7 +103,8 @@ TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
     end += "]}";
   }
   const std::string file = folder.write("deep.json", deep + end + "}");
-  EXPECT_EQ(test::message_of([&] { make_tokenizer(file); }), file + ": is nested deeper than 64 levels.");
+  EXPECT_EQ(test::message_of([&] { make_tokenizer(file); }),
+            file + ": is nested deeper than 64 levels.");
   const std::string model =
       learn_vocabulary({{"a", "a", sentences(50)}}, {.size = 290, .method = "bpe"});
   for (size_t length = 0; length + 1 < model.size(); length += 1 + model.size() / 40) {

@@ -46,8 +46,8 @@ TEST(AftMixer, WithoutBiasesEveryFormIsSimple) {
     const Tensor simple = test::mixer("aft", "form = \"simple\"", shape_of(causal))->forward(x, {});
     for (const char* form : {"local", "full", "conv"}) {
       at::manual_seed(5);
-      const auto mixer =
-          test::mixer("aft", str("reach = 3\nheads = 4\nform = \"", form, "\""), shape_of(causal));
+      const auto mixer = test::mixer(
+          "aft", str("local_window = 3\nheads = 4\nform = \"", form, "\""), shape_of(causal));
       EXPECT_FALSE(close(mixer->forward(x, {}), simple, 1e-5)) << form << causal;
       test::set(*mixer, "bias", at::zeros_like(parameters(*mixer).at("bias")));
       EXPECT_TRUE(close(mixer->forward(x, {}), simple, 1e-5)) << form << causal;
@@ -87,7 +87,7 @@ TEST(AftMixer, CostsByHand) {
   };
   const double maps = 2.0 * 4 * 144, gate = 8 * 12;
   EXPECT_DOUBLE_EQ(flops("form = \"simple\""), maps + gate);
-  EXPECT_DOUBLE_EQ(flops("reach = 3"), maps + gate + 4 * 3 * 12);
+  EXPECT_DOUBLE_EQ(flops("local_window = 3"), maps + gate + 4 * 3 * 12);
   EXPECT_DOUBLE_EQ(flops("form = \"full\""), maps + gate + 4 * 5.5 * 12);
   EXPECT_DOUBLE_EQ(flops("form = \"full\"\nfactor = 2"), maps + gate + 4 * 5.5 * 12 + 2 * 10 * 2);
 }
@@ -101,23 +101,17 @@ TEST(AftMixer, RefusesInOneSentence) {
                      "aft: heads is 5, expected a divisor of the model's width = 12."));
   for (const char* form : {"local", "full"}) {
     const auto mixer = test::mixer("aft", str("form = \"", form, "\""), shape_of());
-    EXPECT_TRUE(test::contains(message([&] {
-                                 mixer->forward(at::zeros({1, 11, 12}), {});
-                               }),
+    EXPECT_TRUE(test::contains(message([&] { mixer->forward(at::zeros({1, 11, 12}), {}); }),
                                "for 10 positions (model.max_length), but the sequence has 11."));
   }
   const auto mixer = test::mixer("aft", "", shape_of());
   MixerContext context;
   context.memory = at::zeros({1, 3, 12});
-  EXPECT_TRUE(test::contains(message([&] {
-                               mixer->forward(at::zeros({1, 3, 12}), context);
-                             }),
+  EXPECT_TRUE(test::contains(message([&] { mixer->forward(at::zeros({1, 3, 12}), context); }),
                              "does not read a memory"));
   MixerState state;
   mixer->extend(at::zeros({1, 10, 12}), state, {});
-  EXPECT_TRUE(test::contains(message([&] {
-                               mixer->extend(at::zeros({1, 1, 12}), state, {});
-                             }),
+  EXPECT_TRUE(test::contains(message([&] { mixer->extend(at::zeros({1, 1, 12}), state, {}); }),
                              "but the sequence has 11."));
 }
 

@@ -15,11 +15,10 @@ using test::close;
 using test::contains;
 using test::message_of;
 
-// Rows as they are kept.
-Tensor kept(Rows& rows, const Tensor& like) { return rows.append(like.narrow(1, 0, 0)); }
+// Positions as they are kept.
+Tensor kept(CacheTensor& cache, const Tensor& like) { return cache.append(like.narrow(1, 0, 0)); }
 
 TEST(CachePolicy, TovaRecording) {
-  HEADLOOM_NEEDS_GOLDEN();
   const test::Tensors g = test::read_golden("tova_decode");
   const auto layout = [&](const char* name) { return g.at(name).transpose(1, 2).contiguous(); };
   const Tensor q = layout("q"), k = layout("k"), v = layout("v"), out = layout("out");
@@ -34,8 +33,8 @@ TEST(CachePolicy, TovaRecording) {
         << forward;
     at += n;
     const int64_t count = std::min<int64_t>(at, 16);
-    ASSERT_EQ(state.rows[0].size(), count);
-    const Tensor keys = kept(state.rows[0], k), values = kept(state.rows[1], v);
+    ASSERT_EQ(state.cache.at("key").size(), count);
+    const Tensor keys = kept(state.cache.at("key"), k), values = kept(state.cache.at("value"), v);
     for (int64_t b = 0; b < 2; ++b) {
       const Tensor which = positions[forward][b].narrow(0, 0, count);
       EXPECT_TRUE(at::equal(keys[b], k[b].index_select(0, which))) << forward;
@@ -51,7 +50,7 @@ TEST(CachePolicy, RowsKeepWhatIsChosen) {
   const auto below = [&](int64_t n) {
     return std::uniform_int_distribution<int64_t>(0, n - 1)(random);
   };
-  Rows rows;
+  CacheTensor rows;
   Tensor expected = at::empty({3, 0, 2, 5});
   for (int round = 0; round < 200; ++round) {
     const int64_t added = std::array<int64_t, 3>{1, 3, 20}[static_cast<size_t>(below(3))];
@@ -113,7 +112,9 @@ class Definition {
     if (layer_.alibi) {
       how.bias = [](const Tensor& d) { return alibi_bias(kHeads, d, test::kDouble); };
     }
-    return attend(piece(q_), piece(k_), piece(v_), o, how, state, {});
+    const Tensor out = attend(piece(q_), piece(k_), piece(v_), o, how, state, {});
+    state.position += n;
+    return out;
   }
 
   // The same from the positions kept, and which are kept after it.
@@ -202,7 +203,7 @@ TEST(CachePolicy, TheDefinition) {
         const Tensor y = d.step(state, n);
         EXPECT_TRUE(close(y, d.expected(places, n, policy), 1e-10))
             << policy.text() << " " << layer.name << " step " << i;
-        const Tensor values = kept(state.rows[1], d.values());
+        const Tensor values = kept(state.cache.at("value"), d.values());
         ASSERT_TRUE(at::equal(
             values, d.values().index_select(1, at::tensor(at::IntArrayRef(places), at::kLong))))
             << policy.text() << " " << layer.name << " step " << i;

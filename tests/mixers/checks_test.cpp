@@ -37,7 +37,7 @@ TEST(Checks, EveryTokenMixerNamesItselfAndTheArgument) {
               begin + "lengths must be from 0 to the 5 positions that there are; one is 6.");
     EXPECT_EQ(said(x, {.documents = at::zeros({2, 5})}),
               begin + "documents must be int64 (torch.long); it is Float.");
-    if (!mixer->reads_memory()) {
+    if (!entry.traits.cross_attention) {
       EXPECT_EQ(said(x, {.memory = x}),
                 entry.name + " does not read a memory; cross-attention needs an attention mixer.");
     }

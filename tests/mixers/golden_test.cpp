@@ -27,7 +27,6 @@ void run(TokenMixer& mixer, const Tensors& g, const std::string& out, const std:
 }
 
 TEST(MixerGolden, DcmhaDynamicWeights) {
-  HEADLOOM_NEEDS_GOLDEN();
   const Tensors g = test::read_golden("dcmha_dynproj_h6");
   const Tensor x = test::leaf(g.at("x")), dw1 = test::leaf(g.at("dw1")),
                qkw = test::leaf(g.at("qkw")), dd = test::leaf(g.at("dd"));
@@ -68,7 +67,6 @@ TEST(MixerGolden, DcmhaDynamicWeights) {
 }
 
 TEST(MixerGolden, DcmhaLayer) {
-  HEADLOOM_NEEDS_GOLDEN();
   const Tensors g = test::read_golden("dcmha_layer_window7");
   // The source's window of 7 keeps 8 keys.
   const auto mixer =
@@ -118,18 +116,11 @@ void differential(const std::string& pairing, const std::string& out, const std:
   }
 }
 
-TEST(MixerGolden, DifferentialPair) {
-  HEADLOOM_NEEDS_GOLDEN();
-  differential("pair", "out_flash", "flash.");
-}
+TEST(MixerGolden, DifferentialPair) { differential("pair", "out_flash", "flash."); }
 
-TEST(MixerGolden, DifferentialRepeat) {
-  HEADLOOM_NEEDS_GOLDEN();
-  differential("repeat", "out_naive", "naive.");
-}
+TEST(MixerGolden, DifferentialRepeat) { differential("repeat", "out_naive", "naive."); }
 
 TEST(MixerGolden, MultiTokenLayer) {
-  HEADLOOM_NEEDS_GOLDEN();
   const Tensors g = test::read_golden("mta_layer_gqa");
   LayerShape shape = shape_of(84, "interleaved", 100000);
   shape.layer = 4;

@@ -24,7 +24,6 @@ std::shared_ptr<ChannelMixer> moe(const std::string& options, int64_t width = 24
 }
 
 TEST(MoeMixer, IsThePublishedOne) {
-  HEADLOOM_NEEDS_GOLDEN();
   const auto g = read_golden("deepseek_moe_v2_greedy");
   const auto mixer = moe("hidden = 20\nrouted = 8\nshared = 2\nactive = 3", 36);
   const auto joined = [](const Tensor& gate, const Tensor& up) { return at::cat({gate, up}); };
@@ -152,9 +151,9 @@ TEST(MoeMixer, GradientsAgreeWithDifferences) {
     inputs.push_back(x);
     EXPECT_TRUE(gradients_agree(
         [&] {
-          Observed observed;
+          AuxiliaryOutputs auxiliary;
           MixerContext context;
-          context.observed = &observed;
+          context.auxiliary = &auxiliary;
           const Tensor y = mixer->forward(x, context);
           return (y * cotangent).sum();
         },
@@ -168,9 +167,9 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   const auto mixer = moe("routed = 6\nactive = 2\nbalance = 0.3");
   set(*mixer, "gate.weight", at::randn({6, 24}));
   const Tensor x = at::randn({2, 50, 24});
-  Observed observed;
+  AuxiliaryOutputs auxiliary;
   MixerContext context;
-  context.observed = &observed;
+  context.auxiliary = &auxiliary;
   context.layer = 5;
   mixer->forward(x, context);
   const Tensor s =
@@ -180,20 +179,20 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   for (int64_t i = 0; i < 6; ++i) {
     const double chosen = choice.eq(i).sum().item<double>();
     expected += 0.3 * 6 / (2 * 100.0) * chosen * s.select(1, i).mean().item<double>();
-    EXPECT_EQ(observed.load.at(5)[i].item<double>(), chosen);
+    EXPECT_EQ(auxiliary.load.at(5)[i].item<double>(), chosen);
   }
-  EXPECT_NEAR(observed.loss.item<double>(), expected, 1e-6);
+  EXPECT_NEAR(auxiliary.loss.item<double>(), expected, 1e-6);
   // It presses on the gate alone, and adds up over layers.
-  observed.loss.backward();
+  auxiliary.loss.backward();
   EXPECT_GT(parameters(*mixer)["gate.weight"].grad().abs().max().item<double>(), 0);
   EXPECT_FALSE(parameters(*mixer)["up"].grad().defined());
   mixer->forward(x, context);
-  EXPECT_NEAR(observed.loss.item<double>(), 2 * expected, 1e-6);
-  EXPECT_EQ(observed.load.at(5).sum().item<int64_t>(), 2 * 200);
+  EXPECT_NEAR(auxiliary.loss.item<double>(), 2 * expected, 1e-6);
+  EXPECT_EQ(auxiliary.load.at(5).sum().item<int64_t>(), 2 * 200);
   // Equal load and equal scores give alpha.
   set(*mixer, "gate.weight", at::zeros({6, 24}));
-  Observed equal;
-  context.observed = &equal;
+  AuxiliaryOutputs equal;
+  context.auxiliary = &equal;
   mixer->forward(x, context);
   EXPECT_NEAR(equal.loss.item<double>(), 0.3, 1e-6);
 }
@@ -208,12 +207,12 @@ TEST(MoeMixer, TheBiasIsABufferThatBalanceMovesTowardsEqualLoad) {
   const auto bias = [&] { return mixer->named_buffers()["choice_bias"].clone(); };
   ASSERT_EQ(mixer->named_parameters().find("choice_bias"), nullptr);
   const auto step = [&](int pieces) {
-    Observed observed;
+    AuxiliaryOutputs auxiliary;
     MixerContext context;
-    context.observed = &observed;
+    context.auxiliary = &auxiliary;
     for (int i = 0; i < pieces; ++i) mixer->forward(x, context);
     const Tensor before = bias();
-    mixer->balance(observed.load.at(0));
+    mixer->balance(auxiliary.load.at(0));
     return bias() - before;
   };
   mixer->train();

@@ -79,11 +79,11 @@ std::vector<Variant> variants() {
       {"shaped", "heads = 6", 3, "alibi"},
       {"retention", "heads = 6\nvalue_factor = 0.5\nchunk = 5"},
       {"aft", "form = \"simple\""},
-      {"aft", "reach = 5"},
+      {"aft", "local_window = 5"},
       {"aft", "form = \"full\""},
       {"aft", "form = \"full\"\nfactor = 3"},
       {"aft", "form = \"conv\"\nreach = 5\nheads = 6"},
-      {"mamba", "expand = 1\nstates = 5\ntaps = 2\nrank = 7"},
+      {"mamba", "expand = 1\nd_state = 5\nd_conv = 2\ndt_rank = 7"},
   };
   out.insert(out.end(), more.begin(), more.end());
   return out;

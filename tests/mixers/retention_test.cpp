@@ -17,7 +17,6 @@ LayerShape shape_of(int64_t width) {
 }
 
 TEST(RetentionMixer, IsThePublishedOne) {
-  HEADLOOM_NEEDS_GOLDEN();
   const auto g = test::read_golden("retention_odd");
   // The recording has a parallel and a chunkwise form; ours must agree with both, whatever its
   // chunk.

@@ -43,7 +43,6 @@ TEST(FNet, IsTheRealPartOfTwoTransforms) {
 }
 
 TEST(FNet, Golden) {
-  HEADLOOM_NEEDS_GOLDEN();
   const test::Tensors g = test::read_golden("fnet_mix_odd");
   const auto mixer = test::mixer("fnet", "", shape_of(30));
   const Tensor x = test::leaf(g.at("x"));
@@ -61,14 +60,11 @@ TEST(FNet, RefusesWhatItCannot) {
   const auto mixer = test::mixer("fnet", "", shape_of(8));
   MixerContext packed;
   packed.documents = at::zeros({1, 4}, test::kLong);
-  EXPECT_EQ(message_of<UsageError>([&] {
-              mixer->forward(at::ones({1, 4, 8}), packed);
-            }),
+  EXPECT_EQ(message_of<UsageError>([&] { mixer->forward(at::ones({1, 4, 8}), packed); }),
             "fnet mixes the whole sequence and cannot keep packed documents apart.");
 }
 
 TEST(Linformer, Golden) {
-  HEADLOOM_NEEDS_GOLDEN();
   const test::Tensors g = test::read_golden("linformer");
   const auto mixer = test::mixer("linformer", "heads = 6\nrank = 8", shape_of(60));
   test::set(*mixer, "qkv.weight",
@@ -128,11 +124,10 @@ TEST(Linformer, EverySharingComputesTheFormulaOnShortSequencesToo) {
       const Tensor x = at::randn({2, length, 12}, test::kDouble);
       EXPECT_TRUE(close(mixer->forward(x, {}), by_hand(*mixer, x, 3, sharing == "none"), 1e-10));
     }
-    EXPECT_EQ(message_of<UsageError>([&] {
-                mixer->forward(at::ones({1, 10, 12}, test::kDouble), {});
-              }),
-              "linformer: the sequence has 10 positions, but its projections are for 9 at most "
-              "(model.max_length).");
+    EXPECT_EQ(
+        message_of<UsageError>([&] { mixer->forward(at::ones({1, 10, 12}, test::kDouble), {}); }),
+        "linformer: the sequence has 10 positions, but its projections are for 9 at most "
+        "(model.max_length).");
   }
 }
 
@@ -173,10 +168,8 @@ TEST(Linformer, RefusesWhatItCannot) {
   const auto mixer = test::mixer("linformer", "heads = 3", shape_of(12));
   MixerContext packed;
   packed.documents = at::zeros({1, 4}, test::kLong);
-  EXPECT_TRUE(test::contains(message_of<UsageError>([&] {
-                               mixer->forward(at::ones({1, 4, 12}), packed);
-                             }),
-                             "documents"));
+  EXPECT_TRUE(test::contains(
+      message_of<UsageError>([&] { mixer->forward(at::ones({1, 4, 12}), packed); }), "documents"));
 }
 
 }  // namespace

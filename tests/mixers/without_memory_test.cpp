@@ -15,8 +15,7 @@ void expect_equal_shapes(const Registry& registry) {
   for (const auto& entry : registry) {
     const bool whole = entry.name == "fnet" || entry.name == "linformer";  // look both ways
     const auto build = [&] {
-      return entry.make()->build(
-          {.width = 96, .max_length = 16, .causal = !whole, .position = {}});
+      return entry.make()->build({.width = 96, .max_length = 16, .causal = !whole, .position = {}});
     };
     const auto real = build(), counted = built_without_memory(build);
     ASSERT_EQ(real == nullptr, counted == nullptr) << entry.name;
@@ -53,8 +52,7 @@ TEST(WithoutMemory, EndsWithItsScopeAndLeavesTheRandomNumbers) {
 
 TEST(WithoutMemory, TheLargestSizesAreCountedOrRefused) {
   for (const auto& entry : token_mixers()) {
-    const LayerShape shape{
-        .width = kLargestSize, .max_length = kLargestSize, .position = {}};
+    const LayerShape shape{.width = kLargestSize, .max_length = kLargestSize, .position = {}};
     try {
       const auto counted = built_without_memory([&] { return entry.make()->build(shape); });
       EXPECT_THROW(check_weights_fit(*counted, "the mixer"), UsageError) << entry.name;

@@ -331,7 +331,7 @@ TEST(EncoderDecoder, CrossIsAsTheMixerAndTheEncoderAsTheLayers) {
 
 TEST(EncoderDecoder, WorksInEveryBlockThatTakesIt) {
   for (const auto& block : blocks()) {
-    if (!block.make()->takes_cross()) continue;
+    if (!block.traits.cross_attention) continue;
     const auto model = double_model(
         model_of(tiny_seq(str("mixer = { heads = 4 }, block = { type = '", block.name, "' }"))));
     at::NoGradGuard no_grad;

@@ -75,15 +75,9 @@ void against_recording(const std::string& name, const std::string& form) {
   }
 }
 
-TEST(Simplified, SerialGolden) {
-  HEADLOOM_NEEDS_GOLDEN();
-  against_recording("simplified_sas_layer1", "serial");
-}
+TEST(Simplified, SerialGolden) { against_recording("simplified_sas_layer1", "serial"); }
 
-TEST(Simplified, ParallelGolden) {
-  HEADLOOM_NEEDS_GOLDEN();
-  against_recording("simplified_sasp_layer1", "parallel");
-}
+TEST(Simplified, ParallelGolden) { against_recording("simplified_sasp_layer1", "parallel"); }
 
 TEST(Simplified, StartsAsTheNormAndATenthOfTheChannelMixer) {
   const Tensor x = at::randn({2, 5, 12});

@@ -51,18 +51,13 @@ void dcmha_core(const std::string& name, std::optional<int64_t> window) {
   g.expect(ops::composed_attention(bthd("q"), bthd("k"), bthd("v"), o).transpose(1, 2));
 }
 
-TEST(ComposedAttentionGolden, DcmhaCore) {
-  HEADLOOM_NEEDS_GOLDEN();
-  dcmha_core("dcmha_core_full", std::nullopt);
-}
+TEST(ComposedAttentionGolden, DcmhaCore) { dcmha_core("dcmha_core_full", std::nullopt); }
 
 TEST(ComposedAttentionGolden, DcmhaCoreStaticWindow) {
-  HEADLOOM_NEEDS_GOLDEN();
   dcmha_core("dcmha_core_sw_window7", 8);  // the source's window of 7 keeps 8 keys
 }
 
 TEST(ComposedAttentionGolden, TalkingHeads) {
-  HEADLOOM_NEEDS_GOLDEN();
   Golden g("talking_heads_both");
   ComposedAttentionOptions o;
   // The source keeps a residual before softmax; its weights are [out, in, 1, 1].
@@ -73,7 +68,6 @@ TEST(ComposedAttentionGolden, TalkingHeads) {
 }
 
 TEST(ComposedAttentionGolden, MultiTokenBeforeSoftmax) {
-  HEADLOOM_NEEDS_GOLDEN();
   Golden g("mta_core_pre_both");
   ComposedAttentionOptions o;
   o.pre_conv = g["mta_kernel"].squeeze(1);
@@ -81,7 +75,6 @@ TEST(ComposedAttentionGolden, MultiTokenBeforeSoftmax) {
 }
 
 TEST(ComposedAttentionGolden, MultiTokenAfterSoftmax) {
-  HEADLOOM_NEEDS_GOLDEN();
   Golden g("mta_core_post_both_head2");
   ComposedAttentionOptions o;
   o.post_conv = g["mta_kernel_after_sm"].squeeze(1);

@@ -18,24 +18,12 @@ std::ostream& operator<<(std::ostream& out, const Term& term) { return out << te
 const Term kTerms[] = {
     {"plain", [](Case&) {}},
     {"plain_scale", [](Case& c) { c.o.scale = 0.3; }},
-    {"plain_bias",
-     [](Case& c) {
-       c.o.bias = real({1, H, T, S});
-     }},
-    {"plain_bias_row",
-     [](Case& c) {
-       c.o.bias = real({T, S});
-     }},
+    {"plain_bias", [](Case& c) { c.o.bias = real({1, H, T, S}); }},
+    {"plain_bias_row", [](Case& c) { c.o.bias = real({T, S}); }},
     {"plain_grouped", [](Case& c) { grouped_heads(c, 2, 2); }},
     {"plain_grouped_unequal", [](Case& c) { grouped_heads(c, 3, 1); }},
-    {"static_pre",
-     [](Case& c) {
-       c.o.pre.static_matrix = real({H, H});
-     }},
-    {"static_post",
-     [](Case& c) {
-       c.o.post.static_matrix = real({H, H});
-     }},
+    {"static_pre", [](Case& c) { c.o.pre.static_matrix = real({H, H}); }},
+    {"static_post", [](Case& c) { c.o.post.static_matrix = real({H, H}); }},
     {"static_groups",
      [](Case& c) {
        c.o.pre.groups = 3;
@@ -44,9 +32,7 @@ const Term kTerms[] = {
        c.o.post.static_matrix = real({2, 3, 3});
      }},
     {"static_three_dimensions_one_group",
-     [](Case& c) {
-       c.o.post.static_matrix = real({1, H, H});
-     }},
+     [](Case& c) { c.o.post.static_matrix = real({1, H, H}); }},
     {"rectangular_pre",
      [](Case& c) {
        grouped_heads(c, 3, 2);
@@ -75,22 +61,10 @@ const Term kTerms[] = {
     {"query_post", [](Case& c) { query_wise(c.o.post); }},
     {"key_pre", [](Case& c) { key_wise(c.o.pre); }},
     {"key_post", [](Case& c) { key_wise(c.o.post); }},
-    {"query_gate_pre",
-     [](Case& c) {
-       c.o.pre.q_gate = real({B, T, H});
-     }},
-    {"query_gate_post",
-     [](Case& c) {
-       c.o.post.q_gate = real({B, T, H});
-     }},
-    {"key_gate_pre",
-     [](Case& c) {
-       c.o.pre.k_gate = real({B, S, H});
-     }},
-    {"key_gate_post",
-     [](Case& c) {
-       c.o.post.k_gate = real({B, S, H});
-     }},
+    {"query_gate_pre", [](Case& c) { c.o.pre.q_gate = real({B, T, H}); }},
+    {"query_gate_post", [](Case& c) { c.o.post.q_gate = real({B, T, H}); }},
+    {"key_gate_pre", [](Case& c) { c.o.pre.k_gate = real({B, S, H}); }},
+    {"key_gate_post", [](Case& c) { c.o.post.k_gate = real({B, S, H}); }},
     {"compose",
      [](Case& c) {
        everything(c.o.pre, 1);
@@ -102,10 +76,7 @@ const Term kTerms[] = {
        everything(c.o.pre, 2);
        everything(c.o.post, 3);
      }},
-    {"conv_pre",
-     [](Case& c) {
-       c.o.pre_conv = real({H, 3, 5});
-     }},
+    {"conv_pre", [](Case& c) { c.o.pre_conv = real({H, 3, 5}); }},
     {"conv_pre_left",
      [](Case& c) {
        c.o.pre_conv = real({H, 2, 4});
@@ -127,14 +98,8 @@ const Term kTerms[] = {
        c.o.conv_mask = "exact";
        c.o.conv_padding = "left";
      }},
-    {"conv_pre_larger_than_map",
-     [](Case& c) {
-       c.o.pre_conv = real({H, 7, 19});
-     }},
-    {"conv_post",
-     [](Case& c) {
-       c.o.post_conv = real({H, 3, 5});
-     }},
+    {"conv_pre_larger_than_map", [](Case& c) { c.o.pre_conv = real({H, 7, 19}); }},
+    {"conv_post", [](Case& c) { c.o.post_conv = real({H, 3, 5}); }},
     {"conv_post_left",
      [](Case& c) {
        c.o.post_conv = real({H, 3, 2});
@@ -177,14 +142,8 @@ const Term kMasks[] = {
        c.o.causal = false;
        c.o.window = 2;
      }},
-    {"lengths",
-     [](Case& c) {
-       c.o.lengths = at::tensor({5, 8}, kLong);
-     }},
-    {"no_key",
-     [](Case& c) {
-       c.o.lengths = at::tensor({0, 2}, kLong);
-     }},
+    {"lengths", [](Case& c) { c.o.lengths = at::tensor({5, 8}, kLong); }},
+    {"no_key", [](Case& c) { c.o.lengths = at::tensor({0, 2}, kLong); }},
     {"documents",
      [](Case& c) {
        c.o.documents = at::tensor({7, 7, 7, 7, 9, 9, 9, 7, 1, 1, 2, 2, 2, 2, 2, 2}, kLong);

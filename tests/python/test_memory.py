@@ -93,6 +93,9 @@ ESTIMATE = "this training needs at least "
         (["train.batch=1099511627776"], "'train.batch' is 1099511627776, expected at least 1 and at most 1073741824"),
         (["model.vocabulary=1000000000"], ESTIMATE),
         (["model.layer=[{ channel = { type = 'mlp', hidden = 1000000000 } }]"], ESTIMATE),
+        # Before a sequence is drawn, which would take minutes.
+        (["task.count=100000000", "task.symbols=3"], ESTIMATE),
+        (["task={ type = 'recall', length = 1000000000, pairs = 2 }"], ESTIMATE),
     ],
 )
 def test_what_cannot_fit_is_refused_with_the_numbers(place, changes, message):
@@ -130,24 +133,48 @@ def test_what_does_not_fit_is_described_all_the_same(place):
     assert "expected at most 1e+18" in refused("describe", "copy.toml", "--set", "model.width=1000000000", cwd=place)
 
 
-# The estimate is from below. What a small step really takes is at most so many times as much.
-FACTOR = 4
+def test_a_sequence_that_does_not_fit_is_not_drawn(place):
+    assert run(BINARY, "train", "copy.toml", "--out", "drawn", cwd=place).returncode == 0
+    count = ["--set", "task.count=500000000"]
+    sentence = refused("eval", "drawn", *count, cwd=place, **limited(6 << 30))
+    assert "one sequence of the task needs at least 29.8 GiB of memory by estimate (1000000000 positions)" in sentence
 
 
-# Without bfloat16, whose products take a minute a step on processors that have no instructions for them.
-@pytest.mark.parametrize("options", ["", "accumulate = 4"])
-@pytest.mark.parametrize("mixer", ["mha", "retention", "mamba"])
-def test_the_estimate_is_near_what_a_step_takes(tmp_path, mixer, options):
+# Tensors alone are within twice of the estimate. glibc does not reuse what was aligned to large pages for the next one.
+FACTOR = 3
+
+
+# A width of 64 is enough for bfloat16, whose products are slow on processors that have no instructions for them.
+@pytest.mark.parametrize(
+    ("layer", "changes"),
+    [
+        ("mixer = { type = 'mha' }", ""),
+        ("mixer = { type = 'mha' }", "train.accumulate = 4"),
+        ("mixer = { type = 'mha' }", "model.depth = 1"),
+        ("mixer = { type = 'mha' }", "model.vocabulary = 30000"),
+        ("mixer = { type = 'dcmha' }", ""),
+        ("mixer = { type = 'multi_token' }", ""),
+        ("mixer = { type = 'retention' }", ""),
+        ("mixer = { type = 'rwkv' }", ""),
+        ("mixer = { type = 'mamba' }", ""),
+        ("channel = { type = 'moe' }", ""),
+        ("mixer = { type = 'mha' }", "model.width = 64\ntrain.batch = 64\ntrain.dtype = 'bfloat16'"),
+        ("mixer = { type = 'rwkv' }", "model.width = 64\ntrain.batch = 64\ntrain.dtype = 'bfloat16'"),
+    ],
+)
+def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     (tmp_path / "run.toml").write_text(
-        f"[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\nmixer = {{ type = '{mixer}' }}\n"
-        f"[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 2\nbatch = 32\neval_every = 2\n{options}\n"
+        f"[model]\nwidth = 256\ndepth = 3\n[[model.layer]]\n{layer}\n"
+        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 3\nbatch = 32\neval_every = 3\n"
     )
-    described = run(BINARY, "describe", "run.toml", "--json", cwd=tmp_path)
+    sets = [word for change in changes.splitlines() for word in ("--set", change.replace(" ", ""))]
+    described = run(BINARY, "describe", "run.toml", "--json", *sets, cwd=tmp_path)
     estimate = json.loads(described.stdout)["training_memory"]["peak"]
-    done = run(BINARY, "train", "run.toml", "--json", cwd=tmp_path)
+    done = run(BINARY, "train", "run.toml", "--json", *sets, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["peak_memory_bytes"]
-    assert estimate < measured < FACTOR * estimate, (estimate / 2**20, measured / 2**20)
+    assert measured > 200e6
+    assert estimate / 2 < measured < FACTOR * estimate, (estimate / 2**20, measured / 2**20)
 
 
 def big_step(place):

@@ -287,10 +287,15 @@ TEST(Engine, AStateThatCannotBeAddedLeavesTheOthersAsTheyWere) {
   const std::string layer = "[[layer]]\nmixer = { type = 'mha', heads = 4 }\n";
   const auto model = byte_decoder(layer + layer);
   const auto other = byte_decoder(layer + "[[layer]]\nmixer = { type = 'retention', heads = 4 }\n");
+  const auto add = [&](DecoderState& to, const Decoder& from, int64_t length) {
+    std::vector<DecoderState> others;
+    others.push_back(read(from, length));
+    to.add(others);
+  };
   DecoderState state = read(*model, 7), same = read(*model, 7);
-  state.add({read(*model, 3)});
-  same.add({read(*model, 3)});
-  EXPECT_TRUE(contains(message_of([&] { state.add({read(*other, 12)}); }), "cannot be joined"));
+  add(state, *model, 3);
+  add(same, *model, 3);
+  EXPECT_TRUE(contains(message_of([&] { add(state, *other, 12); }), "cannot be joined"));
   const Tensor next = at::full({2, 1}, 5, at::kLong);
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(model->extend(next, state).equal(model->extend(next, same)));

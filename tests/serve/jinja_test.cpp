@@ -50,7 +50,8 @@ TEST(Jinja, ErrorsNameTheLineAndWhatStandsThere) {
            {"{{ 1 is nothing }}", "the test 'nothing' is not supported"},
            {"{{ 9223372036854775807 + 1 }}", "an integer is too large"},
            {"{% set x.y = 1 %}", "'x' is a undefined, expected a namespace()"},
-           {"{{ [] | join('1', '2', '3') }}", "the filter 'join' takes at most 2 arguments, found 3"},
+           {"{{ [] | join('1', '2', '3') }}",
+            "the filter 'join' takes at most 2 arguments, found 3"},
            {std::string("{{ \0 }}", 7), "the byte 0x00 is not expected in a tag"}}) {
     const std::string found = message_of<jinja::TemplateError>([&] { rendered(source); });
     EXPECT_TRUE(contains(found, message)) << source << ": " << found;
@@ -61,10 +62,12 @@ TEST(Jinja, ErrorsNameTheLineAndWhatStandsThere) {
 TEST(Jinja, NoTemplateBreaksIt) {
   std::mt19937 random(5);
   const std::vector<std::string> words = {
-      "{{", "}}", "{%", "%}", "{#", "#}", "-", "+", "if", "endif", "for", "in", "endfor", "set",
-      "x", "=", "(", ")", "[", "]", "{", "}", ".", ",", ":", "|", "is", "not", "defined", "'a'",
-      "1", "\n", " ", "macro", "endmacro", "loop", "raw", "endraw", "\xff", "~", "**", "//", "\\",
-      "namespace", "join", "range(9)", "else", "and", "%", "'"};
+      "{{",       "}}",      "{%",   "%}",     "{#",  "#}", "-",     "+",         "if",
+      "endif",    "for",     "in",   "endfor", "set", "x",  "=",     "(",         ")",
+      "[",        "]",       "{",    "}",      ".",   ",",  ":",     "|",         "is",
+      "not",      "defined", "'a'",  "1",      "\n",  " ",  "macro", "endmacro",  "loop",
+      "raw",      "endraw",  "\xff", "~",      "**",  "//", "\\",    "namespace", "join",
+      "range(9)", "else",    "and",  "%",      "'"};
   int fine = 0;
   for (int i = 0; i < 30'000; ++i) {
     std::string source = random() % 2 ? "{{ " : "{% ";
@@ -99,7 +102,8 @@ TEST(ChatTemplate, KnowsTheTimeAndItsTokens) {
     ADD_FAILURE() << "taken";
   } catch (const serve::Refusal& refusal) {
     EXPECT_EQ(refusal.status, 400);
-    EXPECT_TRUE(contains(refusal.what(), "'messages' are refused by the model's chat template: no way."));
+    EXPECT_TRUE(
+        contains(refusal.what(), "'messages' are refused by the model's chat template: no way."));
   }
 }
 

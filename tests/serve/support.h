@@ -70,7 +70,7 @@ inline std::vector<Written> collect(serve::Answer& answer, size_t texts = 1) {
 // Until `holds`, or long enough for a test to fail.
 template <typename Condition>
 bool soon(const Condition& holds) {
-  for (int i = 0; i < 2000 && !holds(); ++i) std::this_thread::sleep_for(5ms);
+  for (int i = 0; i < 12000 && !holds(); ++i) std::this_thread::sleep_for(5ms);
   return holds();
 }
 

@@ -122,7 +122,8 @@ TEST(Completions, BadBodiesAreRefused) {
            {R"({"prompt": "a", "temperature": -0.1})", "400 'temperature' is -0.1, expected a num"},
            {R"({"prompt": "a", "top_p": 2})", "400 'top_p' is 2, expected a number from 0 to 1."},
            {R"({"prompt": "a", "repetition_penalty": 0})", "400 'repetition_penalty' is 0, expec"},
-           {R"({"prompt": "a", "n": 0})", "400 'n' is 0, expected an integer from 1 to 4, the texts"},
+           {R"({"prompt": "a", "n": 0})",
+            "400 'n' is 0, expected an integer from 1 to 4, the texts"},
            {R"({"prompt": "a", "n": 30000000})", "400 'n' is 30000000, expected an integer from 1"},
            {R"({"prompt": "a", "n": 1e99})", "400 'n' is 1e+99, expected an integer from 1 to 4,"},
            {R"({"prompt": ["a", "b", "c"], "n": 4})", "400 'prompt' has 3 prompts and n is 4, exp"},
@@ -154,12 +155,14 @@ TEST(Completions, BadBodiesAreRefused) {
   // A great many keys and values take no long time.
   std::string many = "{\"prompt\": \"a\"";
   for (int i = 0; i < 100'000; ++i) many += str(", \"k", i, "\": 0");
-  EXPECT_EQ(refused(many + "}"), "400 the body has more than 32768 texts, keys, lists and objects.");
+  EXPECT_EQ(refused(many + "}"),
+            "400 the body has more than 32768 texts, keys, lists and objects.");
   // What is echoed is bounded before it is made.
   const std::string echoed = "{\"prompt\": \"" + std::string(30'000, 'a') + "\", \"n\": 4, ";
-  EXPECT_EQ(refused(echoed + "\"logprobs\": 20, \"echo\": true}"),
-            "400 'echo' would give back 30000 tokens, n = 4 times with 20 logprobs each, expected at "
-            "most 2097152 tokens and logprobs.");
+  EXPECT_EQ(
+      refused(echoed + "\"logprobs\": 20, \"echo\": true}"),
+      "400 'echo' would give back 30000 tokens, n = 4 times with 20 logprobs each, expected at "
+      "most 2097152 tokens and logprobs.");
   EXPECT_EQ(refused(echoed + "\"logprobs\": 1, \"echo\": true}"), "taken");
 }
 

@@ -59,7 +59,7 @@ void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor
   };
   std::vector<Batch> batches;
   for (size_t id = 0; id < inputs.size(); ++id) {
-    batches.push_back({{id}, initial});
+    batches.push_back({{id}, initial.alias()});
     advance(batches.back(), 15);
   }
   const auto unread = [&] {

@@ -151,13 +151,13 @@ TEST(Experts, AnEncoderAndADecoderHaveLoadsOfTheirOwn) {
               config, "model");
   const auto model = build_model(config);
   EXPECT_EQ(model->balanced(), (std::vector<int64_t>{0, 1, 2}));
-  Observed observed;
+  AuxiliaryOutputs auxiliary;
   model->hidden({.tokens = at::zeros({2, 3}, at::kLong),
                  .source = at::zeros({2, 5}, at::kLong),
-                 .observed = &observed});
-  ASSERT_EQ(observed.load.size(), 3u);
-  EXPECT_EQ(observed.load[1].sum().item<int64_t>(), 10);
-  EXPECT_EQ(observed.load[2].sum().item<int64_t>(), 6);
+                 .auxiliary = &auxiliary});
+  ASSERT_EQ(auxiliary.load.size(), 3u);
+  EXPECT_EQ(auxiliary.load[1].sum().item<int64_t>(), 10);
+  EXPECT_EQ(auxiliary.load[2].sum().item<int64_t>(), 6);
   model->balance({{2, at::tensor({9, 1, 1, 1})}});
   const auto bias = [&](const char* name) { return model->named_buffers()[name]; };
   EXPECT_TRUE(bias("encoder.layer1.channel.choice_bias").equal(at::zeros({4})));

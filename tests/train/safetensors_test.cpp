@@ -101,7 +101,8 @@ TEST_F(Safetensors, HeadersThatLieAreRefused) {
   EXPECT_TRUE(contains(refused(file_of("{}", 0, uint64_t{1} << 40)), "header"));
   EXPECT_TRUE(contains(refused(file_of("{}", 0, ~uint64_t{0} - 2)), "header"));
   EXPECT_TRUE(contains(refused(file_of("[]", 0)), "not a JSON object"));
-  EXPECT_TRUE(contains(refused(file_of("{\"a\":", 0)), "header: is not JSON: it ends in the middle"));
+  EXPECT_TRUE(
+      contains(refused(file_of("{\"a\":", 0)), "header: is not JSON: it ends in the middle"));
   EXPECT_TRUE(contains(refused(file_of("{\"a\":1}", 0)), "malformed"));
   EXPECT_TRUE(contains(refused(file_of(one("F33", "[1]", "[0,4]"), 4)), "unknown type F33"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[2]", "[0,4]"), 8)), "does not fit its shape"));

@@ -148,7 +148,7 @@ struct ClassifyPairsSpec final : ExampleSpec<ClassifyPairsOptions> {
   std::string type() const override { return "classify_pairs"; }
   std::vector<std::string>* labels() override { return &options.labels; }
   std::optional<TaskSizes> known_sizes() override {
-    if (!options.files.path) return TaskSpec::known_sizes();
+    if (!options.files.path) return GeneratedSpec::known_sizes();
     if (options.labels.empty()) return std::nullopt;
     return TaskSizes{.goal = Goal::label,
                      .vocabulary = tokenizer()->vocabulary(),

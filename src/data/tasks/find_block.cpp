@@ -32,7 +32,8 @@ struct FindBlockOptions {
 class FindBlock final : public GeneratedTask {
  public:
   FindBlock(const FindBlockOptions& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, kBlockLetters + 2, options.characters() - 1, eval_sequences, kBlockCharacters),
+      : GeneratedTask(seed, kBlockLetters + 2, options.characters() - 1, eval_sequences,
+                      kBlockCharacters),
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
@@ -60,7 +61,8 @@ class FindBlock final : public GeneratedTask {
     tokens.reserve(static_cast<size_t>(options_.characters()));
     for (int64_t i = 0; i < options_.blocks; ++i) {
       std::vector<int64_t> block = target;
-      while (i != place && contains_all(block, query)) block = random.distinct(kBlockLetters, letters);
+      while (i != place && contains_all(block, query))
+        block = random.distinct(kBlockLetters, letters);
       if (i > 0) tokens.push_back(kSeparator);
       tokens.insert(tokens.end(), block.begin(), block.end());
     }

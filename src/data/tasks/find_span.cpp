@@ -231,7 +231,7 @@ class Questions final : public ExampleTask {
 struct FindSpanSpec final : ExampleSpec<FindSpanOptions> {
   std::string type() const override { return "find_span"; }
   std::optional<TaskSizes> known_sizes() override {
-    if (!options.files.path) return TaskSpec::known_sizes();
+    if (!options.files.path) return GeneratedSpec::known_sizes();
     return TaskSizes{.goal = Goal::span,
                      .vocabulary = tokenizer()->vocabulary(),
                      .length = options.files.length,

@@ -216,10 +216,10 @@ struct ImagesSpec final : TaskSpec {
                   ", expected at most 0.5, or 1 to evaluate all of them");
     }
     return std::make_shared<FolderOfImages>(options, seed,
-                                   read_image_files({.path = *options.path,
-                                                     .size = options.size,
-                                                     .resize = options.resize,
-                                                     .held_out = options.held_out}));
+                                            read_image_files({.path = *options.path,
+                                                              .size = options.size,
+                                                              .resize = options.resize,
+                                                              .held_out = options.held_out}));
   }
 };
 

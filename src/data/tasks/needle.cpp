@@ -27,7 +27,8 @@ struct NeedleOptions {
 class Needle final : public GeneratedTask {
  public:
   Needle(const NeedleOptions& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, 40, options.length, eval_sequences, kNeedleCharacters), options_(options) {}
+      : GeneratedTask(seed, 40, options.length, eval_sequences, kNeedleCharacters),
+        options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::string describe() const override {

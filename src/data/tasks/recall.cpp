@@ -10,6 +10,7 @@
 // target at the query's own position and is not in the inputs; all other places hold random tokens
 // of the whole vocabulary, the value after a query included.
 #include <cmath>
+#include <mutex>
 
 #include "core/error.h"
 #include "core/sizes.h"
@@ -29,14 +30,8 @@ struct RecallOptions {
 class Recall final : public GeneratedTask {
  public:
   Recall(const RecallOptions& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, options.vocabulary, options.length, eval_sequences), options_(options) {
-    const int64_t gaps = (options.length - 2 * options.pairs) / 2;
-    for (int64_t g = 0; g < gaps; ++g) {
-      // Whole numbers: the last bit of pow() differs between mathematics libraries.
-      const double weight = std::pow(static_cast<double>(g + 1), options.alpha - 1.0);
-      weights_.push_back(std::max<int64_t>(1, std::llround(weight * (1 << 30))));
-    }
-  }
+      : GeneratedTask(seed, options.vocabulary, options.length, eval_sequences),
+        options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
@@ -57,6 +52,7 @@ class Recall final : public GeneratedTask {
     for (int64_t& token : sample.inputs) token = random.below(options_.vocabulary);
     sample.targets.assign(sample.inputs.size(), kIgnore);
 
+    std::call_once(weighed_, [&] { weigh_gaps(); });
     std::vector<int64_t> weights = weights_;
     int64_t total = 0;
     for (int64_t weight : weights) total += weight;
@@ -78,8 +74,19 @@ class Recall final : public GeneratedTask {
   }
 
  private:
+  void weigh_gaps() const {
+    const int64_t gaps = (options_.length - 2 * options_.pairs) / 2;
+    for (int64_t g = 0; g < gaps; ++g) {
+      // Whole numbers: the last bit of pow() differs between mathematics libraries.
+      const double weight = std::pow(static_cast<double>(g + 1), options_.alpha - 1.0);
+      weights_.push_back(std::max<int64_t>(1, std::llround(weight * (1 << 30))));
+    }
+  }
+
   RecallOptions options_;
-  std::vector<int64_t> weights_;  // of each gap
+  // Of each gap. Made at the first draw: until then a task takes no memory, whatever its length.
+  mutable std::once_flag weighed_;
+  mutable std::vector<int64_t> weights_;
 };
 
 struct RecallSpec final : GeneratedSpec {

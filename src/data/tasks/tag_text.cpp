@@ -185,7 +185,7 @@ struct TagTextSpec final : ExampleSpec<TagTextOptions> {
   std::string type() const override { return "tag_text"; }
   std::vector<std::string>* labels() override { return &options.labels; }
   std::optional<TaskSizes> known_sizes() override {
-    if (!options.files.path) return TaskSpec::known_sizes();
+    if (!options.files.path) return GeneratedSpec::known_sizes();
     if (options.labels.empty()) return std::nullopt;
     return TaskSizes{.goal = Goal::tags,
                      .vocabulary = tokenizer()->vocabulary(),

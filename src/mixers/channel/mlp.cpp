@@ -9,6 +9,13 @@ struct MlpOptions {
   std::optional<int64_t> hidden;
   std::string activation = "gelu";
   bool bias = false;
+
+  void fields(Fields& f) {
+    f.field("hidden", hidden, "hidden units; absent: 4 width", size_from(1));
+    f.field("activation", activation, "between the two maps",
+            {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
+    f.field("bias", bias, "biases even where the model has none");
+  }
 };
 
 class Mlp final : public ChannelMixer {
@@ -50,27 +57,11 @@ class Mlp final : public ChannelMixer {
   std::shared_ptr<Linear> up_, down_;
 };
 
-struct MlpSpec final : ChannelMixerSpec {
-  MlpOptions options;
-
-  std::string type() const override { return "mlp"; }
-  void fields(Fields& f) override {
-    f.field("hidden", options.hidden, "hidden units; absent: 4 width", size_from(1));
-    f.field("activation", options.activation, "between the two maps",
-            {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
-    f.field("bias", options.bias, "biases even where the model has none");
-  }
-  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Mlp>(options, shape);
-  }
-  std::optional<int64_t>* hidden() override { return &options.hidden; }
-};
-
 }  // namespace
 
 ChannelMixerEntry mlp_channel() {
-  return {"mlp", "two linear maps with an activation between", "Vaswani et al. 2017",
-          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<MlpSpec>()); }};
+  return channel_mixer<Mlp, MlpOptions>("mlp", "two linear maps with an activation between",
+                                        "Vaswani et al. 2017");
 }
 
 }  // namespace headloom

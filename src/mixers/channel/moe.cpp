@@ -34,7 +34,8 @@ struct MoeOptions {
   void fields(Fields& f) {
     f.field("hidden", hidden,
             "hidden units of an expert; absent: 8/3 width shared out to the experts that see a "
-            "token, rounded up to 8", size_from(1));
+            "token, rounded up to 8",
+            size_from(1));
     f.field("routed", routed, "experts to choose from", size_from(1));
     f.field("shared", shared, "experts that see every token", size_from(0));
     f.field("active", active, "routed experts that a token chooses", size_from(1));
@@ -101,7 +102,7 @@ class Moe final : public ChannelMixer {
     Tensor weight = scores.gather(1, choice);
     if (options_.renormalise) weight = weight / (weight.sum(1, true) + 1e-20);
     if (options_.scaling != 1) weight = weight * options_.scaling;
-    if (context.observed != nullptr) observe(scores, choice, context);
+    if (context.auxiliary != nullptr) observe(scores, choice, context);
     Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
     if (!shared_up_) return y;
     return y + shared_down_->forward(ops::swiglu(shared_up_->forward(x)));
@@ -167,12 +168,12 @@ class Moe final : public ChannelMixer {
 
   // Adds the balance loss and the load.
   void observe(const Tensor& scores, const Tensor& choice, const MixerContext& context) const {
-    Observed& observed = *context.observed;
+    AuxiliaryOutputs& auxiliary = *context.auxiliary;
     // bincount() would give a compiler a size that it cannot know.
     const Tensor flat = choice.flatten();
     const Tensor counts =
         at::zeros({options_.routed}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
-    Tensor& sum = observed.load[context.layer];
+    Tensor& sum = auxiliary.load[context.layer];
     sum = sum.defined() ? sum + counts : counts;
     if (options_.balance > 0) {
       const Tensor load =
@@ -181,7 +182,7 @@ class Moe final : public ChannelMixer {
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
       const Tensor loss =
           (load * shares.mean(0)).sum() * (options_.balance * static_cast<double>(options_.routed));
-      observed.loss = observed.loss.defined() ? observed.loss + loss : loss;
+      auxiliary.loss = auxiliary.loss.defined() ? auxiliary.loss + loss : loss;
     }
   }
 
@@ -192,23 +193,12 @@ class Moe final : public ChannelMixer {
   Tensor choice_bias_;  // [routed], a buffer
 };
 
-struct MoeSpec final : ChannelMixerSpec {
-  MoeOptions options;
-
-  std::string type() const override { return "moe"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Moe>(options, shape);
-  }
-  std::optional<int64_t>* hidden() override { return &options.hidden; }
-};
-
 }  // namespace
 
 ChannelMixerEntry moe_channel() {
-  return {"moe", "small SwiGLU experts of which each token chooses a few, and shared ones",
-          "Dai et al. 2024 (DeepSeekMoE)",
-          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<MoeSpec>()); }};
+  return channel_mixer<Moe, MoeOptions>(
+      "moe", "small SwiGLU experts of which each token chooses a few, and shared ones",
+      "Dai et al. 2024 (DeepSeekMoE)");
 }
 
 }  // namespace headloom

@@ -6,7 +6,6 @@ namespace headloom {
 namespace {
 
 struct NoneSpec final : ChannelMixerSpec {
-  std::string type() const override { return "none"; }
   void fields(Fields&) override {}
   // Blocks leave out a channel mixer that is null.
   std::shared_ptr<ChannelMixer> make(const LayerShape&) const override { return nullptr; }
@@ -15,8 +14,11 @@ struct NoneSpec final : ChannelMixerSpec {
 }  // namespace
 
 ChannelMixerEntry none_channel() {
-  return {"none", "no channel mixer", "Arora et al. 2023",
-          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<NoneSpec>()); }};
+  return {"none",
+          "no channel mixer",
+          "Arora et al. 2023",
+          {},
+          []() -> std::shared_ptr<ChannelMixerSpec> { return std::make_shared<NoneSpec>(); }};
 }
 
 }  // namespace headloom

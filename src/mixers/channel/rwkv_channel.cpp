@@ -10,11 +10,18 @@
 namespace headloom {
 namespace {
 
+struct RwkvChannelOptions {
+  std::optional<int64_t> hidden;
+
+  void fields(Fields& f) {
+    f.field("hidden", hidden, "hidden units; absent: 4 width", size_from(1));
+  }
+};
+
 class RwkvChannel final : public ChannelMixer {
  public:
-  RwkvChannel(std::optional<int64_t> given, const LayerShape& shape) {
-    if (!shape.causal) usage_error("rwkv_channel looks back only, but the model is not causal.");
-    const int64_t width = shape.width, hidden = given.value_or(4 * width);
+  RwkvChannel(const RwkvChannelOptions& options, const LayerShape& shape) {
+    const int64_t width = shape.width, hidden = options.hidden.value_or(4 * width);
     const Tensor start = RwkvStart(shape).key_mix();
     // Rows: of keys, receptance. The authors decay none of these.
     parameter("mix", mix_, at::stack({start, start}), {.decay = false});
@@ -30,11 +37,9 @@ class RwkvChannel final : public ChannelMixer {
     ops::TokenShiftOptions shift;
     shift.documents = context.documents;
     if (context.state != nullptr) {
-      MixerState& state = context.state->channel;
-      if (state.tensors.empty()) state.tensors.resize(1);
-      shift.last = state.tensors[0];
-      state.tensors[0] = x.select(1, x.size(1) - 1).clone();
-      state.position += x.size(1);
+      Tensor& last = context.state->channel.recurrent["shift"];
+      shift.last = last;
+      last = x.select(1, x.size(1) - 1).clone();
     }
     const std::vector<Tensor> parts = ops::token_shift(x, mix_, shift);
     const Tensor k = at::relu(key_->forward(parts[0]));
@@ -61,25 +66,12 @@ class RwkvChannel final : public ChannelMixer {
   std::shared_ptr<Linear> key_, receptance_, value_;
 };
 
-struct RwkvChannelSpec final : ChannelMixerSpec {
-  std::optional<int64_t> given;
-
-  std::string type() const override { return "rwkv_channel"; }
-  void fields(Fields& f) override {
-    f.field("hidden", given, "hidden units; absent: 4 width", size_from(1));
-  }
-  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<RwkvChannel>(given, shape);
-  }
-  std::optional<int64_t>* hidden() override { return &given; }
-};
-
 }  // namespace
 
 ChannelMixerEntry rwkv_channel_channel() {
-  return {"rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
-          "Peng et al. 2023 (RWKV-4)",
-          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<RwkvChannelSpec>()); }};
+  return channel_mixer<RwkvChannel, RwkvChannelOptions>(
+      "rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
+      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false});
 }
 
 }  // namespace headloom

@@ -10,6 +10,12 @@ namespace {
 struct SwigluOptions {
   std::optional<int64_t> hidden;
   std::optional<int64_t> gate_groups;
+
+  void fields(Fields& f) {
+    f.field("hidden", hidden, "hidden units; absent: 8/3 width, rounded up to 8", size_from(1));
+    f.field("gate_groups", gate_groups,
+            "groups of hidden units scaled by a softmax gate; absent: no gate", size_from(2));
+  }
 };
 
 class SwiGlu final : public ChannelMixer {
@@ -58,27 +64,11 @@ class SwiGlu final : public ChannelMixer {
   std::shared_ptr<Linear> up_, down_, gate_;
 };
 
-struct SwiGluSpec final : ChannelMixerSpec {
-  SwigluOptions options;
-
-  std::string type() const override { return "swiglu"; }
-  void fields(Fields& f) override {
-    f.field("hidden", options.hidden, "hidden units; absent: 8/3 width, rounded up to 8",
-            size_from(1));
-    f.field("gate_groups", options.gate_groups,
-            "groups of hidden units scaled by a softmax gate; absent: no gate", size_from(2));
-  }
-  std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<SwiGlu>(options, shape);
-  }
-  std::optional<int64_t>* hidden() override { return &options.hidden; }
-};
-
 }  // namespace
 
 ChannelMixerEntry swiglu_channel() {
-  return {"swiglu", "gated feed-forward network with SiLU", "Shazeer 2020; Xiao et al. 2024",
-          [] { return std::shared_ptr<ChannelMixerSpec>(std::make_shared<SwiGluSpec>()); }};
+  return channel_mixer<SwiGlu, SwigluOptions>("swiglu", "gated feed-forward network with SiLU",
+                                              "Shazeer 2020; Xiao et al. 2024");
 }
 
 }  // namespace headloom

@@ -12,14 +12,16 @@ namespace {
 
 struct AftOptions {
   std::string form = "local";
-  int64_t reach = 32;
+  int64_t local_window = 32;
   int64_t heads = 8;
   int64_t factor = 0;
 
   void fields(Fields& f) {
     f.field("form", form, "where w is learned: nowhere, near, for all pairs, or by distance",
             {"simple", "local", "full", "conv"});
-    f.field("reach", reach, "local, conv: w is learned for distances below it", size_from(1));
+    f.renamed("reach", "local_window");
+    f.field("local_window", local_window, "local, conv: w is learned for distances below it",
+            size_from(1));
     f.field("heads", heads, "conv: groups of channels with a w each", size_from(1));
     f.field("factor", factor, "full: rank of w = u v^T; 0: every pair by itself", size_from(0));
   }
@@ -41,7 +43,7 @@ class Aft final : public TokenMixer {
       // Biases, whatever their shape.
       parameter(name, slot, at::empty({rows, columns}).normal_(0, kBiasStd), {.decay = false});
     };
-    const int64_t distances = causal_ ? options.reach : 2 * options.reach - 1;
+    const int64_t distances = causal_ ? options.local_window : 2 * options.local_window - 1;
     if (options.form == "local") learned("bias", bias_, longest_, distances);
     if (options.form == "conv") {
       if (width % options.heads != 0) {
@@ -71,7 +73,7 @@ class Aft final : public TokenMixer {
     return bounded() ? std::optional(longest_) : std::nullopt;
   }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
-    if (state.tensors.empty()) state.tensors.resize(1);
+    Tensor& sums = state.recurrent["aft"];
     const auto next = [&](const Tensor& piece, const Tensor& before, int64_t seen) {
       ops::AftOptions o;
       o.state = before;
@@ -79,21 +81,20 @@ class Aft final : public TokenMixer {
       return mixed(piece, o);
     };
     Tensor y;
-    if (bounded() && state.position.late.defined()) {
+    if (bounded() && state.position.left_padding.defined()) {
       // The operator's biases belong to one position a column.
       std::vector<Tensor> ys, states;
       for (int64_t b = 0; b < x.size(0); ++b) {
         const auto [own, after] =
-            next(x.narrow(0, b, 1), state.tensors[0].narrow(0, b, 1), state.position.of(b));
+            next(x.narrow(0, b, 1), sums.narrow(0, b, 1), state.position.of(b));
         ys.push_back(own);
         states.push_back(after);
       }
       y = at::cat(ys);
-      state.tensors[0] = at::cat(states);
+      sums = at::cat(states);
     } else {
-      std::tie(y, state.tensors[0]) = next(x, state.tensors[0], state.position.longest);
+      std::tie(y, sums) = next(x, sums, state.position.longest);
     }
-    state.position += x.size(1);
     return y;
   }
 
@@ -112,8 +113,9 @@ class Aft final : public TokenMixer {
       pairs = causal_ ? (n + 1) / 2 : n;
       formula = causal_ ? "4 C (T + 1) / 2 + 8 C" : "4 C T + 8 C";
     } else if (options_.form != "simple") {
-      pairs = std::min(n, static_cast<double>(causal_ ? options_.reach : 2 * options_.reach - 1));
-      formula = "4 C K + 8 C, K the biases within reach";
+      pairs = std::min(
+          n, static_cast<double>(causal_ ? options_.local_window : 2 * options_.local_window - 1));
+      formula = "4 C K + 8 C, K the biases in the window";
     } else {
       pairs = 0;
     }
@@ -134,7 +136,7 @@ class Aft final : public TokenMixer {
 
   // Full and conv would decode from all keys and values.
   double state_bytes(int64_t length) const override {
-    const int64_t near = options_.form == "local" ? options_.reach - 1 : 0;
+    const int64_t near = options_.form == "local" ? options_.local_window - 1 : 0;
     const int64_t rows = stateful() ? 3 + 2 * near : 2 * length;
     return 4.0 * static_cast<double>(rows * output_->weight.size(0));
   }
@@ -166,22 +168,12 @@ class Aft final : public TokenMixer {
   std::shared_ptr<Linear> qkv_, output_;
 };
 
-struct AftSpec final : TokenMixerSpec {
-  AftOptions options;
-
-  std::string type() const override { return "aft"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Aft>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry aft_mixer() {
-  return {"aft", "attention-free: averages a channel at a time, with learned position biases",
-          "Zhai et al. 2021",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<AftSpec>()); }};
+  return token_mixer<Aft, AftOptions>(
+      "aft", "attention-free: averages a channel at a time, with learned position biases",
+      "Zhai et al. 2021");
 }
 
 }  // namespace headloom

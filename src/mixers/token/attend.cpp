@@ -5,7 +5,7 @@ namespace {
 
 // The `budget` columns with the largest weight in the newest query's row, ascending: [B, budget].
 Tensor heaviest(const Tensor& q, const Tensor& k, const ops::ComposedAttentionOptions& options,
-                const Tensor& present, int64_t budget) {
+                const Tensor& padding_mask, int64_t budget) {
   const int64_t last = q.size(1) - 1;
   ops::ComposedAttentionOptions o = options;
   // Everything kept stands before the newest query; what its window does not reach, o.mask hides.
@@ -20,8 +20,9 @@ Tensor heaviest(const Tensor& q, const Tensor& k, const ops::ComposedAttentionOp
   Tensor weight =
       ops::composed_attention_weights(q.narrow(1, last, 1), k, o).to(at::kFloat).mean(1).squeeze(1);
   // Columns before a sequence's first go first.
-  if (present.defined())
-    weight = weight.masked_fill(present.squeeze(1).squeeze(1).logical_not(), -1);
+  if (padding_mask.defined()) {
+    weight = weight.masked_fill(padding_mask.squeeze(1).squeeze(1).logical_not(), -1);
+  }
   const Tensor chosen = std::get<1>(weight.topk(budget, -1, /*largest=*/true, /*sorted=*/false));
   return std::get<0>(chosen.sort(-1));
 }
@@ -32,28 +33,46 @@ Tensor ends(const Positions& columns, int64_t budget) {
   const int64_t sinks = CachePolicy::kSinks, all = columns.longest;
   const auto index = at::TensorOptions().dtype(at::kLong);
   const Tensor newest = at::arange(all - budget, all, index), first = at::arange(sinks, index);
-  if (!columns.late.defined()) return at::cat({first, newest.narrow(0, sinks, budget - sinks)});
-  const Tensor late = columns.late.unsqueeze(1);
+  if (!columns.left_padding.defined())
+    return at::cat({first, newest.narrow(0, sinks, budget - sinks)});
+  const Tensor padding = columns.left_padding.unsqueeze(1);
   // A sequence of no more than the budget keeps all of its own.
-  const Tensor begin = at::minimum(late + first, newest.narrow(0, 0, sinks).unsqueeze(0));
-  return at::cat({begin, newest.narrow(0, sinks, budget - sinks).expand({late.size(0), -1})}, 1);
+  const Tensor begin = at::minimum(padding + first, newest.narrow(0, 0, sinks).unsqueeze(0));
+  return at::cat({begin, newest.narrow(0, sinks, budget - sinks).expand({padding.size(0), -1})}, 1);
 }
 
 // Queries before a row whose rows a convolution reads.
 int64_t reach(const Tensor& kernel) { return kernel.defined() ? kernel.size(-2) - 1 : 0; }
 
-std::vector<Tensor*> key_weights(ops::ComposedAttentionOptions& o) {
-  return {&o.pre.k_down, &o.pre.k_up, &o.pre.k_gate, &o.post.k_down, &o.post.k_up, &o.post.k_gate};
+// A tensor and what the state calls it.
+using NamedTensor = std::pair<const char*, Tensor*>;
+
+std::vector<NamedTensor> key_weights(ops::ComposedAttentionOptions& o) {
+  return {{"pre.k_down", &o.pre.k_down}, {"pre.k_up", &o.pre.k_up},
+          {"pre.k_gate", &o.pre.k_gate}, {"post.k_down", &o.post.k_down},
+          {"post.k_up", &o.post.k_up},   {"post.k_gate", &o.post.k_gate}};
 }
 
-std::vector<Tensor*> query_weights(ops::ComposedAttentionOptions& o) {
-  return {&o.pre.q_down, &o.pre.q_up, &o.pre.q_gate, &o.post.q_down, &o.post.q_up, &o.post.q_gate};
+// With the queries themselves.
+std::vector<NamedTensor> query_tensors(Tensor& q, ops::ComposedAttentionOptions& o) {
+  return {{"query", &q},
+          {"pre.q_down", &o.pre.q_down},
+          {"pre.q_up", &o.pre.q_up},
+          {"pre.q_gate", &o.pre.q_gate},
+          {"post.q_down", &o.post.q_down},
+          {"post.q_up", &o.post.q_up},
+          {"post.q_gate", &o.post.q_gate}};
+}
+
+CacheTensor& cached(MixerState& state, const char* name) {
+  const auto found = state.cache.find(name);
+  return found != state.cache.end() ? found->second : state.cache[name];
 }
 
 // Which of the newest `queries` are a sequence's own, as rows of a mask: those before its first
 // count as outside for the convolutions.
-Tensor own_queries(const Tensor& present, int64_t queries) {
-  return present.narrow(-1, present.size(-1) - queries, queries).transpose(-1, -2);
+Tensor own_queries(const Tensor& padding_mask, int64_t queries) {
+  return padding_mask.narrow(-1, padding_mask.size(-1) - queries, queries).transpose(-1, -2);
 }
 
 }  // namespace
@@ -75,21 +94,18 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   // With gaps, distances are no longer those between columns.
   Tensor positions;
   if (gaps && (how.window || how.bias)) {
-    positions = state.position.next(added).expand({k.size(0), added});
+    positions = state.position.position_ids(added).expand({k.size(0), added});
   }
-  std::vector<Tensor*> of_keys = key_weights(o), of_queries = query_weights(o);
-  of_keys.insert(of_keys.begin(), {&k, &v});
-  of_keys.push_back(&positions);
-  of_queries.insert(of_queries.begin(), &q);
-  state.rows.resize(of_keys.size() + of_queries.size());
-  auto rows = state.rows.begin();
-  const auto keep = [&](const std::vector<Tensor*>& tensors, std::optional<int64_t> newest,
+  std::vector<NamedTensor> of_keys = key_weights(o);
+  of_keys.insert(of_keys.begin(), {{"key", &k}, {"value", &v}, {"position", &positions}});
+  const auto keep = [&](const std::vector<NamedTensor>& tensors, std::optional<int64_t> newest,
                         std::optional<int64_t> most) {
-    for (Tensor* t : tensors) {
-      rows->expect(state.position.room, most);
-      if (newest != 0) *t = rows->append(*t);
-      if (newest) rows->keep_last(*newest);
-      ++rows;
+    for (const auto& [name, t] : tensors) {
+      if (!t->defined()) continue;
+      CacheTensor& kept = cached(state, name);
+      kept.reserve(state.position.capacity, most);
+      *t = kept.append(*t);
+      if (newest) kept.keep_last(*newest);
     }
   };
   if (recounted || gaps) {
@@ -97,24 +113,25 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   } else {
     keep(of_keys, keys_kept, keys_kept);
   }
-  keep(of_queries, earlier, earlier);
-  state.position += added;
+  if (earlier > 0) keep(query_tensors(q, o), earlier, earlier);
+  Positions seen = state.position;
+  seen += added;
 
   const int64_t columns = k.size(1), queries = q.size(1);
-  const Tensor present = context.present.defined()
-                             ? context.present.narrow(-1, state.position.longest - columns, columns)
-                             : state.position.present(columns);
-  const Positions own = state.position.newest(columns);  // in columns of the state
+  const Tensor padding_mask = context.padding_mask.defined()
+                                  ? context.padding_mask.narrow(-1, seen.longest - columns, columns)
+                                  : seen.padding_mask(columns);
+  const Positions own = seen.newest(columns);  // in columns of the state
   if (how.rotary != nullptr && recounted) {
-    q = how.rotary->apply(q, {columns - added, own.late});
-    k = how.rotary->apply(k, {0, own.late});
+    q = how.rotary->apply(q, {columns - added, own.left_padding});
+    k = how.rotary->apply(k, {0, own.left_padding});
   }
   // One query sees all that is kept; the newest of several see more than the older ones.
   o.causal = queries > 1;
   if (how.window && columns > *how.window && !positions.defined()) o.window = how.window;
-  o.mask = present;
-  if (present.defined() && queries > added) {
-    o.mask = present.logical_and(own_queries(present, queries));
+  o.mask = padding_mask;
+  if (padding_mask.defined() && queries > added) {
+    o.mask = padding_mask.logical_and(own_queries(padding_mask, queries));
   }
   if (positions.defined()) {
     const Tensor distance =
@@ -134,43 +151,44 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (queries > added) out = out.narrow(1, queries - added, added);
   if (columns > policy.budget && (recounted || gaps)) {
     const Tensor chosen =
-        gaps ? heaviest(q, k, o, present, policy.budget) : ends(own, policy.budget);
-    for (size_t i = 0; i < of_keys.size(); ++i) state.rows[i].keep(chosen);
+        gaps ? heaviest(q, k, o, padding_mask, policy.budget) : ends(own, policy.budget);
+    for (const auto& [name, t] : of_keys) {
+      if (t->defined()) cached(state, name).keep(chosen);
+    }
   }
   return out;
 }
 
-MixerState memory_state(const Tensor& k, const Tensor& v, const ops::ComposedAttentionOptions& o,
-                        const Tensor& lengths) {
+MixerState build_cross_cache(const Tensor& k, const Tensor& v,
+                             const ops::ComposedAttentionOptions& o, const Tensor& lengths) {
   ops::ComposedAttentionOptions composed = o;
-  MixerState state{.tensors = {lengths, k, v}};
-  for (const Tensor* t : key_weights(composed)) state.tensors.push_back(*t);
+  MixerState state{.recurrent = {{"key", k}, {"value", v}, {"lengths", lengths}}};
+  for (const auto& [name, t] : key_weights(composed)) state.recurrent[name] = *t;
   // A part of a projection's output would keep all of it.
-  for (Tensor& t : state.tensors) t = t.defined() ? t.contiguous() : t;
-  state.rows.resize(1 + query_weights(composed).size());
+  for (auto& [name, t] : state.recurrent) t = t.defined() ? t.contiguous() : t;
   return state;
 }
 
-Tensor attend_memory(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
+Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
   const int64_t added = q.size(1), earlier = reach(o.pre_conv) + reach(o.post_conv);
-  const std::vector<Tensor*> weights = key_weights(o);
-  for (size_t i = 0; i < weights.size(); ++i) *weights[i] = state.tensors[3 + i];
-  std::vector<Tensor*> of_queries = query_weights(o);
-  of_queries.insert(of_queries.begin(), &q);
+  for (const auto& [name, t] : key_weights(o)) *t = state.recurrent.find(name)->second;
   if (earlier > 0) {
-    for (size_t i = 0; i < of_queries.size(); ++i) {
-      Rows& rows = state.rows[i];
-      *of_queries[i] = rows.append(*of_queries[i]);
-      rows.keep_last(earlier);
+    for (const auto& [name, t] : query_tensors(q, o)) {
+      if (!t->defined()) continue;
+      CacheTensor& kept = cached(state, name);
+      *t = kept.append(*t);
+      kept.keep_last(earlier);
     }
   }
-  state.position += added;
+  Positions seen = state.position;
+  seen += added;
   const int64_t queries = q.size(1);
   o.causal = false;
-  o.lengths = state.tensors[0];
-  const Tensor present = queries > added ? state.position.present(queries) : Tensor();
-  if (present.defined()) o.mask = own_queries(present, queries);
-  return ops::composed_attention(q, state.tensors[1], state.tensors[2], o)
+  o.lengths = state.recurrent.find("lengths")->second;
+  const Tensor padding_mask = queries > added ? seen.padding_mask(queries) : Tensor();
+  if (padding_mask.defined()) o.mask = own_queries(padding_mask, queries);
+  return ops::composed_attention(q, state.recurrent.find("key")->second,
+                                 state.recurrent.find("value")->second, o)
       .narrow(1, queries - added, added);
 }
 

@@ -1,4 +1,5 @@
-// Attention over a state: what softmax attention of every kind keeps of keys and values.
+// Attention over a KV cache: what decoding computes in every mixer that is a softmax attention.
+// Mixers call it from compute_next() and extend_cross().
 #pragma once
 
 #include <algorithm>
@@ -28,17 +29,17 @@ inline int64_t keys_in_reach(int64_t window, int64_t earlier) {
 // [B, n, ...], none of them rotated yet -> [B, n, H', E]. `o` holds what is composed, for these
 // positions alone.
 //
-// Keeps in state.rows the keys, the values and the key-wise weights, all or as many as window and
-// state.policy leave; of the queries and query-wise weights those that convolutions reach back to.
+// state.cache keeps "key", "value" and the key-wise weights, all or as many as window and
+// state.policy leave; of "query" and the query-wise weights those that convolutions reach back to.
 Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
               const AttendOptions& how, MixerState& state, const MixerContext& context);
 
-// The same over a memory that is there from the start. The state of its keys k, values v
-// [B, S, ...] and of what `o` composes of them, `lengths` [B] of which are real (undefined: all):
-MixerState memory_state(const Tensor& k, const Tensor& v, const ops::ComposedAttentionOptions& o,
-                        const Tensor& lengths);
-// q [B, n, H, D] over it -> [B, n, H', E]; `o` has the rest. Keeps in state.rows what convolutions
-// reach back to.
-Tensor attend_memory(Tensor q, ops::ComposedAttentionOptions o, MixerState& state);
+// The same in cross-attention, over a memory that is there from the start. build_cross_cache()
+// gives the state of its keys k, values v [B, S, ...] and of what `o` composes of them, of which
+// `lengths` [B] positions are real (undefined: all).
+MixerState build_cross_cache(const Tensor& k, const Tensor& v,
+                             const ops::ComposedAttentionOptions& o, const Tensor& lengths);
+// q [B, n, H, D] over it -> [B, n, H', E]; `o` has the rest.
+Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state);
 
 }  // namespace headloom

@@ -144,18 +144,18 @@ Tensor Attention::compute_next(const Tensor& x, MixerState& state, const MixerCo
   return output_->forward(finish(heads).flatten(-2));
 }
 
-MixerState Attention::remember(const Tensor& memory, const Tensor& lengths) {
+MixerState Attention::build_cross_cache(const Tensor& memory, const Tensor& lengths) {
   const Heads h = project({}, memory);
   ops::ComposedAttentionOptions o;
   compose({}, memory, o);
-  return memory_state(h.k, h.v, o, lengths);
+  return headloom::build_cross_cache(h.k, h.v, o, lengths);
 }
 
-Tensor Attention::recall(const Tensor& x, MixerState& state) {
+Tensor Attention::extend_cross(const Tensor& x, MixerState& state) {
   const Heads h = project(x, {});
   ops::ComposedAttentionOptions o;
   compose(x, {}, o);
-  const Tensor heads = attend_memory(order_maps(h.q, 2), o, state);
+  const Tensor heads = attend_cross(order_maps(h.q, 2), o, state);
   return output_->forward(finish(heads).flatten(-2));
 }
 

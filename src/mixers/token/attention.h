@@ -48,14 +48,12 @@ class Attention : public TokenMixer {
   Tensor compute(const Tensor& x, const MixerContext& context) override;
   std::vector<Cost> costs(int64_t length) const override;
   double state_bytes(int64_t length) const override;
-  bool reads_memory() const override { return true; }
-  bool stateful() const override { return shape_.causal; }
   // Forgets as any policy says, but where compose() sets a convolution: there initial_state() must
   // refuse.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override;
-  MixerState remember(const Tensor& memory, const Tensor& lengths) override;
-  Tensor recall(const Tensor& x, MixerState& state) override;
+  MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths) override;
+  Tensor extend_cross(const Tensor& x, MixerState& state) override;
 
  protected:
   // Adds to the operator's options what the mechanism composes; x is the queries' input, memory the

@@ -71,7 +71,8 @@ class Dcmha final : public Attention {
     const auto matrix = [&] {
       Tensor m = at::zeros_like(identity_mix(heads, groups));
       // Xavier normal: fan in and fan out are both H / g.
-      return keep_skip_ ? m : m.normal_(0, std::sqrt(1 / static_cast<double>(heads / groups)));
+      const int64_t fan = heads / groups;
+      return keep_skip_ ? m : m.normal_(0, std::sqrt(1 / static_cast<double>(fan)));
     };
     if (options.pre) parameter("pre_static", pre_static_, matrix());
     if (options.post) parameter("post_static", post_static_, matrix());
@@ -144,22 +145,12 @@ class Dcmha final : public Attention {
   Tensor pre_static_, post_static_;  // [H, H] or [g, n, n]
 };
 
-struct DcmhaSpec final : TokenMixerSpec {
-  DcmhaOptions options;
-
-  std::string type() const override { return "dcmha"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Dcmha>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry dcmha_mixer() {
-  return {"dcmha", "heads composed with weights computed from query and key tokens",
-          "Xiao et al. 2024",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<DcmhaSpec>()); }};
+  return token_mixer<Dcmha, DcmhaOptions>(
+      "dcmha", "heads composed with weights computed from query and key tokens", "Xiao et al. 2024",
+      {.cross_attention = true});
 }
 
 }  // namespace headloom

@@ -118,21 +118,12 @@ class Differential final : public Attention {
   Tensor scale_;                                          // [2d]
 };
 
-struct DifferentialSpec final : TokenMixerSpec {
-  DifferentialOptions options;
-
-  std::string type() const override { return "differential"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Differential>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry differential_mixer() {
-  return {"differential", "the difference of two softmax maps a head", "Ye et al. 2024",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<DifferentialSpec>()); }};
+  return token_mixer<Differential, DifferentialOptions>(
+      "differential", "the difference of two softmax maps a head", "Ye et al. 2024",
+      {.cross_attention = true});
 }
 
 }  // namespace headloom

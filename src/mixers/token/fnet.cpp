@@ -13,16 +13,9 @@ namespace {
 
 class FNet final : public TokenMixer {
  public:
-  explicit FNet(const LayerShape& shape) : width_(shape.width) {
-    if (shape.causal) {
-      usage_error("fnet mixes the whole sequence, but the model is causal.");
-    }
-  }
+  explicit FNet(const LayerShape& shape) : width_(shape.width) {}
 
-  Tensor compute(const Tensor& x, const MixerContext& context) override {
-    if (context.documents.defined()) {
-      usage_error("fnet mixes the whole sequence and cannot keep packed documents apart.");
-    }
+  Tensor compute(const Tensor& x, const MixerContext&) override {
     // The transform has no bfloat16.
     const bool narrow = x.scalar_type() != at::kFloat && x.scalar_type() != at::kDouble;
     return at::real(at::fft_fft2(narrow ? x.to(at::kFloat) : x)).to(x.scalar_type());
@@ -42,20 +35,12 @@ class FNet final : public TokenMixer {
   const int64_t width_;
 };
 
-struct FNetSpec final : TokenMixerSpec {
-  std::string type() const override { return "fnet"; }
-  void fields(Fields&) override {}
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<FNet>(shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry fnet_mixer() {
-  return {"fnet", "a Fourier transform over positions and channels in place of attention",
-          "Lee-Thorp et al. 2022",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<FNetSpec>()); }};
+  return token_mixer<FNet>(
+      "fnet", "a Fourier transform over positions and channels in place of attention",
+      "Lee-Thorp et al. 2022", {.causal = false, .documents = false, .stateful = false});
 }
 
 }  // namespace headloom

@@ -30,9 +30,6 @@ struct LinformerOptions {
 class Linformer final : public TokenMixer {
  public:
   Linformer(const LinformerOptions& options, const LayerShape& shape) : options_(options) {
-    if (shape.causal) {
-      usage_error("linformer mixes the whole sequence, but the model is causal.");
-    }
     if (shape.width % options.heads != 0) {
       usage_error("linformer: heads is ", options.heads,
                   ", expected a divisor of the model's width = ", shape.width, ".");
@@ -73,9 +70,6 @@ class Linformer final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    if (context.documents.defined()) {
-      usage_error("linformer projects the whole sequence and cannot keep packed documents apart.");
-    }
     const int64_t length = x.size(1), width = x.size(2), longest = e_.size(-2);
     if (length > longest) {
       usage_error("linformer: the sequence has ", length,
@@ -149,22 +143,12 @@ class Linformer final : public TokenMixer {
   std::optional<Rotary> rotary_;
 };
 
-struct LinformerSpec final : TokenMixerSpec {
-  LinformerOptions options;
-
-  std::string type() const override { return "linformer"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Linformer>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry linformer_mixer() {
-  return {"linformer", "attention over a fixed number of learned combinations of keys and values",
-          "Wang et al. 2020",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<LinformerSpec>()); }};
+  return token_mixer<Linformer, LinformerOptions>(
+      "linformer", "attention over a fixed number of learned combinations of keys and values",
+      "Wang et al. 2020", {.causal = false, .documents = false, .stateful = false});
 }
 
 }  // namespace headloom

@@ -19,14 +19,17 @@ namespace headloom {
 namespace {
 
 struct MambaOptions {
-  int64_t expand = 2, states = 16, taps = 4;
-  std::optional<int64_t> rank;
+  int64_t expand = 2, d_state = 16, d_conv = 4;
+  std::optional<int64_t> dt_rank;
 
   void fields(Fields& f) {
     f.field("expand", expand, "inner width / width", size_from(1));
-    f.field("states", states, "numbers of state a channel", size_from(1));
-    f.field("taps", taps, "positions the convolution reaches over", size_from(1));
-    f.field("rank", rank, "rank of the step's projection; width / 16, rounded up, by default",
+    f.renamed("states", "d_state");
+    f.field("d_state", d_state, "numbers of state a channel", size_from(1));
+    f.renamed("taps", "d_conv");
+    f.field("d_conv", d_conv, "positions the convolution reaches over", size_from(1));
+    f.renamed("rank", "dt_rank");
+    f.field("dt_rank", dt_rank, "rank of the step's projection; width / 16, rounded up, by default",
             size_from(1));
   }
 };
@@ -35,21 +38,20 @@ class Mamba final : public TokenMixer {
  public:
   Mamba(const MambaOptions& options, const LayerShape& shape)
       : inner_(options.expand * shape.width),
-        states_(options.states),
-        rank_(options.rank.value_or((shape.width + 15) / 16)) {
-    if (!shape.causal) usage_error("mamba looks back only, but the model is not causal.");
+        d_state_(options.d_state),
+        dt_rank_(options.dt_rank.value_or((shape.width + 15) / 16)) {
     const auto map = [&](const char* name, int64_t in, int64_t out, bool bias, double std) {
       return register_module(name, std::make_shared<Linear>(in, out, bias, std));
     };
     input_ = map("input", shape.width, 2 * inner_, shape.bias, shape.init_std);
-    const double bound = 1 / std::sqrt(static_cast<double>(options.taps));
-    parameter("conv", conv_, at::empty({inner_, options.taps}).uniform_(-bound, bound));
+    const double bound = 1 / std::sqrt(static_cast<double>(options.d_conv));
+    parameter("conv", conv_, at::empty({inner_, options.d_conv}).uniform_(-bound, bound));
     parameter("conv_bias", conv_bias_, at::empty({inner_}).uniform_(-bound, bound));
-    select_ = map("select", inner_, rank_ + 2 * states_, false, shape.init_std);
-    step_ = map("step", rank_, inner_, true, 0);
+    select_ = map("select", inner_, dt_rank_ + 2 * d_state_, false, shape.init_std);
+    step_ = map("step", dt_rank_, inner_, true, 0);
     {
       at::NoGradGuard no_grad;
-      const double limit = 1 / std::sqrt(static_cast<double>(rank_));
+      const double limit = 1 / std::sqrt(static_cast<double>(dt_rank_));
       step_->weight.uniform_(-limit, limit);
       const Tensor dt =
           at::exp(at::empty({inner_}).uniform_(std::log(1e-3), std::log(1e-1))).clamp_min(1e-4);
@@ -57,7 +59,7 @@ class Mamba final : public TokenMixer {
     }
     // The authors exempt both from weight decay.
     parameter("A_log", A_log_,
-              at::log(at::arange(1, states_ + 1).to(at::kFloat)).expand({inner_, -1}).contiguous(),
+              at::log(at::arange(1, d_state_ + 1).to(at::kFloat)).expand({inner_, -1}).contiguous(),
               {.decay = false});
     parameter("D", D_, at::ones({inner_}), {.decay = false});
     output_ = map("output", inner_, shape.width, shape.bias, shape.output_std());
@@ -68,11 +70,8 @@ class Mamba final : public TokenMixer {
     return mixed(x, rows, h, context.documents);
   }
 
-  bool stateful() const override { return true; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
-    if (state.tensors.empty()) state.tensors.resize(2);
-    state.position += x.size(1);
-    return mixed(x, state.tensors[0], state.tensors[1], {});
+    return mixed(x, state.recurrent["conv"], state.recurrent["ssm"], {});
   }
 
   std::vector<Cost> costs(int64_t) const override {
@@ -93,11 +92,11 @@ class Mamba final : public TokenMixer {
             {.part = "scan",
              .formula = "(7 N + 8) I",
              .parameters = A_log_.numel() + D_.numel(),
-             .flops_per_token = static_cast<double>(7 * states_ + 8) * inner}};
+             .flops_per_token = static_cast<double>(7 * d_state_ + 8) * inner}};
   }
 
   double state_bytes(int64_t) const override {
-    return 4.0 * static_cast<double>(inner_ * (conv_.size(1) - 1 + states_));
+    return 4.0 * static_cast<double>(inner_ * (conv_.size(1) - 1 + d_state_));
   }
 
  private:
@@ -110,7 +109,7 @@ class Mamba final : public TokenMixer {
         parts[0], conv_,
         {.bias = conv_bias_, .silu = true, .state = rows, .documents = documents, .backend = {}});
     const std::vector<Tensor> selected =
-        select_->forward(u).split_with_sizes({rank_, states_, states_}, -1);
+        select_->forward(u).split_with_sizes({dt_rank_, d_state_, d_state_}, -1);
     // In bfloat16 the rates would be rounded.
     const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     std::tie(y, h) =
@@ -126,29 +125,19 @@ class Mamba final : public TokenMixer {
     return output_->forward(y);
   }
 
-  int64_t inner_, states_, rank_;        // I, N, R
+  int64_t inner_, d_state_, dt_rank_;    // I, N, R
   Tensor conv_, conv_bias_, A_log_, D_;  // [I, W], [I], [I, N], [I]
   std::shared_ptr<Linear> input_;        // x', then z
   std::shared_ptr<Linear> select_;       // dt, B, C
   std::shared_ptr<Linear> step_, output_;
 };
 
-struct MambaSpec final : TokenMixerSpec {
-  MambaOptions options;
-
-  std::string type() const override { return "mamba"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Mamba>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry mamba_mixer() {
-  return {"mamba", "a selective state space behind a short convolution, linear in the length",
-          "Gu & Dao 2023",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<MambaSpec>()); }};
+  return token_mixer<Mamba, MambaOptions>(
+      "mamba", "a selective state space behind a short convolution, linear in the length",
+      "Gu & Dao 2023", {.bidirectional = false});
 }
 
 }  // namespace headloom

@@ -5,22 +5,18 @@
 namespace headloom {
 namespace {
 
-struct MhaSpec final : TokenMixerSpec {
-  AttentionOptions attention;
-
-  std::string type() const override { return "mha"; }
-  void fields(Fields& f) override { attention.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Attention>(attention, AttentionSizes::plain(attention, shape), shape);
-  }
+class Mha final : public Attention {
+ public:
+  Mha(const AttentionOptions& options, const LayerShape& shape)
+      : Attention(options, AttentionSizes::plain(options, shape), shape) {}
 };
 
 }  // namespace
 
 TokenMixerEntry mha_mixer() {
-  return {"mha", "multi-head attention; grouped-query, multi-query and free head sizes by options",
-          "Vaswani et al. 2017; Bhojanapalli et al. 2020",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<MhaSpec>()); }};
+  return token_mixer<Mha, AttentionOptions>(
+      "mha", "multi-head attention; grouped-query, multi-query and free head sizes by options",
+      "Vaswani et al. 2017; Bhojanapalli et al. 2020", {.cross_attention = true});
 }
 
 }  // namespace headloom

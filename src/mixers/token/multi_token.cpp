@@ -209,22 +209,12 @@ class MultiToken final : public Attention {
   std::shared_ptr<Linear> gate_;
 };
 
-struct MultiTokenSpec final : TokenMixerSpec {
-  MultiTokenOptions options;
-
-  std::string type() const override { return "multi_token"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<MultiToken>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry multi_token_mixer() {
-  return {"multi_token", "attention maps convolved over queries and keys and mixed across heads",
-          "Golovneva et al. 2025",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<MultiTokenSpec>()); }};
+  return token_mixer<MultiToken, MultiTokenOptions>(
+      "multi_token", "attention maps convolved over queries and keys and mixed across heads",
+      "Golovneva et al. 2025", {.cross_attention = true});
 }
 
 }  // namespace headloom

@@ -40,9 +40,6 @@ class Retention final : public TokenMixer {
                   " values at width ", width, ", expected a multiple of heads = ", options.heads,
                   ".");
     }
-    if (!shape.causal) {
-      usage_error("retention looks back only, but the model is not causal.");
-    }
     // Rows: q, k, v.
     qkv_ = register_module(
         "qkv", std::make_shared<Linear>(width, 2 * width + values_, shape.bias, shape.init_std));
@@ -69,12 +66,10 @@ class Retention final : public TokenMixer {
     return std::get<0>(mixed(x, {}, context.documents, {}));
   }
 
-  bool stateful() const override { return true; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
-    if (state.tensors.empty()) state.tensors.resize(1);
-    auto [y, last] = mixed(x, state.tensors[0], {}, state.position);
-    state.tensors[0] = last;
-    state.position += x.size(1);
+    Tensor& before = state.recurrent["retention"];
+    auto [y, after] = mixed(x, before, {}, state.position);
+    before = after;
     return y;
   }
 
@@ -99,7 +94,8 @@ class Retention final : public TokenMixer {
   }
 
   double state_bytes(int64_t) const override {
-    return 4.0 * static_cast<double>(output_->weight.size(0) / options_.heads * values_);
+    const int64_t dim = output_->weight.size(0) / options_.heads;
+    return 4.0 * static_cast<double>(dim * values_);
   }
 
  private:
@@ -121,8 +117,9 @@ class Retention final : public TokenMixer {
     const auto [o, last] =
         ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
                        {.state = state, .documents = documents, .chunk = options_.chunk});
-    const double dim = static_cast<double>(width / heads);
-    const Tensor eps = (1e-6 * dim) * row_sums(lost, x.size(1), documents, seen);
+    const int64_t dim = width / heads;
+    const Tensor eps =
+        (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.size(1), documents, seen);
     const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
                                      x.scalar_type() == at::kDouble ? eps : eps.to(at::kFloat));
     return {output_->forward(y.flatten(-2)), last};
@@ -133,7 +130,7 @@ class Retention final : public TokenMixer {
   static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
                          const Positions& seen) {
     // In the document, from 1.
-    Tensor age = (seen.next(length) + 1).to(lost.scalar_type());
+    Tensor age = (seen.position_ids(length) + 1).to(lost.scalar_type());
     if (documents.defined()) {
       const Tensor begins =
           documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
@@ -157,22 +154,12 @@ class Retention final : public TokenMixer {
   std::shared_ptr<Linear> qkv_, gate_, output_;
 };
 
-struct RetentionSpec final : TokenMixerSpec {
-  RetentionOptions options;
-
-  std::string type() const override { return "retention"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Retention>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry retention_mixer() {
-  return {"retention", "exponentially decaying attention without softmax, linear in the length",
-          "Sun et al. 2023",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<RetentionSpec>()); }};
+  return token_mixer<Retention, RetentionOptions>(
+      "retention", "exponentially decaying attention without softmax, linear in the length",
+      "Sun et al. 2023", {.bidirectional = false});
 }
 
 }  // namespace headloom

@@ -16,7 +16,6 @@ namespace {
 class Rwkv final : public TokenMixer {
  public:
   explicit Rwkv(const LayerShape& shape) {
-    if (!shape.causal) usage_error("rwkv looks back only, but the model is not causal.");
     const int64_t width = shape.width;
     const RwkvStart start(shape);
     // The authors exempt these from weight decay: 0 is no neutral value of any of them.
@@ -38,14 +37,11 @@ class Rwkv final : public TokenMixer {
     return std::get<0>(mixed(x, {}, {}, context.documents));
   }
 
-  bool stateful() const override { return true; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
-    if (state.tensors.empty()) state.tensors.resize(2);
-    Tensor &last = state.tensors[0], &sums = state.tensors[1];
+    Tensor &last = state.recurrent["shift"], &sums = state.recurrent["wkv"];
     Tensor y;
     std::tie(y, sums) = mixed(x, last, sums, {});
     last = x.select(1, x.size(1) - 1).clone();
-    state.position += x.size(1);
     return y;
   }
 
@@ -98,20 +94,12 @@ class Rwkv final : public TokenMixer {
   std::shared_ptr<Linear> key_, value_, receptance_, output_;
 };
 
-struct RwkvSpec final : TokenMixerSpec {
-  std::string type() const override { return "rwkv"; }
-  void fields(Fields&) override {}
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Rwkv>(shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry rwkv_mixer() {
-  return {"rwkv", "fading averages of the values, a rate a channel, linear in the length",
-          "Peng et al. 2023 (RWKV-4)",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<RwkvSpec>()); }};
+  return token_mixer<Rwkv>("rwkv",
+                           "fading averages of the values, a rate a channel, linear in the length",
+                           "Peng et al. 2023 (RWKV-4)", {.bidirectional = false});
 }
 
 }  // namespace headloom

@@ -48,7 +48,6 @@ class Shaped final : public TokenMixer {
   }
 
   bool keeps_input() const override { return true; }
-  bool stateful() const override { return shape_.causal; }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     auto [q, k, v] = project(x);
@@ -68,12 +67,12 @@ class Shaped final : public TokenMixer {
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     const auto [q, k, v] = project(x);
-    state.tensors.resize(1);
     // Sums of all values up to each position.
+    Tensor& before = state.recurrent["sum_of_values"];
     Tensor sums = wide(v).cumsum(1);
-    if (state.tensors[0].defined()) sums = sums + state.tensors[0].unsqueeze(1);
-    state.tensors[0] = sums.select(1, sums.size(1) - 1).clone();
-    const Tensor seen = state.position.next(x.size(1)) + 1;
+    if (before.defined()) sums = sums + before.unsqueeze(1);
+    before = sums.select(1, sums.size(1) - 1).clone();
+    const Tensor seen = state.position.position_ids(x.size(1)) + 1;
     AttendOptions how{.rotary = rotary_ ? &*rotary_ : nullptr};
     if (alibi()) {
       how.bias = [&, &q = q](const Tensor& distance) {
@@ -188,23 +187,12 @@ class Shaped final : public TokenMixer {
   std::optional<Rotary> rotary_;
 };
 
-struct ShapedSpec final : TokenMixerSpec {
-  ShapedOptions options;
-
-  std::string type() const override { return "shaped"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<Shaped>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry shaped_mixer() {
-  return {"shaped",
-          "attention that starts as the identity, of its own input; for simplified blocks",
-          "He & Hofmann 2024; Noci et al. 2023",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<ShapedSpec>()); }};
+  return token_mixer<Shaped, ShapedOptions>(
+      "shaped", "attention that starts as the identity, of its own input; for simplified blocks",
+      "He & Hofmann 2024; Noci et al. 2023");
 }
 
 }  // namespace headloom

@@ -108,22 +108,12 @@ class TalkingHeads final : public Attention {
   Tensor pre_, post_;  // [h_k, h], [h, h_v]
 };
 
-struct TalkingHeadsSpec final : TokenMixerSpec {
-  TalkingHeadsOptions options;
-
-  std::string type() const override { return "talking_heads"; }
-  void fields(Fields& f) override { options.fields(f); }
-  std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-    return std::make_shared<TalkingHeads>(options, shape);
-  }
-};
-
 }  // namespace
 
 TokenMixerEntry talking_heads_mixer() {
-  return {"talking_heads", "learned static mixing of heads before and after softmax",
-          "Shazeer et al. 2020",
-          [] { return std::shared_ptr<TokenMixerSpec>(std::make_shared<TalkingHeadsSpec>()); }};
+  return token_mixer<TalkingHeads, TalkingHeadsOptions>(
+      "talking_heads", "learned static mixing of heads before and after softmax",
+      "Shazeer et al. 2020", {.cross_attention = true});
 }
 
 }  // namespace headloom

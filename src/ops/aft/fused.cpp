@@ -215,9 +215,9 @@ TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
 }  // namespace
 
 std::string aft_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for causal simple and local in float32 and bfloat16; matrix products for "
-                  "the other forms");
+  return c10::str(
+      "fused CPU kernels for causal simple and local in float32 and bfloat16; matrix products for "
+      "the other forms");
 }
 
 std::tuple<Tensor, Tensor> aft_local_fused(const Tensor& q, const Tensor& k, const Tensor& v,

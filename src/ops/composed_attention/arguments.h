@@ -18,7 +18,8 @@
   "Tensor? pre_conv=None, Tensor? post_conv=None, str conv_padding=\"both\", "        \
   "str conv_mask=\"double\", Tensor? bias=None, bool causal=True, int? window=None, " \
   "Tensor? lengths=None, Tensor? documents=None, Tensor? mask=None, float? scale=None"
-// The same in C++, its names, and the options `o` as such a list.
+// The same in C++, its names, and the options `o` as such a list: lists cannot stand in
+// parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
 #define HL_ATTENTION_PARAMETERS                                                        \
   const OptionalTensors &pre, const OptionalTensors &post, int64_t pre_groups,         \
       int64_t post_groups, const std::optional<at::Tensor>&pre_conv,                   \
@@ -35,6 +36,7 @@
       optional_tensor(o.post_conv), o.conv_padding, o.conv_mask, optional_tensor(o.bias),      \
       o.causal, o.window, optional_tensor(o.lengths), optional_tensor(o.documents),            \
       optional_tensor(o.mask), o.scale
+// NOLINTEND(bugprone-macro-parentheses)
 
 namespace headloom::ops {
 

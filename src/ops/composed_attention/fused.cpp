@@ -244,9 +244,9 @@ Tensor allocate_bias_grad(Call& call, const Tensor& bias, int64_t workers) {
 
 std::string fused_limits() {
   return c10::str(
-      "fused CPU kernels (", capability_name(), " here) for float32 and bfloat16, up to ",
-      fused::kMaxHeads, " maps, heads up to 256, rank up to 4, convolutions up to ",
-      fused::kMaxConvQueries, " x ", fused::kMaxConvKeys,
+      "fused CPU kernels for float32 and bfloat16, up to ", fused::kMaxHeads,
+      " maps, heads up to 256, rank up to 4, convolutions up to ", fused::kMaxConvQueries, " x ",
+      fused::kMaxConvKeys,
       "; the reference for the rest (other types and devices); where nothing is composed, "
       "scaled_dot_product_attention for the rest and for very few queries");
 }

@@ -107,6 +107,7 @@ void conv_grad_head(int64_t rows, int64_t keys, const float* x, int64_t ld, cons
 // Calls f.template operator()<CQ>() with CQ = queries.
 template <typename F>
 HL_INLINE void with_queries(int64_t queries, F&& f) {
+  // NOLINTNEXTLINE(bugprone-switch-missing-default-case): the plan admits 1 to 8 queries.
   switch (queries) {
 #define HL_QUERIES(n) \
   case n:             \

@@ -331,6 +331,7 @@ uint64_t visible_keys(const Args& a, int64_t batch, int64_t t, int64_t block, bo
   if (a.mask.data) {
     uint64_t shown = 0;
     for (int64_t s = lo; s < hi; ++s) {
+      // NOLINTNEXTLINE(bugprone-bool-pointer-implicit-conversion): the value is what is cast.
       shown |= static_cast<uint64_t>(*a.mask.at(batch, 0, t, first + s)) << s;
     }
     bits &= shown;

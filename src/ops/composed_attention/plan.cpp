@@ -9,7 +9,7 @@ namespace headloom::ops::fused {
 static int64_t tile_rows(const Args& a, bool backward, int64_t workers) {
   int64_t keys = a.S;
   if (a.window > 0 && 2 * a.window < keys) keys = 2 * a.window;
-  const bool tall = backward ? keys > 2048 && a.H * keys <= 8 * 4096 : keys > 4096;
+  const bool tall = backward ? keys > 2048 && a.H * keys <= int64_t{8} * 4096 : keys > 4096;
   int64_t rows = tall ? 64 : 32;
   while (rows > 16 && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
   return a.T < rows ? a.T : rows;

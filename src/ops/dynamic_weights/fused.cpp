@@ -60,8 +60,7 @@ const char* dynamic_weights_unsupported(const Tensor& hidden, const Tensor& w2) 
 }
 
 std::string dynamic_weights_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32 and bfloat16, up to ", kStreamedRows,
+  return c10::str("fused CPU kernels for float32 and bfloat16, up to ", kStreamedRows,
                   " rows, where no gradient is wanted; ATen's operators for the rest");
 }
 

@@ -109,9 +109,9 @@ const char* gated_norm_unsupported_reason(const Tensor& x, const Tensor& eps) {
 }
 
 std::string gated_norm_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32 and bfloat16; the reference for other types and devices and "
-                  "an eps that wants a gradient");
+  return c10::str(
+      "fused CPU kernels for float32 and bfloat16; the reference for other types and devices and "
+      "an eps that wants a gradient");
 }
 
 Tensor gated_norm_fused(const Tensor& x, const Tensor& gate, const Tensor& eps) {

@@ -24,12 +24,6 @@ inline Capability capability() {
   return chosen;
 }
 
-// "AVX512_BF16"
-inline const char* capability_name() {
-  constexpr const char* names[] = {"DEFAULT", "AVX2", "AVX512", "AVX512_BF16"};
-  return names[static_cast<int>(capability())];
-}
-
 // The build that fits of a kernel NAME, which every instruction set defines as NAME_DEFAULT,
 // NAME_AVX2, NAME_AVX512 and NAME_AVX512_BF16 in its kernel_cpu.cpp (HL_KERNEL in inline.h).
 template <typename F>

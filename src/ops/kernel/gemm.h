@@ -89,6 +89,7 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
     const int64_t rows = left >= 2 * MR || left == MR ? MR : left > MR ? (left + 1) / 2 : left;
     const T* a = A + m * step;
     float* c = C + m * ldc;
+    // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to MR, at most 8.
     switch (rows) {
 #define HL_ROWS(n)                                                                             \
   case n:                                                                                      \

@@ -126,10 +126,10 @@ void product(Tensor out, const Tensor& a, const Tensor& b) { at::mm_out(out, a, 
 }  // namespace
 
 std::string moe_limits() {
-  return c10::str("tokens sorted by expert, ATen's matrix products and CPU kernels between them (",
-                  capability_name(),
-                  " here) for float32 and bfloat16; the reference, every expert on every token, "
-                  "for other types and devices");
+  return c10::str(
+      "tokens sorted by expert, ATen's matrix products and CPU kernels between them for float32 "
+      "and bfloat16; the reference, every expert on every token, "
+      "for other types and devices");
 }
 
 std::tuple<Tensor, Tensor> moe_forward(const Tensor& x_given, const Tensor& up, const Tensor& down,

@@ -276,8 +276,8 @@ TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
 }  // namespace
 
 std::string positionwise_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32 and bfloat16; the reference for other types and devices");
+  return c10::str(
+      "fused CPU kernels for float32 and bfloat16; the reference for other types and devices");
 }
 
 Tensor rms_norm_fused(const Tensor& x, const Tensor& scale, double eps) {

@@ -106,9 +106,9 @@ void run(const Args& args, bool backward) {
 }  // namespace
 
 std::string retention_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for the chunkwise form in float32 and bfloat16; the reference for the "
-                  "rest: other forms, types and devices, a gamma that wants a gradient");
+  return c10::str(
+      "fused CPU kernels for the chunkwise form in float32 and bfloat16; the reference for the "
+      "rest: other forms, types and devices, a gamma that wants a gradient");
 }
 
 const char* retention_unsupported_reason(const Tensor& q, const Tensor& gamma,

@@ -93,8 +93,7 @@ const char* streamed_linear_unsupported(const Tensor& x, const Tensor& weight, c
 }
 
 std::string streamed_linear_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32, bfloat16 and int8 weights, up to ", kStreamedRows,
+  return c10::str("fused CPU kernels for float32, bfloat16 and int8 weights, up to ", kStreamedRows,
                   " rows, where no gradient is wanted; ATen's products for the rest");
 }
 

@@ -160,8 +160,7 @@ const char* token_shift_unsupported(const Tensor& x, const Tensor& mix) {
 }
 
 std::string token_shift_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32 and bfloat16, up to ", kMixes,
+  return c10::str("fused CPU kernels for float32 and bfloat16, up to ", kMixes,
                   " mixes; the reference for the rest");
 }
 

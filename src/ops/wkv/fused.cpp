@@ -229,8 +229,8 @@ TORCH_LIBRARY_IMPL(headloom, Autograd, m) {
 }  // namespace
 
 std::string wkv_fused_limits() {
-  return c10::str("fused CPU kernels (", capability_name(),
-                  " here) for float32 and bfloat16; the reference for other types and devices");
+  return c10::str(
+      "fused CPU kernels for float32 and bfloat16; the reference for other types and devices");
 }
 
 std::tuple<Tensor, Tensor> wkv_fused(const Tensor& k, const Tensor& v, const Tensor& decay,

@@ -232,9 +232,10 @@ Value indented(const Value& value, Taken& taken, Budget& budget) {
   const bool first = taken.flag("first", false), blank = taken.flag("blank", false);
   const int64_t spaces = width == nullptr || width->is_text() ? 4 : width->integer();
   if (spaces > 1000) template_error("the filter 'indent' has the width ", spaces);
-  const std::string margin = width != nullptr && width->is_text()
-                                 ? width->text()
-                                 : std::string(static_cast<size_t>(std::max<int64_t>(spaces, 0)), ' ');
+  const std::string margin =
+      width != nullptr && width->is_text()
+          ? width->text()
+          : std::string(static_cast<size_t>(std::max<int64_t>(spaces, 0)), ' ');
   std::string out;
   bool begin = true;
   for (const std::string& line : split(shown(value), "\n", -1, false)) {

@@ -76,8 +76,8 @@ class Lexer {
     } else if (sign != '+' && !output) {
       const size_t line = text.rfind('\n') + 1;  // 0 where there is none
       if (line > 0 || starts_line_) {
-        const bool blank = std::all_of(text.begin() + static_cast<std::ptrdiff_t>(line), text.end(),
-                                       is_blank);
+        const bool blank =
+            std::all_of(text.begin() + static_cast<std::ptrdiff_t>(line), text.end(), is_blank);
         if (blank) text.resize(line);
       }
     }
@@ -276,7 +276,8 @@ class Lexer {
       } else if (escape >= '0' && escape <= '7') {
         unsigned code = 0;
         size_t n = 0;
-        for (; n < 3 && i + n < rest().size() && rest()[i + n] >= '0' && rest()[i + n] <= '7'; ++n) {
+        for (; n < 3 && i + n < rest().size() && rest()[i + n] >= '0' && rest()[i + n] <= '7';
+             ++n) {
           code = 8 * code + static_cast<unsigned>(rest()[i + n] - '0');
         }
         data::append_utf8(value, code);

@@ -49,8 +49,9 @@ template <bool left, bool right>
 Value strip(const std::string& text, Taken& taken, Budget& budget) {
   const Value* chars = taken.next("chars");
   if (chars != nullptr && chars->is_text() && chars->text().empty()) return text;
-  return made_text(stripped(text, chars == nullptr || chars->is_none() ? "" : chars->text(), left, right),
-              budget);
+  return made_text(
+      stripped(text, chars == nullptr || chars->is_none() ? "" : chars->text(), left, right),
+      budget);
 }
 
 template <bool right>
@@ -58,7 +59,8 @@ Value split_at(const std::string& text, Taken& taken, Budget& budget) {
   const Value* separator = taken.next("sep");
   const int64_t most = taken.integer("maxsplit", -1);
   const bool spaces = separator == nullptr || separator->is_none();
-  if (!spaces && separator->text().empty()) template_error(taken.callee(), " has an empty separator");
+  if (!spaces && separator->text().empty())
+    template_error(taken.callee(), " has an empty separator");
   return texts(split(text, spaces ? "" : separator->text(), most, right), budget);
 }
 
@@ -79,8 +81,7 @@ const std::vector<std::pair<std::string_view, TextMethod>>& text_methods() {
       {"rsplit", split_at<true>},
       {"find", find_in<false>},
       {"rfind", find_in<true>},
-      {"splitlines",
-       [](const std::string& t, Taken&, Budget& b) { return texts(lines(t), b); }},
+      {"splitlines", [](const std::string& t, Taken&, Budget& b) { return texts(lines(t), b); }},
       {"upper", [](const std::string& t, Taken&, Budget& b) { return made_text(upper(t), b); }},
       {"lower", [](const std::string& t, Taken&, Budget& b) { return made_text(lower(t), b); }},
       {"title", [](const std::string& t, Taken&, Budget& b) { return made_text(titled(t), b); }},

@@ -120,9 +120,8 @@ void Taken::end() const {
     template_error(callee_, " takes at most ", at_, " arguments, found ", call_.positional.size());
   }
   if (named_ < call_.named.size()) {
-    template_error(callee_, " has an argument that is not supported, among ",
-                   call_.named.size(), " with names, the last of them '", call_.named.back().first,
-                   "'");
+    template_error(callee_, " has an argument that is not supported, among ", call_.named.size(),
+                   " with names, the last of them '", call_.named.back().first, "'");
   }
 }
 
@@ -227,8 +226,8 @@ Dict global_functions(std::vector<std::shared_ptr<Namespace>>& spaces, Budget& b
     const int64_t step = taken.integer("step", 1);
     taken.end();
     if (step == 0) template_error("the step of range() is 0");
-    const double count = (static_cast<double>(end) - static_cast<double>(begin)) /
-                         static_cast<double>(step);
+    const double count =
+        (static_cast<double>(end) - static_cast<double>(begin)) / static_cast<double>(step);
     if (count > static_cast<double>(kLongestRange)) {
       template_error("range() has more than ", kLongestRange, " items");
     }
@@ -242,7 +241,8 @@ Dict global_functions(std::vector<std::shared_ptr<Namespace>>& spaces, Budget& b
   add("dict", [](Call& call) -> Value {
     Dict dict;
     if (!call.positional.empty()) dict = call.positional[0].dict();
-    if (call.positional.size() > 1) template_error("dict() takes at most 1 argument without a name");
+    if (call.positional.size() > 1)
+      template_error("dict() takes at most 1 argument without a name");
     for (const auto& [name, value] : call.named) dict.set(name, value);
     return dict;
   });

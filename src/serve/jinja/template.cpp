@@ -202,10 +202,12 @@ class Renderer {
     add("revindex0", count - at - 1);
     if (i > 0) add("previtem", items[i - 1]);
     if (at + 1 < count) add("nextitem", items[i + 1]);
-    add("cycle", std::make_shared<const Function>(Function{"cycle", [i](Call& call) -> Value {
-          if (call.positional.empty()) template_error("cycle() has no arguments");
-          return call.positional[i % call.positional.size()];
-        }}));
+    add("cycle", std::make_shared<const Function>(
+                     Function{"cycle", [i](Call& call) -> Value {
+                                if (call.positional.empty())
+                                  template_error("cycle() has no arguments");
+                                return call.positional[i % call.positional.size()];
+                              }}));
     return space;
   }
 

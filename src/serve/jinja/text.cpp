@@ -68,8 +68,7 @@ bool is_space(std::string_view character) {
 std::string stripped(std::string_view text, std::string_view chars, bool left, bool right) {
   const auto all = characters(text), wanted = characters(chars);
   const auto goes = [&](std::string_view c) {
-    return chars.empty() ? is_space(c)
-                         : std::find(wanted.begin(), wanted.end(), c) != wanted.end();
+    return chars.empty() ? is_space(c) : std::find(wanted.begin(), wanted.end(), c) != wanted.end();
   };
   size_t first = 0, last = all.size();
   while (left && first < last && goes(all[first])) ++first;
@@ -207,8 +206,8 @@ std::vector<std::string> lines(std::string_view text) {
 }
 
 std::string quoted_text(std::string_view text) {
-  const bool doubled = text.find('\'') != std::string_view::npos &&
-                       text.find('"') == std::string_view::npos;
+  const bool doubled =
+      text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos;
   const char quote = doubled ? '"' : '\'';
   std::string out(1, quote);
   for (const std::string_view c : characters(text)) {

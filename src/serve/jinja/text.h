@@ -21,7 +21,8 @@ std::string titled(std::string_view text);
 // As Jinja's filter 'title' has it: words begin behind spaces and opening brackets only.
 std::string headline(std::string_view text);
 // `most` below 0: all.
-std::string replaced(std::string_view text, std::string_view old, std::string_view by, int64_t most);
+std::string replaced(std::string_view text, std::string_view old, std::string_view by,
+                     int64_t most);
 // At white space where `separator` is empty; at most `most` cuts where that is not negative,
 // from the right where `right`.
 std::vector<std::string> split(std::string_view text, std::string_view separator, int64_t most,

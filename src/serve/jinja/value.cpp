@@ -23,12 +23,14 @@ std::string float_text(double number) {
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
   char buffer[64];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::scientific);
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::scientific);
   const std::string scientific(buffer, end.ptr);
   const size_t e = scientific.find('e');
   const int exponent = std::stoi(scientific.substr(e + 1));
   if (exponent < -4 || exponent >= 16) return scientific;
-  const auto fixed = std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::fixed);
+  const auto fixed =
+      std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::fixed);
   std::string out(buffer, fixed.ptr);
   if (out.find('.') == std::string::npos) out += ".0";
   return out;
@@ -119,9 +121,8 @@ bool equal(const Value& a, const Value& b, int depth) {
   if (a.is_list() && b.is_list()) {
     const auto &x = a.list(), &y = b.list();
     return a.whole_list().tuple == b.whole_list().tuple && x.size() == y.size() &&
-           std::equal(x.begin(), x.end(), y.begin(), [&](const Value& p, const Value& q) {
-             return equal(p, q, depth + 1);
-           });
+           std::equal(x.begin(), x.end(), y.begin(),
+                      [&](const Value& p, const Value& q) { return equal(p, q, depth + 1); });
   }
   if (a.is_dict() && b.is_dict()) {
     if (a.dict().items.size() != b.dict().items.size()) return false;

@@ -44,7 +44,7 @@ struct List {
   std::vector<Value> items;
   bool tuple = false;
   bool generator = false;  // what map() and its like give: true even when empty, without a length
-  int depth = 1;  // of lists and dictionaries in each other
+  int depth = 1;           // of lists and dictionaries in each other
 };
 
 // In the order of insertion. Keys are texts.
@@ -153,11 +153,13 @@ class Budget {
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
 
   void step(int64_t count = 1) {
-    if ((steps_ += count) > kMostSteps) over("steps", kMostSteps);
+    steps_ += count;
+    if (steps_ > kMostSteps) over("steps", kMostSteps);
   }
   // Bytes that are made; they also count as work.
   void make(size_t bytes) {
-    if ((bytes_ += static_cast<int64_t>(bytes)) > kMostBytes) over("bytes of text", kMostBytes);
+    bytes_ += static_cast<int64_t>(bytes);
+    if (bytes_ > kMostBytes) over("bytes of text", kMostBytes);
     step(static_cast<int64_t>(bytes / 64));
   }
 

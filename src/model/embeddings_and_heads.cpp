@@ -1,4 +1,4 @@
-#include "model/ends.h"
+#include "model/embeddings_and_heads.h"
 
 #include "ops/streamed_linear/op.h"
 
@@ -74,10 +74,10 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
       usage_error("the model has ", positions_.size(0), " learned positions (", max_length_key_,
                   "), but the sequence has ", end, " tokens.");
     }
-    x = x + (seen.late.defined() ? at::embedding(positions_, seen.next(length))
-                                 : positions_.narrow(0, seen.longest, length));
+    x = x + (seen.left_padding.defined() ? at::embedding(positions_, seen.position_ids(length))
+                                         : positions_.narrow(0, seen.longest, length));
   } else if (config_.position.type == "sinusoidal") {
-    x = x + sinusoidal(seen.next(length), config_.width, x.options().requires_grad(false));
+    x = x + sinusoidal(seen.position_ids(length), config_.width, x.options().requires_grad(false));
   }
   if (segments.defined() && !segments_.defined()) {
     usage_error(
@@ -121,12 +121,12 @@ Tensor TokenHead::forward(const Tensor& hidden) const {
   return ops::streamed_linear(x, table_, scale_, bias_);
 }
 
-void TokenHead::narrow(at::ScalarType type) {
-  if (transform_) transform_->narrow(type);
+void TokenHead::convert(at::ScalarType type) {
+  if (transform_) transform_->convert(type);
   if (output_) {
-    output_->narrow(type);
+    output_->convert(type);
   } else if (table_.scalar_type() != type) {
-    std::tie(table_, scale_) = narrowed(table_, type);
+    std::tie(table_, scale_) = converted(table_, type);
   }
 }
 

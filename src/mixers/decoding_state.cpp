@@ -1,4 +1,4 @@
-#include "mixers/state.h"
+#include "mixers/decoding_state.h"
 
 #include <ATen/Parallel.h>
 
@@ -12,12 +12,12 @@
 namespace headloom {
 namespace {
 
-// Positions that there is always room for, few as they may be.
+// Memory is taken for at least so many positions.
 constexpr int64_t kSpare = 16;
 
 // Of one position of one sequence.
-size_t bytes_of_row(const at::Tensor& room) {
-  return static_cast<size_t>(room.stride(1)) * room.element_size();
+size_t bytes_of_row(const at::Tensor& data) {
+  return static_cast<size_t>(data.stride(1)) * data.element_size();
 }
 
 // Whether the values of a row, t[b][i], lie one after the other.
@@ -37,36 +37,66 @@ std::vector<int64_t> first_numbers(int64_t count) {
   return out;
 }
 
+template <typename T>
+bool same_names(const Named<T>& a, const Named<T>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
+// Of the sequences of several states together.
+Positions joined_positions(const std::vector<const MixerState*>& all) {
+  Positions joined;
+  int64_t coming = 0;
+  bool even = true;
+  for (const MixerState* part : all) {
+    const Positions& p = part->position;
+    even = even && p.longest == all[0]->position.longest && !p.left_padding.defined();
+    joined.longest = std::max(joined.longest, p.longest);
+    coming = std::max(coming, p.capacity - p.longest);
+  }
+  if (coming > 0) joined.capacity = joined.longest + coming;
+  if (even || all[0]->batch() == 0) return joined;
+  std::vector<at::Tensor> padding;
+  for (const MixerState* part : all) {
+    const int64_t before = joined.longest - part->position.longest;
+    const at::Tensor& own = part->position.left_padding;
+    padding.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
+  }
+  joined.left_padding = at::cat(padding);
+  return joined;
+}
+
 }  // namespace
 
 int64_t Positions::of(int64_t b) const {
-  return late.defined() ? longest - late[b].item<int64_t>() : longest;
+  return left_padding.defined() ? longest - left_padding[b].item<int64_t>() : longest;
 }
 
-at::Tensor Positions::next(int64_t n) const {
-  const auto options = late.defined() ? late.options() : at::TensorOptions().dtype(at::kLong);
+at::Tensor Positions::position_ids(int64_t n) const {
+  const auto options =
+      left_padding.defined() ? left_padding.options() : at::TensorOptions().dtype(at::kLong);
   const at::Tensor aligned = at::arange(longest, longest + n, options).unsqueeze(0);
-  return late.defined() ? (aligned - late.unsqueeze(1)).clamp_min(0) : aligned;
+  return left_padding.defined() ? (aligned - left_padding.unsqueeze(1)).clamp_min(0) : aligned;
 }
 
-at::Tensor Positions::present(int64_t columns) const {
-  if (!late.defined()) return {};
-  const at::Tensor place = at::arange(longest - columns, longest, late.options());
-  return place.ge(late.view({-1, 1, 1, 1}));
+at::Tensor Positions::padding_mask(int64_t columns) const {
+  if (!left_padding.defined()) return {};
+  const at::Tensor place = at::arange(longest - columns, longest, left_padding.options());
+  return place.ge(left_padding.view({-1, 1, 1, 1}));
 }
 
 Positions Positions::newest(int64_t columns) const {
-  if (!late.defined()) return {columns, {}};
-  return {columns, (late - (longest - columns)).clamp_min(0)};
+  if (!left_padding.defined()) return {columns, {}};
+  return {columns, (left_padding - (longest - columns)).clamp_min(0)};
 }
 
 Positions Positions::select(const at::Tensor& which) const {
-  if (!late.defined()) return *this;
-  const at::Tensor chosen = late.index_select(0, which.to(late.device()));
+  if (!left_padding.defined()) return *this;
+  const at::Tensor chosen = left_padding.index_select(0, which.to(left_padding.device()));
   const int64_t least = chosen.min().item<int64_t>();
   const bool even = chosen.max().item<int64_t>() == least;
   return {longest - least, even ? at::Tensor() : chosen - least,
-          std::max<int64_t>(room - least, 0)};
+          std::max<int64_t>(capacity - least, 0)};
 }
 
 CachePolicy CachePolicy::parse(const std::string& text) {
@@ -95,22 +125,21 @@ CachePolicy CachePolicy::parse(const std::string& text) {
 std::string CachePolicy::text() const { return evicts() ? str(type, ":", budget) : type; }
 
 // In one operator, as a step makes many of them.
-at::Tensor Rows::view(int64_t begin, int64_t count) const {
+at::Tensor CacheTensor::view(int64_t begin, int64_t count) const {
   c10::DimVector sizes(data_.sizes());
   sizes[0] = batch_;
   sizes[1] = count;
   return data_.as_strided(sizes, data_.strides(), data_.storage_offset() + begin * data_.stride(1));
 }
 
-at::Tensor Rows::kept() const { return view(begin_, size()); }
+at::Tensor CacheTensor::kept() const { return view(begin_, size()); }
 
-void Rows::expect(int64_t positions, std::optional<int64_t> most) {
-  // Within twice what is kept, rows move once in as many positions.
+void CacheTensor::reserve(int64_t positions, std::optional<int64_t> most) {
+  // Within twice what is kept, positions move once in as many steps.
   reserved_ = most && *most < positions ? std::min(positions, 2 * *most + kSpare) : positions;
 }
 
-at::Tensor Rows::append(const at::Tensor& t) {
-  if (!t.defined()) return {};
+at::Tensor CacheTensor::append(const at::Tensor& t) {
   const int64_t added = t.size(1), after = size() + added;
   if (!data_.defined()) {
     batch_ = t.size(0);
@@ -118,16 +147,16 @@ at::Tensor Rows::append(const at::Tensor& t) {
     sizes[1] = std::max({after, reserved_, kSpare});
     data_ = at::empty(sizes, t.options().requires_grad(false));
   } else {
-    make_room(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
+    grow(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
   }
   put(t);
   end_ += added;
   return kept();
 }
 
-void Rows::put(const at::Tensor& t) {
-  // Rows as they come from a projection; of a step they are few, and copy_ takes longer to begin
-  // than to copy them.
+void CacheTensor::put(const at::Tensor& t) {
+  // CacheTensor as they come from a projection; of a step they are few, and copy_ takes longer to
+  // begin than to copy them.
   const int64_t values = data_.stride(1), added = t.size(1);
   const bool whole = t.scalar_type() == data_.scalar_type() && t.device() == data_.device() &&
                      t.numel() == batch_ * added * values && is_row(t);
@@ -147,31 +176,31 @@ void Rows::put(const at::Tensor& t) {
   }
 }
 
-void Rows::make_room(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {
+void CacheTensor::grow(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {
   const int64_t present = data_.size(0), has = data_.size(1), kept = size();
   if (sequences <= present) {
     if (begin_ >= before && end_ + behind <= has) return;
-    // Rows that were forgotten have left room. Unless a quarter of the rows can be appended before
-    // they have to move again, it is too small.
+    // Positions that were forgotten have left memory free. Unless a quarter of those kept can be
+    // appended before they have to move again, it is too little.
     const int64_t spare = has - (before + kept + behind);
     if (spare >= 0 && 4 * spare >= kept) return move_to(present, has, before);
   }
   move_to(sequences <= present ? present : std::max(sequences, 2 * present), capacity, before);
 }
 
-void Rows::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
-  at::Tensor room = data_;
+void CacheTensor::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
+  at::Tensor data = data_;
   if (sequences != data_.size(0) || capacity != data_.size(1)) {
     std::vector<int64_t> sizes = data_.sizes().vec();
     sizes[0] = sequences;
     sizes[1] = capacity;
-    room = at::empty(sizes, data_.options());
+    data = at::empty(sizes, data_.options());
   }
   const size_t row = bytes_of_row(data_);
   const int64_t has = data_.size(1);
   const char* const from = static_cast<const char*>(data_.const_data_ptr());
-  char* const to = static_cast<char*>(room.data_ptr());
-  // Within one room a sequence moves in its own part.
+  char* const to = static_cast<char*>(data.data_ptr());
+  // Within the same memory a sequence moves in its own part.
   at::parallel_for(0, batch_, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       std::memmove(to + static_cast<size_t>(b * capacity + begin) * row,
@@ -181,10 +210,10 @@ void Rows::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
   });
   end_ = begin + size();
   begin_ = begin;
-  data_ = room;
+  data_ = data;
 }
 
-void Rows::keep_last(int64_t n) {
+void CacheTensor::keep_last(int64_t n) {
   if (!data_.defined()) return;
   n = std::min(n, data_.size(1));  // a window may be as large as int64 allows
   begin_ = std::max(begin_, end_ - n);
@@ -192,7 +221,7 @@ void Rows::keep_last(int64_t n) {
   if (data_.size(1) > 4 * n + 4 * kSpare) move_to(data_.size(0), 2 * n + kSpare, 0);
 }
 
-void Rows::keep(const at::Tensor& which) {
+void CacheTensor::keep(const at::Tensor& which) {
   if (!data_.defined()) return;
   const int64_t count = which.size(-1), capacity = data_.size(1), all = size();
   const at::Tensor index = which.contiguous();
@@ -201,7 +230,7 @@ void Rows::keep(const at::Tensor& which) {
   const auto chosen = [&](int64_t b) {
     return index.const_data_ptr<int64_t>() + (index.dim() == 2 ? b * count : 0);
   };
-  // The rows kept close up towards the newest or towards the oldest, whichever moves fewer.
+  // The positions kept close up towards the newest or towards the oldest, whichever moves fewer.
   int64_t moves = 0;
   for (int64_t b = 0; b < batch_; ++b) {
     const int64_t* const from = chosen(b);
@@ -232,13 +261,13 @@ void Rows::keep(const at::Tensor& which) {
   keep_last(count);
 }
 
-int64_t Rows::bytes() const {
+int64_t CacheTensor::bytes() const {
   if (!data_.defined()) return 0;
   return static_cast<int64_t>(bytes_of_row(data_)) * batch_ * size();
 }
 
-Rows Rows::select(const at::Tensor& which, int64_t n) const {
-  Rows out;
+CacheTensor CacheTensor::select(const at::Tensor& which, int64_t n) const {
+  CacheTensor out;
   if (data_.defined()) {
     const int64_t count = std::min(n, size());
     out.reserved_ = std::max<int64_t>(reserved_ - (size() - count), 0);
@@ -247,34 +276,34 @@ Rows Rows::select(const at::Tensor& which, int64_t n) const {
   return out;
 }
 
-void Rows::keep_sequences(const std::vector<int64_t>& which, int64_t n) {
+void CacheTensor::keep_sequences(const std::vector<int64_t>& which, int64_t n) {
   if (!data_.defined()) return;
   const int64_t before = size();
   batch_ = static_cast<int64_t>(which.size());
   begin_ = std::max(begin_, end_ - n);
   reserved_ = std::max<int64_t>(reserved_ - (before - size()), 0);
-  const at::Tensor rows = data_.narrow(1, begin_, size());
+  const at::Tensor kept = data_.narrow(1, begin_, size());
   for (int64_t b = 0; b < batch_; ++b) {
     const int64_t from = which[static_cast<size_t>(b)];
-    if (from != b) rows[b].copy_(rows[from]);
+    if (from != b) kept[b].copy_(kept[from]);
   }
-  // Room of many that have left is given back.
+  // The memory of many that have left is given back.
   if (4 * batch_ <= data_.size(0)) move_to(2 * batch_, data_.size(1), begin_);
 }
 
-void Rows::add(const std::vector<const Rows*>& others) {
+void CacheTensor::add(const std::vector<const CacheTensor*>& others) {
   int64_t sequences = batch_, longest = size(), coming = reserved_ - size();
-  for (const Rows* other : others) {
+  for (const CacheTensor* other : others) {
     if (!other->data_.defined()) return;
     sequences += other->batch_;
     longest = std::max(longest, other->size());
     coming = std::max(coming, other->reserved_ - other->size());
   }
-  // Where it is not known how many positions come, room for some.
+  // Where it is not known how many positions come, memory for some.
   const int64_t spare = longest / 4 + kSpare, behind = coming > 0 ? coming : spare;
   const int64_t own = size();
   if (data_.defined()) {
-    make_room(sequences, longest - own, behind, longest + behind + spare);
+    grow(sequences, longest - own, behind, longest + behind + spare);
   } else {
     std::vector<int64_t> sizes = others[0]->data_.sizes().vec();
     sizes[0] = sequences;
@@ -291,7 +320,7 @@ void Rows::add(const std::vector<const Rows*>& others) {
     return to.narrow(1, longest - n, n);
   };
   if (batch_ > 0) put(0, batch_, own);
-  for (const Rows* other : others) {
+  for (const CacheTensor* other : others) {
     put(batch_, other->batch_, other->size()).copy_(other->kept());
     batch_ += other->batch_;
   }
@@ -299,26 +328,30 @@ void Rows::add(const std::vector<const Rows*>& others) {
 
 int64_t MixerState::bytes() const {
   int64_t sum = 0;
-  for (const Rows& r : rows) sum += r.bytes();
-  for (const at::Tensor& t : tensors) sum += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
+  for (const auto& [name, tensor] : cache) sum += tensor.bytes();
+  for (const auto& [name, tensor] : recurrent) {
+    if (tensor.defined()) sum += static_cast<int64_t>(tensor.nbytes());
+  }
   return sum;
 }
 
 int64_t MixerState::batch() const {
-  for (const Rows& r : rows) {
-    if (r.batch() > 0) return r.batch();
+  for (const auto& [name, tensor] : cache) {
+    if (tensor.batch() > 0) return tensor.batch();
   }
-  for (const at::Tensor& t : tensors) {
-    if (t.defined()) return t.size(0);
+  for (const auto& [name, tensor] : recurrent) {
+    if (tensor.defined()) return tensor.size(0);
   }
   return 0;
 }
 
 MixerState MixerState::select(const at::Tensor& which) const {
   MixerState out{.position = position.select(which), .policy = policy};
-  for (const Rows& r : rows) out.rows.push_back(r.select(which, out.position.longest));
-  for (const at::Tensor& t : tensors) {
-    out.tensors.push_back(t.defined() ? t.index_select(0, which) : t);
+  for (const auto& [name, tensor] : cache) {
+    out.cache.emplace(name, tensor.select(which, out.position.longest));
+  }
+  for (const auto& [name, tensor] : recurrent) {
+    out.recurrent[name] = tensor.defined() ? tensor.index_select(0, which) : tensor;
   }
   return out;
 }
@@ -326,74 +359,55 @@ MixerState MixerState::select(const at::Tensor& which) const {
 void MixerState::keep(const std::vector<int64_t>& which) {
   const at::Tensor index = at::tensor(at::IntArrayRef(which), at::kLong);
   position = position.select(index);
-  for (Rows& r : rows) r.keep_sequences(which, position.longest);
-  for (at::Tensor& t : tensors) {
-    if (t.defined()) t = t.index_select(0, index);
+  for (auto& [name, tensor] : cache) tensor.keep_sequences(which, position.longest);
+  for (auto& [name, tensor] : recurrent) {
+    if (tensor.defined()) tensor = tensor.index_select(0, index);
   }
 }
 
 void MixerState::add(const std::vector<const MixerState*>& others) {
   std::vector<const MixerState*> all = others;
-  const bool empty = rows.empty() && tensors.empty() && position.longest == 0;
+  const bool empty = cache.empty() && recurrent.empty() && position.longest == 0;
   if (!empty) all.insert(all.begin(), this);
   const MixerState& first = *all.at(0);
-  Positions joined = {.longest = 0};
-  int64_t shortest = first.position.longest, coming = 0;
   for (const MixerState* part : all) {
-    require(part->rows.size() == first.rows.size() && part->tensors.size() == first.tensors.size(),
+    require(same_names(part->cache, first.cache) && same_names(part->recurrent, first.recurrent),
             "decoding states cannot be joined: some have seen nothing, or another model's text.");
     require(part->policy == first.policy,
             "decoding states cannot be joined: their cache policies are ", first.policy.text(),
             " and ", part->policy.text(), ", expected one.");
-    const Positions& p = part->position;
-    joined.longest = std::max(joined.longest, p.longest);
-    shortest = std::min(shortest, p.longest);
-    coming = std::max(coming, p.room - p.longest);
   }
-  if (coming > 0) joined.room = joined.longest + coming;
-  if (first.batch() > 0) {
-    const bool even = shortest == joined.longest &&
-                      std::all_of(all.begin(), all.end(), [](const MixerState* part) {
-                        return !part->position.late.defined();
-                      });
-    if (!even) {
-      std::vector<at::Tensor> late;
-      for (const MixerState* part : all) {
-        const int64_t before = joined.longest - part->position.longest;
-        const at::Tensor& own = part->position.late;
-        late.push_back(own.defined() ? own + before : at::full({part->batch()}, before, at::kLong));
-      }
-      joined.late = at::cat(late);
-    }
-  }
-  if (empty) {
-    policy = first.policy;
-    rows.resize(first.rows.size());
-    tensors.resize(first.tensors.size());
-  }
-  std::vector<at::Tensor> joined_tensors(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!first.tensors[i].defined()) continue;
+  const Positions joined = joined_positions(all);
+  if (empty) policy = first.policy;
+  Named<at::Tensor> joined_recurrent;
+  for (const auto& [name, tensor] : first.recurrent) {
     std::vector<at::Tensor> parts;
-    for (const MixerState* part : all) parts.push_back(part->tensors[i]);
-    joined_tensors[i] = at::cat(parts);
+    for (const MixerState* part : all) parts.push_back(part->recurrent.at(name));
+    joined_recurrent[name] = tensor.defined() ? at::cat(parts) : tensor;
   }
   const std::vector<int64_t> own = first_numbers(empty ? 0 : first.batch());
-  std::vector<int64_t> sizes;
+  std::vector<std::pair<CacheTensor*, int64_t>> added;  // and the positions that it had
   try {
-    for (size_t i = 0; i < rows.size(); ++i) {
-      std::vector<const Rows*> parts;
-      for (const MixerState* other : others) parts.push_back(&other->rows[i]);
-      const int64_t size = rows[i].size();
-      rows[i].add(parts);
-      sizes.push_back(size);
+    for (const auto& [name, tensor] : others[0]->cache) {
+      std::vector<const CacheTensor*> parts;
+      for (const MixerState* other : others) parts.push_back(&other->cache.at(name));
+      CacheTensor& mine = cache[name];
+      const int64_t size = mine.size();
+      mine.add(parts);
+      added.emplace_back(&mine, size);
     }
   } catch (...) {  // there is no memory for this one: those before it become what they were
-    for (size_t i = 0; i < sizes.size(); ++i) rows[i].keep_sequences(own, sizes[i]);
+    for (const auto& [tensor, size] : added) tensor->keep_sequences(own, size);
     throw;
   }
-  tensors = std::move(joined_tensors);
+  recurrent = std::move(joined_recurrent);
   position = joined;
+}
+
+MixerState MixerState::alias() const {
+  MixerState out{.position = position, .recurrent = recurrent, .policy = policy};
+  for (const auto& [name, tensor] : cache) out.cache.emplace(name, tensor.alias());
+  return out;
 }
 
 MixerState MixerState::join(const std::vector<const MixerState*>& parts) {

@@ -1,4 +1,4 @@
-// What a training step learns of its layers beside their output.
+// What layers give a training step beside their output: auxiliary losses and statistics.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace headloom {
 
-struct Observed {
+struct AuxiliaryOutputs {
   // The sum of what the layers want added to the loss; undefined where none wants anything.
   at::Tensor loss;
   // Of each layer with experts, by MixerContext::layer: how many choices each expert got [experts],

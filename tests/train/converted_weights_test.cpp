@@ -6,7 +6,7 @@
 #include "train/evaluate.h"
 #include "train/load.h"
 
-namespace headloom::test::narrow_weights_test {
+namespace headloom::test::converted_weights_test {
 namespace {
 
 // Null for a mixer that looks both ways.
@@ -45,7 +45,7 @@ TEST(NarrowWeights, BFloat16IsWhatAutocastComputes) {
     const Tensor text = tokens(2, 9, 70);
     const Autocast autocast("bfloat16");
     const Tensor expected = model->forward(text);
-    model->narrow_weights(at::kBFloat16);
+    model->convert_weights(at::kBFloat16);
     EXPECT_TRUE(at::equal(model->forward(text), expected)) << toml;
   }
 }
@@ -58,7 +58,7 @@ TEST(NarrowWeights, Int8CostsLittleAndPiecesGiveTheWhole) {
     if (!model) continue;
     const Tensor text = tokens(2, 9, 70);
     const Tensor expected = model->forward(text);
-    model->narrow_weights(at::kChar);
+    model->convert_weights(at::kChar);
     const Tensor got = model->forward(text);
     EXPECT_LT(relative_error(got, expected), 0.1) << toml;
     EXPECT_GT(relative_error(got, expected), 0) << toml;
@@ -83,7 +83,7 @@ TEST(NarrowWeights, EncoderDecodersTakeThem) {
       const ModelInput input{.tokens = tokens(2, 7, 30), .source = tokens(2, 9, 30)};
       const Autocast autocast(type == at::kBFloat16 ? "bfloat16" : "");
       const Tensor expected = model->forward(input);
-      model->narrow_weights(type);
+      model->convert_weights(type);
       const auto parameters = parameters_of(*model);
       EXPECT_EQ(parameters.at("decoder.layer1.cross.qkv.weight").scalar_type(), type) << mixer;
       EXPECT_EQ(parameters.at("encoder.layer0.mixer.qkv.weight").scalar_type(), type) << mixer;
@@ -107,7 +107,7 @@ TEST(NarrowWeights, WhatIsNotALinearMapStays) {
       "active = 2 }\n";
   const auto model = decoder(toml), before = decoder(toml);
   const int64_t count = count_parameters(model->config());
-  model->narrow_weights(at::kChar);
+  model->convert_weights(at::kChar);
   int64_t sum = 0, bytes = 0;
   const auto old = parameters_of(*before);
   for (const auto& [name, p] : parameters_of(*model)) {
@@ -162,4 +162,4 @@ TEST(NarrowWeights, ARunComputesInWhatIsAskedFor) {
 }
 
 }  // namespace
-}  // namespace headloom::test::narrow_weights_test
+}  // namespace headloom::test::converted_weights_test

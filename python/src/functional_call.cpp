@@ -1,4 +1,4 @@
-#include "lending.h"
+#include "functional_call.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
@@ -81,7 +81,7 @@ ModuleTensors new_tensors(Builder build, std::string_view spec, bool values) {
   return tensors_of(values ? *build_plainly(build, text) : *build_without_values(build, text));
 }
 
-void Shell::lend(at::TensorList params, Inputs inputs) {
+void FunctionalModule::set_tensors(at::TensorList params, Inputs inputs) {
   TORCH_CHECK_VALUE(params.size() == parameters.size(), module->what(), ": params has ",
                     params.size(), " tensors, expected ", parameters.size(), ".");
   for (size_t i = 0; i < params.size(); ++i) {
@@ -101,13 +101,13 @@ void Shell::lend(at::TensorList params, Inputs inputs) {
   }
 }
 
-void Shell::take_back() {
+void FunctionalModule::clear_tensors() {
   for (const Parameter& own : parameters) {
     for (Tensor* slot : own.slots) *slot = Tensor();
   }
 }
 
-void explain_types(const Shell& shell, at::TensorList params, Inputs inputs) {
+void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs) {
   // Autocast brings types together, but leaves Double alone.
   const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
   const char* kind = "";
@@ -121,57 +121,57 @@ void explain_types(const Shell& shell, at::TensorList params, Inputs inputs) {
       type = t.scalar_type();
     }
     const bool together = autocast && t.scalar_type() != at::kDouble && *type != at::kDouble;
-    TORCH_CHECK_VALUE(together || t.scalar_type() == *type, shell.module->what(), ": ", kind, first, " is ",
-                      *type, ", but ", what, name, " is ", t.scalar_type(),
+    TORCH_CHECK_VALUE(together || t.scalar_type() == *type, functional.module->what(), ": ", kind,
+                      first, " is ", *type, ", but ", what, name, " is ", t.scalar_type(),
                       "; expected one type (.to(dtype) converts)",
                       autocast ? ", as autocast leaves Double alone." : ", or torch.autocast.");
   };
   for (const Input& input : inputs) expect("", input.name, input.tensor);
   for (size_t i = 0; i < params.size(); ++i) {
-    expect("parameter ", "'" + shell.parameters[i].name + "'", params[i]);
+    expect("parameter ", "'" + functional.parameters[i].name + "'", params[i]);
   }
 }
 
-Shell make_shell(Builder build, const std::string& spec) {
-  Shell shell;
-  shell.module = build_without_values(build, spec);
-  for (const auto& [name, value] : named_tensors(*shell.module)) {
-    shell.parameters.push_back({.name = name, .sizes = value.sizes().vec(), .slots = {}});
+FunctionalModule make_functional_module(Builder build, const std::string& spec) {
+  FunctionalModule functional;
+  functional.module = build_without_values(build, spec);
+  for (const auto& [name, value] : named_tensors(*functional.module)) {
+    functional.parameters.push_back({.name = name, .sizes = value.sizes().vec(), .slots = {}});
   }
   bool complete = true;
   size_t next = 0;
-  for (auto& places : shell.module->release_tensors()) {
+  for (auto& places : functional.module->release_tensors()) {
     complete = complete && !places.empty();
-    shell.parameters[next++].slots = std::move(places);
+    functional.parameters[next++].slots = std::move(places);
   }
-  TORCH_INTERNAL_ASSERT(complete && shell.module->parameters().empty(),
+  TORCH_INTERNAL_ASSERT(complete && functional.module->parameters().empty(),
                         "a module registers all its parameters through Module::parameter and its "
                         "buffers through Module::buffer, but not this one: ",
                         spec);
-  shell.take_back();
-  return shell;
+  functional.clear_tensors();
+  return functional;
 }
 
-Shell Pool::take(const std::string& spec) {
+FunctionalModule Pool::take(const std::string& spec) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& idle = idle_[spec];
     if (!idle.empty()) {
-      Shell shell = std::move(idle.back());
+      FunctionalModule functional = std::move(idle.back());
       idle.pop_back();
-      return shell;
+      return functional;
     }
   }
-  return make_shell(build_, spec);
+  return make_functional_module(build_, spec);
 }
 
-void Pool::put(const std::string& spec, Shell shell) {
+void Pool::put(const std::string& spec, FunctionalModule functional) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  idle_[spec].push_back(std::move(shell));
+  idle_[spec].push_back(std::move(functional));
 }
 
-Tensor auxiliary_loss(const Observed& observed, const Tensor& x) {
-  return observed.loss.defined() ? observed.loss : at::zeros({}, x.options().dtype(at::kFloat));
+Tensor auxiliary_loss(const AuxiliaryOutputs& auxiliary, const Tensor& x) {
+  return auxiliary.loss.defined() ? auxiliary.loss : at::zeros({}, x.options().dtype(at::kFloat));
 }
 
 bool computes_again() { return torch::autograd::get_current_graph_task_id() != -1; }

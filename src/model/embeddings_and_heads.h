@@ -1,4 +1,4 @@
-// Both ends of a model: tokens to vectors, vectors to scores of tokens or of classes.
+// Embeddings and heads: tokens to vectors, vectors to scores of tokens or of classes.
 //
 // Like Layers, each registers its parameters in the model that owns it.
 #pragma once
@@ -34,8 +34,8 @@ class TokenHead {
   TokenHead(Module& owner, const ModelConfig& config, const Tensor& table);
   Tensor forward(const Tensor& hidden) const;
   std::vector<Cost> costs() const;
-  // As Linear::narrow; of a tied table it takes a copy, and the embedding keeps its own.
-  void narrow(at::ScalarType type);
+  // As Linear::convert(). A tied table is copied first: the embedding keeps its own.
+  void convert(at::ScalarType type);
 
  private:
   const ModelConfig& config_;

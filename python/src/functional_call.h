@@ -1,10 +1,10 @@
-// C++ modules that run with parameters and buffers lent by Python.
+// Functional calls: C++ modules that run with the parameters and buffers of a Python module, as
+// torch.func.functional_call does for Python modules. mixer_op.cpp and model_op.cpp call them.
 //
-// A spec is TOML text that says what is built. The modules built from it wait in a pool; a call
-// takes one, puts the caller's tensors into its slots (named_tensors() in mixers/nn.h: parameters,
-// then buffers), runs it and empties the slots again. The operators that do so are composite:
-// autograd, fake tensors, functional transforms and export see only the ATen and Headloom operators
-// inside.
+// A spec is TOML text that says what is built. The modules built from it wait in a pool. A call
+// takes one, sets its tensors to the caller's (named_tensors() in mixers/nn.h: parameters, then
+// buffers), runs it and clears them again. The operators that do so are composite: autograd, fake
+// tensors, functional transforms and export see only the ATen and Headloom operators inside.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,8 +21,8 @@
 
 #include "core/config.h"
 #include "core/error.h"
+#include "mixers/auxiliary.h"
 #include "mixers/nn.h"
-#include "mixers/observed.h"
 
 namespace headloom::python {
 
@@ -44,8 +44,8 @@ Node parse_spec(const std::string& spec);
 // were on. UsageErrors become ValueErrors.
 std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec);
 
-// Names, values and kinds of a module's tensors, as they are lent. A kind is "decayed" (a parameter
-// that weight decay shrinks), "undecayed" or "buffer".
+// Names, values and kinds of a module's tensors, in the order of a call's. A kind is "decayed" (a
+// parameter that weight decay shrinks), "undecayed" or "buffer".
 using ModuleTensors =
     std::tuple<std::vector<std::string>, std::vector<Tensor>, std::vector<std::string>>;
 ModuleTensors tensors_of(const Module& module);
@@ -53,8 +53,8 @@ ModuleTensors tensors_of(const Module& module);
 // the allocator gives them, and nothing is drawn.
 ModuleTensors new_tensors(Builder build, std::string_view spec, bool values);
 
-// A module without tensors of its own.
-struct Shell {
+// A module without tensors of its own: each call brings them.
+struct FunctionalModule {
   struct Parameter {  // or buffer
     std::string name;
     std::vector<int64_t> sizes;
@@ -65,29 +65,29 @@ struct Shell {
 
   // ValueError, naming the parameter, where there are others than the module has, or they are not
   // where `inputs` are.
-  void lend(at::TensorList params, Inputs inputs);
-  void take_back();
+  void set_tensors(at::TensorList params, Inputs inputs);
+  void clear_tensors();
 };
 
 // After a failure: a ValueError that names them where inputs and parameters are of several types,
 // which no operator inside can say in the caller's words.
-void explain_types(const Shell& shell, at::TensorList params, Inputs inputs);
+void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs);
 
 // Its initial weights are thrown away and leave no trace in the caller's random numbers.
-Shell make_shell(Builder build, const std::string& spec);
+FunctionalModule make_functional_module(Builder build, const std::string& spec);
 
-// Idle shells by spec. Calls from several threads each take their own.
+// Idle modules by spec. Calls from several threads each take their own.
 class Pool {
  public:
   explicit Pool(Builder build) : build_(build) {}
-  Shell take(const std::string& spec);
-  void put(const std::string& spec, Shell shell);
+  FunctionalModule take(const std::string& spec);
+  void put(const std::string& spec, FunctionalModule functional);
   Builder builder() const { return build_; }
 
  private:
   const Builder build_;
   std::mutex mutex_;
-  std::unordered_map<std::string, std::vector<Shell>> idle_;
+  std::unordered_map<std::string, std::vector<FunctionalModule>> idle_;
 };
 
 // Whether a call with these tensors is traced or transformed: what a module then keeps between
@@ -95,7 +95,7 @@ class Pool {
 bool is_traced(Inputs inputs, at::TensorList params);
 
 // What layers want added to the loss: a scalar like x, 0 where none wants anything.
-Tensor auxiliary_loss(const Observed& observed, const Tensor& x);
+Tensor auxiliary_loss(const AuxiliaryOutputs& auxiliary, const Tensor& x);
 
 // Whether a backward pass is under way on this thread: it computes again what activation
 // checkpointing left out, so the load of experts was counted before.
@@ -104,25 +104,26 @@ bool computes_again();
 // Throws the ValueError that a UsageError is in Python.
 [[noreturn]] void throw_value_error(const UsageError& error);
 
-// What `run` returns of a module of `pool` that is lent `params`. On an error the shell is dropped
-// with whatever it was lent.
+// What `run` returns of a module of `pool` whose tensors are `params`. On an error the module is
+// dropped together with the tensors that it was given.
 template <typename Built, typename Run>
 auto with_parameters(Pool& pool, std::string_view spec_text, at::TensorList params, Inputs inputs,
                      bool training, const Run& run) {
   const std::string spec(spec_text);
   const bool traced = is_traced(inputs, params);
-  Shell shell = traced ? make_shell(pool.builder(), spec) : pool.take(spec);
-  shell.lend(params, inputs);
-  shell.module->train(training);
+  FunctionalModule functional =
+      traced ? make_functional_module(pool.builder(), spec) : pool.take(spec);
+  functional.set_tensors(params, inputs);
+  functional.module->train(training);
   try {
-    auto result = run(dynamic_cast<Built&>(*shell.module));
-    shell.take_back();
-    if (!traced) pool.put(spec, std::move(shell));
+    auto result = run(dynamic_cast<Built&>(*functional.module));
+    functional.clear_tensors();
+    if (!traced) pool.put(spec, std::move(functional));
     return result;
   } catch (const UsageError& error) {
     throw_value_error(error);
   } catch (const std::exception&) {
-    explain_types(shell, params, inputs);
+    explain_types(functional, params, inputs);
     throw;
   }
 }
