@@ -19,7 +19,11 @@ LAYERS = {
     "report": ["core"],
     "interop": ["core", "ops", "mixers", "blocks", "model", "data", "train"],
     "serve": ["core", "ops", "mixers", "blocks", "model", "data", "train"],
-    "cli": ["core", "ops", "mixers", "blocks", "model", "data", "train", "analysis", "report", "interop", "serve"],
+    "bench": ["core", "ops", "mixers", "blocks", "model", "data", "train"],
+    "cli": [
+        *["core", "ops", "mixers", "blocks", "model", "data", "train"],
+        *["analysis", "report", "interop", "serve", "bench"],
+    ],
 }
 
 

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "bench/machine.h"
 #include "cli/command.h"
-#include "cli/machine.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/shell.h"
@@ -97,7 +97,7 @@ report::Comparison to_report(const CompareConfig& config, const CompareOutcome& 
         r.peak_memory < 0 ? report::kUnknown : static_cast<double>(r.peak_memory);
     out.runs.push_back(std::move(run));
   }
-  out.machine = machine_facts();
+  out.machine = bench::machine_facts();
   out.config = toml;
   out.command = str("headloom compare ", shell_word(a.config.path));
   for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);

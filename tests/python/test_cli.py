@@ -32,6 +32,11 @@ def test_help_of_every_command_has_an_example(tmp_path):
         assert f"Example:\n  headloom {command}" in text
 
 
+def test_version(tmp_path):
+    said = headloom("--version", cwd=tmp_path).stdout
+    assert re.fullmatch(r"headloom \d+\.\d+\.\d+ with PyTorch \d+\.\d+\.\d+\n", said), said
+
+
 def test_usage_errors_leave_with_two(tmp_path):
     assert "train one model" in headloom(cwd=tmp_path, code=2).stderr
     assert "did you mean 'train'" in refused("trian", "x.toml", cwd=tmp_path)
@@ -49,7 +54,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("train a.toml b.toml", "train: 'b.toml' is one argument too many; headloom train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),
-        ("--nonsense", "headloom has no option --nonsense; there are --help, --help-all."),
+        ("--nonsense", "headloom has no option --nonsense; there are --help, --version, --help-all."),
         ("generate run --temperature -1", "--temperature is -1, expected at least 0."),
         ("generate run --temperature hot", "--temperature is 'hot', expected a number, at least 0."),
         ("generate run --temperature nan", "--temperature is 'nan', expected a number, at least 0."),

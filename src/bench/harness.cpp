@@ -1,11 +1,9 @@
-#include "cli/bench_parts.h"
+#include "bench/harness.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <cstdio>
-
-namespace headloom::cli {
+namespace headloom::bench {
 
 void seed_all() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -15,13 +13,6 @@ void seed_all() {
 
 nlohmann::ordered_json to_json(const Spread& s) {
   return {{"low", s.low}, {"median", s.median}, {"high", s.high}};
-}
-
-std::string verdict(double ratio, double target) {
-  if (target == 0) return "";
-  char text[64];
-  std::snprintf(text, sizeof text, ratio <= target ? "PASS %.2f" : "short of %.2f", target);
-  return text;
 }
 
 std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
@@ -44,7 +35,7 @@ std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&
   };
 }
 
-std::function<void()> work_of(const ops::OpCase& c, bool training,
+std::function<void()> step_of(const ops::OpCase& c, bool training,
                               const std::optional<std::string>& backend) {
   return work([run = c.run, backend](const std::vector<Tensor>& x) { return run(x, backend); },
               c.inputs(), c.differentiable, training);
@@ -52,25 +43,6 @@ std::function<void()> work_of(const ops::OpCase& c, bool training,
 
 std::function<void()> baseline_of(const ops::OpCase& c, bool training) {
   return work(c.baseline, c.baseline_inputs(), c.baseline_inputs().size(), training);
-}
-
-void Requirements::add(const std::string& what, double target, bool at_least,
-                       const Measure& measure) {
-  if (what.find(arguments_.only) == std::string::npos) return;
-  const double value = measure();
-  const bool pass = at_least ? value >= target : value <= target;
-  if (arguments_.json) {
-    json_["requirements"].push_back({{"what", what},
-                                     {"measured", value},
-                                     {at_least ? "at_least" : "at_most", target},
-                                     {"pass", pass}});
-    return;
-  }
-  if (!begun_) std::printf("\n%-72s %8s\n", "also", "measured");
-  begun_ = true;
-  std::printf("%-72s %8.3f  %s %s %.2f\n", what.c_str(), value, pass ? "PASS" : "short of",
-              at_least ? "at least" : "at most", target);
-  std::fflush(stdout);
 }
 
 StepBench::StepBench(const ModelConfig& config, int64_t batch, int64_t length) {
@@ -89,4 +61,4 @@ void StepBench::operator()() {
   optimizer_->step(1e-4);
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <map>
 
-#include "cli/bench_memory.h"
-#include "cli/bench_parts.h"
+#include "bench/memory.h"
+#include "bench/requirements.h"
 #include "core/text.h"
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 // What this machine does in a second with the threads it is given.
@@ -58,7 +58,7 @@ Bound bound_of(const ops::OpWork& work, const Rates& rates) {
 
 }  // namespace
 
-void bench_family_requirements(const std::vector<ops::OpCase>& cases, const BenchArguments& a,
+void bench_family_requirements(const std::vector<ops::OpCase>& cases, const BenchOptions& a,
                                Requirements& rows) {
   std::map<at::ScalarType, Rates> rates;
   for (const ops::OpCase& c : cases) {
@@ -70,7 +70,7 @@ void bench_family_requirements(const std::vector<ops::OpCase>& cases, const Benc
       if (rates.count(type) == 0) rates[type] = measure_rates(type);
       const Bound bound = bound_of(training ? c.training_work : c.forward_work, rates[type]);
       rows.at_most(str(c.name, ", ", part, ": time over the bound of ", bound.what), 3.0, [&] {
-        const auto f = work_of(c, training);
+        const auto f = step_of(c, training);
         return time_pairs(f, f, a.seconds).a.median / bound.seconds;
       });
     }
@@ -78,14 +78,14 @@ void bench_family_requirements(const std::vector<ops::OpCase>& cases, const Benc
       rows.at_least(
           str(c.name, ", forward + backward: reference's time over the kernel's"),
           c.reference_target, [&] {
-            return time_pairs(work_of(c, true, "reference"), work_of(c, true), 0, 2).ratio.median;
+            return time_pairs(step_of(c, true, "reference"), step_of(c, true), 0, 2).ratio.median;
           });
     }
     if (c.at_length) {
       const int64_t low = 1024, high = 16384;
       const double growth = static_cast<double>(high) / static_cast<double>(low);
-      const auto brief = work_of(c.at_length(low), true),
-                 lengthy = work_of(c.at_length(high), true);
+      const auto brief = step_of(c.at_length(low), true),
+                 lengthy = step_of(c.at_length(high), true);
       const auto row = [&](const char* what) {
         return str(c.op, " ", c.name, ": ", what, " a position, T=", high, " over T=", low,
                    ", training");
@@ -98,4 +98,4 @@ void bench_family_requirements(const std::vector<ops::OpCase>& cases, const Benc
   }
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

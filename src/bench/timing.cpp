@@ -1,9 +1,9 @@
-#include "cli/bench_timing.h"
+#include "bench/timing.h"
 
 #include <algorithm>
 #include <chrono>
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 double seconds_of(const std::function<void()>& f) {
@@ -35,4 +35,4 @@ Paired time_pairs(const std::function<void()>& a, const std::function<void()>& b
   return {.a = spread_of(as), .b = spread_of(bs), .ratio = spread_of(ratios)};
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

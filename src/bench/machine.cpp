@@ -1,4 +1,4 @@
-#include "cli/machine.h"
+#include "bench/machine.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-namespace headloom::cli {
+namespace headloom::bench {
 
 std::vector<std::pair<std::string, std::string>> machine_facts() {
   std::string processor = "unknown";
@@ -25,4 +25,4 @@ std::vector<std::pair<std::string, std::string>> machine_facts() {
           {"PyTorch", TORCH_VERSION}};
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

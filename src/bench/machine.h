@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-namespace headloom::cli {
+namespace headloom::bench {
 
 // ("Processor", ...), ("Instruction set", ...), ("Threads", ...), ("PyTorch", ...).
 std::vector<std::pair<std::string, std::string>> machine_facts();
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

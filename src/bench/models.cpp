@@ -1,8 +1,8 @@
 // Training steps of whole models beside a transformer of the same size.
-#include "cli/bench_parts.h"
+#include "bench/requirements.h"
 #include "core/text.h"
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 constexpr int64_t kLength = 2048;
@@ -41,7 +41,7 @@ ModelConfig model_of(const std::string& toml) {
 
 }  // namespace
 
-void bench_model_steps(const BenchArguments& a, Requirements& rows) {
+void bench_model_steps(const BenchOptions& a, Requirements& rows) {
   for (const ModelCase& c : model_cases()) {
     const ModelConfig plain = model_of(c.baseline);
     ModelConfig config = model_of(c.toml);
@@ -62,4 +62,4 @@ void bench_model_steps(const BenchArguments& a, Requirements& rows) {
   }
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

@@ -6,12 +6,12 @@
 #include <memory>
 #include <numeric>
 
-#include "cli/bench_parts.h"
+#include "bench/requirements.h"
 #include "core/text.h"
 #include "model/decoder.h"
 #include "model/sampling.h"
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 // The time of reading as many bytes as `bytes` says, once, with all threads, in order and fetched
@@ -123,7 +123,7 @@ int64_t parameter_bytes(const Decoder& model) {
 
 }  // namespace
 
-void bench_decode(const BenchArguments& a, Requirements& rows) {
+void bench_decode(const BenchOptions& a, Requirements& rows) {
   const double seconds = 2 * a.seconds;
   const auto ratio = [](DecodeStep& step, DecodeStep& other, double time) {
     return time_pairs([&] { some(step); }, [&] { some(other); }, time, 15).ratio.median;
@@ -191,4 +191,4 @@ void bench_decode(const BenchArguments& a, Requirements& rows) {
   });
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

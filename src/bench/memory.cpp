@@ -1,4 +1,4 @@
-#include "cli/bench_memory.h"
+#include "bench/memory.h"
 
 #include <c10/core/CPUAllocator.h>
 
@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 std::atomic<int64_t> held{0}, peak{0};
@@ -59,4 +59,4 @@ double peak_bytes(const std::function<void()>& f) {
   return static_cast<double>(most);
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

@@ -3,9 +3,9 @@
 
 #include <functional>
 
-namespace headloom::cli {
+namespace headloom::bench {
 
 // Peak bytes of tensors that `f` allocates above what is held when it begins.
 double peak_bytes(const std::function<void()>& f);
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

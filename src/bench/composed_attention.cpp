@@ -4,12 +4,12 @@
 
 #include <cstdio>
 
-#include "cli/bench_memory.h"
-#include "cli/bench_parts.h"
+#include "bench/memory.h"
+#include "bench/requirements.h"
 #include "core/error.h"
 #include "ops/case.h"
 
-namespace headloom::cli {
+namespace headloom::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -23,7 +23,7 @@ const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::s
 
 // Median seconds of the case's forward in a process that is held to AVX2, or 0 where that fails:
 // which kernels run is decided once a process.
-double avx2_seconds(const std::string& name, const BenchArguments& a) {
+double avx2_seconds(const std::string& name, const BenchOptions& a) {
   const std::string command =
       str("ATEN_CPU_CAPABILITY=avx2 /proc/", ::getpid(),
           "/exe bench composed_attention --json --backend fused --only '", name, "' --seconds ",
@@ -72,7 +72,7 @@ ModelConfig cut_preset(const std::string& preset) {
 
 }  // namespace
 
-void bench_composed_requirements(const BenchArguments& a, Requirements& rows) {
+void bench_composed_requirements(const BenchOptions& a, Requirements& rows) {
   const auto cases = ops::composed_attention_cases();
   const ops::OpCase& dcmha = find_case(cases, "dcmha T=2048");
   const ops::OpCase& half = find_case(cases, "dcmha T=2048 bfloat16");
@@ -80,11 +80,11 @@ void bench_composed_requirements(const BenchArguments& a, Requirements& rows) {
   for (const bool training : {false, true}) {
     const char* part = training ? "forward + backward" : "forward";
     rows.at_least(str("bfloat16 over float32 speed, dcmha T=2048, ", part), 1.4, [&] {
-      return time_pairs(work_of(dcmha, training), work_of(half, training), a.seconds).ratio.median;
+      return time_pairs(step_of(dcmha, training), step_of(half, training), a.seconds).ratio.median;
     });
     if (threads < 2) continue;
     rows.at_least(str("two threads over one, dcmha T=2048, ", part), 1.8, [&] {
-      const auto f = work_of(dcmha, training);
+      const auto f = step_of(dcmha, training);
       const auto with = [&](int count) {
         return [&f, count] {
           at::set_num_threads(count);
@@ -98,12 +98,12 @@ void bench_composed_requirements(const BenchArguments& a, Requirements& rows) {
   }
   if (at::get_cpu_capability() == "AVX512") {
     rows.at_most("AVX2 time over AVX-512 time, dcmha T=2048, forward", 1.8, [&] {
-      const auto f = work_of(dcmha, false);
+      const auto f = step_of(dcmha, false);
       return avx2_seconds(dcmha.name, a) / time_pairs(f, f, a.seconds).a.median;
     });
   }
   const auto peak_at = [&](const char* name) {
-    return peak_bytes(work_of(find_case(cases, name), true));
+    return peak_bytes(step_of(find_case(cases, name), true));
   };
   std::optional<double> long_peak;  // of two figures, measured once
   const auto peak_at_8192 = [&] {
@@ -125,4 +125,4 @@ void bench_composed_requirements(const BenchArguments& a, Requirements& rows) {
   });
 }
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

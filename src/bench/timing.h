@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace headloom::cli {
+namespace headloom::bench {
 
 struct Spread {
   double low = 0, median = 0, high = 0;
@@ -21,4 +21,4 @@ struct Paired {
 Paired time_pairs(const std::function<void()>& a, const std::function<void()>& b, double seconds,
                   int least = 5);
 
-}  // namespace headloom::cli
+}  // namespace headloom::bench

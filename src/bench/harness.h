@@ -1,0 +1,51 @@
+// What the benchmarks share: options, random inputs, and the steps that are timed.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/timing.h"
+#include "model/model.h"
+#include "ops/case.h"
+#include "train/evaluate.h"
+#include "train/optimizer.h"
+
+namespace headloom::bench {
+
+struct BenchOptions {
+  std::string only;
+  std::string backend;
+  double seconds = 2;
+  int64_t threads = 0;
+  bool json = false;
+};
+
+void seed_all();
+nlohmann::ordered_json to_json(const Spread& s);
+
+// `run` forward under no-grad, or forward and backward through the first `differentiable` inputs.
+std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
+                           std::vector<Tensor> inputs, size_t differentiable, bool training);
+
+// A whole optimiser step on random tokens: forward, loss, backward, clipping, AdamW.
+class StepBench {
+ public:
+  StepBench(const ModelConfig& config, int64_t batch, int64_t length);
+  void operator()();
+  int64_t tokens() const { return batch_.inputs.numel(); }
+
+ private:
+  std::shared_ptr<Model> model_;
+  std::optional<AdamW> optimizer_;
+  data::Batch batch_;
+};
+
+// Forward, or forward and backward, of a case and of what it is timed against.
+std::function<void()> step_of(const ops::OpCase& c, bool training,
+                              const std::optional<std::string>& backend = std::nullopt);
+std::function<void()> baseline_of(const ops::OpCase& c, bool training);
+
+}  // namespace headloom::bench

@@ -1,0 +1,26 @@
+#include "bench/requirements.h"
+
+#include <cstdio>
+
+namespace headloom::bench {
+
+void Requirements::add(const std::string& what, double target, bool at_least,
+                       const Measure& measure) {
+  if (what.find(arguments_.only) == std::string::npos) return;
+  const double value = measure();
+  const bool pass = at_least ? value >= target : value <= target;
+  if (arguments_.json) {
+    json_["requirements"].push_back({{"what", what},
+                                     {"measured", value},
+                                     {at_least ? "at_least" : "at_most", target},
+                                     {"pass", pass}});
+    return;
+  }
+  if (!begun_) std::printf("\n%-72s %8s\n", "also", "measured");
+  begun_ = true;
+  std::printf("%-72s %8.3f  %s %s %.2f\n", what.c_str(), value, pass ? "PASS" : "short of",
+              at_least ? "at least" : "at most", target);
+  std::fflush(stdout);
+}
+
+}  // namespace headloom::bench

@@ -1,0 +1,57 @@
+#include "bench/run.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "bench/machine.h"
+#include "bench/requirements.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "ops/case.h"
+
+namespace headloom::bench {
+
+void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
+  if (a.threads > 0) at::set_num_threads(static_cast<int>(a.threads));
+  std::vector<std::string> families;
+  for (const ops::OpCase& c : ops::all_cases()) {
+    if (families.empty() || families.back() != c.op) families.push_back(c.op);
+  }
+  families.push_back("train_step");
+  families.push_back("models");
+  families.push_back("decode");
+  const std::vector<std::string> chosen = wanted.empty() ? families : wanted;
+  for (const std::string& name : chosen) {
+    if (std::find(families.begin(), families.end(), name) != families.end()) continue;
+    const std::string near = nearest(name, families);
+    usage_error("there is no benchmark '", name, "'",
+                near.empty() ? str("; there are ", join(families), ".")
+                             : str("; did you mean '", near, "'?"));
+  }
+  nlohmann::ordered_json json = {{"machine", nlohmann::ordered_json::object()}};
+  for (const auto& [key, value] : machine_facts()) {
+    json["machine"][key] = value;
+    if (!a.json) std::printf("%s: %s\n", key.c_str(), value.c_str());
+  }
+  if (!a.json)
+    std::printf("medians (lowest - highest); ratios are taken pair by pair in one process\n\n");
+  for (const std::string& name : chosen) {
+    if (name == "train_step") {
+      bench_steps(a, json);
+    } else if (name == "models") {
+      Requirements rows(a, json);
+      bench_model_steps(a, rows);
+    } else if (name == "decode") {
+      Requirements rows(a, json);
+      bench_decode(a, rows);
+    } else {
+      bench_operators(name, a, json);
+    }
+    if (!a.json) std::printf("\n");
+  }
+  if (a.json) std::printf("%s\n", json.dump(1).c_str());
+}
+
+}  // namespace headloom::bench
