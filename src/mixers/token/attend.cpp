@@ -64,9 +64,17 @@ std::vector<NamedTensor> query_tensors(Tensor& q, ops::ComposedAttentionOptions&
           {"post.q_gate", &o.post.q_gate}};
 }
 
-CacheTensor& cached(MixerState& state, const char* name) {
-  const auto found = state.cache.find(name);
-  return found != state.cache.end() ? found->second : state.cache[name];
+// Appends each tensor that there is to the state's of its name and replaces it by all that is kept.
+// The newest `newest` stay (absent: all), and at most `most` from one piece to the next.
+void append(MixerState& state, const std::vector<NamedTensor>& tensors,
+            std::optional<int64_t> newest, std::optional<int64_t> most) {
+  for (const auto& [name, t] : tensors) {
+    if (!t->defined()) continue;
+    CacheTensor& kept = state.cache[name];
+    kept.reserve(state.position.capacity, most);
+    *t = kept.append(*t);
+    if (newest) kept.keep_last(*newest);
+  }
 }
 
 // Which of the newest `queries` are a sequence's own, as rows of a mask: those before its first
@@ -98,22 +106,12 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   }
   std::vector<NamedTensor> of_keys = key_weights(o);
   of_keys.insert(of_keys.begin(), {{"key", &k}, {"value", &v}, {"position", &positions}});
-  const auto keep = [&](const std::vector<NamedTensor>& tensors, std::optional<int64_t> newest,
-                        std::optional<int64_t> most) {
-    for (const auto& [name, t] : tensors) {
-      if (!t->defined()) continue;
-      CacheTensor& kept = cached(state, name);
-      kept.reserve(state.position.capacity, most);
-      *t = kept.append(*t);
-      if (newest) kept.keep_last(*newest);
-    }
-  };
   if (recounted || gaps) {
-    keep(of_keys, {}, policy.budget);
+    append(state, of_keys, {}, policy.budget);
   } else {
-    keep(of_keys, keys_kept, keys_kept);
+    append(state, of_keys, keys_kept, keys_kept);
   }
-  if (earlier > 0) keep(query_tensors(q, o), earlier, earlier);
+  if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
   Positions seen = state.position;
   seen += added;
 
@@ -153,7 +151,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
     const Tensor chosen =
         gaps ? heaviest(q, k, o, padding_mask, policy.budget) : ends(own, policy.budget);
     for (const auto& [name, t] : of_keys) {
-      if (t->defined()) cached(state, name).keep(chosen);
+      if (t->defined()) state.cache.at(name).keep(chosen);
     }
   }
   return out;
@@ -171,24 +169,16 @@ MixerState build_cross_cache(const Tensor& k, const Tensor& v,
 
 Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
   const int64_t added = q.size(1), earlier = reach(o.pre_conv) + reach(o.post_conv);
-  for (const auto& [name, t] : key_weights(o)) *t = state.recurrent.find(name)->second;
-  if (earlier > 0) {
-    for (const auto& [name, t] : query_tensors(q, o)) {
-      if (!t->defined()) continue;
-      CacheTensor& kept = cached(state, name);
-      *t = kept.append(*t);
-      kept.keep_last(earlier);
-    }
-  }
+  for (const auto& [name, t] : key_weights(o)) *t = state.recurrent.at(name);
+  if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
   Positions seen = state.position;
   seen += added;
   const int64_t queries = q.size(1);
   o.causal = false;
-  o.lengths = state.recurrent.find("lengths")->second;
+  o.lengths = state.recurrent.at("lengths");
   const Tensor padding_mask = queries > added ? seen.padding_mask(queries) : Tensor();
   if (padding_mask.defined()) o.mask = own_queries(padding_mask, queries);
-  return ops::composed_attention(q, state.recurrent.find("key")->second,
-                                 state.recurrent.find("value")->second, o)
+  return ops::composed_attention(q, state.recurrent.at("key"), state.recurrent.at("value"), o)
       .narrow(1, queries - added, added);
 }
 
