@@ -174,6 +174,8 @@ def test_metrics(place):
         assert after["headloom_uptime_seconds"] > before["headloom_uptime_seconds"]
     with serving("recurrence", place, "--max-batch", 2) as server:
         with server.open(**{**ENDLESS, "n": 2}):
+            # Two connections may be read in either order, so the first has begun before the second is made.
+            server.wait_for(running=2, waiting=0)
             with server.open(**ENDLESS):
                 server.wait_for(running=2, waiting=1)
                 busy = metrics(server)
