@@ -14,7 +14,7 @@
 #include "ops/composed_attention/kernel.h"
 #include "ops/composed_attention/schedule.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 struct Case {
@@ -168,10 +168,11 @@ int check(const Case& c) {
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel
 
 int main() {
   int failed = 0;
-  for (const auto& c : headloom::ops::fused::kCases) failed += headloom::ops::fused::check(c);
+  for (const auto& c : headloom::ops::composed_attention_kernel::kCases)
+    failed += headloom::ops::composed_attention_kernel::check(c);
   return failed;
 }

@@ -22,6 +22,7 @@ __all__ = [
     "causal_conv1d",
     "composed_attention",
     "dynamic_weights",
+    "gated_linear_attention",
     "gated_norm",
     "moe",
     "retention",
@@ -67,6 +68,42 @@ def retention(
     """
     found: Tuple[Tensor, Tensor] = torch.ops.headloom.retention(
         q, k, v, gamma, state, documents, form, chunk, backend
+    )
+    return found
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Optional[Tensor] = None,
+    documents: Optional[Tensor] = None,
+    form: str = "chunkwise",
+    chunk: int = 16,
+    backend: Optional[str] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Linear attention that decays each row of its state as the sequence says (GLA, Yang et al. 2024, section 4.1)::
+
+        S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t        o_t = q_t S_t
+
+    Nothing is scaled or normalised here.
+
+    Args:
+        q, k: ``[B, T, H, D]``.
+        v: ``[B, T, H, E]``.
+        log_decay: ``[B, T, H, D]``, at most 0; float32 or of q's type.
+        state: ``[B, H, D, E]``, S before the first position; 0 when None.
+        documents: ``[B, T]`` int64 ids; the state starts anew wherever the id changes.
+        form: how the reference computes, ``"chunkwise"`` or ``"recurrent"``; the two agree, and the kernels compute either.
+        chunk: positions of the reference's chunks.
+
+    Returns:
+        The output ``[B, T, H, E]`` of q's type, and the state after the last position, float64 for float64 and float32
+        otherwise.
+    """
+    found: Tuple[Tensor, Tensor] = torch.ops.headloom.gated_linear_attention(
+        q, k, v, log_decay, state, documents, form, chunk, backend
     )
     return found
 

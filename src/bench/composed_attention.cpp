@@ -1,12 +1,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <cstdio>
 
 #include "bench/memory.h"
 #include "bench/requirements.h"
 #include "core/error.h"
+#include "core/platform.h"
 #include "ops/case.h"
 
 namespace headloom::bench {
@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::string& name) {
   for (const ops::OpCase& c : cases) {
-    if (c.name == name) return c;
+    if (c.op == "composed_attention" && c.name == name) return c;
   }
   fail("bench: there is no case '", name, "'.");
 }
@@ -25,8 +25,8 @@ const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::s
 // which kernels run is decided once a process.
 double avx2_seconds(const std::string& name, const BenchOptions& a) {
   const std::string command =
-      str("ATEN_CPU_CAPABILITY=avx2 /proc/", ::getpid(),
-          "/exe bench composed_attention --json --backend fused --only '", name, "' --seconds ",
+      str("ATEN_CPU_CAPABILITY=avx2 ", program_path(),
+          " bench composed_attention --json --backend fused --only '", name, "' --seconds ",
           a.seconds, " --threads ", at::get_num_threads(), " 2>/dev/null");
   // NOLINTNEXTLINE(bugprone-command-processor): `name` is a case of the table in src/ops.
   std::FILE* pipe = ::popen(command.c_str(), "r");
@@ -73,7 +73,7 @@ ModelConfig cut_preset(const std::string& preset) {
 }  // namespace
 
 void bench_composed_requirements(const BenchOptions& a, Requirements& rows) {
-  const auto cases = ops::composed_attention_cases();
+  const auto cases = ops::all_cases();
   const ops::OpCase& dcmha = find_case(cases, "dcmha T=2048");
   const ops::OpCase& half = find_case(cases, "dcmha T=2048 bfloat16");
   const int threads = at::get_num_threads();

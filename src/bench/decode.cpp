@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "model/decoder.h"
 #include "model/sampling.h"
+#include "train/device.h"
 
 namespace headloom::bench {
 namespace {

@@ -15,6 +15,7 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "report/comparison.h"
+#include "train/interrupt.h"
 #include "train/train.h"
 
 namespace headloom::cli {

@@ -7,9 +7,10 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "storage/safetensors.h"
+#include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
-#include "train/safetensors.h"
 
 namespace headloom::cli {
 namespace {

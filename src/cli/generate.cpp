@@ -10,8 +10,9 @@
 #include "cli/command.h"
 #include "core/error.h"
 #include "model/generation.h"
-#include "serve/text.h"
-#include "train/evaluate.h"
+#include "train/codec.h"
+#include "train/device.h"
+#include "train/interrupt.h"
 #include "train/load.h"
 #include "train/train.h"
 
@@ -59,7 +60,7 @@ void print_now(const std::string& text) {
 Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const ModelConfig& config = loaded.config.model;
   const bool answers = config.kind == "encoder_decoder";
-  const serve::Codec codec(loaded.config);
+  const Codec codec(loaded.config);
   std::vector<int64_t> prompt = codec.encode(a.prompt);
   Timing timing{.read = static_cast<int64_t>(prompt.size())};
   ContinuationOptions options{.sampling = a.sampling,
@@ -68,13 +69,13 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
                               .cache = a.cache,
                               .tokens = a.tokens};
   if (answers) {
-    const int64_t longest = config.max_source_length.value_or(256);
+    const int64_t longest = config.source_length();
     if (prompt.empty() || timing.read > longest) {
       usage_error("--prompt has ", timing.read, " tokens, expected a source of 1 to ", longest,
                   ".");
     }
     options.sources = {prompt};
-    options.tokens = std::min(a.tokens, config.max_length.value_or(256));
+    options.tokens = std::min(a.tokens, config.length());
     // What every answer of the task begins with.
     prompt = {loaded.config.build_task()->eval_batch(0, 1).inputs[0][0].item<int64_t>()};
   } else if (prompt.empty()) {
@@ -84,7 +85,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const std::string before = answers ? "" : a.prompt;
   const bool streaming = a.samples == 1;
   if (streaming) print_now(before);
-  std::vector<serve::Text> texts(static_cast<size_t>(a.samples), serve::Text(a.stops));
+  std::vector<TextStream> texts(static_cast<size_t>(a.samples), TextStream(a.stops));
   std::vector<std::string> shown(texts.size());
   const auto show = [&](size_t i, const std::string& text) {
     if (streaming) print_now(text);
@@ -95,7 +96,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   Continuation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
   const auto running = [&] {
-    return std::any_of(texts.begin(), texts.end(), [](const serve::Text& t) { return !t.ended(); });
+    return std::any_of(texts.begin(), texts.end(), [](const TextStream& t) { return !t.ended(); });
   };
   for (int64_t made = 0; made < options.tokens && running() && !interrupted(); ++made) {
     const Tensor tokens = continuation.next();

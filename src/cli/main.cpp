@@ -1,16 +1,14 @@
-#include <malloc.h>
-
 #include <torch/version.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <new>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/platform.h"
 #include "core/problem.h"
 #include "core/text.h"
 
@@ -85,10 +83,7 @@ int main(int argc, char** argv) {
   // Large pages for large tensors: at long sequences half the time would go into faulting in small
   // ones. LibTorch reads this at its first allocation.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
-  // And memory is kept for the next step: by default glibc gives 32 MB and more back at every free,
-  // and the next tensor faults its pages in again.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  headloom::keep_freed_memory();  // for the next step
   const auto say = [](const std::string& text) {
     const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
     std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");

@@ -10,8 +10,8 @@
 #include "cli/command.h"
 #include "model/decoder.h"
 #include "serve/limits.h"
+#include "train/interrupt.h"
 #include "train/load.h"
-#include "train/train.h"
 
 namespace headloom::cli {
 namespace {
@@ -46,7 +46,7 @@ int run_serve(ServeArguments& a) {
                 ": has a token mixer that reads whole sequences only, expected one with a state.");
   }
   hold_weights(loaded, a.precision);
-  const serve::Codec codec(loaded.config);
+  const Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
   a.server.model = std::filesystem::absolute(a.model).lexically_normal().filename().string();

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/shell.h"
 #include "core/text.h"
+#include "train/interrupt.h"
 #include "train/run_folder.h"
 
 namespace headloom::cli {

@@ -1,6 +1,5 @@
 #include "core/memory.h"
 
-#include <malloc.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -10,22 +9,11 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/platform.h"
 #include "core/text.h"
 
 namespace headloom {
 namespace {
-
-// A field of /proc/self/status in bytes, or -1.
-int64_t process_memory(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  std::string key;
-  int64_t kib = 0;
-  while (status >> key) {
-    if (key == field + ":" && status >> kib) return kib * 1024;
-    status.ignore(1 << 12, '\n');
-  }
-  return -1;
-}
 
 // Lowers `limit` where `bytes` are fewer.
 void lower(MemoryLimit& limit, double bytes, const char* name) {
@@ -103,11 +91,8 @@ void check_fits(const std::string& what, double bytes, const std::string& parts,
 }
 
 PeakMemory::PeakMemory() {
-  ::malloc_trim(0);  // what the allocator keeps for later is not in use
-  std::ofstream reset("/proc/self/clear_refs");
-  reset << "5";  // sets the peak (VmHWM) to what is resident now
-  reset.flush();
-  start_ = reset ? process_memory("VmRSS") : -1;
+  release_free_memory();  // which is not in use
+  start_ = reset_peak_memory() ? process_memory("VmRSS") : -1;
 }
 
 int64_t PeakMemory::bytes() const {

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "interop/pickle.h"
 #include "interop/zip.h"
-#include "train/mapped_file.h"
+#include "storage/mapped_file.h"
 
 namespace headloom {
 namespace {

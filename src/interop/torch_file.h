@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "train/safetensors.h"
+#include "storage/safetensors.h"
 
 namespace headloom {
 

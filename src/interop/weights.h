@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/safetensors.h"
+#include "storage/safetensors.h"
 
 namespace headloom {
 

@@ -238,6 +238,7 @@ struct Entry {
 // Builds mixers. Throws UsageError for options that do not fit the layer.
 class TokenMixerSpec : public Options<MixerTraits> {
  public:
+  using Mixer = TokenMixer;
   std::shared_ptr<TokenMixer> build(const LayerShape& shape) const;
 
  private:
@@ -246,6 +247,7 @@ class TokenMixerSpec : public Options<MixerTraits> {
 
 class ChannelMixerSpec : public Options<ChannelMixerTraits> {
  public:
+  using Mixer = ChannelMixer;
   // Null for no mixer at all ("none").
   std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const;
   // The hidden width that matches models to equal parameters, or nullptr where there is none.
@@ -263,43 +265,35 @@ struct NoOptions {
   void fields(Fields&) {}
 };
 
-// A mixer of type Built is made as Built(options, shape), or as Built(shape) where it has no
-// options.
-template <typename Built, typename BuiltOptions>
-std::shared_ptr<Built> make_mixer(const BuiltOptions& options, const LayerShape& shape) {
-  if constexpr (std::is_same_v<BuiltOptions, NoOptions>) {
-    return std::make_shared<Built>(shape);
-  } else {
-    return std::make_shared<Built>(options, shape);
+// The spec of mixers of type Built with options of their own, a struct with void fields(Fields&). A
+// mixer is made as Built(options, shape), or as Built(shape) where it has no options.
+template <typename Spec, typename Built, typename BuiltOptions>
+struct BuiltSpec : Spec {
+  BuiltOptions options;
+  void fields(Fields& f) override { options.fields(f); }
+  std::shared_ptr<typename Spec::Mixer> make(const LayerShape& shape) const override {
+    if constexpr (std::is_same_v<BuiltOptions, NoOptions>) {
+      return std::make_shared<Built>(shape);
+    } else {
+      return std::make_shared<Built>(options, shape);
+    }
   }
-}
+};
 
-// The entry of a token mixer Built with options of its own, a struct with void fields(Fields&).
 template <typename Built, typename BuiltOptions = NoOptions>
 TokenMixerEntry token_mixer(std::string name, std::string doc, std::string source,
                             const MixerTraits& traits = {}) {
-  struct Spec final : TokenMixerSpec {
-    BuiltOptions options;
-    void fields(Fields& f) override { options.fields(f); }
-    std::shared_ptr<TokenMixer> make(const LayerShape& shape) const override {
-      return make_mixer<Built>(options, shape);
-    }
-  };
+  using Spec = BuiltSpec<TokenMixerSpec, Built, BuiltOptions>;
   return {std::move(name), std::move(doc), std::move(source), traits,
           []() -> std::shared_ptr<TokenMixerSpec> { return std::make_shared<Spec>(); }};
 }
 
-// The same of a channel mixer. The option `hidden` is the width that matches parameters.
+// The option `hidden` is the width that matches parameters.
 template <typename Built, typename BuiltOptions>
 ChannelMixerEntry channel_mixer(std::string name, std::string doc, std::string source,
                                 const ChannelMixerTraits& traits = {}) {
-  struct Spec final : ChannelMixerSpec {
-    BuiltOptions options;
-    void fields(Fields& f) override { options.fields(f); }
-    std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const override {
-      return make_mixer<Built>(options, shape);
-    }
-    std::optional<int64_t>* hidden() override { return &options.hidden; }
+  struct Spec final : BuiltSpec<ChannelMixerSpec, Built, BuiltOptions> {
+    std::optional<int64_t>* hidden() override { return &this->options.hidden; }
   };
   return {std::move(name), std::move(doc), std::move(source), traits,
           []() -> std::shared_ptr<ChannelMixerSpec> { return std::make_shared<Spec>(); }};

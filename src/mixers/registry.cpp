@@ -16,7 +16,8 @@ namespace headloom {
   X(linformer)                   \
   X(shaped)                      \
   X(aft)                         \
-  X(mamba)
+  X(mamba)                       \
+  X(gla)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \

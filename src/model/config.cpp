@@ -119,7 +119,7 @@ LayerShape ModelConfig::shape(int64_t layer) const {
   return {.width = width,
           .layer = layer,
           .depth = depth,
-          .max_length = max_length.value_or(256),
+          .max_length = length(),
           .causal = true,
           .bias = bias,
           .norm = norm,

@@ -89,6 +89,10 @@ struct ModelConfig {
   }
   // Whether nothing that complete() fills in is absent.
   bool is_complete() const;
+  // The longest sequence, and the longest source of an encoder_decoder. A model that is built
+  // without a task need not say: then 256.
+  int64_t length() const { return max_length.value_or(256); }
+  int64_t source_length() const { return max_source_length.value_or(256); }
   // Positions of a sequence of `length` tokens: those of an image do not depend on it.
   int64_t positions(int64_t length) const;
 };

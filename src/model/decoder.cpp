@@ -6,9 +6,7 @@ Decoder::Decoder(const ModelConfig& config)
     : AutoregressiveModel(config),
       embedding_(*this, config_, {}, config.max_length, "model.max_length"),
       layers_(*this, config_,
-              {.list = config.layers,
-               .depth = config.depth,
-               .max_length = config.max_length.value_or(256)}),
+              {.list = config.layers, .depth = config.depth, .max_length = config.length()}),
       head_(*this, config_, embedding_.table()) {
   stacks_ = {&layers_};
 }

@@ -8,7 +8,7 @@ Encoder::Encoder(const ModelConfig& config)
       layers_(*this, config_,
               {.list = config.layers,
                .depth = config.depth,
-               .max_length = config.max_length.value_or(256),
+               .max_length = config.length(),
                .causal = false}) {
   stacks_ = {&layers_};
   const std::string head = config.head.value_or("tokens");

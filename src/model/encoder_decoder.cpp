@@ -27,15 +27,15 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
            .key = config.encoder_layers.empty() ? "layer" : "encoder_layer",
            .list = config.encoder_layers.empty() ? config.layers : config.encoder_layers,
            .depth = config.encoder_depth.value_or(config.depth),
-           .max_length = config.max_source_length.value_or(256),
+           .max_length = config.source_length(),
            .causal = false}),
       decoder_layers_(*decoder_, config_,
                       {.part = "decoder",
                        .list = config.layers,
                        .depth = config.depth,
                        .first = config.encoder_depth.value_or(config.depth),
-                       .max_length = config.max_length.value_or(256),
-                       .memory_length = config.max_source_length.value_or(256)}),
+                       .max_length = config.length(),
+                       .memory_length = config.source_length()}),
       head_(*this, config_, table_) {
   stacks_ = {&encoder_layers_, &decoder_layers_};
 }

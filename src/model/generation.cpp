@@ -93,7 +93,7 @@ int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& poli
 int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy& policy,
                             int64_t length) {
   // Room is made in advance for as much as texts usually have; more is made when it is needed.
-  const int64_t usual = 2 * model.config().max_length.value_or(256);
+  const int64_t usual = 2 * model.config().length();
   return std::min({length, most_positions(model, policy), usual});
 }
 

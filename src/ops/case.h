@@ -1,5 +1,5 @@
-// Cases of operators: what benchmarks time and tests check. An operator folder's cases.cpp lists
-// them; all_cases() is the registry.
+// The tables of operators and of their cases, which benchmarks time and tests check. Both fill
+// themselves: operator.h and the cases.cpp of an operator's folder register what is there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,19 +44,12 @@ struct OpCase {
   std::string unsupported;
 };
 
-std::vector<OpCase> composed_attention_cases();
-std::vector<OpCase> retention_cases();
-std::vector<OpCase> wkv_cases();
-std::vector<OpCase> token_shift_cases();
-std::vector<OpCase> selective_scan_cases();
-std::vector<OpCase> causal_conv1d_cases();
-std::vector<OpCase> aft_cases();
-std::vector<OpCase> moe_cases();
-std::vector<OpCase> gated_norm_cases();
-std::vector<OpCase> dynamic_weights_cases();
-std::vector<OpCase> streamed_linear_cases();
-std::vector<OpCase> positionwise_cases();
+// Registers the cases of an operator's folder: `const CaseFamily cases(token_shift_cases);`
+struct CaseFamily {
+  explicit CaseFamily(std::vector<OpCase> (*cases)());
+};
 
+// All of them, by the names of their operators.
 std::vector<OpCase> all_cases();
 
 // Sets the baseline to plain causal attention: B = 1, `heads` heads of `dim`, float32 or `dtype`.
@@ -69,6 +62,8 @@ struct OpInfo {
   std::string source;
   std::string backends;  // what runs where, and what goes to the reference
 };
+void list_operator(OpInfo (*info)());
+// By name.
 std::vector<OpInfo> operators();
 
 }  // namespace headloom::ops

@@ -32,6 +32,11 @@ inline void check_dtype(const char* op, const at::Tensor& t, const std::string& 
   check_device(op, t, name, q, leader);
 }
 
+inline void check_floating(const char* op, const at::Tensor& t, const std::string& name) {
+  TORCH_CHECK_TYPE(t.is_floating_point(), op, ": ", name, " has dtype ", t.scalar_type(),
+                   ", expected a floating type.");
+}
+
 inline void check_ids(const char* op, const at::Tensor& t, const char* name, const at::Tensor& q,
                       const char* leader = "q") {
   TORCH_CHECK_TYPE(t.scalar_type() == at::kLong, op, ": ", name, " has dtype ", t.scalar_type(),
@@ -43,16 +48,6 @@ inline void check_backend(const char* op, std::optional<std::string_view> backen
   TORCH_CHECK_VALUE(!backend || *backend == "reference" || *backend == "fused", op,
                     ": backend is \"", backend.value_or(""),
                     "\", expected None, \"reference\" or \"fused\".");
-}
-
-// Whether `backend`, checked already, means the fused kernels: where they can run (no `reason`
-// against it) unless the reference is asked for. Throws where they are asked for in vain.
-inline bool runs_fused(const char* op, std::optional<std::string_view> backend,
-                       const char* reason) {
-  TORCH_CHECK_NOT_IMPLEMENTED(reason == nullptr || backend != "fused", op,
-                              ": backend \"fused\" cannot run this case because ", reason,
-                              "; use None or \"reference\".");
-  return reason == nullptr && backend != "reference";
 }
 
 }  // namespace headloom::ops

@@ -1,41 +1,37 @@
-// The tables of operators and of their cases. One line an operator in each.
-#include "ops/case.h"
-
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "ops/aft/fused.h"
-#include "ops/composed_attention/fused.h"
-#include "ops/dynamic_weights/fused.h"
-#include "ops/gated_norm/fused.h"
-#include "ops/moe/fused.h"
-#include "ops/positionwise/fused.h"
-#include "ops/retention/fused.h"
-#include "ops/streamed_linear/fused.h"
-#include "ops/token_shift/fused.h"
-#include "ops/wkv/fused.h"
+#include <algorithm>
+
+#include "ops/case.h"
+#include "ops/operator.h"
 
 namespace headloom::ops {
+namespace {
+
+// Functions' own, so that they exist when the first file registers something.
+std::vector<std::vector<OpCase> (*)()>& case_families() {
+  static std::vector<std::vector<OpCase> (*)()> families;
+  return families;
+}
+
+std::vector<OpInfo (*)()>& listed_operators() {
+  static std::vector<OpInfo (*)()> listed;
+  return listed;
+}
+
+}  // namespace
+
+CaseFamily::CaseFamily(std::vector<OpCase> (*cases)()) { case_families().push_back(cases); }
 
 std::vector<OpCase> all_cases() {
-  std::vector<OpCase> cases;
-  for (const auto& family :
-       // clang-format off
-       {composed_attention_cases(),
-        retention_cases(),
-        wkv_cases(),
-        token_shift_cases(),
-        selective_scan_cases(),
-        causal_conv1d_cases(),
-        aft_cases(),
-        moe_cases(),
-        gated_norm_cases(),
-        streamed_linear_cases(),
-        dynamic_weights_cases(),
-        positionwise_cases()}) {
-    // clang-format on
-    cases.insert(cases.end(), family.begin(), family.end());
+  std::vector<OpCase> out;
+  for (const auto& family : case_families()) {
+    for (OpCase& c : family()) out.push_back(std::move(c));
   }
-  return cases;
+  std::stable_sort(out.begin(), out.end(),
+                   [](const OpCase& a, const OpCase& b) { return a.op < b.op; });
+  return out;
 }
 
 void time_against_plain_attention(OpCase& c, int64_t length, int64_t heads, int64_t dim) {
@@ -50,38 +46,33 @@ void time_against_plain_attention(OpCase& c, int64_t length, int64_t heads, int6
   };
 }
 
+void list_operator(OpInfo (*info)()) { listed_operators().push_back(info); }
+
 std::vector<OpInfo> operators() {
-  return {
-      {"composed_attention", "attention whose maps are convolved and mixed across heads",
-       "Xiao et al. 2024; Golovneva et al. 2025; Shazeer et al. 2020; Ye et al. 2024",
-       fused_limits()},
-      {"retention", "linear attention with exponential decay: parallel, recurrent and chunkwise",
-       "Sun et al. 2023", retention_limits()},
-      {"wkv", "exponentially decaying averages, a channel at a time", "Peng et al. 2023 (RWKV-4)",
-       wkv_fused_limits()},
-      {"token_shift", "each position mixed with the one before it", "Peng et al. 2023 (RWKV-4)",
-       token_shift_limits()},
-      {"selective_scan", "a diagonal recurrence whose step and maps come from the sequence",
-       "Gu & Dao 2023",
-       "fused CPU kernels for float32 and bfloat16; the reference for other types and devices"},
-      {"causal_conv1d", "a filter over the last positions for each channel", "Gu & Dao 2023",
-       "fused CPU kernels for float32 and bfloat16, up to 8 taps; the reference for the rest"},
-      {"aft", "attention without queries times keys: simple, local, full and conv",
-       "Zhai et al. 2021", aft_limits()},
-      {"moe", "SwiGLU experts, each on the tokens that chose it", "Dai et al. 2024 (DeepSeekMoE)",
-       moe_limits()},
-      {"gated_norm", "a norm of each head's values behind a swish gate", "Sun et al. 2023",
-       gated_norm_limits()},
-      {"streamed_linear", "a linear map of few rows, its weights (float or int8) read once",
-       "Dettmers et al. 2022 for int8 by rows", streamed_linear_limits()},
-      {"dynamic_weights", "composition weights of heads from their networks' hidden layer",
-       "Xiao et al. 2024", dynamic_weights_limits()},
-      {"rms_norm", "values over the root of their mean square, scaled", "Zhang & Sennrich 2019",
-       positionwise_limits()},
-      {"rotary", "queries and keys turned by their positions", "Su et al. 2021",
-       positionwise_limits()},
-      {"swiglu", "the gate of a feed-forward network", "Shazeer 2020", positionwise_limits()},
-  };
+  std::vector<OpInfo> out;
+  for (const auto& info : listed_operators()) out.push_back(info());
+  std::sort(out.begin(), out.end(),
+            [](const OpInfo& a, const OpInfo& b) { return a.name < b.name; });
+  return out;
+}
+
+std::string type_names(const std::vector<at::ScalarType>& types) {
+  std::string out;
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (i > 0) out += i + 1 == types.size() ? " and " : ", ";
+    out += types[i] == at::kFloat      ? "float32"
+           : types[i] == at::kBFloat16 ? "bfloat16"
+                                       : c10::toString(types[i]);
+  }
+  return out;
+}
+
+bool in_transform() {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                         DispatchKey::FuncTorchDynamicLayerBackMode,
+                                         DispatchKey::FuncTorchVmapMode});
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
 }  // namespace headloom::ops

@@ -24,7 +24,7 @@ class AnswerWriter {
 
  protected:
   struct Choice {
-    Utf8 text, tokens;  // what is shown; and all that the tokens say, for their offsets
+    Utf8Stream text, tokens;  // what is shown; and all that the tokens say, for their offsets
     std::string shown;
     Reply logprobs, finish;
     bool begun = false;  // a stream has said something of it

@@ -94,7 +94,7 @@ Asked parse_chat(const std::string& body, const Codec& codec, const ChatTemplate
 }
 
 Reply ChatCompletion::token_of(const std::string& bytes, float logprob) const {
-  Utf8 text;
+  Utf8Stream text;
   const std::string shown = text.add(bytes);
   Reply list = Reply::array();
   for (const char c : bytes) list.push_back(static_cast<unsigned char>(c));

@@ -144,7 +144,7 @@ std::string ChatTemplate::spelled(const nlohmann::ordered_json& messages,
   try {
     return template_->render(names);
   } catch (const jinja::Raised& raised) {
-    Utf8 text;
+    Utf8Stream text;
     std::string message = text.add(std::string(raised.what()).substr(0, 500));
     std::replace(message.begin(), message.end(), '\n', ' ');
     throw Refusal(400, "",

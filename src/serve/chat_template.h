@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "serve/jinja/template.h"
-#include "serve/text.h"
+#include "train/codec.h"
 
 namespace headloom::serve {
 

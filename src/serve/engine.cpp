@@ -12,8 +12,9 @@
 #include <thread>
 
 #include "core/text.h"
+#include "model/decoder.h"
 #include "model/generation.h"
-#include "train/evaluate.h"
+#include "train/device.h"
 
 namespace headloom::serve {
 namespace {
@@ -49,7 +50,7 @@ struct Row {
   std::vector<int64_t> seen = {};
   int64_t newest = 0;  // its last token
   int64_t left = 0;    // tokens it may still become longer by
-  Text text;
+  TextStream text;
   std::vector<at::Generator> generator = {};
   bool done = false;
 };
@@ -351,7 +352,7 @@ class Engine::Loop {
               .request = p.request,
               .choice = p.index * request.samples + i,
               .left = p.max_tokens,
-              .text = Text(request.stops),
+              .text = TextStream(request.stops),
               .generator = {at::make_generator<at::CPUGeneratorImpl>(request.seed +
                                                                      static_cast<uint64_t>(i))}};
       if (request.echo) echo(p, row);

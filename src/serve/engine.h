@@ -5,7 +5,7 @@
 #include <string>
 
 #include "serve/request.h"
-#include "serve/text.h"
+#include "train/codec.h"
 
 namespace headloom {
 class Decoder;

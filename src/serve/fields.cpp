@@ -65,7 +65,7 @@ void wrong(const std::string& key, const Json& value, const std::string& expecte
 std::string shown(const Json& value) {
   // Of a long text or list only the beginning is written.
   const auto cut = [](const std::string& text) {
-    Utf8 whole;
+    Utf8Stream whole;
     return text.size() > 60 ? whole.add(text.substr(0, 57)) + "..." : text;
   };
   if (value.is_string() && value.get_ref<const std::string&>().size() > 60) {

@@ -9,7 +9,7 @@
 
 #include "serve/limits.h"
 #include "serve/request.h"
-#include "serve/text.h"
+#include "train/codec.h"
 
 namespace headloom::serve {
 

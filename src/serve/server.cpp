@@ -492,7 +492,7 @@ class Server::Http : private httplib::Server {
 
   void detokenize(const httplib::Request& request, httplib::Response& response) {
     const Json object = parse_object(request.body, {"tokens", "model"});
-    Utf8 utf8;
+    Utf8Stream utf8;
     std::string text;
     for (const std::string& piece :
          codec_.pieces(read_tokens(at(object, "tokens"), "tokens", INT64_MAX))) {

@@ -1,18 +1,16 @@
 #include "train/checkpoint.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <mutex>
 
 #include "core/files.h"
 #include "core/text.h"
 #include "mixers/nn.h"
+#include "train/device.h"
 
 namespace headloom {
 namespace {
@@ -20,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
-constexpr const char* kRandom = "random_state";
 
 // Which folder stands at a path, so that it is known when another one does.
 struct FolderMark {
@@ -36,6 +33,8 @@ std::optional<FolderMark> mark_folder(const std::string& path) {
   if (::stat(path.c_str(), &info) != 0) return std::nullopt;
   return FolderMark{info.st_dev, info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
 }
+
+at::Device device_of(const torch::nn::Module& model) { return model.parameters()[0].device(); }
 
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
@@ -140,11 +139,7 @@ void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimize
   publish(state, [&](const std::string& where) {
     state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
     NamedTensors rest = optimizer.state();
-    {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      std::lock_guard<std::mutex> lock(generator.mutex());
-      rest.emplace_back(kRandom, generator.get_state());
-    }
+    for (auto& random : random_states(device_of(model))) rest.push_back(std::move(random));
     state.files[kOptimizer] = stored(write_safetensors(where + "/" + kOptimizer, rest));
     write_file(where + "/state.json", state_json(state));
   });
@@ -200,15 +195,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     copy_tensors(read_safetensors(where + "/" + kModel), named_tensors(model),
                  where + "/" + kModel);
     NamedTensors rest = read_safetensors(where + "/" + kOptimizer);
-    const auto random = std::find_if(rest.begin(), rest.end(),
-                                     [](const auto& item) { return item.first == kRandom; });
-    require(random != rest.end(), where, "/", kOptimizer, ": has no tensor '", kRandom, "'.");
-    {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(random->second.clone());
-    }
-    rest.erase(random);
+    restore_random(rest, device_of(model), where + "/" + kOptimizer);
     optimizer.load(rest, where + "/" + kOptimizer);
     return state;
   } catch (const Error& error) {

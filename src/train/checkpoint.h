@@ -36,8 +36,9 @@ class CheckpointStore {
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
   // Writes a checkpoint of weights alone, from which no training can go on.
   void save_weights(const torch::nn::Module& model, TrainState state) const;
-  // Restores weights, optimiser and the default random generator. Throws Error naming the file that
-  // is missing or damaged, and an intact older step where there is one.
+  // Restores weights, optimiser and the random generators of the CPU and of the model's device.
+  // Throws Error naming the file that is missing or damaged, and an intact older step where there
+  // is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
   // Weights only, of the checkpoint that find() gives. Where that is replaced or removed by a run
   // that goes on while it is read, it is looked for again.

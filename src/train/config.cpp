@@ -8,6 +8,14 @@
 
 namespace headloom {
 
+void ParameterGroup::fields(Fields& f) {
+  f.field("parameters", parameters,
+          "names of parameters, in which * stands for any characters: \"*.time_decay\"");
+  f.field("lr", lr, "their learning rate, times train.lr", at_least(0.0));
+  f.field("weight_decay", weight_decay, "their weight decay; absent: as the others'",
+          at_least(0.0));
+}
+
 void TrainOptions::fields(Fields& f) {
   f.field("steps", steps, "optimiser steps", at_least(1));
   f.field("batch", batch, "sequences a step", size_from(1));
@@ -26,12 +34,16 @@ void TrainOptions::fields(Fields& f) {
   f.field("clip", clip, "largest norm of all gradients together; 0: no limit", at_least(0.0));
   f.field("dtype", dtype, "type of the forward pass; bfloat16 uses autocast",
           {"float32", "bfloat16"});
+  f.field("device", device, "where it is trained: cpu, cuda (the first) or cuda:N");
   f.field("eval_every", eval_every, "steps between evaluations", at_least(1));
   f.field("eval_sequences", eval_sequences, "held-out sequences an evaluation reads at most",
           at_least(1));
   f.field("checkpoint_every", checkpoint_every, "steps between checkpoints; absent: eval_every",
           at_least(1));
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));
+  f.list("group", groups,
+         "parameters with a rate or weight decay of their own; the first group that names a "
+         "parameter counts");
   if (batch % accumulate != 0) {
     usage_error("'train.accumulate' is ", accumulate,
                 ", expected a divisor of train.batch = ", batch, ".");

@@ -7,6 +7,15 @@
 
 namespace headloom {
 
+// Parameters that are trained at a rate or with a weight decay of their own.
+struct ParameterGroup {
+  std::string parameters;              // a pattern of names, in which * stands for any characters
+  double lr = 1;                       // times train.lr
+  std::optional<double> weight_decay;  // as the other parameters' where absent
+
+  void fields(Fields& f);
+};
+
 struct TrainOptions {
   int64_t steps = 1000;
   int64_t batch = 32;
@@ -21,10 +30,12 @@ struct TrainOptions {
   double weight_decay = 0.1;
   double clip = 1.0;
   std::string dtype = "float32";
+  std::string device = "cpu";
   int64_t eval_every = 100;
   int64_t eval_sequences = 256;
   std::optional<int64_t> checkpoint_every;  // eval_every when absent
   int64_t seed = 1;
+  std::vector<ParameterGroup> groups;  // a parameter belongs to the first that names it
 
   void fields(Fields& f);
   // The learning rate of step `step` (from 0): linear warm-up, then the schedule.

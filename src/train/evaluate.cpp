@@ -1,25 +1,12 @@
 #include "train/evaluate.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 
 #include <limits>
 
+#include "train/device.h"
+
 namespace headloom {
-
-Autocast::Autocast(const std::string& dtype) : on_(dtype == "bfloat16") {
-  if (!on_) return;
-  at::autocast::increment_nesting();
-  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-}
-
-Autocast::~Autocast() {
-  if (!on_) return;
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  // The cast copies of the weights are stale once the optimiser has stepped.
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-}
 
 ModelInput model_input(const data::Batch& batch) {
   return {.tokens = batch.inputs,
@@ -102,12 +89,14 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   at::NoGradGuard no_grad;
   Decoder* const decoder = pieces ? &reader(model, task) : nullptr;
   const bool training = model.is_training();
+  const at::Device device = model.parameters()[0].device();
   model.eval();
   const int64_t total = std::min(sequences, task.eval_sequences());
   double loss = 0, right = 0;
   Evaluation out;
   for (int64_t first = 0; first < total; first += batch) {
-    const data::Batch data = task.eval_batch(first, std::min(batch, total - first));
+    const data::Batch data =
+        to_device(task.eval_batch(first, std::min(batch, total - first)), device);
     const Tensor wanted = data.targets.ne(data::kIgnore);
     const Tensor hit = at::ones_like(wanted);
     const auto count = [&](const BatchLoss& result, const Tensor& targets, const Tensor& place,

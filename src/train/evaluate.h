@@ -44,16 +44,4 @@ Tensor best_spans(const Tensor& logits);
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
                     const std::optional<Pieces>& pieces = {});
 
-// Autocast to bfloat16 while it lives, where `dtype` says so.
-class Autocast {
- public:
-  explicit Autocast(const std::string& dtype);
-  ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  bool on_;
-};
-
 }  // namespace headloom

@@ -1,6 +1,7 @@
 #include "train/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <map>
@@ -35,18 +36,41 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
 }
 
 AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : options_(options) {
-  groups_.resize(2);
-  groups_[0].weight_decay = options.weight_decay;
   const std::set<std::string> decayed = decayed_parameters(model);
   for (const auto& item : model.named_buffers()) buffers_.insert(item.key());
+  std::vector<bool> used(options.groups.size());
+  // Those without a group of their own: with weight decay and without.
+  groups_ = {{.weight_decay = options.weight_decay}, {.weight_decay = 0}};
+  std::map<std::pair<double, double>, size_t> places;  // of own rates and decays in groups_
   for (const auto& item : model.named_parameters()) {
     const Tensor& p = item.value();
-    Group& group = groups_[decayed.contains(item.key()) ? 0 : 1];
+    size_t index = decayed.contains(item.key()) ? 0 : 1;
+    for (size_t i = 0; i < options.groups.size(); ++i) {
+      const ParameterGroup& own = options.groups[i];
+      if (::fnmatch(own.parameters.c_str(), item.key().c_str(), 0) != 0) continue;
+      used[i] = true;
+      const double decay = own.weight_decay.value_or(groups_[index].weight_decay);
+      const auto [place, fresh] = places.try_emplace({own.lr, decay}, groups_.size());
+      if (fresh) groups_.push_back({.lr = own.lr, .weight_decay = decay});
+      index = place->second;
+      break;
+    }
+    Group& group = groups_[index];
     group.names.push_back(item.key());
     group.parameters.push_back(p);
     group.means.push_back(at::zeros_like(p));
     group.squares.push_back(at::zeros_like(p));
-    group.steps.push_back(at::zeros({}, at::kFloat));
+    group.steps.push_back(at::zeros({}, p.options().dtype(at::kFloat)));
+  }
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) continue;
+    std::string names;
+    for (const auto& item : model.named_parameters()) {
+      if (names.size() < 120) names += (names.empty() ? "" : ", ") + item.key();
+    }
+    usage_error("'train.group[", i + 1, "].parameters' is \"", options.groups[i].parameters,
+                "\", which names no parameter that an earlier group does not; the model's are ",
+                names, ", ...");
   }
 }
 
@@ -84,8 +108,8 @@ double AdamW::step(double lr) {
     }
     if (p.empty()) continue;
     at::_foreach_add_(s, 1);
-    at::_fused_adamw_(p, g, m, v, {}, s, lr, options_.beta1, options_.beta2, group.weight_decay,
-                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_(p, g, m, v, {}, s, group.lr * lr, options_.beta1, options_.beta2,
+                      group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
   return norm;
 }

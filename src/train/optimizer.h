@@ -6,15 +6,17 @@
 
 #include <set>
 
+#include "storage/safetensors.h"
 #include "train/config.h"
-#include "train/safetensors.h"
 
 namespace headloom {
 
 class AdamW {
  public:
+  // Throws UsageError for a group of options.groups that names no parameter.
   AdamW(const torch::nn::Module& model, const TrainOptions& options);
-  // Clips, updates and clears the gradients. Returns their norm before clipping.
+  // Clips, updates and clears the gradients. `lr` is that of parameters without a group of their
+  // own. Returns the gradients' norm before clipping.
   double step(double lr);
   // The state under the parameters' names: "mean.NAME", "square.NAME", "steps".
   NamedTensors state() const;
@@ -23,9 +25,10 @@ class AdamW {
 
  private:
   struct Group {
-    std::vector<std::string> names;
-    std::vector<at::Tensor> parameters, means, squares, steps;
+    double lr = 1;  // a multiple of step()'s
     double weight_decay = 0;
+    std::vector<std::string> names = {};
+    std::vector<at::Tensor> parameters = {}, means = {}, squares = {}, steps = {};
   };
   const TrainOptions options_;
   std::vector<Group> groups_;

@@ -38,12 +38,7 @@ struct TrainOutcome {
 // run that goes on may change what may_change() says: the configuration before is then kept beside
 // the new one. Progress goes to stderr. Throws UsageError for a bad config and Error for files that
 // fail and for a folder in use; a non-finite loss is reported as Error naming the step and the last
-// good checkpoint.
+// good checkpoint. Ctrl-C (interrupt.h) finishes the step, saves and returns with `interrupted`.
 TrainOutcome train(const Node& config, const TrainControl& control);
-
-// Ctrl-C (or SIGTERM) during train() finishes the step, saves and returns with `interrupted`; a
-// second one ends at once.
-void install_interrupt_handler();
-bool interrupted();
 
 }  // namespace headloom

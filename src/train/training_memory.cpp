@@ -5,6 +5,7 @@
 #include "core/memory.h"
 #include "core/text.h"
 #include "mixers/without_memory.h"
+#include "model/describe.h"
 
 namespace headloom {
 namespace {

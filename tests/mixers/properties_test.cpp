@@ -83,6 +83,7 @@ std::vector<Variant> variants() {
       {"aft", "form = \"full\""},
       {"aft", "form = \"full\"\nfactor = 3"},
       {"aft", "form = \"conv\"\nreach = 5\nheads = 6"},
+      {"gla", "heads = 6\nexpand_k = 0.25\nexpand_v = 0.75\ngate_rank = 3\ngate_normalizer = 1.0"},
       {"mamba", "expand = 1\nd_state = 5\nd_conv = 2\ndt_rank = 7"},
   };
   out.insert(out.end(), more.begin(), more.end());

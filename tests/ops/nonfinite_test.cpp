@@ -23,6 +23,7 @@
 #include "ops/causal_conv1d/op.h"
 #include "ops/composed_attention/op.h"
 #include "ops/dynamic_weights/op.h"
+#include "ops/gated_linear_attention/op.h"
 #include "ops/gated_norm/op.h"
 #include "ops/moe/op.h"
 #include "ops/positionwise/op.h"
@@ -444,6 +445,31 @@ TEST(NonFinite, PassesThroughRetention) {
     return {out, state};
   };
   check(s);
+}
+
+TEST(NonFinite, PassesThroughGatedLinearAttention) {
+  const int64_t B = 2, T = 70, H = 2, D = 5, E = 7;
+  for (const bool more : {false, true}) {
+    at::manual_seed(14);
+    Subject s{.name = more ? "gated_linear_attention with state and documents"
+                           : "gated_linear_attention"};
+    s.inputs = {real({B, T, H, D}), real({B, T, H, D}), real({B, T, H, E}),
+                at::log_sigmoid(real({B, T, H, D})).to(at::kBFloat16).to(at::kDouble)};
+    s.narrow = 4;
+    if (more) s.inputs.push_back(real({B, H, D, E}));
+    s.run = [=](const Tensors& x, const std::string& backend) -> Tensors {
+      ops::GatedLinearAttentionOptions o;
+      o.backend = backend;
+      o.form = "recurrent";
+      if (more) {
+        o.state = x[4];
+        o.documents = at::arange(T, kLong).div(50, "floor").expand({B, T});
+      }
+      const auto [out, state] = ops::gated_linear_attention(x[0], x[1], x[2], x[3], o);
+      return {out, state};
+    };
+    check(s);
+  }
 }
 
 TEST(NonFinite, PassesThroughSelectiveScan) {

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "ops/retention/fused.h"
+#include "ops/retention/op.h"
 #include "testing/compare.h"
 #include "testing/poison.h"
 

@@ -220,7 +220,7 @@ TEST(SelectiveScanFused, WithoutGradientsKeepsNothing) {
   torch::jit::Stack stack = {p.x[0], p.x[1], p.x[2], p.x[3], p.x[4], none,
                              none,   none,   false,  none,   none,   false};
   op.callBoxed(stack);
-  EXPECT_EQ(stack.at(2).toTensor().numel(), 0);
+  EXPECT_EQ(stack.at(0).toTensorVector().at(2).numel(), 0);
 }
 
 TEST(SelectiveScanFused, LesserInstructionSetsToo) {

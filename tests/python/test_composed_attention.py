@@ -210,19 +210,21 @@ def fused_arguments():
     kernel = draw(H, 2, 3, scale=0.5).float().requires_grad_()
     bias = draw(H, T, S).float().requires_grad_()
     lengths = torch.tensor([6, 5])
-    return (q, k, v), (pre, [], 1, 1, kernel, None, "both", "double", bias, True, 4, lengths)
+    rest = (pre, [], 1, 1, kernel, None, "both", "double", bias, True, 4, lengths, None, None, None)
+    return (q, k, v), rest
 
 
 def test_opcheck_fused():
     """The operators that hold the fused kernels, by themselves."""
     inputs, rest = fused_arguments()
-    torch.library.opcheck(torch.ops.headloom.composed_attention_fused, (*inputs, *rest))
+    torch.library.opcheck(torch.ops.headloom.composed_attention_fused, (*inputs, *rest, True))
     with torch.no_grad():
-        out, lse = torch.ops.headloom.composed_attention_fused(*inputs, *rest)
-    for bias_grad in (False, True):
+        out, lse = torch.ops.headloom.composed_attention_fused(*inputs, *rest, True)
+    everything = (1 << 20) - 1  # a bit for q, k, v, seven tensors of each mix, two kernels and the bias
+    for wanted in (everything, everything >> 1):
         torch.library.opcheck(
             torch.ops.headloom.composed_attention_backward,
-            (torch.randn_like(out).requires_grad_(), *inputs, lse, bias_grad, *rest),
+            ([torch.randn_like(out)], *inputs, *rest, [lse], wanted),
         )
 
 

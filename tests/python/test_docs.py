@@ -85,6 +85,7 @@ PARTS = {
     "shaped": ("simplified", [{"heads": 4}]),
     "aft": ("aft", [{"form": "local"}, {"form": "full"}, {"form": "full", "factor": 3}]),
     "mamba": ("mamba", [{}]),
+    "gla": ("gla", [{}]),
     "moe": ("moe", [{"routed": 4, "active": 2, "shared": 1, "bias_speed": 0.1}]),
     "mlp": (None, [{}]),
     "swiglu": (None, [{"gate_groups": 4}]),

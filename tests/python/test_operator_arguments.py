@@ -51,6 +51,14 @@ def operators(**change):
         state=x("B", "H", "D", "E"),
         documents=ids("B", "T"),
     ), dict(chunk=16)
+    yield "gated_linear_attention", dict(
+        q=x("B", "T", "H", "D"),
+        k=x("B", "T", "H", "D"),
+        v=x("B", "T", "H", "E"),
+        log_decay=-x("B", "T", "H", "D").abs(),
+        state=x("B", "H", "D", "E"),
+        documents=ids("B", "T"),
+    ), dict(chunk=16)
     yield "wkv", dict(
         k=x("B", "T", "C"),
         v=x("B", "T", "C"),

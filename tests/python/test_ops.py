@@ -61,6 +61,8 @@ def test_functions_call_the_operators():
     gamma = torch.tensor([0.5, 0.9, 1.0])
     recurrent = ops.retention(q, k, v, gamma, form="recurrent")
     torch.testing.assert_close(ops.retention(q, k, v, gamma), recurrent)
+    decay = gamma.log()[:, None].expand_as(q)
+    torch.testing.assert_close(ops.gated_linear_attention(q, k, v, decay), recurrent)
     k, v, wide = x(2, 5, 4), x(2, 5, 4), torch.zeros(4)
     simple = ops.aft(torch.full_like(k, 1e4), k, v)[0]
     torch.testing.assert_close(ops.wkv(k, v, wide, wide)[0], simple)

@@ -23,6 +23,8 @@ def calls(dtype=torch.float32):
     A = -torch.rand(C, N, dtype=dtype)
     scan = (*sequence[:2], A.requires_grad_(), draw(B, T, N, dtype=dtype), draw(B, T, N, dtype=dtype))
     scan_state, filters = draw(B, C, N, dtype=dtype), draw(C, 4, dtype=dtype)
+    heads = [draw(B, T, 2, size, dtype=dtype) for size in (3, 3, 4)]
+    decay = torch.rand(B, T, 2, 3, dtype=dtype).neg().requires_grad_()
     return {
         "wkv": (OPS.wkv.default, (*sequence[:2], *rates), {}),
         "wkv, all": (OPS.wkv.default, (*sequence[:2], *rates, sequence[2], draw(B, 3, C, dtype=dtype), documents), {}),
@@ -36,6 +38,12 @@ def calls(dtype=torch.float32):
             OPS.selective_scan.default,
             (*scan, draw(C, dtype=dtype), sequence[2], draw(C, dtype=dtype), True, scan_state, documents),
             {},
+        ),
+        "gated_linear_attention": (OPS.gated_linear_attention.default, (*heads, decay), {}),
+        "gated_linear_attention, all": (
+            OPS.gated_linear_attention.default,
+            (*heads, decay, draw(B, 2, 3, 4, dtype=dtype), documents),
+            dict(chunk=3),
         ),
         "causal_conv1d": (OPS.causal_conv1d.default, (sequence[0], filters), {}),
         "causal_conv1d, all": (

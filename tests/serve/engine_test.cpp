@@ -8,7 +8,6 @@
 namespace headloom::test::engine_test {
 namespace {
 
-using serve::Codec;
 using serve::Engine;
 using serve::Refusal;
 using serve::Request;

@@ -86,7 +86,7 @@ TEST(Jinja, NoTemplateBreaksIt) {
 TEST(ChatTemplate, KnowsTheTimeAndItsTokens) {
   const TempFolder folder;
   RunConfig config = byte_config();
-  const serve::Codec codec(config);
+  const Codec codec(config);
   const std::string root = folder.path();
   const auto spelled = [&](const std::string& source) {
     write_file(root + "/chat_template.jinja", source);

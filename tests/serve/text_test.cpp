@@ -1,4 +1,4 @@
-#include "serve/text.h"
+#include "train/codec.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,10 @@
 namespace headloom::test::text_test {
 namespace {
 
-using serve::Text;
-using serve::Utf8;
-
 constexpr serve::Limits kLimits{.samples = 4, .texts = 8, .length = 1000};
 
-TEST(Text, ShowsWhatCannotBecomeAStopString) {
-  Text text({"END", "\n\n"});
+TEST(TextStream, ShowsWhatCannotBecomeAStopString) {
+  TextStream text({"END", "\n\n"});
   EXPECT_EQ(text.add("one E"), "one ");
   EXPECT_EQ(text.add("N"), "");
   EXPECT_EQ(text.add("T\n"), "ENT");
@@ -25,15 +22,15 @@ TEST(Text, ShowsWhatCannotBecomeAStopString) {
   EXPECT_EQ(text.add("D y\n\n"), "");
   EXPECT_TRUE(text.ended());
   EXPECT_EQ(text.rest(), "");
-  Text early({"c", "b"});  // the first in the text, not in the list
+  TextStream early({"c", "b"});  // the first in the text, not in the list
   EXPECT_EQ(early.add("abc"), "a");
-  Text open({"END"});
+  TextStream open({"END"});
   EXPECT_EQ(open.add("aEN"), "a");
   EXPECT_EQ(open.rest(), "EN");
 }
 
 std::string in_pieces(const std::string& bytes, std::mt19937& random) {
-  Utf8 utf8;
+  Utf8Stream utf8;
   std::string out;
   for (size_t at = 0; at < bytes.size();) {
     const size_t n = 1 + random() % 4;
@@ -44,7 +41,7 @@ std::string in_pieces(const std::string& bytes, std::mt19937& random) {
 }
 
 // Expected texts by Unicode 15, table 3-8 and conformance requirement D93b.
-TEST(Utf8, ReplacesWhatIsNoText) {
+TEST(Utf8Stream, ReplacesWhatIsNoText) {
   std::mt19937 random(1);
   const std::string r = "\xef\xbf\xbd";
   for (const auto& [bytes, text] : std::vector<std::pair<std::string, std::string>>{
@@ -65,7 +62,7 @@ TEST(Utf8, ReplacesWhatIsNoText) {
            {"\xf0\x9f\x98\xe2\x82\xac", r + "\xe2\x82\xac"},
            {std::string("a\0b", 3), std::string("a\0b", 3)}}) {
     for (int i = 0; i < 20; ++i) EXPECT_EQ(in_pieces(bytes, random), text);
-    EXPECT_EQ(serve::is_utf8(bytes), bytes == text);
+    EXPECT_EQ(is_utf8(bytes), bytes == text);
   }
   for (int i = 0; i < 2000; ++i) {
     std::string bytes;
@@ -73,7 +70,7 @@ TEST(Utf8, ReplacesWhatIsNoText) {
       bytes += static_cast<char>(random() % 3 ? 0x80 + random() % 128 : random());
     const std::string once = in_pieces(bytes, random);
     EXPECT_EQ(once, in_pieces(bytes, random));
-    EXPECT_TRUE(serve::is_utf8(once));
+    EXPECT_TRUE(is_utf8(once));
   }
 }
 
@@ -86,7 +83,7 @@ std::string list_of(int count) {
 
 TEST(Completions, BadBodiesAreRefused) {
   RunConfig config = byte_config();
-  const serve::Codec codec(config);
+  const Codec codec(config);
   const auto refused = [&](const std::string& body) -> std::string {
     try {
       serve::parse_completion(body, codec, "tiny", kLimits);
@@ -168,7 +165,7 @@ TEST(Completions, BadBodiesAreRefused) {
 
 TEST(Completions, BodiesAreRead) {
   RunConfig config = byte_config();
-  const serve::Codec codec(config);
+  const Codec codec(config);
   const auto read = [&](const std::string& body) {
     return serve::parse_completion(body, codec, "tiny", kLimits);
   };

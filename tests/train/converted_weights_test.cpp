@@ -3,6 +3,7 @@
 
 #include "model/support.h"
 #include "ops/streamed_linear/op.h"
+#include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
 

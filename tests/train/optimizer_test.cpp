@@ -11,6 +11,8 @@
 #include "model/model.h"
 #include "support.h"
 #include "testing/compare.h"
+#include "train/device.h"
+#include "train/gradients.h"
 
 namespace headloom::test::optimizer_test {
 namespace {
@@ -93,6 +95,96 @@ TEST(AdamW, IsTheFormula) {
       EXPECT_EQ(tensor.item<double>(), 12);
     }
   }
+}
+
+// A group's rate is a multiple of the others', its weight decay is its own; the first that names a
+// parameter counts.
+TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
+  Parts parts;
+  TrainOptions o;
+  o.weight_decay = 0.5;
+  o.clip = 0;
+  o.beta1 = o.beta2 = 0;
+  o.groups.resize(3);
+  o.groups[0] = {.parameters = "v*", .lr = 0.5, .weight_decay = 0.25};
+  o.groups[1] = {.parameters = "*e*", .lr = 0, .weight_decay = {}};  // vector, kernel, unused
+  o.groups[2] = {.parameters = "m?trix", .lr = 2, .weight_decay = {}};
+  AdamW optimizer(parts, o);
+  std::map<std::string, Tensor> before;
+  for (auto& item : parts.named_parameters()) {
+    before[item.key()] = item.value().detach().clone();
+    item.value().mutable_grad() = at::zeros_like(item.value());
+  }
+  optimizer.step(0.1);
+  const std::map<std::string, double> shrunk = {
+      {"matrix", 1 - 0.2 * 0.5}, {"vector", 1 - 0.05 * 0.25}, {"kernel", 1}, {"unused", 1}};
+  for (const auto& item : parts.named_parameters()) {
+    EXPECT_TRUE(close(item.value(), before[item.key()] * shrunk.at(item.key()), 1e-9))
+        << item.key();
+  }
+  o.groups[1].parameters = "nothing*";
+  const std::string said = message_of([&] { AdamW(parts, o); });
+  EXPECT_TRUE(contains(said, "'train.group[2].parameters' is \"nothing*\"")) << said;
+  EXPECT_TRUE(contains(said, "matrix, vector, kernel")) << said;
+}
+
+// The same batch on its own process and on two that share it: equal gradients, and all see the
+// sums.
+TEST(AccumulateGradients, ProcessesShareABatch) {
+  struct Half : Communicator {
+    explicit Half(int64_t rank) : number(rank) {}
+    int64_t rank() const override { return number; }
+    int64_t size() const override { return 2; }
+    // Hands over what this one has, and takes what the other had.
+    void sum(const std::vector<Tensor>& tensors) override {
+      if (tensors.size() == 1) {  // the targets
+        targets = tensors[0].item<int64_t>();
+        tensors[0].mul_(2);
+        return;
+      }
+      for (const Tensor& t : tensors) sums.push_back(t.clone());
+    }
+    int64_t number, targets = 0;
+    std::vector<Tensor> sums;
+  };
+  RunConfig run = read_run_config(parse_toml(
+      "[model]\nwidth = 16\ndepth = 1\n[[model.layer]]\nmixer = { type = 'mha', heads = 2 }\n"
+      "[task]\ntype = 'copy'\n[train]\nbatch = 8\naccumulate = 2\n",
+      "test"));
+  const auto task = run.build_task();
+  at::manual_seed(3);
+  const auto model = build_model(run.model);
+  Communicator alone;
+  const StepLoss whole = accumulate_gradients(*model, *task, run.train, 5, at::kCPU, alone);
+  std::vector<Tensor> expected;
+  for (const Tensor& p : model->parameters()) expected.push_back(p.grad().clone());
+  double loss = 0;
+  std::vector<Tensor> sums;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    model->zero_grad();
+    Half half(rank);
+    loss += accumulate_gradients(*model, *task, run.train, 5, at::kCPU, half).loss;
+    if (sums.empty()) {
+      sums = half.sums;
+    } else {
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += half.sums[i];
+    }
+  }
+  EXPECT_NEAR(loss, whole.loss, 1e-6);
+  ASSERT_EQ(sums.size(), expected.size() + 1);  // the loss comes first
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(close(sums[i + 1], expected[i], 1e-5)) << i;
+  }
+}
+
+TEST(Device, SaysWhatThereIs) {
+  EXPECT_TRUE(find_device("cpu").is_cpu());
+  for (const char* name : {"gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", ""}) {
+    const std::string said = message_of([&] { find_device(name); });
+    EXPECT_TRUE(contains(said, "expected \"cpu\", \"cuda\" or \"cuda:1\"")) << said;
+  }
+  const std::string said = message_of([] { find_device("cuda:999"); });
+  EXPECT_TRUE(contains(said, "'train.device' is \"cuda:999\", but")) << said;
 }
 
 TEST(AdamW, LoadRefusesAStateThatDoesNotFit) {

@@ -1,5 +1,5 @@
 // The safetensors format: round trips, and files that are damaged or lie.
-#include "train/safetensors.h"
+#include "storage/safetensors.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

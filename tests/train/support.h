@@ -11,10 +11,10 @@
 
 #include "core/config.h"
 #include "core/error.h"
+#include "storage/safetensors.h"
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 #include "train/checkpoint.h"
-#include "train/safetensors.h"
 #include "train/train.h"
 
 namespace headloom::test {

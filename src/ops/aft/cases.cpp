@@ -49,8 +49,10 @@ OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::k
 
 }  // namespace
 
-std::vector<OpCase> aft_cases() {
+static std::vector<OpCase> aft_cases() {
   return {make("simple", 2048), make("local", 2048), make("local", 2048, at::kBFloat16)};
 }
+
+static const CaseFamily aft_registered(aft_cases);
 
 }  // namespace headloom::ops

@@ -1,15 +1,9 @@
-#include "ops/aft/conv.h"
-
-#include <ATen/ATen.h>
-
-#include <algorithm>
-
+// aft conv as a convolution: T W C instead of the definition's T^2 C.
+#include "ops/aft/declaration.h"
 #include "ops/wkv/op.h"
 
 namespace headloom::ops {
 namespace {
-
-using at::Tensor;
 
 constexpr int64_t kBlock = 64;  // queries of one product
 
@@ -22,8 +16,11 @@ Tensor before_band(const Tensor& x, int64_t window) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> aft_conv(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const AftOptions& o) {
+// Form conv without documents: blocks of positions times a band of e^w, and running sums of what
+// lies outside it, in float64. Everything else is the reference's.
+std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
+  const auto& [q, k, v, o] = given;
+  if (o.form != "conv" || o.documents.defined()) return reference(given);
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);

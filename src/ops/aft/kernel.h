@@ -7,23 +7,13 @@
 // an exponent of its own. The backward recomputes a chunk from the running sum at its start.
 #pragma once
 
-#include <cstdint>
-
-#include "ops/kernel/inline.h"
+#include "ops/kernel/types.h"
 
 namespace headloom::ops::aft_kernel {
 
 constexpr int64_t kChunk = 32;
 constexpr int64_t kChannels = 64;
 constexpr int64_t kRows = 8;  // queries of one banded product
-
-enum class Type { kFloat, kBFloat16 };
-
-// [B, T, C], the channels next to each other; strides in elements.
-struct Sequence {
-  const void* data = nullptr;
-  int64_t batch = 0, time = 0;
-};
 
 struct Args {
   int64_t B = 0, T = 0, C = 0, W = 1;
@@ -43,7 +33,7 @@ struct Args {
 
   // Backward. Gradients are contiguous, those of q, k, v in their type.
   const float* checkpoints = nullptr;
-  Sequence grad_out;                                             // none where null
+  Sequence grad_out;
   const float* grad_end = nullptr;                               // none where null
   void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // [B, T, C]
   float* grad_bias = nullptr;   // [workers, L, W], zeroed by the caller
@@ -60,14 +50,8 @@ struct Task {
 
 int64_t scratch_size(int64_t window, bool backward);
 
-using Run = void (*)(const Args&, const Task&);
-#define HL_DECLARE(capability)                             \
-  void aft_forward_##capability(const Args&, const Task&); \
-  void aft_backward_##capability(const Args&, const Task&)
-HL_DECLARE(DEFAULT);
-HL_DECLARE(AVX2);
-HL_DECLARE(AVX512);
-HL_DECLARE(AVX512_BF16);
-#undef HL_DECLARE
+using Run = void(const Args&, const Task&);
+Run aft_forward_DEFAULT, aft_forward_AVX2, aft_forward_AVX512, aft_forward_AVX512_BF16;
+Run aft_backward_DEFAULT, aft_backward_AVX2, aft_backward_AVX512, aft_backward_AVX512_BF16;
 
 }  // namespace headloom::ops::aft_kernel

@@ -339,7 +339,7 @@ void forward(const Args& args, const Task& task) {
 template <typename T>
 HL_INLINE vf through_gate(const Work& w, int64_t t, int64_t c, vf y) {
   const Args& a = w.a;
-  const vf g = a.grad_out.data ? w.get(w.row<T>(a.grad_out, t), c) : zero();
+  const vf g = w.get(w.row<T>(a.grad_out, t), c);
   const vf open = bcast(1.0f) / sigmoid_inverse(w.get(w.row<T>(a.q, t), c));
   w.put(w.row<T>(a.grad_q, t), c, g * open * y * (bcast(1.0f) - open));
   return g * open;

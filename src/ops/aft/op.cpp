@@ -1,25 +1,14 @@
 #include "ops/aft/op.h"
 
-#include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
-#include <torch/library.h>
-
-#include "ops/aft/conv.h"
-#include "ops/aft/fused.h"
-#include "ops/check.h"
-#include "ops/dispatch.h"
-#include "ops/wkv/fused.h"
+#include "ops/aft/declaration.h"
+#include "ops/aft/kernel.h"
 
 namespace headloom::ops {
 namespace {
 
-using at::Tensor;
-using Optional = std::optional<Tensor>;
-using Result = std::tuple<Tensor, Tensor>;
-
-constexpr const char* kOp = "aft";
-
-bool stateful(const AftOptions& o) { return o.causal && (o.form == "simple" || o.form == "local"); }
+c10::SymInt state_rows(const AftOptions& o) {
+  return o.form == "simple" ? c10::SymInt(3) : 2 * o.bias.sym_size(1) + 1;
+}
 
 void check_bias(const Tensor& q, const AftOptions& o) {
   if (o.form == "simple") {
@@ -33,9 +22,8 @@ void check_bias(const Tensor& q, const AftOptions& o) {
                     : o.form == "local" ? "[L, W]"
                                         : "[H, W]",
                     ".");
-  TORCH_CHECK_TYPE(o.bias.is_floating_point(), "aft: bias has dtype ", o.bias.scalar_type(),
-                   ", expected a floating type.");
-  check_device(kOp, o.bias, "bias", q);
+  check_floating(Aft::kName, o.bias, "bias");
+  check_device(Aft::kName, o.bias, "bias", q);
   const c10::SymInt rows = o.bias.sym_size(0), columns = o.bias.sym_size(1);
   if (o.form == "conv") {
     TORCH_CHECK_VALUE(rows >= 1 && q.sym_size(2) % rows == 0, "aft: bias has ", rows,
@@ -56,15 +44,21 @@ void check_bias(const Tensor& q, const AftOptions& o) {
   }
 }
 
-void check(const Tensor& q, const Tensor& k, const Tensor& v, const AftOptions& o) {
+}  // namespace
+
+bool Aft::stateful(const AftOptions& o) {
+  return o.causal && (o.form == "simple" || o.form == "local");
+}
+
+void Aft::check(const Arguments& a) {
+  const auto& [q, k, v, o] = a;
   TORCH_CHECK_VALUE(q.dim() == 3 && q.sym_size(1) >= 1, "aft: q has shape ", q.sym_sizes(),
                     ", expected [B, T, C] with T of at least 1.");
-  TORCH_CHECK_TYPE(q.is_floating_point(), "aft: q has dtype ", q.scalar_type(),
-                   ", expected a floating type.");
-  check_shape(kOp, k, "k", q.sym_sizes(), "[B, T, C]");
-  check_dtype(kOp, k, "k", q);
-  check_shape(kOp, v, "v", q.sym_sizes(), "[B, T, C]");
-  check_dtype(kOp, v, "v", q);
+  check_floating(kName, q, "q");
+  check_shape(kName, k, "k", q.sym_sizes(), "[B, T, C]");
+  check_dtype(kName, k, "k", q);
+  check_shape(kName, v, "v", q.sym_sizes(), "[B, T, C]");
+  check_dtype(kName, v, "v", q);
   TORCH_CHECK_VALUE(o.form == "simple" || o.form == "local" || o.form == "full" || o.form == "conv",
                     "aft: form is \"", o.form,
                     "\", expected \"simple\", \"local\", \"full\" or \"conv\".");
@@ -72,91 +66,42 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AftOptions& 
   check_bias(q, o);
   const c10::SymInt batch = q.sym_size(0), length = q.sym_size(1);
   if (o.lengths.defined()) {
-    check_ids(kOp, o.lengths, "lengths", q);
-    check_shape(kOp, o.lengths, "lengths", {batch}, "[B]");
+    check_ids(kName, o.lengths, "lengths", q);
+    check_shape(kName, o.lengths, "lengths", {batch}, "[B]");
   }
   if (o.documents.defined()) {
-    check_ids(kOp, o.documents, "documents", q);
-    check_shape(kOp, o.documents, "documents", {batch, length}, "[B, T]");
+    check_ids(kName, o.documents, "documents", q);
+    check_shape(kName, o.documents, "documents", {batch, length}, "[B, T]");
   }
   if (o.state.defined()) {
     TORCH_CHECK_VALUE(stateful(o),
                       "aft: state is given, but only causal \"simple\" and \"local\" "
                       "have one.");
-    const c10::SymInt rows = o.form == "simple" ? c10::SymInt(3) : 2 * o.bias.sym_size(1) + 1;
-    check_shape(kOp, o.state, "state", {batch, rows, q.sym_size(2)}, "[B, 3 + 2(W - 1), C]");
-    check_device(kOp, o.state, "state", q);
+    check_shape(kName, o.state, "state", {batch, state_rows(o), q.sym_size(2)},
+                "[B, 3 + 2(W - 1), C]");
+    check_device(kName, o.state, "state", q);
     const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     TORCH_CHECK_TYPE(o.state.scalar_type() == wide, "aft: state has dtype ", o.state.scalar_type(),
                      ", expected ", wide, ".");
   }
-  check_backend(kOp, o.backend);
-}
-
-Result aft_op(const Tensor& q, const Tensor& k, const Tensor& v, std::string_view form,
-              const Optional& bias, bool causal, const Optional& lengths, const Optional& documents,
-              const Optional& state, int64_t offset, std::optional<std::string_view> backend) {
-  AftOptions o;
-  o.form = std::string(form);
-  o.bias = bias.value_or(Tensor());
-  o.causal = causal;
-  o.lengths = lengths.value_or(Tensor());
-  o.documents = documents.value_or(Tensor());
-  o.state = state.value_or(Tensor());
-  o.offset = offset;
-  if (backend) o.backend = std::string(*backend);
-  check(q, k, v, o);
-  const char* reason =
-      stateful(o) ? kernels_unsupported(q) : "only causal \"simple\" and \"local\" are fused";
-  const bool fused = runs_fused(kOp, o.backend, reason);
-  if (o.form == "conv" && !o.documents.defined() && o.backend != "reference") {
-    return aft_conv(q, k, v, o);
-  }
-  if (!fused) return aft_reference(q, k, v, o);
-  if (o.form == "local") return aft_local_fused(q, k, v, o);
-  // Without decay and bonus wkv is the causal AFT-simple.
-  const Tensor none = at::zeros_symint({q.sym_size(2)}, q.options().dtype(at::kFloat));
-  WkvOptions w;
-  w.receptance = q;
-  w.state = o.state;
-  w.documents = o.documents;
-  return wkv_fused(k, v, none, none, w);
-}
-
-Result call(const Tensor& q, const Tensor& k, const Tensor& v, std::string_view form,
-            const Optional& bias, bool causal, const Optional& lengths, const Optional& documents,
-            const Optional& state, int64_t offset, std::optional<std::string_view> backend) {
-  static const auto op = dispatched<decltype(aft_op)>("headloom::aft");
-  return op.call(q, k, v, form, bias, causal, lengths, documents, state, offset, backend);
 }
 
 // The sequences are cast to the autocast type; the bias and states keep theirs.
-Result aft_autocast(const Tensor& q, const Tensor& k, const Tensor& v, std::string_view form,
-                    const Optional& bias, bool causal, const Optional& lengths,
-                    const Optional& documents, const Optional& state, int64_t offset,
-                    std::optional<std::string_view> backend) {
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, at::kCPU); };
-  return call(cast(q), cast(k), cast(v), form, bias, causal, lengths, documents, state, offset,
-              backend);
+void Aft::autocast(Arguments& a, const AutocastCast& cast) { cast(a.q, a.k, a.v); }
+
+// The output, the state and the running sums that the backward starts from.
+std::vector<Tensor> Aft::outputs(const Arguments& a, bool training) {
+  const c10::SymInt batch = a.q.sym_size(0), length = a.q.sym_size(1), channels = a.q.sym_size(2);
+  const c10::SymInt chunks = (length + (aft_kernel::kChunk - 1)) / aft_kernel::kChunk;
+  return {contiguous_like(a.q), contiguous_float({batch, state_rows(a.options), channels}, a.q),
+          contiguous_float({batch, training ? chunks : 0, 3, channels}, a.q)};
 }
 
-TORCH_LIBRARY_FRAGMENT(headloom, m) {
-  m.def(
-      "aft(Tensor q, Tensor k, Tensor v, str form=\"simple\", Tensor? bias=None, bool causal=True, "
-      "Tensor? lengths=None, Tensor? documents=None, Tensor? state=None, int offset=0, str? "
-      "backend=None) -> (Tensor output, Tensor state)",
-      {at::Tag::pt2_compliant_tag});
-}
-TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) { m.impl("aft", aft_op); }
-TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) { m.impl("aft", aft_autocast); }
+static const Define<Aft> aft_defined;
 
-}  // namespace
-
-Result aft(const Tensor& q, const Tensor& k, const Tensor& v, const AftOptions& o) {
-  return call(q, k, v, o.form, optional_tensor(o.bias), o.causal, optional_tensor(o.lengths),
-              optional_tensor(o.documents), optional_tensor(o.state), o.offset, o.backend);
+std::tuple<Tensor, Tensor> aft(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const AftOptions& o) {
+  return call<Aft>({q, k, v, o}, o.backend);
 }
 
 }  // namespace headloom::ops

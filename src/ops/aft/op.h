@@ -50,9 +50,4 @@ struct AftOptions {
 std::tuple<at::Tensor, at::Tensor> aft(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AftOptions& options);
 
-// The definition, in plain ATen: any floating dtype and device, differentiable. Arguments are
-// trusted.
-std::tuple<at::Tensor, at::Tensor> aft_reference(const at::Tensor& q, const at::Tensor& k,
-                                                 const at::Tensor& v, const AftOptions& options);
-
 }  // namespace headloom::ops

@@ -1,12 +1,8 @@
-#include <ATen/ATen.h>
-
-#include "ops/aft/op.h"
+#include "ops/aft/declaration.h"
 #include "ops/wkv/op.h"
 
 namespace headloom::ops {
 namespace {
-
-using at::Tensor;
 
 // Keys as the queries see them: those of the state first.
 struct Keys {
@@ -60,8 +56,8 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const Tensor& v,
-                                         const AftOptions& o) {
+std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
+  const auto& [q, k, v, o] = given;
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
@@ -70,7 +66,6 @@ std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const
   if (o.form == "local" || o.form == "conv") {
     window = o.causal ? o.bias.size(1) : (o.bias.size(1) + 1) / 2;
   }
-  const bool stateful = o.causal && (o.form == "simple" || o.form == "local");
   const auto finish = [&](const Tensor& y) {
     return (y * at::sigmoid(q.to(y.scalar_type()))).to(q.scalar_type());
   };
@@ -134,7 +129,7 @@ std::tuple<Tensor, Tensor> aft_reference(const Tensor& q, const Tensor& k, const
   }
   // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
   const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
-  if (!stateful) return {finish(y), q.new_empty({batch, 0, channels}, wide)};
+  if (!stateful(o)) return {finish(y), q.new_empty({batch, 0, channels}, wide)};
 
   // The last W - 1 positions, and the sums of those before them, of the last document.
   const int64_t ring = window - 1;

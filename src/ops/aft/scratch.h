@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/aft/kernel.h"
+#include "ops/kernel/inline.h"
 
 namespace headloom::ops::aft_kernel {
 namespace {

@@ -36,8 +36,10 @@ OpCase make(int64_t length, at::ScalarType type) {
 
 }  // namespace
 
-std::vector<OpCase> causal_conv1d_cases() {
+static std::vector<OpCase> causal_conv1d_cases() {
   return {make(2048, at::kFloat), make(2048, at::kBFloat16)};
 }
+
+static const CaseFamily causal_conv1d_registered(causal_conv1d_cases);
 
 }  // namespace headloom::ops

@@ -1,22 +1,17 @@
 // What the causal convolution's kernels take. No torch.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::conv {
+namespace headloom::ops::causal_conv1d_kernel {
 
 constexpr int64_t kMaxTaps = 8;
 
-// [B, L, C] of float or bfloat16, channels adjacent.
-struct Rows {
-  const void* data = nullptr;
-  int64_t batch = 0, step = 0;  // strides
-};
-
 struct Args {
   int64_t B = 0, L = 0, C = 0, taps = 1;
-  bool bfloat16 = false, silu = false;
-  Rows x;
+  Type type = Type::kFloat;
+  bool silu = false;
+  Sequence x;
   const float* weight = nullptr;       // [taps, C]: row k meets the position k before
   const float* bias = nullptr;         // [C] or null
   const void* state = nullptr;         // [B, taps - 1, C] or null
@@ -24,7 +19,7 @@ struct Args {
   void* out = nullptr;                 // [B, L, C]
 
   // Backward only.
-  Rows grad_out;
+  Sequence grad_out;
   void *grad_x = nullptr, *grad_state = nullptr;  // like x and state; grad_state with the state
   // One summand for each worker, zero at first: [workers, taps, C] and [workers, C].
   float *grad_weight = nullptr, *grad_bias = nullptr;
@@ -39,4 +34,4 @@ struct Task {
 using Run = void(const Args& args, const Task& task);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::conv
+}  // namespace headloom::ops::causal_conv1d_kernel

@@ -3,7 +3,7 @@
 #include "ops/causal_conv1d/kernel.h"
 #include "ops/kernel/functions.h"
 
-namespace headloom::ops::conv {
+namespace headloom::ops::causal_conv1d_kernel {
 namespace {
 
 // A position of one sequence, and the rows its taps meet.
@@ -19,7 +19,7 @@ struct Position {
       if (from < 0 && !a.state) return;
       if (id && k > 0 && from >= 0 && id[from] != id[from + 1]) return;
       rows[count++] =
-          from >= 0 ? static_cast<const T*>(a.x.data) + b * a.x.batch + from * a.x.step
+          from >= 0 ? static_cast<const T*>(a.x.data) + b * a.x.batch + from * a.x.time
                     : static_cast<const T*>(a.state) + (b * (a.taps - 1) + a.taps - 1 + from) * a.C;
     }
   }
@@ -56,7 +56,7 @@ template <typename T>
 void slope_of(const Args& a, const Position<T>& p, int64_t b, int64_t t, float* slope,
               float* grad_weight, float* grad_bias) {
   const T* grad =
-      static_cast<const T*>(a.grad_out.data) + b * a.grad_out.batch + t * a.grad_out.step;
+      static_cast<const T*>(a.grad_out.data) + b * a.grad_out.batch + t * a.grad_out.time;
   for (int64_t c = 0; c < a.C; c += VL) {
     const int64_t left = a.C - c;
     vf g = load_some(grad + c, left);
@@ -130,7 +130,7 @@ void run(const Args& a, const Task& task) {
 }  // namespace
 
 void HL_KERNEL(run)(const Args& a, const Task& task) {
-  a.bfloat16 ? run<BFloat16>(a, task) : run<float>(a, task);
+  a.type == Type::kBFloat16 ? run<BFloat16>(a, task) : run<float>(a, task);
 }
 
-}  // namespace headloom::ops::conv
+}  // namespace headloom::ops::causal_conv1d_kernel

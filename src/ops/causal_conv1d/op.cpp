@@ -1,58 +1,50 @@
 #include "ops/causal_conv1d/op.h"
 
-#include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
-#include <torch/library.h>
-
-#include "ops/causal_conv1d/fused.h"
-#include "ops/check.h"
-#include "ops/dispatch.h"
+#include "ops/causal_conv1d/declaration.h"
 
 namespace headloom::ops {
-namespace {
 
-using at::Tensor;
-using Optional = std::optional<Tensor>;
-using Result = std::tuple<Tensor, Tensor>;
-
-constexpr const char* kOp = "causal_conv1d";
-
-void check_parameter(const Tensor& t, const char* name, const Tensor& x) {
-  TORCH_CHECK_TYPE(t.scalar_type() == x.scalar_type() ||
-                       (t.scalar_type() == at::kFloat && x.scalar_type() != at::kDouble),
-                   kOp, ": ", name, " has dtype ", t.scalar_type(), ", expected ", x.scalar_type(),
-                   " as x has, or float32 beside a narrower x.");
-  check_device(kOp, t, name, x, "x");
-}
-
-void check(const Tensor& x, const Tensor& weight, const CausalConv1dOptions& o) {
-  TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(1) >= 1 && x.sym_size(2) >= 1, kOp, ": x has shape ",
-                    x.sym_sizes(), ", expected [B, L, C] with L and C of at least 1.");
-  TORCH_CHECK_TYPE(x.is_floating_point(), kOp, ": x has dtype ", x.scalar_type(),
-                   ", expected a floating type.");
+void CausalConv1d::check(const Arguments& a) {
+  const Tensor &x = a.x, &weight = a.weight;
+  const CausalConv1dOptions& o = a.options;
+  const auto check_parameter = [&](const Tensor& t, const char* name) {
+    TORCH_CHECK_TYPE(t.scalar_type() == x.scalar_type() ||
+                         (t.scalar_type() == at::kFloat && x.scalar_type() != at::kDouble),
+                     "causal_conv1d: ", name, " has dtype ", t.scalar_type(), ", expected ",
+                     x.scalar_type(), " as x has, or float32 beside a narrower x.");
+    check_device(kName, t, name, x, "x");
+  };
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(1) >= 1 && x.sym_size(2) >= 1,
+                    "causal_conv1d: x has shape ", x.sym_sizes(),
+                    ", expected [B, L, C] with L and C of at least 1.");
+  check_floating(kName, x, "x");
   const c10::SymInt batch = x.sym_size(0), length = x.sym_size(1), channels = x.sym_size(2);
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(0) == channels && weight.sym_size(1) >= 1,
-                    kOp, ": weight has shape ", weight.sym_sizes(),
+                    "causal_conv1d: weight has shape ", weight.sym_sizes(),
                     ", expected [C, W] with C = ", channels, " and W of at least 1.");
-  check_parameter(weight, "weight", x);
+  check_parameter(weight, "weight");
   if (o.bias.defined()) {
-    check_shape(kOp, o.bias, "bias", {channels}, "[C]");
-    check_parameter(o.bias, "bias", x);
+    check_shape(kName, o.bias, "bias", {channels}, "[C]");
+    check_parameter(o.bias, "bias");
   }
   if (o.state.defined()) {
-    check_shape(kOp, o.state, "state", {batch, weight.sym_size(1) - 1, channels}, "[B, W - 1, C]");
-    check_dtype(kOp, o.state, "state", x, "x");
+    check_shape(kName, o.state, "state", {batch, weight.sym_size(1) - 1, channels},
+                "[B, W - 1, C]");
+    check_dtype(kName, o.state, "state", x, "x");
   }
   if (o.documents.defined()) {
-    check_ids(kOp, o.documents, "documents", x, "x");
-    check_shape(kOp, o.documents, "documents", {batch, length}, "[B, L]");
+    check_ids(kName, o.documents, "documents", x, "x");
+    check_shape(kName, o.documents, "documents", {batch, length}, "[B, L]");
   }
-  check_backend(kOp, o.backend);
 }
 
-// The last rows of what was before and of x, zero where they belong to another document than the
-// last position.
-Tensor state_after(const Tensor& x, int64_t rows, const CausalConv1dOptions& o) {
+// What runs along the sequence is cast to the autocast type; weights keep theirs.
+void CausalConv1d::autocast(Arguments& a, const AutocastCast& cast) { cast(a.x, a.options.state); }
+
+Tensor CausalConv1d::state_after(const Arguments& a) {
+  const Tensor& x = a.x;
+  const CausalConv1dOptions& o = a.options;
+  const int64_t rows = a.weight.size(1) - 1;
   const c10::SymInt length = x.sym_size(1);
   const int64_t own = length < rows ? length.guard_int(__FILE__, __LINE__) : rows;
   Tensor tail = x.narrow_symint(1, length - own, own);
@@ -73,57 +65,19 @@ Tensor state_after(const Tensor& x, int64_t rows, const CausalConv1dOptions& o) 
   return at::cat({before, tail}, 1);
 }
 
-Result causal_conv1d_op(const Tensor& x, const Tensor& weight, const Optional& bias, bool silu,
-                        const Optional& state, const Optional& documents,
-                        std::optional<std::string_view> backend) {
-  const CausalConv1dOptions o = {
-      .bias = bias.value_or(Tensor()),
-      .silu = silu,
-      .state = state.value_or(Tensor()),
-      .documents = documents.value_or(Tensor()),
-      .backend = backend ? std::optional<std::string>(*backend) : std::nullopt};
-  check(x, weight, o);
-  const Tensor y = runs_fused(kOp, o.backend, causal_conv1d_unsupported(x, weight))
-                       ? causal_conv1d_fused(x, weight, o)
-                       : causal_conv1d_reference(x, weight, o);
-  return {y, state_after(x, weight.size(1) - 1, o)};
+std::vector<Tensor> CausalConv1d::outputs(const Arguments& a, bool /*training*/) {
+  return {contiguous_like(a.x)};
 }
 
-Result call(const Tensor& x, const Tensor& weight, const Optional& bias, bool silu,
-            const Optional& state, const Optional& documents,
-            std::optional<std::string_view> backend) {
-  static const auto op = dispatched<decltype(causal_conv1d_op)>("headloom::causal_conv1d");
-  return op.call(x, weight, bias, silu, state, documents, backend);
+std::tuple<Tensor, Tensor> CausalConv1d::result(const Arguments& a, std::vector<Tensor> outputs) {
+  return {std::move(outputs[0]), state_after(a)};
 }
 
-// What runs along the sequence is cast to the autocast type; weights keep theirs.
-Result causal_conv1d_autocast(const Tensor& x, const Tensor& weight, const Optional& bias,
-                              bool silu, const Optional& state, const Optional& documents,
-                              std::optional<std::string_view> backend) {
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, at::kCPU); };
-  return call(cast(x), weight, bias, silu, state ? Optional(cast(*state)) : state, documents,
-              backend);
-}
+static const Define<CausalConv1d> causal_conv1d_defined;
 
-TORCH_LIBRARY_FRAGMENT(headloom, m) {
-  m.def(
-      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool silu=False, "
-      "Tensor? state=None, Tensor? documents=None, str? backend=None) -> (Tensor output, Tensor "
-      "state)",
-      {at::Tag::pt2_compliant_tag});
-}
-TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
-  m.impl("causal_conv1d", causal_conv1d_op);
-}
-TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) { m.impl("causal_conv1d", causal_conv1d_autocast); }
-
-}  // namespace
-
-Result causal_conv1d(const Tensor& x, const Tensor& weight, const CausalConv1dOptions& o) {
-  return call(x, weight, optional_tensor(o.bias), o.silu, optional_tensor(o.state),
-              optional_tensor(o.documents), o.backend);
+std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight,
+                                         const CausalConv1dOptions& o) {
+  return call<CausalConv1d>({x, weight, o}, o.backend);
 }
 
 }  // namespace headloom::ops

@@ -35,9 +35,4 @@ struct CausalConv1dOptions {
 std::tuple<at::Tensor, at::Tensor> causal_conv1d(const at::Tensor& x, const at::Tensor& weight,
                                                  const CausalConv1dOptions& options);
 
-// The definition of y, in plain ATen: any floating dtype and device, differentiable. Arguments are
-// trusted.
-at::Tensor causal_conv1d_reference(const at::Tensor& x, const at::Tensor& weight,
-                                   const CausalConv1dOptions& options);
-
 }  // namespace headloom::ops

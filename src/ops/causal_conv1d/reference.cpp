@@ -1,13 +1,9 @@
-#include <ATen/ATen.h>
-
-#include "ops/causal_conv1d/op.h"
+#include "ops/causal_conv1d/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-Tensor causal_conv1d_reference(const Tensor& x, const Tensor& weight,
-                               const CausalConv1dOptions& o) {
+std::tuple<Tensor, Tensor> CausalConv1d::reference(const Arguments& a) {
+  const auto& [x, weight, o] = a;
   const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t taps = weight.size(1);
   const c10::SymInt length = x.sym_size(1);
@@ -31,7 +27,7 @@ Tensor causal_conv1d_reference(const Tensor& x, const Tensor& weight,
     y = y.defined() ? y + tap : tap;
   }
   if (o.bias.defined()) y = y + o.bias.to(wide);
-  return (o.silu ? at::silu(y) : y).to(x.scalar_type());
+  return {(o.silu ? at::silu(y) : y).to(x.scalar_type()), state_after(a)};
 }
 
 }  // namespace headloom::ops

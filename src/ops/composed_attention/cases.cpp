@@ -3,8 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "ops/case.h"
-#include "ops/composed_attention/fused.h"
-#include "ops/composed_attention/op.h"
+#include "ops/composed_attention/declaration.h"
 
 namespace headloom::ops {
 namespace {
@@ -92,10 +91,9 @@ OpCase make(const std::string& name, const Sizes& s, const ComposedAttentionOpti
     tiny.length = 4;
     ComposedAttentionOptions o = base;
     for (const Slot& slot : fill(o, tiny)) *slot.place = at::empty(slot.shape, type);
-    const char* reason = unsupported_reason(at::empty({1, 4, s.heads, s.dim}, type),
-                                            at::empty({1, 4, s.keys, s.dim}, type),
-                                            at::empty({1, 4, s.values, s.value_dim}, type), o);
-    if (reason != nullptr) c.unsupported = reason;
+    c.unsupported = unsupported_by_kernels<ComposedAttention>(
+        {at::empty({1, 4, s.heads, s.dim}, type), at::empty({1, 4, s.keys, s.dim}, type),
+         at::empty({1, 4, s.values, s.value_dim}, type), o});
   }
   return c;
 }
@@ -143,7 +141,7 @@ std::vector<Slot> nothing(ComposedAttentionOptions&, const Sizes&) { return {}; 
 
 }  // namespace
 
-std::vector<OpCase> composed_attention_cases() {
+static std::vector<OpCase> composed_attention_cases() {
   const ComposedAttentionOptions causal;
   ComposedAttentionOptions windowed;
   windowed.window = 256;
@@ -168,5 +166,7 @@ std::vector<OpCase> composed_attention_cases() {
   cases.push_back(make("dcmha", {}, causal, dynamic(true, true), 0, 0, at::kBFloat16));
   return cases;
 }
+
+static const CaseFamily composed_attention_registered(composed_attention_cases);
 
 }  // namespace headloom::ops

@@ -9,8 +9,9 @@
 #include <cstdint>
 
 #include "ops/kernel/inline.h"
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 
 constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word each
 constexpr int64_t kMaxHeads = 64;
@@ -29,8 +30,6 @@ struct View {
     return data + i * stride[0] + j * stride[1] + k * stride[2] + l * stride[3];
   }
 };
-
-enum class Type { kFloat, kBFloat16 };
 
 // The same in the type of q.
 struct AnyView {
@@ -171,12 +170,9 @@ struct Task {
   float* sums;     // plan.sums floats
 };
 
-using Run = void (*)(const Args&, const Plan&, const Task&);
-void run_DEFAULT(const Args&, const Plan&, const Task&);
-void run_AVX2(const Args&, const Plan&, const Task&);
-void run_AVX512(const Args&, const Plan&, const Task&);
-void run_AVX512_BF16(const Args&, const Plan&, const Task&);
+using Run = void(const Args&, const Plan&, const Task&);
+Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
 Plan make_plan(const Args& args, bool backward, bool half, int64_t workers);
 
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -6,7 +6,7 @@
 
 #include "ops/composed_attention/kernel_tile.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // x = exp(x - lse), 0 where invisible.
@@ -455,4 +455,4 @@ void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block)
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

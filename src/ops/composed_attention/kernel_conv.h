@@ -6,7 +6,7 @@
 
 #include "ops/composed_attention/kernel_mix.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // y[r][s] = (or +=) sum_{a < CQ, b < keys} theta[a * keys + b] * x[(r + a) * ld
@@ -276,4 +276,4 @@ void conv_grad_exact(const Conv& c, int64_t maps, int64_t line, const Neighbours
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

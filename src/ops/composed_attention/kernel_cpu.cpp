@@ -3,7 +3,7 @@
 #include "ops/composed_attention/kernel_backward.h"
 #include "ops/composed_attention/kernel_forward.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 template <typename T>
@@ -49,4 +49,4 @@ void HL_KERNEL(run)(const Args& args, const Plan& plan, const Task& task) {
   }
 }
 
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

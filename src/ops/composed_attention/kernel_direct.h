@@ -6,7 +6,7 @@
 #include "ops/composed_attention/kernel_tile.h"
 #include "ops/kernel/functions.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 constexpr int kKeys = 4;  // taken at a time: all their heads, so that memory is read in its order
@@ -247,4 +247,4 @@ void direct_values(const Args& a, const Plan& p, int64_t batch, int64_t block, R
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -5,7 +5,7 @@
 
 #include "ops/composed_attention/kernel_direct.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // x = exp(x - running maximum), 0 where invisible, for one block; updates
@@ -328,4 +328,4 @@ void split_output(const Args& a, const Plan& p, const Task& task) {
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

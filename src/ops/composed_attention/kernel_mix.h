@@ -6,7 +6,7 @@
 #include "ops/composed_attention/kernel.h"
 #include "ops/kernel/gemm.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // The dynamic weights of a tile: q [t][h][q_width] scalars (down, up, gate), k
@@ -330,4 +330,4 @@ void mix_static_grad(const Mix& mix, int64_t rows, int64_t line, const float* x,
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -7,7 +7,7 @@
 #include "ops/composed_attention/kernel_scratch.h"
 #include "ops/kernel/pairs.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // Which of its heads map h of `maps` reads: consecutive maps share one.
@@ -114,4 +114,4 @@ void score_grad_products(const Args& a, const Plan& p, int64_t rows, const Scrat
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -5,7 +5,7 @@
 
 #include "ops/composed_attention/kernel.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // Hands out consecutive pieces of a buffer, each a whole number of cache lines;
@@ -197,4 +197,4 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -5,7 +5,7 @@
 #include "ops/composed_attention/kernel_products.h"
 #include "ops/kernel/transpose.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 HL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -493,4 +493,4 @@ void prepare_tile(const Args& a, const Plan& p, const Tile& tile, const Scratch&
 }
 
 }  // namespace
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -1,19 +1,10 @@
 #include "ops/composed_attention/op.h"
 
-#include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
-#include <torch/library.h>
-
-#include "ops/check.h"
-#include "ops/composed_attention/arguments.h"
-#include "ops/composed_attention/fused.h"
+#include "ops/composed_attention/declaration.h"
 #include "ops/composed_attention/kernel.h"
-#include "ops/dispatch.h"
 
 namespace headloom::ops {
 namespace {
-
-using at::Tensor;
 
 constexpr const char* kOp = "composed_attention";
 
@@ -100,7 +91,10 @@ void check_broadcast(const Tensor& t, const char* name, c10::SymIntArrayRef to,
                     ", expected one that broadcasts to ", legend, " = ", to, ".");
 }
 
-void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o) {
+}  // namespace
+
+void ComposedAttention::check(const Arguments& a) {
+  const auto& [q, k, v, o] = a;
   TORCH_CHECK_VALUE(q.dim() == 4, "composed_attention: q has shape ", q.sym_sizes(),
                     ", expected [B, T, H, D].");
   TORCH_CHECK_TYPE(q.is_floating_point(), "composed_attention: q has dtype ", q.scalar_type(),
@@ -128,9 +122,6 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   TORCH_CHECK_VALUE(o.conv_mask == "double" || o.conv_mask == "exact",
                     "composed_attention: conv_mask is \"", o.conv_mask,
                     "\", expected \"double\" or \"exact\".");
-  TORCH_CHECK_VALUE(!o.backend || *o.backend == "reference" || *o.backend == "fused",
-                    "composed_attention: backend is \"", o.backend.value_or(""),
-                    "\", expected None, \"reference\" or \"fused\".");
   check_conv(o.pre_conv, "pre_conv", heads, o, q);
   const int64_t middle = check_mix(o.pre, "pre", heads, q, k);
   check_conv(o.post_conv, "post_conv", middle, o, q);
@@ -163,70 +154,51 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAtte
   }
 }
 
+// Everything that is multiplied is cast; masks and ids are not.
+void ComposedAttention::autocast(Arguments& a, const AutocastCast& cast) {
+  for (const detail::Slot& slot : detail::slots<ComposedAttention>(a)) {
+    if (slot.differentiable) cast(*slot.tensor);
+  }
+}
+
 // Plain attention in the fused kernels rather than in scaled_dot_product_attention. In float32 that
 // has as fast a forward and a faster backward for more queries than read their keys in place, but
 // fewer than 16 or a 32nd of the keys. Whether a gradient is wanted does not count: results must
 // not depend on it.
-bool fused_is_faster(const Tensor& q, const Tensor& k) {
-  const c10::SymInt queries = q.sym_size(1);
-  return q.scalar_type() == at::kBFloat16 ||
-         TORCH_GUARD_OR_FALSE((queries * (q.size(2) / k.size(2))).sym_le(fused::kDirectQueries)) ||
+bool ComposedAttention::prefers_kernels(const Arguments& a) {
+  if (!is_plain(a.options) || a.q.scalar_type() == at::kBFloat16) return true;
+  const c10::SymInt queries = a.q.sym_size(1), group = a.q.size(2) / a.k.size(2);
+  return TORCH_GUARD_OR_FALSE(
+             (queries * group).sym_le(composed_attention_kernel::kDirectQueries)) ||
          (TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
-          TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(k.sym_size(1))));
+          TORCH_GUARD_OR_FALSE((queries * 32).sym_ge(a.k.sym_size(1))));
 }
 
-// The operator is composite: its reference is differentiable ATen code, so autograd, fake tensors
-// and torch.compile see through it. Fused kernels are operators of their own below this one.
-Tensor composed_attention_op(const Tensor& q, const Tensor& k, const Tensor& v,
-                             HL_ATTENTION_PARAMETERS, std::optional<std::string_view> backend) {
-  ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
-  if (backend) o.backend = std::string(*backend);
-  check(q, k, v, o);
-  if (o.backend == "reference") return composed_attention_reference(q, k, v, o);
-  const char* reason = unsupported_reason(q, k, v, o);
-  TORCH_CHECK_NOT_IMPLEMENTED(!reason || o.backend != "fused",
-                              "composed_attention: backend \"fused\" cannot run this case because ",
-                              reason, "; use None or \"reference\".");
-  if (!reason && (o.backend == "fused" || !is_plain(o) || fused_is_faster(q, k))) {
-    return composed_attention_fused(q, k, v, o);
-  }
-  return composed_attention_reference(q, k, v, o);
+Tensor ComposedAttention::reference(const Arguments& a) {
+  return composed_attention_reference(a.q, a.k, a.v, a.options);
 }
 
-// Everything that is multiplied is cast to the autocast type; masks and ids are not.
-Tensor composed_attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   HL_ATTENTION_PARAMETERS,
-                                   std::optional<std::string_view> backend) {
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(type, t, at::kCPU); };
-  ComposedAttentionOptions o = make_options(HL_ATTENTION_ARGUMENTS);
-  if (backend) o.backend = std::string(*backend);
-  for (Tensor* t : slots(o)) {
-    if (t->defined()) *t = cast(*t);
-  }
-  return composed_attention(cast(q), cast(k), cast(v), o);
+// scaled_dot_product_attention has no second derivative.
+Tensor ComposedAttention::definition(const Arguments& a) {
+  return composed_attention_maps(a.q, a.k, a.v, a.options);
 }
 
-TORCH_LIBRARY_FRAGMENT(headloom, m) {
-  m.def("composed_attention(Tensor q, Tensor k, Tensor v, " HL_ATTENTION_SCHEMA
-        ", str? backend=None) -> Tensor",
-        {at::Tag::pt2_compliant_tag});
-}
-TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
-  m.impl("composed_attention", composed_attention_op);
-}
-TORCH_LIBRARY_IMPL(headloom, AutocastCPU, m) {
-  m.impl("composed_attention", composed_attention_autocast);
+std::vector<Tensor> ComposedAttention::outputs(const Arguments& a, bool /*training*/) {
+  const auto& [q, k, v, o] = a;
+  const auto maps_after = [](const HeadMix& m, int64_t heads) {
+    const bool mixed = m.static_matrix.defined() && m.static_matrix.dim() == 2;
+    return mixed ? m.static_matrix.size(1) : heads;
+  };
+  const int64_t middle = maps_after(o.pre, q.size(2)), out = maps_after(o.post, middle);
+  return {at::empty_symint({q.sym_size(0), q.sym_size(1), out, v.sym_size(3)}, q.options()),
+          contiguous_float({q.sym_size(0), middle, q.sym_size(1)}, q)};
 }
 
-}  // namespace
+static const Define<ComposedAttention> composed_attention_defined;
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const ComposedAttentionOptions& o) {
-  static const auto op =
-      dispatched<decltype(composed_attention_op)>("headloom::composed_attention");
-  return op.call(q, k, v, HL_ATTENTION_UNPACKED(o), o.backend);
+  return call<ComposedAttention>({q, k, v, o}, o.backend);
 }
 
 }  // namespace headloom::ops

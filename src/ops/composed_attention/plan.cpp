@@ -1,7 +1,7 @@
 #include "ops/composed_attention/kernel.h"
 #include "ops/composed_attention/kernel_scratch.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 
 // Taller tiles read keys and values (backward also write their gradients) less often, lower ones
 // keep the row of weights nearer. Measured on two cores with 1 MiB of second-level and 32 MiB of
@@ -56,4 +56,4 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   return p;
 }
 
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

@@ -12,7 +12,7 @@
 
 #include "ops/composed_attention/kernel.h"
 
-namespace headloom::ops::fused {
+namespace headloom::ops::composed_attention_kernel {
 
 // Batch elements: as many as a multiple of the threads are done whole by one thread each, the tiles
 // of the rest are shared by all threads.
@@ -71,7 +71,7 @@ inline int64_t memory_floats(const Args& a, const Plan& plan) {
 }
 
 // Runs one batch element on one worker.
-inline void run_alone(const Args& a, const Plan& plan, Run run, Task task, bool backward) {
+inline void run_alone(const Args& a, const Plan& plan, Run* run, Task task, bool backward) {
   const auto step = [&](Phase phase, int64_t count) {
     task.phase = phase;
     task.begin = 0;
@@ -91,7 +91,7 @@ inline void run_alone(const Args& a, const Plan& plan, Run run, Task task, bool 
 // Runs the whole forward or backward (as the plan says) in `memory`, memory_floats() long.
 // parallel(n, f) calls f(0) .. f(n - 1), side by side where it can, and returns when all are done.
 template <typename Parallel>
-void run_all(const Args& a, const Plan& plan, Run run, float* memory, const Parallel& parallel) {
+void run_all(const Args& a, const Plan& plan, Run* run, float* memory, const Parallel& parallel) {
   const int64_t workers = plan.workers, whole = whole_elements(a, workers);
   const int64_t copies = packed_copies(a, plan);
   const Memory base{memory, memory + copies * plan.packed,
@@ -172,4 +172,4 @@ void run_all(const Args& a, const Plan& plan, Run run, float* memory, const Para
   }
 }
 
-}  // namespace headloom::ops::fused
+}  // namespace headloom::ops::composed_attention_kernel

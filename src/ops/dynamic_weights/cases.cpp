@@ -3,13 +3,13 @@
 #include <ATen/ATen.h>
 
 #include "ops/case.h"
-#include "ops/dynamic_weights/op.h"
+#include "ops/dynamic_weights/declaration.h"
 
 namespace headloom::ops {
 
 using at::Tensor;
 
-std::vector<OpCase> dynamic_weights_cases() {
+static std::vector<OpCase> dynamic_weights_cases() {
   std::vector<OpCase> out;
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const int64_t sides = 4, heads = 12, rank = 2, inner = 2 * rank * heads;
@@ -27,7 +27,7 @@ std::vector<OpCase> dynamic_weights_cases() {
     };
     c.baseline_name = "ATen";
     c.baseline = [](const std::vector<Tensor>& x) {
-      return dynamic_weights_reference(x[0], x[1], 2)[0];
+      return DynamicWeights::reference({x[0], x[1], 2})[0];
     };
     c.differentiable = 2;
     c.forward_target = 0.5;
@@ -35,5 +35,7 @@ std::vector<OpCase> dynamic_weights_cases() {
   }
   return out;
 }
+
+static const CaseFamily dynamic_weights_registered(dynamic_weights_cases);
 
 }  // namespace headloom::ops

@@ -1,14 +1,12 @@
 // Free of torch. Rows are contiguous.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::dynamic {
+namespace headloom::ops::dynamic_weights_kernel {
 
 // Most weights of one side and group, 2 rank heads: the kernel keeps them on its stack.
 constexpr int64_t kMostWeights = 1024;
-
-enum class Type { kFloat, kBFloat16 };
 
 struct Args {
   int64_t sides, groups, inner, rank, heads;  // heads: of one group
@@ -22,4 +20,4 @@ struct Args {
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::dynamic
+}  // namespace headloom::ops::dynamic_weights_kernel

@@ -4,7 +4,7 @@
 #include "ops/dynamic_weights/kernel.h"
 #include "ops/kernel/vec.h"
 
-namespace headloom::ops::dynamic {
+namespace headloom::ops::dynamic_weights_kernel {
 namespace {
 
 float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.70710678f)); }
@@ -63,4 +63,4 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
                                       : run<float>(args, begin, end);
 }
 
-}  // namespace headloom::ops::dynamic
+}  // namespace headloom::ops::dynamic_weights_kernel

@@ -25,8 +25,4 @@ std::vector<at::Tensor> dynamic_weights(const at::Tensor& hidden, const at::Tens
                                         int64_t rank,
                                         const std::optional<std::string>& backend = {});
 
-// The definition, in plain ATen. Arguments are trusted.
-std::vector<at::Tensor> dynamic_weights_reference(const at::Tensor& hidden, const at::Tensor& w2,
-                                                  int64_t rank);
-
 }  // namespace headloom::ops

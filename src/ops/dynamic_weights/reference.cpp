@@ -1,14 +1,10 @@
-#include <ATen/ATen.h>
-
-#include "ops/dynamic_weights/op.h"
+#include "ops/dynamic_weights/declaration.h"
 #include "ops/positionwise/op.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-std::vector<Tensor> dynamic_weights_reference(const Tensor& hidden, const Tensor& w2,
-                                              int64_t rank) {
+std::vector<Tensor> DynamicWeights::reference(const Arguments& a) {
+  const auto& [hidden, w2, rank] = a;
   const int64_t batch = hidden.size(0), length = hidden.size(1);
   const int64_t sides = w2.size(0), groups = w2.size(1), inner = w2.size(2);
   const Tensor h = at::gelu(hidden).reshape({batch * length, sides * groups, inner});

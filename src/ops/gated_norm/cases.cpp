@@ -6,7 +6,7 @@
 
 namespace headloom::ops {
 
-std::vector<OpCase> gated_norm_cases() {
+static std::vector<OpCase> gated_norm_cases() {
   const int64_t length = 2048, heads = 8, values = 128;
   OpCase c;
   c.op = "gated_norm";
@@ -27,5 +27,7 @@ std::vector<OpCase> gated_norm_cases() {
   c.training_work = {.flops = 0, .bytes = 8 * 4 * elements, .exponentials = 3 * elements};
   return {c};
 }
+
+static const CaseFamily gated_norm_registered(gated_norm_cases);
 
 }  // namespace headloom::ops

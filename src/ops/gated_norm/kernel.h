@@ -1,11 +1,9 @@
 // Free of torch. Rows are contiguous.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::gated {
-
-enum class Type { kFloat, kBFloat16 };
+namespace headloom::ops::gated_norm_kernel {
 
 struct Args {
   int64_t width;  // E
@@ -21,4 +19,4 @@ struct Args {
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::gated
+}  // namespace headloom::ops::gated_norm_kernel

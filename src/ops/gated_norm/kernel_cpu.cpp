@@ -2,7 +2,7 @@
 #include "ops/gated_norm/kernel.h"
 #include "ops/kernel/vec.h"
 
-namespace headloom::ops::gated {
+namespace headloom::ops::gated_norm_kernel {
 namespace {
 
 template <typename T>
@@ -75,4 +75,4 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
   }
 }
 
-}  // namespace headloom::ops::gated
+}  // namespace headloom::ops::gated_norm_kernel

@@ -23,7 +23,4 @@ namespace headloom::ops {
 at::Tensor gated_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& eps,
                       const std::optional<std::string>& backend = {});
 
-// The definition, in plain ATen. Arguments are trusted.
-at::Tensor gated_norm_reference(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& eps);
-
 }  // namespace headloom::ops

@@ -1,12 +1,9 @@
-#include <ATen/ATen.h>
-
-#include "ops/gated_norm/op.h"
+#include "ops/gated_norm/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-Tensor gated_norm_reference(const Tensor& x, const Tensor& gate, const Tensor& eps) {
+Tensor GatedNorm::reference(const Arguments& a) {
+  const auto& [x, gate, eps] = a;
   const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
   const Tensor value = x.to(wide);
   const Tensor scale = (value.square().mean(-1) + eps).rsqrt().unsqueeze(-1);

@@ -31,7 +31,11 @@ F* choose(F* portable, F* avx2, F* avx512, F* avx512_bf16) {
   F* const builds[] = {portable, avx2, avx512, avx512_bf16};
   return builds[static_cast<int>(capability())];
 }
+#if defined(__x86_64__)
 #define HL_CHOOSE(name) \
   ::headloom::ops::choose(name##_DEFAULT, name##_AVX2, name##_AVX512, name##_AVX512_BF16)
+#else  // the portable build is the only one
+#define HL_CHOOSE(name) (&name##_DEFAULT)
+#endif
 
 }  // namespace headloom::ops

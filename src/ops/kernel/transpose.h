@@ -13,18 +13,20 @@ namespace {
 void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,
                int64_t to_line) {
   using Four = float __attribute__((vector_size(16)));
-  using Order = int32_t __attribute__((vector_size(16)));
-  const Order low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
   for (int64_t j = 0; j < columns; j += 4) {
     for (int64_t i = 0; i < rows; i += 4) {
       Four x[4];
       for (int r = 0; r < 4; ++r) {
         std::memcpy(&x[r], from + (i + r) * from_line + j, sizeof(Four));
       }
-      const Four a = __builtin_shuffle(x[0], x[1], low), b = __builtin_shuffle(x[2], x[3], low);
-      const Four c = __builtin_shuffle(x[0], x[1], high), d = __builtin_shuffle(x[2], x[3], high);
-      const Four y[4] = {__builtin_shuffle(a, b, first), __builtin_shuffle(a, b, last),
-                         __builtin_shuffle(c, d, first), __builtin_shuffle(c, d, last)};
+      const Four a = __builtin_shufflevector(x[0], x[1], 0, 4, 1, 5);
+      const Four b = __builtin_shufflevector(x[2], x[3], 0, 4, 1, 5);
+      const Four c = __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7);
+      const Four d = __builtin_shufflevector(x[2], x[3], 2, 6, 3, 7);
+      const Four y[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5),
+                         __builtin_shufflevector(a, b, 2, 3, 6, 7),
+                         __builtin_shufflevector(c, d, 0, 1, 4, 5),
+                         __builtin_shufflevector(c, d, 2, 3, 6, 7)};
       for (int r = 0; r < 4; ++r) {
         std::memcpy(to + (j + r) * to_line + i, &y[r], sizeof(Four));
       }

@@ -56,6 +56,8 @@ OpCase make(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
 
 }  // namespace
 
-std::vector<OpCase> moe_cases() { return {make(4096, 1.3), make(4096, 0, at::kBFloat16)}; }
+static std::vector<OpCase> moe_cases() { return {make(4096, 1.3), make(4096, 0, at::kBFloat16)}; }
+
+static const CaseFamily moe_registered(moe_cases);
 
 }  // namespace headloom::ops

@@ -2,11 +2,9 @@
 // Free of torch. Rows are contiguous.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::experts {
-
-enum class Type { kFloat, kBFloat16 };
+namespace headloom::ops::moe_kernel {
 
 enum class Step {
   kActivate,  // a = SiLU(g) u
@@ -35,4 +33,4 @@ struct Args {
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::experts
+}  // namespace headloom::ops::moe_kernel

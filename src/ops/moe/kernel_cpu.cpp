@@ -2,7 +2,7 @@
 #include "ops/kernel/vec.h"
 #include "ops/moe/kernel.h"
 
-namespace headloom::ops::experts {
+namespace headloom::ops::moe_kernel {
 namespace {
 
 template <typename T>
@@ -92,4 +92,4 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
   }
 }
 
-}  // namespace headloom::ops::experts
+}  // namespace headloom::ops::moe_kernel

@@ -28,9 +28,4 @@ at::Tensor moe(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down
                const at::Tensor& choice, const at::Tensor& weight,
                const std::optional<std::string>& backend = {});
 
-// The definition, in plain ATen: any floating dtype and device, differentiable. Arguments are
-// trusted.
-at::Tensor moe_reference(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down,
-                         const at::Tensor& choice, const at::Tensor& weight);
-
 }  // namespace headloom::ops

@@ -1,15 +1,11 @@
-#include <ATen/ATen.h>
-
-#include "ops/moe/op.h"
+#include "ops/moe/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
 // Every expert on every token: sizes do not depend on what was chosen, which transforms and
 // compilers need.
-Tensor moe_reference(const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& choice,
-                     const Tensor& weight) {
+Tensor Moe::reference(const Arguments& a) {
+  const auto& [x, up, down, choice, weight] = a;
   const auto wide = at::promote_types(x.scalar_type(), weight.scalar_type());
   const std::vector<Tensor> ups = up.unbind(0), downs = down.unbind(0);
   Tensor sum;

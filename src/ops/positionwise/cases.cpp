@@ -8,7 +8,7 @@ namespace headloom::ops {
 
 using at::Tensor;
 
-std::vector<OpCase> positionwise_cases() {
+static std::vector<OpCase> positionwise_cases() {
   const int64_t length = 2048, width = 768, heads = 12, dim = 64, hidden = 2048;
   // Values read and written once by forward, and by both.
   const auto work = [](OpCase& c, double forward, double training) {
@@ -73,5 +73,7 @@ std::vector<OpCase> positionwise_cases() {
   gate.training_work.exponentials = 2 * units;
   return {norm, turn, gate};
 }
+
+static const CaseFamily positionwise_registered(positionwise_cases);
 
 }  // namespace headloom::ops

@@ -1,11 +1,9 @@
 // Free of torch. Rows are contiguous unless strides are given, in elements.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::positionwise {
-
-enum class Type { kFloat, kBFloat16 };
+namespace headloom::ops::positionwise_kernel {
 
 struct NormArgs {
   int64_t width = 0;  // E
@@ -49,4 +47,4 @@ Norm norm_DEFAULT, norm_AVX2, norm_AVX512, norm_AVX512_BF16;
 Rotary rotary_DEFAULT, rotary_AVX2, rotary_AVX512, rotary_AVX512_BF16;
 Gate gate_DEFAULT, gate_AVX2, gate_AVX512, gate_AVX512_BF16;
 
-}  // namespace headloom::ops::positionwise
+}  // namespace headloom::ops::positionwise_kernel

@@ -2,7 +2,7 @@
 #include "ops/kernel/functions.h"
 #include "ops/positionwise/kernel.h"
 
-namespace headloom::ops::positionwise {
+namespace headloom::ops::positionwise_kernel {
 namespace {
 
 // --- RMS norm ---
@@ -167,4 +167,4 @@ void HL_KERNEL(gate)(const GateArgs& args, int64_t begin, int64_t end) {
                                : gate_rows<float>(args, begin, end);
 }
 
-}  // namespace headloom::ops::positionwise
+}  // namespace headloom::ops::positionwise_kernel

@@ -1,45 +1,25 @@
 #include "ops/positionwise/op.h"
 
-#include <ATen/ATen.h>
-#include <torch/library.h>
-
-#include "ops/check.h"
-#include "ops/dispatch.h"
-#include "ops/positionwise/fused.h"
+#include "ops/positionwise/declaration.h"
 
 namespace headloom::ops {
-namespace {
 
-using at::Tensor;
-using Optional = std::optional<Tensor>;
-using Backend = std::optional<std::string_view>;
-
-void check_floating(const char* op, const Tensor& t, const char* name) {
-  TORCH_CHECK_TYPE(t.is_floating_point(), op, ": ", name, " has dtype ", t.scalar_type(),
-                   ", expected a floating type.");
-}
-
-Tensor rms_norm_op(const Tensor& x, const Optional& scale, double eps, Backend backend) {
-  constexpr const char* kOp = "rms_norm";
-  check_floating(kOp, x, "x");
+void RmsNorm::check(const Arguments& a) {
+  const Tensor& x = a.x;
+  check_floating(kName, x, "x");
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) >= 1, "rms_norm: x has shape ", x.sym_sizes(),
                     ", expected [..., E] with E of at least 1.");
-  if (scale) {
-    check_floating(kOp, *scale, "scale");
-    check_shape(kOp, *scale, "scale", {x.sym_size(-1)}, "[E]");
-    check_device(kOp, *scale, "scale", x, "x");
+  if (a.scale.defined()) {
+    check_floating(kName, a.scale, "scale");
+    check_shape(kName, a.scale, "scale", {x.sym_size(-1)}, "[E]");
+    check_device(kName, a.scale, "scale", x, "x");
   }
-  TORCH_CHECK_VALUE(eps >= 0, "rms_norm: eps is ", eps, ", expected at least 0.");
-  check_backend(kOp, backend);
-  const bool fused = runs_fused(kOp, backend, kernels_unsupported(x));
-  return fused ? rms_norm_fused(x, scale.value_or(Tensor()), eps)
-               : rms_norm_reference(x, scale.value_or(Tensor()), eps);
+  TORCH_CHECK_VALUE(a.eps >= 0, "rms_norm: eps is ", a.eps, ", expected at least 0.");
 }
 
-Tensor rotary_op(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved,
-                 Backend backend) {
-  constexpr const char* kOp = "rotary";
-  check_floating(kOp, x, "x");
+void Rotary::check(const Arguments& a) {
+  const Tensor &x = a.x, &cos = a.cos;
+  check_floating(kName, x, "x");
   TORCH_CHECK_VALUE(x.dim() == 4, "rotary: x has shape ", x.sym_sizes(),
                     ", expected [B, T, H, D].");
   TORCH_CHECK_VALUE((cos.dim() == 2 || cos.dim() == 3) && cos.sym_size(-1) >= 1 &&
@@ -49,67 +29,55 @@ Tensor rotary_op(const Tensor& x, const Tensor& cos, const Tensor& sin, bool int
                     x.sym_sizes(), ".");
   const c10::SymInt pairs = cos.sym_size(-1);
   const auto real = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  for (const auto& [t, name] : {std::pair(&cos, "cos"), std::pair(&sin, "sin")}) {
+  for (const auto& [t, name] : {std::pair(&cos, "cos"), std::pair(&a.sin, "sin")}) {
     if (cos.dim() == 3) {
-      check_shape(kOp, *t, name, {x.sym_size(0), x.sym_size(1), pairs}, "[B, T, P]");
+      check_shape(kName, *t, name, {x.sym_size(0), x.sym_size(1), pairs}, "[B, T, P]");
     } else {
-      check_shape(kOp, *t, name, {x.sym_size(1), pairs}, "[T, P]");
+      check_shape(kName, *t, name, {x.sym_size(1), pairs}, "[T, P]");
     }
     TORCH_CHECK_TYPE(t->scalar_type() == real, "rotary: ", name, " has dtype ", t->scalar_type(),
                      ", expected ", real, ".");
-    check_device(kOp, *t, name, x, "x");
+    check_device(kName, *t, name, x, "x");
   }
-  const char* reason = kernels_unsupported(x);
-  if (cos.requires_grad() || sin.requires_grad()) reason = "cos or sin wants a gradient";
-  check_backend(kOp, backend);
-  return runs_fused(kOp, backend, reason) ? rotary_fused(x, cos, sin, interleaved)
-                                          : rotary_reference(x, cos, sin, interleaved);
 }
 
-Tensor swiglu_op(const Tensor& x, Backend backend) {
-  constexpr const char* kOp = "swiglu";
-  check_floating(kOp, x, "x");
-  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) >= 2 && x.sym_size(-1) % 2 == 0,
-                    "swiglu: x has shape ", x.sym_sizes(),
+void Swiglu::check(const Arguments& a) {
+  check_floating(kName, a.x, "x");
+  TORCH_CHECK_VALUE(a.x.dim() >= 1 && a.x.sym_size(-1) >= 2 && a.x.sym_size(-1) % 2 == 0,
+                    "swiglu: x has shape ", a.x.sym_sizes(),
                     ", expected [..., 2 I] with I of at least 1.");
-  check_backend(kOp, backend);
-  return runs_fused(kOp, backend, kernels_unsupported(x)) ? swiglu_fused(x) : swiglu_reference(x);
 }
 
-TORCH_LIBRARY_FRAGMENT(headloom, m) {
-  const auto tags = std::vector<at::Tag>{at::Tag::pt2_compliant_tag};
-  m.def("rms_norm(Tensor x, Tensor? scale=None, float eps=1e-06, str? backend=None) -> Tensor",
-        tags);
-  m.def(
-      "rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved=False, str? backend=None) -> "
-      "Tensor",
-      tags);
-  m.def("swiglu(Tensor x, str? backend=None) -> Tensor", tags);
-}
-// Autocast leaves them alone: each takes and gives what type comes, as ATen's norm and SiLU do.
-TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
-  m.impl("rms_norm", rms_norm_op);
-  m.impl("rotary", rotary_op);
-  m.impl("swiglu", swiglu_op);
+std::vector<Tensor> RmsNorm::outputs(const Arguments& a, bool /*training*/) {
+  return {contiguous_like(a.x)};
 }
 
-}  // namespace
+std::vector<Tensor> Rotary::outputs(const Arguments& a, bool /*training*/) {
+  return {contiguous_like(a.x)};
+}
+
+std::vector<Tensor> Swiglu::outputs(const Arguments& a, bool /*training*/) {
+  c10::SymDimVector sizes(a.x.sym_sizes());
+  sizes.back() = sizes.back() / 2;
+  return {at::empty_symint(sizes, a.x.options())};
+}
+
+static const Define<RmsNorm> rms_norm_defined;
+static const Define<Rotary> rotary_defined;
+static const Define<Swiglu> swiglu_defined;
 
 Tensor rms_norm(const Tensor& x, const Tensor& scale, double eps,
                 const std::optional<std::string>& backend) {
-  static const auto op = dispatched<decltype(rms_norm_op)>("headloom::rms_norm");
-  return op.call(x, optional_tensor(scale), eps, backend);
+  return call<RmsNorm>({x, scale, eps}, backend);
 }
 
 Tensor rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved,
               const std::optional<std::string>& backend) {
-  static const auto op = dispatched<decltype(rotary_op)>("headloom::rotary");
-  return op.call(x, cos, sin, interleaved, backend);
+  return call<Rotary>({x, cos, sin, interleaved}, backend);
 }
 
 Tensor swiglu(const Tensor& x, const std::optional<std::string>& backend) {
-  static const auto op = dispatched<decltype(swiglu_op)>("headloom::swiglu");
-  return op.call(x, backend);
+  return call<Swiglu>({x}, backend);
 }
 
 }  // namespace headloom::ops

@@ -35,10 +35,4 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 // SiLU(g) * u of x = [g | u] (Shazeer 2020): x [..., 2 I] -> [..., I].
 at::Tensor swiglu(const at::Tensor& x, const std::optional<std::string>& backend = {});
 
-// The definitions, in plain ATen. Arguments are trusted.
-at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& scale, double eps);
-at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                            bool interleaved);
-at::Tensor swiglu_reference(const at::Tensor& x);
-
 }  // namespace headloom::ops

@@ -1,10 +1,6 @@
-#include <ATen/ATen.h>
-
-#include "ops/positionwise/op.h"
+#include "ops/positionwise/declaration.h"
 
 namespace headloom::ops {
-
-using at::Tensor;
 
 namespace {
 
@@ -12,14 +8,16 @@ Tensor widened(const Tensor& x) { return x.to(at::promote_types(x.scalar_type(),
 
 }  // namespace
 
-Tensor rms_norm_reference(const Tensor& x, const Tensor& scale, double eps) {
+Tensor RmsNorm::reference(const Arguments& a) {
+  const auto& [x, scale, eps] = a;
   const Tensor wide = widened(x);
   Tensor y = wide * (wide.square().mean(-1, true) + eps).rsqrt();
   if (scale.defined()) y = y * scale.to(wide.scalar_type());
   return y.to(x.scalar_type());
 }
 
-Tensor rotary_reference(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved) {
+Tensor Rotary::reference(const Arguments& arguments) {
+  const auto& [x, cos, sin, interleaved] = arguments;
   const int64_t pairs = cos.size(-1), left = x.size(-1) - 2 * pairs;
   const Tensor turned = widened(x.narrow(-1, 0, 2 * pairs));
   // [..., P, 2] or [..., 2, P]: where the two of a pair stand.
@@ -33,9 +31,9 @@ Tensor rotary_reference(const Tensor& x, const Tensor& cos, const Tensor& sin, b
   return left == 0 ? out : at::cat({out, x.narrow(-1, 2 * pairs, left)}, -1);
 }
 
-Tensor swiglu_reference(const Tensor& x) {
-  const auto halves = widened(x).chunk(2, -1);
-  return (at::silu(halves[0]) * halves[1]).to(x.scalar_type());
+Tensor Swiglu::reference(const Arguments& a) {
+  const auto halves = widened(a.x).chunk(2, -1);
+  return (at::silu(halves[0]) * halves[1]).to(a.x.scalar_type());
 }
 
 }  // namespace headloom::ops

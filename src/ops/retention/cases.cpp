@@ -47,8 +47,10 @@ OpCase make(int64_t length, double forward_target, double training_target,
 
 }  // namespace
 
-std::vector<OpCase> retention_cases() {
+static std::vector<OpCase> retention_cases() {
   return {make(2048, 0.35, 0.25), make(4096, 0.18, 0.13), make(2048, 0, 0, at::kBFloat16)};
 }
+
+static const CaseFamily retention_registered(retention_cases);
 
 }  // namespace headloom::ops

@@ -7,11 +7,9 @@
 // the first pass learns of the scores' gradient is kept, T x chunk floats a worker.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::retaining {
-
-enum class Type { kFloat, kBFloat16 };
+namespace headloom::ops::retention_kernel {
 
 constexpr int64_t kAlign = 16;  // chunks and padded widths are multiples of it
 
@@ -52,4 +50,4 @@ struct Task {
 using Run = void(const Args& args, const Task& task);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::retaining
+}  // namespace headloom::ops::retention_kernel

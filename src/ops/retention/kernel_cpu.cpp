@@ -13,7 +13,7 @@
 #include "ops/kernel/transpose.h"
 #include "ops/retention/scratch.h"
 
-namespace headloom::ops::retaining {
+namespace headloom::ops::retention_kernel {
 namespace {
 
 // Rows of scores computed at once: what lies beyond their diagonal is left out.
@@ -409,4 +409,4 @@ void HL_KERNEL(run)(const Args& args, const Task& task) {
   }
 }
 
-}  // namespace headloom::ops::retaining
+}  // namespace headloom::ops::retention_kernel

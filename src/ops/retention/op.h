@@ -41,10 +41,4 @@ std::tuple<at::Tensor, at::Tensor> retention(const at::Tensor& q, const at::Tens
                                              const at::Tensor& v, const at::Tensor& gamma,
                                              const RetentionOptions& options);
 
-// The definition, in plain ATen: any floating dtype and device, differentiable. Arguments are
-// trusted.
-std::tuple<at::Tensor, at::Tensor> retention_reference(const at::Tensor& q, const at::Tensor& k,
-                                                       const at::Tensor& v, const at::Tensor& gamma,
-                                                       const RetentionOptions& options);
-
 }  // namespace headloom::ops

@@ -1,14 +1,7 @@
-#include <ATen/ATen.h>
-
-#include <algorithm>
-#include <vector>
-
-#include "ops/retention/op.h"
+#include "ops/retention/declaration.h"
 
 namespace headloom::ops {
 namespace {
-
-using at::Tensor;
 
 // gamma^0 .. gamma^last, [H, last + 1]; in double, since gamma is close to 1.
 Tensor powers(const Tensor& gamma, int64_t last, at::ScalarType type) {
@@ -111,8 +104,8 @@ Step recurrent(const Stretch& s, const Tensor& gamma) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> retention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
-                                               const Tensor& gamma, const RetentionOptions& o) {
+std::tuple<Tensor, Tensor> Retention::reference(const Arguments& a) {
+  const auto& [q, k, v, gamma, o] = a;
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto heads_first = [&](const Tensor& t) { return t.to(wide).transpose(1, 2); };
   Stretch all = {heads_first(q), heads_first(k), heads_first(v), {}, o.state, {}};

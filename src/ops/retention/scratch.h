@@ -5,7 +5,7 @@
 #include "ops/kernel/inline.h"
 #include "ops/retention/kernel.h"
 
-namespace headloom::ops::retaining {
+namespace headloom::ops::retention_kernel {
 namespace {
 
 HL_INLINE int64_t padded(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
@@ -142,4 +142,4 @@ struct Backward {
 };
 
 }  // namespace
-}  // namespace headloom::ops::retaining
+}  // namespace headloom::ops::retention_kernel

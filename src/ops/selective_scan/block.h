@@ -4,7 +4,7 @@
 #include "ops/kernel/functions.h"
 #include "ops/selective_scan/kernel.h"
 
-namespace headloom::ops::scan {
+namespace headloom::ops::selective_scan_kernel {
 namespace {
 
 // What is computed together: two vectors of channels. A block is one tile with AVX-512.
@@ -75,8 +75,8 @@ HL_INLINE void write_rows(const Args& a, const Block& k, const float* from, int6
 }
 
 template <typename T>
-HL_INLINE const T* at_row(const Rows& rows, const Block& k, int64_t t) {
-  return static_cast<const T*>(rows.data) + k.batch * rows.batch + t * rows.step + k.first;
+HL_INLINE const T* at_row(const Sequence& rows, const Block& k, int64_t t) {
+  return static_cast<const T*>(rows.data) + k.batch * rows.batch + t * rows.time + k.first;
 }
 template <typename T>
 HL_INLINE T* at_row(void* data, const Args& a, const Block& k, int64_t t) {
@@ -95,7 +95,7 @@ HL_INLINE uint32_t resets(const Args& a, const Block& k, int64_t start, int step
 // The next block's inputs at step t are asked for while this one is computed: no prefetcher of the
 // machine sees through rows a page apart. Addresses beyond the last channel do no harm.
 template <typename T>
-HL_INLINE void prefetch_next(const Rows& rows, const Block& k, int64_t t) {
+HL_INLINE void prefetch_next(const Sequence& rows, const Block& k, int64_t t) {
   if (!rows.data) return;
   const T* next = at_row<T>(rows, k, t) + kChannels;
   for (int64_t x = 0; x < kChannels; x += 64 / static_cast<int64_t>(sizeof(T))) {
@@ -195,4 +195,4 @@ struct Factor {
 };
 
 }  // namespace
-}  // namespace headloom::ops::scan
+}  // namespace headloom::ops::selective_scan_kernel

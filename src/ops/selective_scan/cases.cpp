@@ -75,11 +75,13 @@ OpCase against_the_usual_loop() {
 
 }  // namespace
 
-std::vector<OpCase> selective_scan_cases() {
+static std::vector<OpCase> selective_scan_cases() {
   OpCase c = make(2048, at::kFloat);
   c.training_target = 0.5;
   c.at_length = [](int64_t length) { return make(length, at::kFloat); };
   return {c, make(2048, at::kBFloat16), against_the_usual_loop()};
 }
+
+static const CaseFamily selective_scan_registered(selective_scan_cases);
 
 }  // namespace headloom::ops

@@ -1,26 +1,20 @@
 // What the selective scan's kernels take. No torch.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::scan {
+namespace headloom::ops::selective_scan_kernel {
 
 constexpr int64_t kChannels =
     32;                         // a block: what one task computes, from the first step to the last
 constexpr int64_t kSteps = 32;  // a chunk: what the backward recomputes from a kept state
-constexpr int64_t kMaxStates = 256;
-
-// [B, L, channels] of float or bfloat16, channels adjacent; absent where data is null.
-struct Rows {
-  const void* data = nullptr;
-  int64_t batch = 0, step = 0;  // strides
-};
 
 struct Args {
   int64_t B = 0, L = 0, channels = 0, groups = 1, states = 0;
-  bool bfloat16 = false, softplus = false;
+  Type type = Type::kFloat;
+  bool softplus = false;
   bool constant_b = false, constant_c = false;
-  Rows u, delta, z;
+  Sequence u, delta, z;
   const float* A = nullptr;     // [N, channels]
   const float* D = nullptr;     // [channels] or null
   const float* bias = nullptr;  // [channels] or null
@@ -35,8 +29,8 @@ struct Args {
   float* kept = nullptr;
 
   // Backward only.
-  Rows grad_out;
-  const float* grad_last = nullptr;                                  // [B, N, channels]
+  Sequence grad_out;
+  const float* grad_last = nullptr;                                  // [B, N, channels], null: zero
   void *grad_u = nullptr, *grad_delta = nullptr, *grad_z = nullptr;  // [B, L, channels]
   // One summand for each batch row: [B, N, channels] and [B, channels].
   float *grad_A = nullptr, *grad_D = nullptr, *grad_bias = nullptr;
@@ -68,4 +62,4 @@ struct Task {
 using Run = void(const Args& args, const Task& task);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::scan
+}  // namespace headloom::ops::selective_scan_kernel

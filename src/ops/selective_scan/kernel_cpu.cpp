@@ -6,7 +6,7 @@
 // first, each computed again from the state kept at its start.
 #include "ops/selective_scan/block.h"
 
-namespace headloom::ops::scan {
+namespace headloom::ops::selective_scan_kernel {
 namespace {
 
 constexpr float kLog2e = 1.44269504f;
@@ -279,7 +279,8 @@ void run(const Args& a, const Task& task) {
     for (int64_t i = 0; i < chunks; ++i) {
       for (int64_t block = first; block < last; ++block) {
         const Block k(a, block);
-        const Carried carried(a, task.scratch + (block - first) * scan::carried(a));
+        const Carried carried(a,
+                              task.scratch + (block - first) * selective_scan_kernel::carried(a));
         if (task.backward) {
           backward_chunk<T, B_CONSTANT, C_CONSTANT>(a, k, s, carried, chunks - 1 - i, task.worker);
         } else {
@@ -300,7 +301,7 @@ void run(const Args& a, const Task& task) {
 }  // namespace
 
 void HL_KERNEL(run)(const Args& a, const Task& task) {
-  a.bfloat16 ? run<BFloat16>(a, task) : run<float>(a, task);
+  a.type == Type::kBFloat16 ? run<BFloat16>(a, task) : run<float>(a, task);
 }
 
-}  // namespace headloom::ops::scan
+}  // namespace headloom::ops::selective_scan_kernel

@@ -37,17 +37,11 @@ struct SelectiveScanOptions {
 // otherwise, the type in which everything is computed. delta, B, C and z have u's dtype; A, D and
 // delta_bias have it or the wide one. Rows of u, delta and z whose channels are adjacent are read
 // in place. Through the dispatcher (torch.ops.headloom.selective_scan); differentiable in every
-// tensor but the documents, the fused kernels once. Throws c10::ValueError or c10::TypeError naming
-// the argument, c10::NotImplementedError where `backend` cannot run.
+// tensor but the documents. Throws c10::ValueError or c10::TypeError naming the argument,
+// c10::NotImplementedError where `backend` cannot run.
 std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at::Tensor& delta,
                                                   const at::Tensor& A, const at::Tensor& B,
                                                   const at::Tensor& C,
                                                   const SelectiveScanOptions& options);
-
-// The definition, in plain ATen, step after step: any floating dtype and device, differentiable.
-// Arguments are trusted.
-std::tuple<at::Tensor, at::Tensor> selective_scan_reference(
-    const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, const at::Tensor& B,
-    const at::Tensor& C, const SelectiveScanOptions& options);
 
 }  // namespace headloom::ops

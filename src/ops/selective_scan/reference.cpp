@@ -1,13 +1,7 @@
-#include <ATen/ATen.h>
-
-#include <vector>
-
-#include "ops/selective_scan/op.h"
+#include "ops/selective_scan/declaration.h"
 
 namespace headloom::ops {
 namespace {
-
-using at::Tensor;
 
 // B or C, broadcasting to [B, L, channels, N].
 Tensor by_channel(const Tensor& x, int64_t channels) {
@@ -18,12 +12,11 @@ Tensor by_channel(const Tensor& x, int64_t channels) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const Tensor& delta,
-                                                    const Tensor& A, const Tensor& B,
-                                                    const Tensor& C,
-                                                    const SelectiveScanOptions& o) {
-  const auto wide = u_given.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor u = u_given.to(wide);
+// Step after step.
+std::tuple<Tensor, Tensor> SelectiveScan::reference(const Arguments& a) {
+  const auto& [given, delta, A, B, C, o] = a;
+  const auto wide = given.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor u = given.to(wide);
   const int64_t channels = u.size(2);
   const int64_t length = u.sym_size(1).guard_int(__FILE__, __LINE__);
   Tensor dt = delta.to(wide);
@@ -58,7 +51,7 @@ std::tuple<Tensor, Tensor> selective_scan_reference(const Tensor& u_given, const
   Tensor y = at::stack(outputs, 1);
   if (o.D.defined()) y = y + o.D.to(wide) * u;
   if (o.z.defined()) y = y * at::silu(o.z.to(wide));
-  return {y.to(u_given.scalar_type()), h};
+  return {y.to(given.scalar_type()), h};
 }
 
 }  // namespace headloom::ops

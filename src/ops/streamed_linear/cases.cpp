@@ -42,9 +42,11 @@ OpCase make(int64_t rows, at::ScalarType type, bool int8) {
 
 }  // namespace
 
-std::vector<OpCase> streamed_linear_cases() {
+static std::vector<OpCase> streamed_linear_cases() {
   return {make(1, at::kFloat, false),    make(8, at::kFloat, false), make(1, at::kBFloat16, false),
           make(8, at::kBFloat16, false), make(1, at::kFloat, true),  make(8, at::kFloat, true)};
 }
+
+static const CaseFamily streamed_linear_registered(streamed_linear_cases);
 
 }  // namespace headloom::ops

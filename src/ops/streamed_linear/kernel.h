@@ -1,11 +1,9 @@
 // Free of torch. Rows are contiguous.
 #pragma once
 
-#include <cstdint>
+#include "ops/kernel/types.h"
 
-namespace headloom::ops::streamed {
-
-enum class Type { kFloat, kBFloat16, kInt8 };
+namespace headloom::ops::streamed_linear_kernel {
 
 struct Args {
   int64_t rows, in;
@@ -22,4 +20,4 @@ struct Args {
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::streamed
+}  // namespace headloom::ops::streamed_linear_kernel

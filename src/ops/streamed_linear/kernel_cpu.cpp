@@ -7,7 +7,7 @@
 #include "ops/kernel/vec.h"
 #include "ops/streamed_linear/kernel.h"
 
-namespace headloom::ops::streamed {
+namespace headloom::ops::streamed_linear_kernel {
 namespace {
 
 constexpr int kOutputs = 4;
@@ -169,4 +169,4 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
                                       : run<float>(args, begin, end);
 }
 
-}  // namespace headloom::ops::streamed
+}  // namespace headloom::ops::streamed_linear_kernel

@@ -27,10 +27,6 @@ at::Tensor streamed_linear(const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& scale = {}, const at::Tensor& bias = {},
                            const std::optional<std::string>& backend = {});
 
-// The definition, in plain ATen. Arguments are trusted.
-at::Tensor streamed_linear_reference(const at::Tensor& x, const at::Tensor& weight,
-                                     const at::Tensor& scale, const at::Tensor& bias);
-
 // weight [O, I] as int8 and the scales [O] float32 with which |weight - scale * int8| is at most
 // half a scale; a row's largest value becomes 127. Throws c10::ValueError for values that are not
 // finite.

@@ -1,13 +1,9 @@
-#include <ATen/ATen.h>
-
-#include "ops/streamed_linear/op.h"
+#include "ops/streamed_linear/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-Tensor streamed_linear_reference(const Tensor& x, const Tensor& weight, const Tensor& scale,
-                                 const Tensor& bias) {
+Tensor StreamedLinear::reference(const Arguments& a) {
+  const auto& [x, weight, scale, bias] = a;
   if (!scale.defined()) {
     return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   }

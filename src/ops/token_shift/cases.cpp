@@ -6,7 +6,7 @@
 
 namespace headloom::ops {
 
-std::vector<OpCase> token_shift_cases() {
+static std::vector<OpCase> token_shift_cases() {
   using at::Tensor;
   const int64_t length = 2048, channels = 512, mixes = 3;
   OpCase c;
@@ -26,5 +26,7 @@ std::vector<OpCase> token_shift_cases() {
   c.baseline = [run = c.run](const std::vector<Tensor>& x) { return run(x, "reference"); };
   return {c};
 }
+
+static const CaseFamily token_shift_registered(token_shift_cases);
 
 }  // namespace headloom::ops

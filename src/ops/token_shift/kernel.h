@@ -1,21 +1,11 @@
 // What the CPU kernels of token_shift read and write. No torch.
 #pragma once
 
-#include <cstdint>
-
-#include "ops/kernel/inline.h"
+#include "ops/kernel/types.h"
 
 namespace headloom::ops::token_shift_kernel {
 
 constexpr int64_t kMixes = 4;  // most proportions of one call
-
-enum class Type { kFloat, kBFloat16 };
-
-// [B, T, C], the channels next to each other; strides in elements.
-struct Sequence {
-  const void* data = nullptr;
-  int64_t batch = 0, time = 0;
-};
 
 struct Args {
   int64_t B = 0, T = 0, C = 0, N = 0;
@@ -38,14 +28,10 @@ struct Task {
   int64_t begin, end, worker;
 };
 
-using Run = void (*)(const Args&, const Task&);
-#define HL_DECLARE(capability)                                     \
-  void token_shift_forward_##capability(const Args&, const Task&); \
-  void token_shift_backward_##capability(const Args&, const Task&)
-HL_DECLARE(DEFAULT);
-HL_DECLARE(AVX2);
-HL_DECLARE(AVX512);
-HL_DECLARE(AVX512_BF16);
-#undef HL_DECLARE
+using Run = void(const Args&, const Task&);
+Run token_shift_forward_DEFAULT, token_shift_forward_AVX2, token_shift_forward_AVX512,
+    token_shift_forward_AVX512_BF16;
+Run token_shift_backward_DEFAULT, token_shift_backward_AVX2, token_shift_backward_AVX512,
+    token_shift_backward_AVX512_BF16;
 
 }  // namespace headloom::ops::token_shift_kernel

@@ -128,12 +128,12 @@ void backward(const Args& a, const Task& task) {
 
 template <typename T>
 void forward_of(const Args& a, const Task& task) {
-  constexpr Run runs[] = {forward<T, 1>, forward<T, 2>, forward<T, 3>, forward<T, 4>};
+  constexpr Run* runs[] = {forward<T, 1>, forward<T, 2>, forward<T, 3>, forward<T, 4>};
   runs[a.N - 1](a, task);
 }
 template <typename T>
 void backward_of(const Args& a, const Task& task) {
-  constexpr Run runs[] = {backward<T, 1>, backward<T, 2>, backward<T, 3>, backward<T, 4>};
+  constexpr Run* runs[] = {backward<T, 1>, backward<T, 2>, backward<T, 3>, backward<T, 4>};
   runs[a.N - 1](a, task);
 }
 

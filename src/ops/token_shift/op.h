@@ -25,8 +25,4 @@ struct TokenShiftOptions {
 std::vector<at::Tensor> token_shift(const at::Tensor& x, const at::Tensor& mix,
                                     const TokenShiftOptions& options);
 
-// The definition, in plain ATen.
-std::vector<at::Tensor> token_shift_reference(const at::Tensor& x, const at::Tensor& mix,
-                                              const TokenShiftOptions& options);
-
 }  // namespace headloom::ops

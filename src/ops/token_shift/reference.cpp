@@ -1,13 +1,10 @@
-#include <ATen/ATen.h>
-
-#include "ops/token_shift/op.h"
+#include "ops/token_shift/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-std::vector<Tensor> token_shift_reference(const Tensor& x, const Tensor& mix,
-                                          const TokenShiftOptions& o) {
+std::vector<Tensor> TokenShift::reference(const Arguments& a) {
+  const Tensor& x = a.x;
+  const TokenShiftOptions& o = a.options;
   const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor now = x.to(wide);
   const c10::SymInt rest = x.sym_size(1) - 1;
@@ -20,7 +17,7 @@ std::vector<Tensor> token_shift_reference(const Tensor& x, const Tensor& mix,
   }
   before = at::cat({first, before}, 1);
   std::vector<Tensor> out;
-  for (const Tensor& mu : mix.to(wide).unbind(0)) {
+  for (const Tensor& mu : a.mix.to(wide).unbind(0)) {
     out.push_back((before + mu * (now - before)).to(x.scalar_type()));
   }
   return out;

@@ -46,9 +46,11 @@ OpCase make(int64_t length, at::ScalarType type, bool gate) {
 
 }  // namespace
 
-std::vector<OpCase> wkv_cases() {
+static std::vector<OpCase> wkv_cases() {
   return {make(2048, at::kFloat, false), make(2048, at::kFloat, true),
           make(2048, at::kBFloat16, false)};
 }
+
+static const CaseFamily wkv_registered(wkv_cases);
 
 }  // namespace headloom::ops

@@ -7,9 +7,7 @@
 // the state at its start.
 #pragma once
 
-#include <cstdint>
-
-#include "ops/kernel/inline.h"
+#include "ops/kernel/types.h"
 
 namespace headloom::ops::wkv_kernel {
 
@@ -17,14 +15,6 @@ constexpr int64_t kChunk = 32;
 // Channels a task takes are a multiple of this, the last one's excepted, so that vectors hold the
 // same channels whatever the number of threads.
 constexpr int64_t kChannels = 64;
-
-enum class Type { kFloat, kBFloat16 };
-
-// [B, T, C], the channels next to each other; strides in elements.
-struct Sequence {
-  const void* data = nullptr;
-  int64_t batch = 0, time = 0;
-};
 
 struct Args {
   int64_t B = 0, T = 0, C = 0;
@@ -42,7 +32,7 @@ struct Args {
 
   // Backward. Gradients are contiguous, those of k, v, r in k's type.
   const float* checkpoints = nullptr;
-  Sequence grad_out;                          // none where null
+  Sequence grad_out;
   const float* grad_end = nullptr;            // [B, 3, C]; its m is not read; none where null
   void *grad_k = nullptr, *grad_v = nullptr;  // [B, T, C]
   void* grad_r = nullptr;                     // with r
@@ -57,14 +47,8 @@ struct Task {
 };
 constexpr int64_t kScratch = 3 * kChunk * kChannels;
 
-using Run = void (*)(const Args&, const Task&);
-#define HL_DECLARE(capability)                             \
-  void wkv_forward_##capability(const Args&, const Task&); \
-  void wkv_backward_##capability(const Args&, const Task&)
-HL_DECLARE(DEFAULT);
-HL_DECLARE(AVX2);
-HL_DECLARE(AVX512);
-HL_DECLARE(AVX512_BF16);
-#undef HL_DECLARE
+using Run = void(const Args&, const Task&);
+Run wkv_forward_DEFAULT, wkv_forward_AVX2, wkv_forward_AVX512, wkv_forward_AVX512_BF16;
+Run wkv_backward_DEFAULT, wkv_backward_AVX2, wkv_backward_AVX512, wkv_backward_AVX512_BF16;
 
 }  // namespace headloom::ops::wkv_kernel

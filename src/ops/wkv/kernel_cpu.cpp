@@ -237,7 +237,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
 
   // y's gradient and, with a gate, r's: g = out's gradient times sigmoid(r).
   const auto through_gate = [&](int64_t t, int j, vf y) {
-    vf g = args.grad_out.data ? group.get(row<T>(args.grad_out, p, t), j) : zero();
+    vf g = group.get(row<T>(args.grad_out, p, t), j);
     if constexpr (GATE) {
       const vf open = bcast(1.0f) / sigmoid_inverse(group.get(row<T>(args.r, p, t), j));
       g = g * open;
@@ -273,9 +273,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
     for (int64_t t = p.to - 1; t >= p.from; --t) {
       const T* v = row<T>(args.v, p, t);
       T *grad_k = row<T>(args.grad_k, args, p, t), *grad_v = row<T>(args.grad_v, args, p, t);
-      if (args.grad_out.data) {
-        fetch<NV, false>(row<T>(args.grad_out, p, t), -kChunk * args.grad_out.time);
-      }
+      fetch<NV, false>(row<T>(args.grad_out, p, t), -kChunk * args.grad_out.time);
       if constexpr (GATE) fetch<NV, false>(row<T>(args.r, p, t), -kChunk * args.r.time);
       fetch<NV, true>(grad_k, -kChunk * args.C);
       fetch<NV, true>(grad_v, -kChunk * args.C);

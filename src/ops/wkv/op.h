@@ -44,12 +44,6 @@ std::tuple<at::Tensor, at::Tensor> wkv(const at::Tensor& k, const at::Tensor& v,
                                        const at::Tensor& rate, const at::Tensor& bonus,
                                        const WkvOptions& options);
 
-// The definition, in plain ATen, a step at a time: any floating dtype and device, differentiable.
-// Arguments are trusted.
-std::tuple<at::Tensor, at::Tensor> wkv_reference(const at::Tensor& k, const at::Tensor& v,
-                                                 const at::Tensor& rate, const at::Tensor& bonus,
-                                                 const WkvOptions& options);
-
 // The exponent of an empty sum.
 constexpr double kNoExponent = -1e38;
 

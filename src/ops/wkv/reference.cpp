@@ -1,15 +1,10 @@
-#include <ATen/ATen.h>
-
-#include <vector>
-
-#include "ops/wkv/op.h"
+#include "ops/wkv/declaration.h"
 
 namespace headloom::ops {
 
-using at::Tensor;
-
-std::tuple<Tensor, Tensor> wkv_reference(const Tensor& k, const Tensor& v, const Tensor& rate,
-                                         const Tensor& bonus, const WkvOptions& o) {
+// A step at a time.
+std::tuple<Tensor, Tensor> Wkv::reference(const Arguments& given) {
+  const auto& [k, v, rate, bonus, o] = given;
   const auto wide = k.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t length = k.sym_size(1).guard_int(__FILE__, __LINE__);
   const std::vector<Tensor> keys = k.to(wide).unbind(1), values = v.to(wide).unbind(1);

@@ -1,0 +1,55 @@
+#include "core/platform.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <limits>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace headloom {
+
+int64_t process_memory(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  std::string key;
+  int64_t kib = 0;
+  while (status >> key) {
+    if (key == field + ":" && status >> kib) return kib * 1024;
+    status.ignore(1 << 12, '\n');
+  }
+  return -1;
+}
+
+bool reset_peak_memory() {
+  std::ofstream reset("/proc/self/clear_refs");
+  reset << "5";
+  reset.flush();
+  return static_cast<bool>(reset);
+}
+
+void release_free_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+#endif
+}
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string program_path() { return "/proc/" + std::to_string(::getpid()) + "/exe"; }
+
+}  // namespace headloom

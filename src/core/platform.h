@@ -1,0 +1,26 @@
+// What Linux and glibc alone know: memory of the process, the allocator, the processor's name. Other
+// systems get the answer "unknown", or nothing happens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace headloom {
+
+// A field of the process's memory ("VmRSS" resident, "VmHWM" its peak) in bytes, or -1.
+int64_t process_memory(const std::string& field);
+// Makes VmHWM what is resident now. Returns whether that is possible.
+bool reset_peak_memory();
+
+// Gives back to the system what the allocator keeps for later.
+void release_free_memory();
+// Lets the allocator keep for later whatever is freed. By default glibc gives 32 MB and more back at
+// every free, and the next tensor faults its pages in again.
+void keep_freed_memory();
+
+// "Intel(R) Xeon(R) Processor @ 2.50GHz", or "unknown".
+std::string processor_name();
+// The file of the running program, for starting it again; also for a child process.
+std::string program_path();
+
+}  // namespace headloom

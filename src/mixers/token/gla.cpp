@@ -1,0 +1,137 @@
+// Gated linear attention (Yang et al. 2024): H heads whose states forget as the sequence says.
+//
+//   q, k, v = x Wq, x Wk, x Wv                            per head of sizes D, D, E
+//   alpha   = sigmoid(x W1 W2 + b)^(1 / normalizer)       W1 of rank `gate_rank`; a decay a row
+//   S_t     = diag(alpha_t) S_{t-1} + k_t^T v_t,          o_t = q_t D^-1/2 S_t
+//   y       = (SiLU(x Wg) * concat_h(RMSNorm(o_h) w)) Wo  w [E] for all heads, eps 1e-6
+//
+// The norm would remove D^-1/2, up to its eps: it is left out of the queries and eps is multiplied
+// by D instead, which is the same.
+#include "core/sizes.h"
+#include "mixers/mixer.h"
+#include "ops/gated_linear_attention/op.h"
+#include "ops/gated_norm/op.h"
+
+namespace headloom {
+namespace {
+
+struct GlaOptions {
+  int64_t heads = 4;
+  double expand_k = 0.5, expand_v = 1;
+  int64_t gate_rank = 16;
+  double gate_normalizer = 16;
+
+  void fields(Fields& f) {
+    const Range<double> factor = {.low = 0, .high = 1024, .open_low = true};
+    f.field("heads", heads, "heads, each with a state of its own", size_from(1));
+    f.field("expand_k", expand_k, "width of the queries and keys / width", factor);
+    f.field("expand_v", expand_v, "width of the values / width", factor);
+    f.field("gate_rank", gate_rank, "rank of the map to the decays", size_from(1));
+    f.field("gate_normalizer", gate_normalizer,
+            "the decay is a sigmoid's root of this degree: the larger, the longer is remembered",
+            positive());
+  }
+};
+
+class Gla final : public TokenMixer {
+ public:
+  Gla(const GlaOptions& options, const LayerShape& shape)
+      : heads_(options.heads),
+        keys_(inner("expand_k", options.expand_k, "keys", options.heads, shape.width)),
+        values_(inner("expand_v", options.expand_v, "values", options.heads, shape.width)),
+        normalizer_(options.gate_normalizer) {
+    const auto map = [&](const char* name, int64_t in, int64_t out, bool bias, double std) {
+      return register_module(name, std::make_shared<Linear>(in, out, bias, std));
+    };
+    const int64_t width = shape.width;
+    qkv_ = map("qkv", width, 2 * keys_ + values_, shape.bias, shape.init_std);
+    gate_ = map("gate", width, values_, shape.bias, shape.init_std);
+    decay_down_ = map("decay_down", width, options.gate_rank, false, shape.init_std);
+    decay_up_ = map("decay_up", options.gate_rank, keys_, true, shape.init_std);
+    parameter("norm", norm_, at::ones({values_ / heads_}));
+    output_ = map("output", values_, width, shape.bias, shape.output_std());
+  }
+
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
+    return std::get<0>(mixed(x, {}, context.documents));
+  }
+
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
+    Tensor& before = state.recurrent["gla"];
+    auto [y, after] = mixed(x, before, {});
+    before = after;
+    return y;
+  }
+
+  std::vector<Cost> costs(int64_t) const override {
+    int64_t parameters = 0, weights = 0;
+    for (const auto& linear : {qkv_, gate_, decay_down_, decay_up_, output_}) {
+      weights += linear->weight.numel();
+      for (const Tensor& p : linear->parameters()) parameters += p.numel();
+    }
+    const auto values = static_cast<double>(values_);
+    return {{.part = "projections",
+             .formula = "2 (C H (2 D + 3 E) + R (C + H D))",
+             .parameters = parameters,
+             .flops_per_token = 2 * static_cast<double>(weights)},
+            {.part = "recurrence",
+             .formula = "5 H D E",
+             .flops_per_token = 5 * static_cast<double>(keys_ / heads_) * values},
+            {.part = "head norm and gate",
+             .formula = "7 H E",
+             .parameters = norm_.numel(),
+             .flops_per_token = 7 * values}};
+  }
+
+  double state_bytes(int64_t) const override {
+    return 4.0 * static_cast<double>(keys_ / heads_ * values_);
+  }
+
+ private:
+  // The output and the state after x.
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents) {
+    const auto by_head = [&](const Tensor& t) {
+      return t.unflatten(-1, {heads_, t.size(-1) / heads_});
+    };
+    const std::vector<Tensor> parts =
+        qkv_->forward(x).split_with_sizes({keys_, keys_, values_}, -1);
+    // In bfloat16 the decays of rows that hardly forget would be rounded.
+    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const Tensor log_decay =
+        at::log_sigmoid(decay_up_->forward(decay_down_->forward(x)).to(wide)) / normalizer_;
+    const auto [o, last] =
+        ops::gated_linear_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]),
+                                    by_head(log_decay), {.state = state, .documents = documents});
+    const double eps = 1e-6 * static_cast<double>(keys_ / heads_);
+    const Tensor y =
+        ops::gated_norm(o, by_head(gate_->forward(x)), at::full({}, eps, x.options().dtype(wide)));
+    return {output_->forward((y * norm_.to(y.scalar_type())).flatten(-2)), last};
+  }
+
+  static int64_t inner(const char* option, double factor, const char* what, int64_t heads,
+                       int64_t width) {
+    const int64_t size = std::llround(factor * static_cast<double>(width));
+    if (size < 1 || size % heads != 0) {
+      usage_error("gla: ", option, " is ", factor, ", which makes ", size, " ", what, " at width ",
+                  width, ", expected a multiple of heads = ", heads, ".");
+    }
+    return size;
+  }
+
+  const int64_t heads_, keys_, values_;  // H, H D, H E
+  const double normalizer_;
+  Tensor norm_;                                    // [E]
+  std::shared_ptr<Linear> qkv_, gate_;             // rows of q, k, v; Wg
+  std::shared_ptr<Linear> decay_down_, decay_up_;  // W1; W2 and b
+  std::shared_ptr<Linear> output_;
+};
+
+}  // namespace
+
+TokenMixerEntry gla_mixer() {
+  return token_mixer<Gla, GlaOptions>(
+      "gla", "linear attention whose states forget as the sequence says, linear in the length",
+      "Yang et al. 2024", {.bidirectional = false});
+}
+
+}  // namespace headloom

@@ -1,0 +1,60 @@
+// What the torch side of the CPU kernels (an operator's cpu.cpp) shares: tensors as the pointers
+// that kernels take.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/kernel/capability.h"
+#include "ops/kernel/types.h"
+
+namespace headloom::ops {
+
+inline Type kernel_type(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 ? Type::kBFloat16
+         : t.scalar_type() == at::kChar   ? Type::kInt8
+                                          : Type::kFloat;
+}
+
+// Tensors that kernels read through pointers, kept alive as long as this. An undefined tensor gives
+// null.
+class Held {
+ public:
+  const at::Tensor& hold(at::Tensor t) { return kept_.emplace_back(std::move(t)); }
+
+  // Its values one after the other.
+  template <typename T = void>
+  const T* whole(const at::Tensor& t) {
+    if (!t.defined()) return nullptr;
+    return static_cast<const T*>(hold(t.contiguous()).const_data_ptr());
+  }
+  // The same, as float32.
+  const float* floats(const at::Tensor& t) {
+    return t.defined() ? whole<float>(t.to(at::kFloat)) : nullptr;
+  }
+  // [B, T, C], read in place where the channels are adjacent.
+  Sequence sequence(const at::Tensor& t) {
+    if (!t.defined()) return {};
+    const at::Tensor& held = hold(t.stride(2) == 1 ? t : t.contiguous());
+    return {held.const_data_ptr(), held.stride(0), held.stride(1)};
+  }
+
+ private:
+  std::vector<at::Tensor> kept_;
+};
+
+inline int64_t thread_count() { return std::max(at::get_num_threads(), 1); }
+
+// f(worker, begin, end) for each worker's share of `count` items. What is summed by worker depends
+// on the number of workers alone.
+template <typename F>
+void for_each_share(int64_t count, int64_t workers, const F& f) {
+  at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    for (int64_t w = first; w < last; ++w) f(w, count * w / workers, count * (w + 1) / workers);
+  });
+}
+
+}  // namespace headloom::ops

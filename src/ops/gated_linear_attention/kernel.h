@@ -1,0 +1,61 @@
+// What the CPU kernels of gated linear attention are told. No torch.
+//
+// One item of work is one head of one batch element. It goes through the sequence chunk by chunk;
+// inside a chunk a tile of the state stays in registers while the positions pass. The backward
+// takes the chunks from the last to the first, each computed again from the state kept at its
+// start.
+#pragma once
+
+#include "ops/kernel/types.h"
+
+namespace headloom::ops::gated_linear_attention_kernel {
+
+constexpr int64_t kSteps = 64;  // positions of a chunk
+constexpr int64_t kLanes = 16;  // rows in scratch are whole vectors of every instruction set
+
+// A tensor [B, T, H, width] whose last dimension is contiguous; strides in elements.
+struct Rows {
+  const void* data = nullptr;
+  int64_t batch = 0, position = 0, head = 0;
+};
+
+struct Args {
+  int64_t B = 0, T = 0, H = 0, D = 0, E = 0;
+  Type type = Type::kFloat, decay_type = Type::kFloat;
+  Rows q, k, v, log_decay;
+  const int64_t* documents = nullptr;  // [B, T]; one document where null
+  const float* state = nullptr;        // [B, H, D, E]; zero where null
+  void* out = nullptr;                 // [B, T, H, E]
+  float* last = nullptr;               // [B, H, D, E]
+  // The state before each chunk [B, H, ceil(T / kSteps), D, E]: written by the forward where not
+  // null, read by the backward.
+  float* kept = nullptr;
+
+  // Backward only.
+  Rows grad_out;
+  const float* grad_last = nullptr;                              // [B, H, D, E]; zero where null
+  void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // as q, k and v, contiguous
+  float* grad_log_decay = nullptr;                               // [B, T, H, D]
+  float* grad_state = nullptr;                                   // [B, H, D, E], with `state`
+};
+
+inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// The distance of rows in scratch: a cache line more keeps them out of each other's cache sets.
+inline int64_t line(int64_t width) { return padded(width) + kLanes; }
+inline int64_t chunk_rows(const Args& a) { return a.T < kSteps ? padded(a.T) : kSteps; }
+// Floats: q, k, the decays and the gradients of these; v, the output or its gradient, the gradient
+// of v; the state and its gradient.
+inline int64_t scratch_size(const Args& a) {
+  return 6 * chunk_rows(a) * line(a.D) + (3 * chunk_rows(a) + 2 * padded(a.D)) * line(a.E);
+}
+
+struct Task {
+  bool backward;
+  int64_t begin, end;  // items: batch * H + head
+  float* scratch;
+};
+
+using Run = void(const Args& args, const Task& task);
+Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
+
+}  // namespace headloom::ops::gated_linear_attention_kernel

@@ -1,0 +1,41 @@
+// The device of a run, "cpu" or "cuda", and what depends on it: where models and batches are, the
+// random generators and autocast.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "data/task.h"
+#include "storage/safetensors.h"
+
+namespace headloom {
+
+// "cpu", "cuda" (the first) or "cuda:1". Throws UsageError, which begins with `what`, for other
+// names and for a device that this machine or this build of PyTorch does not have.
+at::Device find_device(const std::string& name, const std::string& what = "'train.device'");
+
+data::Batch to_device(const data::Batch& batch, at::Device device);
+
+// Seeds the random generators of the CPU and of `device`.
+void seed_random(uint64_t seed, at::Device device);
+// Their states, by name, and back. restore_random() takes out of `stored` what it reads. Throws
+// Error naming `path` where the CPU's is not there. The state of a device that the stored run did
+// not use stays as it is.
+NamedTensors random_states(at::Device device);
+void restore_random(NamedTensors& stored, at::Device device, const std::string& path);
+
+// Autocast to bfloat16 while it lives, where `dtype` says so.
+class Autocast {
+ public:
+  explicit Autocast(const std::string& dtype, at::DeviceType device = at::kCPU);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const bool on_;
+  const at::DeviceType device_;
+};
+
+}  // namespace headloom

@@ -1,0 +1,143 @@
+#include "train/run_session.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "core/files.h"
+#include "core/shell.h"
+#include "core/text.h"
+#include "train/run_folder.h"
+
+namespace headloom {
+namespace fs = std::filesystem;
+
+static std::string three_digits(double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.3g", value);
+  return buffer;
+}
+
+RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress& progress)
+    : control_(control), config_(config), progress_(progress), store_(control.folder) {
+  lock();
+  const std::string& folder = control_.folder;
+  const auto steps = store_.steps();
+  if (steps.empty()) {
+    require(control_.checkpoint.empty(), folder, ": has no checkpoint to go on from.");
+  } else if (!goes_on()) {
+    refuse_present();
+  } else {
+    const int64_t step = store_.find(which());
+    if (store_.has_weights_alone(step)) {
+      usage_error(folder, ": its checkpoint of step ", step,
+                  " has weights alone, as of an imported model, and no training to go on with; "
+                  "begin a new run with them: headloom train CONFIG --from ",
+                  shell_word(folder), ".");
+    }
+    use_kept_tokenizer(folder, config_);
+  }
+  if (!control_.from.empty()) fill_sizes_from_run(config_, control_.from);
+  config_.find_data();
+}
+
+// Takes the folder, and the comparison's where the run belongs to one, for as long as this lives.
+void RunSession::lock() {
+  if (!control_.of_comparison && !comparison_lock_) {
+    comparison_ = comparison_of(control_.folder);
+    if (comparison_) comparison_lock_.emplace(*comparison_);
+  }
+  if (!lock_ && fs::is_directory(control_.folder)) lock_.emplace(control_.folder);
+}
+
+bool RunSession::goes_on() const { return control_.resume || !control_.checkpoint.empty(); }
+
+std::string RunSession::which() const {
+  return control_.checkpoint.empty() ? "last" : control_.checkpoint;
+}
+
+void RunSession::refuse_present() const {
+  usage_error(control_.folder, ": already holds a run at step ", store_.steps().back(),
+              "; go on with --resume, or choose another folder with --out.");
+}
+
+TrainState RunSession::open(Model& model, AdamW& optimizer) {
+  return store_.steps().empty() ? begin(model, optimizer) : go_on(model, optimizer);
+}
+
+TrainState RunSession::begin(Model& model, AdamW& optimizer) {
+  const std::string& folder = control_.folder;
+  std::string comment;
+  if (!control_.from.empty()) {
+    const TrainState theirs =
+        CheckpointStore(control_.from).load_weights(control_.from_checkpoint, model);
+    comment = str("# Began with the weights of ", fs::absolute(control_.from).string(), ", step ",
+                  theirs.step, ".\n");
+    progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));
+  }
+  make_folders(folder);
+  lock();
+  if (!store_.steps().empty()) {  // another process was faster
+    if (!goes_on()) refuse_present();
+    return go_on(model, optimizer);
+  }
+  const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
+  // A run that stopped before its first checkpoint starts anew; nothing else is written over.
+  if (fs::exists(path) && !fs::exists(metrics) &&
+      !differences(read_toml(path), stored_config(config_)).empty()) {
+    usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
+  }
+  write_run_config(folder, config_, comment);
+  if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
+  write_file(metrics, "");
+  return {};
+}
+
+TrainState RunSession::go_on(Model& model, AdamW& optimizer) {
+  const std::string& folder = control_.folder;
+  const std::vector<Difference> changes = differences_from(folder, config_);
+  for (const Difference& d : changes) {
+    if (may_change(d.key) && !comparison_ && !control_.of_comparison) continue;
+    usage_error(folder, "/config.toml: the run was made with ", d.was(), ", now it is ", d.is(),
+                comparison_ ? str("; a run of the comparison ", *comparison_,
+                                  " keeps its configuration: go on with a copy of its folder.")
+                            : std::string("; go on with the same configuration or choose another "
+                                          "folder."));
+  }
+  const int64_t from = store_.find(which());
+  if (!changes.empty() && config_.train.steps <= from) {
+    usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", config_.train.steps,
+                " leaves nothing to train, expected more.");
+  }
+  TrainState state = store_.load(from, model, optimizer);
+  store_.drop_after(from);
+  if (!changes.empty()) restate(changes, state.step);
+  return state;
+}
+
+// Says what goes on differently from here, and stores it.
+void RunSession::restate(const std::vector<Difference>& changes, int64_t step) {
+  const std::string path = control_.folder + "/config.toml";
+  const std::string earlier = str("config.until-step-", step, ".toml");
+  const std::string kept = control_.folder + "/" + earlier;
+  const TrainOptions before = read_run_config(read_toml(path)).train, &now = config_.train;
+  std::string comments = config_comments(control_.folder);
+  if (!fs::exists(kept)) {  // else it changes twice here, and no step was made in between
+    write_file(kept, read_file(path));
+    comments += str("# Until step ", step, " the configuration was ", earlier, ".\n");
+  }
+  write_run_config(control_.folder, config_, comments);
+  std::vector<std::string> named;
+  for (const Difference& d : changes) {
+    named.push_back(str(d.key, " = ", d.after.empty() ? "absent" : d.after, " (was ",
+                        d.before.empty() ? "absent" : d.before, ")"));
+  }
+  progress_.line(
+      str("goes on with ", join(named), "; the learning rate is ", three_digits(now.lr_at(step)),
+          " at step ", step + 1,
+          step > 0 ? str(" (it was ", three_digits(before.lr_at(step - 1)), " at step ", step, ")")
+                   : std::string(),
+          " and ", three_digits(now.lr_at(now.steps - 1)), " at step ", now.steps,
+          ", the last; the configuration before is kept as ", kept));
+}
+
+}  // namespace headloom

@@ -1,0 +1,48 @@
+// The folder of a run that is trained: who may write it, whether the run begins or goes on, and
+// what the folder then says of it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/differences.h"
+#include "core/lock.h"
+#include "train/checkpoint.h"
+#include "train/progress.h"
+#include "train/train.h"
+
+namespace headloom {
+
+class RunSession {
+ public:
+  // Locks the folder where it is there, and refuses what cannot be trained before anything that
+  // takes long: a run that is present and was not to go on, a checkpoint without an optimiser, data
+  // that are missing. Takes from the run, or from the one to begin with, what `config` leaves open.
+  RunSession(const TrainControl& control, RunConfig& config, Progress& progress);
+
+  // Begins the run, or goes on from its checkpoint: fills `model` and `optimizer`, writes the
+  // folder's configuration. `config` is complete.
+  TrainState open(Model& model, AdamW& optimizer);
+
+  const CheckpointStore& checkpoints() const { return store_; }
+  const std::string& folder() const { return control_.folder; }
+
+ private:
+  void lock();
+  bool goes_on() const;
+  std::string which() const;
+  [[noreturn]] void refuse_present() const;
+  TrainState begin(Model& model, AdamW& optimizer);
+  TrainState go_on(Model& model, AdamW& optimizer);
+  void restate(const std::vector<Difference>& changes, int64_t step);
+
+  const TrainControl control_;
+  RunConfig& config_;
+  Progress& progress_;
+  const CheckpointStore store_;
+  std::optional<std::string> comparison_;  // that the run belongs to
+  std::optional<FolderLock> comparison_lock_, lock_;
+};
+
+}  // namespace headloom
