@@ -201,18 +201,18 @@ class Writer : public torch::CustomClassHolder {
       return texts;
     };
     try {
-      continuation_ = std::make_unique<Continuation>(
+      continuation_ = std::make_unique<Generation>(
           writer, texts_of("the prompt", prompts),
-          ContinuationOptions{.sampling = {.temperature = temperature,
-                                           .top_k = top_k,
-                                           .top_p = top_p,
-                                           .min_p = min_p,
-                                           .repetition_penalty = repetition_penalty},
-                              .seed = static_cast<uint64_t>(seed),
-                              .samples = samples,
-                              .cache = CachePolicy::parse(cache),
-                              .tokens = most,
-                              .sources = texts_of("the source", sources)});
+          GenerationOptions{.sampling = {.temperature = temperature,
+                                         .top_k = top_k,
+                                         .top_p = top_p,
+                                         .min_p = min_p,
+                                         .repetition_penalty = repetition_penalty},
+                            .seed = static_cast<uint64_t>(seed),
+                            .samples = samples,
+                            .cache = CachePolicy::parse(cache),
+                            .tokens = most,
+                            .sources = texts_of("the source", sources)});
     } catch (const UsageError& error) {
       throw_value_error(error);
     }
@@ -224,7 +224,7 @@ class Writer : public torch::CustomClassHolder {
 
  private:
   FunctionalModule functional_;
-  std::unique_ptr<Continuation> continuation_;
+  std::unique_ptr<Generation> continuation_;
 };
 
 // --- Configurations, loading and saving -----------------------------------------------------

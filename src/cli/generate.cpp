@@ -63,11 +63,11 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const Codec codec(loaded.config);
   std::vector<int64_t> prompt = codec.encode(a.prompt);
   Timing timing{.read = static_cast<int64_t>(prompt.size())};
-  ContinuationOptions options{.sampling = a.sampling,
-                              .seed = a.seed,
-                              .samples = a.samples,
-                              .cache = a.cache,
-                              .tokens = a.tokens};
+  GenerationOptions options{.sampling = a.sampling,
+                            .seed = a.seed,
+                            .samples = a.samples,
+                            .cache = a.cache,
+                            .tokens = a.tokens};
   if (answers) {
     const int64_t longest = config.source_length();
     if (prompt.empty() || timing.read > longest) {
@@ -93,7 +93,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   };
   Clock clock;
   const Autocast autocast(loaded.config.train.dtype);
-  Continuation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
+  Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
   const auto running = [&] {
     return std::any_of(texts.begin(), texts.end(), [](const TextStream& t) { return !t.ended(); });

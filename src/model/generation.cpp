@@ -56,7 +56,7 @@ Source source_of(const std::vector<std::vector<int64_t>>& sources) {
 // not fit this process.
 void check_texts_fit(const AutoregressiveModel& model,
                      const std::vector<std::vector<int64_t>>& prompts,
-                     const ContinuationOptions& options) {
+                     const GenerationOptions& options) {
   const double texts = static_cast<double>(prompts.size()) * static_cast<double>(options.samples);
   int64_t kept =
       std::min(static_cast<int64_t>(longest_of(prompts)), most_positions(model, options.cache));
@@ -97,9 +97,8 @@ int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy&
   return std::min({length, most_positions(model, policy), usual});
 }
 
-Continuation::Continuation(AutoregressiveModel& model,
-                           const std::vector<std::vector<int64_t>>& prompts,
-                           const ContinuationOptions& options)
+Generation::Generation(AutoregressiveModel& model, const std::vector<std::vector<int64_t>>& prompts,
+                       const GenerationOptions& options)
     : model_(model),
       sampling_(options.sampling),
       policy_(options.cache),
@@ -129,7 +128,7 @@ Continuation::Continuation(AutoregressiveModel& model,
   state_ = samples_ > 1 ? reading.state.select(indices(repeated)) : std::move(reading.state);
 }
 
-Tensor Continuation::next() {
+Tensor Generation::next() {
   const Tensor seen = sampling_.repetition_penalty == 1 ? Tensor() : side_by_side(texts_);
   const Tensor chosen = sample(logits_, seen, sampling_, generators_);
   --left_;
@@ -161,7 +160,7 @@ Tensor Continuation::next() {
   return chosen;
 }
 
-Continuation::Reading Continuation::read(const std::vector<int64_t>& which, int64_t samples) {
+Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t samples) {
   std::map<size_t, std::vector<int64_t>> by_length;
   for (const int64_t i : which) {
     const size_t length = texts_[static_cast<size_t>(i)].size();
@@ -194,7 +193,7 @@ Continuation::Reading Continuation::read(const std::vector<int64_t>& which, int6
           .logits = at::cat(logits).index_select(0, back)};
 }
 
-Tensor Continuation::logits_of(const Tensor& tokens, DecoderState& state) {
+Tensor Generation::logits_of(const Tensor& tokens, DecoderState& state) {
   return model_.logits(model_.extend(tokens, state).select(1, -1));
 }
 

@@ -68,9 +68,10 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : opti
     for (const auto& item : model.named_parameters()) {
       if (names.size() < 120) names += (names.empty() ? "" : ", ") + item.key();
     }
-    usage_error("'train.group[", i + 1, "].parameters' is \"", options.groups[i].parameters,
-                "\", which names no parameter that an earlier group does not; the model's are ",
-                names, ", ...");
+    usage_error(
+        "'train.group[", i + 1, "].parameters' is \"", options.groups[i].parameters,
+        "\", which names no parameter that is in no earlier group; the model's parameters are ",
+        names, ", ...");
   }
 }
 

@@ -264,8 +264,8 @@ TEST(Decoding, RowsOfAStateAreSelected) {
 
 std::vector<int64_t> written(Decoder& model, int64_t count, double temperature, uint64_t seed,
                              int64_t samples, int64_t which) {
-  Continuation text(model, {{1, 2, 3}},
-                    {.sampling = {.temperature = temperature}, .seed = seed, .samples = samples});
+  Generation text(model, {{1, 2, 3}},
+                  {.sampling = {.temperature = temperature}, .seed = seed, .samples = samples});
   std::vector<int64_t> out;
   for (int64_t i = 0; i < count; ++i) out.push_back(text.next()[which].item<int64_t>());
   return out;
@@ -296,15 +296,15 @@ TEST(Decoding, PromptsGoOnSideBySide) {
         {1, 2, 3}, {4}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {16, 17, 18}};
     const SamplingOptions sampling{.temperature = 1, .repetition_penalty = 1.2};
     const int64_t count = 70, samples = 2;
-    const ContinuationOptions options{
+    const GenerationOptions options{
         .sampling = sampling, .seed = 5, .samples = samples, .tokens = count};
-    Continuation together(*model, prompts, options);
+    Generation together(*model, prompts, options);
     std::vector<Tensor> rows;
     for (int64_t i = 0; i < count; ++i) rows.push_back(together.next());
     const Tensor texts = at::stack(rows, 1);
     ASSERT_EQ(texts.size(0), 8);
     for (size_t p = 0; p < prompts.size(); ++p) {
-      Continuation alone(*model, {prompts[p]}, options);
+      Generation alone(*model, {prompts[p]}, options);
       for (int64_t i = 0; i < count; ++i) {
         const auto first = static_cast<int64_t>(p) * samples;
         EXPECT_TRUE(at::equal(alone.next(), texts.select(1, i).narrow(0, first, samples)))
@@ -317,7 +317,7 @@ TEST(Decoding, PromptsGoOnSideBySide) {
 TEST(Decoding, ATextMayOutgrowTheModel) {
   const auto learned =
       decoder("position = { type = 'learned' }\n[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
-  Continuation text(*learned, {{1, 2, 3}}, {});
+  Generation text(*learned, {{1, 2, 3}}, {});
   for (int64_t i = 0; i < 100; ++i) {
     text.next();
     EXPECT_LE(text.state().position.longest, 40);
@@ -330,7 +330,7 @@ TEST(Decoding, ATextMayOutgrowTheModel) {
   const auto rwkv = decoder(
       "position = { type = 'none' }\n[[layer]]\nmixer = { type = 'rwkv' }\nchannel = { type = "
       "'rwkv_channel' }\n");
-  Continuation endless(*rwkv, {{1, 2, 3}}, {});
+  Generation endless(*rwkv, {{1, 2, 3}}, {});
   const int64_t bytes = endless.state().bytes();
   for (int64_t i = 0; i < 60; ++i) endless.next();
   EXPECT_EQ(endless.state().position.longest, 63);
@@ -477,18 +477,18 @@ TEST(EncoderDecoding, TextsGoOnSideBySide) {
   const std::vector<std::vector<int64_t>> prompts = {{1}, {2, 3, 4}, {1}},
                                           sources = {{5, 6, 7}, {8}, {9, 10, 11, 12, 13, 14}};
   const int64_t count = 50, samples = 2;
-  ContinuationOptions options{.sampling = {.temperature = 1},
-                              .seed = 5,
-                              .samples = samples,
-                              .tokens = count,
-                              .sources = sources};
-  Continuation together(*model, prompts, options);
+  GenerationOptions options{.sampling = {.temperature = 1},
+                            .seed = 5,
+                            .samples = samples,
+                            .tokens = count,
+                            .sources = sources};
+  Generation together(*model, prompts, options);
   std::vector<Tensor> rows;
   for (int64_t i = 0; i < count; ++i) rows.push_back(together.next());
   const Tensor texts = at::stack(rows, 1);
   for (size_t p = 0; p < prompts.size(); ++p) {
     options.sources = {sources[p]};
-    Continuation alone(*model, {prompts[p]}, options);
+    Generation alone(*model, {prompts[p]}, options);
     for (int64_t i = 0; i < count; ++i) {
       const auto first = static_cast<int64_t>(p) * samples;
       EXPECT_TRUE(at::equal(alone.next(), texts.select(1, i).narrow(0, first, samples)))
@@ -497,7 +497,7 @@ TEST(EncoderDecoding, TextsGoOnSideBySide) {
   }
   // Greedily, against the whole model.
   options = {.sampling = {.temperature = 0}, .sources = {sources[2]}};
-  Continuation greedy(*model, {{1}}, options);
+  Generation greedy(*model, {{1}}, options);
   std::vector<int64_t> tokens = {1};
   const auto row = [](const std::vector<int64_t>& list) {
     return at::tensor(at::IntArrayRef(list), at::kLong).unsqueeze(0);
@@ -519,8 +519,8 @@ TEST(EncoderDecoding, ASourceIsReadWhereItBelongs) {
   EXPECT_TRUE(contains(
       message_of<UsageError>([&] { plain->initial_state({}, {at::zeros({1, 1}, at::kLong), {}}); }),
       "reads no source"));
-  ContinuationOptions options{.sources = {{1}, {2}}};
-  EXPECT_TRUE(contains(message_of<Error>([&] { Continuation(*model, {{1}}, options); }),
+  GenerationOptions options{.sources = {{1}, {2}}};
+  EXPECT_TRUE(contains(message_of<Error>([&] { Generation(*model, {{1}}, options); }),
                        "2 sources for 1 prompts"));
   const auto whole = encoder_decoder(
       "[[layer]]\nmixer = { type = 'aft', form = 'full' }\ncross = { type = 'mha', heads = 4 }\n");

@@ -331,7 +331,7 @@ void expect_close(const Case& c, at::ScalarType type, double tolerance) {
 
 std::vector<Case> cases() {
   std::vector<Case> out;
-  for (const int64_t T : {1, 2, 15, 16, 17, 63, 64, 65, 130, 1000}) {
+  for (const int64_t T : {1, 2, 15, 16, 17, 63, 127, 128, 129, 145, 1000}) {
     out.push_back({.name = "T " + std::to_string(T), .T = T});
   }
   for (Case c :

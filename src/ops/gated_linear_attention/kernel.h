@@ -1,16 +1,18 @@
 // What the CPU kernels of gated linear attention are told. No torch.
 //
 // One item of work is one head of one batch element. It goes through the sequence chunk by chunk;
-// inside a chunk a tile of the state stays in registers while the positions pass. The backward
-// takes the chunks from the last to the first, each computed again from the state kept at its
-// start.
+// inside a chunk a tile of the state stays in registers while the positions pass. The forward keeps
+// the state before each group of chunks. The backward takes the groups from the last to the first:
+// it computes the states before a group's chunks again and goes back through these.
 #pragma once
 
+#include "ops/kernel/inline.h"
 #include "ops/kernel/types.h"
 
 namespace headloom::ops::gated_linear_attention_kernel {
 
-constexpr int64_t kSteps = 64;  // positions of a chunk
+constexpr int64_t kSteps = 16;  // positions of a chunk: the backward's sums over them stay in cache
+constexpr int64_t kGroup = 8;   // chunks of a group
 constexpr int64_t kLanes = 16;  // rows in scratch are whole vectors of every instruction set
 
 // A tensor [B, T, H, width] whose last dimension is contiguous; strides in elements.
@@ -27,7 +29,7 @@ struct Args {
   const float* state = nullptr;        // [B, H, D, E]; zero where null
   void* out = nullptr;                 // [B, T, H, E]
   float* last = nullptr;               // [B, H, D, E]
-  // The state before each chunk [B, H, ceil(T / kSteps), D, E]: written by the forward where not
+  // The state before each group of chunks [B, H, groups, D, E]: written by the forward where not
   // null, read by the backward.
   float* kept = nullptr;
 
@@ -39,14 +41,19 @@ struct Args {
   float* grad_state = nullptr;                                   // [B, H, D, E], with `state`
 };
 
-inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// Of a length that may be symbolic.
+template <typename Int>
+HL_INLINE Int group_count(const Int& length) {
+  return (length + (kGroup * kSteps - 1)) / (kGroup * kSteps);
+}
+HL_INLINE int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // The distance of rows in scratch: a cache line more keeps them out of each other's cache sets.
-inline int64_t line(int64_t width) { return padded(width) + kLanes; }
-inline int64_t chunk_rows(const Args& a) { return a.T < kSteps ? padded(a.T) : kSteps; }
+HL_INLINE int64_t line(int64_t width) { return padded(width) + kLanes; }
 // Floats: q, k, the decays and the gradients of these; v, the output or its gradient, the gradient
-// of v; the state and its gradient.
-inline int64_t scratch_size(const Args& a) {
-  return 6 * chunk_rows(a) * line(a.D) + (3 * chunk_rows(a) + 2 * padded(a.D)) * line(a.E);
+// of v; the state's gradient and the state, in the backward before each chunk of a group.
+HL_INLINE int64_t scratch_size(const Args& a, bool backward) {
+  const int64_t states = backward ? 1 + kGroup : 2;
+  return 6 * kSteps * line(a.D) + (3 * kSteps + states * padded(a.D)) * line(a.E);
 }
 
 struct Task {

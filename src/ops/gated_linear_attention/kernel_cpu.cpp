@@ -39,9 +39,8 @@ struct Head {
   P state(P all) const {
     return all ? all + (b * a.H + h) * a.D * a.E : nullptr;
   }
-  int64_t chunks() const { return (a.T + kSteps - 1) / kSteps; }
-  float* kept(int64_t chunk) const {
-    return a.kept + ((b * a.H + h) * chunks() + chunk) * a.D * a.E;
+  float* kept(int64_t group) const {
+    return a.kept + ((b * a.H + h) * group_count(a.T) + group) * a.D * a.E;
   }
 };
 
@@ -68,14 +67,22 @@ void write_state(const Args& a, const float* from, float* to) {
   for (int64_t d = 0; d < a.D; ++d) write_row(from + d * line(a.E), a.E, to + d * a.E);
 }
 
+template <typename T>
+HL_INLINE void prefetch_row(const T* row, int64_t width) {
+  const auto* bytes = reinterpret_cast<const char*>(row);
+  for (int64_t i = 0; i < width * static_cast<int64_t>(sizeof(T)); i += 64) {
+    __builtin_prefetch(bytes + i);
+  }
+}
+
 struct Chunk {
   const int64_t d_line, e_line;
   float *q, *k, *decay, *grad_q, *grad_k, *grad_decay;  // [kSteps, d_line]
   float *v, *out, *grad_v;                              // [kSteps, e_line]; out: or its gradient
-  float *state, *grad_state;                            // [D, e_line]
+  float *grad_state, *state;  // [D, e_line]; in the backward those of a group follow the state
   int64_t start = 0;
   int steps = 0;
-  uint64_t reset = 0;  // steps whose state starts anew, as bits
+  uint32_t reset = 0;  // steps whose state starts anew, as bits
 
   Chunk(const Args& a, float* scratch) : d_line(line(a.D)), e_line(line(a.E)) {
     const auto take = [&](int64_t floats) {
@@ -83,20 +90,18 @@ struct Chunk {
       scratch += floats;
       return taken;
     };
-    const int64_t rows = chunk_rows(a);
-    q = take(rows * d_line);
-    k = take(rows * d_line);
-    decay = take(rows * d_line);
-    grad_q = take(rows * d_line);
-    grad_k = take(rows * d_line);
-    grad_decay = take(rows * d_line);
-    v = take(rows * e_line);
-    out = take(rows * e_line);
-    grad_v = take(rows * e_line);
-    state = take(padded(a.D) * e_line);
+    q = take(kSteps * d_line);
+    k = take(kSteps * d_line);
+    decay = take(kSteps * d_line);
+    grad_q = take(kSteps * d_line);
+    grad_k = take(kSteps * d_line);
+    grad_decay = take(kSteps * d_line);
+    v = take(kSteps * e_line);
+    out = take(kSteps * e_line);
+    grad_v = take(kSteps * e_line);
     grad_state = take(padded(a.D) * e_line);
+    state = scratch;
   }
-  bool resets(int t) const { return reset >> t & 1; }
 
   template <typename T>
   void read(const Head& head, int64_t chunk) {
@@ -107,77 +112,153 @@ struct Chunk {
     for (int t = 0; t < steps; ++t) {
       const int64_t at = start + t;
       const int64_t* id = a.documents ? a.documents + head.b * a.T + at : nullptr;
-      if (id && at > 0 && id[0] != id[-1]) reset |= uint64_t{1} << t;
+      const bool anew = id && at > 0 && id[0] != id[-1];
+      reset |= uint32_t{anew} << t;
       read_row(head.row<T>(a.q, at), a.D, q + t * d_line);
       read_row(head.row<T>(a.k, at), a.D, k + t * d_line);
       read_row(head.row<T>(a.v, at), a.E, v + t * e_line);
+      float* const row = decay + t * d_line;
       if (a.decay_type == Type::kBFloat16) {
-        read_row(head.row<BFloat16>(a.log_decay, at), a.D, decay + t * d_line);
+        read_row(head.row<BFloat16>(a.log_decay, at), a.D, row);
       } else {
-        read_row(head.row<float>(a.log_decay, at), a.D, decay + t * d_line);
+        read_row(head.row<float>(a.log_decay, at), a.D, row);
       }
       // Where the state starts anew nothing is left, whatever the decay.
       for (int64_t x = 0; x < padded(a.D); x += VL) {
-        float* const row = decay + t * d_line + x;
-        store(row, resets(t) ? zero() : vexp_or_zero(load(row)));
+        store(row + x, anew ? zero() : vexp_or_zero(load(row + x)));
       }
     }
   }
 };
 
-// kRows rows from d and V vectors from e of the state through a chunk, and their share of the
-// output.
-template <int V>
-void advance(const Chunk& s, int64_t d, int64_t e) {
-  vf state[kRows][V];
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < V; ++j) state[i][j] = load(s.state + (d + i) * s.e_line + e + j * VL);
-  }
-  for (int t = 0; t < s.steps; ++t) {
-    if (s.resets(t)) {
-      for (int i = 0; i < kRows; ++i) {
-        for (int j = 0; j < V; ++j) state[i][j] = zero();
+// While a chunk is computed, tile by tile, asks for the rows of another: they lie pages apart,
+// where no prefetcher of the machine follows.
+template <typename T>
+struct Ahead {
+  const Head& head;
+  const int64_t from, tiles;
+  int64_t done = 0, asked = 0;
+
+  Ahead(const Head& of, int64_t chunk, int64_t width)
+      : head(of),
+        from(chunk * kSteps),
+        tiles((of.a.D + kRows - 1) / kRows * ((of.a.E + width - 1) / width)) {}
+
+  HL_INLINE void tile() {
+    const Args& a = head.a;
+    for (const int64_t until = kSteps * ++done / tiles; asked < until; ++asked) {
+      const int64_t t = from + asked;
+      if (t < 0 || t >= a.T) continue;
+      prefetch_row(head.row<T>(a.q, t), a.D);
+      prefetch_row(head.row<T>(a.k, t), a.D);
+      prefetch_row(head.row<T>(a.v, t), a.E);
+      if (a.grad_out.data) prefetch_row(head.row<T>(a.grad_out, t), a.E);
+      if (a.decay_type == Type::kBFloat16) {
+        prefetch_row(head.row<BFloat16>(a.log_decay, t), a.D);
+      } else {
+        prefetch_row(head.row<float>(a.log_decay, t), a.D);
       }
     }
-    const int64_t row = t * s.d_line + d, column = t * s.e_line + e;
-    vf v[V], out[V];
+  }
+};
+
+// kRows rows and V vectors of a state or of its gradient.
+template <int V>
+struct Block {
+  vf v[kRows][V];
+
+  HL_INLINE Block(const float* from, int64_t line) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < V; ++j) v[i][j] = load(from + i * line + j * VL);
+    }
+  }
+  HL_INLINE void put(float* to, int64_t line) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < V; ++j) store(to + i * line + j * VL, v[i][j]);
+    }
+  }
+  HL_INLINE void clear() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < V; ++j) v[i][j] = zero();
+    }
+  }
+};
+
+// Rows from d and columns from e of the state through a chunk, and their share of the output.
+template <int V, bool OUTPUT>
+void advance(const Chunk& s, const float* before, float* after, int64_t d, int64_t e) {
+  const int64_t d_line = s.d_line, e_line = s.e_line;
+  const float *q = s.q + d, *k = s.k + d, *decay = s.decay + d, *v = s.v + e;
+  float* out = s.out + e;
+  const int steps = s.steps;
+  const uint32_t reset = s.reset;
+  Block<V> state(before + d * e_line + e, e_line);
+  for (int t = 0; t < steps; ++t) {
+    if (reset >> t & 1) state.clear();
+    vf value[V], sum[V];
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
-      v[j] = load(s.v + column + j * VL);
-      out[j] = load(s.out + column + j * VL);
+      value[j] = load(v + j * VL);
+      if constexpr (OUTPUT) sum[j] = load(out + j * VL);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const vf decay = bcast(s.decay[row + i]), k = bcast(s.k[row + i]), q = bcast(s.q[row + i]);
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j) {
-        state[i][j] = fma(k, v[j], decay * state[i][j]);
-        out[j] = fma(q, state[i][j], out[j]);
+        state.v[i][j] = fma(bcast(k[i]), value[j], bcast(decay[i]) * state.v[i][j]);
+        if constexpr (OUTPUT) sum[j] = fma(bcast(q[i]), state.v[i][j], sum[j]);
       }
     }
+    if constexpr (OUTPUT) {
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) store(s.out + column + j * VL, out[j]);
+      for (int j = 0; j < V; ++j) store(out + j * VL, sum[j]);
+    }
+    q += d_line;
+    k += d_line;
+    decay += d_line;
+    v += e_line;
+    out += e_line;
   }
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < V; ++j) store(s.state + (d + i) * s.e_line + e + j * VL, state[i][j]);
+  state.put(after + d * e_line + e, e_line);
+}
+
+// The state through the chunk that was read, and the output.
+template <bool OUTPUT, typename T>
+void advance_all(const Head& head, const Chunk& s, const float* before, float* after,
+                 int64_t next) {
+  const Args& a = head.a;
+  Ahead<T> ahead(head, next, kForward * VL);
+  for (int64_t e = 0; e < a.E;) {
+    const int64_t vectors = (a.E - e + VL - 1) / VL;
+    const int width = vectors >= kForward ? kForward : vectors >= 2 ? 2 : 1;
+    const auto run = width == kForward ? advance<kForward, OUTPUT>
+                     : width == 2      ? advance<2, OUTPUT>
+                                       : advance<1, OUTPUT>;
+    for (int64_t d = 0; d < a.D; d += kRows) {
+      run(s, before, after, d, e);
+      ahead.tile();
+    }
+    e += width * VL;
   }
 }
+
+int64_t chunk_count(const Args& a) { return (a.T + kSteps - 1) / kSteps; }
 
 template <typename T>
 void forward(const Head& head, Chunk& s) {
   const Args& a = head.a;
   read_state(a, head.state(a.state), s.state);
-  for (int64_t chunk = 0; chunk < head.chunks(); ++chunk) {
+  for (int64_t chunk = 0; chunk < chunk_count(a); ++chunk) {
     s.read<T>(head, chunk);
-    if (a.kept) write_state(a, s.state, head.kept(chunk));
+    if (a.kept && chunk % kGroup == 0) write_state(a, s.state, head.kept(chunk / kGroup));
     clear(s.out, s.steps * s.e_line);
-    for (int64_t e = 0; e < a.E;) {
-      const int64_t vectors = (a.E - e + VL - 1) / VL;
-      const int width = vectors >= kForward ? kForward : vectors >= 2 ? 2 : 1;
-      const auto run = width == kForward ? advance<kForward> : width == 2 ? advance<2> : advance<1>;
-      for (int64_t d = 0; d < a.D; d += kRows) run(s, d, e);
-      e += width * VL;
-    }
+    advance_all<true, T>(head, s, s.state, s.state, chunk + 1);
     for (int t = 0; t < s.steps; ++t) {
       write_row(s.out + t * s.e_line, a.E, head.row<T>(a.out, a.E, s.start + t));
     }
@@ -194,76 +275,81 @@ struct Tile {
   alignas(64) float grad_decay[kSteps][kRows][VL];
 };
 
-HL_INLINE void add(float* to, vf value, bool first) { store(to, first ? value : value + load(to)); }
-
 // A tile through a chunk once more, for what is left of it and the gradient of q.
-template <int V>
-void recompute(const Chunk& s, Tile& tile, int64_t d, int64_t e) {
-  vf state[kRows][V];
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < V; ++j) state[i][j] = load(s.state + (d + i) * s.e_line + e + j * VL);
-  }
-  for (int t = 0; t < s.steps; ++t) {
-    if (s.resets(t)) {
-      for (int i = 0; i < kRows; ++i) {
-        for (int j = 0; j < V; ++j) state[i][j] = zero();
-      }
-    }
-    const int64_t row = t * s.d_line + d, column = t * s.e_line + e;
+template <int V, bool FIRST>
+HL_INLINE void recompute(const Chunk& s, const float* before, Tile& tile, int64_t d, int64_t e) {
+  const int64_t d_line = s.d_line, e_line = s.e_line;
+  const float *k = s.k + d, *decay = s.decay + d, *v = s.v + e, *out = s.out + e;
+  const int steps = s.steps;
+  const uint32_t reset = s.reset;
+  Block<V> state(before + d * e_line + e, e_line);
+  for (int t = 0; t < steps; ++t) {
+    if (reset >> t & 1) state.clear();
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const vf decay = bcast(s.decay[row + i]), k = bcast(s.k[row + i]);
-      vf grad_q = zero();
+      vf grad_q = FIRST ? zero() : load(tile.grad_q[t][i]);
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j) {
-        const vf left = decay * state[i][j];
+        const vf left = bcast(decay[i]) * state.v[i][j];
         store(tile.left[t][i][j], left);
-        state[i][j] = fma(k, load(s.v + column + j * VL), left);
-        grad_q = fma(state[i][j], load(s.out + column + j * VL), grad_q);
+        state.v[i][j] = fma(bcast(k[i]), load(v + j * VL), left);
+        grad_q = fma(state.v[i][j], load(out + j * VL), grad_q);
       }
-      add(tile.grad_q[t][i], grad_q, e == 0);
+      store(tile.grad_q[t][i], grad_q);
     }
+    k += d_line;
+    decay += d_line;
+    v += e_line;
+    out += e_line;
   }
 }
 
 // Backward through the same; what reaches the state from later chunks is in grad_state.
-template <int V>
-void retreat(const Chunk& s, Tile& tile, int64_t d, int64_t e) {
-  vf grad[kRows][V];
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < V; ++j) grad[i][j] = load(s.grad_state + (d + i) * s.e_line + e + j * VL);
-  }
-  for (int t = s.steps - 1; t >= 0; --t) {
-    const int64_t row = t * s.d_line + d, column = t * s.e_line + e;
-    vf grad_v[V];
+template <int V, bool FIRST>
+HL_INLINE void retreat(const Chunk& s, Tile& tile, int64_t d, int64_t e) {
+  const int64_t d_line = s.d_line, e_line = s.e_line, last = s.steps - 1;
+  const float *q = s.q + last * d_line + d, *k = s.k + last * d_line + d,
+              *decay = s.decay + last * d_line + d, *v = s.v + last * e_line + e,
+              *out = s.out + last * e_line + e;
+  float *grad_v = s.grad_v + last * e_line + e, *grad_state = s.grad_state + d * e_line + e;
+  const uint32_t reset = s.reset;
+  Block<V> grad(grad_state, e_line);
+  for (int64_t t = last; t >= 0; --t) {
+    vf sum_v[V];
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) grad_v[j] = load(s.grad_v + column + j * VL);
+    for (int j = 0; j < V; ++j) sum_v[j] = load(grad_v + j * VL);
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const vf decay = bcast(s.decay[row + i]), k = bcast(s.k[row + i]), q = bcast(s.q[row + i]);
-      vf grad_k = zero(), grad_decay = zero();
+      vf grad_k = FIRST ? zero() : load(tile.grad_k[t][i]);
+      vf grad_decay = FIRST ? zero() : load(tile.grad_decay[t][i]);
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j) {
-        const vf g = fma(q, load(s.out + column + j * VL), grad[i][j]);
-        grad_k = fma(g, load(s.v + column + j * VL), grad_k);
-        grad_v[j] = fma(k, g, grad_v[j]);
+        const vf g = fma(bcast(q[i]), load(out + j * VL), grad.v[i][j]);
+        grad_k = fma(g, load(v + j * VL), grad_k);
+        sum_v[j] = fma(bcast(k[i]), g, sum_v[j]);
         grad_decay = fma(g, load(tile.left[t][i][j]), grad_decay);
-        grad[i][j] = decay * g;
+        grad.v[i][j] = bcast(decay[i]) * g;
       }
-      add(tile.grad_k[t][i], grad_k, e == 0);
-      add(tile.grad_decay[t][i], grad_decay, e == 0);
+      store(tile.grad_k[t][i], grad_k);
+      store(tile.grad_decay[t][i], grad_decay);
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) store(s.grad_v + column + j * VL, grad_v[j]);
-    if (s.resets(t)) {
-      for (int i = 0; i < kRows; ++i) {
-        for (int j = 0; j < V; ++j) grad[i][j] = zero();
-      }
-    }
+    for (int j = 0; j < V; ++j) store(grad_v + j * VL, sum_v[j]);
+    if (reset >> t & 1) grad.clear();
+    q -= d_line;
+    k -= d_line;
+    decay -= d_line;
+    v -= e_line;
+    out -= e_line;
+    grad_v -= e_line;
   }
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < V; ++j) store(s.grad_state + (d + i) * s.e_line + e + j * VL, grad[i][j]);
-  }
+  grad.put(grad_state, e_line);
+}
+
+template <int V, bool FIRST>
+void turn(const Chunk& s, const float* before, Tile& tile, int64_t d, int64_t e) {
+  recompute<V, FIRST>(s, before, tile, d, e);
+  retreat<V, FIRST>(s, tile, d, e);
 }
 
 // Columns d .. d + kRows - 1 of rows in scratch: sums over the lanes. A vector of sums may be those
@@ -280,39 +366,57 @@ HL_INLINE void add_up(const Chunk& s, const float (&lanes)[kSteps][kRows][VL], i
   }
 }
 
+// The gradients of the chunk that was read; `before` is the state before it, `next` the chunk that
+// is read after it.
+template <typename T>
+void backward_chunk(const Head& head, Chunk& s, Tile& tile, const float* before, int64_t next) {
+  const Args& a = head.a;
+  for (int t = 0; t < s.steps; ++t) {
+    read_row(head.row<T>(a.grad_out, s.start + t), a.E, s.out + t * s.e_line);
+  }
+  clear(s.grad_v, s.steps * s.e_line);
+  Ahead<T> ahead(head, next, kBackward * VL);
+  for (int64_t d = 0; d < a.D; d += kRows) {
+    for (int64_t e = 0; e < a.E; e += kBackward * VL) {
+      const auto run = a.E - e > VL ? (e == 0 ? turn<kBackward, true> : turn<kBackward, false>)
+                                    : (e == 0 ? turn<1, true> : turn<1, false>);
+      run(s, before, tile, d, e);
+      ahead.tile();
+    }
+    add_up(s, tile.grad_q, d, s.grad_q);
+    add_up(s, tile.grad_k, d, s.grad_k);
+    add_up(s, tile.grad_decay, d, s.grad_decay);
+  }
+  for (int t = 0; t < s.steps; ++t) {
+    const int64_t at = s.start + t, row = t * s.d_line;
+    // Here the decay decays nothing; the product with a gradient of NaN would not be zero.
+    if (s.reset >> t & 1) clear(s.grad_decay + row, padded(a.D));
+    write_row(s.grad_q + row, a.D, head.row<T>(a.grad_q, a.D, at));
+    write_row(s.grad_k + row, a.D, head.row<T>(a.grad_k, a.D, at));
+    write_row(s.grad_decay + row, a.D, head.row<float>(a.grad_log_decay, a.D, at));
+    write_row(s.grad_v + t * s.e_line, a.E, head.row<T>(a.grad_v, a.E, at));
+  }
+}
+
 template <typename T>
 void backward(const Head& head, Chunk& s, Tile& tile) {
   const Args& a = head.a;
+  const int64_t size = padded(a.D) * s.e_line;
   read_state(a, head.state(a.grad_last), s.grad_state);
-  for (int64_t chunk = head.chunks() - 1; chunk >= 0; --chunk) {
-    s.read<T>(head, chunk);
-    for (int t = 0; t < s.steps; ++t) {
-      read_row(head.row<T>(a.grad_out, s.start + t), a.E, s.out + t * s.e_line);
+  for (int64_t group = group_count(a.T) - 1; group >= 0; --group) {
+    const int64_t first = group * kGroup;
+    const int64_t end = first + kGroup < chunk_count(a) ? first + kGroup : chunk_count(a);
+    read_state(a, head.kept(group), s.state);
+    float* before = s.state;
+    for (int64_t chunk = first; chunk + 1 < end; ++chunk) {
+      s.read<T>(head, chunk);
+      advance_all<false, T>(head, s, before, before + size, chunk + 1);
+      before += size;
     }
-    read_state(a, head.kept(chunk), s.state);
-    clear(s.grad_v, s.steps * s.e_line);
-    for (int64_t d = 0; d < a.D; d += kRows) {
-      for (int64_t e = 0; e < a.E; e += kBackward * VL) {
-        if (a.E - e > VL) {
-          recompute<kBackward>(s, tile, d, e);
-          retreat<kBackward>(s, tile, d, e);
-        } else {
-          recompute<1>(s, tile, d, e);
-          retreat<1>(s, tile, d, e);
-        }
-      }
-      add_up(s, tile.grad_q, d, s.grad_q);
-      add_up(s, tile.grad_k, d, s.grad_k);
-      add_up(s, tile.grad_decay, d, s.grad_decay);
-    }
-    for (int t = 0; t < s.steps; ++t) {
-      const int64_t at = s.start + t, row = t * s.d_line;
-      // Here the decay decays nothing; the product with a gradient of NaN would not be zero.
-      if (s.resets(t)) clear(s.grad_decay + row, padded(a.D));
-      write_row(s.grad_q + row, a.D, head.row<T>(a.grad_q, a.D, at));
-      write_row(s.grad_k + row, a.D, head.row<T>(a.grad_k, a.D, at));
-      write_row(s.grad_decay + row, a.D, head.row<float>(a.grad_log_decay, a.D, at));
-      write_row(s.grad_v + t * s.e_line, a.E, head.row<T>(a.grad_v, a.E, at));
+    for (int64_t chunk = end - 1; chunk >= first; --chunk) {
+      s.read<T>(head, chunk);
+      backward_chunk<T>(head, s, tile, before, chunk > first ? chunk - 1 : first - kGroup);
+      before -= size;
     }
   }
   if (a.grad_state) write_state(a, s.grad_state, head.state(a.grad_state));
