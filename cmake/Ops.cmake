@@ -10,17 +10,11 @@ list(FILTER kernel_sources INCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 
 add_library(headloom_ops SHARED ${ops_sources})
-# In a unity build each operator's folder is one translation unit.
-set_target_properties(headloom_ops PROPERTIES UNITY_BUILD_MODE GROUP)
-foreach(source ${ops_sources})
-  get_filename_component(folder ${source} DIRECTORY)
-  get_filename_component(folder ${folder} NAME)
-  set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
-endforeach()
 target_include_directories(headloom_ops PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(headloom_ops PUBLIC headloom_torch)
-target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h>
-                          <torch/csrc/autograd/custom_function.h>)
+# Compiled once for everything that knows torch. A definition of the library's own would not fit the others.
+target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h> <torch/nn/module.h>)
+set_target_properties(headloom_ops PROPERTIES DEFINE_SYMBOL "")
 add_dependencies(headloom_ops check_layers)
 set_property(GLOBAL APPEND PROPERTY HEADLOOM_LAYERS headloom_ops)
 
@@ -33,8 +27,7 @@ function(headloom_kernel_set suffix)
   target_include_directories(headloom_kernels_${suffix} PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_compile_options(
     headloom_kernels_${suffix}
-    PRIVATE -O3 -fno-math-errno -fno-trapping-math -Wno-maybe-uninitialized -Wno-uninitialized
-            -fno-lto ${ARGN})
+    PRIVATE -O3 -fno-math-errno -fno-trapping-math -Wno-uninitialized -fno-lto ${ARGN})
   target_sources(headloom_ops PRIVATE $<TARGET_OBJECTS:headloom_kernels_${suffix}>)
 endfunction()
 

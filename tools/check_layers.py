@@ -15,15 +15,15 @@ LAYERS = {
     "model": ["core", "ops", "mixers", "blocks"],
     "data": ["core"],
     "storage": ["core"],
-    "train": ["core", "ops", "mixers", "blocks", "model", "data", "storage"],
-    "analysis": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "train"],
     "report": ["core"],
-    "interop": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "train"],
-    "serve": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "train"],
-    "bench": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "train"],
+    "train": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report"],
+    "analysis": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "train"],
+    "interop": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "train"],
+    "serve": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "train"],
+    "bench": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "train"],
     "cli": [
-        *["core", "ops", "mixers", "blocks", "model", "data", "storage", "train"],
-        *["analysis", "report", "interop", "serve", "bench"],
+        *["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "train"],
+        *["analysis", "interop", "serve", "bench"],
     ],
 }
 

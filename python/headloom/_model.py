@@ -26,7 +26,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from headloom._lent import Lent, Part, expect_tensors, new_tensors, shown, toml_lines
+from headloom._functional import FunctionalModule, Part, expect_tensors, new_tensors, shown, toml_lines
 from headloom._tokenizer import Tokenizer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -145,7 +145,7 @@ class Sampling:
         expect("repetition_penalty", smallest, largest, "more than 0")
 
 
-class Model(Lent):
+class Model(FunctionalModule):
     """A model that :func:`load` has read or :func:`model` has made: its parameters are Python's, C++ runs it.
 
     A ``torch.nn.Module`` like any other: its parameters are named as in checkpoints, and optimisers, ``state_dict``,
@@ -417,7 +417,7 @@ class Model(Lent):
         yield written
         if most == 0 or not written:
             return
-        writer = torch.classes.headloom.Writer(
+        generation = torch.classes.headloom.Generation(
             self.spec,
             self._tensors(),
             tokens,
@@ -432,7 +432,7 @@ class Model(Lent):
             cache,
             most,
         )
-        limit, longest = writer.most(), max(map(len, tokens))
+        limit, longest = generation.most(), max(map(len, tokens))
         for step in range(most):
             if longest + step == max(limit, longest - 1) + 1:
                 warnings.warn(
@@ -440,7 +440,7 @@ class Model(Lent):
                     f"from its newest {max(limit // 2, 1)} tokens alone.",
                     stacklevel=4,
                 )
-            for sample, token in zip(written, writer.next().tolist()):
+            for sample, token in zip(written, generation.next().tolist()):
                 if sample.ended:
                     continue
                 sample.tokens.append(token)

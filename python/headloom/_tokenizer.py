@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, Optional, Union
 import torch
 from torch import Tensor
 
-from headloom._lent import shown
+from headloom._functional import shown
 
 
 def _bytes(tensor: Tensor) -> bytes:

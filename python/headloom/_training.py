@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headloom._lent import Lent, Part
+from headloom._functional import FunctionalModule, Part
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[str, Any]]:
@@ -69,7 +69,7 @@ def balance_experts(
             balance_experts(model)
 
         return optimizer.register_step_post_hook(behind)
-    parts = [module for module in model.modules() if isinstance(module, Lent) and module._load]
+    parts = [module for module in model.modules() if isinstance(module, FunctionalModule) and module._load]
     if not parts:
         return None
     with torch.no_grad():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, T
 import torch
 from torch import Tensor
 
-from headloom._lent import Lent, expect_tensors, new_tensors, toml_lines
+from headloom._functional import FunctionalModule, expect_tensors, new_tensors, toml_lines
 
 
-class Mixer(Lent):
+class Mixer(FunctionalModule):
     """A token mixer, ``[B, T, C] -> [B, T, C]``; made by :func:`mixer`.
 
     Its parameters are ordinary ones, named as in the C++ module and in checkpoints; optimisers, ``state_dict``,
@@ -56,7 +56,7 @@ class Mixer(Lent):
         __call__ = forward
 
 
-class ChannelMixer(Lent):
+class ChannelMixer(FunctionalModule):
     """A channel mixer (feed-forward part), ``[B, T, C] -> [B, T, C]``; made by :func:`channel_mixer`.
 
     As ordinary a module as :class:`Mixer`.

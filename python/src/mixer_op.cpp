@@ -1,5 +1,5 @@
 // torch.ops.headloom.mixer and channel_mixer: one operator each that runs any mixer of the registry
-// with parameters lent by Python.
+// with the parameters that Python gives.
 #include <torch/library.h>
 
 #include "core/sizes.h"

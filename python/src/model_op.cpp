@@ -1,5 +1,5 @@
-// torch.ops.headloom.model: one operator that runs a whole model with parameters lent by Python,
-// and what decoding, loading and saving need beside it.
+// torch.ops.headloom.model: one operator that runs a whole model with the parameters that Python
+// gives, and what decoding, loading and saving need beside it.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -102,12 +102,12 @@ void balance_model(std::string_view spec, at::TensorList params, at::TensorList 
 
 // --- Decoding -------------------------------------------------------------------------------
 
-AutoregressiveModel& as_writer(Module& module) {
-  auto* writer = dynamic_cast<AutoregressiveModel*>(&module);
-  TORCH_CHECK_VALUE(writer != nullptr, "a model of kind \"",
+AutoregressiveModel& as_autoregressive(Module& module) {
+  auto* decoder = dynamic_cast<AutoregressiveModel*>(&module);
+  TORCH_CHECK_VALUE(decoder != nullptr, "a model of kind \"",
                     dynamic_cast<Model&>(module).config().kind,
                     "\" does not write token by token, expected a decoder or an encoder_decoder.");
-  return *writer;
+  return *decoder;
 }
 
 CachePolicy parse_policy(const std::string& text) {
@@ -151,14 +151,14 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
   const Tensor read = source.value_or(Tensor());
   const Inputs given = {{"tokens", tokens}, {"source", read}};
   return with_parameters<Module>(pool(), spec, params, given, /*training=*/false, [&](Module& m) {
-    AutoregressiveModel& writer = as_writer(m);
+    AutoregressiveModel& decoder = as_autoregressive(m);
     at::NoGradGuard no_grad;
     const bool begins = state->state.layers.empty();
     // What fails leaves the state as it was.
     DecoderState fresh;
     if (begins) {
-      if (source) check_source(writer, read, source_lengths.value_or(Tensor()), tokens.size(0));
-      fresh = writer.initial_state(state->policy, {read, source_lengths.value_or(Tensor())});
+      if (source) check_source(decoder, read, source_lengths.value_or(Tensor()), tokens.size(0));
+      fresh = decoder.initial_state(state->policy, {read, source_lengths.value_or(Tensor())});
     } else {
       TORCH_CHECK_VALUE(!source,
                         "model: the state has begun: its source came with the first "
@@ -166,22 +166,23 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
       TORCH_CHECK_VALUE(state->spec == spec,
                         "model: the state was begun by a model of another configuration.");
     }
-    const Tensor hidden = writer.extend(tokens, begins ? fresh : state->state);
+    const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
     if (begins) {
       state->state = std::move(fresh);
       state->spec = spec;
     }
-    return writer.logits(last ? hidden.narrow(1, -1, 1) : hidden);
+    return decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
   });
 }
 
-// Texts that go on from prompts (model/generation.h), by a module that keeps what it was lent.
-class Writer : public torch::CustomClassHolder {
+// Generation from prompts (model/generation.h), by a module that keeps the parameters it was given.
+class GenerationFromPython : public torch::CustomClassHolder {
  public:
-  Writer(const std::string& spec, const std::vector<Tensor>& params,
-         const std::vector<Tensor>& prompts, const std::vector<Tensor>& sources, double temperature,
-         int64_t top_k, double top_p, double min_p, double repetition_penalty, int64_t seed,
-         int64_t samples, const std::string& cache, int64_t most)
+  GenerationFromPython(const std::string& spec, const std::vector<Tensor>& params,
+                       const std::vector<Tensor>& prompts, const std::vector<Tensor>& sources,
+                       double temperature, int64_t top_k, double top_p, double min_p,
+                       double repetition_penalty, int64_t seed, int64_t samples,
+                       const std::string& cache, int64_t most)
       : functional_(make_functional_module(build, spec)) {
     functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
@@ -189,11 +190,11 @@ class Writer : public torch::CustomClassHolder {
                         "' is on ", params[i].device(), ", expected cpu to generate.");
     }
     functional_.module->eval();
-    AutoregressiveModel& writer = as_writer(*functional_.module);
+    AutoregressiveModel& decoder = as_autoregressive(*functional_.module);
     const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
       std::vector<std::vector<int64_t>> texts;
       for (const Tensor& one : given) {
-        check_tokens(writer, name, one.unsqueeze(0));
+        check_tokens(decoder, name, one.unsqueeze(0));
         const Tensor tokens = one.to(at::kLong).contiguous();
         const int64_t* first = tokens.const_data_ptr<int64_t>();
         texts.emplace_back(first, first + tokens.numel());
@@ -201,8 +202,8 @@ class Writer : public torch::CustomClassHolder {
       return texts;
     };
     try {
-      continuation_ = std::make_unique<Generation>(
-          writer, texts_of("the prompt", prompts),
+      generation_ = std::make_unique<Generation>(
+          decoder, texts_of("the prompt", prompts),
           GenerationOptions{.sampling = {.temperature = temperature,
                                          .top_k = top_k,
                                          .top_p = top_p,
@@ -218,13 +219,13 @@ class Writer : public torch::CustomClassHolder {
     }
   }
   // The next token of each text, those of the first prompt first.
-  Tensor next() { return continuation_->next(); }
+  Tensor next() { return generation_->next(); }
   // Positions behind which a text is read anew from its newer half.
-  int64_t most() const { return continuation_->most(); }
+  int64_t most() const { return generation_->most(); }
 
  private:
   FunctionalModule functional_;
-  std::unique_ptr<Generation> continuation_;
+  std::unique_ptr<Generation> generation_;
 };
 
 // --- Configurations, loading and saving -----------------------------------------------------
@@ -322,12 +323,12 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       .def("position", &State::position)
       .def("bytes", &State::bytes)
       .def("select", &State::select);
-  m.class_<Writer>("Writer")
+  m.class_<GenerationFromPython>("Generation")
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,
                        const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,
                        int64_t, const std::string&, int64_t>())
-      .def("next", &Writer::next)
-      .def("most", &Writer::most);
+      .def("next", &GenerationFromPython::next)
+      .def("most", &GenerationFromPython::most);
   m.def(
       "model(str spec, Tensor[] params, bool training=False, Tensor? tokens=None, "
       "Tensor? lengths=None, Tensor? documents=None, Tensor? segments=None, Tensor? source=None, "

@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "bench/requirements.h"
+#include "core/text.h"
 #include "ops/case.h"
 
 namespace headloom::bench {
@@ -9,9 +10,7 @@ namespace {
 // "PASS 1.30" or "short of 1.30"; "" without a target.
 std::string verdict(double ratio, double target) {
   if (target == 0) return "";
-  char text[64];
-  std::snprintf(text, sizeof text, ratio <= target ? "PASS %.2f" : "short of %.2f", target);
-  return text;
+  return formatted(ratio <= target ? "PASS %.2f" : "short of %.2f", target);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -28,10 +27,6 @@ struct CompareArguments {
   bool json = false;
 };
 
-double metric(const ComparedTaskInfo& task, const EvalPoint& p) {
-  return task.bytes_per_token > 0 ? p.loss / std::log(2.0) / task.bytes_per_token : 1 - p.accuracy;
-}
-
 std::string today() {
   const std::time_t now = std::time(nullptr);
   char buffer[32];
@@ -39,72 +34,16 @@ std::string today() {
   return buffer;
 }
 
-report::Comparison to_report(const CompareConfig& config, const CompareOutcome& outcome,
-                             const CompareArguments& a, const std::string& toml) {
-  report::Comparison out;
-  out.title = config.title;
-  for (int64_t seed : config.seeds) out.seeds.push_back(static_cast<uint64_t>(seed));
-  for (const ComparedModel& m : config.models) out.models.push_back({m.name, m.description, ""});
-  for (const ComparedBuild& b : outcome.builds) {
-    out.models[b.model].source = b.source;
-    out.builds.push_back({.model = config.models[b.model].name,
-                          .task = config.tasks[b.task].name,
-                          .parameters = b.parameters,
-                          .flops_per_token = b.flops_per_token,
-                          .state_bytes_per_token = b.state_bytes_per_token,
-                          .measured_state_bytes_per_token =
-                              b.measured_state_bytes_per_token.value_or(report::kUnknown),
-                          .mechanism_share = b.mechanism_share,
-                          .config = b.toml});
-  }
-  std::vector<std::string> budgets;
-  for (size_t t = 0; t < config.tasks.size(); ++t) {
-    const ComparedTaskInfo& task = outcome.tasks[t];
-    const bool text = task.bytes_per_token > 0;
-    out.tasks.push_back({.name = config.tasks[t].name,
-                         .description = task.description,
-                         .metric = text ? "bits per byte" : "error rate",
-                         .unit = task.unit,
-                         .lower_is_better = true,
-                         .percent = !text});
-    budgets.push_back(str(human_count(task.tokens), " ", task.unit, " on ", config.tasks[t].name));
-  }
-  out.budget = str("Every run trains on the same amount of data: ", join(budgets), "; ",
-                   config.match_parameters ? "parameters are equal within 1% on each task."
-                                           : "parameters are not matched.");
-  for (const ComparedRun& r : outcome.runs) {
-    report::Run run;
-    run.model = config.models[r.model].name;
-    run.task = config.tasks[r.task].name;
-    run.seed = static_cast<uint64_t>(r.seed);
-    run.state = r.finished          ? report::RunState::kFinished
-                : r.problem.empty() ? report::RunState::kRunning
-                                    : report::RunState::kFailed;
-    run.problem = r.problem;
-    run.warning = r.warning;
-    for (const EvalPoint& p : r.points) {
-      run.points.push_back(
-          {.step = p.step,
-           .tokens = static_cast<double>(p.tokens),
-           .seconds = p.seconds,
-           .train_loss = p.train_loss,
-           .loss = p.loss,
-           .quality = metric(outcome.tasks[r.task], p),
-           .accuracy = outcome.tasks[r.task].bytes_per_token > 0 ? report::kUnknown : p.accuracy,
-           .expert_load = p.expert_load});
-    }
-    run.tokens_per_second = r.tokens_per_second;
-    run.peak_memory_bytes =
-        r.peak_memory < 0 ? report::kUnknown : static_cast<double>(r.peak_memory);
-    out.runs.push_back(std::move(run));
-  }
+// What compare() does not know of a comparison: its configuration's text, and where, how and when
+// it was run.
+void add_circumstances(report::Comparison& out, const CompareArguments& a,
+                       const std::string& toml) {
   out.machine = bench::machine_facts();
   out.config = toml;
   out.command = str("headloom compare ", shell_word(a.config.path));
   for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);
   out.command += " --out " + shell_word(a.out);
   out.date = today();
-  return out;
 }
 
 // What an earlier comparison in the folder has left.
@@ -147,7 +86,8 @@ int run_compare(CompareArguments& a) {
   const auto progress = [&](const CompareOutcome& so_far) {
     if (!said) say_what_is_there(so_far, a.out);
     said = true;
-    result = to_report(config, so_far, a, toml);
+    result = so_far.comparison;
+    add_circumstances(result, a, toml);
     write_file(stored, toml);
     write_file(a.out + "/report.html", report::to_html(result));
     write_file(a.out + "/comparison.json", report::to_json(result));
@@ -162,7 +102,7 @@ int run_compare(CompareArguments& a) {
   }
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
   int failed = 0;
-  for (const ComparedRun& r : outcome.runs) failed += r.finished ? 0 : 1;
+  for (const report::Run& r : result.runs) failed += r.state != report::RunState::kFinished;
   if (failed > 0)
     std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
   return failed > 0 ? 1 : 0;

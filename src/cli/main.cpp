@@ -84,9 +84,11 @@ int main(int argc, char** argv) {
   // ones. LibTorch reads this at its first allocation.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   headloom::keep_freed_memory();  // for the next step
-  const auto say = [](const std::string& text) {
+  // Without a copy: there may be no memory left.
+  const auto say = [](std::string_view text) {
     const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
-    std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");
+    std::fprintf(stderr, "headloom: %.*s%s\n", static_cast<int>(text.size()), text.data(),
+                 open ? "." : "");
   };
   try {
     const int code = headloom::cli::run(argc, argv);
@@ -96,7 +98,7 @@ int main(int argc, char** argv) {
     say(error.what());
     return 2;
   } catch (const std::exception& error) {
-    say(headloom::problem_of(error).c_str());
+    say(headloom::problem_of(error));
   }
   return 1;
 }

@@ -27,12 +27,6 @@ int64_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-std::string formatted(const char* format, double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
-
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
@@ -57,6 +51,12 @@ std::string join(const std::vector<std::string>& words, std::string_view separat
     out += words[i];
   }
   return out;
+}
+
+std::string formatted(const char* format, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
 }
 
 std::string human_count(double value) {

@@ -16,6 +16,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 
+// A number as printf() writes it, in at most 63 characters: formatted("%.3g", 0.12345) is "0.123".
+std::string formatted(const char* format, double value);
+
 // 1234567 -> "1.23M"; for counts shown to people.
 std::string human_count(double value);
 

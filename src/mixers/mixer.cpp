@@ -23,6 +23,17 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
 
 }  // namespace
 
+Cost linear_cost(const std::string& part, const std::string& formula,
+                 const std::vector<std::shared_ptr<Linear>>& maps) {
+  Cost out{.part = part, .formula = formula};
+  for (const auto& map : maps) {
+    if (!map) continue;
+    out.parameters += map->weight.numel() + (map->bias.defined() ? map->bias.numel() : 0);
+    out.flops_per_token += 2.0 * static_cast<double>(map->weight.numel());
+  }
+  return out;
+}
+
 Tensor TokenMixer::forward(const Tensor& x, const MixerContext& context) {
   check_features(*this, "x", x, width());
   const Tensor& memory = context.memory;

@@ -45,16 +45,16 @@ struct LayerShape {
 
 // What a forward pass knows beyond x. Undefined tensors are absent.
 struct MixerContext {
-  Tensor lengths;         // [B] int64: tokens of each sequence that are real
-  Tensor documents;       // [B, T] int64: attention stays inside a document
-  Tensor memory;          // [B, S, C]: cross-attention reads keys and values from here
-  Tensor memory_lengths;  // [B] int64: positions of each memory that are real
+  Tensor lengths = {};         // [B] int64: tokens of each sequence that are real
+  Tensor documents = {};       // [B, T] int64: attention stays inside a document
+  Tensor memory = {};          // [B, S, C]: cross-attention reads keys and values from here
+  Tensor memory_lengths = {};  // [B] int64: positions of each memory that are real
   // Decoding: x continues the positions that this state has seen. Lengths, documents and memory
   // are absent then; of the memory the state keeps what cross-attention reads.
   LayerState* state = nullptr;
   // Which of the newest positions, x's included, are no left padding: Positions::padding_mask() of
   // all, made once for all layers. Undefined: every layer makes its own.
-  Tensor padding_mask;
+  Tensor padding_mask = {};
   // Training: where layers leave auxiliary losses and statistics.
   AuxiliaryOutputs* auxiliary = nullptr;
   // The layer's place among all of its model's, an encoder's before its decoder's.
@@ -73,6 +73,10 @@ struct Cost {
   // choose.
   int64_t idle_parameters = 0;
 };
+
+// What linear maps cost a token: two FLOPs a weight. Maps that are null are not counted.
+Cost linear_cost(const std::string& part, const std::string& formula,
+                 const std::vector<std::shared_ptr<Linear>>& maps);
 
 // What a token mixer and a channel mixer have in common: their names, for messages.
 class Mixer : public Module {

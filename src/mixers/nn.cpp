@@ -1,5 +1,6 @@
 #include "mixers/nn.h"
 
+#include <ATen/OpMathType.h>
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -171,7 +172,7 @@ Rotary Rotary::retention(int64_t head_dim) {
 }
 
 void Rotary::prepare(int64_t length, const Tensor& like) {
-  const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto type = at::toOpMathType(like.scalar_type());
   const int64_t had = cos_.defined() ? cos_.size(0) : 0;
   if (had >= length && cos_.device() == like.device() && cos_.scalar_type() == type) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode

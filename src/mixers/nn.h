@@ -27,8 +27,8 @@ struct ParameterTraits {
   bool decay = true;
 };
 
-// A module whose parameters and buffers can be lent to it: Python's modules own them and run
-// through python/src/lending.h.
+// A module that can run with parameters and buffers of somebody else's: Python's modules own
+// theirs, and python/src/functional_call.h calls it with them.
 class Module : public torch::nn::Module {
  public:
   // Registers `value` under `name` and puts it into `slot`, which lives as long as this module.

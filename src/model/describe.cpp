@@ -26,8 +26,8 @@ std::shared_ptr<Model> build_without_memory(const ModelConfig& config) {
 }
 
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length) {
-  const auto* writer = dynamic_cast<const AutoregressiveModel*>(&model);
-  if (writer == nullptr || !writer->decoder_layers().stateful()) return {};
+  const auto* decoder = dynamic_cast<const AutoregressiveModel*>(&model);
+  if (decoder == nullptr || !decoder->decoder_layers().stateful()) return {};
   int64_t parameters = 0;
   for (const Tensor& p : model.parameters()) parameters += p.numel();
   if (parameters > kMeasuredParameters ||
@@ -37,9 +37,9 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
   if (model.parameters()[0].is_meta()) {
     const WithoutValues fast;
     built = build_model(model.config());
-    writer = dynamic_cast<const AutoregressiveModel*>(built.get());
+    decoder = dynamic_cast<const AutoregressiveModel*>(built.get());
   }
-  const auto& layers = writer->decoder_layers().all();
+  const auto& layers = decoder->decoder_layers().all();
   MeasuredState out{.length = std::min(length, kMeasuredPositions)};
   for (const Layers::Layer& layer : layers) {
     out.length = std::min(out.length, layer.mixer->longest().value_or(out.length));

@@ -3,6 +3,7 @@
 // Sizes stay symbolic so that torch.compile does not specialise on them.
 #pragma once
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -42,6 +43,23 @@ inline void check_ids(const char* op, const at::Tensor& t, const char* name, con
   TORCH_CHECK_TYPE(t.scalar_type() == at::kLong, op, ": ", name, " has dtype ", t.scalar_type(),
                    ", expected int64.");
   check_device(op, t, name, q, leader);
+}
+
+// Ids of documents, one for each position of q [B, T, ...].
+inline void check_documents(const char* op, const at::Tensor& t, const at::Tensor& q,
+                            const char* leader = "q", const char* legend = "[B, T]") {
+  check_ids(op, t, "documents", q, leader);
+  check_shape(op, t, "documents", {q.sym_size(0), q.sym_size(1)}, legend);
+}
+
+// A recurrent state has the type that sums over q's are computed in.
+inline void check_state(const char* op, const at::Tensor& t, c10::SymIntArrayRef expected,
+                        const char* legend, const at::Tensor& q, const char* leader = "q") {
+  check_shape(op, t, "state", expected, legend);
+  check_device(op, t, "state", q, leader);
+  const at::ScalarType type = at::toOpMathType(q.scalar_type());
+  TORCH_CHECK_TYPE(t.scalar_type() == type, op, ": state has dtype ", t.scalar_type(),
+                   ", expected ", type, ".");
 }
 
 inline void check_backend(const char* op, std::optional<std::string_view> backend) {

@@ -4,9 +4,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "ops/kernel/capability.h"
 #include "ops/kernel/types.h"
@@ -23,7 +23,8 @@ inline Type kernel_type(const at::Tensor& t) {
 // null.
 class Held {
  public:
-  const at::Tensor& hold(at::Tensor t) { return kept_.emplace_back(std::move(t)); }
+  // By value: what is kept moves in memory as more comes.
+  at::Tensor hold(at::Tensor t) { return kept_.emplace_back(std::move(t)); }
 
   // Its values one after the other.
   template <typename T = void>
@@ -38,12 +39,18 @@ class Held {
   // [B, T, C], read in place where the channels are adjacent.
   Sequence sequence(const at::Tensor& t) {
     if (!t.defined()) return {};
-    const at::Tensor& held = hold(t.stride(2) == 1 ? t : t.contiguous());
+    const at::Tensor held = hold(t.stride(2) == 1 ? t : t.contiguous());
     return {held.const_data_ptr(), held.stride(0), held.stride(1)};
+  }
+  // [B, T, H, D], read in place where the last dimension is contiguous.
+  HeadSequence head_sequence(const at::Tensor& t) {
+    if (!t.defined()) return {};
+    const at::Tensor held = hold(t.stride(3) == 1 ? t : t.contiguous());
+    return {held.const_data_ptr(), held.stride(0), held.stride(1), held.stride(2)};
   }
 
  private:
-  std::vector<at::Tensor> kept_;
+  c10::SmallVector<at::Tensor, 8> kept_;
 };
 
 inline int64_t thread_count() { return std::max(at::get_num_threads(), 1); }

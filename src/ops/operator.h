@@ -6,7 +6,7 @@
 //   headloom::X_backward   the gradients, by fused kernels; the gradient of a gradient is that of
 //                          the definition
 //
-// An operator is a struct `Op` in its folder's operator.h:
+// An operator is a struct `Op` in its folder's declaration.h:
 //
 //   struct Op {
 //     struct Arguments {...};           // everything it is given
@@ -29,11 +29,11 @@
 //                                                             // that is asked for
 //     static Result definition(const Arguments&);             // instead of the reference where
 //                                                             // that has no second derivative
-//     static Result result(const Arguments&, std::vector<Tensor>);  // results from kernels'
-//     outputs static constexpr size_t kOutputs;                       // outputs that are results
+//     static constexpr size_t kOutputs;                       // how many outputs are results
+//     static Result result(const Arguments&, std::vector<Tensor>);    // made from these outputs
 //
-// `const Define<Op> defined;` in a source file registers it. Kernels for a device register
-// themselves from a source file of their own: `const Kernels<Op> cpu({.device = ...})`.
+// `const Define<Op> x_operator;` in a source file registers it. Kernels for a device register
+// themselves from a source file of their own: `const Kernels<Op> x_cpu({.device = ...})`.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -71,6 +71,7 @@ struct RequiredTensor {
   using Passed = const Tensor&;
   static constexpr const char *kType = "Tensor", *kStandard = nullptr;
   static const Tensor& pack(const Tensor& t) { return t; }
+  static const Tensor& pack(Tensor&&) = delete;
   static void unpack(const Tensor& from, Tensor& to) { to = from; }
   template <typename F>
   static void each_tensor(Tensor& t, const F& f) {
@@ -107,6 +108,7 @@ struct Setting {
                                                                                    : "float?";
   static constexpr const char* kStandard = nullptr;
   static const T& pack(const T& value) { return value; }
+  static const T& pack(T&&) = delete;
   static void unpack(Passed from, T& to) { to = T(from); }
   template <typename F>
   static void each_tensor(T&, const F&) {}
@@ -313,40 +315,31 @@ typename Op::Result definition(const typename Op::Arguments& a) {
   }
 }
 
-// The gradients of the definition for the tensors that want one, as functions that can be
-// differentiated again; one place for each differentiable tensor that is there.
-template <typename Op>
-variable_list definition_gradients(typename Op::Arguments& a, const variable_list& grads) {
-  std::vector<Tensor*> wanted;
-  variable_list inputs, outputs, cotangents, out;
-  for (const Slot& slot : slots<Op>(a)) {
-    Tensor& t = *slot.tensor;
-    if (!slot.differentiable || !t.defined()) continue;
-    // Apart from the others: one may have been computed from another.
-    if (t.requires_grad()) inputs.push_back(t = at::alias(t));
-    wanted.push_back(t.requires_grad() ? &t : nullptr);
-  }
-  std::vector<Tensor> results = listed(definition<Op>(a));
-  for (size_t i = 0; i < grads.size() && i < results.size(); ++i) {
-    if (!grads[i].defined() || !results[i].requires_grad()) continue;
-    outputs.push_back(results[i]);
-    cotangents.push_back(grads[i]);
-  }
-  variable_list found(inputs.size());
-  if (!outputs.empty()) {
-    found = torch::autograd::grad(outputs, inputs, cotangents, std::nullopt, true, true);
-  }
-  size_t next = 0;
-  for (const Tensor* t : wanted) out.push_back(t ? std::move(found[next++]) : Tensor());
-  return out;
-}
+// A call of an operator as autograd sees it: what it does with fused kernels is the same for all.
+class Call : public torch::CustomClassHolder {
+ public:
+  using Grads = c10::List<std::optional<Tensor>>;
+
+  virtual c10::intrusive_ptr<Call> without_tensors() const = 0;  // a copy that has the settings
+  virtual Slots tensors() = 0;
+  virtual bool returns_list() const = 0;
+  virtual size_t results(size_t outputs) const = 0;  // how many of the kernels' outputs are results
+  virtual std::vector<Tensor> outputs() const = 0;   // what Op::outputs() describes, uninitialised
+  virtual std::vector<Tensor> definition() const = 0;
+  virtual std::vector<Tensor> fused() const = 0;  // headloom::X_fused
+  virtual std::vector<Tensor> backward(const Grads& grads, const variable_list& kept,
+                                       int64_t wanted) const = 0;  // headloom::X_backward
+};
+
+// What call.fused() gives, recorded so that it has a gradient.
+variable_list record(const c10::intrusive_ptr<Call>& call);
 
 // The operators as the dispatcher sees them: functions with one parameter an argument.
 template <typename Op, typename... A>
 struct Bound<Op, std::tuple<A...>> {
   using Arguments = typename Op::Arguments;
   using Result = typename Op::Result;
-  using OptionalTensors = c10::List<std::optional<Tensor>>;
+  using OptionalTensors = Call::Grads;
   using Backend = std::optional<std::string_view>;
   static constexpr const char* kOp = Op::kName;
 
@@ -411,12 +404,10 @@ struct Bound<Op, std::tuple<A...>> {
     return with_passed(a, [&](const auto&... passed) { return op.call(passed..., backend); });
   }
 
-  template <c10::DeviceType kDevice>
   static Result autocast(typename A::Kind::Passed... passed, Backend backend) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-        at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     Arguments a = unpack(passed...);
-    Op::autocast(a, AutocastCast(kDevice));
+    Op::autocast(a, AutocastCast(slots<Op>(a)[0].tensor->device().type()));
     return call(a, backend);
   }
 
@@ -458,10 +449,15 @@ struct Bound<Op, std::tuple<A...>> {
 
   // --- headloom::X_fused ---
 
-  static std::vector<Tensor> call_fused(const Arguments& a, bool training) {
+  static const auto& fused_op() {
     static const auto op = find<std::vector<Tensor>(typename A::Kind::Passed..., bool)>(
         std::string("headloom::") + kOp + "_fused");
-    return with_passed(a, [&](const auto&... passed) { return op.call(passed..., training); });
+    return op;
+  }
+
+  static std::vector<Tensor> call_fused(const Arguments& a, bool training) {
+    return with_passed(a,
+                       [&](const auto&... passed) { return fused_op().call(passed..., training); });
   }
 
   static std::vector<Tensor> fused(typename A::Kind::Passed... passed, bool training) {
@@ -475,18 +471,13 @@ struct Bound<Op, std::tuple<A...>> {
   }
 
   static std::vector<Tensor> fused_autograd(typename A::Kind::Passed... passed, bool training) {
-    const Arguments a = unpack(passed...);
     if constexpr (kHasGradient<Op>) {
-      if (training && wants_gradient(a)) {
-        variable_list inputs;
-        for (const Slot& slot : slots<Op>(const_cast<Arguments&>(a))) {
-          if (slot.differentiable && slot.tensor->defined()) inputs.push_back(*slot.tensor);
-        }
-        return Function::apply(at::TensorList(inputs), a);
+      if (training) {
+        return record(c10::make_intrusive<Recorded>(unpack(passed...)));
       }
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    return call_fused(a, training);
+    return fused_op().call(passed..., training);
   }
 
   // --- headloom::X_backward ---
@@ -541,73 +532,27 @@ struct Bound<Op, std::tuple<A...>> {
     return out;
   }
 
-  struct Function : torch::autograd::Function<Function> {
-    // `inputs` are the differentiable tensors of `given` that are there: autograd sees only these.
-    static variable_list forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs,
-                                 const Arguments& given) {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      Arguments a = given;
-      variable_list out = call_fused(a, true), saved;
-      const size_t results = result_count<Op>(out.size());
-      for (const Slot& slot : slots<Op>(a)) saved.push_back(*slot.tensor);
-      const variable_list kept(out.begin() + static_cast<std::ptrdiff_t>(results), out.end());
-      saved.insert(saved.end(), kept.begin(), kept.end());
-      ctx->save_for_backward(std::move(saved));
-      ctx->mark_non_differentiable(kept);
-      // Of a state that nobody reads there is no gradient; kernels need not read its zeros.
-      ctx->set_materialize_grads(kReturnsList<Op>);
-      ctx->saved_data["results"] = static_cast<int64_t>(results);
-      each_setting(a, [&](const char* name, const auto& value) { ctx->saved_data[name] = value; });
-      (void)inputs;
-      return out;
+  struct Recorded final : Call {
+    explicit Recorded(Arguments given) : a(std::move(given)) {}
+
+    c10::intrusive_ptr<Call> without_tensors() const override {
+      Arguments copy = a;
+      for (const Slot& slot : slots<Op>(copy)) *slot.tensor = Tensor();
+      return c10::make_intrusive<Recorded>(std::move(copy));
+    }
+    Slots tensors() override { return slots<Op>(a); }
+    bool returns_list() const override { return kReturnsList<Op>; }
+    size_t results(size_t outputs) const override { return result_count<Op>(outputs); }
+    std::vector<Tensor> outputs() const override { return Op::outputs(a, false); }
+    std::vector<Tensor> definition() const override { return listed(detail::definition<Op>(a)); }
+    std::vector<Tensor> fused() const override { return call_fused(a, true); }
+    std::vector<Tensor> backward(const Grads& grads, const variable_list& kept,
+                                 int64_t wanted) const override {
+      return call_backward(a, grads, kept, wanted);
     }
 
-    static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
-      const variable_list saved = ctx->get_saved_variables();
-      Arguments a;
-      each_setting(a, [&](const char* name, auto& value) {
-        value = ctx->saved_data[name].to<std::decay_t<decltype(value)>>();
-      });
-      const Slots tensors = slots<Op>(a);
-      for (size_t i = 0; i < tensors.size(); ++i) *tensors[i].tensor = saved[i];
-      grads.resize(static_cast<size_t>(ctx->saved_data["results"].toInt()));
-      if (!grads[0].defined()) grads[0] = at::zeros_like(Op::outputs(a, false)[0]);
-      if (at::GradMode::is_enabled()) {
-        variable_list out = definition_gradients<Op>(a, grads);
-        out.emplace_back();  // the arguments as a whole
-        return out;
-      }
-      OptionalTensors given;
-      for (const Tensor& grad : grads) given.push_back(OptionalTensor::pack(grad));
-      int64_t wanted = 0, bit = 0;
-      size_t input = 0;
-      for (const Slot& slot : tensors) {
-        if (!slot.differentiable) continue;
-        if (slot.tensor->defined() && ctx->needs_input_grad(input++)) wanted |= int64_t{1} << bit;
-        ++bit;
-      }
-      const variable_list kept(saved.begin() + static_cast<std::ptrdiff_t>(tensors.size()),
-                               saved.end());
-      variable_list out = call_backward(a, given, kept, wanted);
-      for (size_t i = 0; i < out.size(); ++i) {
-        if (!ctx->needs_input_grad(i)) out[i] = Tensor();
-      }
-      out.emplace_back();  // the arguments as a whole
-      return out;
-    }
+    Arguments a;
   };
-
-  // f(name, value) for each argument that is no tensor.
-  template <typename F>
-  static void each_setting(Arguments& a, const F& f) {
-    const auto one = [&](const auto& argument) {
-      using Kind = typename std::decay_t<decltype(argument)>::Kind;
-      if constexpr (std::is_same_v<Kind, Setting<typename Kind::Value>>) {
-        f(argument.name, argument.value);
-      }
-    };
-    std::apply([&](const A&... argument) { (one(argument), ...); }, Op::arguments(a));
-  }
 
   template <typename F>
   static auto find(const std::string& name) {
@@ -652,7 +597,12 @@ class Define {
     if constexpr (requires(typename Op::Arguments& a) {
                     Op::autocast(a, AutocastCast(at::kCPU));
                   }) {
-      cast_on<at::kCPU, at::kCUDA, at::kXPU, at::kMPS, at::kPrivateUse1>();
+      for (const c10::DeviceType device :
+           {at::kCPU, at::kCUDA, at::kXPU, at::kMPS, at::kPrivateUse1}) {
+        autocasts_.push_back(
+            library(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
+        autocasts_.back().impl(Op::kName, &Bound::autocast);
+      }
     }
     define(Bound::schema("_fused", "", ", bool training", "Tensor[]", false));
     meta_.impl(fused.c_str(), &Bound::fused_meta);
@@ -672,16 +622,6 @@ class Define {
   static torch::Library library(std::optional<c10::DispatchKey> key) {
     return {key ? torch::Library::IMPL : torch::Library::FRAGMENT, "headloom", key, __FILE__,
             __LINE__};
-  }
-
-  template <c10::DeviceType... kDevices>
-  void cast_on() {
-    const auto one = [&](c10::DeviceType device, auto* kernel) {
-      autocasts_.push_back(
-          library(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
-      autocasts_.back().impl(Op::kName, kernel);
-    };
-    (one(kDevices, &Bound::template autocast<kDevices>), ...);
   }
 
   torch::Library schemas_ = library(std::nullopt);

@@ -1,10 +1,8 @@
 #include <ATen/ATen.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
 #include "ops/case.h"
-#include "ops/operator.h"
 
 namespace headloom::ops {
 namespace {
@@ -54,25 +52,6 @@ std::vector<OpInfo> operators() {
   std::sort(out.begin(), out.end(),
             [](const OpInfo& a, const OpInfo& b) { return a.name < b.name; });
   return out;
-}
-
-std::string type_names(const std::vector<at::ScalarType>& types) {
-  std::string out;
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (i > 0) out += i + 1 == types.size() ? " and " : ", ";
-    out += types[i] == at::kFloat      ? "float32"
-           : types[i] == at::kBFloat16 ? "bfloat16"
-                                       : c10::toString(types[i]);
-  }
-  return out;
-}
-
-bool in_transform() {
-  using c10::DispatchKey;
-  static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                         DispatchKey::FuncTorchDynamicLayerBackMode,
-                                         DispatchKey::FuncTorchVmapMode});
-  return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
 }  // namespace headloom::ops

@@ -37,7 +37,7 @@ enum class RunState { kRunning, kFinished, kFailed };
 struct Run {
   std::string model{};  // ModelInfo::label
   std::string task{};   // TaskInfo::name
-  uint64_t seed = 0;
+  int64_t seed = 0;
   RunState state = RunState::kRunning;
   std::string problem{};  // why it failed: "diverged at step 120: the loss became nan"
   std::string warning{};  // of a finished run: why it is to be distrusted (it has diverged)
@@ -84,7 +84,7 @@ struct Comparison {
   std::string title{};
   std::vector<ModelInfo> models{};  // the first is the baseline
   std::vector<TaskInfo> tasks{};
-  std::vector<uint64_t> seeds{};
+  std::vector<int64_t> seeds{};
   std::vector<Build> builds{};
   std::vector<Run> runs{};
   std::string budget{};  // one sentence: "Every run trains on 4.9M tokens ..."

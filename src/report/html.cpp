@@ -136,7 +136,7 @@ std::string every_run(const Comparison& c, const Summary& summary) {
   std::string body;
   for (const TaskSummary& t : summary.tasks) {
     for (const Row& row : t.rows) {
-      for (const uint64_t seed : c.seeds) {
+      for (const int64_t seed : c.seeds) {
         const auto found = std::find_if(row.runs.begin(), row.runs.end(),
                                         [&](const Run* run) { return run->seed == seed; });
         const Run* run = found == row.runs.end() ? nullptr : *found;

@@ -60,7 +60,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   for (const Build& build : c.builds) {
     if (build.model == model.label && build.task == task.name) row.build = &build;
   }
-  for (const uint64_t seed : c.seeds) {
+  for (const int64_t seed : c.seeds) {
     for (const Run& run : c.runs) {
       if (run.model != model.label || run.task != task.name || run.seed != seed) continue;
       row.runs.push_back(&run);

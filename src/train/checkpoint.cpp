@@ -34,8 +34,6 @@ std::optional<FolderMark> mark_folder(const std::string& path) {
   return FolderMark{info.st_dev, info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
 }
 
-at::Device device_of(const torch::nn::Module& model) { return model.parameters()[0].device(); }
-
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
 }  // namespace

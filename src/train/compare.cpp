@@ -1,11 +1,14 @@
 #include "train/compare.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
 #include "core/files.h"
 #include "core/lock.h"
 #include "core/problem.h"
+#include "core/text.h"
 #include "model/describe.h"
 #include "train/config.h"
 #include "train/result.h"
@@ -90,49 +93,63 @@ std::string mixer_sources(const ModelConfig& model) {
 }
 
 struct Planned {
-  ComparedRun run;
+  report::Run run;             // before it has begun
+  double bytes_per_token = 0;  // of its task
   Node config;
   std::string folder;
 };
 
-ComparedRun run_one(const Planned& plan, const std::string& label, bool& stopped) {
-  ComparedRun run = plan.run;
+// A line of metrics.jsonl as the report has it: text is judged by bits per byte, all else by its
+// accuracy.
+report::Point report_point(const EvalPoint& p, double bytes_per_token) {
+  const bool text = bytes_per_token > 0;
+  return {.step = p.step,
+          .tokens = static_cast<double>(p.tokens),
+          .seconds = p.seconds,
+          .train_loss = p.train_loss,
+          .loss = p.loss,
+          .quality = text ? p.loss / std::log(2.0) / bytes_per_token : 1 - p.accuracy,
+          .accuracy = text ? report::kUnknown : p.accuracy,
+          .expert_load = p.expert_load};
+}
+
+report::Run run_one(const Planned& plan, const std::string& label, bool& stopped) {
   const std::string result_path = plan.folder + "/result.json";
-  if (const auto done = read_result(result_path)) {
-    run.finished = done->problem.empty();
-    run.problem = done->problem;
-    run.warning = done->warning;
-    run.tokens_per_second = done->tokens_per_second;
-    run.peak_memory = done->peak_memory;
-    run.points = read_evaluations(plan.folder + "/metrics.jsonl");
-    return run;
-  }
-  RunResult result;
-  try {
-    const TrainOutcome outcome =
-        train(plan.config,
-              {.folder = plan.folder, .resume = true, .label = label, .of_comparison = true});
-    run.points = outcome.evaluations;
-    run.warning = outcome.warning;
-    run.tokens_per_second = outcome.tokens_per_second;
-    run.peak_memory = outcome.peak_memory;
-    if (outcome.interrupted) {
-      stopped = true;
-      return run;
-    }
-    run.finished = true;
-  } catch (const UsageError&) {
-    throw;
-  } catch (const std::exception& error) {  // an allocation that failed, say
-    run.problem = problem_of(error);
-  }
   const std::string metrics = plan.folder + "/metrics.jsonl";
-  if (!run.finished && fs::exists(metrics)) run.points = read_evaluations(metrics);
-  result.problem = run.problem;
-  result.warning = run.warning;
-  result.tokens_per_second = run.tokens_per_second;
-  result.peak_memory = run.peak_memory;
-  write_result(result_path, result);
+  report::Run run = plan.run;
+  RunResult result;
+  std::vector<EvalPoint> evaluations;
+  if (const auto done = read_result(result_path)) {
+    result = *done;
+    run.state = done->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
+    evaluations = read_evaluations(metrics);
+  } else {
+    try {
+      const TrainOutcome outcome =
+          train(plan.config,
+                {.folder = plan.folder, .resume = true, .label = label, .of_comparison = true});
+      result.warning = outcome.warning;
+      result.tokens_per_second = outcome.tokens_per_second;
+      result.peak_memory = outcome.peak_memory;
+      evaluations = outcome.evaluations;
+      stopped = outcome.interrupted;
+      if (!stopped) run.state = report::RunState::kFinished;
+    } catch (const UsageError&) {
+      throw;
+    } catch (const std::exception& error) {  // an allocation that failed, say
+      result.problem = problem_of(error);
+      run.state = report::RunState::kFailed;
+      if (fs::exists(metrics)) evaluations = read_evaluations(metrics);
+    }
+    if (!stopped) write_result(result_path, result);
+  }
+  run.problem = result.problem;
+  run.warning = result.warning;
+  for (const EvalPoint& p : evaluations) {
+    run.points.push_back(report_point(p, plan.bytes_per_token));
+  }
+  run.tokens_per_second = result.tokens_per_second;
+  if (result.peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result.peak_memory);
   return run;
 }
 
@@ -220,6 +237,13 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
   }
 
   CompareOutcome outcome;
+  report::Comparison& comparison = outcome.comparison;
+  comparison.title = config.title;
+  comparison.seeds = config.seeds;
+  for (const ComparedModel& m : config.models) {
+    comparison.models.push_back({.label = m.name, .description = m.description});
+  }
+  std::vector<std::string> budgets;
   std::vector<Planned> plan;
   for (size_t t = 0; t < config.tasks.size(); ++t) {
     int64_t target = 0;
@@ -239,12 +263,17 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
       const auto task = run.build_task();
       if (m == 0) {
         const WorkUnit unit = work_unit(*task);
-        outcome.tasks.push_back(
-            {.description = task->describe(),
-             .bytes_per_token = task->bytes_per_token(),
-             .tokens = static_cast<double>(run.train.steps) * static_cast<double>(run.train.batch) *
-                       static_cast<double>(unit.per_sequence),
-             .unit = unit.name});
+        const bool text = task->bytes_per_token() > 0;
+        comparison.tasks.push_back({.name = config.tasks[t].name,
+                                    .description = task->describe(),
+                                    .metric = text ? "bits per byte" : "error rate",
+                                    .unit = unit.name,
+                                    .lower_is_better = true,
+                                    .percent = !text});
+        const double tokens = static_cast<double>(run.train.steps) *
+                              static_cast<double>(run.train.batch) *
+                              static_cast<double>(unit.per_sequence);
+        budgets.push_back(str(human_count(tokens), " ", unit.name, " on ", config.tasks[t].name));
       }
       named([&] {
         if (config.match_parameters && m > 0) match_parameters(run.model, target);
@@ -253,26 +282,31 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
         const ModelCosts costs = model_costs(*counted, task->length());
         const std::optional<MeasuredState> state = measured_state(*counted, task->length());
         if (m == 0) target = costs.parameters;
-        outcome.builds.push_back({.model = m,
-                                  .task = t,
-                                  .parameters = costs.parameters,
-                                  .flops_per_token = costs.flops_per_token,
-                                  .mechanism_share = costs.mechanism_share,
-                                  .state_bytes_per_token = costs.state_bytes_per_token,
-                                  .measured_state_bytes_per_token =
-                                      state ? std::optional(state->bytes_per_token) : std::nullopt,
-                                  .toml = to_toml(write_fields(run.model)),
-                                  .source = mixer_sources(run.model)});
+        comparison.builds.push_back(
+            {.model = config.models[m].name,
+             .task = config.tasks[t].name,
+             .parameters = costs.parameters,
+             .flops_per_token = costs.flops_per_token,
+             .state_bytes_per_token = costs.state_bytes_per_token,
+             .measured_state_bytes_per_token = state ? state->bytes_per_token : report::kUnknown,
+             .mechanism_share = costs.mechanism_share,
+             .config = to_toml(write_fields(run.model))});
+        comparison.models[m].source = mixer_sources(run.model);
       });
       for (int64_t seed : config.seeds) {
         run.train.seed = seed;
-        plan.push_back({.run = {.model = m, .task = t, .seed = seed},
-                        .config = write_fields(run),
-                        .folder = str(folder, "/runs/", config.tasks[t].name, "/",
-                                      config.models[m].name, "/seed-", seed)});
+        plan.push_back(
+            {.run = {.model = config.models[m].name, .task = config.tasks[t].name, .seed = seed},
+             .bytes_per_token = task->bytes_per_token(),
+             .config = write_fields(run),
+             .folder = str(folder, "/runs/", config.tasks[t].name, "/", config.models[m].name,
+                           "/seed-", seed)});
       }
     }
   }
+  comparison.budget = str("Every run trains on the same amount of data: ", join(budgets), "; ",
+                          config.match_parameters ? "parameters are equal within 1% on each task."
+                                                  : "parameters are not matched.");
   // Seed by seed, so that a whole first comparison is there early.
   const auto place = [&](const Planned& p) {
     return std::find(config.seeds.begin(), config.seeds.end(), p.run.seed) - config.seeds.begin();
@@ -291,10 +325,10 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
   outcome.left_out = others(folder, plan);
   control.progress(outcome);
   for (size_t i = 0; i < plan.size(); ++i) {
-    const ComparedRun& r = plan[i].run;
-    const std::string label = str("[", i + 1, "/", plan.size(), "] ", config.tasks[r.task].name,
-                                  " ", config.models[r.model].name, " seed ", r.seed);
-    outcome.runs.push_back(run_one(plan[i], label, outcome.interrupted));
+    const report::Run& r = plan[i].run;
+    const std::string label =
+        str("[", i + 1, "/", plan.size(), "] ", r.task, " ", r.model, " seed ", r.seed);
+    comparison.runs.push_back(run_one(plan[i], label, outcome.interrupted));
     control.progress(outcome);
     if (outcome.interrupted) break;
   }

@@ -7,7 +7,7 @@
 
 #include "core/config.h"
 #include "core/fields.h"
-#include "train/state.h"
+#include "report/comparison.h"
 
 namespace headloom {
 
@@ -39,38 +39,10 @@ struct CompareConfig {
   void fields(Fields& f);
 };
 
-// A model as built for a task.
-struct ComparedBuild {
-  size_t model = 0, task = 0;
-  int64_t parameters = 0;
-  double flops_per_token = 0, mechanism_share = 0, state_bytes_per_token = 0;
-  std::optional<double> measured_state_bytes_per_token = {};  // absent: there is no state
-  std::string toml = {};                                      // the complete [model] table
-  std::string source = {};
-};
-
-struct ComparedRun {
-  size_t model = 0, task = 0;
-  int64_t seed = 0;
-  bool finished = false;
-  std::string problem = {};  // why it failed, "" otherwise
-  std::string warning = {};  // of a finished run that has diverged
-  std::vector<EvalPoint> points = {};
-  double tokens_per_second = 0;
-  int64_t peak_memory = -1;
-};
-
-struct ComparedTaskInfo {
-  std::string description = {};
-  double bytes_per_token = 0;  // 0: judged by its accuracy
-  double tokens = 0;           // each run trains on, or images
-  std::string unit = "tokens";
-};
-
 struct CompareOutcome {
-  std::vector<ComparedBuild> builds;
-  std::vector<ComparedTaskInfo> tasks;
-  std::vector<ComparedRun> runs;  // those that were begun
+  // Its runs are those that were begun. The machine, the complete TOML, the command and the date
+  // are the caller's to add.
+  report::Comparison comparison;
   bool interrupted = false;
   size_t planned = 0, present = 0;  // runs, and those of them that are there, perhaps unfinished
   // Folders of runs that are there and not asked for: of models, tasks and seeds that are left out,

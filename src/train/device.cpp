@@ -50,6 +50,8 @@ at::Device find_device(const std::string& name, const std::string& what) {
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
+at::Device device_of(const torch::nn::Module& model) { return model.parameters()[0].device(); }
+
 data::Batch to_device(const data::Batch& batch, at::Device device) {
   if (device.is_cpu()) return batch;
   data::Batch out = batch;

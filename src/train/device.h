@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <string>
 
@@ -14,6 +15,9 @@ namespace headloom {
 // "cpu", "cuda" (the first) or "cuda:1". Throws UsageError, which begins with `what`, for other
 // names and for a device that this machine or this build of PyTorch does not have.
 at::Device find_device(const std::string& name, const std::string& what = "'train.device'");
+
+// Of a model, whose parameters are all on one device.
+at::Device device_of(const torch::nn::Module& model);
 
 data::Batch to_device(const data::Batch& batch, at::Device device);
 

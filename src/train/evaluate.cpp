@@ -89,7 +89,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   at::NoGradGuard no_grad;
   Decoder* const decoder = pieces ? &reader(model, task) : nullptr;
   const bool training = model.is_training();
-  const at::Device device = model.parameters()[0].device();
+  const at::Device device = device_of(model);
   model.eval();
   const int64_t total = std::min(sequences, task.eval_sequences());
   double loss = 0, right = 0;

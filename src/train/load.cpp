@@ -25,11 +25,11 @@ std::string Precision::text() const {
 }
 
 void hold_weights(LoadedRun& run, const Precision& p) {
-  auto* writer = dynamic_cast<AutoregressiveModel*>(run.model.get());
+  auto* decoder = dynamic_cast<AutoregressiveModel*>(run.model.get());
   if (!p.quantize.empty() && p.quantize != "int8") {
     usage_error("weights cannot be quantized to \"", p.quantize, "\", expected int8.");
   }
-  if (!p.quantize.empty() && writer == nullptr) {
+  if (!p.quantize.empty() && decoder == nullptr) {
     usage_error("the model is of kind \"", run.config.model.kind,
                 "\", expected a decoder or an encoder_decoder for weights in int8.");
   }
@@ -39,11 +39,11 @@ void hold_weights(LoadedRun& run, const Precision& p) {
     }
     run.config.train.dtype = p.dtype;
   }
-  if (writer == nullptr) return;
+  if (decoder == nullptr) return;
   if (!p.quantize.empty()) {
-    writer->convert_weights(at::kChar);
+    decoder->convert_weights(at::kChar);
   } else if (run.config.train.dtype == "bfloat16") {
-    writer->convert_weights(at::kBFloat16);
+    decoder->convert_weights(at::kBFloat16);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "train/run_session.h"
 
-#include <cstdio>
 #include <filesystem>
 
 #include "core/files.h"
@@ -10,12 +9,6 @@
 
 namespace headloom {
 namespace fs = std::filesystem;
-
-static std::string three_digits(double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.3g", value);
-  return buffer;
-}
 
 RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress& progress)
     : control_(control), config_(config), progress_(progress), store_(control.folder) {
@@ -131,13 +124,13 @@ void RunSession::restate(const std::vector<Difference>& changes, int64_t step) {
     named.push_back(str(d.key, " = ", d.after.empty() ? "absent" : d.after, " (was ",
                         d.before.empty() ? "absent" : d.before, ")"));
   }
-  progress_.line(
-      str("goes on with ", join(named), "; the learning rate is ", three_digits(now.lr_at(step)),
-          " at step ", step + 1,
-          step > 0 ? str(" (it was ", three_digits(before.lr_at(step - 1)), " at step ", step, ")")
-                   : std::string(),
-          " and ", three_digits(now.lr_at(now.steps - 1)), " at step ", now.steps,
-          ", the last; the configuration before is kept as ", kept));
+  progress_.line(str(
+      "goes on with ", join(named), "; the learning rate is ", formatted("%.3g", now.lr_at(step)),
+      " at step ", step + 1,
+      step > 0 ? str(" (it was ", formatted("%.3g", before.lr_at(step - 1)), " at step ", step, ")")
+               : std::string(),
+      " and ", formatted("%.3g", now.lr_at(now.steps - 1)), " at step ", now.steps,
+      ", the last; the configuration before is kept as ", kept));
 }
 
 }  // namespace headloom

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 
 #include "core/memory.h"
 #include "core/text.h"
@@ -34,12 +33,6 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
-}
-
-std::string rounded(const char* format, double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
 }
 
 // Of counts [experts].
@@ -154,7 +147,7 @@ class Trainer {
     }
     metrics_.add(point);
     progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
-                       rounded("%.4f", e.loss), quality(e), "  ", speed()));
+                       formatted("%.4f", e.loss), quality(e), "  ", speed()));
   }
 
   void save() {
@@ -165,6 +158,7 @@ class Trainer {
     if (group_.rank() == 0) session_.checkpoints().save(*model_, optimizer_, state_);
   }
 
+  // Every process comes here at the same step: loss and gradients are sums over all of them.
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
     const CheckpointStore& store = session_.checkpoints();
     const auto steps = store.steps();
@@ -176,16 +170,17 @@ class Trainer {
 
   std::string quality(const Evaluation& e) const {
     if (task_->bytes_per_token() > 0) {
-      return rounded("  %.4f bits per byte", e.loss / std::log(2.0) / task_->bytes_per_token());
+      return formatted("  %.4f bits per byte", e.loss / std::log(2.0) / task_->bytes_per_token());
     }
-    return rounded("  accuracy %.1f%%", 100 * e.accuracy);
+    return formatted("  accuracy %.1f%%", 100 * e.accuracy);
   }
 
   void show(double loss) {
     const double left =
         static_cast<double>(options_.steps - state_.step) * median(metrics_.step_seconds());
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
-                         rounded("%.4f", loss), "  ", speed(), "  ", human_seconds(left), " left"));
+                         formatted("%.4f", loss), "  ", speed(), "  ", human_seconds(left),
+                         " left"));
   }
 
   std::string speed() const {

@@ -240,8 +240,7 @@ std::shared_ptr<TokenMixer> build(const Case& c, std::optional<int64_t> window =
   shape.position.type = c.position;
   const std::string options = window ? str(c.options, "\nwindow = ", *window) : c.options;
   const auto mixer = test::mixer(c.mixer, options, shape);
-  at::NoGradGuard no_grad;
-  for (Tensor p : mixer->parameters()) p.add_(at::randn_like(p) * 0.2);
+  test::add_noise(*mixer, 0.2);
   return mixer;
 }
 

@@ -2,25 +2,13 @@
 // mixer must hold is in properties_test.cpp.
 #include "ops/gated_linear_attention/op.h"
 #include "support.h"
-#include "testing/errors.h"
 
 namespace headloom::gla_test {
 namespace {
 
 using test::close;
 using test::parameters;
-
-LayerShape shape_of(int64_t width) {
-  LayerShape shape;
-  shape.width = width;
-  shape.depth = 4;
-  return shape;
-}
-
-void stir(TokenMixer& mixer) {
-  at::NoGradGuard no_grad;
-  for (Tensor p : mixer.parameters()) p.add_(at::randn_like(p) * 0.3);
-}
+using test::shape_of;
 
 // The formula at the head of gla.cpp, step by step in double.
 TEST(GlaMixer, FollowsItsFormula) {
@@ -32,7 +20,7 @@ TEST(GlaMixer, FollowsItsFormula) {
     const auto mixer = test::mixer(
         "gla", "heads = 3\nexpand_k = 0.75\nexpand_v = 1.25\ngate_rank = 5\ngate_normalizer = 3.0",
         shape);
-    stir(*mixer);
+    test::add_noise(*mixer, 0.3);
     mixer->to(at::kDouble);
     auto p = parameters(*mixer);
     ASSERT_EQ(p["decay_down.weight"].sizes(), at::IntArrayRef({R, C}));
@@ -66,7 +54,7 @@ TEST(GlaMixer, KeepsTheOperatorsState) {
   at::manual_seed(42);
   at::NoGradGuard no_grad;
   const auto mixer = test::mixer("gla", "", shape_of(32));
-  stir(*mixer);
+  test::add_noise(*mixer, 0.3);
   auto p = parameters(*mixer);
   const Tensor x = at::randn({2, 9, 32});
   MixerState state = mixer->initial_state({});
@@ -109,16 +97,8 @@ TEST(GlaMixer, CountsItsCosts) {
 }
 
 TEST(GlaMixer, RefusesWhatDoesNotFit) {
-  const auto message = [](const std::string& options, LayerShape shape) -> std::string {
-    try {
-      const auto mixer = test::mixer("gla", options, shape);
-      MixerContext context;
-      context.memory = at::zeros({1, 3, shape.width});
-      mixer->forward(at::zeros({1, 3, shape.width}), context);
-    } catch (const UsageError& e) {
-      return e.what();
-    }
-    return "accepted";
+  const auto message = [](const std::string& options, const LayerShape& shape) {
+    return test::refusal_of("gla", options, shape);
   };
   LayerShape both = shape_of(96);
   both.causal = false;

@@ -90,13 +90,6 @@ std::vector<Variant> variants() {
   return out;
 }
 
-// Parameters that start as the identity, at zero or at one are moved away, so that every part
-// works.
-void stir(TokenMixer& mixer) {
-  at::NoGradGuard no_grad;
-  for (Tensor p : mixer.parameters()) p.add_(at::randn_like(p) * 0.1);
-}
-
 // A mixer that cannot look ahead or read a memory says so in a UsageError that begins with its
 // name. Returns the sentence, or "" where `run` went through.
 std::string refused(const std::function<void()>& run, const std::string& mixer) {
@@ -131,7 +124,7 @@ TEST_P(TokenMixers, FutureTokensChangeNothing) {
   const std::string refusal =
       refused([&] { mixer = GetParam().build(/*causal=*/true); }, GetParam().mixer);
   if (!refusal.empty()) GTEST_SKIP() << refusal;
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const Tensor x = input(1, 24);
   const Tensor y = mixer->forward(x, {});
   for (const int64_t from : {1, 13, 23}) {
@@ -148,7 +141,7 @@ TEST_P(TokenMixers, PiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   const auto mixer = GetParam().build();
   if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const int64_t length = 41;
   const Tensor x = input(2, length), whole = mixer->forward(x, {});
   std::mt19937 random(5);
@@ -185,7 +178,7 @@ TEST_P(TokenMixers, JoinedSequencesAreAsAlone) {
   at::NoGradGuard no_grad;
   const auto mixer = GetParam().build();
   if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   std::vector<Tensor> inputs, wholes;
   for (int i = 0; i < 5; ++i) {
     inputs.push_back(input(1, 41));
@@ -206,7 +199,7 @@ TEST_P(TokenMixers, JoinedSequencesAreAsAlone) {
 
 TEST_P(TokenMixers, SequencesOfABatchAreIndependent) {
   const auto mixer = GetParam().build();
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const Tensor a = input(1, 17), b = input(1, 17);
   const Tensor both = mixer->forward(at::cat({a, b}), {});
   EXPECT_TRUE(test::close(both.narrow(0, 0, 1), mixer->forward(a, {}), 1e-5));
@@ -219,7 +212,7 @@ TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
   const std::string refusal =
       refused([&] { mixer = GetParam().build(/*causal=*/false); }, GetParam().mixer);
   if (!refusal.empty()) GTEST_SKIP() << refusal;
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const Tensor x = input(2, 16);
   Tensor changed = x.clone();
   changed[0].narrow(0, 9, 7).normal_(0, 3);
@@ -235,7 +228,7 @@ TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
 
 TEST_P(TokenMixers, DocumentsAreIsolated) {
   const auto mixer = GetParam().build();
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const Tensor a = input(1, 11), b = input(1, 8);
   MixerContext context;
   context.documents = at::cat({at::zeros({1, 11}, test::kLong), at::ones({1, 8}, test::kLong)}, 1);
@@ -266,7 +259,7 @@ TEST_P(TokenMixers, WindowOfTheWholeLengthIsNoWindow) {
   const auto run = [&](const Variant& variant) {
     at::manual_seed(12);
     const auto mixer = variant.build();
-    stir(*mixer);
+    test::add_noise(*mixer, 0.1);
     return mixer->forward(x, {});
   };
   EXPECT_TRUE(test::close(run(whole), run(none), 1e-6));
@@ -277,7 +270,7 @@ TEST_P(TokenMixers, WindowOfTheWholeLengthIsNoWindow) {
 
 TEST_P(TokenMixers, MemoryIsWhatCrossAttentionReads) {
   const auto mixer = GetParam().build();
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   const Tensor x = input(2, 5);
   MixerContext context;
   context.memory = input(2, 9);
@@ -312,7 +305,7 @@ TEST_P(TokenMixers, CostsCountEveryParameter) {
 
 TEST_P(TokenMixers, GradientsAgreeWithDifferences) {
   const auto mixer = GetParam().build();
-  stir(*mixer);
+  test::add_noise(*mixer, 0.1);
   mixer->to(at::kDouble);
   const Tensor x = input(2, 7).to(at::kDouble).requires_grad_(true);
   const Tensor cotangent = input(2, 7).to(at::kDouble);

@@ -7,14 +7,9 @@ namespace headloom::retention_test {
 namespace {
 
 using test::close;
+using test::contains;
 using test::parameters;
-
-LayerShape shape_of(int64_t width) {
-  LayerShape shape;
-  shape.width = width;
-  shape.depth = 4;
-  return shape;
-}
+using test::shape_of;
 
 TEST(RetentionMixer, IsThePublishedOne) {
   const auto g = test::read_golden("retention_odd");
@@ -138,30 +133,19 @@ TEST(RetentionMixer, CostGrowsWithTheLengthAndTheStateDoesNot) {
 }
 
 TEST(RetentionMixer, RefusesWhatDoesNotFit) {
-  const auto message = [](const std::string& options, LayerShape shape) -> std::string {
-    try {
-      const auto mixer = test::mixer("retention", options, shape);
-      MixerContext context;
-      context.memory = at::zeros({1, 3, shape.width});
-      mixer->forward(at::zeros({1, 3, shape.width}), context);
-    } catch (const UsageError& e) {
-      return e.what();
-    }
-    return "accepted";
+  const auto message = [](const std::string& options, const LayerShape& shape) {
+    return test::refusal_of("retention", options, shape);
   };
   LayerShape looks_ahead = shape_of(96);
   looks_ahead.causal = false;
-  const auto has = [](const std::string& text, const char* part) {
-    return text.find(part) != std::string::npos;
-  };
-  EXPECT_PRED2(has, message("heads = 7", shape_of(96)), "heads is 7");
-  EXPECT_PRED2(has, message("heads = 32", shape_of(96)), "heads of an even size");
-  EXPECT_PRED2(has, message("heads = 0", shape_of(96)), "heads");
-  EXPECT_PRED2(has, message("value_factor = 0.3", shape_of(96)), "value_factor is 0.3");
-  EXPECT_PRED2(has, message("value_factor = 0.0", shape_of(96)), "value_factor");
-  EXPECT_PRED2(has, message("chunk = 0", shape_of(96)), "chunk");
-  EXPECT_PRED2(has, message("", looks_ahead), "not causal");
-  EXPECT_PRED2(has, message("", shape_of(96)), "does not read a memory");
+  EXPECT_TRUE(contains(message("heads = 7", shape_of(96)), "heads is 7"));
+  EXPECT_TRUE(contains(message("heads = 32", shape_of(96)), "heads of an even size"));
+  EXPECT_TRUE(contains(message("heads = 0", shape_of(96)), "heads"));
+  EXPECT_TRUE(contains(message("value_factor = 0.3", shape_of(96)), "value_factor is 0.3"));
+  EXPECT_TRUE(contains(message("value_factor = 0.0", shape_of(96)), "value_factor"));
+  EXPECT_TRUE(contains(message("chunk = 0", shape_of(96)), "chunk"));
+  EXPECT_TRUE(contains(message("", looks_ahead), "not causal"));
+  EXPECT_TRUE(contains(message("", shape_of(96)), "does not read a memory"));
 }
 
 }  // namespace

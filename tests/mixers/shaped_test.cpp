@@ -51,10 +51,7 @@ TEST(Shaped, ComputesTheFormula) {
               str("causal ", causal, " layer ", layer, " documents ", packed, " lengths ", padded));
           const auto mixer = test::mixer("shaped", "heads = 3", shape_of(layer, causal));
           mixer->to(at::kDouble);
-          {
-            at::NoGradGuard no_grad;
-            for (const Tensor& p : mixer->parameters()) p.add_(at::randn_like(p) * 0.5);
-          }
+          test::add_noise(*mixer, 0.5);
           const Tensor x = at::randn({2, 9, 12}, test::kDouble);
           Tensor visible = at::ones({2, 9, 9}, at::kBool);
           MixerContext context;

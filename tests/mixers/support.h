@@ -1,4 +1,4 @@
-// Building mixers from option text, and setting their parameters.
+// Building mixers from option text, setting their parameters, and what they refuse.
 #pragma once
 
 #include <map>
@@ -6,8 +6,17 @@
 
 #include "mixers/mixer.h"
 #include "testing/compare.h"
+#include "testing/errors.h"
 
 namespace headloom::test {
+
+// A layer of a model of four.
+inline LayerShape shape_of(int64_t width) {
+  LayerShape shape;
+  shape.width = width;
+  shape.depth = 4;
+  return shape;
+}
 
 // A token mixer by registry name; `options` is TOML, one option a line.
 inline std::shared_ptr<TokenMixer> mixer(const std::string& name, const std::string& options,
@@ -36,6 +45,22 @@ inline void set(torch::nn::Module& module, const std::string& name, const Tensor
   ASSERT_EQ(parameter.sizes(), value.sizes()) << name;
   at::NoGradGuard no_grad;
   parameter.copy_(value);
+}
+
+// Moves parameters that start as the identity, at zero or at one, so that every part works.
+inline void add_noise(torch::nn::Module& module, double scale) {
+  at::NoGradGuard no_grad;
+  for (Tensor p : module.parameters()) p.add_(at::randn_like(p) * scale);
+}
+
+// What a token mixer says that refuses its options, its layer or a memory.
+inline std::string refusal_of(const std::string& name, const std::string& options,
+                              const LayerShape& shape) {
+  return message_of<UsageError>([&] {
+    MixerContext context;
+    context.memory = at::zeros({1, 3, shape.width});
+    mixer(name, options, shape)->forward(at::zeros({1, 3, shape.width}), context);
+  });
 }
 
 }  // namespace headloom::test

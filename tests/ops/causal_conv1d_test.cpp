@@ -6,10 +6,10 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
-#include "testing/poison.h"
 
 namespace headloom::causal_conv1d_test {
 namespace {
@@ -95,6 +95,12 @@ std::tuple<Tensor, Tensor> naive(const Problem& p, const Case& c) {
   return {y, end};
 }
 
+Evaluate evaluation(const Case& c, at::ScalarType given) {
+  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
+    return evaluate(p, c, backend, type);
+  };
+}
+
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "mamba"},
@@ -172,14 +178,8 @@ TEST(CausalConv1d, AutocastCastsTheSequence) {
 
 TEST(CausalConv1dFused, MatchesTheReference) {
   for (const Case& c : cases()) {
-    const Problem p = make(c, at::kFloat);
-    const auto expected = evaluate(p, c, "reference", at::kDouble);
-    Poison poison;
-    const auto got = evaluate(p, c, "fused", at::kFloat);
-    ASSERT_EQ(got.size(), expected.size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(close(got[i], expected[i], 2e-6)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_matches_reference(evaluation(c, at::kFloat), 2e-6);
   }
 }
 
@@ -187,15 +187,8 @@ TEST(CausalConv1dFused, MatchesTheReference) {
 // in float32, on rounded inputs with rounded outputs.
 TEST(CausalConv1dFused, BFloat16ErrsLikeItsRounding) {
   for (const Case& c : cases()) {
-    const Problem p = make(c, at::kBFloat16);
-    const auto exact = evaluate(p, c, "reference", at::kDouble);
-    const auto plain = evaluate(p, c, "reference", at::kBFloat16);
-    Poison poison;
-    const auto got = evaluate(p, c, "fused", at::kBFloat16);
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type()) << c.name << " " << i;
-      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 2e-5)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_errs_like_rounding(evaluation(c, at::kBFloat16), 2e-5);
   }
 }
 

@@ -3,15 +3,14 @@
 // with memory that a kernel fails to write poisoned with NaN, for every instruction set.
 #include "ops/gated_linear_attention/op.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
+#include "linear_attention.h"
 #include "ops/retention/op.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
-#include "testing/poison.h"
 
 namespace headloom::gated_linear_attention_test {
 namespace {
@@ -42,33 +41,11 @@ struct Call {
   }
 };
 
-// S_t = diag(alpha_t) S_{t-1} + k_t^T v_t, o_t = q_t S_t, number by number.
 std::tuple<Tensor, Tensor> naive(const Call& c) {
-  const int64_t batch = c.q.size(0), length = c.q.size(1), heads = c.q.size(2);
-  const int64_t dim = c.q.size(3), values = c.v.size(3);
-  Tensor out = at::zeros({batch, length, heads, values}, kDouble);
-  Tensor state = c.o.state.defined() ? c.o.state.clone().contiguous()
-                                     : at::zeros({batch, heads, dim, values}, kDouble);
-  const auto q = c.q.accessor<double, 4>(), k = c.k.accessor<double, 4>(),
-             v = c.v.accessor<double, 4>(), g = c.log_decay.accessor<double, 4>();
-  auto o = out.accessor<double, 4>(), s = state.accessor<double, 4>();
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t t = 0; t < length; ++t) {
-      const bool anew =
-          t > 0 && c.o.documents.defined() &&
-          c.o.documents[b][t].item<int64_t>() != c.o.documents[b][t - 1].item<int64_t>();
-      for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t d = 0; d < dim; ++d) {
-          for (int64_t e = 0; e < values; ++e) {
-            s[b][h][d][e] = (anew ? 0 : std::exp(g[b][t][h][d]) * s[b][h][d][e]) +
-                            k[b][t][h][d] * v[b][t][h][e];
-            o[b][t][h][e] += q[b][t][h][d] * s[b][h][d][e];
-          }
-        }
-      }
-    }
-  }
-  return {out, state};
+  const auto log_decay = c.log_decay.accessor<double, 4>();
+  return linear_attention_loop(c.q, c.k, c.v, c.o, [&](int64_t b, int64_t t, int64_t h, int64_t d) {
+    return std::exp(log_decay[b][t][h][d]);
+  });
 }
 
 class GatedLinearAttention : public ::testing::Test {
@@ -163,25 +140,7 @@ TEST_F(GatedLinearAttention, PiecesWithTheStateBetweenAreTheWhole) {
 }
 
 TEST_F(GatedLinearAttention, GradientsAgreeWithDifferences) {
-  for (const char* form : {"chunkwise", "recurrent"}) {
-    for (const bool packed : {false, true}) {
-      Call c(2, 19, 2, 3, 4);
-      c.o.form = form;
-      c.o.chunk = 8;
-      c.o.state = at::randn({2, 2, 3, 4}, kDouble);
-      if (packed) c.o.documents = at::arange(19, kLong).div(6, "floor").expand({2, 19});
-      const Tensor wo = at::randn_like(c.v), ws = at::randn_like(c.o.state);
-      const std::vector<Tensor> leaves = {c.q, c.k, c.v, c.log_decay, c.o.state};
-      for (Tensor t : leaves) t.requires_grad_(true);
-      EXPECT_TRUE(gradients_agree(
-          [&] {
-            const auto [o, s] = c.run();
-            return (o * wo).sum() + (s * ws).sum();
-          },
-          leaves))
-          << form << packed;
-    }
-  }
+  expect_gradients_of_forms_agree({"chunkwise", "recurrent"}, &Call::log_decay);
 }
 
 TEST_F(GatedLinearAttention, LowPrecisionAccumulatesInFloat) {
@@ -266,103 +225,53 @@ struct Problem {
 
 Problem make(const Case& c, at::ScalarType type) {
   at::manual_seed(7);
-  const auto random = [&](int64_t width) {
-    const Tensor t = at::randn({c.B, c.T, c.H, c.strided ? 2 * width : width}).to(type);
-    return c.strided ? t.slice(-1, 0, 2 * width, 2) : t;
-  };
   Problem p;
-  p.leaves = {random(c.D), random(c.D), random(c.E)};
-  if (c.strided) p.leaves[1] = at::randn({c.D, c.H, c.B, c.T}).to(type).permute({2, 3, 1, 0});
+  p.leaves = random_qkv(c, type);
   const Tensor decay = c.decay * log_decays({c.B, c.T, c.H, c.strided ? 2 * c.D : c.D});
   p.leaves.push_back((c.strided ? decay.slice(-1, 0, 2 * c.D, 2) : decay).to(type));
   if (c.state) p.leaves.push_back(at::randn({c.B, c.H, c.D, c.E}));
-  if (c.document > 0) {
-    p.options.documents = at::arange(c.T, kLong).div(c.document, "floor").repeat({c.B, 1});
-    // Uneven ones, and a change at the second position, in the last element of the batch.
-    p.options.documents[-1] = (at::rand({c.T}) < 1.0 / static_cast<double>(c.document))
-                                  .to(at::kLong)
-                                  .cumsum(0)
-                                  .remainder(2);
-    if (c.T > 2) p.options.documents[-1][0] = 2;
-  }
+  p.options.documents = document_ids(c);
   return p;
 }
 
 // Output, last state and gradients under fixed random cotangents.
 std::vector<Tensor> evaluate(Problem p, const Case& c, const char* backend, at::ScalarType type) {
-  const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
-  std::vector<Tensor> leaves;
-  for (size_t i = 0; i < p.leaves.size(); ++i) {
-    leaves.push_back(p.leaves[i].to(i < 4 ? type : wide).detach().requires_grad_());
-  }
+  const std::vector<Tensor> leaves = leaves_of(p.leaves, 4, type);
   p.options.backend = backend;
   p.options.form = "recurrent";
   if (leaves.size() > 4) p.options.state = leaves[4];
   const auto [out, state] =
       ops::gated_linear_attention(leaves[0], leaves[1], leaves[2], leaves[3], p.options);
-  at::manual_seed(11);
-  const Tensor cotangent = at::randn(out.sizes()).to(p.leaves[0].scalar_type());
-  const Tensor state_cotangent = at::randn(state.sizes());
-  std::vector<Tensor> all = {out.detach(), state.detach()};
-  std::vector<Tensor> outputs = {out}, cotangents = {cotangent.to(type)};
-  if (c.last_state) {
-    outputs.push_back(state);
-    cotangents.push_back(state_cotangent.to(wide));
-  }
-  for (Tensor& g : torch::autograd::grad(outputs, leaves, cotangents)) all.push_back(g);
-  return all;
+  return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c.last_state);
 }
 
-void expect_close(const Case& c, at::ScalarType type, double tolerance) {
-  SCOPED_TRACE(c.name);
-  const Problem p = make(c, type);
-  const auto expected = evaluate(p, c, "reference", at::kDouble);
-  std::vector<Tensor> got;
-  {
-    Poison poison;
-    got = evaluate(p, c, "fused", type);
-  }
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_TRUE(close(got[i], expected[i], tolerance))
-        << "result " << i << " (output, state, gradients)";
-  }
+Evaluate evaluation(const Case& c, at::ScalarType given) {
+  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
+    return evaluate(p, c, backend, type);
+  };
 }
 
 std::vector<Case> cases() {
-  std::vector<Case> out;
+  std::vector<Case> out = linear_attention_cases<Case>();
   for (const int64_t T : {1, 2, 15, 16, 17, 63, 127, 128, 129, 145, 1000}) {
     out.push_back({.name = "T " + std::to_string(T), .T = T});
   }
-  for (Case c :
+  for (const Case& c :
        {Case{.name = "GLA", .B = 2, .T = 200, .H = 2, .D = 64, .E = 128},
-        Case{.name = "odd", .B = 3, .T = 70, .H = 5, .D = 9, .E = 33},
-        Case{.name = "narrow values", .T = 70, .D = 40, .E = 1},
-        Case{.name = "one", .T = 70, .H = 1, .D = 1, .E = 1},
         Case{.name = "large", .T = 70, .H = 1, .D = 130, .E = 300}, Case{.name = "nothing", .B = 0},
-        Case{.name = "state", .B = 2, .T = 100, .state = true},
-        Case{.name = "state of one chunk", .T = 5, .state = true},
-        Case{.name = "last state unused", .T = 100, .state = true, .last_state = false},
-        Case{.name = "strided", .B = 2, .T = 100, .strided = true},
         Case{.name = "no decay", .T = 150, .decay = 0},
         Case{.name = "fast decay", .T = 150, .decay = 50},
         Case{.name = "at once", .T = 150, .state = true, .decay = 1e5}}) {
     out.push_back(c);
   }
-  for (const int64_t document : {1, 5, 64, 90}) {
-    for (const bool state : {false, true}) {
-      out.push_back({.name = "documents of " + std::to_string(document) + (state ? ", state" : ""),
-                     .B = 2,
-                     .T = 200,
-                     .state = state,
-                     .document = document});
-    }
-  }
   return out;
 }
 
 TEST(GatedLinearAttentionFused, MatchesTheReference) {
-  for (const Case& c : cases()) expect_close(c, at::kFloat, 5e-6);
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    expect_matches_reference(evaluation(c, at::kFloat), 5e-6);
+  }
 }
 
 // A low-precision kernel may err at most twice as much as the plain low-precision computation.
@@ -373,34 +282,13 @@ TEST(GatedLinearAttentionFused, BFloat16ErrsLikeItsRounding) {
         Case{.name = "bfloat16 documents", .B = 2, .T = 200, .document = 30},
         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
-    const Problem p = make(c, at::kBFloat16);
-    const auto exact = evaluate(p, c, "reference", at::kDouble);
-    const auto plain = evaluate(p, c, "reference", at::kBFloat16);
-    std::vector<Tensor> got;
-    {
-      Poison poison;
-      got = evaluate(p, c, "fused", at::kBFloat16);
-    }
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6)) << i;
-    }
+    expect_errs_like_rounding(evaluation(c, at::kBFloat16), 1e-6);
   }
 }
 
 TEST(GatedLinearAttentionFused, IsTheSameOnAnyNumberOfThreads) {
   const Case c{.name = "threads", .B = 3, .T = 200, .state = true, .document = 70};
-  const Problem p = make(c, at::kFloat);
-  const int before = at::get_num_threads();
-  std::vector<std::vector<Tensor>> results;
-  for (const int threads : {1, 2, 5}) {
-    at::set_num_threads(threads);
-    results.push_back(evaluate(p, c, "fused", at::kFloat));
-  }
-  at::set_num_threads(before);
-  for (size_t i = 0; i < results[0].size(); ++i) {
-    EXPECT_TRUE(at::equal(results[1][i], results[0][i])) << i;
-    EXPECT_TRUE(at::equal(results[2][i], results[0][i])) << i;
-  }
+  expect_same_on_any_number_of_threads(evaluation(c, at::kFloat));
 }
 
 // What one document's numbers grow to must not reach the next, nor its gradients the one before.

@@ -3,13 +3,12 @@
 // again with ATEN_CPU_CAPABILITY=avx2 and =default.
 #include "ops/moe/op.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
-#include "testing/poison.h"
 
 namespace headloom::moe_test {
 namespace {
@@ -88,6 +87,12 @@ std::vector<Tensor> evaluate(Problem p, const char* backend, at::ScalarType type
   return all;
 }
 
+Evaluate evaluation(const Case& c) {
+  return [p = make(c)](const char* backend, at::ScalarType type) {
+    return evaluate(p, backend, type);
+  };
+}
+
 std::vector<Case> cases() {
   return {{.name = "odd"},
           {.name = "one token", .tokens = 1},
@@ -120,14 +125,7 @@ TEST(Moe, GradientsAgreeWithDifferences) {
 TEST(Moe, FusedMatchesTheReference) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
-    const Problem p = make(c);
-    const auto expected = evaluate(p, "reference", at::kDouble);
-    std::vector<Tensor> got;
-    {
-      Poison poison;
-      got = evaluate(p, "fused", at::kFloat);
-    }
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(close(got[i], expected[i], 3e-6)) << i;
+    expect_matches_reference(evaluation(c), 3e-6);
   }
 }
 
@@ -135,18 +133,7 @@ TEST(Moe, FusedMatchesTheReference) {
 TEST(Moe, BFloat16ErrsLikeItsRounding) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
-    const Problem p = make(c);
-    const auto exact = evaluate(p, "reference", at::kDouble);
-    const auto plain = evaluate(p, "reference", at::kBFloat16);
-    std::vector<Tensor> got;
-    {
-      Poison poison;
-      got = evaluate(p, "fused", at::kBFloat16);
-    }
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 0.004))  // one rounding
-          << i;
-    }
+    expect_errs_like_rounding(evaluation(c), 0.004);  // one rounding
   }
 }
 
@@ -161,18 +148,8 @@ TEST(Moe, SaturatedUnitsStayFinite) {
 TEST(Moe, IsTheSameOnAnyNumberOfThreads) {
   for (const Case& c : {Case{.name = "balanced", .tokens = 200},
                         Case{.name = "one gets all", .tokens = 200, .choice = "one"}}) {
-    const Problem p = make(c);
-    const int before = at::get_num_threads();
-    std::vector<std::vector<Tensor>> results;
-    for (const int threads : {1, 2, 5}) {
-      at::set_num_threads(threads);
-      results.push_back(evaluate(p, "fused", at::kFloat));
-    }
-    at::set_num_threads(before);
-    for (size_t i = 0; i < results[0].size(); ++i) {
-      EXPECT_TRUE(close(results[1][i], results[0][i], 1e-6)) << c.name << i;
-      EXPECT_TRUE(close(results[2][i], results[0][i], 1e-6)) << c.name << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_same_on_any_number_of_threads(evaluation(c), 1e-6);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "linear_attention.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 
@@ -27,33 +28,10 @@ struct Call {
   std::tuple<Tensor, Tensor> run() const { return ops::retention(q, k, v, gamma, o); }
 };
 
-// S_n = gamma S_{n-1} + k_n^T v_n, o_n = q_n S_n, number by number.
 std::tuple<Tensor, Tensor> naive(const Call& c) {
-  const int64_t batch = c.q.size(0), length = c.q.size(1), heads = c.q.size(2);
-  const int64_t dim = c.q.size(3), values = c.v.size(3);
-  Tensor out = at::zeros({batch, length, heads, values}, kDouble);
-  Tensor state = c.o.state.defined() ? c.o.state.clone().contiguous()
-                                     : at::zeros({batch, heads, dim, values}, kDouble);
-  const auto q = c.q.accessor<double, 4>(), k = c.k.accessor<double, 4>(),
-             v = c.v.accessor<double, 4>();
-  auto o = out.accessor<double, 4>(), s = state.accessor<double, 4>();
   const auto gamma = c.gamma.accessor<double, 1>();
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t n = 0; n < length; ++n) {
-      const bool anew =
-          n > 0 && c.o.documents.defined() &&
-          c.o.documents[b][n].item<int64_t>() != c.o.documents[b][n - 1].item<int64_t>();
-      for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t d = 0; d < dim; ++d) {
-          for (int64_t e = 0; e < values; ++e) {
-            s[b][h][d][e] = (anew ? 0 : gamma[h] * s[b][h][d][e]) + k[b][n][h][d] * v[b][n][h][e];
-            o[b][n][h][e] += q[b][n][h][d] * s[b][h][d][e];
-          }
-        }
-      }
-    }
-  }
-  return {out, state};
+  return linear_attention_loop(c.q, c.k, c.v, c.o,
+                               [&](int64_t, int64_t, int64_t h, int64_t) { return gamma[h]; });
 }
 
 class Retention : public ::testing::Test {
@@ -169,25 +147,7 @@ TEST_F(Retention, StridedInputsAreReadInPlace) {
 }
 
 TEST_F(Retention, GradientsAgreeWithDifferences) {
-  for (const char* form : kForms) {
-    for (const bool packed : {false, true}) {
-      Call c(2, 19, 2, 3, 4);
-      c.o.form = form;
-      c.o.chunk = 8;
-      c.o.state = at::randn({2, 2, 3, 4}, kDouble);
-      if (packed) c.o.documents = at::arange(19, kLong).div(6, "floor").expand({2, 19});
-      const Tensor wo = at::randn_like(c.v), ws = at::randn_like(c.o.state);
-      const std::vector<Tensor> leaves = {c.q, c.k, c.v, c.gamma, c.o.state};
-      for (Tensor t : leaves) t.requires_grad_(true);
-      EXPECT_TRUE(gradients_agree(
-          [&] {
-            const auto [o, s] = c.run();
-            return (o * wo).sum() + (s * ws).sum();
-          },
-          leaves))
-          << form << packed;
-    }
-  }
+  expect_gradients_of_forms_agree({"chunkwise", "parallel", "recurrent"}, &Call::gamma);
 }
 
 TEST_F(Retention, LowPrecisionAccumulatesInFloat) {

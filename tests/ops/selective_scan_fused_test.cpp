@@ -3,10 +3,10 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
 #include "ops/selective_scan/op.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
-#include "testing/poison.h"
 
 namespace headloom::selective_scan_fused_test {
 namespace {
@@ -96,6 +96,12 @@ std::vector<Tensor> evaluate(const Problem& p, const Case& c, const char* backen
   return all;
 }
 
+Evaluate evaluation(const Case& c, at::ScalarType given) {
+  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
+    return evaluate(p, c, backend, type);
+  };
+}
+
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "one position", .L = 1, .D = 5, .N = 1, .state = true},
@@ -128,14 +134,8 @@ const std::vector<Case>& cases() {
 
 TEST(SelectiveScanFused, MatchesTheReference) {
   for (const Case& c : cases()) {
-    const Problem p = make(c, at::kFloat);
-    const auto expected = evaluate(p, c, "reference", at::kDouble);
-    Poison poison;
-    const auto got = evaluate(p, c, "fused", at::kFloat);
-    ASSERT_EQ(got.size(), expected.size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(close(got[i], expected[i], 1e-5)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_matches_reference(evaluation(c, at::kFloat), 1e-5);
   }
 }
 
@@ -144,15 +144,8 @@ TEST(SelectiveScanFused, MatchesTheReference) {
 TEST(SelectiveScanFused, BFloat16ErrsLikeItsRounding) {
   for (const Case& c : cases()) {
     if (c.L > 200 || c.N > 100 || c.D > 1000) continue;  // the reference takes its time
-    const Problem p = make(c, at::kBFloat16);
-    const auto exact = evaluate(p, c, "reference", at::kDouble);
-    const auto plain = evaluate(p, c, "reference", at::kBFloat16);
-    Poison poison;
-    const auto got = evaluate(p, c, "fused", at::kBFloat16);
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type()) << c.name << " " << i;
-      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 2e-5)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_errs_like_rounding(evaluation(c, at::kBFloat16), 2e-5);
   }
 }
 

@@ -1,12 +1,11 @@
 // The kernels of wkv against the reference in float64: outputs, states and every gradient, on
 // memory poisoned with NaN.
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
 #include "ops/wkv/op.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
-#include "testing/poison.h"
 
 namespace headloom::wkv_fused_test {
 namespace {
@@ -85,6 +84,12 @@ std::vector<Tensor> evaluate(Problem p, const Case& c, const std::string& backen
   return all;
 }
 
+Evaluate evaluation(const Case& c, at::ScalarType given) {
+  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
+    return evaluate(p, c, backend, type);
+  };
+}
+
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "one position", .T = 1, .state = true},
@@ -108,12 +113,8 @@ const std::vector<Case>& cases() {
 
 TEST(WkvFused, MatchesTheReference) {
   for (const Case& c : cases()) {
-    const auto expected = evaluate(make(c, at::kFloat), c, "reference", at::kDouble);
-    Poison poison;
-    const auto got = evaluate(make(c, at::kFloat), c, "fused", at::kFloat);
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(close(got[i], expected[i], c.keys > 1 ? 5e-5 : 1e-5)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_matches_reference(evaluation(c, at::kFloat), c.keys > 1 ? 5e-5 : 1e-5);
   }
 }
 
@@ -122,31 +123,17 @@ TEST(WkvFused, MatchesTheReference) {
 TEST(WkvFused, BFloat16ErrsLikeItsRounding) {
   for (const Case& c : cases()) {
     if (c.T > 200) continue;  // the reference takes its time
-    const auto exact = evaluate(make(c, at::kBFloat16), c, "reference", at::kDouble);
-    const auto plain = evaluate(make(c, at::kBFloat16), c, "reference", at::kBFloat16);
-    Poison poison;
-    const auto got = evaluate(make(c, at::kBFloat16), c, "fused", at::kBFloat16);
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 2e-5)) << c.name << " " << i;
-    }
+    SCOPED_TRACE(c.name);
+    expect_errs_like_rounding(evaluation(c, at::kBFloat16), 2e-5);
   }
 }
 
 TEST(WkvFused, IsTheSameAtEveryNumberOfThreads) {
-  const int threads = at::get_num_threads();
   for (const Case& c : {Case{.name = "wide", .T = 100, .C = 300, .gate = true, .state = true},
                         Case{.name = "batch", .B = 3, .T = 70, .C = 90}}) {
-    at::set_num_threads(1);
-    const auto once = evaluate(make(c, at::kFloat), c, "fused", at::kFloat);
-    for (const int count : {2, 3, 8}) {
-      at::set_num_threads(count);
-      const auto again = evaluate(make(c, at::kFloat), c, "fused", at::kFloat);
-      for (size_t i = 0; i < once.size(); ++i) {
-        EXPECT_TRUE(at::equal(once[i], again[i])) << c.name << " " << i << " threads " << count;
-      }
-    }
+    SCOPED_TRACE(c.name);
+    expect_same_on_any_number_of_threads(evaluation(c, at::kFloat));
   }
-  at::set_num_threads(threads);
 }
 
 TEST(WkvFused, PiecesAreTheWhole) {

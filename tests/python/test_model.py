@@ -212,6 +212,28 @@ def test_auxiliary_loss_of_experts():
     assert decoder()(x, auxiliary=True)[1] == 0
 
 
+def test_its_parts_are_there_for_reading():
+    model, x = decoder(), torch.randn(1, 3, SHAPE["width"])
+    parts = dict(model.named_modules())
+    assert {"layer0", "layer0.mixer", "layer0.channel"} <= set(parts)
+    assert dict(parts["layer0.mixer"].named_parameters()).keys() == {"qkv.weight", "output.weight"}
+    mixer = headloom.mixer("mha", width=SHAPE["width"], **ATTENTION)
+    mixer.load_state_dict(parts["layer0.mixer"].state_dict())
+    with pytest.raises(NotImplementedError, match="headloom.mixer and headloom.channel_mixer make single layers"):
+        model.layer0.mixer(x)
+    for register in (model.layer0.register_forward_hook, model.layer0.mixer.register_forward_pre_hook):
+        with pytest.warns(UserWarning, match="never fires"):
+            register(lambda *_: None)
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.register_forward_hook(lambda *_: seen.append("model"))
+        mixer.register_forward_hook(lambda *_: seen.append("mixer"))
+    model(tokens())
+    mixer(x)
+    assert seen == ["model", "mixer"]
+
+
 def test_lengths_documents_and_segments():
     model = make("encoder")
     x, lengths = tokens(), torch.tensor([4, 9])

@@ -179,7 +179,7 @@ def test_copies_files_and_states_keep_the_bias(tmp_path):
 
 
 def test_a_load_that_nothing_balances_is_reported(monkeypatch):
-    monkeypatch.setattr(headloom._lent, "_PATIENCE", 3)
+    monkeypatch.setattr(headloom._functional, "_PATIENCE", 3)
     model = experts()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

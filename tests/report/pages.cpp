@@ -73,7 +73,7 @@ std::map<std::string, Comparison> pages() {
     const std::string label =
         "variant_" + std::to_string(i) + (i == 3 ? "_with_a_very_long_name" : "");
     many.models.push_back({label, "another", ""});
-    for (const uint64_t seed : many.seeds) {
+    for (const int64_t seed : many.seeds) {
       many.runs.push_back(make_run(label, "text", seed, {1.9 + 0.008 * i, .004, 1.0 - 0.09 * i}));
     }
   }

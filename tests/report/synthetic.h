@@ -17,7 +17,7 @@ struct Curve {
   double answer = kUnknown;  // accuracy at the end, for tasks with answers
 };
 
-inline Run make_run(const std::string& model, const std::string& task, uint64_t seed, Curve curve) {
+inline Run make_run(const std::string& model, const std::string& task, int64_t seed, Curve curve) {
   std::mt19937_64 random(seed * 977 + std::hash<std::string>{}(model + task));
   std::normal_distribution<double> normal;
   Run run{.model = model, .task = task, .seed = seed, .state = RunState::kFinished};
@@ -45,7 +45,7 @@ inline Run make_run(const std::string& model, const std::string& task, uint64_t 
 }
 
 // A run whose last metric is exactly `quality`.
-inline Run plain_run(const std::string& model, const std::string& task, uint64_t seed,
+inline Run plain_run(const std::string& model, const std::string& task, int64_t seed,
                      double quality) {
   Run run{.model = model, .task = task, .seed = seed, .state = RunState::kFinished};
   run.points.push_back(
@@ -95,7 +95,7 @@ inline Comparison quickstart() {
       {0, 0, 1.02, .012}, {0, 0, .7, .05}, {0, 0, .6, .11}, {0, 0, .83, .02}, {0, 0, .61, .86}};
   for (size_t m = 0; m < c.models.size(); ++m) {
     const std::string& label = c.models[m].label;
-    for (const uint64_t seed : c.seeds) {
+    for (const int64_t seed : c.seeds) {
       c.runs.push_back(make_run(label, "text", seed, text[m]));
       Curve curve = block[m];
       curve.answer *= 0.94 + 0.03 * static_cast<double>(seed);

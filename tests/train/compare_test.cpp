@@ -73,6 +73,17 @@ CompareOutcome compare_quietly(const Node& node, const std::string& folder, int*
   }
 }
 
+// Of the first model, to which the others on the task are matched.
+double parameters_to_match(const report::Comparison& comparison, const std::string& task) {
+  for (const report::Build& build : comparison.builds) {
+    if (build.task == task) return static_cast<double>(build.parameters);
+  }
+  ADD_FAILURE() << "no model was built for " << task;
+  return 0;
+}
+
+bool finished(const report::Run& run) { return run.state == report::RunState::kFinished; }
+
 std::map<std::string, fs::file_time_type> times(const std::string& folder) {
   std::map<std::string, fs::file_time_type> out;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -84,33 +95,36 @@ std::map<std::string, fs::file_time_type> times(const std::string& folder) {
 TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
   const TempFolder folder;
   int calls = 0;
-  const CompareOutcome first = compare_quietly(comparison(), folder.path(), &calls);
+  const CompareOutcome outcome = compare_quietly(comparison(), folder.path(), &calls);
+  const report::Comparison& first = outcome.comparison;
   ASSERT_EQ(first.runs.size(), 12u);
   ASSERT_EQ(first.builds.size(), 6u);
   EXPECT_EQ(calls, 13) << "once before and after each run";
-  EXPECT_FALSE(first.interrupted);
-  std::set<std::tuple<size_t, size_t, int64_t>> seen;
-  for (const ComparedRun& run : first.runs) {
-    EXPECT_TRUE(run.finished) << run.problem;
+  EXPECT_FALSE(outcome.interrupted);
+  std::set<std::tuple<std::string, std::string, int64_t>> seen;
+  for (const report::Run& run : first.runs) {
+    EXPECT_TRUE(finished(run)) << run.problem;
     EXPECT_GT(run.tokens_per_second, 0);
-    EXPECT_EQ(run.points.back().step, run.task == 0 ? 3 : 2);
-    EXPECT_EQ(run.points.size(), run.task == 0 ? 2u : 1u);
+    EXPECT_EQ(run.points.back().step, run.task == "copy" ? 3 : 2);
+    EXPECT_EQ(run.points.size(), run.task == "copy" ? 2u : 1u);
     seen.insert({run.model, run.task, run.seed});
   }
   EXPECT_EQ(seen.size(), 12u);
   for (size_t i = 0; i < 6; ++i) EXPECT_EQ(first.runs[i].seed, 1) << "seed by seed";
-  for (const ComparedBuild& build : first.builds) {
-    const auto target = static_cast<double>(first.builds[build.task * 3].parameters);
+  for (const report::Build& build : first.builds) {
+    const double target = parameters_to_match(first, build.task);
     EXPECT_NEAR(static_cast<double>(build.parameters), target, 0.01 * target);
-    EXPECT_FALSE(build.toml.empty());
-    EXPECT_FALSE(build.source.empty());
+    EXPECT_FALSE(build.config.empty());
   }
-  EXPECT_EQ(first.tasks[0].tokens, 3 * 4 * 8);
-  EXPECT_EQ(first.tasks[1].tokens, 2 * 4 * 8);
+  ASSERT_EQ(first.models.size(), 3u);
+  for (const report::ModelInfo& model : first.models) EXPECT_FALSE(model.source.empty());
+  EXPECT_EQ(first.budget,
+            str("Every run trains on the same amount of data: ", 3 * 4 * 8, " tokens on copy, ",
+                2 * 4 * 8, " tokens on recall; parameters are equal within 1% on each task."));
 
   // Again: nothing is redone.
   const auto before = times(folder.path());
-  const CompareOutcome again = compare_quietly(comparison(), folder.path());
+  const report::Comparison again = compare_quietly(comparison(), folder.path()).comparison;
   EXPECT_EQ(times(folder.path()), before);
   ASSERT_EQ(again.runs.size(), 12u);
   for (size_t i = 0; i < 12; ++i) {
@@ -123,7 +137,7 @@ TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
   fs::remove(run + "/result.json");
   fs::remove_all(run + "/checkpoints/step-3");
   ASSERT_TRUE(fs::exists(run + "/checkpoints/step-2"));
-  const CompareOutcome resumed = compare_quietly(comparison(), folder.path());
+  const report::Comparison resumed = compare_quietly(comparison(), folder.path()).comparison;
   for (size_t i = 0; i < 12; ++i) {
     EXPECT_EQ(resumed.runs[i].points.back().loss, first.runs[i].points.back().loss);
   }
@@ -136,12 +150,10 @@ TEST(Compare, RunsEveryCombinationAtEqualParametersAndGoesOn) {
 }
 
 // The final losses by task, model and seed.
-std::map<std::string, double> losses(const Node& node, const CompareOutcome& outcome) {
-  const CompareConfig config = config_of(node);
+std::map<std::string, double> losses(const CompareOutcome& outcome) {
   std::map<std::string, double> out;
-  for (const ComparedRun& run : outcome.runs) {
-    out[str(config.tasks[run.task].name, "/", config.models[run.model].name, "/seed-", run.seed)] =
-        run.points.back().loss;
+  for (const report::Run& run : outcome.comparison.runs) {
+    out[str(run.task, "/", run.model, "/seed-", run.seed)] = run.points.back().loss;
   }
   return out;
 }
@@ -150,7 +162,7 @@ TEST(Compare, KeepsEveryRunWhoseConfigurationIsUnchanged) {
   const TempFolder folder;
   Node node = comparison();
   apply_override(node, "seeds=[1]");
-  const auto first = losses(node, compare_quietly(node, folder.path()));
+  const auto first = losses(compare_quietly(node, folder.path()));
   ASSERT_EQ(first.size(), 6u);
   const auto before = times(folder.path());
   const auto expect_kept = [&](const std::string& run) {
@@ -184,7 +196,7 @@ mixer = { type = "talking_heads" }
   EXPECT_EQ(outcome.planned, 16u);
   EXPECT_EQ(outcome.present, 6u);
   EXPECT_TRUE(outcome.left_out.empty());
-  const auto second = losses(larger, outcome);
+  const auto second = losses(outcome);
   ASSERT_EQ(second.size(), 16u);
   for (const auto& [run, loss] : first) {
     EXPECT_EQ(second.at(run), loss) << run;
@@ -196,7 +208,7 @@ mixer = { type = "talking_heads" }
   fewer.find("models")->array().pop_back();
   const CompareOutcome rest = compare_quietly(fewer, folder.path());
   EXPECT_EQ(rest.present, 4u);
-  ASSERT_EQ(rest.runs.size(), 4u);
+  ASSERT_EQ(rest.comparison.runs.size(), 4u);
   EXPECT_EQ(rest.left_out.size(), 12u);
   EXPECT_EQ(rest.left_out[0], "copy/differential/seed-1");
   for (const auto& [run, loss] : first) expect_kept(run);
@@ -206,7 +218,7 @@ mixer = { type = "talking_heads" }
   apply_override(other, "tasks.1.train.lr=2e-2");
   const CompareOutcome changed = compare_quietly(other, folder.path());
   EXPECT_EQ(changed.present, 3u);
-  const auto third = losses(other, changed);
+  const auto third = losses(changed);
   for (const auto& [run, loss] : first) {
     EXPECT_EQ(third.at(run) == loss, run.starts_with("copy")) << run;
     if (run.starts_with("copy")) continue;
@@ -226,7 +238,7 @@ TEST(Compare, HoldsItsFolder) {
 
 TEST(Compare, TakesTasksOfEveryKind) {
   const TempFolder folder;
-  const CompareOutcome outcome = compare_quietly(parse_toml(R"(
+  const report::Comparison compared = compare_quietly(parse_toml(R"(
 seeds = [1]
 [model]
 width = 32
@@ -259,19 +271,21 @@ name = "shapes"
 task = { type = "images", size = 8, eval_sequences = 8 }
 model = { kind = "vit" }
 )",
-                                                            "compare.toml"),
-                                                 folder.path());
-  ASSERT_EQ(outcome.runs.size(), 8u);
-  for (const ComparedRun& run : outcome.runs) EXPECT_TRUE(run.finished) << run.problem;
-  for (const ComparedBuild& build : outcome.builds) {
-    const auto target = static_cast<double>(outcome.builds[2 * build.task].parameters);
+                                                                 "compare.toml"),
+                                                      folder.path())
+                                          .comparison;
+  ASSERT_EQ(compared.runs.size(), 8u);
+  for (const report::Run& run : compared.runs) EXPECT_TRUE(finished(run)) << run.problem;
+  for (const report::Build& build : compared.builds) {
+    const double target = parameters_to_match(compared, build.task);
     EXPECT_NEAR(static_cast<double>(build.parameters), target, 0.01 * target);
-    EXPECT_EQ(build.mechanism_share > 0, build.model == 1);
-    EXPECT_EQ(build.state_bytes_per_token > 0, build.task == 2);
+    EXPECT_EQ(build.mechanism_share > 0, build.model == "dcmha");
+    EXPECT_EQ(build.state_bytes_per_token > 0, build.task == "reverse");
   }
-  EXPECT_EQ(outcome.tasks[2].tokens, 2 * 4 * (4 + 5)) << "source and target";
-  EXPECT_EQ(outcome.tasks[3].tokens, 2 * 4);
-  EXPECT_EQ(outcome.tasks[3].unit, "images");
+  const std::string source_and_target = str(" ", 2 * 4 * (4 + 5), " tokens on reverse,");
+  EXPECT_TRUE(contains(compared.budget, source_and_target)) << compared.budget;
+  EXPECT_TRUE(contains(compared.budget, str(" ", 2 * 4, " images on shapes;"))) << compared.budget;
+  EXPECT_EQ(compared.tasks[3].unit, "images");
 }
 
 TEST(Compare, RecordsAFailedRunAndGoesOn) {
@@ -283,12 +297,13 @@ TEST(Compare, RecordsAFailedRunAndGoesOn) {
   Node shorter = node;
   apply_override(shorter, "seeds=[1]");
   for (int round = 0; round < 2; ++round) {
-    const CompareOutcome outcome = compare_quietly(shorter, folder.path());
-    ASSERT_EQ(outcome.runs.size(), 12u);
-    for (const ComparedRun& run : outcome.runs) {
-      EXPECT_EQ(run.finished, run.task != 2);
-      EXPECT_EQ(run.problem.empty(), run.task != 2);
-      if (run.task == 2) {
+    const report::Comparison compared = compare_quietly(shorter, folder.path()).comparison;
+    ASSERT_EQ(compared.runs.size(), 12u);
+    for (const report::Run& run : compared.runs) {
+      EXPECT_EQ(run.state,
+                run.task == "bad" ? report::RunState::kFailed : report::RunState::kFinished);
+      EXPECT_EQ(run.problem.empty(), run.task != "bad");
+      if (run.task == "bad") {
         EXPECT_TRUE(contains(run.problem, "at step "));
       }
     }
@@ -304,11 +319,11 @@ TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
       "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n",
       "compare.toml");
   for (int again = 0; again < 2; ++again) {
-    const CompareOutcome outcome = compare_quietly(config, folder.path());
-    ASSERT_EQ(outcome.runs.size(), 1u);
-    EXPECT_TRUE(outcome.runs[0].finished);
-    EXPECT_EQ(outcome.runs[0].problem, "");
-    EXPECT_TRUE(contains(outcome.runs[0].warning, "the run has diverged")) << again;
+    const report::Comparison compared = compare_quietly(config, folder.path()).comparison;
+    ASSERT_EQ(compared.runs.size(), 1u);
+    EXPECT_TRUE(finished(compared.runs[0]));
+    EXPECT_EQ(compared.runs[0].problem, "");
+    EXPECT_TRUE(contains(compared.runs[0].warning, "the run has diverged")) << again;
   }
 }
 

@@ -34,15 +34,7 @@ class Mlp final : public ChannelMixer {
     return down_->forward(activate(h));
   }
 
-  std::vector<Cost> costs() const override {
-    int64_t parameters = 0;
-    for (const Tensor& p : this->parameters()) parameters += p.numel();
-    return {{.part = "mlp",
-             .formula = "4 C I",
-             .parameters = parameters,
-             .flops_per_token =
-                 2.0 * static_cast<double>(up_->weight.numel() + down_->weight.numel())}};
-  }
+  std::vector<Cost> costs() const override { return {linear_cost("mlp", "4 C I", {up_, down_})}; }
 
  private:
   Tensor activate(const Tensor& h) const {

@@ -111,22 +111,14 @@ class Moe final : public ChannelMixer {
   std::vector<Cost> costs() const override {
     const int64_t routed = up_.numel() + down_.numel();
     const int64_t working = routed / options_.routed * options_.active;
-    const int64_t gate = gate_->weight.numel();
     std::vector<Cost> costs = {{.part = "routed experts",
                                 .formula = "6 C I active",
                                 .parameters = routed,
                                 .flops_per_token = 2.0 * static_cast<double>(working),
                                 .idle_parameters = routed - working},
-                               {.part = "gate of the experts",
-                                .formula = "2 C routed",
-                                .parameters = gate,
-                                .flops_per_token = 2.0 * static_cast<double>(gate)}};
+                               linear_cost("gate of the experts", "2 C routed", {gate_})};
     if (shared_up_) {
-      const int64_t shared = shared_up_->weight.numel() + shared_down_->weight.numel();
-      costs.push_back({.part = "shared experts",
-                       .formula = "6 C I shared",
-                       .parameters = shared,
-                       .flops_per_token = 2.0 * static_cast<double>(shared)});
+      costs.push_back(linear_cost("shared experts", "6 C I shared", {shared_up_, shared_down_}));
     }
     return costs;
   }

@@ -48,16 +48,7 @@ class SwiGlu final : public ChannelMixer {
   }
 
   std::vector<Cost> costs() const override {
-    int64_t parameters = 0;
-    double products = 0;
-    for (const Tensor& p : this->parameters()) {
-      parameters += p.numel();
-      if (p.dim() == 2) products += static_cast<double>(p.numel());
-    }
-    return {{.part = "swiglu",
-             .formula = gate_ ? "6 C I + 2 C m" : "6 C I",
-             .parameters = parameters,
-             .flops_per_token = 2 * products}};
+    return {linear_cost("swiglu", gate_ ? "6 C I + 2 C m" : "6 C I", {up_, down_, gate_})};
   }
 
  private:

@@ -100,9 +100,6 @@ class Aft final : public TokenMixer {
 
   std::vector<Cost> costs(int64_t length) const override {
     const auto width = static_cast<double>(output_->weight.size(0));
-    const auto count = [](const Linear& linear) {
-      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
-    };
     int64_t biases = 0;
     for (const Tensor* t : {&bias_, &u_, &v_}) biases += t->defined() ? t->numel() : 0;
     // Positions a weight of its own is applied to, for both sums.
@@ -124,10 +121,7 @@ class Aft final : public TokenMixer {
       own = 2 * n * static_cast<double>(options_.factor);
       formula += " + 2 T R";
     }
-    return {{.part = "projections",
-             .formula = "8 C^2",
-             .parameters = count(*qkv_) + count(*output_),
-             .flops_per_token = 8 * width * width},
+    return {linear_cost("projections", "8 C^2", {qkv_, output_}),
             {.part = "aft " + options_.form,
              .formula = formula,
              .parameters = biases,

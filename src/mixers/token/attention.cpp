@@ -176,16 +176,9 @@ Cost Attention::map_cost(int64_t length) const {
 }
 
 std::vector<Cost> Attention::costs(int64_t length) const {
-  const auto count = [](const Linear& linear) {
-    return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
-  };
-  std::vector<Cost> out;
-  out.push_back({.part = "projections",
-                 .formula = "2 C (H D + Gk D + Gv E + H' E)",
-                 .parameters = count(*qkv_) + count(*output_),
-                 .flops_per_token =
-                     2.0 * static_cast<double>(qkv_->weight.numel() + output_->weight.numel())});
-  out.push_back(map_cost(length));
+  std::vector<Cost> out = {
+      linear_cost("projections", "2 C (H D + Gk D + Gv E + H' E)", {qkv_, output_}),
+      map_cost(length)};
   if (options_.qk_norm) {
     out.push_back({.part = "QK-norm",
                    .formula = "4 D (H + Gk)",

@@ -7,6 +7,8 @@
 //
 //   lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_init,  lambda_init = 0.8 - 0.6 exp(-0.3
 //   layer)
+#include <ATen/OpMathType.h>
+
 #include "mixers/token/attention.h"
 #include "ops/positionwise/op.h"
 
@@ -87,7 +89,7 @@ class Differential final : public Attention {
   Tensor order_maps(const Tensor& t, int64_t dim) override { return ordered(t, dim); }
 
   void compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions& o) override {
-    const auto wide = lambda_q1_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto wide = at::toOpMathType(lambda_q1_.scalar_type());
     const auto exp_dot = [&](const Tensor& a, const Tensor& b) {
       return (a.to(wide) * b.to(wide)).sum().exp();
     };

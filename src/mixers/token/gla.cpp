@@ -7,6 +7,8 @@
 //
 // The norm would remove D^-1/2, up to its eps: it is left out of the queries and eps is multiplied
 // by D instead, which is the same.
+#include <ATen/OpMathType.h>
+
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/gated_linear_attention/op.h"
@@ -64,19 +66,12 @@ class Gla final : public TokenMixer {
   }
 
   std::vector<Cost> costs(int64_t) const override {
-    int64_t parameters = 0, weights = 0;
-    for (const auto& linear : {qkv_, gate_, decay_down_, decay_up_, output_}) {
-      weights += linear->weight.numel();
-      for (const Tensor& p : linear->parameters()) parameters += p.numel();
-    }
     const auto values = static_cast<double>(values_);
-    return {{.part = "projections",
-             .formula = "2 (C H (2 D + 3 E) + R (C + H D))",
-             .parameters = parameters,
-             .flops_per_token = 2 * static_cast<double>(weights)},
+    return {linear_cost("projections", "2 (C H (2 D + 3 E) + R (C + H D))",
+                        {qkv_, gate_, decay_down_, decay_up_, output_}),
             {.part = "recurrence",
              .formula = "5 H D E",
-             .flops_per_token = 5 * static_cast<double>(keys_ / heads_) * values},
+             .flops_per_token = 5 * static_cast<double>(head_dim()) * values},
             {.part = "head norm and gate",
              .formula = "7 H E",
              .parameters = norm_.numel(),
@@ -84,10 +79,12 @@ class Gla final : public TokenMixer {
   }
 
   double state_bytes(int64_t) const override {
-    return 4.0 * static_cast<double>(keys_ / heads_ * values_);
+    return 4.0 * static_cast<double>(head_dim() * values_);
   }
 
  private:
+  int64_t head_dim() const { return keys_ / heads_; }  // of queries and keys
+
   // The output and the state after x.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents) {
     const auto by_head = [&](const Tensor& t) {
@@ -96,13 +93,13 @@ class Gla final : public TokenMixer {
     const std::vector<Tensor> parts =
         qkv_->forward(x).split_with_sizes({keys_, keys_, values_}, -1);
     // In bfloat16 the decays of rows that hardly forget would be rounded.
-    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto wide = at::toOpMathType(x.scalar_type());
     const Tensor log_decay =
         at::log_sigmoid(decay_up_->forward(decay_down_->forward(x)).to(wide)) / normalizer_;
     const auto [o, last] =
         ops::gated_linear_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]),
                                     by_head(log_decay), {.state = state, .documents = documents});
-    const double eps = 1e-6 * static_cast<double>(keys_ / heads_);
+    const double eps = 1e-6 * static_cast<double>(head_dim());
     const Tensor y =
         ops::gated_norm(o, by_head(gate_->forward(x)), at::full({}, eps, x.options().dtype(wide)));
     return {output_->forward((y * norm_.to(y.scalar_type())).flatten(-2)), last};

@@ -103,20 +103,12 @@ class Linformer final : public TokenMixer {
     return output_->forward(heads.flatten(-2));
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
-    const auto count = [](const Linear& linear) {
-      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
-    };
+  std::vector<Cost> costs(int64_t) const override {
     const auto rank = static_cast<double>(options_.rank);
     const auto width = static_cast<double>(output_->weight.size(0));
     int64_t own = 0;
     for (const auto& item : named_parameters(/*recurse=*/false)) own += item.value().numel();
-    (void)length;
-    return {{.part = "projections",
-             .formula = "8 C C",
-             .parameters = count(*qkv_) + count(*output_),
-             .flops_per_token =
-                 2.0 * static_cast<double>(qkv_->weight.numel() + output_->weight.numel())},
+    return {linear_cost("projections", "8 C C", {qkv_, output_}),
             {.part = "maps", .formula = "4 k C", .flops_per_token = 4 * rank * width},
             {.part = "projections along the sequence",
              .formula = "4 k C",

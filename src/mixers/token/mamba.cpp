@@ -9,6 +9,8 @@
 //
 // Starts as published: A_log = log(1..N) in each channel, D = 1, the bias of dt such that its
 // softplus is log-uniform in [1e-3, 1e-1], Wdt uniform within R^-1/2, filters within W^-1/2.
+#include <ATen/OpMathType.h>
+
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "ops/causal_conv1d/op.h"
@@ -75,16 +77,9 @@ class Mamba final : public TokenMixer {
   }
 
   std::vector<Cost> costs(int64_t) const override {
-    int64_t parameters = 0, weights = 0;
-    for (const auto& linear : {input_, select_, step_, output_}) {
-      weights += linear->weight.numel();
-      for (const Tensor& p : linear->parameters()) parameters += p.numel();
-    }
     const auto inner = static_cast<double>(inner_);
-    return {{.part = "projections",
-             .formula = "2 (3 C I + I (R + 2 N) + R I)",
-             .parameters = parameters,
-             .flops_per_token = 2 * static_cast<double>(weights)},
+    return {linear_cost("projections", "2 (3 C I + I (R + 2 N) + R I)",
+                        {input_, select_, step_, output_}),
             {.part = "convolution",
              .formula = "(2 W + 4) I",
              .parameters = conv_.numel() + conv_bias_.numel(),
@@ -111,7 +106,7 @@ class Mamba final : public TokenMixer {
     const std::vector<Tensor> selected =
         select_->forward(u).split_with_sizes({dt_rank_, d_state_, d_state_}, -1);
     // In bfloat16 the rates would be rounded.
-    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto wide = at::toOpMathType(x.scalar_type());
     std::tie(y, h) =
         ops::selective_scan(u, ops::streamed_linear(selected[0], step_->weight, step_->scale),
                             A_log_.to(wide).exp().neg(), selected[1], selected[2],

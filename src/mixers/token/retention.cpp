@@ -74,19 +74,12 @@ class Retention final : public TokenMixer {
   }
 
   std::vector<Cost> costs(int64_t length) const override {
-    const auto count = [](const Linear& linear) {
-      return linear.weight.numel() + (linear.bias.defined() ? linear.bias.numel() : 0);
-    };
     const auto heads = static_cast<double>(options_.heads);
     const double dim = static_cast<double>(output_->weight.size(0)) / heads;
     const double values = static_cast<double>(values_) / heads;
     const double keys = static_cast<double>(std::min(options_.chunk, length) + 1) / 2;
     return {
-        {.part = "projections",
-         .formula = "2 C H (2 D + 3 E)",
-         .parameters = count(*qkv_) + count(*gate_) + count(*output_),
-         .flops_per_token = 2.0 * static_cast<double>(qkv_->weight.numel() + gate_->weight.numel() +
-                                                      output_->weight.numel())},
+        linear_cost("projections", "2 C H (2 D + 3 E)", {qkv_, gate_, output_}),
         {.part = "retention",
          .formula = "2 H (K (D + E) + 2 D E), K = (chunk + 1) / 2",
          .flops_per_token = 2 * heads * (keys * (dim + values) + 2 * dim * values)},

@@ -5,6 +5,8 @@
 //   y = (sigmoid(r) * wkv(k, v; w, u)) Wo,   w = exp(time_decay)
 //
 // time_decay, bonus u and the proportions mu start as published, by depth and channel.
+#include <ATen/OpMathType.h>
+
 #include "mixers/mixer.h"
 #include "mixers/rwkv_start.h"
 #include "ops/token_shift/op.h"
@@ -47,14 +49,7 @@ class Rwkv final : public TokenMixer {
 
   std::vector<Cost> costs(int64_t) const override {
     const auto width = static_cast<double>(time_decay_.size(0));
-    int64_t parameters = 0;
-    for (const auto& linear : {key_, value_, receptance_, output_}) {
-      for (const Tensor& p : linear->parameters()) parameters += p.numel();
-    }
-    return {{.part = "projections",
-             .formula = "8 C^2",
-             .parameters = parameters,
-             .flops_per_token = 8 * width * width},
+    return {linear_cost("projections", "8 C^2", {key_, value_, receptance_, output_}),
             {.part = "token shift",
              .formula = "9 C",
              .parameters = mix_.numel(),
@@ -82,8 +77,7 @@ class Rwkv final : public TokenMixer {
     o.state = sums;
     o.documents = documents;
     // In bfloat16 the rates of slow channels would be rounded.
-    const Tensor rates =
-        time_decay_.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).exp();
+    const Tensor rates = time_decay_.to(at::toOpMathType(x.scalar_type())).exp();
     const auto [y, end] =
         ops::wkv(key_->forward(parts[0]), value_->forward(parts[1]), rates, bonus_, o);
     return {output_->forward(y), end};

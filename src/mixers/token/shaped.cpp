@@ -88,10 +88,7 @@ class Shaped final : public TokenMixer {
     const double keys =
         shape_.causal ? (static_cast<double>(length) + 1) / 2 : static_cast<double>(length);
     std::vector<Cost> out = {
-        {.part = "projections",
-         .formula = "4 C C",
-         .parameters = qk_->weight.numel() + qk_->bias.numel(),
-         .flops_per_token = 2.0 * static_cast<double>(qk_->weight.numel())},
+        linear_cost("projections", "4 C C", {qk_}),
         {.part = "maps", .formula = "4 K C", .flops_per_token = 4 * keys * width},
         {.part = "identity and mean",
          .formula = "7 C",

@@ -9,9 +9,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kWidth = 512, kWindow = 32;  // the window of the paper's language models
+constexpr int64_t kAftWidth = 512, kWindow = 32;  // the window of the paper's language models
 
-OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::kFloat) {
+OpCase aft_case(const std::string& form, int64_t length, at::ScalarType type = at::kFloat) {
   const bool local = form == "local";
   OpCase c;
   c.op = "aft";
@@ -20,7 +20,7 @@ OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::k
   c.dtype = type;
   c.inputs = [=] {
     std::vector<Tensor> x;
-    for (int i = 0; i < 3; ++i) x.push_back(at::randn({1, length, kWidth}).to(type));
+    for (int i = 0; i < 3; ++i) x.push_back(at::randn({1, length, kAftWidth}).to(type));
     if (local) x.push_back(at::randn({length, kWindow}) * 0.1);
     return x;
   };
@@ -32,9 +32,9 @@ OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::k
     o.backend = backend;
     return std::get<0>(aft(x[0], x[1], x[2], o));
   };
-  time_against_plain_attention(c, length, 8, kWidth / 8);
+  time_against_plain_attention(c, length, 8, kAftWidth / 8);
   // Both sums of every position over the window; in the backward both their gradients, and w's.
-  const double values = static_cast<double>(length * kWidth);
+  const double values = static_cast<double>(length * kAftWidth);
   const double band = local ? 4.0 * kWindow * values : 0;
   c.product_type = at::kFloat;  // the sums of exponentials, in every type
   const double bytes = values * static_cast<double>(c10::elementSize(type));
@@ -42,7 +42,7 @@ OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::k
   c.training_work = {.flops = 3 * band, .bytes = 11 * bytes, .exponentials = 2 * values};
   if (type == at::kFloat) {
     c.training_target = local ? 0.3 : 0.15;
-    if (!local) c.at_length = [=](int64_t other) { return make(form, other, type); };
+    if (!local) c.at_length = [=](int64_t other) { return aft_case(form, other, type); };
   }
   return c;
 }
@@ -50,7 +50,8 @@ OpCase make(const std::string& form, int64_t length, at::ScalarType type = at::k
 }  // namespace
 
 static std::vector<OpCase> aft_cases() {
-  return {make("simple", 2048), make("local", 2048), make("local", 2048, at::kBFloat16)};
+  return {aft_case("simple", 2048), aft_case("local", 2048),
+          aft_case("local", 2048, at::kBFloat16)};
 }
 
 static const CaseFamily aft_registered(aft_cases);

@@ -21,7 +21,7 @@ Tensor before_band(const Tensor& x, int64_t window) {
 std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const auto& [q, k, v, o] = given;
   if (o.form != "conv" || o.documents.defined()) return reference(given);
-  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
   const int64_t channels = q.size(2), heads = o.bias.size(0), size = channels / heads;

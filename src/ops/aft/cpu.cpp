@@ -26,10 +26,10 @@ Wkv::Arguments as_wkv(const Aft::Arguments& a) {
 }
 
 // The kernels of "local".
-struct Call : Held {
+struct AftCall : Held {
   aft_kernel::Args args;
 
-  explicit Call(const Aft::Arguments& a) {
+  explicit AftCall(const Aft::Arguments& a) {
     const Tensor bias = a.options.bias.to(at::kFloat);
     args.B = a.q.size(0);
     args.T = a.q.size(1);
@@ -70,7 +70,7 @@ const char* unsupported(const Aft::Arguments& a) {
 
 std::vector<Tensor> forward(const Aft::Arguments& a, bool training) {
   if (a.options.form == "simple") return wkv_forward_cpu(as_wkv(a), training);
-  Call call(a);
+  AftCall call(a);
   std::vector<Tensor> out = Aft::outputs(a, training);
   call.args.out = out[0].data_ptr();
   call.args.end = out[1].data_ptr<float>();
@@ -88,7 +88,7 @@ void backward_simple(const Aft::Arguments& a, Backward<Aft>& b) {
 
 void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   if (a.options.form == "simple") return backward_simple(a, b);
-  Call call(a);
+  AftCall call(a);
   aft_kernel::Args& args = call.args;
   const Tensor& bias = a.options.bias;
   const Tensor sums =
@@ -111,10 +111,10 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   b.gradients.options.bias = sums.sum(0);
 }
 
-const Kernels<Aft> cpu({.limits = "causal simple and local",
-                        .unsupported = unsupported,
-                        .forward = forward,
-                        .backward = backward});
+const Kernels<Aft> aft_cpu({.limits = "causal simple and local",
+                            .unsupported = unsupported,
+                            .forward = forward,
+                            .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

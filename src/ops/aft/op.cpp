@@ -64,25 +64,17 @@ void Aft::check(const Arguments& a) {
                     "\", expected \"simple\", \"local\", \"full\" or \"conv\".");
   TORCH_CHECK_VALUE(o.offset >= 0, "aft: offset is ", o.offset, ", expected at least 0.");
   check_bias(q, o);
-  const c10::SymInt batch = q.sym_size(0), length = q.sym_size(1);
+  const c10::SymInt batch = q.sym_size(0);
   if (o.lengths.defined()) {
     check_ids(kName, o.lengths, "lengths", q);
     check_shape(kName, o.lengths, "lengths", {batch}, "[B]");
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", q);
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, T]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, q);
   if (o.state.defined()) {
     TORCH_CHECK_VALUE(stateful(o),
                       "aft: state is given, but only causal \"simple\" and \"local\" "
                       "have one.");
-    check_shape(kName, o.state, "state", {batch, state_rows(o), q.sym_size(2)},
-                "[B, 3 + 2(W - 1), C]");
-    check_device(kName, o.state, "state", q);
-    const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    TORCH_CHECK_TYPE(o.state.scalar_type() == wide, "aft: state has dtype ", o.state.scalar_type(),
-                     ", expected ", wide, ".");
+    check_state(kName, o.state, {batch, state_rows(o), q.sym_size(2)}, "[B, 3 + 2(W - 1), C]", q);
   }
 }
 
@@ -97,7 +89,7 @@ std::vector<Tensor> Aft::outputs(const Arguments& a, bool training) {
           contiguous_float({batch, training ? chunks : 0, 3, channels}, a.q)};
 }
 
-static const Define<Aft> aft_defined;
+static const Define<Aft> aft_operator;
 
 std::tuple<Tensor, Tensor> aft(const Tensor& q, const Tensor& k, const Tensor& v,
                                const AftOptions& o) {

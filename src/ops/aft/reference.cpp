@@ -58,7 +58,7 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
 
 std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   const auto& [q, k, v, o] = given;
-  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
   const int64_t channels = q.size(2);

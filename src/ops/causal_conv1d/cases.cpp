@@ -9,7 +9,7 @@ namespace {
 
 using at::Tensor;
 
-OpCase make(int64_t length, at::ScalarType type) {
+OpCase causal_conv1d_case(int64_t length, at::ScalarType type) {
   const int64_t channels = 1024;
   OpCase c;
   c.op = "causal_conv1d";
@@ -37,7 +37,7 @@ OpCase make(int64_t length, at::ScalarType type) {
 }  // namespace
 
 static std::vector<OpCase> causal_conv1d_cases() {
-  return {make(2048, at::kFloat), make(2048, at::kBFloat16)};
+  return {causal_conv1d_case(2048, at::kFloat), causal_conv1d_case(2048, at::kBFloat16)};
 }
 
 static const CaseFamily causal_conv1d_registered(causal_conv1d_cases);

@@ -6,11 +6,11 @@
 namespace headloom::ops {
 namespace {
 
-struct Call : Held {
+struct CausalConv1dCall : Held {
   causal_conv1d_kernel::Args args;
   int64_t workers = 1;
 
-  explicit Call(const CausalConv1d::Arguments& a) {
+  explicit CausalConv1dCall(const CausalConv1d::Arguments& a) {
     args.B = a.x.size(0);
     args.L = a.x.size(1);
     args.C = a.x.size(2);
@@ -44,7 +44,7 @@ const char* unsupported(const CausalConv1d::Arguments& a) {
 }
 
 std::vector<Tensor> forward(const CausalConv1d::Arguments& a, bool training) {
-  Call call(a);
+  CausalConv1dCall call(a);
   std::vector<Tensor> y = CausalConv1d::outputs(a, training);
   call.args.out = y[0].data_ptr();
   call.run(false);
@@ -52,7 +52,7 @@ std::vector<Tensor> forward(const CausalConv1d::Arguments& a, bool training) {
 }
 
 void backward(const CausalConv1d::Arguments& a, Backward<CausalConv1d>& b) {
-  Call call(a);
+  CausalConv1dCall call(a);
   const auto real = a.x.options().dtype(at::kFloat);
   const Tensor grad_weight = at::zeros({call.workers, call.args.taps, call.args.C}, real);
   const Tensor grad_bias = at::zeros({call.workers, call.args.C}, real);
@@ -70,10 +70,10 @@ void backward(const CausalConv1d::Arguments& a, Backward<CausalConv1d>& b) {
   b.gradients.options.bias = grad_bias.sum(0);
 }
 
-const Kernels<CausalConv1d> cpu({.limits = "up to 8 taps",
-                                 .unsupported = unsupported,
-                                 .forward = forward,
-                                 .backward = backward});
+const Kernels<CausalConv1d> causal_conv1d_cpu({.limits = "up to 8 taps",
+                                               .unsupported = unsupported,
+                                               .forward = forward,
+                                               .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -18,7 +18,7 @@ void CausalConv1d::check(const Arguments& a) {
                     "causal_conv1d: x has shape ", x.sym_sizes(),
                     ", expected [B, L, C] with L and C of at least 1.");
   check_floating(kName, x, "x");
-  const c10::SymInt batch = x.sym_size(0), length = x.sym_size(1), channels = x.sym_size(2);
+  const c10::SymInt batch = x.sym_size(0), channels = x.sym_size(2);
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(0) == channels && weight.sym_size(1) >= 1,
                     "causal_conv1d: weight has shape ", weight.sym_sizes(),
                     ", expected [C, W] with C = ", channels, " and W of at least 1.");
@@ -32,10 +32,7 @@ void CausalConv1d::check(const Arguments& a) {
                 "[B, W - 1, C]");
     check_dtype(kName, o.state, "state", x, "x");
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", x, "x");
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, L]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, x, "x", "[B, L]");
 }
 
 // What runs along the sequence is cast to the autocast type; weights keep theirs.
@@ -73,7 +70,7 @@ std::tuple<Tensor, Tensor> CausalConv1d::result(const Arguments& a, std::vector<
   return {std::move(outputs[0]), state_after(a)};
 }
 
-static const Define<CausalConv1d> causal_conv1d_defined;
+static const Define<CausalConv1d> causal_conv1d_operator;
 
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight,
                                          const CausalConv1dOptions& o) {

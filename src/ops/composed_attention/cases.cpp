@@ -28,9 +28,10 @@ Tensor drawn(const std::vector<int64_t>& shape, double mean, double std, at::Sca
   return at::randn(shape).mul_(std).add_(mean).to(type);
 }
 
-OpCase make(const std::string& name, const Sizes& s, const ComposedAttentionOptions& base,
-            const Fill& fill, double forward_target, double training_target,
-            at::ScalarType type = at::kFloat) {
+OpCase composed_attention_case(const std::string& name, const Sizes& s,
+                               const ComposedAttentionOptions& base, const Fill& fill,
+                               double forward_target, double training_target,
+                               at::ScalarType type = at::kFloat) {
   OpCase c;
   c.op = "composed_attention";
   c.name = name + " T=" + std::to_string(s.length) + (type == at::kBFloat16 ? " bfloat16" : "");
@@ -147,23 +148,27 @@ static std::vector<OpCase> composed_attention_cases() {
   windowed.window = 256;
   std::vector<OpCase> cases;
   for (int64_t length : {512, 1024, 2048}) {
-    cases.push_back(make("dcmha", {.length = length}, causal, dynamic(true, true), 1.3, 1.6));
+    cases.push_back(composed_attention_case("dcmha", {.length = length}, causal,
+                                            dynamic(true, true), 1.3, 1.6));
   }
   for (int64_t length : {4096, 8192}) {
-    cases.push_back(make("dcmha", {.length = length}, causal, dynamic(true, true), 1.5, 1.8));
+    cases.push_back(composed_attention_case("dcmha", {.length = length}, causal,
+                                            dynamic(true, true), 1.5, 1.8));
   }
+  cases.push_back(composed_attention_case("dcmha window 256", {.length = 4096}, windowed,
+                                          dynamic(true, true), 1.3, 1.6));
   cases.push_back(
-      make("dcmha window 256", {.length = 4096}, windowed, dynamic(true, true), 1.3, 1.6));
-  cases.push_back(make("query-wise only", {}, causal, dynamic(true, false), 1.15, 1.4));
-  cases.push_back(make("talking heads", {}, causal, talking, 1.3, 1.6));
+      composed_attention_case("query-wise only", {}, causal, dynamic(true, false), 1.15, 1.4));
+  cases.push_back(composed_attention_case("talking heads", {}, causal, talking, 1.3, 1.6));
+  cases.push_back(composed_attention_case("differential", {.values = 4, .value_dim = 128}, causal,
+                                          difference, 1.15, 1.25));
+  cases.push_back(composed_attention_case("multi_token 6x11", {}, causal, multi_token, 2.0, 2.5));
+  cases.push_back(composed_attention_case(
+      "dcmha H=32 D=128", {.heads = 32, .keys = 32, .values = 32, .dim = 128, .value_dim = 128},
+      causal, dynamic(true, true), 1.3, 1.6));
+  cases.push_back(composed_attention_case("nothing composed", {}, causal, nothing, 1.0, 1.0));
   cases.push_back(
-      make("differential", {.values = 4, .value_dim = 128}, causal, difference, 1.15, 1.25));
-  cases.push_back(make("multi_token 6x11", {}, causal, multi_token, 2.0, 2.5));
-  cases.push_back(make("dcmha H=32 D=128",
-                       {.heads = 32, .keys = 32, .values = 32, .dim = 128, .value_dim = 128},
-                       causal, dynamic(true, true), 1.3, 1.6));
-  cases.push_back(make("nothing composed", {}, causal, nothing, 1.0, 1.0));
-  cases.push_back(make("dcmha", {}, causal, dynamic(true, true), 0, 0, at::kBFloat16));
+      composed_attention_case("dcmha", {}, causal, dynamic(true, true), 0, 0, at::kBFloat16));
   return cases;
 }
 

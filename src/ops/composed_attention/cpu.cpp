@@ -10,19 +10,19 @@ namespace headloom::ops {
 namespace {
 
 namespace kernels = composed_attention_kernel;
-using kernels::Args;
+
 using kernels::Plan;
 
 constexpr int64_t kMaxRank = 4;
 
-struct Call : Held {
-  Args args;
+struct ComposedAttentionCall : Held {
+  kernels::Args args;
 
   template <typename T>
   kernels::View<const T> view(const Tensor& t, at::IntArrayRef shape) {
     kernels::View<const T> out;
     if (!t.defined()) return out;
-    const Tensor& kept = hold(t.expand(shape));
+    const Tensor kept = hold(t.expand(shape));
     out.data = kept.const_data_ptr<T>();
     for (int64_t i = 0; i < kept.dim(); ++i) out.stride[i] = kept.stride(i);
     return out;
@@ -38,7 +38,7 @@ struct Call : Held {
 
 int64_t rank_of(const Tensor& down) { return down.defined() ? down.size(2) : 0; }
 
-kernels::Mix convert(Call& call, const HeadMix& m, int64_t heads) {
+kernels::Mix convert(ComposedAttentionCall& call, const HeadMix& m, int64_t heads) {
   kernels::Mix out;
   out.in = out.out = heads;
   if (!m.defined()) return out;
@@ -60,7 +60,8 @@ kernels::Mix convert(Call& call, const HeadMix& m, int64_t heads) {
   return out;
 }
 
-kernels::Conv convert(Call& call, const Tensor& kernel, const std::string& padding) {
+kernels::Conv convert(ComposedAttentionCall& call, const Tensor& kernel,
+                      const std::string& padding) {
   kernels::Conv out;
   if (!kernel.defined()) return out;
   out.kernel = call.floats(kernel);
@@ -75,9 +76,9 @@ void strides(const Tensor& t, int64_t* to) {
   for (int64_t i = 0; i < 4; ++i) to[i] = t.stride(i);
 }
 
-void convert(Call& call, const ComposedAttention::Arguments& arguments) {
+void convert(ComposedAttentionCall& call, const ComposedAttention::Arguments& arguments) {
   const auto& [q, k, v, o] = arguments;
-  Args& a = call.args;
+  kernels::Args& a = call.args;
   a.B = q.size(0);
   a.T = q.size(1);
   a.S = k.size(1);
@@ -112,7 +113,7 @@ void convert(Call& call, const ComposedAttention::Arguments& arguments) {
 
 // Whether the processor multiplies bfloat16 itself; otherwise it is widened
 // when packed.
-bool paired(const Args& a) {
+bool paired(const kernels::Args& a) {
   return a.type == Type::kBFloat16 && capability() == Capability::kAvx512Bf16;
 }
 
@@ -130,14 +131,14 @@ Tensor workspace(int64_t floats) {
 
 // Few queries against few keys: a second thread costs more than it brings. Measured: as much at 256
 // KB of keys and values.
-Plan forward_plan(const Args& a) {
+Plan forward_plan(const kernels::Args& a) {
   const Plan plan = kernels::make_plan(a, false, paired(a), thread_count());
   const int64_t size = a.type == Type::kBFloat16 ? 2 : 4;
   const bool small = a.B * a.S * (a.Gk * a.D + a.Gv * a.E) * size < int64_t{256} << 10;
   return plan.direct && small ? kernels::make_plan(a, false, paired(a), 1) : plan;
 }
 
-void run_all(const Args& a, const Plan& plan) {
+void run_all(const kernels::Args& a, const Plan& plan) {
   static kernels::Run* const kernel = HL_CHOOSE(kernels::run);
   const Tensor memory = workspace(kernels::memory_floats(a, plan));
   kernels::run_all(a, plan, kernel, memory.data_ptr<float>(), [](int64_t n, const auto& f) {
@@ -160,13 +161,14 @@ const char* mix_reason(const HeadMix& m) {
 
 // Contiguous memory for a gradient. Where there is no query or no key nothing runs that would write
 // it: then it is the sum of nothing.
-Tensor fresh_grad(const Args& a, const Tensor& like, at::ScalarType type) {
+Tensor fresh_grad(const kernels::Args& a, const Tensor& like, at::ScalarType type) {
   const auto options = like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
   return a.B * a.T * a.S > 0 ? at::empty(like.sizes(), options) : at::zeros(like.sizes(), options);
 }
 
 // Allocates the gradients of a mix and points the kernel to them.
-HeadMix allocate_grads(Call& call, const HeadMix& m, kernels::Mix& mix, int64_t workers) {
+HeadMix allocate_grads(ComposedAttentionCall& call, const HeadMix& m, kernels::Mix& mix,
+                       int64_t workers) {
   HeadMix out;
   out.groups = m.groups;
   const auto like = [&](const Tensor& t, float** data) {
@@ -197,8 +199,8 @@ void finish_grads(HeadMix& grads, const HeadMix& m) {
 }
 
 // The sums [n, bias]: one where no two workers add to the same elements, else one for each worker.
-Tensor allocate_bias_grad(Call& call, const Tensor& bias, int64_t workers) {
-  Args& a = call.args;
+Tensor allocate_bias_grad(ComposedAttentionCall& call, const Tensor& bias, int64_t workers) {
+  kernels::Args& a = call.args;
   const auto full = [&](int64_t dim, int64_t size) {
     return bias.dim() + dim >= 4 && bias.size(bias.dim() + dim - 4) == size;
   };
@@ -235,9 +237,9 @@ const char* unsupported(const ComposedAttention::Arguments& a) {
 }
 
 std::vector<Tensor> forward(const ComposedAttention::Arguments& arguments, bool training) {
-  Call call;
+  ComposedAttentionCall call;
   convert(call, arguments);
-  Args& a = call.args;
+  kernels::Args& a = call.args;
   std::vector<Tensor> out = ComposedAttention::outputs(arguments, training);
   a.out = out[0].data_ptr();
   a.lse = out[1].data_ptr<float>();
@@ -246,10 +248,10 @@ std::vector<Tensor> forward(const ComposedAttention::Arguments& arguments, bool 
 }
 
 void backward(const ComposedAttention::Arguments& arguments, Backward<ComposedAttention>& b) {
-  Call call;
+  ComposedAttentionCall call;
   convert(call, arguments);
   const auto& [q, k, v, o] = arguments;
-  Args& a = call.args;
+  kernels::Args& a = call.args;
   const int64_t workers = thread_count();
   auto& [grad_q, grad_k, grad_v, grads] = b.gradients;
   grad_q = fresh_grad(a, q, q.scalar_type());
@@ -283,7 +285,7 @@ void backward(const ComposedAttention::Arguments& arguments, Backward<ComposedAt
   finish(grads.bias, o.bias);
 }
 
-const Kernels<ComposedAttention> cpu(
+const Kernels<ComposedAttention> composed_attention_cpu(
     {.limits = c10::str("up to ", kernels::kMaxHeads, " maps, heads up to 256, rank up to ",
                         kMaxRank, ", convolutions up to ", kernels::kMaxConvQueries, " x ",
                         kernels::kMaxConvKeys),

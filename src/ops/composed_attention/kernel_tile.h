@@ -328,10 +328,9 @@ uint64_t visible_keys(const Args& a, int64_t batch, int64_t t, int64_t block, bo
     for (int64_t s = lo; s < hi; ++s) same |= static_cast<uint64_t>(ids[first + s] == own) << s;
     bits &= same;
   }
-  if (a.mask.data) {
+  if (a.mask.data != nullptr) {
     uint64_t shown = 0;
     for (int64_t s = lo; s < hi; ++s) {
-      // NOLINTNEXTLINE(bugprone-bool-pointer-implicit-conversion): the value is what is cast.
       shown |= static_cast<uint64_t>(*a.mask.at(batch, 0, t, first + s)) << s;
     }
     bits &= shown;

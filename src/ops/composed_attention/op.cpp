@@ -194,7 +194,7 @@ std::vector<Tensor> ComposedAttention::outputs(const Arguments& a, bool /*traini
           contiguous_float({q.sym_size(0), middle, q.sym_size(1)}, q)};
 }
 
-static const Define<ComposedAttention> composed_attention_defined;
+static const Define<ComposedAttention> composed_attention_operator;
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const ComposedAttentionOptions& o) {

@@ -194,7 +194,7 @@ Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
   }
   a = mix(a, o.pre);
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
-  const auto wide = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(a.scalar_type());
   a = a.to(wide);
   // A score of -inf hides a key as a mask does: a row of nothing else is one that sees no key.
   const Tensor some =

@@ -34,10 +34,10 @@ std::vector<Tensor> forward(const DynamicWeights::Arguments& a, bool training) {
   return y;
 }
 
-const Kernels<DynamicWeights> cpu({.limits = c10::str("up to ", kStreamedRows,
-                                                      " rows, where no gradient is wanted"),
-                                   .unsupported = unsupported,
-                                   .forward = forward});
+const Kernels<DynamicWeights> dynamic_weights_cpu(
+    {.limits = c10::str("up to ", kStreamedRows, " rows, where no gradient is wanted"),
+     .unsupported = unsupported,
+     .forward = forward});
 
 }  // namespace
 }  // namespace headloom::ops

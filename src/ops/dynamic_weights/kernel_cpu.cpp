@@ -29,13 +29,10 @@ void one(const Args& a, const T* hidden, const float* w2, float* sums, T* y) {
     float factor = 1;
     if (r < a.rank) {
       float squares = 0;
-      // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): all `width` sums are
-      // set.
       for (int64_t j = 0; j < n; ++j) squares += row[j] * row[j];
       factor = 1 / std::sqrt(squares / static_cast<float>(n) + 1e-6f);
     }
     T* to = y + r * a.groups * n;
-    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): as above.
     for (int64_t j = 0; j < n; ++j) narrow(factor * row[j], to + j);
   }
 }

@@ -43,7 +43,7 @@ std::vector<Tensor> DynamicWeights::result(const Arguments& a, const std::vector
   return out;
 }
 
-static const Define<DynamicWeights> dynamic_weights_defined;
+static const Define<DynamicWeights> dynamic_weights_operator;
 
 std::vector<Tensor> dynamic_weights(const Tensor& hidden, const Tensor& w2, int64_t rank,
                                     const std::optional<std::string>& backend) {

@@ -15,16 +15,10 @@ constexpr int64_t kSteps = 16;  // positions of a chunk: the backward's sums ove
 constexpr int64_t kGroup = 8;   // chunks of a group
 constexpr int64_t kLanes = 16;  // rows in scratch are whole vectors of every instruction set
 
-// A tensor [B, T, H, width] whose last dimension is contiguous; strides in elements.
-struct Rows {
-  const void* data = nullptr;
-  int64_t batch = 0, position = 0, head = 0;
-};
-
 struct Args {
   int64_t B = 0, T = 0, H = 0, D = 0, E = 0;
   Type type = Type::kFloat, decay_type = Type::kFloat;
-  Rows q, k, v, log_decay;
+  HeadSequence q, k, v, log_decay;
   const int64_t* documents = nullptr;  // [B, T]; one document where null
   const float* state = nullptr;        // [B, H, D, E]; zero where null
   void* out = nullptr;                 // [B, T, H, E]
@@ -34,7 +28,7 @@ struct Args {
   float* kept = nullptr;
 
   // Backward only.
-  Rows grad_out;
+  HeadSequence grad_out;
   const float* grad_last = nullptr;                              // [B, H, D, E]; zero where null
   void *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;  // as q, k and v, contiguous
   float* grad_log_decay = nullptr;                               // [B, T, H, D]

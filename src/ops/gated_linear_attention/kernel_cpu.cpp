@@ -27,8 +27,8 @@ struct Head {
   Head(const Args& args, int64_t item) : a(args), b(item / args.H), h(item % args.H) {}
 
   template <typename T>
-  const T* row(const Rows& rows, int64_t t) const {
-    return static_cast<const T*>(rows.data) + b * rows.batch + t * rows.position + h * rows.head;
+  const T* row(const HeadSequence& x, int64_t t) const {
+    return x.row<T>(b, t, h);
   }
   // Row t of a contiguous tensor.
   template <typename T>

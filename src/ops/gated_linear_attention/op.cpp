@@ -38,10 +38,6 @@ struct GatedLinearAttention {
 
 // --- What it takes and returns ---
 
-at::ScalarType wide_type(const Tensor& q) {
-  return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void GatedLinearAttention::check(const Arguments& a) {
   const auto& [q, k, v, log_decay, o] = a;
   TORCH_CHECK_VALUE(q.dim() == 4 && q.sym_size(1) >= 1 && q.sym_size(3) >= 1, kName,
@@ -62,16 +58,9 @@ void GatedLinearAttention::check(const Arguments& a) {
       ": log_decay has dtype ", log_decay.scalar_type(), ", expected ", at::kFloat, " or ",
       q.scalar_type(), " as q has.");
   if (o.state.defined()) {
-    check_shape(kName, o.state, "state", {batch, heads, q.sym_size(3), v.sym_size(3)},
-                "[B, H, D, E]");
-    check_device(kName, o.state, "state", q);
-    TORCH_CHECK_TYPE(o.state.scalar_type() == wide_type(q), kName, ": state has dtype ",
-                     o.state.scalar_type(), ", expected ", wide_type(q), ".");
+    check_state(kName, o.state, {batch, heads, q.sym_size(3), v.sym_size(3)}, "[B, H, D, E]", q);
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", q);
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, T]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, q);
   TORCH_CHECK_VALUE(o.form == "chunkwise" || o.form == "recurrent", kName, ": form is \"", o.form,
                     "\", expected \"chunkwise\" or \"recurrent\".");
   TORCH_CHECK_VALUE(o.chunk >= 1, kName, ": chunk is ", o.chunk, ", expected at least 1.");
@@ -89,7 +78,7 @@ std::vector<Tensor> GatedLinearAttention::outputs(const Arguments& a, bool train
           contiguous_float({batch, heads, training ? groups : 0, dim, values}, a.q)};
 }
 
-const Define<GatedLinearAttention> defined;
+const Define<GatedLinearAttention> gated_linear_attention_operator;
 
 // --- The definition ---
 
@@ -148,7 +137,7 @@ GatedLinearAttention::Result chunkwise(const Rows& r, int64_t chunk) {
 
 std::tuple<Tensor, Tensor> GatedLinearAttention::reference(const Arguments& a) {
   const GatedLinearAttentionOptions& o = a.options;
-  const auto wide = wide_type(a.q);
+  const auto wide = at::toOpMathType(a.q.scalar_type());
   const int64_t length = a.q.sym_size(1).guard_int(__FILE__, __LINE__);
   const auto heads_first = [&](const Tensor& t) { return t.to(wide).transpose(1, 2); };
   Rows r = {heads_first(a.q), heads_first(a.k), heads_first(a.v), heads_first(a.log_decay),
@@ -172,10 +161,10 @@ std::tuple<Tensor, Tensor> GatedLinearAttention::reference(const Arguments& a) {
 
 // --- The CPU kernels ---
 
-struct Call : Held {
+struct GatedLinearAttentionCall : Held {
   gated_linear_attention_kernel::Args args;
 
-  explicit Call(const GatedLinearAttention::Arguments& a) {
+  explicit GatedLinearAttentionCall(const GatedLinearAttention::Arguments& a) {
     args.B = a.q.size(0);
     args.T = a.q.size(1);
     args.H = a.q.size(2);
@@ -183,18 +172,12 @@ struct Call : Held {
     args.E = a.v.size(3);
     args.type = kernel_type(a.q);
     args.decay_type = kernel_type(a.log_decay);
-    args.q = rows(a.q);
-    args.k = rows(a.k);
-    args.v = rows(a.v);
-    args.log_decay = rows(a.log_decay);
+    args.q = head_sequence(a.q);
+    args.k = head_sequence(a.k);
+    args.v = head_sequence(a.v);
+    args.log_decay = head_sequence(a.log_decay);
     args.documents = whole<int64_t>(a.options.documents);
     args.state = whole<float>(a.options.state);
-  }
-
-  // [B, T, H, width], read in place where the last dimension is contiguous.
-  gated_linear_attention_kernel::Rows rows(const Tensor& t) {
-    const Tensor& held = hold(t.stride(3) == 1 ? t : t.contiguous());
-    return {held.const_data_ptr(), held.stride(0), held.stride(1), held.stride(2)};
   }
 
   void run(bool backward) const {
@@ -208,7 +191,7 @@ struct Call : Held {
 };
 
 std::vector<Tensor> forward(const GatedLinearAttention::Arguments& a, bool training) {
-  Call call(a);
+  GatedLinearAttentionCall call(a);
   std::vector<Tensor> outputs = GatedLinearAttention::outputs(a, training);
   call.args.out = outputs[0].data_ptr();
   call.args.last = outputs[1].data_ptr<float>();
@@ -218,8 +201,8 @@ std::vector<Tensor> forward(const GatedLinearAttention::Arguments& a, bool train
 }
 
 void backward(const GatedLinearAttention::Arguments& a, Backward<GatedLinearAttention>& b) {
-  Call call(a);
-  call.args.grad_out = call.rows(b.grads[0]);
+  GatedLinearAttentionCall call(a);
+  call.args.grad_out = call.head_sequence(b.grads[0]);
   call.args.grad_last = call.whole<float>(b.grads[1]);
   call.args.kept = const_cast<float*>(call.whole<float>(b.kept[0]));
   GatedLinearAttention::Arguments& to = b.gradients;
@@ -238,12 +221,13 @@ void backward(const GatedLinearAttention::Arguments& a, Backward<GatedLinearAtte
   call.run(true);
 }
 
-const Kernels<GatedLinearAttention> cpu({.forward = forward, .backward = backward});
+const Kernels<GatedLinearAttention> gated_linear_attention_cpu({.forward = forward,
+                                                                .backward = backward});
 
 // --- What it is timed on: as retention, beside plain attention with as many heads ---
 
-OpCase make(int64_t length, double forward_target, double training_target,
-            at::ScalarType type = at::kFloat) {
+OpCase gated_linear_attention_case(int64_t length, double forward_target, double training_target,
+                                   at::ScalarType type = at::kFloat) {
   constexpr int64_t kHeads = 8, kDim = 64, kValues = 128;
   OpCase c;
   c.op = GatedLinearAttention::kName;
@@ -278,12 +262,14 @@ OpCase make(int64_t length, double forward_target, double training_target,
                      .exponentials = positions * 2 * decays};
   c.forward_target = forward_target;
   c.training_target = training_target;
-  c.at_length = [=](int64_t other) { return make(other, 0, 0, type); };
+  c.at_length = [=](int64_t other) { return gated_linear_attention_case(other, 0, 0, type); };
   return c;
 }
 
 std::vector<OpCase> cases() {
-  return {make(2048, 0.35, 0.35), make(4096, 0.18, 0.22), make(2048, 0, 0, at::kBFloat16)};
+  return {gated_linear_attention_case(2048, 0.35, 0.35),
+          gated_linear_attention_case(4096, 0.18, 0.22),
+          gated_linear_attention_case(2048, 0, 0, at::kBFloat16)};
 }
 
 const CaseFamily registered(cases);

@@ -37,7 +37,7 @@ void backward(const GatedNorm::Arguments& a, Backward<GatedNorm>& b) {
   run(args, a);
 }
 
-const Kernels<GatedNorm> cpu({.forward = forward, .backward = backward});
+const Kernels<GatedNorm> gated_norm_cpu({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -39,7 +39,7 @@ std::vector<Tensor> GatedNorm::outputs(const Arguments& a, bool /*training*/) {
   return {contiguous_like(a.x)};
 }
 
-static const Define<GatedNorm> defined;
+static const Define<GatedNorm> gated_norm_operator;
 
 Tensor gated_norm(const Tensor& x, const Tensor& gate, const Tensor& eps,
                   const std::optional<std::string>& backend) {

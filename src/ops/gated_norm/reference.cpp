@@ -4,7 +4,7 @@ namespace headloom::ops {
 
 Tensor GatedNorm::reference(const Arguments& a) {
   const auto& [x, gate, eps] = a;
-  const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
+  const auto wide = at::toOpMathType(x.scalar_type());
   const Tensor value = x.to(wide);
   const Tensor scale = (value.square().mean(-1) + eps).rsqrt().unsqueeze(-1);
   return (at::silu(gate.to(wide)) * (value * scale)).to(x.scalar_type());

@@ -91,9 +91,9 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
     float* c = C + m * ldc;
     // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to MR, at most 8.
     switch (rows) {
-#define HL_ROWS(n)                                                                             \
-  case n:                                                                                      \
-    if constexpr (n <= MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
+#define HL_ROWS(n)                                                                               \
+  case n:                                                                                        \
+    if constexpr ((n) <= MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
     break;
       HL_ROWS(1)
       HL_ROWS(2)

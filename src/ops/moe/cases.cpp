@@ -10,27 +10,27 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kWidth = 512, kHidden = 256, kRouted = 64, kShared = 2, kActive = 6;
+constexpr int64_t kMoeWidth = 512, kHidden = 256, kRouted = 64, kShared = 2, kActive = 6;
 
 Tensor dense(const Tensor& x, const Tensor& up, const Tensor& down) {
   const auto h = at::linear(x, up).chunk(2, -1);
   return at::linear(at::silu(h[0]) * h[1], down);
 }
 
-OpCase make(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
+OpCase moe_case(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
   OpCase c;
   c.op = "moe";
   c.name = "64 routed, 2 shared, 6 active, " + std::to_string(tokens) + " tokens" +
            (type == at::kBFloat16 ? " bfloat16" : "");
   c.dtype = type;
   const auto matrix = [type](at::IntArrayRef sizes) { return (at::randn(sizes) * 0.04).to(type); };
-  const auto x = [=] { return at::randn({tokens, kWidth}).to(type); };
+  const auto x = [=] { return at::randn({tokens, kMoeWidth}).to(type); };
   c.inputs = [=] {
     const Tensor scores = at::softmax(at::randn({tokens, kRouted}), -1);
     const auto [weight, choice] = at::topk(scores, kActive);
     return std::vector<Tensor>{
-        x(),    matrix({kRouted, 2 * kHidden, kWidth}),  matrix({kRouted, kWidth, kHidden}),
-        weight, matrix({2 * kShared * kHidden, kWidth}), matrix({kWidth, kShared * kHidden}),
+        x(),    matrix({kRouted, 2 * kHidden, kMoeWidth}),  matrix({kRouted, kMoeWidth, kHidden}),
+        weight, matrix({2 * kShared * kHidden, kMoeWidth}), matrix({kMoeWidth, kShared * kHidden}),
         choice};
   };
   c.differentiable = 6;
@@ -40,13 +40,13 @@ OpCase make(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
   c.baseline_name = "dense SwiGLU, equal active parameters";
   const int64_t active = (kShared + kActive) * kHidden;
   c.baseline_inputs = [=] {
-    return std::vector<Tensor>{x(), matrix({2 * active, kWidth}), matrix({kWidth, active})};
+    return std::vector<Tensor>{x(), matrix({2 * active, kMoeWidth}), matrix({kMoeWidth, active})};
   };
   c.baseline = [](const std::vector<Tensor>& in) { return dense(in[0], in[1], in[2]); };
-  const auto flops = static_cast<double>(tokens * 6 * kWidth * active);
+  const auto flops = static_cast<double>(tokens * 6 * kMoeWidth * active);
   const auto units = static_cast<double>(tokens * active);
   const double bytes =
-      static_cast<double>((kRouted + kShared) * 3 * kWidth * kHidden + 2 * tokens * kWidth) *
+      static_cast<double>((kRouted + kShared) * 3 * kMoeWidth * kHidden + 2 * tokens * kMoeWidth) *
       static_cast<double>(at::elementSize(type));
   c.forward_work = {.flops = flops, .bytes = bytes, .exponentials = units};
   c.training_work = {.flops = 3 * flops, .bytes = 3 * bytes, .exponentials = 2 * units};
@@ -56,7 +56,9 @@ OpCase make(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
 
 }  // namespace
 
-static std::vector<OpCase> moe_cases() { return {make(4096, 1.3), make(4096, 0, at::kBFloat16)}; }
+static std::vector<OpCase> moe_cases() {
+  return {moe_case(4096, 1.3), moe_case(4096, 0, at::kBFloat16)};
+}
 
 static const CaseFamily moe_registered(moe_cases);
 

@@ -10,11 +10,8 @@
 namespace headloom::ops {
 namespace {
 
-using moe_kernel::Args;
-using moe_kernel::Step;
-
 // The tokens' choices sorted by expert: a row is one choice of one token.
-struct Call : Held {
+struct MoeCall : Held {
   const Moe::Arguments& a;
   const int64_t tokens = a.x.size(0), width = a.x.size(1), hidden = a.down.size(2);
   const int64_t experts = a.up.size(0), rows = a.choice.numel();
@@ -25,7 +22,7 @@ struct Call : Held {
   std::vector<float> row_weight = std::vector<float>(rows);  // [rows]
   std::vector<int64_t> largest_first;                        // experts that were chosen
 
-  explicit Call(const Moe::Arguments& arguments) : a(arguments) {
+  explicit MoeCall(const Moe::Arguments& arguments) : a(arguments) {
     const int64_t* const expert = whole<int64_t>(a.choice);
     for (int64_t i = 0; i < rows; ++i) {
       TORCH_CHECK_INDEX(expert[i] >= 0 && expert[i] < experts, "moe: choice has the expert ",
@@ -72,7 +69,7 @@ struct Call : Held {
     });
   }
 
-  void run(Args args, int64_t count) const {
+  void run(moe_kernel::Args args, int64_t count) const {
     static moe_kernel::Run* const kernel = HL_CHOOSE(moe_kernel::run);
     args.type = kernel_type(a.x);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(args.width, 1));
@@ -82,7 +79,7 @@ struct Call : Held {
   // The rows of an expert, of [N, C].
   Tensor gather(const void* from, int64_t expert) const {
     Tensor out = empty(size(expert), width);
-    run({.step = Step::kGather,
+    run({.step = moe_kernel::Step::kGather,
          .width = width,
          .rows = from,
          .index = token.data() + begin[expert],
@@ -92,7 +89,7 @@ struct Call : Held {
   }
   // Sums over each token's rows into `out` [N, C].
   void combine(const Tensor& from, const float* factors, const Tensor& out) const {
-    run({.step = Step::kCombine,
+    run({.step = moe_kernel::Step::kCombine,
          .width = width,
          .weight = factors,
          .rows = from.const_data_ptr(),
@@ -107,7 +104,7 @@ struct Call : Held {
 void product(Tensor out, const Tensor& a, const Tensor& b) { at::mm_out(out, a, b); }
 
 std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
-  Call call(a);
+  MoeCall call(a);
   std::vector<Tensor> outputs = Moe::outputs(a, training);
   const void* const x = call.whole(a.x);
   const Tensor results = call.empty(call.rows, call.width);
@@ -116,7 +113,7 @@ std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
     const Tensor h = training ? call.rows_of(outputs[1], e) : call.empty(n, 2 * call.hidden);
     product(h, call.gather(x, e), a.up[e].t());
     const Tensor active = call.empty(n, call.hidden);
-    call.run({.step = Step::kActivate,
+    call.run({.step = moe_kernel::Step::kActivate,
               .width = call.hidden,
               .h = h.const_data_ptr(),
               .a = active.data_ptr()},
@@ -128,7 +125,7 @@ std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
 }
 
 void backward(const Moe::Arguments& a, Backward<Moe>& b) {
-  Call call(a);
+  MoeCall call(a);
   const void *const x = call.whole(a.x), *const grad = call.whole(b.grads[0]);
   Moe::Arguments& to = b.gradients;
   to = {.x = contiguous_like(a.x),
@@ -143,7 +140,7 @@ void backward(const Moe::Arguments& a, Backward<Moe>& b) {
     const Tensor grad_out = call.gather(grad, e), h = call.rows_of(b.kept[0], e);
     const Tensor active = call.empty(n, call.hidden), grad_h = call.empty(n, 2 * call.hidden);
     product(active, grad_out, a.down[e]);  // without the weight, whose gradient it makes
-    call.run({.step = Step::kBackward,
+    call.run({.step = moe_kernel::Step::kBackward,
               .width = call.hidden,
               .h = h.const_data_ptr(),
               .a = active.data_ptr(),
@@ -165,9 +162,9 @@ void backward(const Moe::Arguments& a, Backward<Moe>& b) {
   call.combine(grad_rows, nullptr, to.x);
 }
 
-const Kernels<Moe> cpu({.limits = "with ATen's matrix products of the tokens sorted by expert",
-                        .forward = forward,
-                        .backward = backward});
+const Kernels<Moe> moe_cpu({.limits = "with ATen's matrix products of the tokens sorted by expert",
+                            .forward = forward,
+                            .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

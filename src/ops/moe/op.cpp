@@ -35,7 +35,7 @@ std::vector<Tensor> Moe::outputs(const Arguments& a, bool training) {
   return {contiguous_like(a.x), at::empty_symint({rows, a.up.sym_size(1)}, a.x.options())};
 }
 
-static const Define<Moe> moe_defined;
+static const Define<Moe> moe_operator;
 
 Tensor moe(const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& choice,
            const Tensor& weight, const std::optional<std::string>& backend) {

@@ -7,7 +7,10 @@ namespace headloom::ops {
 namespace {
 
 // Rows of `width` values that are worth a thread: below, starting it takes longer than they do.
-int64_t grain(int64_t width) { return std::max<int64_t>(1, (int64_t{1} << 14) / width); }
+// Rows may be empty.
+int64_t grain(int64_t width) {
+  return std::max<int64_t>(1, (int64_t{1} << 14) / std::max<int64_t>(width, 1));
+}
 
 // --- rms_norm ---
 
@@ -58,7 +61,6 @@ void norm_backward(const RmsNorm::Arguments& a, Backward<RmsNorm>& b) {
 void turn(const Tensor& from, const Rotary::Arguments& a, bool back, const Tensor& to) {
   static positionwise_kernel::Rotary* const kernel = HL_CHOOSE(positionwise_kernel::rotary);
   Held held;
-  const Tensor values = from.stride(-1) == 1 ? from : from.contiguous();
   positionwise_kernel::RotaryArgs args;
   args.length = from.size(1);
   args.heads = from.size(2);
@@ -67,8 +69,7 @@ void turn(const Tensor& from, const Rotary::Arguments& a, bool back, const Tenso
   args.interleaved = a.interleaved;
   args.back = back;
   args.type = kernel_type(from);
-  args.x = values.const_data_ptr();
-  for (int i = 0; i < 3; ++i) args.x_stride[i] = values.stride(i);
+  args.x = held.head_sequence(from);
   args.cos = held.whole<float>(a.cos);
   args.sin = held.whole<float>(a.sin);
   args.table_stride[0] = a.cos.dim() == 3 ? args.length * args.pairs : 0;

@@ -22,8 +22,7 @@ struct RotaryArgs {
   bool interleaved = false;
   bool back = false;  // turns the other way, which is the backward
   Type type = Type::kFloat;
-  const void* x = nullptr;  // [B, T, H, D]
-  int64_t x_stride[3] = {0, 0, 0};
+  HeadSequence x;
   const float *cos = nullptr, *sin = nullptr;
   int64_t table_stride[2] = {0, 0};  // [B, T, P]; 0 for B: the same for all
   void* y = nullptr;                 // [B, T, H, D] contiguous

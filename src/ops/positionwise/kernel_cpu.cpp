@@ -111,8 +111,7 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     const int64_t table = b * a.table_stride[0] + t * a.table_stride[1];
     const float *cos = a.cos + table, *sin = a.sin + table;
     for (int64_t h = 0; h < a.heads; ++h) {
-      const T* x =
-          static_cast<const T*>(a.x) + b * a.x_stride[0] + t * a.x_stride[1] + h * a.x_stride[2];
+      const T* x = a.x.row<T>(b, t, h);
       T* y = static_cast<T*>(a.y) + (row * a.heads + h) * a.width;
       if (a.interleaved) {
         turn_neighbours(x, cos, sin, sign, a.pairs, y);

@@ -28,7 +28,7 @@ void Rotary::check(const Arguments& a) {
                     ", expected [T, P] or [B, T, P] with P from 1 to D / 2 of x [B, T, H, D] = ",
                     x.sym_sizes(), ".");
   const c10::SymInt pairs = cos.sym_size(-1);
-  const auto real = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto real = at::toOpMathType(x.scalar_type());
   for (const auto& [t, name] : {std::pair(&cos, "cos"), std::pair(&a.sin, "sin")}) {
     if (cos.dim() == 3) {
       check_shape(kName, *t, name, {x.sym_size(0), x.sym_size(1), pairs}, "[B, T, P]");
@@ -62,9 +62,9 @@ std::vector<Tensor> Swiglu::outputs(const Arguments& a, bool /*training*/) {
   return {at::empty_symint(sizes, a.x.options())};
 }
 
-static const Define<RmsNorm> rms_norm_defined;
-static const Define<Rotary> rotary_defined;
-static const Define<Swiglu> swiglu_defined;
+static const Define<RmsNorm> rms_norm_operator;
+static const Define<Rotary> rotary_operator;
+static const Define<Swiglu> swiglu_operator;
 
 Tensor rms_norm(const Tensor& x, const Tensor& scale, double eps,
                 const std::optional<std::string>& backend) {

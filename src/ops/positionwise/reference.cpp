@@ -4,7 +4,7 @@ namespace headloom::ops {
 
 namespace {
 
-Tensor widened(const Tensor& x) { return x.to(at::promote_types(x.scalar_type(), at::kFloat)); }
+Tensor widened(const Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); }
 
 }  // namespace
 

@@ -12,8 +12,8 @@ using at::Tensor;
 
 constexpr int64_t kHeads = 8, kDim = 64, kValues = 128;
 
-OpCase make(int64_t length, double forward_target, double training_target,
-            at::ScalarType type = at::kFloat) {
+OpCase retention_case(int64_t length, double forward_target, double training_target,
+                      at::ScalarType type = at::kFloat) {
   OpCase c;
   c.op = "retention";
   c.name = "chunkwise T=" + std::to_string(length) + (type == at::kBFloat16 ? " bfloat16" : "");
@@ -41,14 +41,15 @@ OpCase make(int64_t length, double forward_target, double training_target,
                      .bytes = positions * (2 * rows + grads) * element};
   c.forward_target = forward_target;
   c.training_target = training_target;
-  c.at_length = [=](int64_t other) { return make(other, 0, 0, type); };
+  c.at_length = [=](int64_t other) { return retention_case(other, 0, 0, type); };
   return c;
 }
 
 }  // namespace
 
 static std::vector<OpCase> retention_cases() {
-  return {make(2048, 0.35, 0.25), make(4096, 0.18, 0.13), make(2048, 0, 0, at::kBFloat16)};
+  return {retention_case(2048, 0.35, 0.25), retention_case(4096, 0.18, 0.13),
+          retention_case(2048, 0, 0, at::kBFloat16)};
 }
 
 static const CaseFamily retention_registered(retention_cases);

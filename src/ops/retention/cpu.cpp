@@ -11,12 +11,12 @@ using retention_kernel::padded;
 
 constexpr int64_t kLargestChunk = 256;
 
-struct Call : Held {
+struct RetentionCall : Held {
   retention_kernel::Args args{};
   std::vector<retention_kernel::Chunk> chunks;
   std::vector<int64_t> first_chunk;
 
-  explicit Call(const Retention::Arguments& a) {
+  explicit RetentionCall(const Retention::Arguments& a) {
     args.B = a.q.size(0);
     args.T = a.q.size(1);
     args.H = a.q.size(2);
@@ -24,18 +24,12 @@ struct Call : Held {
     args.E = a.v.size(3);
     args.type = kernel_type(a.q);
     args.chunk = std::min(padded(std::min(a.options.chunk, kLargestChunk)), padded(args.T));
-    args.q = rows(a.q);
-    args.k = rows(a.k);
-    args.v = rows(a.v);
+    args.q = head_sequence(a.q);
+    args.k = head_sequence(a.k);
+    args.v = head_sequence(a.v);
     args.powers = powers_of(a.gamma);
     args.state = whole<float>(a.options.state);
     cut(whole<int64_t>(a.options.documents));
-  }
-
-  // [B, T, H, width], read in place where the last dimension is contiguous.
-  retention_kernel::Rows rows(const Tensor& t) {
-    const Tensor& held = hold(t.stride(3) == 1 ? t : t.contiguous());
-    return {held.const_data_ptr(), held.stride(0), held.stride(1), held.stride(2)};
   }
 
   void run(bool backward) const {
@@ -91,7 +85,7 @@ const char* unsupported(const Retention::Arguments& a) {
 }
 
 std::vector<Tensor> forward(const Retention::Arguments& a, bool training) {
-  Call call(a);
+  RetentionCall call(a);
   std::vector<Tensor> outputs = Retention::outputs(a, training);
   call.args.out = outputs[0].data_ptr();
   call.args.final_state = outputs[1].data_ptr<float>();
@@ -100,8 +94,8 @@ std::vector<Tensor> forward(const Retention::Arguments& a, bool training) {
 }
 
 void backward(const Retention::Arguments& a, Backward<Retention>& b) {
-  Call call(a);
-  call.args.grad_out = call.rows(b.grads[0]);
+  RetentionCall call(a);
+  call.args.grad_out = call.head_sequence(b.grads[0]);
   call.args.grad_final_state = call.whole<float>(b.grads[1]);
   Retention::Arguments& to = b.gradients;
   to.q = contiguous_like(a.q);
@@ -117,10 +111,10 @@ void backward(const Retention::Arguments& a, Backward<Retention>& b) {
   call.run(true);
 }
 
-const Kernels<Retention> cpu({.limits = "the chunkwise form",
-                              .unsupported = unsupported,
-                              .forward = forward,
-                              .backward = backward});
+const Kernels<Retention> retention_cpu({.limits = "the chunkwise form",
+                                        .unsupported = unsupported,
+                                        .forward = forward,
+                                        .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

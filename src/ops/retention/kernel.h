@@ -18,17 +18,11 @@ struct Chunk {
   bool fresh;  // the state before it is zero: a document begins, or the sequence without a state
 };
 
-// A tensor [B, T, H, width] whose last dimension is contiguous; strides in elements.
-struct Rows {
-  const void* data = nullptr;
-  int64_t batch = 0, position = 0, head = 0;
-};
-
 struct Args {
   int64_t B, T, H, D, E;
   Type type;
   int64_t chunk;  // a multiple of kAlign
-  Rows q, k, v, grad_out;
+  HeadSequence q, k, v, grad_out;
   // [H, 3 chunk]: gamma^chunk, ..., gamma, 1, zeros up to 2 chunk, 1, gamma, ..., gamma^(chunk-1)
   const float* powers;
   const Chunk* chunks;

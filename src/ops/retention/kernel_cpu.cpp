@@ -74,16 +74,15 @@ struct Head {
 
   // Row r of a chunk.
   template <typename T>
-  const T* row(const Rows& rows, const Chunk& chunk, int64_t r) const {
-    return static_cast<const T*>(rows.data) + b * rows.batch + h * rows.head +
-           (chunk.begin + r) * rows.position;
+  const T* row(const HeadSequence& x, const Chunk& chunk, int64_t r) const {
+    return x.row<T>(b, chunk.begin + r, h);
   }
 };
 
 // Asks for row r of a chunk, if there is one: rows are too far apart for the processor to foresee.
 // Inlined always: the compiler drops calls of a function that only prefetches.
 template <typename T>
-HL_INLINE void fetch(const Head& head, const Rows& from, const Chunk* chunk, int64_t r,
+HL_INLINE void fetch(const Head& head, const HeadSequence& from, const Chunk* chunk, int64_t r,
                      int64_t width) {
   if (chunk == nullptr || r >= chunk->length) return;
   const T* row = head.row<T>(from, *chunk, r);
@@ -96,8 +95,8 @@ HL_INLINE void fetch(const Head& head, const Rows& from, const Chunk* chunk, int
 // rows, to `to` and, row r times factors[r * step], to `decayed`; either may be null. Meanwhile
 // fetches the rows of `next`.
 template <typename T, typename To, typename Decayed = float>
-void pack(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next, int64_t width,
-          To* to, int64_t line, const float* factors = nullptr, int64_t step = 0,
+void pack(const Head& head, const HeadSequence& from, const Chunk& chunk, const Chunk* next,
+          int64_t width, To* to, int64_t line, const float* factors = nullptr, int64_t step = 0,
           Decayed* decayed = nullptr, int64_t decayed_line = 0) {
   const int64_t whole = padded(width);
   for (int64_t r = 0; r < chunk.length; ++r) {
@@ -127,7 +126,7 @@ void pack(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* n
 
 // The same as right factors of sums over the rows.
 template <typename T>
-void pack_columns(const Head& head, const Rows& from, const Chunk& chunk, const Chunk* next,
+void pack_columns(const Head& head, const HeadSequence& from, const Chunk& chunk, const Chunk* next,
                   int64_t width, Element<T>* to, int64_t line, const float* factors = nullptr,
                   int64_t step = 0, Element<T>* decayed = nullptr) {
   if constexpr (!kHalf<T>) {
@@ -137,7 +136,7 @@ void pack_columns(const Head& head, const Rows& from, const Chunk& chunk, const 
     for (int64_t r = 0; r < padded(chunk.length); r += 2) {
       const bool first = r < chunk.length, second = r + 1 < chunk.length;
       const T* low = first ? head.row<T>(from, chunk, r) : nullptr;
-      const T* high = second ? low + from.position : nullptr;
+      const T* high = second ? low + from.time : nullptr;
       fetch<T>(head, from, next, r, width);
       fetch<T>(head, from, next, r + 1, width);
       const vf low_factor = bcast(decayed && first ? factors[r * step] : 0);

@@ -25,16 +25,9 @@ void Retention::check(const Arguments& a) {
                    "retention: gamma has dtype ", gamma.scalar_type(),
                    ", expected float32 or float64.");
   if (o.state.defined()) {
-    check_shape(kName, o.state, "state", {batch, heads, q.sym_size(3), values}, "[B, H, D, E]");
-    check_device(kName, o.state, "state", q);
-    const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    TORCH_CHECK_TYPE(o.state.scalar_type() == wide, "retention: state has dtype ",
-                     o.state.scalar_type(), ", expected ", wide, ".");
+    check_state(kName, o.state, {batch, heads, q.sym_size(3), values}, "[B, H, D, E]", q);
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", q);
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, T]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, q);
   TORCH_CHECK_VALUE(o.form == "chunkwise" || o.form == "parallel" || o.form == "recurrent",
                     "retention: form is \"", o.form,
                     "\", expected \"chunkwise\", \"parallel\" or \"recurrent\".");
@@ -50,7 +43,7 @@ std::vector<Tensor> Retention::outputs(const Arguments& a, bool /*training*/) {
       contiguous_float({a.q.sym_size(0), a.q.sym_size(2), a.q.sym_size(3), a.v.sym_size(3)}, a.q)};
 }
 
-static const Define<Retention> retention_defined;
+static const Define<Retention> retention_operator;
 
 std::tuple<Tensor, Tensor> retention(const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& gamma, const RetentionOptions& o) {

@@ -106,7 +106,7 @@ Step recurrent(const Stretch& s, const Tensor& gamma) {
 
 std::tuple<Tensor, Tensor> Retention::reference(const Arguments& a) {
   const auto& [q, k, v, gamma, o] = a;
-  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(q.scalar_type());
   const auto heads_first = [&](const Tensor& t) { return t.to(wide).transpose(1, 2); };
   Stretch all = {heads_first(q), heads_first(k), heads_first(v), {}, o.state, {}};
   const int64_t length = q.sym_size(1).guard_int(__FILE__, __LINE__);

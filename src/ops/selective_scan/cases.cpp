@@ -10,7 +10,7 @@ namespace {
 
 using at::Tensor;
 
-OpCase make(int64_t length, at::ScalarType type) {
+OpCase selective_scan_case(int64_t length, at::ScalarType type) {
   const int64_t channels = 1024, states = 16;
   OpCase c;
   c.op = "selective_scan";
@@ -63,7 +63,7 @@ Tensor usual_loop(const std::vector<Tensor>& x) {
 
 // Its time grows with the square of the length: a quarter of it is enough to see.
 OpCase against_the_usual_loop() {
-  OpCase c = make(512, at::kFloat);
+  OpCase c = selective_scan_case(512, at::kFloat);
   c.name += ", usual loop";
   c.run = [run = c.run](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
     return backend == "reference" ? usual_loop(x) : run(x, backend);
@@ -76,10 +76,10 @@ OpCase against_the_usual_loop() {
 }  // namespace
 
 static std::vector<OpCase> selective_scan_cases() {
-  OpCase c = make(2048, at::kFloat);
+  OpCase c = selective_scan_case(2048, at::kFloat);
   c.training_target = 0.5;
-  c.at_length = [](int64_t length) { return make(length, at::kFloat); };
-  return {c, make(2048, at::kBFloat16), against_the_usual_loop()};
+  c.at_length = [](int64_t length) { return selective_scan_case(length, at::kFloat); };
+  return {c, selective_scan_case(2048, at::kBFloat16), against_the_usual_loop()};
 }
 
 static const CaseFamily selective_scan_registered(selective_scan_cases);

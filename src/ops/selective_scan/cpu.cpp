@@ -8,10 +8,10 @@ namespace {
 
 Tensor by_group(const Tensor& t) { return t.dim() == 3 ? t.unsqueeze(2) : t; }
 
-struct Call : Held {
+struct SelectiveScanCall : Held {
   selective_scan_kernel::Args args;
 
-  explicit Call(const SelectiveScan::Arguments& given) {
+  explicit SelectiveScanCall(const SelectiveScan::Arguments& given) {
     const SelectiveScanOptions& o = given.options;
     selective_scan_kernel::Args& a = args;
     a.B = given.u.size(0);
@@ -60,7 +60,7 @@ struct Call : Held {
 };
 
 std::vector<Tensor> forward(const SelectiveScan::Arguments& given, bool training) {
-  Call call(given);
+  SelectiveScanCall call(given);
   selective_scan_kernel::Args& a = call.args;
   std::vector<Tensor> out = SelectiveScan::outputs(given, training);
   const Tensor last = contiguous_float({a.B, a.states, a.channels}, given.u);
@@ -73,7 +73,7 @@ std::vector<Tensor> forward(const SelectiveScan::Arguments& given, bool training
 }
 
 void backward(const SelectiveScan::Arguments& given, Backward<SelectiveScan>& b) {
-  Call call(given);
+  SelectiveScanCall call(given);
   selective_scan_kernel::Args& a = call.args;
   SelectiveScan::Arguments& to = b.gradients;
   const Tensor& u = given.u;
@@ -118,7 +118,7 @@ void backward(const SelectiveScan::Arguments& given, Backward<SelectiveScan>& b)
   to.options.state = state.transpose(1, 2);
 }
 
-const Kernels<SelectiveScan> cpu({.forward = forward, .backward = backward});
+const Kernels<SelectiveScan> selective_scan_cpu({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -40,8 +40,8 @@ void SelectiveScan::check(const Arguments& a) {
                     ": u has shape ", u.sym_sizes(),
                     ", expected [B, L, channels] with L and channels of at least 1.");
   check_floating(kName, u, "u");
-  const auto wide = u.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const c10::SymInt batch = u.sym_size(0), length = u.sym_size(1), channels = u.sym_size(2);
+  const auto wide = at::toOpMathType(u.scalar_type());
+  const c10::SymInt batch = u.sym_size(0), channels = u.sym_size(2);
   check_shape(kName, delta, "delta", u.sym_sizes(), "[B, L, channels]");
   check_dtype(kName, delta, "delta", u, "u");
   TORCH_CHECK_VALUE(A.dim() == 2 && A.sym_size(0) == channels && A.sym_size(1) >= 1, kName,
@@ -63,15 +63,9 @@ void SelectiveScan::check(const Arguments& a) {
     check_dtype(kName, o.z, "z", u, "u");
   }
   if (o.state.defined()) {
-    check_shape(kName, o.state, "state", {batch, channels, A.sym_size(1)}, "[B, channels, N]");
-    check_device(kName, o.state, "state", u, "u");
-    TORCH_CHECK_TYPE(o.state.scalar_type() == wide, kName, ": state has dtype ",
-                     o.state.scalar_type(), ", expected ", wide, ".");
+    check_state(kName, o.state, {batch, channels, A.sym_size(1)}, "[B, channels, N]", u, "u");
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", u, "u");
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, L]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, u, "u", "[B, L]");
 }
 
 // What runs along the sequence is cast to the autocast type; parameters and states keep theirs.
@@ -88,7 +82,7 @@ std::vector<Tensor> SelectiveScan::outputs(const Arguments& a, bool training) {
           contiguous_float({batch, training ? chunks : 0, states, channels}, a.u)};
 }
 
-static const Define<SelectiveScan> selective_scan_defined;
+static const Define<SelectiveScan> selective_scan_operator;
 
 std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A,
                                           const Tensor& B, const Tensor& C,

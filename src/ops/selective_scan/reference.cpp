@@ -15,7 +15,7 @@ Tensor by_channel(const Tensor& x, int64_t channels) {
 // Step after step.
 std::tuple<Tensor, Tensor> SelectiveScan::reference(const Arguments& a) {
   const auto& [given, delta, A, B, C, o] = a;
-  const auto wide = given.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(given.scalar_type());
   const Tensor u = given.to(wide);
   const int64_t channels = u.size(2);
   const int64_t length = u.sym_size(1).guard_int(__FILE__, __LINE__);

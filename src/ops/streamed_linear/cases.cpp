@@ -9,7 +9,7 @@ namespace {
 
 using at::Tensor;
 
-OpCase make(int64_t rows, at::ScalarType type, bool int8) {
+OpCase streamed_linear_case(int64_t rows, at::ScalarType type, bool int8) {
   const int64_t in = 768, out = 50304;
   OpCase c;
   c.op = "streamed_linear";
@@ -43,8 +43,10 @@ OpCase make(int64_t rows, at::ScalarType type, bool int8) {
 }  // namespace
 
 static std::vector<OpCase> streamed_linear_cases() {
-  return {make(1, at::kFloat, false),    make(8, at::kFloat, false), make(1, at::kBFloat16, false),
-          make(8, at::kBFloat16, false), make(1, at::kFloat, true),  make(8, at::kFloat, true)};
+  return {
+      streamed_linear_case(1, at::kFloat, false),    streamed_linear_case(8, at::kFloat, false),
+      streamed_linear_case(1, at::kBFloat16, false), streamed_linear_case(8, at::kBFloat16, false),
+      streamed_linear_case(1, at::kFloat, true),     streamed_linear_case(8, at::kFloat, true)};
 }
 
 static const CaseFamily streamed_linear_registered(streamed_linear_cases);

@@ -47,10 +47,11 @@ std::vector<Tensor> forward(const StreamedLinear::Arguments& a, bool training) {
   return y;
 }
 
-const Kernels<StreamedLinear> cpu({.limits = c10::str("int8 weights too, up to ", kStreamedRows,
-                                                      " rows, where no gradient is wanted"),
-                                   .unsupported = unsupported,
-                                   .forward = forward});
+const Kernels<StreamedLinear> streamed_linear_cpu(
+    {.limits = c10::str("int8 weights too, up to ", kStreamedRows,
+                        " rows, where no gradient is wanted"),
+     .unsupported = unsupported,
+     .forward = forward});
 
 }  // namespace
 }  // namespace headloom::ops

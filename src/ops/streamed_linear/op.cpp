@@ -40,7 +40,7 @@ std::vector<Tensor> StreamedLinear::outputs(const Arguments& a, bool /*training*
   return {at::empty_symint(sizes, a.x.options())};
 }
 
-static const Define<StreamedLinear> streamed_linear_defined;
+static const Define<StreamedLinear> streamed_linear_operator;
 
 Tensor streamed_linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
                        const Tensor& bias, const std::optional<std::string>& backend) {

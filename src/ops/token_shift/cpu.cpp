@@ -8,10 +8,10 @@ namespace {
 
 using token_shift_kernel::kMixes;
 
-struct Call : Held {
+struct TokenShiftCall : Held {
   token_shift_kernel::Args args;
 
-  explicit Call(const TokenShift::Arguments& a) {
+  explicit TokenShiftCall(const TokenShift::Arguments& a) {
     args.B = a.x.size(0);
     args.T = a.x.size(1);
     args.C = a.x.size(2);
@@ -39,7 +39,7 @@ const char* unsupported(const TokenShift::Arguments& a) {
 }
 
 std::vector<Tensor> forward(const TokenShift::Arguments& a, bool training) {
-  Call call(a);
+  TokenShiftCall call(a);
   std::vector<Tensor> out = TokenShift::outputs(a, training);
   for (size_t i = 0; i < out.size(); ++i) call.args.out[i] = out[i].data_ptr();
   call.run(HL_CHOOSE(token_shift_kernel::token_shift_forward), workers_for(a.x));
@@ -47,7 +47,7 @@ std::vector<Tensor> forward(const TokenShift::Arguments& a, bool training) {
 }
 
 void backward(const TokenShift::Arguments& a, Backward<TokenShift>& b) {
-  Call call(a);
+  TokenShiftCall call(a);
   const int64_t workers = workers_for(a.x);
   const Tensor sums =
       at::zeros({workers, a.mix.size(0), a.mix.size(1)}, a.x.options().dtype(at::kFloat));
@@ -63,10 +63,10 @@ void backward(const TokenShift::Arguments& a, Backward<TokenShift>& b) {
   b.gradients.mix = sums.sum(0);
 }
 
-const Kernels<TokenShift> cpu({.limits = "up to 4 mixes",
-                               .unsupported = unsupported,
-                               .forward = forward,
-                               .backward = backward});
+const Kernels<TokenShift> token_shift_cpu({.limits = "up to 4 mixes",
+                                           .unsupported = unsupported,
+                                           .forward = forward,
+                                           .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -86,7 +86,7 @@ HL_INLINE void backward_vector(const Args& a, int64_t b, int64_t from, int64_t t
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
       const vf g = get<PART>(row<T>(a.grad_out[i], b, to) + c, count);
-      owed = owed + (g - mu[i] * g);
+      owed = owed + fma(-mu[i], g, g);
     }
   }
   for (int64_t t = to - 1; t >= from; --t) {
@@ -97,9 +97,9 @@ HL_INLINE void backward_vector(const Args& a, int64_t b, int64_t from, int64_t t
     owed = zero();
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
-      const vf g = get<PART>(row<T>(a.grad_out[i], b, t) + c, count), share = mu[i] * g;
-      kept = kept + share;
-      owed = owed + (g - share);
+      const vf g = get<PART>(row<T>(a.grad_out[i], b, t) + c, count);
+      kept = fma(mu[i], g, kept);
+      owed = owed + fma(-mu[i], g, g);  // rounded as above, wherever the pieces begin
       grad_mu[i] = fma(g, change, grad_mu[i]);
     }
     put<PART>(row<T>(a.grad_x, a, b, t) + c, kept, count);

@@ -18,10 +18,7 @@ void TokenShift::check(const Arguments& a) {
     check_shape(kName, last, "last", {x.sym_size(0), x.sym_size(2)}, "[B, C]");
     check_dtype(kName, last, "last", x, "x");
   }
-  if (documents.defined()) {
-    check_ids(kName, documents, "documents", x, "x");
-    check_shape(kName, documents, "documents", {x.sym_size(0), x.sym_size(1)}, "[B, T]");
-  }
+  if (documents.defined()) check_documents(kName, documents, x, "x");
 }
 
 std::vector<Tensor> TokenShift::outputs(const Arguments& a, bool /*training*/) {
@@ -30,7 +27,7 @@ std::vector<Tensor> TokenShift::outputs(const Arguments& a, bool /*training*/) {
   return out;
 }
 
-static const Define<TokenShift> defined;
+static const Define<TokenShift> token_shift_operator;
 
 std::vector<Tensor> token_shift(const Tensor& x, const Tensor& mix, const TokenShiftOptions& o) {
   return call<TokenShift>({x, mix, o}, o.backend);

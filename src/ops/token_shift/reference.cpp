@@ -5,7 +5,7 @@ namespace headloom::ops {
 std::vector<Tensor> TokenShift::reference(const Arguments& a) {
   const Tensor& x = a.x;
   const TokenShiftOptions& o = a.options;
-  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(x.scalar_type());
   const Tensor now = x.to(wide);
   const c10::SymInt rest = x.sym_size(1) - 1;
   const Tensor first =

@@ -9,7 +9,7 @@ namespace {
 
 using at::Tensor;
 
-OpCase make(int64_t length, at::ScalarType type, bool gate) {
+OpCase wkv_case(int64_t length, at::ScalarType type, bool gate) {
   const int64_t channels = 512;
   OpCase c;
   c.op = "wkv";
@@ -39,7 +39,7 @@ OpCase make(int64_t length, at::ScalarType type, bool gate) {
   c.training_work = {.bytes = (gate ? 11 : 8) * bytes, .exponentials = (gate ? 2 : 1) * values};
   if (!gate && type == at::kFloat) {
     c.training_target = 0.15;
-    c.at_length = [=](int64_t other) { return make(other, type, gate); };
+    c.at_length = [=](int64_t other) { return wkv_case(other, type, gate); };
   }
   return c;
 }
@@ -47,8 +47,8 @@ OpCase make(int64_t length, at::ScalarType type, bool gate) {
 }  // namespace
 
 static std::vector<OpCase> wkv_cases() {
-  return {make(2048, at::kFloat, false), make(2048, at::kFloat, true),
-          make(2048, at::kBFloat16, false)};
+  return {wkv_case(2048, at::kFloat, false), wkv_case(2048, at::kFloat, true),
+          wkv_case(2048, at::kBFloat16, false)};
 }
 
 static const CaseFamily wkv_registered(wkv_cases);

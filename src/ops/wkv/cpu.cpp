@@ -6,10 +6,10 @@
 namespace headloom::ops {
 namespace {
 
-struct Call : Held {
+struct WkvCall : Held {
   wkv_kernel::Args args;
 
-  explicit Call(const Wkv::Arguments& a) {
+  explicit WkvCall(const Wkv::Arguments& a) {
     args.B = a.k.size(0);
     args.T = a.k.size(1);
     args.C = a.k.size(2);
@@ -55,7 +55,7 @@ void check_rate(const wkv_kernel::Args& a) {
 }  // namespace
 
 std::vector<Tensor> wkv_forward_cpu(const Wkv::Arguments& a, bool training) {
-  Call call(a);
+  WkvCall call(a);
   check_rate(call.args);
   std::vector<Tensor> out = Wkv::outputs(a, training);
   call.args.out = out[0].data_ptr();
@@ -66,7 +66,7 @@ std::vector<Tensor> wkv_forward_cpu(const Wkv::Arguments& a, bool training) {
 }
 
 void wkv_backward_cpu(const Wkv::Arguments& a, Backward<Wkv>& b) {
-  Call call(a);
+  WkvCall call(a);
   wkv_kernel::Args& args = call.args;
   const Tensor rates = contiguous_float({args.B, 2, args.C}, a.k);
   args.checkpoints = call.whole<float>(b.kept[0]);

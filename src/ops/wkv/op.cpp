@@ -17,7 +17,7 @@ void Wkv::check(const Arguments& a) {
   };
   like_k(a.v, "v");
   if (o.receptance.defined()) like_k(o.receptance, "receptance");
-  const c10::SymInt batch = k.sym_size(0), length = k.sym_size(1), channels = k.sym_size(2);
+  const c10::SymInt batch = k.sym_size(0), channels = k.sym_size(2);
   const auto parameter = [&](const Tensor& t, const char* name) {
     check_shape(kName, t, name, {channels}, "[C]");
     check_device(kName, t, name, k, "k");
@@ -26,16 +26,9 @@ void Wkv::check(const Arguments& a) {
   parameter(a.rate, "rate");
   parameter(a.bonus, "bonus");
   if (o.state.defined()) {
-    check_shape(kName, o.state, "state", {batch, 3, channels}, "[B, 3, C]");
-    check_device(kName, o.state, "state", k, "k");
-    const auto wide = k.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    TORCH_CHECK_TYPE(o.state.scalar_type() == wide, "wkv: state has dtype ", o.state.scalar_type(),
-                     ", expected ", wide, ".");
+    check_state(kName, o.state, {batch, 3, channels}, "[B, 3, C]", k, "k");
   }
-  if (o.documents.defined()) {
-    check_ids(kName, o.documents, "documents", k, "k");
-    check_shape(kName, o.documents, "documents", {batch, length}, "[B, T]");
-  }
+  if (o.documents.defined()) check_documents(kName, o.documents, k, "k");
 }
 
 // The sequences are cast to the autocast type; rates and states keep theirs.
@@ -49,7 +42,7 @@ std::vector<Tensor> Wkv::outputs(const Arguments& a, bool training) {
           contiguous_float({batch, training ? chunks : 0, 3, channels}, a.k)};
 }
 
-static const Define<Wkv> wkv_defined;
+static const Define<Wkv> wkv_operator;
 
 std::tuple<Tensor, Tensor> wkv(const Tensor& k, const Tensor& v, const Tensor& rate,
                                const Tensor& bonus, const WkvOptions& o) {

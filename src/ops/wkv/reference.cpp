@@ -5,7 +5,7 @@ namespace headloom::ops {
 // A step at a time.
 std::tuple<Tensor, Tensor> Wkv::reference(const Arguments& given) {
   const auto& [k, v, rate, bonus, o] = given;
-  const auto wide = k.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(k.scalar_type());
   const int64_t length = k.sym_size(1).guard_int(__FILE__, __LINE__);
   const std::vector<Tensor> keys = k.to(wide).unbind(1), values = v.to(wide).unbind(1);
   const Tensor w = rate.to(wide), u = bonus.to(wide);

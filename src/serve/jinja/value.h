@@ -32,44 +32,16 @@ template <typename... Args>
   throw TemplateError(str(args...));
 }
 
-class Value;
-
 // The value of a name or an attribute that is not there; `name` says which for messages.
 struct Undefined {
   std::string name;
 };
 struct None {};
 
-struct List {
-  std::vector<Value> items;
-  bool tuple = false;
-  bool generator = false;  // what map() and its like give: true even when empty, without a length
-  int depth = 1;           // of lists and dictionaries in each other
-};
-
-// In the order of insertion. Keys are texts.
-struct Dict {
-  std::vector<std::pair<std::string, Value>> items;
-  int depth = 1;
-
-  const Value* find(std::string_view key) const;
-  void set(const std::string& key, Value value);
-};
-
-// namespace(): the one kind of value that a template can change.
-struct Namespace {
-  Dict attributes;
-};
-
-struct Call {
-  std::vector<Value> positional = {};
-  std::vector<std::pair<std::string, Value>> named = {};
-};
-
-struct Function {
-  std::string name;
-  std::function<Value(Call&)> body;
-};
+struct List;
+struct Dict;
+struct Namespace;
+struct Function;
 
 class Value {
  public:
@@ -128,6 +100,37 @@ class Value {
                std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
                std::shared_ptr<const Function>>
       held_;
+};
+
+struct List {
+  std::vector<Value> items;
+  bool tuple = false;
+  bool generator = false;  // what map() and its like give: true even when empty, without a length
+  int depth = 1;           // of lists and dictionaries in each other
+};
+
+// In the order of insertion. Keys are texts.
+struct Dict {
+  std::vector<std::pair<std::string, Value>> items;
+  int depth = 1;
+
+  const Value* find(std::string_view key) const;
+  void set(const std::string& key, Value value);
+};
+
+// namespace(): the one kind of value that a template can change.
+struct Namespace {
+  Dict attributes;
+};
+
+struct Call {
+  std::vector<Value> positional = {};
+  std::vector<std::pair<std::string, Value>> named = {};
+};
+
+struct Function {
+  std::string name;
+  std::function<Value(Call&)> body;
 };
 
 // Python's str() and repr().

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 #: Training calls after which a load that nothing balances is reported.
 _PATIENCE = 1000
@@ -54,7 +55,10 @@ def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
 
 
 class Part(nn.Module):
-    """A part of a C++ module: its parameters and buffers, and parts of its own."""
+    """A part of a C++ module, for reading: its parameters and buffers, and parts of its own.
+
+    It runs inside the whole module only: to call it is an error, and a forward hook on it warns that it never fires.
+    """
 
     #: Its own parameters that weight decay leaves alone.
     _undecayed: Set[str]
@@ -83,6 +87,28 @@ class Part(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._mark()  # copies of a parameter lose its attributes
 
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            "a part of a model cannot be called, because the model runs in C++ as a whole; headloom.mixer and "
+            "headloom.channel_mixer make single layers, which take a part's state_dict."
+        )
+
+    def register_forward_hook(self, *given: Any, **options: Any) -> RemovableHandle:
+        self._warn_of_hook()
+        return super().register_forward_hook(*given, **options)
+
+    def register_forward_pre_hook(self, *given: Any, **options: Any) -> RemovableHandle:
+        self._warn_of_hook()
+        return super().register_forward_pre_hook(*given, **options)
+
+    def _warn_of_hook(self) -> None:
+        if type(self) is Part:
+            warnings.warn(
+                "a forward hook on a part of a model never fires, because the model runs in C++ as a whole; register it "
+                "on the model, or on a single layer made by headloom.mixer or headloom.channel_mixer.",
+                stacklevel=3,
+            )
+
     def _get_name(self) -> str:
         return ""
 
@@ -91,7 +117,7 @@ class Part(nn.Module):
         return ", ".join(f"{name} {list(t.shape)}" for name, t in own if t is not None)
 
 
-class Lent(Part):
+class FunctionalModule(Part):
     """Holds ordinary parameters and buffers under the dotted names of a C++ module; ``spec`` says which module."""
 
     spec: str

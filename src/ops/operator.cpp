@@ -1,0 +1,123 @@
+#include "ops/operator.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace headloom::ops {
+
+std::string type_names(const std::vector<at::ScalarType>& types) {
+  std::string out;
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (i > 0) out += i + 1 == types.size() ? " and " : ", ";
+    out += types[i] == at::kFloat      ? "float32"
+           : types[i] == at::kBFloat16 ? "bfloat16"
+                                       : c10::toString(types[i]);
+  }
+  return out;
+}
+
+bool in_transform() {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                         DispatchKey::FuncTorchDynamicLayerBackMode,
+                                         DispatchKey::FuncTorchVmapMode});
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
+}
+
+namespace detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+
+// The gradients of the definition for the tensors that want one, as functions that can be
+// differentiated again; one place for each differentiable tensor that is there.
+variable_list definition_gradients(Call& call, const variable_list& grads) {
+  std::vector<Tensor*> wanted;
+  variable_list inputs, outputs, cotangents, out;
+  for (const Slot& slot : call.tensors()) {
+    Tensor& t = *slot.tensor;
+    if (!slot.differentiable || !t.defined()) continue;
+    // Apart from the others: one may have been computed from another.
+    if (t.requires_grad()) inputs.push_back(t = at::alias(t));
+    wanted.push_back(t.requires_grad() ? &t : nullptr);
+  }
+  const std::vector<Tensor> results = call.definition();
+  for (size_t i = 0; i < grads.size() && i < results.size(); ++i) {
+    if (!grads[i].defined() || !results[i].requires_grad()) continue;
+    outputs.push_back(results[i]);
+    cotangents.push_back(grads[i]);
+  }
+  variable_list found(inputs.size());
+  if (!outputs.empty()) {
+    found = torch::autograd::grad(outputs, inputs, cotangents, std::nullopt, true, true);
+  }
+  size_t next = 0;
+  for (const Tensor* t : wanted) out.push_back(t ? std::move(found[next++]) : Tensor());
+  return out;
+}
+
+struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
+  // `inputs` are the differentiable tensors of the call that are there: autograd sees only these.
+  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/,
+                               const c10::intrusive_ptr<Call>& call) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    variable_list out = call->fused(), saved;
+    for (const Slot& slot : call->tensors()) saved.push_back(*slot.tensor);
+    const variable_list kept(out.begin() + static_cast<std::ptrdiff_t>(call->results(out.size())),
+                             out.end());
+    saved.insert(saved.end(), kept.begin(), kept.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->mark_non_differentiable(kept);
+    // Of a state that nobody reads there is no gradient; kernels need not read its zeros.
+    ctx->set_materialize_grads(call->returns_list());
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call->without_tensors());
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const c10::intrusive_ptr<torch::CustomClassHolder> held = ctx->saved_data["call"].toCapsule();
+    // A copy: the graph may be walked again, by another thread too.
+    const c10::intrusive_ptr<Call> call = static_cast<const Call&>(*held).without_tensors();
+    const Slots tensors = call->tensors();
+    for (size_t i = 0; i < tensors.size(); ++i) *tensors[i].tensor = saved[i];
+    const variable_list kept(saved.begin() + static_cast<std::ptrdiff_t>(tensors.size()),
+                             saved.end());
+    grads.resize(grads.size() - kept.size());
+    if (!grads[0].defined()) grads[0] = at::zeros_like(call->outputs()[0]);
+    variable_list out;
+    if (at::GradMode::is_enabled()) {
+      out = definition_gradients(*call, grads);
+    } else {
+      Call::Grads given;
+      for (const Tensor& grad : grads) given.push_back(OptionalTensor::pack(grad));
+      int64_t wanted = 0, bit = 0;
+      size_t input = 0;
+      for (const Slot& slot : tensors) {
+        if (!slot.differentiable) continue;
+        if (slot.tensor->defined() && ctx->needs_input_grad(input++)) wanted |= int64_t{1} << bit;
+        ++bit;
+      }
+      out = call->backward(given, kept, wanted);
+      for (size_t i = 0; i < out.size(); ++i) {
+        if (!ctx->needs_input_grad(i)) out[i] = Tensor();
+      }
+    }
+    out.emplace_back();  // the call
+    return out;
+  }
+};
+
+}  // namespace
+
+variable_list record(const c10::intrusive_ptr<Call>& call) {
+  variable_list inputs;
+  for (const Slot& slot : call->tensors()) {
+    if (slot.differentiable && slot.tensor->defined()) inputs.push_back(*slot.tensor);
+  }
+  return RecordedFunction::apply(at::TensorList(inputs), call);
+}
+
+}  // namespace detail
+
+}  // namespace headloom::ops

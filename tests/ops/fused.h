@@ -1,0 +1,62 @@
+// The kernels of an operator against its reference, with memory that they fail to write poisoned
+// with NaN.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include "testing/compare.h"
+#include "testing/poison.h"
+
+namespace headloom::test {
+
+// Results and gradients of one problem, computed by a backend in a type.
+using Evaluate = std::function<std::vector<Tensor>(const char* backend, at::ScalarType type)>;
+
+inline std::vector<Tensor> evaluate_poisoned(const Evaluate& evaluate, at::ScalarType type) {
+  const Poison poison;
+  return evaluate("fused", type);
+}
+
+// That the kernels in float32 are within `tolerance` of the reference in float64.
+inline void expect_matches_reference(const Evaluate& evaluate, double tolerance) {
+  const std::vector<Tensor> expected = evaluate("reference", at::kDouble);
+  const std::vector<Tensor> got = evaluate_poisoned(evaluate, at::kFloat);
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(close(got[i], expected[i], tolerance)) << "result or gradient " << i;
+  }
+}
+
+// That the kernels in bfloat16 return the types that the reference does, and err at most twice as
+// much as it does there (errs_like_rounding).
+inline void expect_errs_like_rounding(const Evaluate& evaluate, double slack) {
+  const std::vector<Tensor> exact = evaluate("reference", at::kDouble);
+  const std::vector<Tensor> plain = evaluate("reference", at::kBFloat16);
+  const std::vector<Tensor> got = evaluate_poisoned(evaluate, at::kBFloat16);
+  ASSERT_EQ(got.size(), exact.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].scalar_type(), plain[i].scalar_type()) << "result or gradient " << i;
+    EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], slack))
+        << "result or gradient " << i;
+  }
+}
+
+// That the kernels in float32 give on several threads what they give on one: exactly, or within
+// `tolerance` where threads share what is summed.
+inline void expect_same_on_any_number_of_threads(const Evaluate& evaluate, double tolerance = 0) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const std::vector<Tensor> alone = evaluate("fused", at::kFloat);
+  for (const int threads : {2, 3, 5, 8}) {
+    at::set_num_threads(threads);
+    const std::vector<Tensor> shared = evaluate("fused", at::kFloat);
+    EXPECT_EQ(shared.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_TRUE(close(shared[i], alone[i], tolerance))
+          << "result or gradient " << i << ", threads " << threads;
+    }
+  }
+  at::set_num_threads(before);
+}
+
+}  // namespace headloom::test
