@@ -178,7 +178,11 @@ def test_metrics(place):
             server.wait_for(running=2, waiting=0)
             with server.open(**ENDLESS):
                 server.wait_for(running=2, waiting=1)
-                busy = metrics(server)
+                # Texts run from when their prompt is taken; their state is told once it has been read.
+                for _ in range(400):
+                    if (busy := metrics(server))["headloom_state_bytes"] > 0:
+                        break
+                    time.sleep(0.02)
                 assert busy["headloom_running_texts"] == 2 and busy["headloom_waiting_texts"] == 1
                 assert busy["headloom_state_bytes"] > 0
         server.wait_for(running=0, waiting=0)
