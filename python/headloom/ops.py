@@ -24,12 +24,12 @@ __all__ = [
     "dynamic_weights",
     "gated_linear_attention",
     "gated_norm",
+    "linear",
     "moe",
     "retention",
     "rms_norm",
     "rotary",
     "selective_scan",
-    "streamed_linear",
     "swiglu",
     "token_shift",
     "wkv",
@@ -316,7 +316,7 @@ def gated_norm(x: Tensor, gate: Tensor, eps: Tensor, backend: Optional[str] = No
     return found
 
 
-def streamed_linear(
+def linear(
     x: Tensor,
     weight: Tensor,
     scale: Optional[Tensor] = None,
@@ -338,7 +338,7 @@ def streamed_linear(
     Returns:
         ``[..., O]`` of x's type.
     """
-    found: Tensor = torch.ops.headloom.streamed_linear(x, weight, scale, bias, backend)
+    found: Tensor = torch.ops.headloom.linear(x, weight, scale, bias, backend)
     return found
 
 

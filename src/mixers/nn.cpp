@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "ops/positionwise/op.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom {
 
@@ -87,13 +87,13 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
 }
 
 Tensor Linear::forward(const Tensor& x) const {
-  return ops::streamed_linear(x, weight, scale, bias);
+  return ops::linear(x, weight, scale, bias);
 }
 
 Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
   if (count == weight.size(0)) return forward(x);
   const auto part = [&](const Tensor& t) { return t.defined() ? t.narrow(0, from, count) : t; };
-  return ops::streamed_linear(x, part(weight), part(scale), part(bias));
+  return ops::linear(x, part(weight), part(scale), part(bias));
 }
 
 void Linear::convert(at::ScalarType type) {

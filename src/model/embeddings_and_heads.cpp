@@ -1,6 +1,6 @@
 #include "model/embeddings_and_heads.h"
 
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom {
 namespace {
@@ -118,7 +118,7 @@ Tensor TokenHead::forward(const Tensor& hidden) const {
     x = transform_norm_->forward(at::gelu(transform_->forward(x), form));
   }
   if (output_) return output_->forward(x);
-  return ops::streamed_linear(x, table_, scale_, bias_);
+  return ops::linear(x, table_, scale_, bias_);
 }
 
 void TokenHead::convert(at::ScalarType type) {

@@ -29,7 +29,7 @@
 #include "ops/positionwise/op.h"
 #include "ops/retention/op.h"
 #include "ops/selective_scan/op.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 #include "ops/token_shift/op.h"
 #include "ops/wkv/op.h"
 #include "testing/compare.h"
@@ -588,25 +588,25 @@ TEST(NonFinite, PassesThroughExpertsAndWeightNetworks) {
   check(weights);
 }
 
-TEST(NonFinite, PassesThroughStreamedLinear) {
+TEST(NonFinite, PassesThroughLinear) {
   const int64_t in = 83, out = 9;
   at::manual_seed(13);
   const Tensor int8 = at::randint(-127, 128, {out, in}).to(at::kChar);
   for (const int64_t rows : {1, 5}) {
-    Subject s{.name = "streamed_linear",
+    Subject s{.name = "linear",
               .inputs = {real({rows, in}), real({out, in}), real({out})},
               .narrow = 3};
     s.backward = false;
     s.run = [](const Tensors& x, const std::string& backend) -> Tensors {
-      return {ops::streamed_linear(x[0], x[1], {}, x[2], backend)};
+      return {ops::linear(x[0], x[1], {}, x[2], backend)};
     };
     check(s);
     Subject narrow{
-        .name = "streamed_linear int8", .inputs = {real({rows, in}), real({out})}, .narrow = 2};
+        .name = "linear int8", .inputs = {real({rows, in}), real({out})}, .narrow = 2};
     narrow.inputs.push_back(at::rand({out}, kDouble) / 127);
     narrow.backward = false;
     narrow.run = [=](const Tensors& x, const std::string& backend) -> Tensors {
-      return {ops::streamed_linear(x[0], int8, x[2].to(at::kFloat), x[1], backend)};
+      return {ops::linear(x[0], int8, x[2].to(at::kFloat), x[1], backend)};
     };
     check(narrow);
   }

@@ -95,8 +95,8 @@ def operators(**change):
         x=x("T", "C"), up=x(3, 10, "C"), down=x(3, "C", 5), choice=ids("T", "K"), weight=x("T", "K")
     ), {}
     yield "gated_norm", dict(x=x("B", "T", "E"), gate=x("B", "T", "E"), eps=torch.full((n["T"],), 1e-6)), {}
-    yield "streamed_linear", dict(x=x("B", "C"), weight=x("E", "C"), bias=x("E")), {}
-    yield "streamed_linear", dict(
+    yield "linear", dict(x=x("B", "C"), weight=x("E", "C"), bias=x("E")), {}
+    yield "linear", dict(
         x=x("B", "C"), weight=torch.ones(n["E"], n["C"], dtype=torch.int8), scale=torch.rand(n["E"])
     ), {}
     yield "dynamic_weights", dict(hidden=x("B", "T", 2 * 1 * 6), w2=x(2, 1, 6, 2 * n["R"] * n["H"])), dict(rank=n["R"])

@@ -89,7 +89,7 @@ def test_functions_call_the_operators():
     torch.testing.assert_close(ops.swiglu(k), torch.nn.functional.silu(k[..., :2]) * k[..., 2:])
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])
-    torch.testing.assert_close(ops.streamed_linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)
+    torch.testing.assert_close(ops.linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)
     hidden, w2 = x(1, 2, 6), x(1, 1, 6, 8)  # a side, a group; rank 2, two heads
     both = (torch.nn.functional.gelu(hidden) @ w2[0, 0]).unflatten(-1, (4, 2))
     down, up = ops.dynamic_weights(hidden, w2, 2)

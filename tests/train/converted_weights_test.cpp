@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model/support.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"

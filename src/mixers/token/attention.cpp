@@ -3,7 +3,7 @@
 #include "core/sizes.h"
 #include "mixers/token/attend.h"
 #include "ops/positionwise/op.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom {
 

@@ -15,7 +15,7 @@
 #include "mixers/mixer.h"
 #include "ops/causal_conv1d/op.h"
 #include "ops/selective_scan/op.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom {
 namespace {
@@ -108,7 +108,7 @@ class Mamba final : public TokenMixer {
     // In bfloat16 the rates would be rounded.
     const auto wide = at::toOpMathType(x.scalar_type());
     std::tie(y, h) =
-        ops::selective_scan(u, ops::streamed_linear(selected[0], step_->weight, step_->scale),
+        ops::selective_scan(u, ops::linear(selected[0], step_->weight, step_->scale),
                             A_log_.to(wide).exp().neg(), selected[1], selected[2],
                             {.D = D_,
                              .z = parts[1],

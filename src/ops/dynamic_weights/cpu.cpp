@@ -2,7 +2,7 @@
 #include "ops/cpu.h"
 #include "ops/dynamic_weights/declaration.h"
 #include "ops/dynamic_weights/kernel.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom::ops {
 namespace {

@@ -2,17 +2,17 @@
 #include <ATen/ATen.h>
 
 #include "ops/case.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom::ops {
 namespace {
 
 using at::Tensor;
 
-OpCase streamed_linear_case(int64_t rows, at::ScalarType type, bool int8) {
+OpCase linear_case(int64_t rows, at::ScalarType type, bool int8) {
   const int64_t in = 768, out = 50304;
   OpCase c;
-  c.op = "streamed_linear";
+  c.op = "linear";
   c.name = std::to_string(rows) + " x 768 x 50304" +
            (int8                 ? " int8"
             : type == at::kFloat ? ""
@@ -26,7 +26,7 @@ OpCase streamed_linear_case(int64_t rows, at::ScalarType type, bool int8) {
   };
   c.differentiable = 1;
   c.run = [](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
-    return streamed_linear(x[0], x[1], x.size() > 2 ? x[2] : Tensor(), {}, backend);
+    return linear(x[0], x[1], x.size() > 2 ? x[2] : Tensor(), {}, backend);
   };
   c.baseline_name = "linear";
   c.baseline_inputs = [=] {
@@ -42,13 +42,13 @@ OpCase streamed_linear_case(int64_t rows, at::ScalarType type, bool int8) {
 
 }  // namespace
 
-static std::vector<OpCase> streamed_linear_cases() {
+static std::vector<OpCase> linear_cases() {
   return {
-      streamed_linear_case(1, at::kFloat, false),    streamed_linear_case(8, at::kFloat, false),
-      streamed_linear_case(1, at::kBFloat16, false), streamed_linear_case(8, at::kBFloat16, false),
-      streamed_linear_case(1, at::kFloat, true),     streamed_linear_case(8, at::kFloat, true)};
+      linear_case(1, at::kFloat, false),    linear_case(8, at::kFloat, false),
+      linear_case(1, at::kBFloat16, false), linear_case(8, at::kBFloat16, false),
+      linear_case(1, at::kFloat, true),     linear_case(8, at::kFloat, true)};
 }
 
-static const CaseFamily streamed_linear_registered(streamed_linear_cases);
+static const CaseFamily linear_registered(linear_cases);
 
 }  // namespace headloom::ops

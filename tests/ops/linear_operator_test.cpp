@@ -1,7 +1,7 @@
 // The linear map of few rows against its formula number by number, the kernels against the
 // reference with memory that a kernel fails to write poisoned with NaN, int8 against ATen's
 // product, and what is refused.
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 #include <ATen/autocast_mode.h>
 
@@ -10,7 +10,7 @@
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
-namespace headloom::streamed_linear_test {
+namespace headloom::linear_operator_test {
 namespace {
 
 using namespace test;
@@ -48,16 +48,16 @@ std::vector<Call> calls() {
 
 Tensor run(const Call& c, const char* backend, at::ScalarType type) {
   const auto cast = [&](const Tensor& t) { return t.defined() ? t.to(type) : t; };
-  return ops::streamed_linear(cast(c.x), cast(c.weight), {}, cast(c.bias), backend);
+  return ops::linear(cast(c.x), cast(c.weight), {}, cast(c.bias), backend);
 }
 
-TEST(StreamedLinear, ReferenceIsItsFormula) {
+TEST(LinearOperator, ReferenceIsItsFormula) {
   const Call c = {.x = at::randn({3, 17}, kDouble),
                   .weight = at::randn({5, 17}, kDouble),
                   .bias = at::randn({5}, kDouble)};
-  const Tensor y = ops::streamed_linear(c.x, c.weight, {}, c.bias);
+  const Tensor y = ops::linear(c.x, c.weight, {}, c.bias);
   const auto [values, scale] = ops::quantized_int8(c.weight);
-  const Tensor narrow = ops::streamed_linear(c.x, values, scale, c.bias, "reference");
+  const Tensor narrow = ops::linear(c.x, values, scale, c.bias, "reference");
   for (int64_t m = 0; m < 3; ++m) {
     for (int64_t o = 0; o < 5; ++o) {
       double sum = 0, whole = 0;
@@ -72,7 +72,7 @@ TEST(StreamedLinear, ReferenceIsItsFormula) {
   }
 }
 
-TEST(StreamedLinear, FusedMatchesTheReference) {
+TEST(LinearOperator, FusedMatchesTheReference) {
   for (const Call& c : calls()) {
     const Tensor expected = run(c, "reference", at::kDouble);
     Poison poison;
@@ -83,7 +83,7 @@ TEST(StreamedLinear, FusedMatchesTheReference) {
 }
 
 // A low-precision kernel may err at most twice as much as the plain low-precision computation.
-TEST(StreamedLinear, BFloat16ErrsLikeItsRounding) {
+TEST(LinearOperator, BFloat16ErrsLikeItsRounding) {
   for (const Call& c : calls()) {
     const Tensor exact = run(c, "reference", at::kDouble);
     const Tensor plain = run(c, "reference", at::kBFloat16);
@@ -95,7 +95,7 @@ TEST(StreamedLinear, BFloat16ErrsLikeItsRounding) {
   }
 }
 
-TEST(StreamedLinear, Int8IsExactInItsWeights) {
+TEST(LinearOperator, Int8IsExactInItsWeights) {
   for (const Call& c : calls()) {
     if (c.weight.size(1) == 0) continue;
     const auto [values, scale] = ops::quantized_int8(c.weight);
@@ -105,13 +105,13 @@ TEST(StreamedLinear, Int8IsExactInItsWeights) {
                     .le(scale.unsqueeze(1) * 0.50001)
                     .all()
                     .item<bool>());
-    const Tensor expected = ops::streamed_linear(c.x, values, scale, c.bias, "reference");
+    const Tensor expected = ops::linear(c.x, values, scale, c.bias, "reference");
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const auto cast = [&, t = type](const Tensor& x) { return x.defined() ? x.to(t) : x; };
       const Tensor plain =
-          ops::streamed_linear(cast(c.x), values, scale, cast(c.bias), "reference");
+          ops::linear(cast(c.x), values, scale, cast(c.bias), "reference");
       Poison poison;
-      const Tensor got = ops::streamed_linear(cast(c.x), values, scale, cast(c.bias), "fused");
+      const Tensor got = ops::linear(cast(c.x), values, scale, cast(c.bias), "fused");
       ASSERT_EQ(got.scalar_type(), type);
       EXPECT_TRUE(errs_like_rounding(got, plain, expected, 2e-6))
           << c.x.sizes() << " " << c.weight.sizes();
@@ -119,58 +119,58 @@ TEST(StreamedLinear, Int8IsExactInItsWeights) {
   }
 }
 
-TEST(StreamedLinear, Int8AgreesWithATen) {
+TEST(LinearOperator, Int8AgreesWithATen) {
   at::manual_seed(4);
   const Tensor x = at::randn({5, 64}), weight = at::randn({48, 64});
   const auto [values, scale] = ops::quantized_int8(weight);
-  EXPECT_TRUE(close(ops::streamed_linear(x, values, scale),
+  EXPECT_TRUE(close(ops::linear(x, values, scale),
                     at::_weight_int8pack_mm(x, values, scale), 2e-6));
 }
 
-TEST(StreamedLinear, ZerosStayZerosAndNotFiniteIsRefused) {
+TEST(LinearOperator, ZerosStayZerosAndNotFiniteIsRefused) {
   Tensor weight = at::randn({3, 8});
   weight[1].zero_();
   const auto [values, scale] = ops::quantized_int8(weight);
-  const Tensor y = ops::streamed_linear(at::randn({2, 8}), values, scale);
+  const Tensor y = ops::linear(at::randn({2, 8}), values, scale);
   EXPECT_TRUE(y.select(1, 1).eq(0).all().item<bool>());
   weight[2][0] = std::numeric_limits<float>::infinity();
   EXPECT_THROW(ops::quantized_int8(weight), c10::ValueError);
 }
 
-TEST(StreamedLinear, GradientsGoThroughTheReference) {
+TEST(LinearOperator, GradientsGoThroughTheReference) {
   Tensor x = at::randn({2, 5}, kDouble).requires_grad_();
   Tensor weight = at::randn({3, 5}, kDouble).requires_grad_();
   EXPECT_TRUE(
-      gradients_agree([&] { return ops::streamed_linear(x, weight).square().sum(); }, {x, weight}));
+      gradients_agree([&] { return ops::linear(x, weight).square().sum(); }, {x, weight}));
   const auto [values, scale] = ops::quantized_int8(weight);
   EXPECT_TRUE(gradients_agree(
-      [&, v = values, s = scale] { return ops::streamed_linear(x, v, s).square().sum(); }, {x}));
+      [&, v = values, s = scale] { return ops::linear(x, v, s).square().sum(); }, {x}));
 }
 
-TEST(StreamedLinear, LesserInstructionSetsPass) {
+TEST(LinearOperator, LesserInstructionSetsPass) {
   if (at::get_cpu_capability() != "AVX512") GTEST_SKIP() << "runs from the AVX-512 process";
-  EXPECT_TRUE(passes_on_lesser_instruction_sets("StreamedLinear.*"));
+  EXPECT_TRUE(passes_on_lesser_instruction_sets("LinearOperator.*"));
 }
 
-TEST(StreamedLinear, RefusesInOneSentence) {
+TEST(LinearOperator, RefusesInOneSentence) {
   const Tensor x = at::randn({2, 8}), weight = at::randn({4, 8});
   const auto [values, scale] = ops::quantized_int8(weight);
   const auto refused = [](const std::function<void()>& f, const char* part) {
-    expect_refused("streamed_linear", part, f);
+    expect_refused("linear", part, f);
   };
   const Tensor v = values, s = scale;
-  refused([&] { ops::streamed_linear(x.to(at::kLong), weight); }, "x has dtype Long");
-  refused([&] { ops::streamed_linear(x, weight.t()); }, "weight has shape [8, 4]");
-  refused([&] { ops::streamed_linear(x, weight.to(at::kDouble)); }, "weight has dtype Double");
-  refused([&] { ops::streamed_linear(x, v); }, "there is no scale");
-  refused([&] { ops::streamed_linear(x, v, s.narrow(0, 0, 3)); }, "scale has shape [3]");
-  refused([&] { ops::streamed_linear(x, v, s.to(at::kDouble)); }, "scale has dtype Double");
-  refused([&] { ops::streamed_linear(x, weight, s); }, "takes no scale");
-  refused([&] { ops::streamed_linear(x, weight, {}, s.narrow(0, 0, 3)); }, "bias has shape [3]");
-  refused([&] { ops::streamed_linear(x, weight, {}, {}, "quick"); }, "backend is \"quick\"");
-  refused([&] { ops::streamed_linear(at::randn({17, 8}), weight, {}, {}, "fused"); },
+  refused([&] { ops::linear(x.to(at::kLong), weight); }, "x has dtype Long");
+  refused([&] { ops::linear(x, weight.t()); }, "weight has shape [8, 4]");
+  refused([&] { ops::linear(x, weight.to(at::kDouble)); }, "weight has dtype Double");
+  refused([&] { ops::linear(x, v); }, "there is no scale");
+  refused([&] { ops::linear(x, v, s.narrow(0, 0, 3)); }, "scale has shape [3]");
+  refused([&] { ops::linear(x, v, s.to(at::kDouble)); }, "scale has dtype Double");
+  refused([&] { ops::linear(x, weight, s); }, "takes no scale");
+  refused([&] { ops::linear(x, weight, {}, s.narrow(0, 0, 3)); }, "bias has shape [3]");
+  refused([&] { ops::linear(x, weight, {}, {}, "quick"); }, "backend is \"quick\"");
+  refused([&] { ops::linear(at::randn({17, 8}), weight, {}, {}, "fused"); },
           "more than 16 rows");
 }
 
 }  // namespace
-}  // namespace headloom::streamed_linear_test
+}  // namespace headloom::linear_operator_test

@@ -1,24 +1,24 @@
-// streamed_linear on its CPU kernels.
+// linear on its CPU kernels.
 #include <atomic>
 
 #include "ops/cpu.h"
-#include "ops/streamed_linear/declaration.h"
-#include "ops/streamed_linear/kernel.h"
+#include "ops/linear/declaration.h"
+#include "ops/linear/kernel.h"
 
 namespace headloom::ops {
 namespace {
 
-const char* unsupported(const StreamedLinear::Arguments& a) {
+const char* unsupported(const Linear::Arguments& a) {
   const bool few = a.x.sym_numel() <= a.weight.sym_size(1) * kStreamedRows;
   return few ? nullptr : "there are more than 16 rows";
 }
 
-std::vector<Tensor> forward(const StreamedLinear::Arguments& a, bool training) {
-  static streamed_linear_kernel::Run* const kernel = HL_CHOOSE(streamed_linear_kernel::run);
+std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
+  static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
   Held held;
-  std::vector<Tensor> y = StreamedLinear::outputs(a, training);
+  std::vector<Tensor> y = Linear::outputs(a, training);
   const int64_t in = a.weight.size(1), out = a.weight.size(0);
-  const streamed_linear_kernel::Args args{.rows = out > 0 ? y[0].numel() / out : 0,
+  const linear_kernel::Args args{.rows = out > 0 ? y[0].numel() / out : 0,
                                           .in = in,
                                           .type = kernel_type(a.x),
                                           .weight_type = kernel_type(a.weight),
@@ -47,7 +47,7 @@ std::vector<Tensor> forward(const StreamedLinear::Arguments& a, bool training) {
   return y;
 }
 
-const Kernels<StreamedLinear> streamed_linear_cpu(
+const Kernels<Linear> linear_cpu(
     {.limits = c10::str("int8 weights too, up to ", kStreamedRows,
                         " rows, where no gradient is wanted"),
      .unsupported = unsupported,

@@ -1,8 +1,8 @@
-#include "ops/streamed_linear/declaration.h"
+#include "ops/linear/declaration.h"
 
 namespace headloom::ops {
 
-Tensor StreamedLinear::reference(const Arguments& a) {
+Tensor Linear::reference(const Arguments& a) {
   const auto& [x, weight, scale, bias] = a;
   if (!scale.defined()) {
     return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
@@ -13,12 +13,12 @@ Tensor StreamedLinear::reference(const Arguments& a) {
 }
 
 std::pair<Tensor, Tensor> quantized_int8(const Tensor& weight) {
-  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) >= 1, "streamed_linear: a weight of shape ",
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) >= 1, "linear: a weight of shape ",
                     weight.sizes(),
                     " cannot be held as int8, expected [O, I] with I of at least 1.");
   const Tensor wide = weight.detach().to(at::kFloat);
   const Tensor largest = wide.abs().amax(1, /*keepdim=*/true);
-  TORCH_CHECK_VALUE(largest.isfinite().all().item<bool>(), "streamed_linear: a weight of shape ",
+  TORCH_CHECK_VALUE(largest.isfinite().all().item<bool>(), "linear: a weight of shape ",
                     weight.sizes(),
                     " cannot be held as int8 because not all its values are finite.");
   // A row of zeros stays one with any scale.

@@ -3,7 +3,7 @@
 
 #include "ops/kernel/types.h"
 
-namespace headloom::ops::streamed_linear_kernel {
+namespace headloom::ops::linear_kernel {
 
 struct Args {
   int64_t rows, in;
@@ -20,4 +20,4 @@ struct Args {
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-}  // namespace headloom::ops::streamed_linear_kernel
+}  // namespace headloom::ops::linear_kernel

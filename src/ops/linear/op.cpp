@@ -1,10 +1,10 @@
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
-#include "ops/streamed_linear/declaration.h"
+#include "ops/linear/declaration.h"
 
 namespace headloom::ops {
 
-void StreamedLinear::check(const Arguments& a) {
+void Linear::check(const Arguments& a) {
   const auto& [x, weight, scale, bias] = a;
   TORCH_CHECK_VALUE(x.dim() >= 1, kName, ": x has shape ", x.sym_sizes(), ", expected [..., I].");
   check_floating(kName, x, "x");
@@ -30,21 +30,21 @@ void StreamedLinear::check(const Arguments& a) {
 }
 
 // As at::linear; int8 weights and their scales stay what they are.
-void StreamedLinear::autocast(Arguments& a, const AutocastCast& cast) {
+void Linear::autocast(Arguments& a, const AutocastCast& cast) {
   cast(a.x, a.weight, a.bias);
 }
 
-std::vector<Tensor> StreamedLinear::outputs(const Arguments& a, bool /*training*/) {
+std::vector<Tensor> Linear::outputs(const Arguments& a, bool /*training*/) {
   c10::SymDimVector sizes(a.x.sym_sizes());
   sizes.back() = a.weight.sym_size(0);
   return {at::empty_symint(sizes, a.x.options())};
 }
 
-static const Define<StreamedLinear> streamed_linear_operator;
+static const Define<Linear> linear_operator;
 
-Tensor streamed_linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
                        const Tensor& bias, const std::optional<std::string>& backend) {
-  return call<StreamedLinear>({x, weight, scale, bias}, backend);
+  return call<Linear>({x, weight, scale, bias}, backend);
 }
 
 }  // namespace headloom::ops

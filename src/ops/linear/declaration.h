@@ -1,17 +1,17 @@
-// What streamed_linear is to the dispatcher (ops/operator.h).
+// What linear is to the dispatcher (ops/operator.h).
 #pragma once
 
 #include "ops/operator.h"
-#include "ops/streamed_linear/op.h"
+#include "ops/linear/op.h"
 
 namespace headloom::ops {
 
-struct StreamedLinear {
+struct Linear {
   struct Arguments {
     Tensor x, weight, scale, bias;
   };
   using Result = Tensor;
-  static constexpr const char* kName = "streamed_linear";
+  static constexpr const char* kName = "linear";
   static constexpr const char* kDoc =
       "a linear map of few rows, its weights (float or int8) read once";
   static constexpr const char* kSource = "Dettmers et al. 2022 for int8 by rows";

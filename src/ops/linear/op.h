@@ -18,12 +18,12 @@ constexpr int64_t kStreamedRows = 16;
 
 // x [..., I], weight [O, I] of x's dtype, or int8 with `scale` [O] float32; bias [O] of x's dtype
 // or undefined -> [..., O] of x's dtype; sums in float32 or wider. Through the dispatcher
-// (torch.ops.headloom.streamed_linear). `backend`: "fused" (CPU, float32 and bfloat16, at most
+// (torch.ops.headloom.linear). `backend`: "fused" (CPU, float32 and bfloat16, at most
 // kStreamedRows rows, where no gradient is wanted) or "reference" (plain ATen: any floating dtype,
 // device and number of rows, differentiable in x and in weights that are not int8); absent: fused
 // where it can. Throws c10::ValueError or c10::TypeError naming the argument, NotImplementedError
 // where "fused" cannot run.
-at::Tensor streamed_linear(const at::Tensor& x, const at::Tensor& weight,
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& scale = {}, const at::Tensor& bias = {},
                            const std::optional<std::string>& backend = {});
 

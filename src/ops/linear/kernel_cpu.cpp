@@ -5,9 +5,9 @@
 // rows of the weights times up to kRows rows of x; all tiles of the same weights follow one
 // another, so that only the first reads them from memory. Sums are in registers.
 #include "ops/kernel/vec.h"
-#include "ops/streamed_linear/kernel.h"
+#include "ops/linear/kernel.h"
 
-namespace headloom::ops::streamed_linear_kernel {
+namespace headloom::ops::linear_kernel {
 namespace {
 
 constexpr int kOutputs = 4;
@@ -169,4 +169,4 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
                                       : run<float>(args, begin, end);
 }
 
-}  // namespace headloom::ops::streamed_linear_kernel
+}  // namespace headloom::ops::linear_kernel
