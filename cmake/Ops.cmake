@@ -9,7 +9,8 @@ set(kernel_sources ${ops_sources})
 list(FILTER kernel_sources INCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 
-add_library(headloom_ops SHARED ${ops_sources})
+# Which products are fast depends on the processor, whose name is the one thing taken from core.
+add_library(headloom_ops SHARED ${ops_sources} ${CMAKE_SOURCE_DIR}/src/core/platform.cpp)
 target_include_directories(headloom_ops PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(headloom_ops PUBLIC headloom_torch)
 # Compiled once for everything that knows torch. A definition of the library's own would not fit the others.

@@ -2,10 +2,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "bench/machine.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "data/task.h"
 #include "ops/case.h"
+#include "ops/product/product.h"
 #include "train/compare.h"
 #include "train/config.h"
 
@@ -160,7 +162,32 @@ void print_markdown(const Section& section) {
   if (in_table) std::printf("\n");
 }
 
+// What the results' speed and rounding depend on here.
+void print_machine(bool as_json) {
+  const auto facts = bench::machine_facts();
+  const auto routes = ops::product_routes();
+  if (as_json) {
+    nlohmann::ordered_json json;
+    for (const auto& [name, value] : facts) json["machine"][name] = value;
+    json["product_routes"] = routes;
+    std::printf("%s\n", json.dump(1).c_str());
+    return;
+  }
+  std::printf("Machine\n");
+  for (const auto& [name, value] : facts) std::printf("  %-20s %s\n", name.c_str(), value.c_str());
+  std::printf("\nRoutes of matrix products (of %s), by class\n",
+              join(ops::routes_available()).c_str());
+  if (routes.empty()) std::printf("  none has been measured yet\n");
+  for (const auto& [name, route] : routes) {
+    std::printf("  %-40s %s\n", name.c_str(), route.c_str());
+  }
+}
+
 int run_list(const ListArguments& a) {
+  if (a.what == "machine") {
+    print_machine(a.json);
+    return 0;
+  }
   const auto all = sections();
   std::vector<Section> chosen;
   std::vector<std::string> names;
@@ -181,7 +208,7 @@ int run_list(const ListArguments& a) {
         "there is nothing called '", a.what, "'",
         near.empty()
             ? str("; sections are mixers, channels, blocks, tasks, operators, presets, model, "
-                  "train, compare.")
+                  "train, compare, machine.")
             : str("; did you mean '", near, "'?"));
   }
   if (!a.json) {
@@ -213,7 +240,8 @@ Command list_command() {
   return {"list", "every mixer, channel mixer, block, task and preset, with options and defaults",
           "headloom list dcmha", [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<ListArguments>();
-            app.add_option("what", a->what, "a section (mixers, tasks, presets, ...) or a name");
+            app.add_option("what", a->what,
+                           "a section (mixers, tasks, presets, machine, ...) or a name");
             CLI::Option* json = app.add_flag("--json", a->json, "print as JSON");
             app.add_flag("--markdown", a->markdown, "print as Markdown tables")->excludes(json);
             return [a] { return run_list(*a); };

@@ -10,6 +10,7 @@
 #include "core/files.h"
 #include "core/text.h"
 #include "mixers/nn.h"
+#include "ops/product/product.h"
 #include "train/device.h"
 
 namespace headloom {
@@ -134,6 +135,7 @@ void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState st
 
 void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
                            TrainState state) const {
+  state.product_routes = ops::product_routes();
   publish(state, [&](const std::string& where) {
     state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
     NamedTensors rest = optimizer.state();
@@ -195,6 +197,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     NamedTensors rest = read_safetensors(where + "/" + kOptimizer);
     restore_random(rest, device_of(model), where + "/" + kOptimizer);
     optimizer.load(rest, where + "/" + kOptimizer);
+    ops::use_product_routes(state.product_routes);
     return state;
   } catch (const Error& error) {
     fail(error.what(), other_intact(step));

@@ -36,7 +36,8 @@ class CheckpointStore {
   void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
   // Writes a checkpoint of weights alone, from which no training can go on.
   void save_weights(const torch::nn::Module& model, TrainState state) const;
-  // Restores weights, optimiser and the random generators of the CPU and of the model's device.
+  // Restores weights, optimiser, the random generators of the CPU and of the model's device, and the
+  // routes that matrix products took, so that a resumed run gives the same bits.
   // Throws Error naming the file that is missing or damaged, and an intact older step where there
   // is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;

@@ -89,6 +89,7 @@ std::string state_json(const TrainState& state) {
   for (const auto& [name, file] : state.files) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
+  if (!state.product_routes.empty()) json["product_routes"] = state.product_routes;
   json["crc64"] = checksum(json);
   return json.dump(1) + "\n";
 }
@@ -108,6 +109,7 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     for (const auto& [name, file] : json.at("files").items()) {
       state.files[name] = {file.at("bytes").get<int64_t>(), file.at("crc64").get<uint64_t>()};
     }
+    if (json.contains("product_routes")) json.at("product_routes").get_to(state.product_routes);
   } catch (const Json::exception&) {
     fail(path, ": is damaged or not a checkpoint's state.");
   }

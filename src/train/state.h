@@ -24,6 +24,7 @@ struct TrainState {
   std::optional<int64_t> best_step;
   double best_loss = 0;
   std::map<std::string, StoredFile> files;
+  std::map<std::string, std::string> product_routes = {};  // ops/product/product.h
 };
 
 // The text carries its own checksum, so that damage is found on reading.

@@ -4,30 +4,37 @@
 #include "ops/cpu.h"
 #include "ops/linear/declaration.h"
 #include "ops/linear/kernel.h"
+#include "ops/product/product.h"
 
 namespace headloom::ops {
 namespace {
 
 const char* unsupported(const Linear::Arguments& a) {
-  const bool few = a.x.sym_numel() <= a.weight.sym_size(1) * kStreamedRows;
-  return few ? nullptr : "there are more than 16 rows";
+  if (!a.scale.defined()) return nullptr;
+  if (a.x.sym_numel() > a.weight.sym_size(1) * kStreamedRows) {
+    return "the weights are int8 and there are more than 16 rows";
+  }
+  if (at::GradMode::is_enabled() && a.x.requires_grad()) {
+    return "the weights are int8 and a gradient is wanted";
+  }
+  return nullptr;
 }
 
-std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
+// y [M, O] of few rows: a thread reads the weights in the order in which they lie.
+void streamed(const Linear::Arguments& a, const Tensor& y) {
   static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
   Held held;
-  std::vector<Tensor> y = Linear::outputs(a, training);
   const int64_t in = a.weight.size(1), out = a.weight.size(0);
-  const linear_kernel::Args args{.rows = out > 0 ? y[0].numel() / out : 0,
-                                          .in = in,
-                                          .type = kernel_type(a.x),
-                                          .weight_type = kernel_type(a.weight),
-                                          .x = held.whole(a.x),
-                                          .weight = held.whole(a.weight),
-                                          .scale = held.whole<float>(a.scale),
-                                          .bias = held.whole(a.bias),
-                                          .out = out,
-                                          .y = y[0].data_ptr()};
+  const linear_kernel::Args args{.rows = y.size(0),
+                                 .in = in,
+                                 .type = kernel_type(a.x),
+                                 .weight_type = kernel_type(a.weight),
+                                 .x = held.whole(a.x),
+                                 .weight = held.whole(a.weight),
+                                 .scale = held.whole<float>(a.scale),
+                                 .bias = held.whole(a.bias),
+                                 .out = out,
+                                 .y = y.data_ptr()};
   // Groups of four outputs; below 32 KB of weights a second thread costs more than it brings.
   constexpr int64_t kGroup = 4;
   const int64_t bytes = kGroup * in * a.weight.element_size(), groups = (out + kGroup - 1) / kGroup;
@@ -44,14 +51,43 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
       begin = next.load();
     }
   });
-  return y;
 }
 
-const Kernels<Linear> linear_cpu(
-    {.limits = c10::str("int8 weights too, up to ", kStreamedRows,
-                        " rows, where no gradient is wanted"),
-     .unsupported = unsupported,
-     .forward = forward});
+std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
+  std::vector<Tensor> outputs = Linear::outputs(a, training);
+  const Tensor& y = outputs[0];
+  if (y.numel() == 0) return outputs;
+  const int64_t out = a.weight.size(0), rows = y.numel() / out;
+  const Tensor to = y.view({rows, out});
+  if (rows <= kStreamedRows) {
+    streamed(a, to);
+  } else {
+    product(to, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
+  }
+  return outputs;
+}
+
+void backward(const Linear::Arguments& a, Backward<Linear>& b) {
+  const int64_t in = a.weight.size(1), out = a.weight.size(0);
+  const int64_t rows = out > 0 ? b.grads[0].numel() / out : a.x.numel() / std::max<int64_t>(in, 1);
+  const Tensor grad = b.grads[0].reshape({rows, out});
+  Linear::Arguments& to = b.gradients;
+  if (b.wants(to.x)) {
+    to.x = contiguous_like(a.x);
+    product(to.x.view({rows, in}), grad, a.weight);
+  }
+  if (b.wants(to.weight)) {
+    to.weight = contiguous_like(a.weight);
+    product(to.weight, grad.t(), a.x.reshape({rows, in}));
+  }
+  if (b.wants(to.bias)) to.bias = grad.sum(0);
+}
+
+const Kernels<Linear> linear_cpu({.limits = c10::str("int8 weights too, for up to ", kStreamedRows,
+                                                     " rows and without a gradient"),
+                                  .unsupported = unsupported,
+                                  .forward = forward,
+                                  .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -13,13 +13,13 @@ struct Linear {
   using Result = Tensor;
   static constexpr const char* kName = "linear";
   static constexpr const char* kDoc =
-      "a linear map of few rows, its weights (float or int8) read once";
+      "a linear map by the fastest products of the machine, or of few rows";
   static constexpr const char* kSource = "Dettmers et al. 2022 for int8 by rows";
-  static constexpr const char* kOtherwise = "ATen's products for the rest";
+  static constexpr const char* kOtherwise = "the reference for the rest";
 
   static auto arguments(Arguments& a) {
-    return std::tuple(constant("x", a.x), constant("weight", a.weight),
-                      optional_constant("scale", a.scale), optional_constant("bias", a.bias));
+    return std::tuple(differentiable("x", a.x), differentiable("weight", a.weight),
+                      optional_constant("scale", a.scale), optional_differentiable("bias", a.bias));
   }
   static void check(const Arguments& a);
   static void autocast(Arguments& a, const AutocastCast& cast);

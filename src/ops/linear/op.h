@@ -1,8 +1,10 @@
-// A linear map of few rows, as decoding makes it: its time is that of reading the weights, once.
+// A linear map, the one that every projection, head and embedding-sized product of a model uses.
 //
 //   y[m, o] = scale[o] * sum_i x[m, i] * weight[o, i] + bias[o]
 //
-// The weights are of x's type, or int8 with a scale for each output (symmetric: 0 stays 0).
+// Few rows, as decoding has them, take the time of reading the weights, once. More rows are a dense
+// product (ops/product/product.h), and so are both gradients. The weights are of x's type, or int8
+// with a scale for each output (symmetric: 0 stays 0).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,19 +15,18 @@
 
 namespace headloom::ops {
 
-// Most rows that the kernel takes: beyond, the product and not the memory decides.
+// Most rows for which reading the weights decides, and not the product.
 constexpr int64_t kStreamedRows = 16;
 
 // x [..., I], weight [O, I] of x's dtype, or int8 with `scale` [O] float32; bias [O] of x's dtype
 // or undefined -> [..., O] of x's dtype; sums in float32 or wider. Through the dispatcher
-// (torch.ops.headloom.linear). `backend`: "fused" (CPU, float32 and bfloat16, at most
-// kStreamedRows rows, where no gradient is wanted) or "reference" (plain ATen: any floating dtype,
-// device and number of rows, differentiable in x and in weights that are not int8); absent: fused
-// where it can. Throws c10::ValueError or c10::TypeError naming the argument, NotImplementedError
-// where "fused" cannot run.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                           const at::Tensor& scale = {}, const at::Tensor& bias = {},
-                           const std::optional<std::string>& backend = {});
+// (torch.ops.headloom.linear). `backend`: "fused" (CPU, float32 and bfloat16; int8 weights for at
+// most kStreamedRows rows and without a gradient) or "reference" (plain ATen: any floating dtype and
+// device, differentiable in x and in weights that are not int8); absent: fused where it can. Throws
+// c10::ValueError or c10::TypeError naming the argument, NotImplementedError where "fused" cannot
+// run.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale = {},
+                  const at::Tensor& bias = {}, const std::optional<std::string>& backend = {});
 
 // weight [O, I] as int8 and the scales [O] float32 with which |weight - scale * int8| is at most
 // half a scale; a row's largest value becomes 127. Throws c10::ValueError for values that are not

@@ -6,6 +6,7 @@
 #include "ops/cpu.h"
 #include "ops/moe/declaration.h"
 #include "ops/moe/kernel.h"
+#include "ops/product/product.h"
 
 namespace headloom::ops {
 namespace {
@@ -100,9 +101,6 @@ struct MoeCall : Held {
   }
 };
 
-// at::mm_out for an `out` that is a view made for it.
-void product(Tensor out, const Tensor& a, const Tensor& b) { at::mm_out(out, a, b); }
-
 std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
   MoeCall call(a);
   std::vector<Tensor> outputs = Moe::outputs(a, training);
@@ -162,7 +160,7 @@ void backward(const Moe::Arguments& a, Backward<Moe>& b) {
   call.combine(grad_rows, nullptr, to.x);
 }
 
-const Kernels<Moe> moe_cpu({.limits = "with ATen's matrix products of the tokens sorted by expert",
+const Kernels<Moe> moe_cpu({.limits = "with dense products of the tokens sorted by expert",
                             .forward = forward,
                             .backward = backward});
 

@@ -1,0 +1,134 @@
+// How a product is cut into blocks and shared among threads.
+#include "ops/product/blocked.h"
+
+#include <atomic>
+#include <memory>
+
+#include "ops/cpu.h"
+#include "ops/product/kernel.h"
+
+namespace headloom::ops {
+namespace {
+
+using product_kernel::Args;
+using product_kernel::Block;
+using product_kernel::Matrix;
+using product_kernel::Sizes;
+
+// Packed panels of B: they stay in the caches that the cores share.
+constexpr int64_t kBytesOfB = 8 << 20;
+// Starting threads takes as long as this many multiply-adds.
+constexpr int64_t kWorthThreads = 1 << 20;
+
+// Memory that a thread keeps from call to call, because fresh pages cost more than small products.
+class PanelMemory {
+ public:
+  void* of(int64_t bytes) {
+    if (bytes > size_) {
+      memory_.reset(static_cast<char*>(::operator new(static_cast<size_t>(bytes), kAlign)));
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlign{64};
+  struct Release {
+    void operator()(char* p) const { ::operator delete(p, kAlign); }
+  };
+  std::unique_ptr<char, Release> memory_;
+  int64_t size_ = 0;
+};
+
+int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
+
+struct BlockedCall {
+  const Args args;
+  const int64_t m, n, k;
+  const Sizes sizes;
+  const int64_t threads;
+
+  int64_t lines(int64_t depth) const { return sizes.pairs ? (depth + 1) / 2 : depth; }
+
+  // All columns n0 ... n1 and rows of C, for k0 ... k1.
+  void run(int64_t n0, int64_t n1, int64_t k0, int64_t k1, bool add) const {
+    static product_kernel::Pack* const pack = HL_CHOOSE(product_kernel::pack);
+    static product_kernel::Run* const kernel = HL_CHOOSE(product_kernel::run);
+    thread_local PanelMemory memory_of_b;
+    const int64_t depth = lines(k1 - k0), panel_bytes = depth * sizes.b_line;
+    const int64_t panels = parts(n1 - n0, sizes.nr);
+    char* const b = static_cast<char*>(memory_of_b.of(panels * panel_bytes));
+    const int64_t together = parts(panels, 4 * threads);
+    at::parallel_for(0, panels, threads == 1 ? panels : together, [&](int64_t first, int64_t last) {
+      pack(args, {0, 0, n0 + first * sizes.nr, std::min(n0 + last * sizes.nr, n1), k0, k1},
+           b + first * panel_bytes);
+    });
+    // Rows of C in one task, and columns where there are few rows. A task packs its rows of A.
+    const int64_t even = parts(parts(m, 4 * threads), sizes.mr) * sizes.mr;
+    const int64_t tall = std::clamp(even, std::min(2 * sizes.mr, sizes.mc), sizes.mc);
+    const int64_t down = parts(m, tall);
+    const int64_t across =
+        threads == 1 ? 1 : std::min(panels, down >= 2 * threads ? 1 : parts(2 * threads, down));
+    const int64_t wide = parts(panels, across) * sizes.nr;
+    // Threads do not run evenly: who is ahead takes more.
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+      thread_local PanelMemory memory_of_a;
+      void* const a = memory_of_a.of(parts(tall, sizes.mr) * depth * sizes.a_line);
+      for (int64_t i = next++; i < down * across; i = next++) {
+        const int64_t top = i / across * tall, left = n0 + i % across * wide;
+        if (left >= n1) continue;
+        kernel(args, {top, std::min(top + tall, m), left, std::min(left + wide, n1), k0, k1}, add,
+               b + (left - n0) / sizes.nr * panel_bytes, a);
+      }
+    });
+  }
+
+  void run() const {
+    for (int64_t k0 = 0; k0 < k; k0 += sizes.kc) {
+      const int64_t k1 = std::min(k0 + sizes.kc, k);
+      const int64_t wide =
+          std::max<int64_t>(kBytesOfB / (lines(k1 - k0) * sizes.b_line), 1) * sizes.nr;
+      for (int64_t n0 = 0; n0 < n; n0 += wide) {
+        run(n0, std::min(n0 + wide, n), k0, k1, /*add=*/k0 > 0);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                     const at::Tensor& bias) {
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    bias.defined() ? out.copy_(bias.expand_as(out)) : out.zero_();
+    return;
+  }
+  static product_kernel::SizesOf* const sizes_of = HL_CHOOSE(product_kernel::sizes);
+  Held held;
+  const Sizes sizes = sizes_of(kernel_type(a));
+  // A sum that is cut along k is kept in float32 between its parts.
+  const bool wide = k > sizes.kc && out.scalar_type() != at::kFloat;
+  const at::Tensor c = wide ? at::empty({m, n}, out.options().dtype(at::kFloat)) : out;
+  const int64_t work = m * n * k;
+  BlockedCall{.args = {.type = kernel_type(a),
+                       .out_type = kernel_type(c),
+                       .a = matrix(a),
+                       .b = matrix(b),
+                       .c = c.data_ptr(),
+                       .c_row = c.stride(0),
+                       .bias = wide ? held.floats(bias) : held.whole(bias)},
+              .m = m,
+              .n = n,
+              .k = k,
+              .sizes = sizes,
+              .threads = at::in_parallel_region() || work < kWorthThreads ? 1 : thread_count()}
+      .run();
+  if (wide) out.copy_(c);
+}
+
+}  // namespace headloom::ops

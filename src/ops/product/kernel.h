@@ -1,0 +1,56 @@
+// Dense matrix products in blocks that fit the caches: C = A B (+ bias), or C += A B.
+//
+// Both factors are copied into panels in the order in which the innermost loop reads them, so that
+// any strides of theirs cost the same. The caller cuts the product into blocks
+// (product/blocked.cpp), packs B once for all threads and lets each thread pack the rows of A that
+// it multiplies. A sum over k is never cut among threads, so that results do not depend on their
+// number. Free of torch.
+#pragma once
+
+#include "ops/kernel/types.h"
+
+namespace headloom::ops::product_kernel {
+
+// Element (i, j) is at data[i * row + j * column].
+struct Matrix {
+  const void* data = nullptr;
+  int64_t row = 0, column = 0;
+};
+
+struct Args {
+  Type type = Type::kFloat;      // of A and B: kFloat or kBFloat16
+  Type out_type = Type::kFloat;  // of C and bias: that, or kFloat
+  Matrix a, b;                   // [m, k] and [k, n]
+  void* c = nullptr;             // [m, n], rows of adjacent values
+  int64_t c_row = 0;
+  const void* bias = nullptr;  // [n] or null
+};
+
+// A range of the rows, of the columns and of what is summed over.
+struct Block {
+  int64_t m0, m1, n0, n1, k0, k1;
+};
+
+// Sizes that suit the instruction set. A panel of A has `mr` rows, one of B has `nr` columns.
+struct Sizes {
+  int64_t mr, nr;
+  int64_t kc;  // most values that are summed over at once; even
+  int64_t mc;  // rows of A that a thread packs at once
+  // Bytes of a panel's line: of mr or nr values, or of so many pairs along k.
+  int64_t a_line, b_line;
+  bool pairs;  // a line holds pairs
+};
+using SizesOf = Sizes(Type type);
+SizesOf sizes_DEFAULT, sizes_AVX2, sizes_AVX512, sizes_AVX512_BF16;
+
+// Copies B[k0 ... k1, n0 ... n1] to panels of `nr` columns; n0 is a multiple of nr.
+using Pack = void(const Args& args, const Block& block, void* to);
+Pack pack_DEFAULT, pack_AVX2, pack_AVX512, pack_AVX512_BF16;
+
+// C[m0 ... m1, n0 ... n1] = the block's product and the bias, or += the block's product. `b` is
+// what pack() made of that block of B; `a` has room for the panels of m1 - m0 rows. C is of
+// `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
+using Run = void(const Args& args, const Block& block, bool add, const void* b, void* a);
+Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
+
+}  // namespace headloom::ops::product_kernel

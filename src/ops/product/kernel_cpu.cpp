@@ -1,0 +1,239 @@
+// Compiled once for each instruction set, with CPU_CAPABILITY its name.
+#include <algorithm>
+
+#include "ops/kernel/pairs.h"
+#include "ops/kernel/transpose.h"
+#include "ops/product/kernel.h"
+
+namespace headloom::ops::product_kernel {
+namespace {
+
+// Columns of a panel of B: two vectors. Rows of a panel of A: as many as leave registers for those
+// two and one value of A.
+constexpr int kVectors = 2;
+constexpr int64_t kColumns = kVectors * VL;
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int kRows = 14;
+#elif defined(CPU_CAPABILITY_AVX2) || defined(__aarch64__)
+constexpr int kRows = 6;
+#else
+constexpr int kRows = 4;
+#endif
+// Panels of both factors stay in the second level of cache.
+constexpr int64_t kSummed = 384, kSummedPairs = 4096;
+constexpr int64_t kBytesOfA = 256 << 10;
+
+template <typename T>
+constexpr bool kPairs = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
+// What a panel is made of: pairs along k where the processor multiplies such, floats elsewhere.
+template <typename T>
+using Element = std::conditional_t<kPairs<T>, Pair, float>;
+// Values along k in one line of a panel.
+template <typename T>
+constexpr int64_t kDepth = kPairs<T> ? 2 : 1;
+
+// One value, or the pair of it and the next along k, which is 0 where there is none.
+HL_INLINE float element(const float* at, int64_t, bool) { return *at; }
+template <typename T>
+HL_INLINE Element<T> element(const T* at, int64_t next, bool alone) {
+  if constexpr (kPairs<T>) {
+    const uint32_t high = alone ? 0 : at[next].bits;
+    return {at->bits | high << 16};
+  } else {
+    return widen(*at);
+  }
+}
+
+// to[l * kWidth + i] = element l of line i, where lines are `outer` apart and the values that are
+// summed over `inner`; zeros for i from `count` on.
+template <int64_t kWidth, typename T>
+void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int64_t depth,
+                Element<T>* to) {
+  constexpr int64_t kStep = kDepth<T>;
+  const int64_t lines = (depth + kStep - 1) / kStep;
+  const auto one = [&](int64_t i, int64_t l) __attribute__((always_inline)) {
+    const T* at = from + i * outer + l * kStep * inner;
+    to[l * kWidth + i] = element(at, inner, l * kStep + 1 >= depth);
+  };
+  int64_t l = 0;
+  if (inner == 1) {
+    // Sixteen bytes of four lines at a time. Bits are moved, not computed with.
+    const int64_t four = count / 4 * 4, whole = depth / (4 * kStep) * 4;
+    if constexpr (sizeof(T) * kStep == sizeof(float)) {
+      if (outer * sizeof(T) % sizeof(float) == 0) {
+        transpose(four, whole, reinterpret_cast<const float*>(from),
+                  outer * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(float)),
+                  reinterpret_cast<float*>(to), kWidth);
+        for (int64_t i = four; i < count; ++i) {
+          for (int64_t line = 0; line < whole; ++line) one(i, line);
+        }
+        l = whole;
+      }
+    }
+  } else if (outer == 1) {
+    for (; l < depth / kStep; ++l) {
+      const T* row = from + l * kStep * inner;
+      Element<T>* line = to + l * kWidth;
+      int64_t i = 0;
+      if constexpr (kPairs<T>) {
+        for (; i + VL <= count; i += VL) store_pair(line + i, load(row + i), load(row + inner + i));
+      } else {
+        for (; i + VL <= count; i += VL) store(line + i, load(row + i));
+      }
+      for (; i < count; ++i) one(i, l);
+    }
+  }
+  for (; l < lines; ++l) {
+    for (int64_t i = 0; i < count; ++i) one(i, l);
+  }
+  if (count < kWidth) {
+    for (int64_t line = 0; line < lines; ++line) {
+      std::fill(to + line * kWidth + count, to + (line + 1) * kWidth, Element<T>{});
+    }
+  }
+}
+
+// M rows of C and `columns` of the panel's: the sums stay in registers.
+template <int M, typename E, typename C>
+HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
+                     bool add, const C* bias) {
+  vf sums[M][kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sums[i][j] = zero();
+  }
+  for (int64_t l = 0; l < lines; ++l) {
+    decltype(load(b)) values[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) values[j] = load(b + l * kColumns + j * VL);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      const auto one = bcast(a[l * kRows + i]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sums[i][j] = fma(one, values[j], sums[i][j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    const int64_t left = columns - j * VL;
+    if (left <= 0) break;
+    const vf offset = bias == nullptr ? zero() : load_some(bias + j * VL, left);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      C* const to = c + i * c_row + j * VL;
+      vf sum = sums[i][j] + offset;
+      if (add) sum = sum + load_some(to, left);
+      store_some(to, sum, left);
+    }
+  }
+}
+
+template <typename E, typename C>
+void rows(int count, int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
+          bool add, const C* bias) {
+  // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
+  switch (count) {
+#define HL_ROWS(n)                                                                   \
+  case n:                                                                            \
+    if constexpr ((n) <= kRows) block<n>(lines, a, b, c, c_row, columns, add, bias); \
+    break;
+    HL_ROWS(1)
+    HL_ROWS(2)
+    HL_ROWS(3)
+    HL_ROWS(4)
+    HL_ROWS(5)
+    HL_ROWS(6)
+    HL_ROWS(7)
+    HL_ROWS(8)
+    HL_ROWS(9)
+    HL_ROWS(10)
+    HL_ROWS(11)
+    HL_ROWS(12)
+    HL_ROWS(13)
+    HL_ROWS(14)
+#undef HL_ROWS
+  }
+}
+
+template <typename T>
+const T* place(const Matrix& m, int64_t row, int64_t column) {
+  return static_cast<const T*>(m.data) + row * m.row + column * m.column;
+}
+
+template <typename T>
+int64_t lines_of(const Block& at) {
+  return (at.k1 - at.k0 + kDepth<T> - 1) / kDepth<T>;
+}
+
+template <typename T>
+void pack(const Args& args, const Block& at, void* to) {
+  const int64_t panel = lines_of<T>(at) * kColumns;
+  auto* out = static_cast<Element<T>*>(to);
+  for (int64_t n = at.n0; n < at.n1; n += kColumns, out += panel) {
+    pack_panel<kColumns>(place<T>(args.b, at.k0, n), args.b.column, args.b.row,
+                         std::min(kColumns, at.n1 - n), at.k1 - at.k0, out);
+  }
+}
+
+// Rows of the next panel, of `left`: the last ones are split evenly, because few rows wait for
+// their own sums.
+HL_INLINE int panel_rows(int64_t left) {
+  if (left == kRows || left >= 2 * kRows) return kRows;
+  return static_cast<int>(left > kRows ? (left + 1) / 2 : left);
+}
+
+template <typename T, typename C>
+void run(const Args& args, const Block& at, bool add, const void* packed, void* room) {
+  const int64_t lines = lines_of<T>(at);
+  auto* const a = static_cast<Element<T>*>(room);
+  const auto* b = static_cast<const Element<T>*>(packed);
+  for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
+    const int count = panel_rows(at.m1 - m);
+    pack_panel<kRows>(place<T>(args.a, m, at.k0), args.a.row, args.a.column, count, at.k1 - at.k0,
+                      a + panel * lines * kRows);
+    m += count;
+  }
+  const auto* const bias = add ? nullptr : static_cast<const C*>(args.bias);
+  for (int64_t n = at.n0; n < at.n1; n += kColumns, b += lines * kColumns) {
+    for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
+      const int count = panel_rows(at.m1 - m);
+      rows(count, lines, a + panel * lines * kRows, b, static_cast<C*>(args.c) + m * args.c_row + n,
+           args.c_row, at.n1 - n, add, bias == nullptr ? nullptr : bias + n);
+      m += count;
+    }
+  }
+}
+
+template <typename T>
+Sizes sizes() {
+  const int64_t kc = kPairs<T> ? kSummedPairs : kSummed;
+  const int64_t a_line = kRows * static_cast<int64_t>(sizeof(Element<T>));
+  const int64_t panels = std::max<int64_t>(kBytesOfA / (kc / kDepth<T> * a_line), 1);
+  return {.mr = kRows,
+          .nr = kColumns,
+          .kc = kc,
+          .mc = panels * kRows,
+          .a_line = a_line,
+          .b_line = kColumns * static_cast<int64_t>(sizeof(Element<T>)),
+          .pairs = kPairs<T>};
+}
+
+}  // namespace
+
+Sizes HL_KERNEL(sizes)(Type type) {
+  return type == Type::kBFloat16 ? sizes<BFloat16>() : sizes<float>();
+}
+
+void HL_KERNEL(pack)(const Args& args, const Block& block, void* to) {
+  return args.type == Type::kBFloat16 ? pack<BFloat16>(args, block, to)
+                                      : pack<float>(args, block, to);
+}
+
+void HL_KERNEL(run)(const Args& args, const Block& block, bool add, const void* b, void* a) {
+  if (args.type == Type::kFloat) return run<float, float>(args, block, add, b, a);
+  return args.out_type == Type::kFloat ? run<BFloat16, float>(args, block, add, b, a)
+                                       : run<BFloat16, BFloat16>(args, block, add, b, a);
+}
+
+}  // namespace headloom::ops::product_kernel

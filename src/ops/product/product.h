@@ -1,0 +1,46 @@
+// Dense matrix products of every linear map, head and expert: one place that takes the fastest
+// route on this machine.
+//
+// There are several routes to one product: Headloom's own kernel ("blocked"), ATen's at::mm
+// ("aten") and oneDNN through PyTorch's dispatcher ("onednn"). None is the fastest everywhere:
+// at::mm runs at 40% of the peak on processors for which MKL has no fast path, and at the peak on
+// others. The first product of a class (type, layout, sizes by powers of four, number of threads)
+// therefore times every route, and all later ones of the class take the fastest. The choice stays
+// for the process, and a file keeps it for later ones: $XDG_CACHE_HOME/headloom/products, or
+// ~/.cache/headloom/products. HEADLOOM_PRODUCTS=blocked (or another route) forces one for all
+// products.
+//
+// A route's results do not depend on the number of threads within "blocked", and differ from those
+// of another route by rounding alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace headloom::ops {
+
+// out = a b + bias, with a [M, K], b [K, N] of any strides, out [M, N] with adjacent columns and
+// bias [N] or undefined; float32 or bfloat16 on the CPU, all of one type. Sums are in float32.
+// Knows no gradient. Throws c10::ValueError where HEADLOOM_PRODUCTS names no route.
+void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+             const at::Tensor& bias = {});
+
+// The route of each class of products that has been used or read from the file, by the class's
+// name: "float32 nt 256 x 1024 x 1024, 2 threads" has the layouts of a and b (n: rows, t: columns
+// of adjacent values) and the powers of four at or below M, K and N.
+std::map<std::string, std::string> product_routes();
+// From now on these classes take these routes, where the route exists here: a resumed run continues
+// with those that it began with.
+void use_product_routes(const std::map<std::string, std::string>& routes);
+
+// Runs one route whatever has been chosen: for tests and benchmarks. Throws c10::ValueError for a
+// name that is not in routes_available().
+void product_by(const std::string& route, const at::Tensor& out, const at::Tensor& a,
+                const at::Tensor& b, const at::Tensor& bias = {});
+// "blocked", "aten" and, where this PyTorch has it, "onednn".
+std::vector<std::string> routes_available();
+
+}  // namespace headloom::ops

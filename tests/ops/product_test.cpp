@@ -1,0 +1,158 @@
+// Dense products: every route against a product in double precision on odd sizes, strides and
+// types, and what is kept of the choice between them.
+#include "ops/product/product.h"
+
+#include <ATen/Parallel.h>
+
+#include "testing/compare.h"
+#include "testing/errors.h"
+#include "testing/instruction_sets.h"
+#include "testing/poison.h"
+
+namespace headloom::product_test {
+namespace {
+
+using namespace test;
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+// Around the edges of panels (4, 6, 14 rows; 8, 16, 32 columns) and of blocks (384, 4096 summed).
+const std::vector<Sizes> kSizes = {{1, 1, 1},       {2, 3, 0},      {0, 4, 5},     {5, 0, 3},
+                                   {13, 31, 7},     {14, 32, 8},    {15, 33, 9},   {29, 65, 17},
+                                   {63, 20, 383},   {64, 100, 384}, {3, 130, 385}, {200, 70, 1000},
+                                   {17, 1000, 129}, {1000, 17, 63}, {5, 40, 4097}, {43, 37, 8200},
+                                   {250, 260, 270}, {1, 300, 770},  {300, 1, 770}, {6, 16, 2}};
+
+// [rows, columns], laid out by rows, by columns, or with gaps in both directions.
+Tensor drawn(int64_t rows, int64_t columns, int layout) {
+  if (layout == 0) return at::randn({rows, columns}, kDouble);
+  if (layout == 1) return at::randn({columns, rows}, kDouble).t();
+  return at::randn({2 * rows + 1, 3 * columns + 1}, kDouble)
+      .slice(0, 0, 2 * rows, 2)
+      .slice(1, 0, 3 * columns, 3);
+}
+
+// As `to_type` holds it, with the strides of `t`.
+Tensor cast(const Tensor& t, at::ScalarType to_type) {
+  return at::empty_strided(t.sizes(), t.strides(), t.options().dtype(to_type)).copy_(t);
+}
+
+class EachRoute : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(EachRoute, IsTheProduct) {
+  at::manual_seed(5);
+  for (const Sizes& s : kSizes) {
+    for (int layout = 0; layout < 9; ++layout) {
+      const Tensor a = drawn(s.m, s.k, layout % 3), b = drawn(s.k, s.n, layout / 3);
+      const Tensor bias = layout % 2 == 0 ? at::randn({s.n}, kDouble) : Tensor();
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        const Tensor x = cast(a, type), y = cast(b, type);
+        const Tensor offset = bias.defined() ? bias.to(type) : bias;
+        Tensor exact = at::mm(x.to(at::kDouble), y.to(at::kDouble));
+        Tensor plain = at::mm(x, y);
+        if (bias.defined()) {
+          exact = exact + offset.to(at::kDouble);
+          plain = plain + offset;
+        }
+        // The rows of `out` lie apart.
+        Poison poison;
+        const Tensor out = at::empty({s.m, s.n + 3}, x.options()).narrow(1, 0, s.n);
+        ops::product_by(GetParam(), out, x, y, offset);
+        const auto message = [&] {
+          return c10::str(GetParam(), " ", type, " [", s.m, ", ", s.k, "] x [", s.k, ", ", s.n,
+                          "], layout ", layout);
+        };
+        if (type == at::kFloat) {
+          EXPECT_TRUE(close(out, exact, 2e-6)) << message();
+        } else {
+          EXPECT_TRUE(errs_like_rounding(out, plain, exact, 1e-6)) << message();
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EachRoute, PassesOnWhatIsNotFinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const float bad : {nan, infinity}) {
+      for (const bool in_a : {false, true}) {
+        Tensor a = at::randn({20, 50}), b = at::randn({50, 40});
+        (in_a ? a : b).index_put_({at::tensor(7), at::tensor(9)}, bad);
+        a = a.to(type);
+        b = b.to(type);
+        const Tensor out = at::empty({20, 40}, a.options());
+        ops::product_by(GetParam(), out, a, b);
+        const Tensor expected = at::mm(a, b);
+        EXPECT_TRUE(at::equal(out.isfinite(), expected.isfinite())) << GetParam() << " " << type;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Product, EachRoute, ::testing::ValuesIn(ops::routes_available()));
+
+TEST(Product, BlockedDoesNotDependOnTheThreads) {
+  at::manual_seed(6);
+  const int threads = at::get_num_threads();
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const Tensor a = at::randn({331, 700}).to(type), b = at::randn({523, 700}).to(type).t();
+    Tensor before;
+    for (const int count : {1, 2, 3, 5}) {
+      at::set_num_threads(count);
+      const Tensor out = at::empty({331, 523}, a.options());
+      ops::product_by("blocked", out, a, b);
+      if (before.defined()) {
+        EXPECT_TRUE(at::equal(out, before)) << count << " threads";
+      }
+      before = out;
+    }
+    at::set_num_threads(threads);
+  }
+}
+
+TEST(Product, KeepsItsChoice) {
+  at::manual_seed(7);
+  const Tensor a = at::randn({300, 130}), b = at::randn({260, 130}).t();
+  const Tensor first = at::empty({300, 260}), second = at::empty({300, 260});
+  ops::product(first, a, b);
+  ops::product(second, a, b);
+  EXPECT_TRUE(at::equal(first, second));
+  EXPECT_TRUE(close(first, at::mm(a, b), 2e-6));
+  if (std::getenv("HEADLOOM_PRODUCTS") != nullptr) return;
+  const std::string name = c10::str("float32 nt 256 x 256 x 64, ", at::get_num_threads(),
+                                    at::get_num_threads() == 1 ? " thread" : " threads");
+  ASSERT_TRUE(ops::product_routes().count(name)) << name;
+  for (const std::string& route : ops::routes_available()) {
+    ops::use_product_routes({{name, route}, {"float32 nn 1 x 1 x 1, 1 thread", "unknown"}});
+    EXPECT_EQ(ops::product_routes()[name], route);
+    const Tensor expected = at::empty({300, 260});
+    ops::product(first, a, b);
+    ops::product_by(route, expected, a, b);
+    EXPECT_TRUE(at::equal(first, expected)) << route;
+  }
+  EXPECT_FALSE(ops::product_routes().count("float32 nn 1 x 1 x 1, 1 thread"));
+}
+
+TEST(Product, RefusesARouteThatThereIsNot) {
+  const Tensor a = at::randn({3, 3}), out = at::empty({3, 3});
+  try {
+    ops::product_by("fast", out, a, a);
+    FAIL() << "not refused";
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("route is \"fast\", expected one of blocked, aten"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Product, LesserInstructionSetsPass) {
+  if (at::get_cpu_capability() != "AVX512") GTEST_SKIP() << "runs from the AVX-512 process";
+  EXPECT_TRUE(passes_on_lesser_instruction_sets("Product*"));
+}
+
+}  // namespace
+}  // namespace headloom::product_test
