@@ -1,9 +1,10 @@
-// The linear map of few rows against its formula number by number, the kernels against the
+// The linear map against its formula number by number, the kernels and their gradients against the
 // reference with memory that a kernel fails to write poisoned with NaN, int8 against ATen's
 // product, and what is refused.
 #include "ops/linear/op.h"
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "testing/compare.h"
 #include "testing/errors.h"
@@ -34,7 +35,13 @@ std::vector<Call> calls() {
                                           {0, 8, 4},
                                           {2, 0, 3},
                                           {2, 8, 0},
-                                          {1, 300, 2000}}) {
+                                          {1, 300, 2000},
+                                          {17, 40, 30},
+                                          {100, 129, 65},
+                                          {63, 1000, 1},
+                                          {1000, 20, 50},
+                                          {40, 0, 3},
+                                          {40, 8, 0}}) {
     out.push_back({.x = at::randn({rows, in}, kDouble),
                    .weight = at::randn({outputs, in}, kDouble),
                    .bias = {}});
@@ -95,9 +102,47 @@ TEST(LinearOperator, BFloat16ErrsLikeItsRounding) {
   }
 }
 
+TEST(LinearOperator, FusedGradientsMatchTheReference) {
+  for (const Call& c : calls()) {
+    const Tensor pull = at::randn_like(run(c, "reference", at::kDouble));
+    const auto gradients = [&](const char* backend, at::ScalarType type) {
+      const Tensor x = leaf(c.x.to(type)), weight = leaf(c.weight.to(type));
+      const Tensor bias = c.bias.defined() ? leaf(c.bias.to(type)) : c.bias;
+      const Tensor y = ops::linear(x, weight, {}, bias, backend);
+      Poison poison;
+      y.backward(pull.to(type));
+      std::vector<Tensor> out{x.grad(), weight.grad()};
+      if (bias.defined()) out.push_back(bias.grad());
+      return out;
+    };
+    const auto exact = gradients("reference", at::kDouble);
+    const auto plain = gradients("reference", at::kBFloat16);
+    const auto wide = gradients("fused", at::kFloat), narrow = gradients("fused", at::kBFloat16);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_TRUE(close(wide[i], exact[i], 2e-6)) << c.x.sizes() << " " << c.weight.sizes() << i;
+      EXPECT_TRUE(errs_like_rounding(narrow[i], plain[i], exact[i], 1e-6))
+          << c.x.sizes() << " " << c.weight.sizes() << i;
+    }
+  }
+}
+
+TEST(LinearOperator, HasASecondGradient) {
+  at::manual_seed(8);
+  const auto second = [&](const char* backend) {
+    at::manual_seed(9);
+    const Tensor x = leaf(at::randn({20, 6})), weight = leaf(at::randn({5, 6}));
+    const Tensor y = ops::linear(x, weight, {}, {}, backend).pow(3).sum();
+    const auto first = torch::autograd::grad({y}, {x, weight}, {}, true, /*create_graph=*/true);
+    (first[0].square().sum() + first[1].square().sum()).backward();
+    return std::vector<Tensor>{x.grad(), weight.grad()};
+  };
+  const auto fused = second("fused"), expected = second("reference");
+  for (size_t i = 0; i < fused.size(); ++i) EXPECT_TRUE(close(fused[i], expected[i], 1e-5));
+}
+
 TEST(LinearOperator, Int8IsExactInItsWeights) {
   for (const Call& c : calls()) {
-    if (c.weight.size(1) == 0) continue;
+    if (c.weight.size(1) == 0 || c.x.numel() > c.weight.size(1) * ops::kStreamedRows) continue;
     const auto [values, scale] = ops::quantized_int8(c.weight);
     ASSERT_EQ(values.scalar_type(), at::kChar);
     EXPECT_TRUE((c.weight - values * scale.unsqueeze(1))
@@ -108,8 +153,7 @@ TEST(LinearOperator, Int8IsExactInItsWeights) {
     const Tensor expected = ops::linear(c.x, values, scale, c.bias, "reference");
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const auto cast = [&, t = type](const Tensor& x) { return x.defined() ? x.to(t) : x; };
-      const Tensor plain =
-          ops::linear(cast(c.x), values, scale, cast(c.bias), "reference");
+      const Tensor plain = ops::linear(cast(c.x), values, scale, cast(c.bias), "reference");
       Poison poison;
       const Tensor got = ops::linear(cast(c.x), values, scale, cast(c.bias), "fused");
       ASSERT_EQ(got.scalar_type(), type);
@@ -123,8 +167,8 @@ TEST(LinearOperator, Int8AgreesWithATen) {
   at::manual_seed(4);
   const Tensor x = at::randn({5, 64}), weight = at::randn({48, 64});
   const auto [values, scale] = ops::quantized_int8(weight);
-  EXPECT_TRUE(close(ops::linear(x, values, scale),
-                    at::_weight_int8pack_mm(x, values, scale), 2e-6));
+  EXPECT_TRUE(
+      close(ops::linear(x, values, scale), at::_weight_int8pack_mm(x, values, scale), 2e-6));
 }
 
 TEST(LinearOperator, ZerosStayZerosAndNotFiniteIsRefused) {
@@ -140,8 +184,7 @@ TEST(LinearOperator, ZerosStayZerosAndNotFiniteIsRefused) {
 TEST(LinearOperator, GradientsGoThroughTheReference) {
   Tensor x = at::randn({2, 5}, kDouble).requires_grad_();
   Tensor weight = at::randn({3, 5}, kDouble).requires_grad_();
-  EXPECT_TRUE(
-      gradients_agree([&] { return ops::linear(x, weight).square().sum(); }, {x, weight}));
+  EXPECT_TRUE(gradients_agree([&] { return ops::linear(x, weight).square().sum(); }, {x, weight}));
   const auto [values, scale] = ops::quantized_int8(weight);
   EXPECT_TRUE(gradients_agree(
       [&, v = values, s = scale] { return ops::linear(x, v, s).square().sum(); }, {x}));
@@ -168,8 +211,9 @@ TEST(LinearOperator, RefusesInOneSentence) {
   refused([&] { ops::linear(x, weight, s); }, "takes no scale");
   refused([&] { ops::linear(x, weight, {}, s.narrow(0, 0, 3)); }, "bias has shape [3]");
   refused([&] { ops::linear(x, weight, {}, {}, "quick"); }, "backend is \"quick\"");
-  refused([&] { ops::linear(at::randn({17, 8}), weight, {}, {}, "fused"); },
-          "more than 16 rows");
+  refused([&] { ops::linear(at::randn({17, 8}), v, s, {}, "fused"); }, "more than 16 rows");
+  refused([&] { ops::linear(at::randn({2, 8}).requires_grad_(), v, s, {}, "fused"); },
+          "a gradient is wanted");
 }
 
 }  // namespace

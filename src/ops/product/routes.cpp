@@ -41,9 +41,17 @@ std::optional<c10::OperatorHandle> onednn_operator() {
   return c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
 }
 
+// oneDNN reads matrices by rows or by columns.
+Tensor with_adjacent_values(const Tensor& t) {
+  const bool rows = t.stride(1) == 1 && t.stride(0) >= t.size(1);
+  const bool columns = t.stride(0) == 1 && t.stride(1) >= t.size(0);
+  return rows || columns ? t : t.contiguous();
+}
+
 void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   static const auto op = onednn_operator()->typed<PointwiseLinear>();
-  out.copy_(op.call(a, b.t(), bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
+  out.copy_(op.call(with_adjacent_values(a), with_adjacent_values(b).t(),
+                    bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
                     c10::List<std::optional<at::Scalar>>(), ""));
 }
 
@@ -246,7 +254,9 @@ void use_product_routes(const std::map<std::string, std::string>& routes_of_clas
 
 void product_by(const std::string& route, const Tensor& out, const Tensor& a, const Tensor& b,
                 const Tensor& bias) {
-  checked_route(route, "route").run(out, a, b, bias);
+  const Route& chosen = checked_route(route, "route");
+  if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias);
+  chosen.run(out, a, b, bias);
 }
 
 std::vector<std::string> routes_available() {
