@@ -259,6 +259,69 @@ class Model(FunctionalModule):
     if TYPE_CHECKING:
         __call__ = forward
 
+    def loss(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        lengths: Optional[Tensor] = None,
+        documents: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
+    ) -> Tensor:
+        """The mean cross-entropy of ``targets``; in training mode with what the layers want added.
+
+        As ``torch.nn.functional.cross_entropy`` of the logits, but the scores of a vocabulary are never all in memory
+        (:func:`headloom.ops.linear_cross_entropy`).
+
+        Args:
+            inputs: as in :meth:`forward`, and so the other arguments.
+            targets: ``[B, T]`` int64, the token after each position (of an encoder, the token or tag there), ``[B]`` of a
+                model that labels its input; -100 at positions that count for nothing.
+
+        Returns:
+            A scalar, float32 or wider.
+
+        Raises:
+            ValueError: an input or ``targets`` does not fit the model, or it finds spans.
+            IndexError: a target is no class.
+            TypeError: an input is no tensor.
+
+        Example:
+            >>> loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            >>> loss.backward()
+        """
+        expect_tensors(self._what, "targets", targets=targets)
+        expect_tensors(
+            self._what,
+            "inputs",
+            inputs=inputs,
+            lengths=lengths,
+            documents=documents,
+            segments=segments,
+            source=source,
+            source_lengths=source_lengths,
+        )
+        images = inputs if self.config["kind"] == "vit" else None
+        found = torch.ops.headloom.model(
+            self.spec,
+            self._tensors(),
+            self.training,
+            None if images is not None else inputs,
+            lengths,
+            documents,
+            segments,
+            source,
+            source_lengths,
+            images,
+            False,
+            targets,
+        )
+        self._count(found[1:])
+        loss: Tensor = found[0]
+        return loss
+
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_model(self.spec, self._tensors(), load)
 

@@ -25,6 +25,7 @@ __all__ = [
     "gated_linear_attention",
     "gated_norm",
     "linear",
+    "linear_cross_entropy",
     "moe",
     "retention",
     "rms_norm",
@@ -339,6 +340,34 @@ def linear(
         ``[..., O]`` of x's type.
     """
     found: Tensor = torch.ops.headloom.linear(x, weight, scale, bias, backend)
+    return found
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Optional[Tensor] = None,
+    backend: Optional[str] = None,
+) -> Tuple[Tensor, Tensor]:
+    """A linear map to many classes and its summed cross-entropy, without the scores of all positions in memory at once::
+
+        s = hidden weight^T + bias
+        loss = sum over n of log(sum_v exp(s[n, v])) - s[n, targets[n]]
+
+    Where a gradient is wanted, the forward computes it too (as Liger does), and the backward only scales it.
+
+    Args:
+        hidden: ``[N, C]``.
+        weight: ``[V, C]`` of hidden's type.
+        targets: ``[N]`` int64, 0 to V - 1, or -100 at a position that counts for nothing.
+        bias: ``[V]`` of hidden's type.
+
+    Returns:
+        The loss, a scalar of float32 (of float64 for float64), and ``[N]`` int64: the class with the largest score of each
+        position, -1 where the target is -100.
+    """
+    found: Tuple[Tensor, Tensor] = torch.ops.headloom.linear_cross_entropy(hidden, weight, targets, bias, backend)
     return found
 
 

@@ -10,6 +10,7 @@
 #include "interop/convert.h"
 #include "model/check.h"
 #include "model/generation.h"
+#include "ops/linear_cross_entropy/op.h"
 #include "train/load.h"
 
 namespace headloom::python {
@@ -57,13 +58,32 @@ Pool& pool() {
 
 // --- Forward --------------------------------------------------------------------------------
 
-// Logits; where it is asked for, what the layers want added to the loss (0 for nothing); and in
-// training, of each layer that balances the load of its experts, how many choices each got.
+// The mean cross-entropy of `targets`; in training, and what the layers want added.
+Tensor mean_loss(Model& built, const ModelInput& input, const Tensor& targets, bool training) {
+  if (built.config().head.value_or("") == "span") {
+    usage_error("the loss of spans is over the positions of a context, which logits are made for.");
+  }
+  check_input(built, input);
+  const Tensor hidden = built.hidden(input);
+  const auto expected = hidden.sym_sizes().slice(0, hidden.dim() - 1);
+  TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong && targets.sym_sizes() == expected,
+                    "model: targets has shape ", targets.sym_sizes(), " and type ",
+                    targets.scalar_type(), ", expected ", expected, " and int64.");
+  const Tensor flat = targets.flatten();
+  const Tensor mean =
+      built.loss(hidden.flatten(0, -2), flat).sum / flat.ne(ops::kIgnoredTarget).sum();
+  return training ? mean + auxiliary_loss(*input.auxiliary, mean) : mean;
+}
+
+// Logits, or with `targets` their loss; where it is asked for, what the layers want added to the
+// loss (0 for nothing); and in training, of each layer that balances the load of its experts, how
+// many choices each got.
 std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool training,
                           const OptionalTensor& tokens, const OptionalTensor& lengths,
                           const OptionalTensor& documents, const OptionalTensor& segments,
                           const OptionalTensor& source, const OptionalTensor& source_lengths,
-                          const OptionalTensor& images, bool auxiliary) {
+                          const OptionalTensor& images, bool auxiliary,
+                          const OptionalTensor& targets) {
   const ModelInput input{.tokens = tokens.value_or(Tensor()),
                          .lengths = lengths.value_or(Tensor()),
                          .documents = documents.value_or(Tensor()),
@@ -78,8 +98,9 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
     ModelInput own = input;
     // Computed again, the same tensors must be kept for the gradient, the balance loss's too.
     const auto balanced = training ? built.balanced() : std::vector<int64_t>();
-    if (auxiliary || !balanced.empty()) own.auxiliary = &side_outputs;
-    std::vector<Tensor> out = {built.forward(own)};
+    if (auxiliary || !balanced.empty() || (targets && training)) own.auxiliary = &side_outputs;
+    std::vector<Tensor> out = {targets ? mean_loss(built, own, *targets, training)
+                                       : built.forward(own)};
     if (auxiliary) out.push_back(auxiliary_loss(side_outputs, out[0]));
     if (computes_again()) return out;
     for (const int64_t layer : balanced) out.push_back(side_outputs.load.at(layer));
@@ -332,7 +353,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
   m.def(
       "model(str spec, Tensor[] params, bool training=False, Tensor? tokens=None, "
       "Tensor? lengths=None, Tensor? documents=None, Tensor? segments=None, Tensor? source=None, "
-      "Tensor? source_lengths=None, Tensor? images=None, bool auxiliary=False) -> Tensor[]",
+      "Tensor? source_lengths=None, Tensor? images=None, bool auxiliary=False, "
+      "Tensor? targets=None) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "extend(str spec, Tensor[] params, __torch__.torch.classes.headloom.State state, "

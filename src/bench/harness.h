@@ -21,6 +21,7 @@ struct BenchOptions {
   double seconds = 2;
   int64_t threads = 0;
   bool json = false;
+  bool profile = false;  // of `step`: where its time goes
 };
 
 void seed_all();
@@ -30,16 +31,28 @@ nlohmann::ordered_json to_json(const Spread& s);
 std::function<void()> work(const std::function<Tensor(const std::vector<Tensor>&)>& run,
                            std::vector<Tensor> inputs, size_t differentiable, bool training);
 
-// A whole optimiser step on random tokens: forward, loss, backward, clipping, AdamW.
+// A whole optimiser step on random tokens or a batch: forward, loss, backward, clipping, AdamW. Of
+// the options its type and activation checkpointing count.
 class StepBench {
  public:
-  StepBench(const ModelConfig& config, int64_t batch, int64_t length);
+  StepBench(const ModelConfig& config, int64_t batch, int64_t length,
+            const TrainOptions& options = {});
+  StepBench(const ModelConfig& config, data::Batch batch, const TrainOptions& options = {});
   void operator()();
+  // The same step by way of the scores of every position.
+  void step_with_all_scores();
+  const Model& model() const { return *model_; }
+  const data::Batch& batch() const { return batch_; }
   int64_t tokens() const { return batch_.inputs.numel(); }
+  // Parameters and the optimiser's state.
+  double held_bytes() const;
 
  private:
+  void update(const Tensor& loss);
+
+  TrainOptions options_;
   std::shared_ptr<Model> model_;
-  std::optional<AdamW> optimizer_;
+  std::unique_ptr<AdamW> optimizer_;
   data::Batch batch_;
 };
 

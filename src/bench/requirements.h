@@ -35,6 +35,10 @@ void bench_operators(const std::string& family, const BenchOptions& a,
 // A training step of a small model with each token mixer beside plain attention.
 void bench_steps(const BenchOptions& a, nlohmann::ordered_json& json);
 
+// Training steps of GPT-2's size and of the task recall: time, memory, or with --profile where the
+// time goes.
+void bench_step(const BenchOptions& a, nlohmann::ordered_json& json);
+
 // What the cases of an operator say of themselves beyond their targets: time against the bound of
 // this machine, speed against the reference, growth with the length.
 void bench_family_requirements(const std::vector<ops::OpCase>& cases, const BenchOptions& a,

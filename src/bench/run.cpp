@@ -19,6 +19,7 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   for (const ops::OpCase& c : ops::all_cases()) {
     if (families.empty() || families.back() != c.op) families.push_back(c.op);
   }
+  families.push_back("step");
   families.push_back("train_step");
   families.push_back("models");
   families.push_back("decode");
@@ -40,6 +41,8 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   for (const std::string& name : chosen) {
     if (name == "train_step") {
       bench_steps(a, json);
+    } else if (name == "step") {
+      bench_step(a, json);
     } else if (name == "models") {
       Requirements rows(a, json);
       bench_model_steps(a, rows);

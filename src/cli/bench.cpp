@@ -27,6 +27,7 @@ Command bench_command() {
                 ->capture_default_str();
             app.add_option("--threads", o.threads, "threads; PyTorch's choice by default")
                 ->check(whole_number(1, 1024));
+            app.add_flag("--profile", o.profile, "of step: where the time goes, and its bounds");
             app.add_flag("--json", o.json, "print as JSON");
             return [a] {
               bench::run(a->families, a->options);

@@ -57,6 +57,8 @@ struct MixerContext {
   Tensor padding_mask = {};
   // Training: where layers leave auxiliary losses and statistics.
   AuxiliaryOutputs* auxiliary = nullptr;
+  // Training: each layer's inputs alone are kept, and its backward computes the layer again.
+  bool checkpoint = false;
   // The layer's place among all of its model's, an encoder's before its decoder's.
   int64_t layer = 0;
 };

@@ -16,11 +16,8 @@ void Decoder::read_source(const Source& source, std::vector<LayerState>&) const 
 }
 
 Tensor Decoder::hidden(const ModelInput& input) {
-  MixerContext context;
-  context.auxiliary = input.auxiliary;
-  context.lengths = input.lengths;
-  context.documents = input.documents;
-  return layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);
+  return layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()),
+                         input.context());
 }
 
 }  // namespace headloom

@@ -12,6 +12,9 @@ class Decoder final : public AutoregressiveModel {
   // Reads tokens, lengths and documents.
   Tensor hidden(const ModelInput& input) override;
   Tensor logits(const Tensor& hidden) const override { return head_.forward(hidden); }
+  ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const override {
+    return head_.loss(hidden, targets);
+  }
   std::vector<Cost> own_costs(int64_t) const override { return head_.costs(); }
   using Model::forward;
   Tensor forward(const Tensor& tokens, const MixerContext& context = {}) {

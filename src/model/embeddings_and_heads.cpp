@@ -1,6 +1,7 @@
 #include "model/embeddings_and_heads.h"
 
 #include "ops/linear/op.h"
+#include "ops/linear_cross_entropy/op.h"
 
 namespace headloom {
 namespace {
@@ -111,14 +112,30 @@ TokenHead::TokenHead(Module& owner, const ModelConfig& config, const Tensor& tab
   }
 }
 
+ScoreLoss loss_of_scores(const Tensor& scores, const Tensor& targets) {
+  const Tensor wide = scores.to(at::promote_types(scores.scalar_type(), at::kFloat));
+  return {.sum = at::cross_entropy_loss(wide, targets, {}, at::Reduction::Sum, ops::kIgnoredTarget),
+          .best = wide.detach().argmax(-1)};
+}
+
+Tensor TokenHead::transformed(const Tensor& hidden) const {
+  if (!transform_) return hidden;
+  const char* form = config_.transform_activation == "gelu_tanh" ? "tanh" : "none";
+  return transform_norm_->forward(at::gelu(transform_->forward(hidden), form));
+}
+
 Tensor TokenHead::forward(const Tensor& hidden) const {
-  Tensor x = hidden;
-  if (transform_) {
-    const char* form = config_.transform_activation == "gelu_tanh" ? "tanh" : "none";
-    x = transform_norm_->forward(at::gelu(transform_->forward(x), form));
-  }
-  if (output_) return output_->forward(x);
-  return ops::linear(x, table_, scale_, bias_);
+  const Tensor x = transformed(hidden);
+  return output_ ? output_->forward(x) : ops::linear(x, table_, scale_, bias_);
+}
+
+ScoreLoss TokenHead::loss(const Tensor& hidden, const Tensor& targets) const {
+  const Tensor& weight = output_ ? output_->weight : table_;
+  // Quantized weights have no gradient, and a product of their own.
+  if (!weight.is_floating_point()) return loss_of_scores(forward(hidden), targets);
+  auto [sum, best] = ops::linear_cross_entropy(transformed(hidden), weight, targets,
+                                               output_ ? output_->bias : bias_);
+  return {.sum = std::move(sum), .best = std::move(best)};
 }
 
 void TokenHead::convert(at::ScalarType type) {

@@ -28,16 +28,28 @@ class Embedding {
   std::shared_ptr<Linear> projection_;
 };
 
+// Of positions and their targets.
+struct ScoreLoss {
+  Tensor sum;   // scalar, float32 or wider: the summed cross-entropy
+  Tensor best;  // [N] int64: the likeliest of each
+};
+// Of scores [N, classes] and targets [N] int64, of which -100 counts for nothing.
+ScoreLoss loss_of_scores(const Tensor& scores, const Tensor& targets);
+
 // Scores of the vocabulary: the embedding transposed, or weights of its own.
 class TokenHead {
  public:
   TokenHead(Module& owner, const ModelConfig& config, const Tensor& table);
   Tensor forward(const Tensor& hidden) const;
+  // loss_of_scores(forward(hidden), targets), hidden [N, C], without all scores in memory.
+  ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const;
   std::vector<Cost> costs() const;
   // As Linear::convert(). A tied table is copied first: the embedding keeps its own.
   void convert(at::ScalarType type);
 
  private:
+  Tensor transformed(const Tensor& hidden) const;
+
   const ModelConfig& config_;
   Tensor table_, bias_;
   Tensor scale_;                       // [vocabulary] where the table is int8

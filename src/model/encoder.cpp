@@ -22,12 +22,8 @@ Encoder::Encoder(const ModelConfig& config)
 }
 
 Tensor Encoder::hidden(const ModelInput& input) {
-  MixerContext context;
-  context.auxiliary = input.auxiliary;
-  context.lengths = input.lengths;
-  context.documents = input.documents;
-  const Tensor x =
-      layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()), context);
+  const Tensor x = layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()),
+                                   input.context());
   if (label_) return label_->pool(x, input.lengths, is_training());
   return position_ ? position_->drop(x, is_training()) : x;
 }

@@ -15,6 +15,9 @@ class Encoder final : public Model {
   Tensor hidden(const ModelInput& input) override;
   // Of a span [B, T, 2]: how well the answer begins and ends there. Nothing is masked in it.
   Tensor logits(const Tensor& hidden) const override;
+  ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const override {
+    return tokens_ ? tokens_->loss(hidden, targets) : Model::loss(hidden, targets);
+  }
   std::vector<Cost> own_costs(int64_t length) const override;
 
  private:

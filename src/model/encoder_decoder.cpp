@@ -40,22 +40,21 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config)
   stacks_ = {&encoder_layers_, &decoder_layers_};
 }
 
-Tensor EncoderDecoder::encode(const Source& source, AuxiliaryOutputs* auxiliary) const {
-  if (!source.tokens.defined()) {
+Tensor EncoderDecoder::encode(const ModelInput& input) const {
+  if (!input.source.defined()) {
     usage_error("an encoder-decoder needs a source, but got none.");
   }
-  MixerContext context;
-  context.auxiliary = auxiliary;
-  context.lengths = source.lengths;
-  return encoder_layers_.forward(source_embedding_.forward(source.tokens, {}, is_training()),
+  MixerContext context = input.context();
+  context.lengths = input.source_lengths;
+  context.documents = Tensor();
+  return encoder_layers_.forward(source_embedding_.forward(input.source, {}, is_training()),
                                  context);
 }
 
 Tensor EncoderDecoder::hidden(const ModelInput& input) {
-  MixerContext context;
-  context.auxiliary = input.auxiliary;
-  context.lengths = input.lengths;
-  context.memory = encode({input.source, input.source_lengths}, input.auxiliary);
+  MixerContext context = input.context();
+  context.documents = Tensor();
+  context.memory = encode(input);
   context.memory_lengths = input.source_lengths;
   return decoder_layers_.forward(target_embedding_.forward(input.tokens, {}, is_training()),
                                  context);
@@ -63,7 +62,7 @@ Tensor EncoderDecoder::hidden(const ModelInput& input) {
 
 void EncoderDecoder::read_source(const Source& source, std::vector<LayerState>& states) const {
   at::NoGradGuard no_grad;
-  const Tensor memory = encode(source, nullptr);
+  const Tensor memory = encode({.source = source.tokens, .source_lengths = source.lengths});
   const auto& layers = decoder_layers_.all();
   for (size_t i = 0; i < layers.size(); ++i) {
     states[i].cross = layers[i].cross->build_cross_cache(memory, source.lengths);

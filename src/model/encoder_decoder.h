@@ -12,6 +12,9 @@ class EncoderDecoder final : public AutoregressiveModel {
   // Reads source, source_lengths, tokens and lengths. [B, T, C].
   Tensor hidden(const ModelInput& input) override;
   Tensor logits(const Tensor& hidden) const override { return head_.forward(hidden); }
+  ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const override {
+    return head_.loss(hidden, targets);
+  }
   std::vector<Cost> own_costs(int64_t) const override { return head_.costs(); }
   const Layers& decoder_layers() const override { return decoder_layers_; }
 
@@ -20,7 +23,7 @@ class EncoderDecoder final : public AutoregressiveModel {
   TokenHead& head() override { return head_; }
   void read_source(const Source& source, std::vector<LayerState>& states) const override;
   // The memory [B, S, C]. Throws UsageError where there is no source.
-  Tensor encode(const Source& source, AuxiliaryOutputs* auxiliary) const;
+  Tensor encode(const ModelInput& input) const;
 
   std::shared_ptr<Module> encoder_, decoder_;  // own the parameters of each side
   Tensor table_;                               // of both embeddings and the output

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/activation_checkpoint.h"
+
 namespace headloom {
 namespace {
 
@@ -79,7 +81,9 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
   for (size_t i = 0; i < layers_.size(); ++i) {
     own.layer = plan_.first + static_cast<int64_t>(i);
     if (states != nullptr) own.state = &(*states)[i];
-    x = layers_[i].block->forward(x, own);
+    const std::shared_ptr<Block>& block = layers_[i].block;
+    const bool checkpoint = context.checkpoint && at::GradMode::is_enabled() && x.requires_grad();
+    x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
   }
   return norm_ ? norm_->forward(x) : x;
 }

@@ -60,6 +60,19 @@ const std::vector<std::string>& model_kinds() {
   return names;
 }
 
+MixerContext ModelInput::context() const {
+  MixerContext out;
+  out.lengths = lengths;
+  out.documents = documents;
+  out.auxiliary = auxiliary;
+  out.checkpoint = checkpoint;
+  return out;
+}
+
+ScoreLoss Model::loss(const Tensor& hidden, const Tensor& targets) const {
+  return loss_of_scores(logits(hidden), targets);
+}
+
 Tensor Model::forward(const ModelInput& input) {
   check_input(*this, input);
   return logits(hidden(input));

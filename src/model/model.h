@@ -1,6 +1,7 @@
 // What every kind of model is: inputs to hidden states to scores.
 #pragma once
 
+#include "model/embeddings_and_heads.h"
 #include "model/layers.h"
 
 namespace headloom {
@@ -15,6 +16,10 @@ struct ModelInput {
   Tensor source_lengths = {};  // [B] int64, as lengths
   Tensor images = {};          // [B, channels, height, width]
   AuxiliaryOutputs* auxiliary = nullptr;  // training: what layers leave beside their output
+  bool checkpoint = false;                // training: layers are computed again in the backward
+
+  // What layers see of it.
+  MixerContext context() const;
 };
 
 class Model : public Module {
@@ -25,6 +30,9 @@ class Model : public Module {
   virtual Tensor hidden(const ModelInput& input) = 0;
   // [..., C] -> [..., vocabulary or classes].
   virtual Tensor logits(const Tensor& hidden) const = 0;
+  // Of logits(hidden), hidden [N, C], with targets [N] int64, of which -100 counts for nothing.
+  // Where the scores are of a vocabulary, not all of them are in memory at once.
+  virtual ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const;
   // Throws UsageError naming the input that does not fit.
   Tensor forward(const ModelInput& input);
   std::string what() const override { return "model"; }

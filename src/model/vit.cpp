@@ -94,9 +94,7 @@ Tensor Vit::hidden(const ModelInput& input) {
   if (positions_.defined()) x = x + positions_;
   if (embedding_norm_) x = embedding_norm_->forward(x);
   if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
-  MixerContext context;
-  context.auxiliary = input.auxiliary;
-  return label_.pool(layers_.forward(x, context), {}, is_training());
+  return label_.pool(layers_.forward(x, input.context()), {}, is_training());
 }
 
 std::vector<Cost> Vit::own_costs(int64_t length) const {

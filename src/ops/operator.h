@@ -29,6 +29,8 @@
 //                                                             // that is asked for
 //     static Result definition(const Arguments&);             // instead of the reference where
 //                                                             // that has no second derivative
+//     static constexpr const char* kReturns;                  // the schema's, of a pair that is
+//                                                             // no (output, state)
 //     static constexpr size_t kOutputs;                       // how many outputs are results
 //     static Result result(const Arguments&, std::vector<Tensor>);    // made from these outputs
 //
@@ -276,8 +278,13 @@ template <typename Op>
 constexpr bool kReturnsList = std::is_same_v<typename Op::Result, std::vector<Tensor>>;
 template <typename Op>
 constexpr const char* return_type() {
-  if (kReturnsList<Op>) return "Tensor[]";
-  return std::is_same_v<typename Op::Result, Tensor> ? "Tensor" : "(Tensor output, Tensor state)";
+  if constexpr (requires { Op::kReturns; }) {
+    return Op::kReturns;
+  } else if constexpr (kReturnsList<Op>) {
+    return "Tensor[]";
+  } else {
+    return std::is_same_v<typename Op::Result, Tensor> ? "Tensor" : "(Tensor output, Tensor state)";
+  }
 }
 
 // How many of `available` outputs are results; the others are kept for the backward.

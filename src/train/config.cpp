@@ -35,6 +35,10 @@ void TrainOptions::fields(Fields& f) {
   f.field("dtype", dtype, "type of the forward pass; bfloat16 uses autocast",
           {"float32", "bfloat16"});
   f.field("device", device, "where it is trained: cpu, cuda (the first) or cuda:N");
+  f.field(
+      "activation_checkpointing", activation_checkpointing,
+      "the backward computes each layer again from its input, which alone is kept: less memory, "
+      "a third more time");
   f.field("eval_every", eval_every, "steps between evaluations", at_least(1));
   f.field("eval_sequences", eval_sequences, "held-out sequences an evaluation reads at most",
           at_least(1));

@@ -31,6 +31,7 @@ struct TrainOptions {
   double clip = 1.0;
   std::string dtype = "float32";
   std::string device = "cpu";
+  bool activation_checkpointing = false;
   int64_t eval_every = 100;
   int64_t eval_sequences = 256;
   std::optional<int64_t> checkpoint_every;  // eval_every when absent

@@ -30,9 +30,19 @@ BatchLoss loss_of(const Model& model, Tensor hidden, Tensor targets) {
     hidden = hidden.index_select(0, kept);
     targets = targets.index_select(0, kept);
   }
-  const Tensor logits = model.logits(hidden).to(at::kFloat);
-  const Tensor sum = at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
-  return {.sum = sum, .targets = count, .logits = logits};
+  ScoreLoss loss = model.loss(hidden, targets);
+  return {.sum = std::move(loss.sum), .targets = count, .best = std::move(loss.best)};
+}
+
+// Of the scores of begins and ends [2 B, T], -inf outside of the context.
+Tensor best_spans(const Tensor& logits) {
+  const Tensor ends = logits.unflatten(0, {-1, 2});
+  const int64_t length = ends.size(2);
+  const Tensor both = ends.select(1, 0).unsqueeze(2) + ends.select(1, 1).unsqueeze(1);
+  const Tensor backwards = at::ones({length, length}, both.options().dtype(at::kBool)).tril(-1);
+  const Tensor best =
+      both.masked_fill(backwards, -std::numeric_limits<float>::infinity()).flatten(1).argmax(1);
+  return at::stack({best.div(length, "floor"), best.remainder(length)}, 1).flatten();
 }
 
 // Of scores [B, T, 2] and the first and last positions of the answers [B, 2]: a cross-entropy over
@@ -44,7 +54,8 @@ BatchLoss span_loss(const Tensor& scores, const Tensor& context, const Tensor& t
                             .masked_fill(outside, -std::numeric_limits<float>::infinity())
                             .flatten(0, 1);
   const Tensor sum = at::cross_entropy_loss(logits, targets.flatten(), {}, at::Reduction::Sum);
-  return {.sum = sum, .targets = targets.numel(), .logits = logits};
+  const bool recorded = at::GradMode::is_enabled();
+  return {.sum = sum, .targets = targets.numel(), .best = recorded ? Tensor() : best_spans(logits)};
 }
 
 // The decoder that reads `task` in pieces.
@@ -64,24 +75,16 @@ Decoder& reader(Model& model, const data::Task& task) {
 
 }  // namespace
 
-BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary) {
+BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,
+                     bool checkpoint) {
   ModelInput input = model_input(batch);
   input.auxiliary = auxiliary;
+  input.checkpoint = checkpoint;
   const Tensor hidden = model.hidden(input);
   if (batch.context.defined()) {
     return span_loss(model.logits(hidden), batch.context, batch.targets);
   }
   return loss_of(model, hidden, batch.targets);
-}
-
-Tensor best_spans(const Tensor& logits) {
-  const Tensor ends = logits.unflatten(0, {-1, 2});
-  const int64_t length = ends.size(2);
-  const Tensor both = ends.select(1, 0).unsqueeze(2) + ends.select(1, 1).unsqueeze(1);
-  const Tensor backwards = at::ones({length, length}, both.options().dtype(at::kBool)).tril(-1);
-  const Tensor best =
-      both.masked_fill(backwards, -std::numeric_limits<float>::infinity()).flatten(1).argmax(1);
-  return at::stack({best.div(length, "floor"), best.remainder(length)}, 1).flatten();
 }
 
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
@@ -103,9 +106,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
                            const Tensor& hits) {
       loss += result.sum.item<double>();
       out.tokens += result.targets;
-      const Tensor best =
-          data.context.defined() ? best_spans(result.logits) : result.logits.argmax(-1);
-      hits.masked_scatter_(place, best.eq(targets.masked_select(place)));
+      hits.masked_scatter_(place, result.best.eq(targets.masked_select(place)));
     };
     if (decoder == nullptr) {
       count(batch_loss(model, data), data.targets, wanted, hit);

@@ -24,19 +24,18 @@ struct Pieces {
 struct BatchLoss {
   Tensor sum;       // scalar, float32: summed cross-entropy of the targets
   int64_t targets;  // how many
-  Tensor logits;    // [targets, vocabulary or classes]; of spans over positions, -inf where there
-                    // is no context: [2 B, T], begin and end of the first, then of the others
+  // [targets] int64: the likeliest of each; of spans their likeliest first and last positions [2
+  // B], the last not before the first, and undefined while gradients are recorded.
+  Tensor best;
 };
 
 ModelInput model_input(const data::Batch& batch);
 
-// Logits are computed only where there is a target. Layers leave their auxiliary losses in
-// `auxiliary`, where it is given; `sum` does not include them.
-BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr);
-
-// The likeliest first and last positions [2 B], the last not before the first, of a BatchLoss's
-// logits of spans.
-Tensor best_spans(const Tensor& logits);
+// Scores are computed only where there is a target. Layers leave their auxiliary losses in
+// `auxiliary`, where it is given; `sum` does not include them. `checkpoint`: layers keep only their
+// inputs for the backward, which computes them again.
+BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
+                     bool checkpoint = false);
 
 // At most `sequences` held-out sequences in batches of `batch`; with `pieces` the loss is the same
 // to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError where the

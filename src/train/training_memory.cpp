@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "mixers/without_memory.h"
 #include "model/describe.h"
+#include "ops/linear_cross_entropy/op.h"
 
 namespace headloom {
 namespace {
@@ -64,8 +65,8 @@ void check_step_fits(const Model& model, const SequenceSizes& sequence,
                      const TrainOptions& options) {
   const TrainingMemory need = training_memory(model, sequence, options);
   check_fits("this training needs", need.peak, need.parts(),
-             "a smaller model.width, model.depth or train.batch or a larger train.accumulate "
-             "needs less");
+             "a smaller model.width, model.depth or train.batch, a larger train.accumulate or "
+             "train.activation_checkpointing needs less");
 }
 
 }  // namespace
@@ -91,11 +92,13 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
   out.parameters = (narrow ? 6 : 4) * count;
   out.gradients = 4 * count;
   out.optimizer = 8 * count;
-  double largest = 0;
+  double largest = 0, again = 0;
   for (const Layers* layers : model.stacks()) {
     const double positions = layers->part() == "encoder" ? source : length;
     // Input and output of the last norm, in float32 as what the layers add to is.
     double kept = 4 * 2 * width * positions;
+    // A layer's input, which is kept whatever else is.
+    const double input = 4 * width * positions;
     for (const Layers::Layer& layer : layers->all()) {
       Kept maps, cross;
       add_linear_maps(maps, layer.mixer.get());
@@ -104,20 +107,30 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
       add_linear_maps(cross, layer.cross.get());
       const int branches = 1 + (layer.channel ? 1 : 0) + (layer.cross ? 1 : 0);
       // The sum that each branch begins from.
-      kept += 4 * width * positions * branches;
-      kept += bytes * maps.numbers * positions;
+      double of_layer = input * branches;
+      of_layer += bytes * maps.numbers * positions;
       // Half of cross-attention's maps read the source.
-      kept += bytes * cross.numbers * (positions + source) / 2;
+      of_layer += bytes * cross.numbers * (positions + source) / 2;
+      kept += options.activation_checkpointing ? input : of_layer;
+      if (options.activation_checkpointing) again = std::max(again, of_layer);
       // The gradient of the widest output, on its way back.
       largest = std::max(largest, bytes * maps.widest * positions);
     }
     out.activations += sequences * kept;
   }
-  out.activations += sequences * largest;
+  out.activations += sequences * (largest + again);
   const auto classes = static_cast<double>(config.has_classes() ? config.classes.value_or(0)
                                                                 : config.vocabulary.value_or(0));
-  // In float32 the logarithms of the scores' softmax, their gradient, and the scores' own.
-  out.scores = 3 * 4 * sequences * sequence.targets * classes;
+  const double targets = sequences * sequence.targets;
+  if (config.has_classes()) {
+    // In float32 the logarithms of the scores' softmax, their gradient, and the scores' own.
+    out.scores = 3 * 4 * targets * classes;
+  } else {
+    // The gradients of targets' hidden states and of the head's weights, and the same once more as
+    // the backward scales them.
+    out.scores = std::min(bytes * targets * classes, static_cast<double>(ops::kScoreBytes)) +
+                 2 * bytes * (targets + classes) * width;
+  }
   out.batch = static_cast<double>(options.batch) * sequence.bytes;
   const double passing = out.activations + out.scores;
   out.peak = out.parameters + out.optimizer + out.batch +

@@ -12,12 +12,16 @@ namespace headloom {
 // Bytes. A real step of more than 200 MB takes between half and three times as many;
 // docs/reliability.md has the figures.
 struct TrainingMemory {
-  double parameters = 0;   // float32, and in bfloat16 the copies that are multiplied
-  double gradients = 0;    // float32
-  double optimizer = 0;    // AdamW's two moments
-  double activations = 0;  // what all layers leave for the backward pass
-  double scores = 0;       // of every target, and what the loss makes of them
-  double batch = 0;        // the tokens or images of a step, inputs and targets
+  double parameters = 0;  // float32, and in bfloat16 the copies that are multiplied
+  double gradients = 0;   // float32
+  double optimizer = 0;   // AdamW's two moments
+  // What all layers leave for the backward pass; with train.activation_checkpointing their inputs,
+  // and what the one leaves that is computed again.
+  double activations = 0;
+  // Of the targets, as many as are there at once, and the gradients that the head and its loss
+  // compute together.
+  double scores = 0;
+  double batch = 0;  // the tokens or images of a step, inputs and targets
   // The larger of the two ends of a backward pass: activations and scores are there when it begins,
   // all gradients when it is done. With train.accumulate those of earlier pieces are there as well.
   double peak = 0;

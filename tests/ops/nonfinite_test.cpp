@@ -25,11 +25,12 @@
 #include "ops/dynamic_weights/op.h"
 #include "ops/gated_linear_attention/op.h"
 #include "ops/gated_norm/op.h"
+#include "ops/linear/op.h"
+#include "ops/linear_cross_entropy/op.h"
 #include "ops/moe/op.h"
 #include "ops/positionwise/op.h"
 #include "ops/retention/op.h"
 #include "ops/selective_scan/op.h"
-#include "ops/linear/op.h"
 #include "ops/token_shift/op.h"
 #include "ops/wkv/op.h"
 #include "testing/compare.h"
@@ -593,16 +594,14 @@ TEST(NonFinite, PassesThroughLinear) {
   at::manual_seed(13);
   const Tensor int8 = at::randint(-127, 128, {out, in}).to(at::kChar);
   for (const int64_t rows : {1, 5}) {
-    Subject s{.name = "linear",
-              .inputs = {real({rows, in}), real({out, in}), real({out})},
-              .narrow = 3};
+    Subject s{
+        .name = "linear", .inputs = {real({rows, in}), real({out, in}), real({out})}, .narrow = 3};
     s.backward = false;
     s.run = [](const Tensors& x, const std::string& backend) -> Tensors {
       return {ops::linear(x[0], x[1], {}, x[2], backend)};
     };
     check(s);
-    Subject narrow{
-        .name = "linear int8", .inputs = {real({rows, in}), real({out})}, .narrow = 2};
+    Subject narrow{.name = "linear int8", .inputs = {real({rows, in}), real({out})}, .narrow = 2};
     narrow.inputs.push_back(at::rand({out}, kDouble) / 127);
     narrow.backward = false;
     narrow.run = [=](const Tensors& x, const std::string& backend) -> Tensors {
@@ -610,6 +609,20 @@ TEST(NonFinite, PassesThroughLinear) {
     };
     check(narrow);
   }
+}
+
+TEST(NonFinite, PassesThroughTheHeadAndItsLoss) {
+  const int64_t positions = 7, width = 6, classes = 83;
+  at::manual_seed(14);
+  Subject s{.name = "linear_cross_entropy",
+            .inputs = {real({positions, width}), real({classes, width}), real({classes})},
+            .narrow = 3};
+  Tensor targets = at::arange(positions, kLong) * 3;
+  targets[2] = ops::kIgnoredTarget;
+  s.run = [=](const Tensors& x, const std::string& backend) -> Tensors {
+    return {std::get<0>(ops::linear_cross_entropy(x[0], x[1], targets, x[2], backend))};
+  };
+  check(s);
 }
 
 TEST(NonFinite, LesserInstructionSetsToo) {

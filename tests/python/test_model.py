@@ -212,6 +212,60 @@ def test_auxiliary_loss_of_experts():
     assert decoder()(x, auxiliary=True)[1] == 0
 
 
+def test_loss_is_the_cross_entropy_of_the_logits(kind):
+    model = make(kind)
+    args, named = inputs(kind)
+    if kind == "span":
+        with pytest.raises(ValueError, match="the loss of spans is over the positions of a context"):
+            model.loss(*args, tokens(), **named)
+        return
+    if kind == "balanced":  # a call moves nothing, so the two calls see the same experts
+        model.eval()
+    logits, extra = model(*args, **named, auxiliary=True)
+    targets = torch.randint(logits.shape[-1], logits.shape[:-1])
+    if targets.dim() == 2:
+        targets[:, 3:5] = -100
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    expected = expected + extra if model.training else expected
+    expected.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    loss = model.loss(*args, targets, **named)
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    for p, gradient in zip(model.parameters(), gradients):
+        torch.testing.assert_close(p.grad, gradient, atol=1e-6, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"model: targets has shape \[2, 0\] and type"):
+        model.loss(*args, torch.zeros(2, 0, dtype=torch.int64), **named)
+    with pytest.raises(IndexError):
+        model.loss(*args, torch.full_like(targets, logits.shape[-1]), **named)
+    with pytest.raises(TypeError, match="targets must be"):
+        model.loss(*args, [1], **named)
+
+
+def test_loss_compiles_without_breaks():
+    model, x = make("tied"), tokens(length=LENGTH + 1)
+    expected = model.loss(x[:, :-1], x[:, 1:])
+    expected.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    loss = torch.compile(lambda a, b: model.loss(a, b), backend="aot_eager", fullgraph=True)(x[:, :-1], x[:, 1:])
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    for p, gradient in zip(model.parameters(), gradients):
+        torch.testing.assert_close(p.grad, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_loss_under_autocast():
+    model, x = make("tied"), tokens(length=LENGTH + 1)
+    exact = model.loss(x[:, :-1], x[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(x[:, :-1], x[:, 1:])
+    loss.backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, atol=2e-2, rtol=0)
+
+
 def test_its_parts_are_there_for_reading():
     model, x = decoder(), torch.randn(1, 3, SHAPE["width"])
     parts = dict(model.named_modules())

@@ -90,6 +90,10 @@ def test_functions_call_the_operators():
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])
     torch.testing.assert_close(ops.linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)
+    chosen, scores = torch.tensor([3, -100, 0, 1, 1]), k[0] @ down[1].T
+    loss, best = ops.linear_cross_entropy(k[0], down[1], chosen)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, chosen, reduction="sum"))
+    assert best.tolist() == [s if t != -100 else -1 for s, t in zip(scores.argmax(-1).tolist(), chosen.tolist())]
     hidden, w2 = x(1, 2, 6), x(1, 1, 6, 8)  # a side, a group; rank 2, two heads
     both = (torch.nn.functional.gelu(hidden) @ w2[0, 0]).unflatten(-1, (4, 2))
     down, up = ops.dynamic_weights(hidden, w2, 2)

@@ -190,7 +190,7 @@ TEST(Training, SpansAreScoredWithinTheirContext) {
   const BatchLoss loss = batch_loss(*model, batch);
   EXPECT_EQ(loss.targets, 10);
   const Tensor scores = model->forward(model_input(batch)).to(at::kDouble);
-  const Tensor best = best_spans(loss.logits);
+  const Tensor& best = loss.best;
   double sum = 0;
   for (int64_t b = 0; b < 5; ++b) {
     const auto score = [&](int64_t t, int64_t end) { return scores[b][t][end].item<double>(); };

@@ -76,6 +76,17 @@ TEST_F(Resume, IsBitExactInBfloat16) {
                bytes_of(file(whole(), 20, "model.safetensors")));
 }
 
+TEST_F(Resume, ActivationCheckpointingChangesNothing) {
+  Node again = config();
+  apply_override(again, "train.activation_checkpointing=true");
+  const std::string a = folder_.path("a"), b = copy();
+  train_quietly(again, {.folder = a});
+  expect_same_end(whole(), a);
+  // It may begin or end in the middle of a run.
+  train_quietly(again, {.folder = b, .checkpoint = "10"});
+  expect_same_end(whole(), b);
+}
+
 TEST_F(Resume, BetweenEvaluationsKeepsTheMeanLoss) {
   const Node often = tiny_run("steps = 20\neval_every = 10\ncheckpoint_every = 7", "dropout = 0.1");
   const std::string a = folder_.path("a"), b = folder_.path("b");

@@ -1,0 +1,196 @@
+#include "bench/profile.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <array>
+#include <chrono>
+#include <string_view>
+
+namespace headloom::bench {
+namespace {
+
+enum Part : int {
+  kEmbedding,
+  kNorms,
+  kLinear,
+  kAttention,
+  kPositions,
+  kMixers,
+  kActivations,
+  kSums,
+  kHead,
+  kClipping,
+  kOptimiser,
+  kOther,
+  kParts,
+};
+
+constexpr std::array<const char*, kParts> kNames = {
+    "embedding",   "norms", "linear maps",   "attention", "rotary positions", "other mixers",
+    "activations", "sums",  "head and loss", "clipping",  "optimiser",        "other operators"};
+
+// The first prefix of an operator's name decides.
+constexpr std::pair<std::string_view, Part> kPrefixes[] = {
+    {"headloom::linear_cross_entropy", kHead},
+    {"aten::cross_entropy_loss", kHead},
+    {"aten::nll_loss", kHead},
+    {"aten::_log_softmax", kHead},
+    {"aten::embedding", kEmbedding},
+    {"headloom::rms_norm", kNorms},
+    {"headloom::gated_norm", kNorms},
+    {"headloom::residual_norm", kNorms},
+    {"headloom::layer_norm", kNorms},
+    {"aten::layer_norm", kNorms},
+    {"aten::native_layer_norm", kNorms},
+    {"headloom::linear", kLinear},
+    {"headloom::moe", kLinear},
+    {"aten::linear", kLinear},
+    {"aten::addmm", kLinear},
+    {"aten::mm", kLinear},
+    {"aten::bmm", kLinear},
+    {"headloom::composed_attention", kAttention},
+    {"aten::scaled_dot_product", kAttention},
+    {"aten::_scaled_dot_product", kAttention},
+    {"headloom::rotary", kPositions},
+    {"headloom::swiglu", kActivations},
+    {"headloom::gelu", kActivations},
+    {"aten::gelu", kActivations},
+    {"aten::relu", kActivations},
+    {"aten::silu", kActivations},
+    {"headloom::", kMixers},
+    {"aten::_foreach_norm", kClipping},
+    {"aten::_foreach_mul", kClipping},
+    {"aten::linalg_vector_norm", kClipping},
+    {"aten::_fused_adamw", kOptimiser},
+    {"aten::_foreach_add", kOptimiser},
+    {"aten::add", kSums},
+    {"aten::sum", kSums},
+};
+
+Part part_of(std::string_view name) {
+  for (const auto& [prefix, part] : kPrefixes) {
+    if (name.starts_with(prefix)) return part;
+  }
+  return kOther;
+}
+
+double now() {
+  using Clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+double bytes_of(const c10::IValue& value) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    return static_cast<double>(value.toTensor().numel() * value.toTensor().element_size());
+  }
+  double sum = 0;
+  if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) sum += bytes_of(t);
+  }
+  return sum;
+}
+
+struct Frame : at::ObserverContext {
+  Frame* parent = nullptr;
+  Part part = kOther;
+  bool backward = false;
+  bool counts_bytes = false;  // the outermost whose part is known
+  double begin = 0, inside = 0;
+};
+
+// What is recorded on this thread, which runs the whole of a step on the CPU.
+struct Recording {
+  std::array<StepPart, kParts> parts;
+  Frame* open = nullptr;
+  double outermost = 0;
+};
+thread_local Recording* g_recording = nullptr;
+
+std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
+  auto frame = std::make_unique<Frame>();
+  if (g_recording == nullptr) return frame;
+  frame->parent = g_recording->open;
+  frame->backward = function.scope() == at::RecordScope::BACKWARD_FUNCTION ||
+                    std::string_view(function.name()).starts_with("autograd::engine");
+  if (frame->parent != nullptr) {
+    frame->part = frame->parent->part;
+    frame->backward |= frame->parent->backward;
+  }
+  if (frame->part == kOther) {
+    frame->part = part_of(function.name());
+    frame->counts_bytes = frame->part != kOther;
+  }
+  if (frame->counts_bytes) {
+    double& bytes = g_recording->parts[frame->part].bytes;
+    const auto inputs = function.inputs();
+    const auto schema = function.operator_schema();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      bytes += bytes_of(inputs[i]);
+      // What it changes in place it writes too.
+      const bool written = schema && i < schema->arguments().size() &&
+                           schema->arguments()[i].alias_info() != nullptr &&
+                           schema->arguments()[i].alias_info()->isWrite();
+      if (written) bytes += bytes_of(inputs[i]);
+    }
+  }
+  g_recording->open = frame.get();
+  frame->begin = now();
+  return frame;
+}
+
+void leave(const at::RecordFunction& function, at::ObserverContext* context) {
+  auto* frame = static_cast<Frame*>(context);
+  if (g_recording == nullptr || g_recording->open != frame) return;
+  const double seconds = now() - frame->begin;
+  StepPart& part = g_recording->parts[frame->part];
+  (frame->backward ? part.backward : part.forward) += seconds - frame->inside;
+  if (frame->counts_bytes) {
+    const auto schema = function.operator_schema();
+    const bool in_place = schema && schema->name().ends_with("_");
+    if (!in_place) {
+      for (const c10::IValue& output : function.outputs()) part.bytes += bytes_of(output);
+    }
+  }
+  g_recording->open = frame->parent;
+  (frame->parent != nullptr ? frame->parent->inside : g_recording->outermost) += seconds;
+}
+
+}  // namespace
+
+StepProfile profile_steps(const std::function<void()>& step, double seconds, int least) {
+  step();  // one-time allocations
+  Recording recording;
+  for (int i = 0; i < kParts; ++i) {
+    recording.parts[i].name = kNames[i];
+    recording.parts[i].products = i == kLinear || i == kAttention || i == kHead;
+  }
+  g_recording = &recording;
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(enter, leave)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  StepProfile out;
+  int steps = 0;
+  while (steps < least || out.seconds < seconds) {
+    const double begin = now();
+    step();
+    out.seconds += now() - begin;
+    ++steps;
+  }
+  at::removeCallback(handle);
+  g_recording = nullptr;
+  const double count = steps;
+  out.seconds /= count;
+  out.between = out.seconds - recording.outermost / count;
+  for (StepPart& part : recording.parts) {
+    part.forward /= count;
+    part.backward /= count;
+    part.bytes /= count;
+    out.parts.push_back(std::move(part));
+  }
+  return out;
+}
+
+}  // namespace headloom::bench

@@ -1,0 +1,38 @@
+#include "bench/rates.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "bench/timing.h"
+
+namespace headloom::bench {
+namespace {
+
+double best_seconds(const std::function<void()>& f) {
+  const Paired timed = time_pairs(f, f, 0.3);
+  return std::min(timed.a.low, timed.b.low);
+}
+
+}  // namespace
+
+Rates measure_rates(at::ScalarType type) {
+  at::NoGradGuard no_grad;
+  const int64_t n = 1536;
+  const at::Tensor a = at::randn({n, n}).to(type), b = at::randn({n, n}).to(type);
+  at::Tensor c = at::empty({n, n}, a.options());
+  const double product = best_seconds([&] { at::mm_out(c, a, b); });
+  const at::Tensor from = at::ones({int64_t{64} << 20});
+  at::Tensor to = at::empty_like(from);  // 256 MB each: no cache holds them
+  const double copy = best_seconds([&] { to.copy_(from); });
+  const at::Tensor x = at::randn({int64_t{1} << 16});
+  at::Tensor y = at::empty_like(x);
+  const double exponential = best_seconds([&] {
+    for (int i = 0; i < 16; ++i) at::exp_out(y, x);
+  });
+  return {.flops = 2.0 * n * n * n / product,
+          .bytes = 2.0 * static_cast<double>(from.nbytes()) / copy,
+          .exponentials = 16.0 * static_cast<double>(x.numel()) / exponential};
+}
+
+}  // namespace headloom::bench

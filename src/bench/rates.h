@@ -1,0 +1,17 @@
+// What this machine does in a second, for bounds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace headloom::bench {
+
+// With the threads it is given.
+struct Rates {
+  double flops, bytes, exponentials;
+};
+
+// The best of a few runs: a rate is a bound, and whatever else ran only lowers it. `type`: of the
+// products.
+Rates measure_rates(at::ScalarType type);
+
+}  // namespace headloom::bench

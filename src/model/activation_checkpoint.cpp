@@ -1,0 +1,148 @@
+#include "model/activation_checkpoint.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+namespace headloom {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The states of the generators that a forward pass on a device draws from.
+class RandomState {
+ public:
+  explicit RandomState(at::Device device) {
+    generators_.push_back(at::globalContext().defaultGenerator(at::kCPU));
+    if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
+    for (at::Generator& generator : generators_) {
+      const std::lock_guard lock(generator.mutex());
+      states_.push_back(generator.get_state());
+    }
+  }
+  void restore() {
+    for (size_t i = 0; i < generators_.size(); ++i) {
+      const std::lock_guard lock(generators_[i].mutex());
+      generators_[i].set_state(states_[i]);
+    }
+  }
+
+ private:
+  std::vector<at::Generator> generators_;
+  std::vector<Tensor> states_;
+};
+
+// Autocast as it was where this was made. The cast copies of weights are not shared with other
+// layers: one that was made without a gradient must not be used where there is one, and the graph
+// behind another ends with its layer's backward.
+class AutocastState {
+ public:
+  explicit AutocastState(c10::DeviceType device)
+      : device_(device),
+        on_(at::autocast::is_autocast_enabled(device)),
+        type_(at::autocast::get_autocast_dtype(device)) {}
+
+  template <typename F>
+  auto run(const F& f) const {
+    struct Restore {
+      c10::DeviceType device;
+      bool on = at::autocast::is_autocast_enabled(device);
+      at::ScalarType type = at::autocast::get_autocast_dtype(device);
+      bool cache = at::autocast::is_autocast_cache_enabled();
+      ~Restore() {
+        at::autocast::set_autocast_enabled(device, on);
+        at::autocast::set_autocast_dtype(device, type);
+        at::autocast::set_autocast_cache_enabled(cache);
+      }
+    };
+    const Restore restore{device_};
+    at::autocast::set_autocast_enabled(device_, on_);
+    at::autocast::set_autocast_dtype(device_, type_);
+    at::autocast::set_autocast_cache_enabled(false);
+    return f();
+  }
+
+ private:
+  c10::DeviceType device_;
+  bool on_;
+  at::ScalarType type_;
+};
+
+// A call of a block, to be made twice.
+struct Checkpoint : torch::CustomClassHolder {
+  std::shared_ptr<Block> block;
+  MixerContext context;  // without what each call brings: memory and auxiliary outputs
+  RandomState random;
+  AutocastState autocast;
+
+  Checkpoint(std::shared_ptr<Block> of, const Tensor& x, const MixerContext& given)
+      : block(std::move(of)), context(given), random(x.device()), autocast(x.device().type()) {
+    context.memory = Tensor();
+    context.auxiliary = nullptr;
+  }
+
+  // The block's output and, where there is one, its auxiliary loss.
+  variable_list run(const Tensor& x, const Tensor& memory, AuxiliaryOutputs& auxiliary) const {
+    MixerContext own = context;
+    own.memory = memory;
+    own.auxiliary = &auxiliary;
+    variable_list out = {autocast.run([&] { return block->forward(x, own); })};
+    if (auxiliary.loss.defined()) out.push_back(auxiliary.loss);
+    return out;
+  }
+};
+
+struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+  // Autograd switches gradients off here.
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& memory,
+                               const c10::intrusive_ptr<Checkpoint>& call,
+                               AuxiliaryOutputs* auxiliary) {
+    ctx->save_for_backward({x, memory});
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    return call->run(x, memory, *auxiliary);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
+                                "activation checkpointing has no gradient of the gradient.");
+    const variable_list saved = ctx->get_saved_variables();
+    const c10::intrusive_ptr<torch::CustomClassHolder> held = ctx->saved_data["call"].toCapsule();
+    auto& call = static_cast<Checkpoint&>(*held);
+    variable_list inputs;
+    for (const Tensor& t : saved) {
+      inputs.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
+    }
+    AuxiliaryOutputs again;  // its statistics were counted before
+    const at::AutoGradMode with_gradients(true);
+    RandomState now(inputs[0].device());
+    call.random.restore();
+    const variable_list out = call.run(inputs[0], inputs[1], again);
+    now.restore();
+    torch::autograd::backward(out, grads);
+    return {inputs[0].grad(), inputs[1].defined() ? inputs[1].grad() : Tensor(), {}, {}};
+  }
+};
+
+}  // namespace
+
+Tensor checkpointed(const std::shared_ptr<Block>& block, const Tensor& x,
+                    const MixerContext& context) {
+  AuxiliaryOutputs own;
+  const variable_list out = CheckpointFunction::apply(
+      x, context.memory, c10::make_intrusive<Checkpoint>(block, x, context), &own);
+  if (context.auxiliary != nullptr) {
+    AuxiliaryOutputs& all = *context.auxiliary;
+    if (out.size() > 1) all.loss = all.loss.defined() ? all.loss + out[1] : out[1];
+    for (auto& [layer, load] : own.load) {
+      Tensor& sum = all.load[layer];
+      sum = sum.defined() ? sum + load : load;
+    }
+  }
+  return out[0];
+}
+
+}  // namespace headloom

@@ -1,0 +1,122 @@
+// linear_cross_entropy on the CPU: some positions at a time, the products of all threads and a
+// kernel between them.
+#include <cmath>
+
+#include "ops/cpu.h"
+#include "ops/linear_cross_entropy/declaration.h"
+#include "ops/linear_cross_entropy/kernel.h"
+
+namespace headloom::ops {
+namespace {
+
+// out = a b + bias.
+void head_product(Tensor out, const Tensor& a, const Tensor& b, const Tensor& bias = {}) {
+  if (bias.defined()) {
+    at::addmm_out(out, bias, a, b);
+  } else {
+    at::mm_out(out, a, b);
+  }
+}
+
+// The positions whose target is a class.
+std::vector<int64_t> counted(const Tensor& targets, int64_t classes) {
+  std::vector<int64_t> out;
+  const Tensor values = targets.contiguous();
+  const int64_t* const target = values.const_data_ptr<int64_t>();
+  for (int64_t n = 0; n < values.numel(); ++n) {
+    if (target[n] == kIgnoredTarget) continue;
+    TORCH_CHECK_INDEX(target[n] >= 0 && target[n] < classes,
+                      "linear_cross_entropy: targets has the class ", target[n],
+                      ", expected one of 0 to ", classes - 1, " or ", kIgnoredTarget, ".");
+    out.push_back(n);
+  }
+  return out;
+}
+
+std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool training) {
+  static linear_cross_entropy_kernel::Run* const kernel =
+      HL_CHOOSE(linear_cross_entropy_kernel::run);
+  std::vector<Tensor> out = LinearCrossEntropy::outputs(a, training);
+  const int64_t positions = a.hidden.size(0), classes = a.weight.size(0);
+  const std::vector<int64_t> counts = counted(a.targets, classes);
+  const auto count = static_cast<int64_t>(counts.size());
+  const bool all = count == positions;
+  const Tensor index = at::tensor(at::IntArrayRef(counts), a.targets.options());
+  const Tensor targets = all ? a.targets.contiguous() : a.targets.index_select(0, index);
+  const Tensor best = at::empty({count}, a.targets.options());
+  std::vector<float> sums(counts.size()), below(counts.size());
+
+  const int64_t most =
+      std::max<int64_t>(1, kScoreBytes / (classes * static_cast<int64_t>(a.hidden.element_size())));
+  const int64_t pieces = (count + most - 1) / most;
+  const int64_t rows = pieces > 0 ? (count + pieces - 1) / pieces : 0;
+  const Tensor room = at::empty({rows, classes}, a.hidden.options());
+  // The weight's gradient is a sum over the pieces, in float32.
+  Tensor piece, sum;
+  if (training) {
+    if (!all) out[2].zero_();
+    if (pieces == 0) out[3].zero_();
+    if (a.bias.defined()) out[4].zero_();
+    if (pieces > 1) {
+      piece = contiguous_like(a.weight);
+      sum = a.weight.scalar_type() == at::kFloat ? out[3]
+                                                 : contiguous_float(a.weight.sym_sizes(), a.weight);
+    }
+  }
+  linear_cross_entropy_kernel::Args args;
+  args.classes = classes;
+  args.type = kernel_type(a.hidden);
+  args.gradient = training;
+  args.scores = room.data_ptr();
+  for (int64_t first = 0; first < count; first += rows) {
+    const int64_t n = std::min(rows, count - first);
+    const Tensor place = all ? Tensor() : index.narrow(0, first, n);
+    const Tensor hidden = all ? a.hidden.narrow(0, first, n) : a.hidden.index_select(0, place);
+    const Tensor scores = room.narrow(0, 0, n);
+    head_product(scores, hidden, a.weight.t(), a.bias);
+    args.targets = targets.const_data_ptr<int64_t>() + first;
+    args.sums = sums.data() + first;
+    args.below = below.data() + first;
+    args.best = best.data_ptr<int64_t>() + first;
+    at::parallel_for(0, n, std::max<int64_t>(1, (int64_t{1} << 14) / classes),
+                     [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    if (!training) continue;
+    if (all) {
+      head_product(out[2].narrow(0, first, n), scores, a.weight);
+    } else {
+      const Tensor grad = at::empty({n, a.hidden.size(1)}, a.hidden.options());
+      head_product(grad, scores, a.weight);
+      out[2].index_copy_(0, place, grad);
+    }
+    head_product(pieces > 1 ? piece : out[3], scores.t(), hidden);
+    if (pieces > 1) first == 0 ? sum.copy_(piece) : sum.add_(piece);
+    if (a.bias.defined()) out[4].add_(scores.sum(0, /*keepdim=*/false, at::kFloat));
+  }
+  if (pieces > 1 && training) out[3].copy_(sum);
+  double loss = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    loss += std::log(static_cast<double>(sums[i])) + static_cast<double>(below[i]);
+  }
+  out[0].fill_(loss);
+  if (all) {
+    out[1].copy_(best);
+  } else {
+    out[1].fill_(-1).index_copy_(0, index, best);
+  }
+  return out;
+}
+
+void backward(const LinearCrossEntropy::Arguments& a, Backward<LinearCrossEntropy>& b) {
+  const Tensor& grad = b.grads[0];
+  LinearCrossEntropy::Arguments& to = b.gradients;
+  if (b.wants(to.hidden)) to.hidden = b.kept[0] * grad;
+  if (b.wants(to.weight)) to.weight = b.kept[1] * grad;
+  if (a.bias.defined() && b.wants(to.bias)) to.bias = b.kept[2] * grad;
+}
+
+const Kernels<LinearCrossEntropy> linear_cross_entropy_cpu({.limits = "with ATen's matrix products",
+                                                            .forward = forward,
+                                                            .backward = backward});
+
+}  // namespace
+}  // namespace headloom::ops
