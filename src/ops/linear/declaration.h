@@ -1,8 +1,8 @@
 // What linear is to the dispatcher (ops/operator.h).
 #pragma once
 
-#include "ops/operator.h"
 #include "ops/linear/op.h"
+#include "ops/operator.h"
 
 namespace headloom::ops {
 
@@ -13,7 +13,7 @@ struct Linear {
   using Result = Tensor;
   static constexpr const char* kName = "linear";
   static constexpr const char* kDoc =
-      "a linear map of few rows, its weights (float or int8) read once";
+      "a linear map of few rows, its weights (float, int8 or four bits) read once";
   static constexpr const char* kSource = "Dettmers et al. 2022 for int8 by rows";
   static constexpr const char* kOtherwise = "ATen's products for the rest";
 
