@@ -51,7 +51,7 @@ void add_precision_options(CLI::App& app, Precision& p, const std::string& more)
                  "compute in this type" + more + "; as it was trained by default")
       ->check(one_of({"float32", "bfloat16"}));
   app.add_option("--quantize", p.quantize, "hold the weights of linear maps in this type" + more)
-      ->check(one_of({"int8"}));
+      ->check(one_of({"int8", "int4"}));
 }
 
 }  // namespace headloom::cli

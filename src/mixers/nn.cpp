@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "ops/positionwise/op.h"
 #include "ops/linear/op.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 
@@ -86,9 +86,7 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
   if (with_bias) parameter("bias", bias, at::zeros({out}));
 }
 
-Tensor Linear::forward(const Tensor& x) const {
-  return ops::linear(x, weight, scale, bias);
-}
+Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight, scale, bias); }
 
 Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
   if (count == weight.size(0)) return forward(x);
@@ -97,7 +95,7 @@ Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
 }
 
 void Linear::convert(at::ScalarType type) {
-  if (!may_narrow || weight.scalar_type() == type) return;
+  if (!may_narrow || scale.defined() || weight.scalar_type() == type) return;
   const auto [values, scales] = converted(weight, type);
   // In place, so that the registered parameter is the same and the wide values go.
   weight.requires_grad_(false);
@@ -107,6 +105,7 @@ void Linear::convert(at::ScalarType type) {
 
 std::pair<Tensor, Tensor> converted(const Tensor& weight, at::ScalarType type) {
   if (type == at::kChar) return ops::quantized_int8(weight);
+  if (type == at::ScalarType::Int4) return ops::quantized_int4(weight);
   return {weight.detach().to(type), Tensor()};
 }
 

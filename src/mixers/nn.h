@@ -80,11 +80,12 @@ struct Linear : Module {
   Tensor forward(const Tensor& x) const;
   // Outputs [from, from + count) alone.
   Tensor outputs(const Tensor& x, int64_t from, int64_t count) const;
-  // From now on holds W as bfloat16 or int8, if `may_narrow`: it runs, but is not trained again.
+  // From now on holds W as bfloat16, int8 (kChar) or with four bits a weight (Int4), if
+  // `may_narrow` and it is not quantized already: it runs, but is not trained again.
   void convert(at::ScalarType type);
 
   Tensor weight, bias;
-  Tensor scale;            // [out] float32 where W is int8: row o stands for scale[o] W[o]
+  Tensor scale;            // where W is quantized, as ops::linear takes it
   bool may_narrow = true;  // false where the mixer itself reads W, or needs it exact
 };
 

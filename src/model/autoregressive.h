@@ -44,10 +44,11 @@ class AutoregressiveModel : public Model {
  public:
   using Model::Model;
 
-  // Converts the weights of linear maps to bfloat16, or quantizes them to int8 (symmetric, one
-  // scale for each output; Dettmers et al. 2022): those of mixers, channel mixers and the head.
-  // Embeddings, norms, routers, the experts of a mixture and what a mixer does not multiply as a
-  // linear map stay as they are. A model that was converted cannot be trained.
+  // Converts the weights of linear maps to bfloat16, or quantizes them to int8 (kChar: symmetric,
+  // one scale for each output; Dettmers et al. 2022) or to four bits (Int4: symmetric, one scale
+  // for 32 inputs of an output): those of mixers, channel mixers and the head. Embeddings, norms,
+  // routers, the experts of a mixture and what a mixer does not multiply as a linear map stay as
+  // they are. A model that was converted cannot be trained.
   void convert_weights(at::ScalarType type);
 
   // The state before the first token: for any number of sequences, or for those of `source`, which

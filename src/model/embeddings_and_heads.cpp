@@ -142,7 +142,7 @@ void TokenHead::convert(at::ScalarType type) {
   if (transform_) transform_->convert(type);
   if (output_) {
     output_->convert(type);
-  } else if (table_.scalar_type() != type) {
+  } else if (!scale_.defined() && table_.scalar_type() != type) {
     std::tie(table_, scale_) = converted(table_, type);
   }
 }

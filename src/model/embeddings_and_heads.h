@@ -52,7 +52,7 @@ class TokenHead {
 
   const ModelConfig& config_;
   Tensor table_, bias_;
-  Tensor scale_;                       // [vocabulary] where the table is int8
+  Tensor scale_;                       // where the table is quantized, as ops::linear takes it
   std::shared_ptr<Linear> transform_;  // BERT's: norm(GELU(dense(x)))
   std::shared_ptr<Norm> transform_norm_;
   std::shared_ptr<Linear> output_;  // null when tied

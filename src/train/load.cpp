@@ -26,12 +26,12 @@ std::string Precision::text() const {
 
 void hold_weights(LoadedRun& run, const Precision& p) {
   auto* decoder = dynamic_cast<AutoregressiveModel*>(run.model.get());
-  if (!p.quantize.empty() && p.quantize != "int8") {
-    usage_error("weights cannot be quantized to \"", p.quantize, "\", expected int8.");
+  if (!p.quantize.empty() && p.quantize != "int8" && p.quantize != "int4") {
+    usage_error("weights cannot be quantized to \"", p.quantize, "\", expected int8 or int4.");
   }
   if (!p.quantize.empty() && decoder == nullptr) {
     usage_error("the model is of kind \"", run.config.model.kind,
-                "\", expected a decoder or an encoder_decoder for weights in int8.");
+                "\", expected a decoder or an encoder_decoder for weights in ", p.quantize, ".");
   }
   if (!p.dtype.empty()) {
     if (p.dtype != "float32" && p.dtype != "bfloat16") {
@@ -41,7 +41,7 @@ void hold_weights(LoadedRun& run, const Precision& p) {
   }
   if (decoder == nullptr) return;
   if (!p.quantize.empty()) {
-    decoder->convert_weights(at::kChar);
+    decoder->convert_weights(p.quantize == "int4" ? at::ScalarType::Int4 : at::kChar);
   } else if (run.config.train.dtype == "bfloat16") {
     decoder->convert_weights(at::kBFloat16);
   }

@@ -23,7 +23,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which = "best")
 // How a run computes that only generates or is evaluated from now on.
 struct Precision {
   std::string dtype = {};     // "float32" or "bfloat16"; "": as it was trained
-  std::string quantize = {};  // "int8": a decoder's linear maps held so; ""
+  std::string quantize = {};  // "int8" or "int4": a decoder's linear maps held so; ""
 
   bool changes() const { return !dtype.empty() || !quantize.empty(); }
   // "int8, computing in bfloat16".
@@ -31,8 +31,8 @@ struct Precision {
 };
 
 // Takes run.config.train.dtype to what `p` says, and holds a decoder's linear maps in bfloat16
-// where it computes in that, or in int8. Throws UsageError for other types and for int8 in a model
-// that is no decoder.
+// where it computes in that, or quantized. Throws UsageError for other types and for quantized
+// weights in a model that is no decoder.
 void hold_weights(LoadedRun& run, const Precision& p);
 
 }  // namespace headloom

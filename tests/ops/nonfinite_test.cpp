@@ -593,6 +593,7 @@ TEST(NonFinite, PassesThroughLinear) {
   const int64_t in = 83, out = 9;
   at::manual_seed(13);
   const Tensor int8 = at::randint(-127, 128, {out, in}).to(at::kChar);
+  const auto [int4, scale] = ops::quantized_int4(at::randn({out, in}));
   for (const int64_t rows : {1, 5}) {
     Subject s{
         .name = "linear", .inputs = {real({rows, in}), real({out, in}), real({out})}, .narrow = 3};
@@ -608,6 +609,12 @@ TEST(NonFinite, PassesThroughLinear) {
       return {ops::linear(x[0], int8, x[2].to(at::kFloat), x[1], backend)};
     };
     check(narrow);
+    Subject four{.name = "linear int4", .inputs = {real({rows, in}), real({out})}, .narrow = 2};
+    four.backward = false;
+    four.run = [&, v = int4, s = scale](const Tensors& x, const std::string& backend) -> Tensors {
+      return {ops::linear(x[0], v, s, x[1], backend)};
+    };
+    check(four);
   }
 }
 

@@ -15,7 +15,10 @@ inline Capability capability() {
     const std::string name = at::get_cpu_capability();
 #if defined(__x86_64__)
     if (name == "AVX512") {
-      return __builtin_cpu_supports("avx512bf16") ? Capability::kAvx512Bf16 : Capability::kAvx512;
+      // Processors that multiply bfloat16 also have VNNI's products of bytes; the build uses both.
+      const bool both =
+          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+      return both ? Capability::kAvx512Bf16 : Capability::kAvx512;
     }
     if (name == "AVX2") return Capability::kAvx2;
 #endif

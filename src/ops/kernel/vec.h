@@ -174,6 +174,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 HL_INLINE float widen(float x) { return x; }
+HL_INLINE float widen(int8_t x) { return static_cast<float>(x); }
 HL_INLINE float widen(BFloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float out;
@@ -201,6 +202,18 @@ HL_INLINE vf load(const BFloat16* p) {
   __m128i half;
   std::memcpy(&half, p, sizeof(half));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#else
+  return vf{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+#endif
+}
+HL_INLINE vf load(const int8_t* p) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m128i eighth;
+  std::memcpy(&eighth, p, sizeof(eighth));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(eighth));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
   return vf{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
 #endif

@@ -9,19 +9,22 @@ namespace {
 
 using at::Tensor;
 
-OpCase linear_case(int64_t rows, at::ScalarType type, bool int8) {
+// `weights`: the type that holds them.
+OpCase linear_case(int64_t rows, at::ScalarType type, at::ScalarType weights) {
   const int64_t in = 768, out = 50304;
   OpCase c;
   c.op = "linear";
   c.name = std::to_string(rows) + " x 768 x 50304" +
-           (int8                 ? " int8"
-            : type == at::kFloat ? ""
-                                 : " bfloat16");
+           (weights == at::kChar              ? " int8"
+            : weights == at::ScalarType::Int4 ? " int4"
+            : type == at::kFloat              ? ""
+                                              : " bfloat16");
   c.dtype = type;
   c.inputs = [=]() -> std::vector<Tensor> {
     const Tensor x = at::randn({rows, in}).to(type), weight = at::randn({out, in});
-    if (!int8) return {x, weight.to(type)};
-    const auto [values, scale] = quantized_int8(weight);
+    if (weights == type) return {x, weight.to(type)};
+    const auto [values, scale] =
+        weights == at::kChar ? quantized_int8(weight) : quantized_int4(weight);
     return {x, values, scale};
   };
   c.differentiable = 1;
@@ -35,18 +38,25 @@ OpCase linear_case(int64_t rows, at::ScalarType type, bool int8) {
   c.baseline = [](const std::vector<Tensor>& x) { return at::linear(x[0], x[1]); };
   c.forward_work.flops = 2.0 * static_cast<double>(rows * in * out);
   c.forward_work.bytes =
-      static_cast<double>(in * out) * (int8 ? 1.0 : static_cast<double>(c10::elementSize(type)));
-  c.forward_target = int8 ? 0.35 : 1.0;
+      static_cast<double>(in * out) *
+      (weights == at::ScalarType::Int4 ? 0.5625 : static_cast<double>(c10::elementSize(weights)));
+  c.forward_target = weights == type ? 1.0 : weights == at::kChar ? 0.35 : 0.2;
   return c;
 }
 
 }  // namespace
 
 static std::vector<OpCase> linear_cases() {
-  return {
-      linear_case(1, at::kFloat, false),    linear_case(8, at::kFloat, false),
-      linear_case(1, at::kBFloat16, false), linear_case(8, at::kBFloat16, false),
-      linear_case(1, at::kFloat, true),     linear_case(8, at::kFloat, true)};
+  constexpr auto kInt4 = at::ScalarType::Int4;
+  return {linear_case(1, at::kFloat, at::kFloat),
+          linear_case(8, at::kFloat, at::kFloat),
+          linear_case(1, at::kBFloat16, at::kBFloat16),
+          linear_case(8, at::kBFloat16, at::kBFloat16),
+          linear_case(1, at::kFloat, at::kChar),
+          linear_case(8, at::kFloat, at::kChar),
+          linear_case(1, at::kFloat, kInt4),
+          linear_case(1, at::kBFloat16, kInt4),
+          linear_case(8, at::kFloat, kInt4)};
 }
 
 static const CaseFamily linear_registered(linear_cases);

@@ -1,8 +1,7 @@
 // linear on its CPU kernels.
-#include <atomic>
-
 #include "ops/cpu.h"
 #include "ops/linear/declaration.h"
+#include "ops/linear/int4_cpu.h"
 #include "ops/linear/kernel.h"
 #include "ops/product/product.h"
 
@@ -11,11 +10,8 @@ namespace {
 
 const char* unsupported(const Linear::Arguments& a) {
   if (!a.scale.defined()) return nullptr;
-  if (a.x.sym_numel() > a.weight.sym_size(1) * kStreamedRows) {
-    return "the weights are int8 and there are more than 16 rows";
-  }
   if (at::GradMode::is_enabled() && a.x.requires_grad()) {
-    return "the weights are int8 and a gradient is wanted";
+    return "the weights are quantised and a gradient is wanted";
   }
   return nullptr;
 }
@@ -35,25 +31,12 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
                                  .bias = held.whole(a.bias),
                                  .out = out,
                                  .y = y.data_ptr()};
-  // Groups of four outputs; below 32 KB of weights a second thread costs more than it brings.
-  constexpr int64_t kGroup = 4;
-  const int64_t bytes = kGroup * in * a.weight.element_size(), groups = (out + kGroup - 1) / kGroup;
-  const int64_t least = std::max<int64_t>(1, (int64_t{32} << 10) / std::max<int64_t>(bytes, 1));
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (groups + least - 1) / least);
-  // Threads do not share the memory evenly: who is ahead takes more, in ever smaller runs.
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t begin = next.load(); begin < groups;) {
-      const int64_t run = std::max(least, (groups - begin) / (2 * threads));
-      const int64_t end = threads == 1 ? groups : std::min(begin + run, groups);
-      if (!next.compare_exchange_weak(begin, end)) continue;
-      kernel(args, kGroup * begin, std::min(kGroup * end, out));
-      begin = next.load();
-    }
-  });
+  for_runs_of_outputs(out, in * a.weight.element_size(),
+                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
 std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
+  if (a.weight.scalar_type() == at::kByte) return int4_forward(a);
   std::vector<Tensor> outputs = Linear::outputs(a, training);
   const Tensor& y = outputs[0];
   if (y.numel() == 0) return outputs;
@@ -61,9 +44,16 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   const Tensor to = y.view({rows, out});
   if (rows <= kStreamedRows) {
     streamed(a, to);
-  } else {
-    product(to, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
+    return outputs;
   }
+  const Tensor x = a.x.reshape({rows, a.weight.size(1)});
+  if (!a.scale.defined()) {
+    product(to, x, a.weight.t(), a.bias);
+    return outputs;
+  }
+  product(to, x, a.weight.to(x.scalar_type()).t());
+  to.mul_(a.scale);
+  if (a.bias.defined()) to.add_(a.bias);
   return outputs;
 }
 
@@ -83,11 +73,11 @@ void backward(const Linear::Arguments& a, Backward<Linear>& b) {
   if (b.wants(to.bias)) to.bias = grad.sum(0);
 }
 
-const Kernels<Linear> linear_cpu({.limits = c10::str("int8 weights too, for up to ", kStreamedRows,
-                                                     " rows and without a gradient"),
-                                  .unsupported = unsupported,
-                                  .forward = forward,
-                                  .backward = backward});
+const Kernels<Linear> linear_cpu(
+    {.limits = "weights of eight and four bits too, where no gradient is wanted",
+     .unsupported = unsupported,
+     .forward = forward,
+     .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

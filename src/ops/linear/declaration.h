@@ -1,8 +1,8 @@
 // What linear is to the dispatcher (ops/operator.h).
 #pragma once
 
-#include "ops/operator.h"
 #include "ops/linear/op.h"
+#include "ops/operator.h"
 
 namespace headloom::ops {
 
@@ -12,8 +12,7 @@ struct Linear {
   };
   using Result = Tensor;
   static constexpr const char* kName = "linear";
-  static constexpr const char* kDoc =
-      "a linear map by the fastest products of the machine, or of few rows";
+  static constexpr const char* kDoc = "a linear map, its weights in float, eight or four bits";
   static constexpr const char* kSource = "Dettmers et al. 2022 for int8 by rows";
   static constexpr const char* kOtherwise = "the reference for the rest";
 

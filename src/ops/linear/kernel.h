@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/kernel/types.h"
+#include "ops/linear/int4.h"
 
 namespace headloom::ops::linear_kernel {
 
@@ -19,5 +20,37 @@ struct Args {
 // Outputs begin ... end of every row.
 using Run = void(const Args& args, int64_t begin, int64_t end);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
+
+// Weights of four bits, laid as int4.h says.
+struct Int4Args {
+  int64_t rows, in, out;
+  Type type;                 // of x, bias and y
+  const void* x;             // [rows, in]
+  const uint8_t* weight;     // [out, groups * 16]
+  const uint16_t* scale;     // [out, groups] bfloat16
+  const void* bias;          // [out] or null
+  void* y;                   // [rows, out]; of widen_int4 the weights [out, in]
+  char* prepared = nullptr;  // [rows, prepared_row(in, planes)], aligned to 64
+};
+
+// What run_int4 reads in place of a row of x: for each block of 256 inputs its planes of digits
+// (kernel_int4.h), then what the sums of each lane begin with, then each lane's scale.
+constexpr int64_t kInt4Inputs = kInt4Group * kInt4Groups;
+constexpr int64_t kInt4Lanes = 16;  // of a block's sums, two for each group
+HL_INLINE constexpr int64_t int4_planes(Type type) { return type == Type::kBFloat16 ? 2 : 3; }
+HL_INLINE constexpr int64_t prepared_block(int64_t planes) {
+  return planes * kInt4Inputs + 2 * kInt4Lanes * static_cast<int64_t>(sizeof(float));
+}
+HL_INLINE constexpr int64_t prepared_row(int64_t in, int64_t planes) {
+  return (in + kInt4Inputs - 1) / kInt4Inputs * prepared_block(planes);
+}
+// Writes rows begin ... end of `prepared`; false where a value is not finite or too small for that.
+using PrepareInt4 = bool(const Int4Args& args, int64_t begin, int64_t end);
+PrepareInt4 prepare_int4_DEFAULT, prepare_int4_AVX2, prepare_int4_AVX512, prepare_int4_AVX512_BF16;
+// Outputs begin ... end of every row.
+using RunInt4 = void(const Int4Args& args, int64_t begin, int64_t end);
+RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
+// The weights of outputs begin ... end.
+RunInt4 widen_int4_DEFAULT, widen_int4_AVX2, widen_int4_AVX512, widen_int4_AVX512_BF16;
 
 }  // namespace headloom::ops::linear_kernel

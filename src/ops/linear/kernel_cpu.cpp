@@ -6,6 +6,7 @@
 // another, so that only the first reads them from memory. Sums are in registers.
 #include "ops/kernel/vec.h"
 #include "ops/linear/kernel.h"
+#include "ops/linear/kernel_int4.h"
 
 namespace headloom::ops::linear_kernel {
 namespace {
@@ -23,31 +24,12 @@ constexpr int kPartial = 4;  // sums of one output, for as many products in flig
 // and int8 come at half the memory's bandwidth.
 constexpr int64_t kAhead = 8192;
 
-template <typename T>
-HL_INLINE vf weights(const T* p) {
-  return load(p);
-}
-template <>
-HL_INLINE vf weights(const int8_t* p) {
-#if defined(CPU_CAPABILITY_AVX512)
-  __m128i eighth;
-  std::memcpy(&eighth, p, sizeof(eighth));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(eighth));
-#elif defined(CPU_CAPABILITY_AVX2)
-  return _mm256_cvtepi32_ps(
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  return vf{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
-            static_cast<float>(p[3])};
-#endif
-}
-
 // The first `count` < VL, zeros in the other lanes.
 template <typename T>
 HL_INLINE vf weights_part(const T* p, int64_t count) {
   T whole[VL] = {};
   std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(T));
-  return weights(whole);
+  return load(whole);
 }
 
 template <int Bytes>
@@ -92,7 +74,7 @@ HL_INLINE void tile(const Args& a, const X* x, int64_t output, int64_t row) {
   };
   const auto add_whole = [&](int p, int64_t i) __attribute__((always_inline)) {
     add(
-        p, [i](const W* from) __attribute__((always_inline)) { return weights(from + i); },
+        p, [i](const W* from) __attribute__((always_inline)) { return load(from + i); },
         [i](const X* from) __attribute__((always_inline)) { return load(from + i); });
   };
   int64_t i = 0;
@@ -167,6 +149,21 @@ void run(const Args& a, int64_t begin, int64_t end) {
 void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
   return args.type == Type::kBFloat16 ? run<BFloat16>(args, begin, end)
                                       : run<float>(args, begin, end);
+}
+
+bool HL_KERNEL(prepare_int4)(const Int4Args& args, int64_t begin, int64_t end) {
+  return args.type == Type::kBFloat16 ? int4_rows<2, BFloat16>(args, begin, end)
+                                      : int4_rows<3, float>(args, begin, end);
+}
+
+void HL_KERNEL(run_int4)(const Int4Args& args, int64_t begin, int64_t end) {
+  return args.type == Type::kBFloat16 ? int4_outputs<2, BFloat16>(args, begin, end)
+                                      : int4_outputs<3, float>(args, begin, end);
+}
+
+void HL_KERNEL(widen_int4)(const Int4Args& args, int64_t begin, int64_t end) {
+  return args.type == Type::kBFloat16 ? int4_weights<BFloat16>(args, begin, end)
+                                      : int4_weights<float>(args, begin, end);
 }
 
 }  // namespace headloom::ops::linear_kernel

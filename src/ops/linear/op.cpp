@@ -1,6 +1,7 @@
 #include "ops/linear/op.h"
 
 #include "ops/linear/declaration.h"
+#include "ops/linear/int4.h"
 
 namespace headloom::ops {
 
@@ -8,9 +9,22 @@ void Linear::check(const Arguments& a) {
   const auto& [x, weight, scale, bias] = a;
   TORCH_CHECK_VALUE(x.dim() >= 1, kName, ": x has shape ", x.sym_sizes(), ", expected [..., I].");
   check_floating(kName, x, "x");
-  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == x.sym_size(-1), kName,
-                    ": weight has shape ", weight.sym_sizes(),
-                    ", expected [O, I] with I = ", x.sym_size(-1), ".");
+  if (weight.scalar_type() == at::kByte) {
+    const c10::SymInt groups = (x.sym_size(-1) + (kInt4Group - 1)) / kInt4Group;
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == groups * (kInt4Group / 2), kName,
+                      ": weight, of four bits, has shape ", weight.sym_sizes(),
+                      ", expected [O, 16 G] with G = ", groups, " for the ", x.sym_size(-1),
+                      " values of x.");
+    TORCH_CHECK_VALUE(scale.defined(), kName, ": weight is of four bits, but there is no scale.");
+    check_shape(kName, scale, "scale", {weight.sym_size(0), groups}, "[O, G]");
+    TORCH_CHECK_TYPE(scale.scalar_type() == at::kBFloat16, kName, ": scale has dtype ",
+                     scale.scalar_type(), ", expected bfloat16.");
+    check_device(kName, scale, "scale", x, "x");
+  } else {
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == x.sym_size(-1), kName,
+                      ": weight has shape ", weight.sym_sizes(),
+                      ", expected [O, I] with I = ", x.sym_size(-1), ".");
+  }
   check_device(kName, weight, "weight", x, "x");
   if (weight.scalar_type() == at::kChar) {
     TORCH_CHECK_VALUE(scale.defined(), kName, ": weight is int8, but there is no scale.");
@@ -18,7 +32,7 @@ void Linear::check(const Arguments& a) {
     check_device(kName, scale, "scale", x, "x");
     TORCH_CHECK_TYPE(scale.scalar_type() == at::kFloat, kName, ": scale has dtype ",
                      scale.scalar_type(), ", expected float32.");
-  } else {
+  } else if (weight.scalar_type() != at::kByte) {
     check_dtype(kName, weight, "weight", x, "x");
     TORCH_CHECK_VALUE(!scale.defined(), kName, ": weight has dtype ", weight.scalar_type(),
                       ", which takes no scale, but there is one.");
@@ -29,10 +43,8 @@ void Linear::check(const Arguments& a) {
   }
 }
 
-// As at::linear; int8 weights and their scales stay what they are.
-void Linear::autocast(Arguments& a, const AutocastCast& cast) {
-  cast(a.x, a.weight, a.bias);
-}
+// As at::linear; integer weights and their scales stay what they are.
+void Linear::autocast(Arguments& a, const AutocastCast& cast) { cast(a.x, a.weight, a.bias); }
 
 std::vector<Tensor> Linear::outputs(const Arguments& a, bool /*training*/) {
   c10::SymDimVector sizes(a.x.sym_sizes());
@@ -42,8 +54,8 @@ std::vector<Tensor> Linear::outputs(const Arguments& a, bool /*training*/) {
 
 static const Define<Linear> linear_operator;
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
-                       const Tensor& bias, const std::optional<std::string>& backend) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& scale, const Tensor& bias,
+              const std::optional<std::string>& backend) {
   return call<Linear>({x, weight, scale, bias}, backend);
 }
 

@@ -7,6 +7,10 @@ Tensor Linear::reference(const Arguments& a) {
   if (!scale.defined()) {
     return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   }
+  if (weight.scalar_type() == at::kByte) {
+    const Tensor wide = dequantized_int4(weight, scale, x.size(-1)).to(x.scalar_type());
+    return at::linear(x, wide, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+  }
   // int8 is exact in every floating type; the scale goes onto the sums, of which there are fewer.
   const Tensor y = at::linear(x, weight.to(x.scalar_type())) * scale.to(x.scalar_type());
   return bias.defined() ? y + bias : y;

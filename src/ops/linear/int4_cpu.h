@@ -1,0 +1,36 @@
+// What linear's CPU kernels for weights of each type share, and the one for weights of four bits.
+#pragma once
+
+#include <atomic>
+
+#include "ops/cpu.h"
+#include "ops/linear/declaration.h"
+
+namespace headloom::ops {
+
+// Calls f(begin, end) for runs of outputs, each of which has `bytes` of weights, on as many threads
+// as they are worth: below 32 KB of weights a second one costs more than it brings.
+template <typename F>
+void for_runs_of_outputs(int64_t outputs, int64_t bytes, const F& f) {
+  constexpr int64_t kGroup = 4;  // of outputs, as kernels take them
+  const int64_t groups = (outputs + kGroup - 1) / kGroup;
+  const int64_t least =
+      std::max<int64_t>(1, (int64_t{32} << 10) / std::max<int64_t>(kGroup * bytes, 1));
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (groups + least - 1) / least);
+  // Threads do not share the memory evenly: who is ahead takes more, in ever smaller runs.
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t begin = next.load(); begin < groups;) {
+      const int64_t run = std::max(least, (groups - begin) / (2 * threads));
+      const int64_t end = threads == 1 ? groups : std::min(begin + run, groups);
+      if (!next.compare_exchange_weak(begin, end)) continue;
+      f(kGroup * begin, std::min(kGroup * end, outputs));
+      begin = next.load();
+    }
+  });
+}
+
+// Few rows in integers; more by a product with the weights widened to x's type.
+std::vector<Tensor> int4_forward(const Linear::Arguments& a);
+
+}  // namespace headloom::ops
