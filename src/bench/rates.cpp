@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "bench/timing.h"
+#include "ops/product/product.h"
 
 namespace headloom::bench {
 namespace {
@@ -18,10 +20,13 @@ double best_seconds(const std::function<void()>& f) {
 
 Rates measure_rates(at::ScalarType type) {
   at::NoGradGuard no_grad;
-  const int64_t n = 1536;
+  const int64_t n = 2048;
   const at::Tensor a = at::randn({n, n}).to(type), b = at::randn({n, n}).to(type);
-  at::Tensor c = at::empty({n, n}, a.options());
-  const double product = best_seconds([&] { at::mm_out(c, a, b); });
+  const at::Tensor c = at::empty({n, n}, a.options());
+  double product = std::numeric_limits<double>::infinity();
+  for (const std::string& route : ops::routes_available()) {
+    product = std::min(product, best_seconds([&] { ops::product_by(route, c, a, b); }));
+  }
   const at::Tensor from = at::ones({int64_t{64} << 20});
   at::Tensor to = at::empty_like(from);  // 256 MB each: no cache holds them
   const double copy = best_seconds([&] { to.copy_(from); });

@@ -74,6 +74,16 @@ TEST_P(EachRoute, IsTheProduct) {
   }
 }
 
+TEST_P(EachRoute, AddsToWhatIsThere) {
+  at::manual_seed(11);
+  for (const Sizes& s : kSizes) {
+    const Tensor a = drawn(s.m, s.k, 1), b = drawn(s.k, s.n, 0), c = drawn(s.m, s.n, 0);
+    const Tensor out = c.to(at::kFloat).clone();
+    ops::product_by(GetParam(), out, cast(a, at::kFloat), cast(b, at::kFloat), {}, /*add=*/true);
+    EXPECT_TRUE(close(out, c + at::mm(a, b), 2e-6)) << GetParam() << " " << s.m << " " << s.k;
+  }
+}
+
 TEST_P(EachRoute, PassesOnWhatIsNotFinite) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();

@@ -5,18 +5,10 @@
 #include "ops/cpu.h"
 #include "ops/linear_cross_entropy/declaration.h"
 #include "ops/linear_cross_entropy/kernel.h"
+#include "ops/product/product.h"
 
 namespace headloom::ops {
 namespace {
-
-// out = a b + bias.
-void head_product(Tensor out, const Tensor& a, const Tensor& b, const Tensor& bias = {}) {
-  if (bias.defined()) {
-    at::addmm_out(out, bias, a, b);
-  } else {
-    at::mm_out(out, a, b);
-  }
-}
 
 // The positions whose target is a class.
 std::vector<int64_t> counted(const Tensor& targets, int64_t classes) {
@@ -52,15 +44,15 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const int64_t rows = pieces > 0 ? (count + pieces - 1) / pieces : 0;
   const Tensor room = at::empty({rows, classes}, a.hidden.options());
   // The weight's gradient is a sum over the pieces, in float32.
+  const bool narrow = pieces > 1 && a.weight.scalar_type() != at::kFloat;
   Tensor piece, sum;
   if (training) {
     if (!all) out[2].zero_();
     if (pieces == 0) out[3].zero_();
     if (a.bias.defined()) out[4].zero_();
-    if (pieces > 1) {
+    if (narrow) {
       piece = contiguous_like(a.weight);
-      sum = a.weight.scalar_type() == at::kFloat ? out[3]
-                                                 : contiguous_float(a.weight.sym_sizes(), a.weight);
+      sum = contiguous_float(a.weight.sym_sizes(), a.weight);
     }
   }
   linear_cross_entropy_kernel::Args args;
@@ -73,7 +65,7 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
     const Tensor place = all ? Tensor() : index.narrow(0, first, n);
     const Tensor hidden = all ? a.hidden.narrow(0, first, n) : a.hidden.index_select(0, place);
     const Tensor scores = room.narrow(0, 0, n);
-    head_product(scores, hidden, a.weight.t(), a.bias);
+    product(scores, hidden, a.weight.t(), a.bias);
     args.targets = targets.const_data_ptr<int64_t>() + first;
     args.sums = sums.data() + first;
     args.below = below.data() + first;
@@ -82,17 +74,17 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
     if (!training) continue;
     if (all) {
-      head_product(out[2].narrow(0, first, n), scores, a.weight);
+      product(out[2].narrow(0, first, n), scores, a.weight);
     } else {
       const Tensor grad = at::empty({n, a.hidden.size(1)}, a.hidden.options());
-      head_product(grad, scores, a.weight);
+      product(grad, scores, a.weight);
       out[2].index_copy_(0, place, grad);
     }
-    head_product(pieces > 1 ? piece : out[3], scores.t(), hidden);
-    if (pieces > 1) first == 0 ? sum.copy_(piece) : sum.add_(piece);
+    product(narrow ? piece : out[3], scores.t(), hidden, {}, /*add=*/!narrow && first > 0);
+    if (narrow) first == 0 ? sum.copy_(piece) : sum.add_(piece);
     if (a.bias.defined()) out[4].add_(scores.sum(0, /*keepdim=*/false, at::kFloat));
   }
-  if (pieces > 1 && training) out[3].copy_(sum);
+  if (narrow && training) out[3].copy_(sum);
   double loss = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     loss += std::log(static_cast<double>(sums[i])) + static_cast<double>(below[i]);
@@ -114,9 +106,10 @@ void backward(const LinearCrossEntropy::Arguments& a, Backward<LinearCrossEntrop
   if (a.bias.defined() && b.wants(to.bias)) to.bias = b.kept[2] * grad;
 }
 
-const Kernels<LinearCrossEntropy> linear_cross_entropy_cpu({.limits = "with ATen's matrix products",
-                                                            .forward = forward,
-                                                            .backward = backward});
+const Kernels<LinearCrossEntropy> linear_cross_entropy_cpu(
+    {.limits = "with dense products of some positions at a time",
+     .forward = forward,
+     .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

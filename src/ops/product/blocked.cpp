@@ -86,13 +86,13 @@ struct BlockedCall {
     });
   }
 
-  void run() const {
+  void run(bool add) const {
     for (int64_t k0 = 0; k0 < k; k0 += sizes.kc) {
       const int64_t k1 = std::min(k0 + sizes.kc, k);
       const int64_t wide =
           std::max<int64_t>(kBytesOfB / (lines(k1 - k0) * sizes.b_line), 1) * sizes.nr;
       for (int64_t n0 = 0; n0 < n; n0 += wide) {
-        run(n0, std::min(n0 + wide, n), k0, k1, /*add=*/k0 > 0);
+        run(n0, std::min(n0 + wide, n), k0, k1, add || k0 > 0);
       }
     }
   }
@@ -101,10 +101,11 @@ struct BlockedCall {
 }  // namespace
 
 void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                     const at::Tensor& bias) {
+                     const at::Tensor& bias, bool add) {
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0) return;
   if (k == 0) {
+    if (add) return;
     bias.defined() ? out.copy_(bias.expand_as(out)) : out.zero_();
     return;
   }
@@ -127,7 +128,7 @@ void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
               .k = k,
               .sizes = sizes,
               .threads = at::in_parallel_region() || work < kWorthThreads ? 1 : thread_count()}
-      .run();
+      .run(add);
   if (wide) out.copy_(c);
 }
 

@@ -7,6 +7,6 @@ namespace headloom::ops {
 
 // product() by product/kernel_cpu.cpp.
 void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                     const at::Tensor& bias);
+                     const at::Tensor& bias, bool add);
 
 }  // namespace headloom::ops

@@ -22,11 +22,12 @@
 
 namespace headloom::ops {
 
-// out = a b + bias, with a [M, K], b [K, N] of any strides, out [M, N] with adjacent columns and
-// bias [N] or undefined; float32 or bfloat16 on the CPU, all of one type. Sums are in float32.
-// Knows no gradient. Throws c10::ValueError where HEADLOOM_PRODUCTS names no route.
+// out = a b + bias, or out += a b where `add` (without a bias, float32 alone), with a [M, K], b [K,
+// N] of any strides, out [M, N] with adjacent columns and bias [N] or undefined; float32 or
+// bfloat16 on the CPU, all of one type. Sums are in float32. Knows no gradient. Throws
+// c10::ValueError where HEADLOOM_PRODUCTS names no route.
 void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-             const at::Tensor& bias = {});
+             const at::Tensor& bias = {}, bool add = false);
 
 // The route of each class of products that has been used or read from the file, by the class's
 // name: "float32 nt 256 x 1024 x 1024, 2 threads" has the layouts of a and b (n: rows, t: columns
@@ -39,7 +40,7 @@ void use_product_routes(const std::map<std::string, std::string>& routes);
 // Runs one route whatever has been chosen: for tests and benchmarks. Throws c10::ValueError for a
 // name that is not in routes_available().
 void product_by(const std::string& route, const at::Tensor& out, const at::Tensor& a,
-                const at::Tensor& b, const at::Tensor& bias = {});
+                const at::Tensor& b, const at::Tensor& bias = {}, bool add = false);
 // "blocked", "aten" and, where this PyTorch has it, "onednn".
 std::vector<std::string> routes_available();
 

@@ -25,12 +25,19 @@ using at::Tensor;
 
 struct Route {
   std::string name;
-  void (*run)(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
+  void (*run)(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool add);
 };
 
-void aten_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+void aten_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
+                  bool add) {
   Tensor to = out;
-  bias.defined() ? at::addmm_out(to, bias, a, b) : at::mm_out(to, a, b);
+  if (add) {
+    at::addmm_out(to, to, a, b);
+  } else if (bias.defined()) {
+    at::addmm_out(to, bias, a, b);
+  } else {
+    at::mm_out(to, a, b);
+  }
 }
 
 using PointwiseLinear = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
@@ -48,11 +55,13 @@ Tensor with_adjacent_values(const Tensor& t) {
   return rows || columns ? t : t.contiguous();
 }
 
-void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
+                    bool add) {
   static const auto op = onednn_operator()->typed<PointwiseLinear>();
-  out.copy_(op.call(with_adjacent_values(a), with_adjacent_values(b).t(),
-                    bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
-                    c10::List<std::optional<at::Scalar>>(), ""));
+  const Tensor found = op.call(with_adjacent_values(a), with_adjacent_values(b).t(),
+                               bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
+                               c10::List<std::optional<at::Scalar>>(), "");
+  add ? out.add_(found) : out.copy_(found);
 }
 
 const std::vector<Route>& routes() {
@@ -126,7 +135,8 @@ class Choices {
     return *one;
   }
 
-  const Route& of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  const Route& of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
+                  bool add) {
     if (forced_ != nullptr) return *forced_;
     if (a.size(0) * a.size(1) * b.size(1) < kWorthMeasuring) return routes()[0];
     const ProductClass product_class(
@@ -139,7 +149,8 @@ class Choices {
     if (!by_name_.contains(name)) read();  // another process may have measured it meanwhile
     auto found = by_name_.find(name);
     if (found == by_name_.end()) {
-      found = by_name_.emplace(name, fastest(out, a, b, bias)->name).first;
+      found =
+          by_name_.emplace(name, fastest(add ? at::empty_like(out) : out, a, b, bias)->name).first;
       read();
       write();
     }
@@ -178,7 +189,7 @@ class Choices {
       double seconds = 0;
       for (int i = 0; i < 4; ++i) {  // the first warms up
         const auto begin = std::chrono::steady_clock::now();
-        route.run(out, a, b, bias);
+        route.run(out, a, b, bias, /*add=*/false);
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         if (i == 1 || (i > 1 && took.count() < seconds)) seconds = took.count();
       }
@@ -241,9 +252,9 @@ class Choices {
 
 }  // namespace
 
-void product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
-  if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias);
-  Choices::instance().of(out, a, b, bias).run(out, a, b, bias);
+void product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool add) {
+  if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias, add);
+  Choices::instance().of(out, a, b, bias, add).run(out, a, b, bias, add);
 }
 
 std::map<std::string, std::string> product_routes() { return Choices::instance().all(); }
@@ -253,10 +264,10 @@ void use_product_routes(const std::map<std::string, std::string>& routes_of_clas
 }
 
 void product_by(const std::string& route, const Tensor& out, const Tensor& a, const Tensor& b,
-                const Tensor& bias) {
+                const Tensor& bias, bool add) {
   const Route& chosen = checked_route(route, "route");
-  if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias);
-  chosen.run(out, a, b, bias);
+  if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias, add);
+  chosen.run(out, a, b, bias, add);
 }
 
 std::vector<std::string> routes_available() {
