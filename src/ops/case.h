@@ -36,6 +36,8 @@ struct OpCase {
   std::optional<at::ScalarType> product_type;
   // Largest time as a multiple of the baseline that counts as reached; 0: no target.
   double forward_target = 0, training_target = 0;
+  // Largest time as a multiple of this machine's bound, forward and training.
+  double bound_target = 3;
   // Least speed of forward and backward as a multiple of backend "reference"; 0: not compared.
   double reference_target = 0;
   // The case at another length, where time and memory a position should not grow with it.
