@@ -18,11 +18,11 @@ void release_free_memory();
 // at every free, and the next tensor faults its pages in again.
 void keep_freed_memory();
 
-// "Intel(R) Xeon(R) Processor @ 2.50GHz", or "unknown".
 // Pages of memory that the system has given to this process so far, each zeroed first; 0 where it
 // does not say.
 int64_t page_faults();
 
+// "Intel(R) Xeon(R) Processor @ 2.50GHz", or "unknown".
 std::string processor_name();
 // The file of the running program, for starting it again; also for a child process.
 std::string program_path();
