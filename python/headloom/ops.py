@@ -24,6 +24,7 @@ __all__ = [
     "dynamic_weights",
     "gated_linear_attention",
     "gated_norm",
+    "gelu_tanh",
     "linear",
     "linear_cross_entropy",
     "moe",
@@ -423,6 +424,21 @@ def rotary(
         ``[B, T, H, D]``, contiguous; the dimensions behind the first 2 P as they are. Differentiable in x.
     """
     found: Tensor = torch.ops.headloom.rotary(x, cos, sin, interleaved, backend)
+    return found
+
+
+def gelu_tanh(x: Tensor, backend: Optional[str] = None) -> Tensor:
+    """GELU by its approximation (Hendrycks & Gimpel 2016, GPT-2's ``gelu_new``), in one pass over memory::
+
+        y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+
+    Args:
+        x: of any shape.
+
+    Returns:
+        As ``x``.
+    """
+    found: Tensor = torch.ops.headloom.gelu_tanh(x, backend)
     return found
 
 

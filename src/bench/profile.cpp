@@ -7,6 +7,8 @@
 #include <chrono>
 #include <string_view>
 
+#include "core/platform.h"
+
 namespace headloom::bench {
 namespace {
 
@@ -39,8 +41,6 @@ constexpr std::pair<std::string_view, Part> kPrefixes[] = {
     {"aten::embedding", kEmbedding},
     {"headloom::rms_norm", kNorms},
     {"headloom::gated_norm", kNorms},
-    {"headloom::residual_norm", kNorms},
-    {"headloom::layer_norm", kNorms},
     {"aten::layer_norm", kNorms},
     {"aten::native_layer_norm", kNorms},
     {"headloom::linear", kLinear},
@@ -54,7 +54,7 @@ constexpr std::pair<std::string_view, Part> kPrefixes[] = {
     {"aten::_scaled_dot_product", kAttention},
     {"headloom::rotary", kPositions},
     {"headloom::swiglu", kActivations},
-    {"headloom::gelu", kActivations},
+    {"headloom::gelu_tanh", kActivations},
     {"aten::gelu", kActivations},
     {"aten::relu", kActivations},
     {"aten::silu", kActivations},
@@ -172,6 +172,7 @@ StepProfile profile_steps(const std::function<void()>& step, double seconds, int
           .needsOutputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   StepProfile out;
+  const int64_t faults = page_faults();
   int steps = 0;
   while (steps < least || out.seconds < seconds) {
     const double begin = now();
@@ -182,6 +183,7 @@ StepProfile profile_steps(const std::function<void()>& step, double seconds, int
   at::removeCallback(handle);
   g_recording = nullptr;
   const double count = steps;
+  out.page_faults = static_cast<double>(page_faults() - faults) / count;
   out.seconds /= count;
   out.between = out.seconds - recording.outermost / count;
   for (StepPart& part : recording.parts) {

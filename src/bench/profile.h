@@ -17,8 +17,9 @@ struct StepPart {
 
 struct StepProfile {
   std::vector<StepPart> parts;
-  double seconds = 0;  // a step, while it is profiled
-  double between = 0;  // of these outside of all operators
+  double seconds = 0;      // a step, while it is profiled
+  double between = 0;      // of these outside of all operators
+  double page_faults = 0;  // a step; none where all memory is used again
 };
 
 // Runs `step` at least `least` times and for `seconds`, recording each operator: an operator inside

@@ -99,11 +99,12 @@ void print_profile(const std::string& name, StepBench& step, const BenchOptions&
   if (a.json) {
     json["profiles"].push_back({{"step", name},
                                 {"seconds", profile.seconds},
+                                {"page_faults", profile.page_faults},
                                 {"flops", rates.flops},
                                 {"bytes", rates.bytes},
                                 {"parts", std::move(rows)}});
   } else {
-    std::printf("\n");
+    std::printf("%-20s %9.0f\n\n", "page faults", profile.page_faults);
   }
 }
 

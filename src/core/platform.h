@@ -1,5 +1,5 @@
-// What Linux and glibc alone know: memory of the process, the allocator, the processor's name. Other
-// systems get the answer "unknown", or nothing happens.
+// What Linux and glibc alone know: memory of the process, the allocator, the processor's name.
+// Other systems get the answer "unknown", or nothing happens.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,13 @@ bool reset_peak_memory();
 
 // Gives back to the system what the allocator keeps for later.
 void release_free_memory();
-// Lets the allocator keep for later whatever is freed. By default glibc gives 32 MB and more back at
-// every free, and the next tensor faults its pages in again.
+// Lets the allocator keep for later whatever is freed. By default glibc gives 32 MB and more back
+// at every free, and the next tensor faults its pages in again.
 void keep_freed_memory();
+
+// Pages of memory that the system has given to this process so far, each zeroed first; 0 where it
+// does not say.
+int64_t page_faults();
 
 // "Intel(R) Xeon(R) Processor @ 2.50GHz", or "unknown".
 std::string processor_name();

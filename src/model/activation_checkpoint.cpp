@@ -86,44 +86,46 @@ struct Checkpoint : torch::CustomClassHolder {
   }
 
   // The block's output and, where there is one, its auxiliary loss.
-  variable_list run(const Tensor& x, const Tensor& memory, AuxiliaryOutputs& auxiliary) const {
+  variable_list run(at::TensorList inputs, AuxiliaryOutputs& auxiliary) const {
     MixerContext own = context;
-    own.memory = memory;
+    if (inputs.size() > 1) own.memory = inputs[1];
     own.auxiliary = &auxiliary;
-    variable_list out = {autocast.run([&] { return block->forward(x, own); })};
+    variable_list out = {autocast.run([&] { return block->forward(inputs[0], own); })};
     if (auxiliary.loss.defined()) out.push_back(auxiliary.loss);
     return out;
   }
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  // Autograd switches gradients off here.
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& memory,
+  // `inputs` are x and, where there is one, the memory. Autograd switches gradients off here.
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
                                const c10::intrusive_ptr<Checkpoint>& call,
                                AuxiliaryOutputs* auxiliary) {
-    ctx->save_for_backward({x, memory});
+    ctx->save_for_backward(inputs.vec());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return call->run(x, memory, *auxiliary);
+    return call->run(inputs, *auxiliary);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
                                 "activation checkpointing has no gradient of the gradient.");
-    const variable_list saved = ctx->get_saved_variables();
     const c10::intrusive_ptr<torch::CustomClassHolder> held = ctx->saved_data["call"].toCapsule();
     auto& call = static_cast<Checkpoint&>(*held);
     variable_list inputs;
-    for (const Tensor& t : saved) {
-      inputs.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
+    for (const Tensor& t : ctx->get_saved_variables()) {
+      inputs.push_back(t.detach().requires_grad_(t.requires_grad()));
     }
     AuxiliaryOutputs again;  // its statistics were counted before
     const at::AutoGradMode with_gradients(true);
     RandomState now(inputs[0].device());
     call.random.restore();
-    const variable_list out = call.run(inputs[0], inputs[1], again);
+    const variable_list out = call.run(inputs, again);
     now.restore();
     torch::autograd::backward(out, grads);
-    return {inputs[0].grad(), inputs[1].defined() ? inputs[1].grad() : Tensor(), {}, {}};
+    variable_list found;
+    for (const Tensor& t : inputs) found.push_back(t.grad());
+    found.resize(found.size() + 2);  // the call and the auxiliary outputs
+    return found;
   }
 };
 
@@ -132,8 +134,10 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 Tensor checkpointed(const std::shared_ptr<Block>& block, const Tensor& x,
                     const MixerContext& context) {
   AuxiliaryOutputs own;
+  variable_list inputs = {x};
+  if (context.memory.defined()) inputs.push_back(context.memory);
   const variable_list out = CheckpointFunction::apply(
-      x, context.memory, c10::make_intrusive<Checkpoint>(block, x, context), &own);
+      at::TensorList(inputs), c10::make_intrusive<Checkpoint>(block, x, context), &own);
   if (context.auxiliary != nullptr) {
     AuxiliaryOutputs& all = *context.auxiliary;
     if (out.size() > 1) all.loss = all.loss.defined() ? all.loss + out[1] : out[1];

@@ -13,9 +13,9 @@ namespace headloom::test::activation_checkpoint_test {
 namespace {
 
 struct Step {
-  Tensor loss, next;  // next: what the random generator gives behind it
-  std::map<std::string, Tensor> gradients;
-  std::map<int64_t, Tensor> load;
+  Tensor loss = {}, next = {};  // next: what the random generator gives behind it
+  std::map<std::string, Tensor> gradients = {};
+  std::map<int64_t, Tensor> load = {};
   size_t nodes = 0;  // of the graph behind the loss
 };
 
@@ -69,7 +69,8 @@ void expect_equal(Model& model, const ModelInput& input, const Tensor& targets, 
     const Tensor& other = again.gradients.at(name);
     ASSERT_EQ(other.defined(), gradient.defined()) << name;
     // What several layers share gets its sums in another order.
-    if (gradient.defined()) EXPECT_TRUE(close(other, gradient, narrow ? 1e-2 : 1e-6)) << name;
+    if (!gradient.defined()) continue;
+    EXPECT_TRUE(close(other, gradient, narrow ? 1e-2 : 1e-6)) << name;
   }
 }
 

@@ -550,6 +550,12 @@ TEST(NonFinite, PassesThroughWhatIsPositionwise) {
   };
   check(gate);
 
+  Subject bend{.name = "gelu_tanh", .inputs = {real({B, T, E})}, .narrow = 1};
+  bend.run = [](const Tensors& x, const std::string& backend) -> Tensors {
+    return {ops::gelu_tanh(x[0], backend)};
+  };
+  check(bend);
+
   Subject gated{.name = "gated_norm", .inputs = {real({B, T, E}), real({B, T, E})}, .narrow = 2};
   gated.run = [](const Tensors& x, const std::string& backend) -> Tensors {
     return {ops::gated_norm(x[0], x[1], at::full({}, 1e-6, at::kFloat), backend)};

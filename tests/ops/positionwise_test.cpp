@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,12 @@ Call swiglu_call(const Tensor& x) {
           }};
 }
 
+Call gelu_call(const Tensor& x) {
+  return {.name = "gelu_tanh", .inputs = {x}, .run = [](const auto& in, const char* backend) {
+            return ops::gelu_tanh(in[0], backend);
+          }};
+}
+
 std::vector<Call> calls() {
   at::manual_seed(7);
   const auto random = [](std::vector<int64_t> sizes) { return at::randn(sizes, kDouble); };
@@ -83,6 +90,12 @@ std::vector<Call> calls() {
   }
   out.push_back(swiglu_call(random({4, 32}) * 100));  // saturated either way
   out.push_back(swiglu_call(random({2, 32, 9}).transpose(1, 2)));
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{2, 63, 41}, {1}, {}, {1000, 67}, {0, 8}}) {
+    out.push_back(gelu_call(random(sizes) * 3));
+  }
+  out.push_back(gelu_call(random({4, 32}) * 100));
+  out.push_back(gelu_call(random({2, 32, 9}).transpose(1, 2)));
   return out;
 }
 
@@ -127,6 +140,12 @@ TEST(Positionwise, DefinitionsAreTheirFormulas) {
       EXPECT_NEAR(at_place(turned, second), b * std::cos(by) + a * std::sin(by), 1e-12);
       EXPECT_EQ(at_place(turned, 4 + p), at_place(x, 4 + p));
     }
+  }
+  const Tensor bent = ops::gelu_tanh(x);
+  for (int64_t i = 0; i < 6; ++i) {
+    const double v = at_place(x, i);
+    const double u = std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v);
+    EXPECT_NEAR(at_place(bent, i), v * (1 + std::tanh(u)) / 2, 1e-12);
   }
   const Tensor gated = ops::swiglu(x);
   for (int64_t i = 0; i < 3; ++i) {

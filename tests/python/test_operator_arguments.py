@@ -106,6 +106,7 @@ def operators(**change):
     yield "rms_norm", dict(x=x("B", "T", "C"), scale=x("C")), {}
     yield "rotary", dict(x=x("B", "T", "H", "E"), cos=x("T", "W"), sin=x("T", "W")), {}
     yield "swiglu", dict(x=x("B", "T", "C")), {}
+    yield "gelu_tanh", dict(x=x("B", "T", "C")), {}
 
 
 def changed(t):

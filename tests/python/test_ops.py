@@ -86,6 +86,7 @@ def test_functions_call_the_operators():
     quarter = torch.ones(5, 2)  # a turn by 90 degrees
     turned = ops.rotary(k.unsqueeze(2), 0 * quarter, quarter).squeeze(2)
     torch.testing.assert_close(turned, torch.cat((-k[..., 2:], k[..., :2]), -1))
+    torch.testing.assert_close(ops.gelu_tanh(k), torch.nn.functional.gelu(k, approximate="tanh"))
     torch.testing.assert_close(ops.swiglu(k), torch.nn.functional.silu(k[..., :2]) * k[..., 2:])
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])

@@ -1,6 +1,7 @@
 // The two-layer feed-forward network (Vaswani et al. 2017): W2 f(W1 x).
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 namespace {
@@ -39,7 +40,7 @@ class Mlp final : public ChannelMixer {
  private:
   Tensor activate(const Tensor& h) const {
     if (activation_ == "gelu") return at::gelu(h);
-    if (activation_ == "gelu_tanh") return at::gelu(h, "tanh");
+    if (activation_ == "gelu_tanh") return ops::gelu_tanh(h);
     if (activation_ == "relu") return at::relu(h);
     if (activation_ == "relu2") return at::relu(h).square();
     return at::softmax(h, -1);  // the key-value memory view of a feed-forward layer

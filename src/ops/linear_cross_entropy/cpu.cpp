@@ -99,9 +99,14 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
 }
 
 void backward(const LinearCrossEntropy::Arguments& a, Backward<LinearCrossEntropy>& b) {
-  const Tensor& grad = b.grads[0];
   LinearCrossEntropy::Arguments& to = b.gradients;
-  if (b.wants(to.hidden)) to.hidden = b.kept[0] * grad;
+  // What no position that counts has a part in stays 0, whatever the loss's gradient is.
+  const Tensor ignored = a.targets.eq(kIgnoredTarget);
+  const Tensor grad =
+      ignored.all().item<bool>() ? at::zeros_like(b.grads[0]) : b.grads[0];
+  if (b.wants(to.hidden)) {
+    to.hidden = (b.kept[0] * grad).masked_fill_(ignored.unsqueeze(1), 0);
+  }
   if (b.wants(to.weight)) to.weight = b.kept[1] * grad;
   if (a.bias.defined() && b.wants(to.bias)) to.bias = b.kept[2] * grad;
 }

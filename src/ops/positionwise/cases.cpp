@@ -71,7 +71,21 @@ static std::vector<OpCase> positionwise_cases() {
   work(gate, 3 * units, 8 * units);
   gate.forward_work.exponentials = units;
   gate.training_work.exponentials = 2 * units;
-  return {norm, turn, gate};
+  OpCase bend;
+  bend.op = "gelu_tanh";
+  bend.name = "T=2048";
+  bend.inputs = [=] { return std::vector<Tensor>{at::randn({1, length, 4 * width})}; };
+  bend.differentiable = 1;
+  bend.run = [](const std::vector<Tensor>& x, const std::optional<std::string>& backend) {
+    return gelu_tanh(x[0], backend);
+  };
+  bend.baseline_name = "ATen's gelu";
+  bend.baseline_inputs = bend.inputs;
+  bend.baseline = [](const std::vector<Tensor>& x) { return at::gelu(x[0], "tanh"); };
+  work(bend, 2 * 4 * values, 5 * 4 * values);
+  bend.forward_work.exponentials = 4 * values;
+  bend.training_work.exponentials = 2 * 4 * values;
+  return {norm, turn, gate, bend};
 }
 
 static const CaseFamily positionwise_registered(positionwise_cases);

@@ -120,9 +120,38 @@ void swiglu_backward(const Swiglu::Arguments& a, Backward<Swiglu>& b) {
   run_gate(args, a.x);
 }
 
+// --- gelu_tanh ---
+
+void run_gelu(positionwise_kernel::GeluArgs args, const Tensor& x) {
+  static positionwise_kernel::Gelu* const kernel = HL_CHOOSE(positionwise_kernel::gelu_tanh);
+  const Tensor values = x.contiguous();
+  args.type = kernel_type(x);
+  args.x = values.const_data_ptr();
+  at::parallel_for(0, x.numel(), grain(1),
+                   [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+std::vector<Tensor> gelu_forward(const GeluTanh::Arguments& a, bool training) {
+  std::vector<Tensor> y = GeluTanh::outputs(a, training);
+  positionwise_kernel::GeluArgs args;
+  args.y = y[0].data_ptr();
+  run_gelu(args, a.x);
+  return y;
+}
+
+void gelu_backward(const GeluTanh::Arguments& a, Backward<GeluTanh>& b) {
+  const Tensor grad = b.grads[0].contiguous();
+  b.gradients.x = contiguous_like(a.x);
+  positionwise_kernel::GeluArgs args;
+  args.grad = grad.const_data_ptr();
+  args.grad_x = b.gradients.x.data_ptr();
+  run_gelu(args, a.x);
+}
+
 const Kernels<RmsNorm> rms_norm_cpu({.forward = norm_forward, .backward = norm_backward});
 const Kernels<Rotary> rotary_cpu({.forward = rotary_forward, .backward = rotary_backward});
 const Kernels<Swiglu> swiglu_cpu({.forward = swiglu_forward, .backward = swiglu_backward});
+const Kernels<GeluTanh> gelu_tanh_cpu({.forward = gelu_forward, .backward = gelu_backward});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -64,4 +64,20 @@ struct Swiglu {
   static std::vector<Tensor> outputs(const Arguments& a, bool training);
 };
 
+struct GeluTanh {
+  struct Arguments {
+    Tensor x;
+  };
+  using Result = Tensor;
+  static constexpr const char* kName = "gelu_tanh";
+  static constexpr const char* kDoc = "GELU by its approximation with tanh";
+  static constexpr const char* kSource = "Hendrycks & Gimpel 2016";
+  static constexpr const char* kOtherwise = "the reference for other types and devices";
+
+  static auto arguments(Arguments& a) { return std::tuple(differentiable("x", a.x)); }
+  static void check(const Arguments& a);
+  static Tensor reference(const Arguments& a);
+  static std::vector<Tensor> outputs(const Arguments& a, bool training);
+};
+
 }  // namespace headloom::ops

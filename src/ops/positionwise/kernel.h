@@ -37,13 +37,23 @@ struct GateArgs {
   void* grad_x = nullptr;
 };
 
-// Rows begin ... end: of rotary the pairs of batch and position. Norm and gate run the backward
-// where there is a gradient, else the forward.
+struct GeluArgs {
+  Type type = Type::kFloat;
+  const void* x = nullptr;     // [n]
+  void* y = nullptr;           // forward: [n]
+  const void* grad = nullptr;  // backward: of y
+  void* grad_x = nullptr;
+};
+
+// Rows begin ... end: of rotary the pairs of batch and position, of GELU single values. All but
+// rotary run the backward where there is a gradient, else the forward.
 using Norm = void(const NormArgs& args, int64_t begin, int64_t end);
 using Rotary = void(const RotaryArgs& args, int64_t begin, int64_t end);
 using Gate = void(const GateArgs& args, int64_t begin, int64_t end);
+using Gelu = void(const GeluArgs& args, int64_t begin, int64_t end);
 Norm norm_DEFAULT, norm_AVX2, norm_AVX512, norm_AVX512_BF16;
 Rotary rotary_DEFAULT, rotary_AVX2, rotary_AVX512, rotary_AVX512_BF16;
 Gate gate_DEFAULT, gate_AVX2, gate_AVX512, gate_AVX512_BF16;
+Gelu gelu_tanh_DEFAULT, gelu_tanh_AVX2, gelu_tanh_AVX512, gelu_tanh_AVX512_BF16;
 
 }  // namespace headloom::ops::positionwise_kernel

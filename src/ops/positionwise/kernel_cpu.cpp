@@ -149,7 +149,35 @@ void gate_rows(const GateArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+// --- GELU ---
+
+// With z = 2 u and s = sigmoid(z): y = x s, dy/dx = s + x s (1 - s) dz/dx.
+template <typename T>
+void gelu_values(const GeluArgs& a, int64_t begin, int64_t end) {
+  const vf scale = bcast(1.5957691216057308f);  // 2 sqrt(2 / pi)
+  const vf cubic = bcast(1.5957691216057308f * 0.044715f);
+  const vf slope = bcast(3 * 1.5957691216057308f * 0.044715f);
+  const T* const x = static_cast<const T*>(a.x);
+  for (int64_t i = begin; i < end; i += VL) {
+    const int64_t left = end - i;
+    const vf v = load_some(x + i, left), square = v * v;
+    const vf s = vsigmoid(v * fma(cubic, square, scale));
+    if (a.grad == nullptr) {
+      store_some(static_cast<T*>(a.y) + i, v * s, left);
+      continue;
+    }
+    const vf around = v * s * (bcast(1.0f) - s) * fma(slope, square, scale);
+    const vf grad = load_some(static_cast<const T*>(a.grad) + i, left);
+    store_some(static_cast<T*>(a.grad_x) + i, grad * (s + around), left);
+  }
+}
+
 }  // namespace
+
+void HL_KERNEL(gelu_tanh)(const GeluArgs& args, int64_t begin, int64_t end) {
+  args.type == Type::kBFloat16 ? gelu_values<BFloat16>(args, begin, end)
+                               : gelu_values<float>(args, begin, end);
+}
 
 void HL_KERNEL(norm)(const NormArgs& args, int64_t begin, int64_t end) {
   args.type == Type::kBFloat16 ? norm_rows<BFloat16>(args, begin, end)

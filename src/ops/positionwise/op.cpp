@@ -48,6 +48,12 @@ void Swiglu::check(const Arguments& a) {
                     ", expected [..., 2 I] with I of at least 1.");
 }
 
+void GeluTanh::check(const Arguments& a) { check_floating(kName, a.x, "x"); }
+
+std::vector<Tensor> GeluTanh::outputs(const Arguments& a, bool /*training*/) {
+  return {contiguous_like(a.x)};
+}
+
 std::vector<Tensor> RmsNorm::outputs(const Arguments& a, bool /*training*/) {
   return {contiguous_like(a.x)};
 }
@@ -65,6 +71,7 @@ std::vector<Tensor> Swiglu::outputs(const Arguments& a, bool /*training*/) {
 static const Define<RmsNorm> rms_norm_operator;
 static const Define<Rotary> rotary_operator;
 static const Define<Swiglu> swiglu_operator;
+static const Define<GeluTanh> gelu_tanh_operator;
 
 Tensor rms_norm(const Tensor& x, const Tensor& scale, double eps,
                 const std::optional<std::string>& backend) {
@@ -78,6 +85,10 @@ Tensor rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interl
 
 Tensor swiglu(const Tensor& x, const std::optional<std::string>& backend) {
   return call<Swiglu>({x}, backend);
+}
+
+Tensor gelu_tanh(const Tensor& x, const std::optional<std::string>& backend) {
+  return call<GeluTanh>({x}, backend);
 }
 
 }  // namespace headloom::ops

@@ -10,7 +10,7 @@
 
 namespace headloom::ops {
 
-// All three go through the dispatcher (torch.ops.headloom.NAME), compute in float32 or wider and
+// All of them go through the dispatcher (torch.ops.headloom.NAME), compute in float32 or wider and
 // return x's dtype. `backend`: "fused" (CPU, float32 and bfloat16, with kernels of its own forward
 // and backward; the gradient of the gradient is the definition's) or "reference" (plain ATen: any
 // floating dtype and device); absent: fused where it can. They throw c10::ValueError or
@@ -34,5 +34,9 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 // SiLU(g) * u of x = [g | u] (Shazeer 2020): x [..., 2 I] -> [..., I].
 at::Tensor swiglu(const at::Tensor& x, const std::optional<std::string>& backend = {});
+
+// GELU by its approximation (Hendrycks & Gimpel 2016, GPT-2's "gelu_new"), with
+// tanh(u) = 2 sigmoid(2 u) - 1: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)). x of any shape.
+at::Tensor gelu_tanh(const at::Tensor& x, const std::optional<std::string>& backend = {});
 
 }  // namespace headloom::ops

@@ -31,6 +31,8 @@ Tensor Rotary::reference(const Arguments& arguments) {
   return left == 0 ? out : at::cat({out, x.narrow(-1, 2 * pairs, left)}, -1);
 }
 
+Tensor GeluTanh::reference(const Arguments& a) { return at::gelu(a.x, "tanh"); }
+
 Tensor Swiglu::reference(const Arguments& a) {
   const auto halves = widened(a.x).chunk(2, -1);
   return (at::silu(halves[0]) * halves[1]).to(a.x.scalar_type());
