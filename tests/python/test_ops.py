@@ -90,6 +90,15 @@ def test_functions_call_the_operators():
     weight = torch.tensor([[1, -2, 3, 127], [0, 5, 0, 0]], dtype=torch.int8)
     scale = torch.tensor([0.5, 2.0])
     torch.testing.assert_close(ops.linear(k, weight, scale), k @ (weight * scale.unsqueeze(1)).T)
+    # Two groups of 32 inputs, the second of 8: elements e and e + 16 of a group share a byte.
+    four = torch.randint(-8, 8, (3, 2, 32), generator=torch.Generator().manual_seed(0))
+    four[:, 1, 8:] = 0
+    halves = (four + 8).view(3, 2, 2, 2, 8)  # group, the byte's half, h, j
+    packed = (halves[:, :, 0] + 16 * halves[:, :, 1]).transpose(1, 2).reshape(3, 32).to(torch.uint8)
+    scales = torch.tensor([[0.5, 2.0], [-1.0, 0.25], [1.0, 4.0]], dtype=torch.bfloat16)
+    inputs = x(2, 40)
+    stands_for = (four * scales.float().unsqueeze(-1)).flatten(1)[:, :40]
+    torch.testing.assert_close(ops.linear(inputs, packed, scales), inputs @ stands_for.T)
     hidden, w2 = x(1, 2, 6), x(1, 1, 6, 8)  # a side, a group; rank 2, two heads
     both = (torch.nn.functional.gelu(hidden) @ w2[0, 0]).unflatten(-1, (4, 2))
     down, up = ops.dynamic_weights(hidden, w2, 2)
