@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model/generation.h"
-#include "support.h"
+#include "model/support.h"
 #include "train/device.h"
 
 namespace headloom::test::int8_cache_test {
