@@ -329,13 +329,18 @@ def linear(
 
         y[m, o] = scale[o] sum_i x[m, i] weight[o, i] + bias[o]
 
+    Weights of four bits have a scale for each group of 32 inputs (G = ceil(I / 32) groups, the last filled up
+    with zeros). 8 consecutive groups of a row make a block (the last block of a row may have fewer, n). A block
+    lies in 16 n bytes; byte 8 n h + 8 g + j (h < 2, j < 8) holds, of its group g, element 8 h + j in the low four
+    bits and element 16 + 8 h + j in the high four, each plus 8.
+
     Args:
         x: ``[..., I]``.
-        weight: ``[O, I]`` of x's type, or int8.
-        scale: ``[O]`` float32, with int8 weights only.
+        weight: ``[O, I]`` of x's type, or int8; or uint8 ``[O, 16 G]``, of four bits each.
+        scale: ``[O]`` float32 with int8 weights, ``[O, G]`` bfloat16 with weights of four bits; with others none.
         bias: ``[O]`` of x's type.
-        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 rows, no gradient) or ``"reference"``; None:
-            fused where it can.
+        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 rows unless the weights are of four bits, no
+            gradient) or ``"reference"``; None: fused where it can.
 
     Returns:
         ``[..., O]`` of x's type.

@@ -135,10 +135,12 @@ void bench_decode(const BenchOptions& a, Requirements& rows) {
     StreamingRead read(parameter_bytes(*model));
     return time_pairs([&] { some(read); }, [&] { some(step); }, seconds, 15).ratio.median;
   });
-  const auto converted = [&](at::ScalarType type, const std::string& dtype) {
+  const CachePolicy in_int8{.dtype = "int8"};
+  const auto converted = [&](at::ScalarType type, const std::string& dtype,
+                             const CachePolicy& cache = {}) {
     const auto model = model_124m(1024);
     model->convert_weights(type);
-    DecodeStep step(model_124m(1024), 512), other(model, 512, dtype);
+    DecodeStep step(model_124m(1024), 512), other(model, 512, dtype, cache);
     return ratio(step, other, seconds);
   };
   rows.at_least("bfloat16 over float32 speed, 124M, context 512", 1.8,
@@ -147,6 +149,23 @@ void bench_decode(const BenchOptions& a, Requirements& rows) {
                 [&] { return converted(at::kChar, "bfloat16"); });
   rows.at_least("int8 weights alone over float32 speed, 124M, context 512", 3,
                 [&] { return converted(at::kChar, ""); });
+  constexpr auto kInt4 = at::ScalarType::Int4;
+  rows.at_least("int4 and bfloat16 over float32 speed, 124M, context 512", 4,
+                [&] { return converted(kInt4, "bfloat16"); });
+  rows.at_least("int4 weights alone over float32 speed, 124M, context 512", 4,
+                [&] { return converted(kInt4, ""); });
+  rows.at_least("int4, cache in int8, over float32 speed, 124M, context 512", 4,
+                [&] { return converted(kInt4, "", in_int8); });
+  rows.at_least("cache in int8 over float32 speed, 124M, context 8192", 1.2, [&] {
+    const auto model = model_124m(8200);
+    DecodeStep wide(model, 8192), narrow(model, 8192, "", in_int8);
+    return ratio(wide, narrow, seconds);
+  });
+  rows.at_least("float32 cache over int8, bytes of the state, 124M, context 1024", 3.7, [&] {
+    const auto model = model_124m(1024);
+    return DecodeStep(model, 1024).state_bytes() /
+           DecodeStep(model, 1024, "", in_int8).state_bytes();
+  });
   rows.at_most("dcmha over mha, time a token, 124M, context 2048", 1.15, [&] {
     DecodeStep dcmha(model_124m(4096, "dcmha"), 2048), mha(model_124m(4096), 2048);
     return ratio(dcmha, mha, seconds);

@@ -49,7 +49,7 @@ struct ConfigArguments {
 // and one model's is expected, or the other way round: its first unknown key would not say so.
 void expect_comparison(const Node& root, const std::string& path, bool comparison);
 
-// --cache, what decoding states forget.
+// --cache, what decoding states forget, and --cache-dtype, the type of what they keep.
 void add_cache_option(CLI::App& app, CachePolicy& cache);
 
 // --dtype and --quantize: the types that are computed in and that hold the weights. `more` ends

@@ -40,10 +40,14 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
 
 void add_cache_option(CLI::App& app, CachePolicy& cache) {
   app.add_option_function<std::string>(
-         "--cache", [&cache](const std::string& text) { cache = CachePolicy::parse(text); },
+         "--cache",
+         [&cache](const std::string& text) { cache = CachePolicy::parse(text, cache.dtype); },
          "positions that attention keeps: window:N, sinks:N or tova:N; full keeps all")
       ->type_name("POLICY")
       ->default_str("full");
+  app.add_option("--cache-dtype", cache.dtype,
+                 "hold keys and values in this type; in that of the computation by default")
+      ->check(one_of({"int8"}));
 }
 
 void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {

@@ -64,6 +64,16 @@ struct Reading {
   double share() const { return static_cast<double>(read) / static_cast<double>(all.count); }
 };
 
+// " in int4, keys and values in int8".
+std::string how_it_was_read(const EvalArguments& a) {
+  std::string text;
+  if (a.precision.changes()) text = " in " + a.precision.text();
+  if (!a.cache.dtype.empty()) {
+    text += str(text.empty() ? " with" : ",", " keys and values in ", a.cache.dtype);
+  }
+  return text;
+}
+
 int run_eval(const EvalArguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
@@ -82,18 +92,22 @@ int run_eval(const EvalArguments& a) {
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
   std::optional<Pieces> pieces;
-  if (a.context > 0 || a.piece > 0 || a.cache.evicts()) {
+  const bool narrow_cache = !a.cache.dtype.empty();
+  if (a.context > 0 || a.piece > 0 || a.cache.evicts() || narrow_cache) {
     pieces = Pieces{.length = a.piece > 0 ? a.piece : 512, .cache = a.cache};
   }
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
   if (a.context > 0) batch = std::max<int64_t>(batch * trained / a.context, 1);
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
-  // Of the weights as they were trained, where those that are evaluated are others.
+  // Of the weights as they were trained and the cache as it is computed, where those that are
+  // evaluated are others.
   std::optional<double> trained_loss;
-  if (a.precision.changes()) {
+  if (a.precision.changes() || narrow_cache) {
     const Autocast autocast(loaded.config.train.dtype);
-    trained_loss = evaluate(*loaded.model, *task, sequences, batch, pieces).loss;
+    std::optional<Pieces> wide = pieces;
+    if (wide) wide->cache.dtype.clear();
+    trained_loss = evaluate(*loaded.model, *task, sequences, batch, wide).loss;
     hold_weights(loaded, a.precision);
   }
   const Autocast autocast(loaded.config.train.dtype);
@@ -136,6 +150,7 @@ int run_eval(const EvalArguments& a) {
       json["trained_loss"] = *trained_loss;
       json["costs"] = e.loss - *trained_loss;
     }
+    if (narrow_cache) json["cache_dtype"] = a.cache.dtype;
     if (pieces) {
       json["context"] = task->length();
       json["piece"] = pieces->length;
@@ -158,7 +173,7 @@ int run_eval(const EvalArguments& a) {
   }
   std::printf("loss        %.4f nats a target", e.loss);
   if (trained_loss) {
-    std::printf(" in %s; %.4f as trained, so %+.4f", a.precision.text().c_str(), *trained_loss,
+    std::printf("%s; %.4f as trained, so %+.4f", how_it_was_read(a).c_str(), *trained_loss,
                 e.loss - *trained_loss);
   }
   std::printf("\n");
@@ -199,7 +214,7 @@ Command eval_command() {
             ->excludes(logits);
         app.add_option("--piece", a->piece,
                        "read sequences in pieces of so many tokens with a decoding state; 512 with "
-                       "--context or --cache")
+                       "--context, --cache or --cache-dtype")
             ->check(whole_number(1));
         add_cache_option(app, a->cache);
         app.add_option("--set", a->overrides,

@@ -49,6 +49,7 @@ int run_serve(ServeArguments& a) {
   const Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
+  a.engine.cache_dtype = a.cache.dtype;
   a.server.model = std::filesystem::absolute(a.model).lexically_normal().filename().string();
   if (a.server.model.empty()) a.server.model = "headloom";
   // Each text has a request at most; beside them some are refused and some ask for other things.

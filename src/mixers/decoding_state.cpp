@@ -99,10 +99,13 @@ Positions Positions::select(const at::Tensor& which) const {
           std::max<int64_t>(capacity - least, 0)};
 }
 
-CachePolicy CachePolicy::parse(const std::string& text) {
-  if (text == "full") return {};
+CachePolicy CachePolicy::parse(const std::string& text, const std::string& dtype) {
+  if (!dtype.empty() && dtype != "int8") {
+    usage_error("keys and values cannot be held in \"", dtype, "\", expected int8.");
+  }
+  if (text == "full") return {.dtype = dtype};
   const size_t colon = text.find(':');
-  CachePolicy out{.type = text.substr(0, colon), .budget = 0};
+  CachePolicy out{.type = text.substr(0, colon), .budget = 0, .dtype = dtype};
   const char* const end = text.data() + text.size();
   const bool known = out.type == "window" || out.type == "sinks" || out.type == "tova";
   const bool number = known && colon != std::string::npos && [&] {

@@ -45,14 +45,18 @@ struct Positions {
 //           2023, StreamingLLM)
 //   tova    those with the largest softmax weight in the newest query's row, averaged over the
 //           heads (Oren et al. 2024)
+//
+// and in which type it keeps the keys and values of the others.
 struct CachePolicy {
   std::string type = "full";  // "full" forgets nothing
   int64_t budget = 0;         // positions
+  std::string dtype = {};     // "int8" with a scale for each position and head; "": as computed
 
   static constexpr int64_t kSinks = 4;
 
-  // Of "full", "window:512", "sinks:512", "tova:512". Throws UsageError.
-  static CachePolicy parse(const std::string& text);
+  // Of "full", "window:512", "sinks:512", "tova:512", and of "int8" or "". Throws UsageError.
+  static CachePolicy parse(const std::string& text, const std::string& dtype = "");
+  // What is forgotten.
   std::string text() const;
   bool evicts() const { return type != "full"; }
   bool operator==(const CachePolicy&) const = default;

@@ -102,6 +102,10 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
     }
     taken = taken || out.layers.back().mixer.policy == policy;
   }
+  if (!taken && !policy.evicts()) {
+    usage_error("the cache is to be in ", policy.dtype,
+                ", but no layer keeps keys and values, expected none.");
+  }
   if (!taken) {
     usage_error("the cache policy is ", policy.text(),
                 ", but no layer keeps keys and values of which some could be forgotten, expected "

@@ -93,7 +93,7 @@ class Engine::Loop {
       : model_(std::move(model)),
         codec_(codec),
         options_(options),
-        policy_(CachePolicy::parse(options.cache)),
+        policy_(CachePolicy::parse(options.cache, options.cache_dtype)),
         longest_(most_positions(*model_, policy_)),
         nothing_(model_->initial_state(policy_)),
         thread_([this] { run(); }) {}

@@ -17,7 +17,8 @@ struct EngineOptions {
   int64_t max_batch = 16;   // texts written side by side
   int64_t max_queue = 256;  // texts that wait for their turn
   std::string dtype = "float32";
-  std::string cache = "full";  // what attention forgets, as CachePolicy::parse reads it
+  // What attention forgets and the type of the rest, as CachePolicy::parse reads them.
+  std::string cache = "full", cache_dtype = {};
 };
 
 // One thread runs the model. Prompts are read in the order they came, a piece between two steps, so

@@ -349,10 +349,16 @@ def test_eval_says_what_narrower_types_cost(place):
 
     trained = evaluated()
     assert "costs" not in trained
-    for types in [["--dtype", "bfloat16"], ["--quantize", "int8"], ["--dtype", "bfloat16", "--quantize", "int8"]]:
+    for types in [
+        ["--dtype", "bfloat16"],
+        ["--quantize", "int8"],
+        ["--dtype", "bfloat16", "--quantize", "int8"],
+        ["--quantize", "int4"],
+        ["--dtype", "bfloat16", "--quantize", "int4"],
+    ]:
         narrow = evaluated(*types)
         assert narrow["dtype"] == ("bfloat16" if "bfloat16" in types else "float32")
-        assert narrow["quantize"] == ("int8" if "int8" in types else "")
+        assert narrow["quantize"] == (types[-1] if "--quantize" in types else "")
         assert narrow["trained_loss"] == trained["loss"]
         assert narrow["costs"] == pytest.approx(narrow["loss"] - trained["loss"])
         assert 0 < abs(narrow["costs"]) < 0.05
@@ -360,6 +366,32 @@ def test_eval_says_what_narrower_types_cost(place):
     assert evaluated("--dtype", "float32")["costs"] == 0
     both = headloom("eval", "runs/text", "--dtype", "bfloat16", "--quantize", "int8", cwd=place).stdout
     assert "in int8, computing in bfloat16; " in both
+
+
+def test_keys_and_values_in_int8(place, tmp_path):
+    def evaluated(*arguments):
+        return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
+
+    wide, narrow = evaluated("--piece", 16), evaluated("--piece", 16, "--cache-dtype", "int8")
+    assert narrow["cache_dtype"] == "int8" and narrow["dtype"] == "float32" and narrow["quantize"] == ""
+    assert narrow["trained_loss"] == wide["loss"]
+    assert 0 < abs(narrow["costs"]) < 0.01
+    assert narrow["costs"] == pytest.approx(narrow["loss"] - wide["loss"])
+    assert narrow["state_bytes"] < 0.4 * wide["state_bytes"]
+    assert evaluated("--cache-dtype", "int8")["loss"] == pytest.approx(narrow["loss"], rel=1e-3)
+    forgetful = evaluated("--piece", 1, "--cache", "tova:8", "--cache-dtype", "int8")
+    assert forgetful["cache"] == "tova:8" and forgetful["state_bytes"] < narrow["state_bytes"]
+    both = headloom("eval", "runs/text", "--quantize", "int4", "--cache-dtype", "int8", cwd=place).stdout
+    assert "in int4, keys and values in int8; " in both
+    alone = headloom("eval", "runs/text", "--cache-dtype", "int8", cwd=place).stdout
+    assert "with keys and values in int8; " in alone
+    written = headloom(
+        "generate", "runs/text", "--prompt", "The ", "--tokens", 40, "--quantize", "int4", "--cache-dtype", "int8", cwd=place
+    ).stdout
+    assert written.startswith("The ")
+    assert "--cache-dtype" in refused("generate", "runs/text", "--cache-dtype", "int4", cwd=place)
+
+
 
 
 def test_generate_forgets_as_told(place):
@@ -387,7 +419,8 @@ def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     assert text[0] == text[1] and text[2].startswith("The ")
     recurrence = trained("recurrence", "rwkv", "mamba")
     for command in ["generate", "serve"]:
-        assert "no layer keeps keys and values" in refused(command, recurrence, "--cache", "tova:6", cwd=place)
+        for option in (("--cache", "tova:6"), ("--cache-dtype", "int8")):
+            assert "no layer keeps keys and values" in refused(command, recurrence, *option, cwd=place)
 
 
 def test_describe_adds_up(place):

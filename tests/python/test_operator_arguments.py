@@ -102,6 +102,11 @@ def operators(**change):
     yield "linear_cross_entropy", dict(
         hidden=x("B", "C"), weight=x("E", "C"), targets=ids("B"), bias=x("E")
     ), {}
+    yield "linear", dict(
+        x=x("B", "C"),
+        weight=torch.zeros(n["E"], 16 * (-(-n["C"] // 32)), dtype=torch.uint8),
+        scale=torch.rand(n["E"], -(-n["C"] // 32), dtype=torch.bfloat16),
+    ), {}
     yield "dynamic_weights", dict(hidden=x("B", "T", 2 * 1 * 6), w2=x(2, 1, 6, 2 * n["R"] * n["H"])), dict(rank=n["R"])
     yield "rms_norm", dict(x=x("B", "T", "C"), scale=x("C")), {}
     yield "rotary", dict(x=x("B", "T", "H", "E"), cos=x("T", "W"), sin=x("T", "W")), {}

@@ -95,6 +95,15 @@ def test_functions_call_the_operators():
     loss, best = ops.linear_cross_entropy(k[0], down[1], chosen)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, chosen, reduction="sum"))
     assert best.tolist() == [s if t != -100 else -1 for s, t in zip(scores.argmax(-1).tolist(), chosen.tolist())]
+    # Two groups of 32 inputs, the second of 8: elements e and e + 16 of a group share a byte.
+    four = torch.randint(-8, 8, (3, 2, 32), generator=torch.Generator().manual_seed(0))
+    four[:, 1, 8:] = 0
+    halves = (four + 8).view(3, 2, 2, 2, 8)  # group, the byte's half, h, j
+    packed = (halves[:, :, 0] + 16 * halves[:, :, 1]).transpose(1, 2).reshape(3, 32).to(torch.uint8)
+    scales = torch.tensor([[0.5, 2.0], [-1.0, 0.25], [1.0, 4.0]], dtype=torch.bfloat16)
+    inputs = x(2, 40)
+    stands_for = (four * scales.float().unsqueeze(-1)).flatten(1)[:, :40]
+    torch.testing.assert_close(ops.linear(inputs, packed, scales), inputs @ stands_for.T)
     hidden, w2 = x(1, 2, 6), x(1, 1, 6, 8)  # a side, a group; rank 2, two heads
     both = (torch.nn.functional.gelu(hidden) @ w2[0, 0]).unflatten(-1, (4, 2))
     down, up = ops.dynamic_weights(hidden, w2, 2)

@@ -1,4 +1,4 @@
-// Models that write and hold their linear maps' weights as bfloat16 or int8.
+// Models that write and hold their linear maps' weights as bfloat16, int8 or with four bits.
 #include <gtest/gtest.h>
 
 #include "model/support.h"
@@ -51,23 +51,30 @@ TEST(NarrowWeights, BFloat16IsWhatAutocastComputes) {
   }
 }
 
-// Of the largest logit; the weights are off by at most 1 / 254 of a row's largest.
-TEST(NarrowWeights, Int8CostsLittleAndPiecesGiveTheWhole) {
+// Of the largest logit; int8 weights are off by at most 1 / 254 of a row's largest, those of four
+// bits by about 1 / 16 of a group's.
+TEST(NarrowWeights, QuantizedWeightsCostLittleAndPiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
-  for (const std::string& toml : models()) {
-    const auto model = decoder(toml);
-    if (!model) continue;
-    const Tensor text = tokens(2, 9, 70);
-    const Tensor expected = model->forward(text);
-    model->convert_weights(at::kChar);
-    const Tensor got = model->forward(text);
-    EXPECT_LT(relative_error(got, expected), 0.1) << toml;
-    EXPECT_GT(relative_error(got, expected), 0) << toml;
-    if (!model->stacks()[0]->all()[0].mixer->stateful()) continue;
-    DecoderState state;
-    const Tensor first = model->logits(model->extend(text.narrow(1, 0, 5), state));
-    const Tensor rest = model->logits(model->extend(text.narrow(1, 5, 4), state));
-    EXPECT_TRUE(close(at::cat({first, rest}, 1), got, 2e-5)) << toml;
+  for (const auto type : {at::kChar, at::ScalarType::Int4}) {
+    for (const std::string& toml : models()) {
+      SCOPED_TRACE(::testing::Message() << type << " " << toml);
+      const auto model = decoder(toml);
+      if (!model) continue;
+      const Tensor text = tokens(2, 9, 70);
+      const Tensor expected = model->forward(text);
+      model->convert_weights(type);
+      const Tensor got = model->forward(text);
+      EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6);
+      EXPECT_GT(relative_error(got, expected), 0);
+      if (!model->stacks()[0]->all()[0].mixer->stateful()) continue;
+      DecoderState state;
+      const Tensor first = model->logits(model->extend(text.narrow(1, 0, 5), state));
+      const Tensor rest = model->logits(model->extend(text.narrow(1, 5, 4), state));
+      EXPECT_TRUE(close(at::cat({first, rest}, 1), got, 2e-5));
+      // A second conversion finds nothing to do.
+      model->convert_weights(type);
+      EXPECT_TRUE(at::equal(model->forward(text), got));
+    }
   }
 }
 
@@ -75,7 +82,7 @@ TEST(NarrowWeights, Int8CostsLittleAndPiecesGiveTheWhole) {
 TEST(NarrowWeights, EncoderDecodersTakeThem) {
   at::NoGradGuard no_grad;
   for (const char* mixer : {"mha", "dcmha", "differential", "multi_token", "talking_heads"}) {
-    for (const auto type : {at::kBFloat16, at::kChar}) {
+    for (const auto type : {at::kBFloat16, at::kChar, at::ScalarType::Int4}) {
       at::manual_seed(6);
       const auto model = std::dynamic_pointer_cast<AutoregressiveModel>(build_model(model_of(str(
           "kind = 'encoder_decoder'\nwidth = 48\ndepth = 2\nvocabulary = 30\nmax_length = 12\n",
@@ -86,14 +93,15 @@ TEST(NarrowWeights, EncoderDecodersTakeThem) {
       const Tensor expected = model->forward(input);
       model->convert_weights(type);
       const auto parameters = parameters_of(*model);
-      EXPECT_EQ(parameters.at("decoder.layer1.cross.qkv.weight").scalar_type(), type) << mixer;
-      EXPECT_EQ(parameters.at("encoder.layer0.mixer.qkv.weight").scalar_type(), type) << mixer;
+      const auto held = type == at::ScalarType::Int4 ? at::kByte : type;
+      EXPECT_EQ(parameters.at("decoder.layer1.cross.qkv.weight").scalar_type(), held) << mixer;
+      EXPECT_EQ(parameters.at("encoder.layer0.mixer.qkv.weight").scalar_type(), held) << mixer;
       const Tensor got = model->forward(input);
       if (type == at::kBFloat16) {
         EXPECT_TRUE(at::equal(got, expected)) << mixer;
         continue;
       }
-      EXPECT_LT(relative_error(got, expected), 0.1) << mixer;
+      EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6) << mixer;
       DecoderState state = model->initial_state({}, {.tokens = input.source});
       const Tensor first = model->logits(model->extend(input.tokens.narrow(1, 0, 3), state));
       const Tensor rest = model->logits(model->extend(input.tokens.narrow(1, 3, 4), state));
@@ -135,7 +143,9 @@ TEST(NarrowWeights, WhatWritesNothingTakesNoInt8) {
   EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int8"}); }),
                        "kind \"encoder\", expected a decoder"));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int4"}); }),
-                       "\"int4\", expected int8"));
+                       "for weights in int4"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int2"}); }),
+                       "\"int2\", expected int8 or int4"));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.dtype = "float16"}); }),
                        "\"float16\", expected float32 or bfloat16"));
 }
@@ -160,6 +170,8 @@ TEST(NarrowWeights, ARunComputesInWhatIsAskedFor) {
   EXPECT_EQ(type_of("bfloat16", {.dtype = "float32"}), Held("float32", at::kFloat));
   EXPECT_EQ(type_of("float32", {.dtype = "bfloat16", .quantize = "int8"}),
             Held("bfloat16", at::kChar));
+  EXPECT_EQ(type_of("bfloat16", {.dtype = "float32", .quantize = "int4"}),
+            Held("float32", at::kByte));
 }
 
 }  // namespace

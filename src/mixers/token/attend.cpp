@@ -1,5 +1,7 @@
 #include "mixers/token/attend.h"
 
+#include "ops/composed_attention/int8.h"
+
 namespace headloom {
 namespace {
 
@@ -104,8 +106,18 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (gaps && (how.window || how.bias)) {
     positions = state.position.position_ids(added).expand({k.size(0), added});
   }
+  const auto computed = k.scalar_type();
+  Tensor k_scale, v_scale;
+  if (policy.dtype == "int8") {
+    std::tie(k, k_scale) = ops::quantized_heads(k);
+    std::tie(v, v_scale) = ops::quantized_heads(v);
+  }
   std::vector<NamedTensor> of_keys = key_weights(o);
-  of_keys.insert(of_keys.begin(), {{"key", &k}, {"value", &v}, {"position", &positions}});
+  of_keys.insert(of_keys.begin(), {{"key", &k},
+                                   {"value", &v},
+                                   {"key.scale", &k_scale},
+                                   {"value.scale", &v_scale},
+                                   {"position", &positions}});
   if (recounted || gaps) {
     append(state, of_keys, {}, policy.budget);
   } else {
@@ -120,6 +132,12 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
                                   ? context.padding_mask.narrow(-1, seen.longest - columns, columns)
                                   : seen.padding_mask(columns);
   const Positions own = seen.newest(columns);  // in columns of the state
+  // Keys that are turned anew at every step are needed in full.
+  const bool in_int8 = k_scale.defined() && !(recounted && how.rotary != nullptr);
+  if (k_scale.defined() && !in_int8) {
+    k = ops::dequantized_heads(k, k_scale, computed);
+    v = ops::dequantized_heads(v, v_scale, computed);
+  }
   if (how.rotary != nullptr && recounted) {
     q = how.rotary->apply(q, {columns - added, own.left_padding});
     k = how.rotary->apply(k, {0, own.left_padding});
@@ -145,11 +163,15 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
     o.bias = how.bias(
         (place.narrow(0, columns - queries, queries).unsqueeze(1) - place).abs().unsqueeze(0));
   }
-  Tensor out = ops::composed_attention(q, k, v, o);
+  Tensor out = in_int8 ? ops::composed_attention_int8(q, k, v, k_scale, v_scale, o)
+                       : ops::composed_attention(q, k, v, o);
   if (queries > added) out = out.narrow(1, queries - added, added);
   if (columns > policy.budget && (recounted || gaps)) {
-    const Tensor chosen =
-        gaps ? heaviest(q, k, o, padding_mask, policy.budget) : ends(own, policy.budget);
+    const auto of_newest = [&] {
+      const Tensor keys = in_int8 ? ops::dequantized_heads(k, k_scale, computed) : k;
+      return heaviest(q, keys, o, padding_mask, policy.budget);
+    };
+    const Tensor chosen = gaps ? of_newest() : ends(own, policy.budget);
     for (const auto& [name, t] : of_keys) {
       if (t->defined()) state.cache.at(name).keep(chosen);
     }

@@ -30,7 +30,9 @@ inline int64_t keys_in_reach(int64_t window, int64_t earlier) {
 // positions alone.
 //
 // state.cache keeps "key", "value" and the key-wise weights, all or as many as window and
-// state.policy leave; of "query" and the query-wise weights those that convolutions reach back to.
+// state.policy leave; where the policy holds keys and values in int8, "key.scale" and "value.scale"
+// too, and these positions' own are read back from that as well, so that a sequence may be cut
+// anywhere; of "query" and the query-wise weights those that convolutions reach back to.
 Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
               const AttendOptions& how, MixerState& state, const MixerContext& context);
 

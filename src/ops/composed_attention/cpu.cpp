@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ops/composed_attention/declaration.h"
+#include "ops/composed_attention/int8.h"
 #include "ops/composed_attention/kernel.h"
 #include "ops/composed_attention/schedule.h"
 #include "ops/cpu.h"
@@ -132,10 +133,11 @@ Tensor workspace(int64_t floats) {
 // Few queries against few keys: a second thread costs more than it brings. Measured: as much at 256
 // KB of keys and values.
 Plan forward_plan(const kernels::Args& a) {
-  const Plan plan = kernels::make_plan(a, false, paired(a), thread_count());
-  const int64_t size = a.type == Type::kBFloat16 ? 2 : 4;
+  const bool half = paired(a) && !a.k_scale;
+  const Plan plan = kernels::make_plan(a, false, half, thread_count());
+  const int64_t size = a.k_scale ? 1 : a.type == Type::kBFloat16 ? 2 : 4;
   const bool small = a.B * a.S * (a.Gk * a.D + a.Gv * a.E) * size < int64_t{256} << 10;
-  return plan.direct && small ? kernels::make_plan(a, false, paired(a), 1) : plan;
+  return plan.direct && small ? kernels::make_plan(a, false, half, 1) : plan;
 }
 
 void run_all(const kernels::Args& a, const Plan& plan) {
@@ -294,4 +296,39 @@ const Kernels<ComposedAttention> composed_attention_cpu(
      .backward = backward});
 
 }  // namespace
+
+Tensor composed_attention_int8(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Tensor& k_scale, const Tensor& v_scale,
+                               const ComposedAttentionOptions& options) {
+  const bool kernel_type = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16;
+  ComposedAttention::Arguments arguments{q, k, v, options};
+  if (at::autocast::is_autocast_enabled(q.device().type())) {
+    ComposedAttention::autocast(arguments, AutocastCast(q.device().type()));
+  }
+  if (q.is_cpu() && kernel_type && q.numel() > 0 && unsupported(arguments) == nullptr) {
+    ComposedAttentionCall call;
+    convert(call, arguments);
+    kernels::Args& a = call.args;
+    a.k_scale = k_scale.const_data_ptr<float>();
+    a.v_scale = v_scale.const_data_ptr<float>();
+    for (const auto& [scale, to] :
+         {std::pair(&k_scale, a.k_scale_stride), std::pair(&v_scale, a.v_scale_stride)}) {
+      to[0] = scale->stride(0);
+      to[1] = scale->stride(1);
+      to[2] = 0;
+      to[3] = 1;
+    }
+    if (const Plan plan = forward_plan(a); plan.direct) {
+      std::vector<Tensor> out = ComposedAttention::outputs(arguments, false);
+      a.out = out[0].data_ptr();
+      a.lse = out[1].data_ptr<float>();
+      run_all(a, plan);
+      return out[0];
+    }
+  }
+  const auto type = q.scalar_type();
+  return composed_attention(q, dequantized_heads(k, k_scale, type),
+                            dequantized_heads(v, v_scale, type), options);
+}
+
 }  // namespace headloom::ops

@@ -90,6 +90,10 @@ struct Args {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   int64_t q_stride[4], k_stride[4], v_stride[4];  // [B, T or S, heads, D or E]
   float scale = 1;
+  // Keys and values are int8, each head of a position times its scale [B, S, heads]; only where the
+  // plan is direct. Null: they are of q's type.
+  const float *k_scale = nullptr, *v_scale = nullptr;
+  int64_t k_scale_stride[4], v_scale_stride[4];  // the last is 1
   Mix pre, post;
   Conv pre_conv, post_conv;
   bool exact_mask = false;

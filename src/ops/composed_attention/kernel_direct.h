@@ -121,6 +121,25 @@ HL_INLINE void dot_rows(const HeadRows<T>& keys, int64_t key, int64_t queries, c
   take.template operator()<1>();
 }
 
+// Multiplies each of `rows` rows of a block's keys, `shared` of them for a head, by the scales of
+// that head's keys `seen`, and by 0 elsewhere. The scales [S, heads] begin at the block's first
+// key.
+HL_INLINE void scale_rows(const float* scales, const int64_t* stride, int64_t keys, int64_t heads,
+                          Range seen, int64_t rows, int64_t shared, float* const* to) {
+  alignas(64) float panel[kMaxHeads * kBlock];
+  pack_panel(scales, stride, keys, heads, panel);
+  for (int64_t m = 0; m < rows; ++m) {
+    float* of_head = panel + m / shared * kBlock;
+    if (m % shared == 0 && seen.end - seen.begin < kBlock) {
+      fill(of_head, seen.begin, 0);
+      fill(of_head + seen.end, kBlock - seen.end, 0);
+    }
+    for (int64_t i = 0; i < kBlock; i += VL) {
+      store(to[m] + i, load(to[m] + i) * load(of_head + i));
+    }
+  }
+}
+
 // Where row m of a tile's maps is, m counting the queries of a map, then the maps.
 HL_INLINE void map_rows(const Args& a, const Plan& p, int64_t maps, float* x, float** rows) {
   for (int64_t h = 0; h < maps; ++h) {
@@ -169,6 +188,10 @@ void direct_scores(const Args& a, const Plan& p, int64_t batch, int64_t block, R
         std::memcpy(to[m] + i, dots + (m - m0) * kKeys, kKeys * sizeof(float));
       }
     }
+  }
+  if (a.k_scale) {
+    scale_rows(a.k_scale + batch * a.k_scale_stride[0] + first * a.k_scale_stride[1],
+               a.k_scale_stride, lesser(kBlock, a.S - first), a.Gk, seen, rows, shared, to);
   }
 }
 
@@ -230,6 +253,10 @@ void direct_values(const Args& a, const Plan& p, int64_t batch, int64_t block, R
   Fetcher<T> ahead = fetcher(data, a.v_stride, a.Gv, a.E, first + seen.begin, end);
   float* from[kMaxHeads * kDirectQueries];
   map_rows(a, p, a.H2, x, from);
+  if (a.v_scale) {
+    scale_rows(a.v_scale + batch * a.v_scale_stride[0] + first * a.v_scale_stride[1],
+               a.v_scale_stride, lesser(kBlock, a.S - first), a.Gv, seen, a.H2 * a.T, shared, from);
+  }
   for (int64_t i = seen.begin; i < seen.end; i += kKeys) {
     const int64_t count = lesser(kKeys, seen.end - i);
     for (int64_t g = 0; g < a.Gv; ++g) {

@@ -214,7 +214,9 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     if (p.direct) {
       pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
       fetch_key_weights<T>(a, a.pre, task.batch, block + 1);
-      direct_scores<T>(a, p, task.batch, block, seen_keys(tile.count, visible), end, w, raw);
+      const Range seen = seen_keys(tile.count, visible);
+      a.k_scale ? direct_scores<int8_t>(a, p, task.batch, block, seen, end, w, raw)
+                : direct_scores<T>(a, p, task.batch, block, seen, end, w, raw);
     } else {
       pack_keys<T>(a, p, task.batch, block, keys);
       score_product(a, p, tile.count, w, keys, raw);
@@ -278,8 +280,9 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
       pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
       fetch_key_weights<T>(a, a.post, task.batch, block + 1);
       const Range seen = seen_keys(tile.count, w.visible + i * p.height);
-      direct_values<T>(a, p, task.batch, block, seen, end, w,
-                       mixed_weights(a, p, tile.count, w, keys, x));
+      float* const weights = mixed_weights(a, p, tile.count, w, keys, x);
+      a.v_scale ? direct_values<int8_t>(a, p, task.batch, block, seen, end, w, weights)
+                : direct_values<T>(a, p, task.batch, block, seen, end, w, weights);
     } else {
       pack_values<T>(a, p, task.batch, block, keys);
       value_product(a, p, tile.count, w, keys, mixed_weights(a, p, tile.count, w, keys, x));

@@ -18,8 +18,8 @@ OpCase linear_case(int64_t rows, at::ScalarType type, at::ScalarType weights) {
   c.name = std::to_string(rows) + " x 768 x 50304" +
            (weights == at::kChar              ? " int8"
             : weights == at::ScalarType::Int4 ? " int4"
-            : type == at::kFloat              ? ""
-                                              : " bfloat16");
+                                              : "") +
+           (type == at::kFloat ? "" : " bfloat16");
   c.dtype = type;
   c.inputs = [=]() -> std::vector<Tensor> {
     const Tensor x = at::randn({rows, in}).to(type), weight = at::randn({out, in});
