@@ -32,8 +32,10 @@ function(headloom_kernel_set suffix)
   target_sources(headloom_ops PRIVATE $<TARGET_OBJECTS:headloom_kernels_${suffix}>)
 endfunction()
 
-# The portable kernels use vectors of 16 bytes, which are NEON on aarch64.
-headloom_kernel_set(default -DCPU_CAPABILITY=DEFAULT)
+# The portable kernels use vectors of 16 bytes, which are NEON on aarch64. Where the processor can multiply
+# and add in one rounding, the compiler would do so in one copy of an expression and not in the next, and
+# results would depend on which of them runs: fma() in vec.h says where it is done.
+headloom_kernel_set(default -DCPU_CAPABILITY=DEFAULT -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(avx512 -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma -mf16c)
   headloom_kernel_set(avx2 -mavx2 -mfma -mf16c -DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2)

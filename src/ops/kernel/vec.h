@@ -12,6 +12,8 @@
 #include <cstring>
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "ops/kernel/inline.h"
@@ -75,8 +77,13 @@ HL_INLINE vf load(const float* p) {
 }
 HL_INLINE void store(float* p, vf a) { std::memcpy(p, &a, sizeof(a)); }
 HL_INLINE vf bcast(float a) { return vf{a, a, a, a}; }
+#if defined(__aarch64__)
+HL_INLINE vf fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+HL_INLINE vf fms(vf a, vf b, vf c) { return vfmaq_f32(-c, a, b); }
+#else
 HL_INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }
 HL_INLINE vf fms(vf a, vf b, vf c) { return a * b - c; }
+#endif
 HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 HL_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
 HL_INLINE float hmax(vf a) {
