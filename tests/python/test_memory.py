@@ -152,6 +152,7 @@ FACTOR = 3
         ("mixer = { type = 'mha' }", "train.accumulate = 4"),
         ("mixer = { type = 'mha' }", "model.depth = 1"),
         ("mixer = { type = 'mha' }", "model.vocabulary = 30000"),
+        ("mixer = { type = 'mha' }", "train.activation_checkpointing = true\nmodel.depth = 8"),
         ("mixer = { type = 'dcmha' }", ""),
         ("mixer = { type = 'multi_token' }", ""),
         ("mixer = { type = 'retention' }", ""),
