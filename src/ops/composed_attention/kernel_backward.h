@@ -191,6 +191,9 @@ struct BackwardTile {
 
   int64_t blocks() const { return tile.blocks.end - tile.blocks.begin; }
   int64_t panel(int64_t padded) const { return kBlock * padded / (p.half ? 2 : 1); }
+  float* weights_of(int64_t i) const { return w.weights + (p.keeps_weights ? i * p.chunk : 0); }
+  // What the row keeps of them.
+  const float* kept_weights(int64_t i) const { return p.keeps_weights ? weights_of(i) : nullptr; }
   // After the scores of block i come the gradients of its weights; after the gradient of its values
   // the scores of the next block; after the gradient of its queries that of its keys; after this
   // the gradient of the queries from the block before it.
@@ -203,7 +206,7 @@ struct BackwardTile {
     const int64_t at = (i + 1) * p.chunk;
     return {keys(i + 1).k_panel,
             panel(p.Dp),
-            {w.scores ? w.scores + at : nullptr, w.weights + at},
+            {w.scores ? w.scores + at : nullptr, kept_weights(i + 1)},
             p.chunk};
   }
   Upcoming after_queries(int64_t i) const {
@@ -213,14 +216,14 @@ struct BackwardTile {
   Upcoming after_keys(int64_t i) const {
     if (i == 0) return {};
     const int64_t at = (i - 1) * p.chunk;
-    return {keys(i - 1).k_rows, panel(p.Dp), {w.weights + at, w.grads + at}, p.chunk};
+    return {keys(i - 1).k_rows, panel(p.Dp), {kept_weights(i - 1), w.grads + at}, p.chunk};
   }
   SeenKeys seen(int64_t i) const { return seen_keys(p, tile, w.visible, i, tile.out); }
 
   // P of the rows from `prob` on, from the saved log-sum-exp.
   void weights(int64_t i) const {
     if (!has_weights(i)) return;
-    float* x = w.weights + i * p.chunk;
+    float* x = weights_of(i);
     mixed_scores(a, p, task, tile, w, i, after_scores(i), x, [&](int64_t r, int64_t n) {
       weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1,
                        x + prob_skip() + r * p.line);
@@ -234,7 +237,7 @@ struct BackwardTile {
     const PackedBlock in = keys(i);
     const BlockSums to = sums(i);
     const int64_t skip = out_skip();
-    float* x = w.weights + i * p.chunk + skip;
+    float* x = weights_of(i) + skip;
     float* grad = w.grads + i * p.chunk + skip;
     if (a.post_conv.kernel) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
@@ -282,7 +285,7 @@ struct BackwardTile {
   // The row sums of P dP over block i, of rows [r, r + n) from `prob` on.
   void add_delta(int64_t i, int64_t r, int64_t n) const {
     const int64_t at = prob_skip() + r * p.line;
-    delta_of_rows(a, p, n, prob_visible(i) + r, w.weights + i * p.chunk + at, weight_grads(i) + at,
+    delta_of_rows(a, p, n, prob_visible(i) + r, weights_of(i) + at, weight_grads(i) + at,
                   w.delta + r * a.H1 * 16);
   }
 
@@ -304,7 +307,7 @@ struct BackwardTile {
   float* mix_input_grads(int64_t i) const {
     if (!has_weights(i)) return nullptr;
     float* const grad = weight_grads(i) + prob_skip();
-    const float* const weights = w.weights + i * p.chunk + prob_skip();
+    float* const weights = weights_of(i) + prob_skip();
     const bool apart = a.pre_conv.kernel && a.post_conv.kernel;
     float* const to = apart ? w.grads + i * p.chunk : w.tile[0];
     const PackedBlock in = keys(i);
@@ -313,12 +316,15 @@ struct BackwardTile {
     if (a.pre.present) x = (w.mix_in ? w.mix_in : w.scores) + i * p.chunk + prob_skip();
     few_rows(prob_rows(), [&](int64_t r, int64_t n) {
       const int64_t at = r * p.line, width = r * a.H * a.pre.q_width();
-      softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
-      if (!a.pre.present) return;
       const MixWeights by{w.pre_q + width, in.pre};
-      if (a.pre.dynamic()) {
+      if (!p.keeps_weights) {
+        tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
+        weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
+      } else if (a.pre.present && a.pre.dynamic()) {
         mix_apply(a.pre, by, {n, p.line, x + at, x + at, nullptr, false, w.inner});
       }
+      softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
+      if (!a.pre.present) return;
       tile_mix(a.pre, by, n, p.line, grad + at, to + prob_skip() + at, true, w.grad_inner);
       if (a.pre.dynamic()) {
         mix_grad(a.pre, {n, p.line, x + at, grad + at, w.inner, w.grad_inner,

@@ -35,6 +35,7 @@ Plan make_plan(const Args& a, bool backward, bool half, int64_t workers) {
   p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&
              a.k_stride[3] == 1 && a.v_stride[3] == 1;
   p.half = half && !p.direct;
+  p.keeps_weights = !backward || !a.pre.present || a.pre_conv.kernel || a.post_conv.kernel;
   p.rows = p.split ? a.T : tile_rows(a, backward, workers);
   p.height = p.rows + halo < a.T ? p.rows + halo : a.T;
   p.tiles = (a.T + p.rows - 1) / p.rows;
