@@ -126,9 +126,12 @@ struct Plan {
   // split: each worker takes the softmax of its own keys, and their outputs are joined at the end,
   // where no mix needs the weights of the whole one before.
   bool joined = false;
-  bool direct = false;       // split: keys and values are read where they lie, not packed
-  bool half = false;         // products in pairs of bfloat16: the type of q and the
-                             // processor allow it
+  bool direct = false;  // split: keys and values are read where they lie, not packed
+  bool half = false;    // products in pairs of bfloat16: the type of q and the
+                        // processor allow it
+  // Backward: the weights of the whole row are kept; otherwise its second pass computes them from
+  // the scores again, which takes less time than to write and read them.
+  bool keeps_weights = true;
   int64_t rows = 0;          // queries of a tile
   int64_t height = 0;        // and the earlier ones that convolutions reach back to
   int64_t tiles = 0;         // tiles of one batch element

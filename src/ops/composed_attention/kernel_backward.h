@@ -30,8 +30,8 @@ void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t
 }
 
 // delta[t][h] += sum over the keys that a query sees of P dP, by lane.
-void add_delta(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
-               const float* weights, const float* grad, float* delta) {
+void delta_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                   const float* weights, const float* grad, float* delta) {
   for (int64_t t = 0; t < rows; ++t) {
     const uint64_t bits = visible[t];
     const bool all = bits == ~uint64_t{0};
@@ -68,16 +68,6 @@ void softmax_grad(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
         store(grad + to, g);
       }
     }
-  }
-}
-
-HL_INLINE void mix_gradients(const Mix& mix, int64_t worker, int64_t rows, int64_t line,
-                             const float* x, const float* dy, const Scratch& w, float* q_sum,
-                             float* k_sum) {
-  if (mix.dynamic()) mix_grad(mix, {rows, line, x, dy, w.inner, w.grad_inner, q_sum, k_sum});
-  if (mix.matrix && mix.grad.matrix) {
-    float* sum = mix.grad.matrix + worker * mix.in * mix.out / mix.groups;
-    mix_static_grad(mix, rows, line, x, dy, sum);
   }
 }
 
@@ -199,12 +189,45 @@ struct BackwardTile {
   }
   BlockSums sums(int64_t i) const { return block_sums(a, p, task.sums, tile.blocks.begin + i); }
 
+  int64_t blocks() const { return tile.blocks.end - tile.blocks.begin; }
+  int64_t panel(int64_t padded) const { return kBlock * padded / (p.half ? 2 : 1); }
+  float* weights_of(int64_t i) const { return w.weights + (p.keeps_weights ? i * p.chunk : 0); }
+  // What the row keeps of them.
+  const float* kept_weights(int64_t i) const { return p.keeps_weights ? weights_of(i) : nullptr; }
+  // After the scores of block i come the gradients of its weights; after the gradient of its values
+  // the scores of the next block; after the gradient of its queries that of its keys; after this
+  // the gradient of the queries from the block before it.
+  Upcoming after_scores(int64_t i) const {
+    return {keys(i).v_panel, panel(p.Ep), {w.grads + i * p.chunk}, p.chunk};
+  }
+  Upcoming after_outputs(int64_t i) const { return {sums(i).v, kBlock * p.Ep, {}, 0}; }
+  Upcoming after_values(int64_t i) const {
+    if (i + 1 >= blocks()) return {};
+    const int64_t at = (i + 1) * p.chunk;
+    return {keys(i + 1).k_panel,
+            panel(p.Dp),
+            {w.scores ? w.scores + at : nullptr, kept_weights(i + 1)},
+            p.chunk};
+  }
+  Upcoming after_queries(int64_t i) const {
+    const float* chunk = i > 0 && w.scores ? w.scores + (i - 1) * p.chunk : nullptr;
+    return {sums(i).k, kBlock * p.Dp, {chunk}, p.chunk};
+  }
+  Upcoming after_keys(int64_t i) const {
+    if (i == 0) return {};
+    const int64_t at = (i - 1) * p.chunk;
+    return {keys(i - 1).k_rows, panel(p.Dp), {kept_weights(i - 1), w.grads + at}, p.chunk};
+  }
+  SeenKeys seen(int64_t i) const { return seen_keys(p, tile, w.visible, i, tile.out); }
+
   // P of the rows from `prob` on, from the saved log-sum-exp.
   void weights(int64_t i) const {
     if (!has_weights(i)) return;
-    float* x = w.weights + i * p.chunk;
-    mixed_scores(a, p, task, tile, w, i, x);
-    weights_from_lse(a, p, prob_rows(), prob_visible(i), w.lse, x + prob_skip());
+    float* x = weights_of(i);
+    mixed_scores(a, p, task, tile, w, i, after_scores(i), x, [&](int64_t r, int64_t n) {
+      weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1,
+                       x + prob_skip() + r * p.line);
+    });
   }
 
   // From the outputs to the gradient of what enters the mix after softmax (in
@@ -214,7 +237,7 @@ struct BackwardTile {
     const PackedBlock in = keys(i);
     const BlockSums to = sums(i);
     const int64_t skip = out_skip();
-    float* x = w.weights + i * p.chunk + skip;
+    float* x = weights_of(i) + skip;
     float* grad = w.grads + i * p.chunk + skip;
     if (a.post_conv.kernel) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
@@ -224,62 +247,94 @@ struct BackwardTile {
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, x);
     }
     float* mixed_grad = a.post.present ? w.tile[0] : grad;
-    output_product(a, p, rows(), w, in, mixed_grad);
-    const float* mixed = x;
-    if (a.post.present) {
-      const MixWeights by{w.post_q, in.post};
-      tile_mix(a.post, by, rows(), p.line, mixed_grad, grad, true, w.grad_inner);
-      float* y = w.tile[a.post_conv.kernel ? 2 : 1];  // with the convolution x is tile[1]
-      tile_mix(a.post, by, rows(), p.line, x, y, false, w.inner);
-      mixed = y;
-      mix_gradients(a.post, task.worker, rows(), p.line, x, mixed_grad, w, w.post_sum, to.post);
-    }
-    value_grad_product(a, p, rows(), w, mixed, to.v);
+    float* mixed = x;
+    if (a.post.present) mixed = w.tile[a.post_conv.kernel ? 2 : 1];  // tile[1] may be x
+    output_product(a, p, rows(), w, in, seen(i), after_outputs(i), mixed_grad);
+    few_rows(rows(), [&](int64_t r, int64_t n) {
+      const int64_t at = r * p.line;
+      if (a.post.present) {
+        const int64_t width = r * a.H1 * a.post.q_width();
+        const MixWeights by{w.post_q + width, in.post};
+        tile_mix(a.post, by, n, p.line, mixed_grad + at, grad + at, true, w.grad_inner);
+        tile_mix(a.post, by, n, p.line, x + at, mixed + at, false, w.inner);
+        if (a.post.dynamic()) {
+          mix_grad(a.post, {n, p.line, x + at, mixed_grad + at, w.inner, w.grad_inner,
+                            w.post_sum + width * VL, to.post});
+        }
+      }
+      if (!a.post_conv.kernel) add_delta(i, r, n);
+    });
+    static_gradient(a.post, rows(), x, mixed_grad);
+    value_grad_product(a, p, rows(), w, seen(i), after_values(i), mixed, to.v);
     if (a.post_conv.kernel) {
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, grad);
     }
+  }
+
+  // The gradient of a static matrix.
+  void static_gradient(const Mix& mix, int64_t rows, const float* x, const float* dy) const {
+    if (!mix.grad.matrix) return;
+    float* sum = mix.grad.matrix + task.worker * mix.in * mix.out / mix.groups;
+    mix_static_grad(mix, rows, p.line, x, dy, sum);
   }
 
   float* weight_grads(int64_t i) const {
     return (a.post_conv.kernel ? w.conv_grads : w.grads) + i * p.chunk;
   }
 
-  // Through the convolution after softmax, and the row sums of P dP.
-  void row_sums(int64_t i) const {
+  // The row sums of P dP over block i, of rows [r, r + n) from `prob` on.
+  void add_delta(int64_t i, int64_t r, int64_t n) const {
+    const int64_t at = prob_skip() + r * p.line;
+    delta_of_rows(a, p, n, prob_visible(i) + r, weights_of(i) + at, weight_grads(i) + at,
+                  w.delta + r * a.H1 * 16);
+  }
+
+  // Through the convolution after softmax, and the row sums.
+  void convolved_row_sums(int64_t i) const {
     if (!has_weights(i)) return;
-    if (a.post_conv.kernel) {
-      const Neighbours near = neighbours(p, tile, w.visible, i, tile.out, w.grads);
-      conv_apply(a.post_conv, true, a.H1, p.line, near, conv_rows_of(a, tile, out_range()),
-                 {tile.prob, tile.count}, kNoLimit, weight_grads(i), w.conv);
-    }
-    if (a.post_conv.kernel && has_outputs(i)) {
+    const Neighbours near = neighbours(p, tile, w.visible, i, tile.out, w.grads);
+    conv_apply(a.post_conv, true, a.H1, p.line, near, conv_rows_of(a, tile, out_range()),
+               {tile.prob, tile.count}, kNoLimit, weight_grads(i), w.conv);
+    if (has_outputs(i)) {
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
       conv_grad(a.post_conv, a.H1, p.line, near, weight_rows(), out_range(), kNoLimit,
                 w.grads + i * p.chunk, w.post_taps, w.conv);
     }
-    add_delta(a, p, prob_rows(), prob_visible(i), w.weights + i * p.chunk + prob_skip(),
-              weight_grads(i) + prob_skip(), w.delta);
+    add_delta(i, 0, prob_rows());
   }
 
   // From dP to the gradient of what enters the mix before softmax.
   float* mix_input_grads(int64_t i) const {
     if (!has_weights(i)) return nullptr;
-    float* grad = weight_grads(i);
-    softmax_grad(a, p, prob_rows(), prob_visible(i), w.weights + i * p.chunk + prob_skip(), w.delta,
-                 grad + prob_skip());
-    if (!a.pre.present) return grad;
-    const MixWeights by{w.pre_q, keys(i).pre};
-    const float* x = (w.mix_in ? w.mix_in : w.scores) + i * p.chunk + prob_skip();
-    if (a.pre.dynamic()) {
-      mix_apply(a.pre, by, {prob_rows(), p.line, x, x, nullptr, false, w.inner});
-    }
-    float* to = a.pre_conv.kernel && a.post_conv.kernel ? w.grads + i * p.chunk : w.tile[0];
-    tile_mix(a.pre, by, prob_rows(), p.line, grad + prob_skip(), to + prob_skip(), true,
-             w.grad_inner);
-    mix_gradients(a.pre, task.worker, prob_rows(), p.line, x, grad + prob_skip(), w, w.pre_sum,
-                  sums(i).pre);
+    float* const grad = weight_grads(i) + prob_skip();
+    float* const weights = weights_of(i) + prob_skip();
+    const bool apart = a.pre_conv.kernel && a.post_conv.kernel;
+    float* const to = apart ? w.grads + i * p.chunk : w.tile[0];
+    const PackedBlock in = keys(i);
+    const BlockSums sum = sums(i);
+    const float* x = nullptr;
+    if (a.pre.present) x = (w.mix_in ? w.mix_in : w.scores) + i * p.chunk + prob_skip();
+    few_rows(prob_rows(), [&](int64_t r, int64_t n) {
+      const int64_t at = r * p.line, width = r * a.H * a.pre.q_width();
+      const MixWeights by{w.pre_q + width, in.pre};
+      if (!p.keeps_weights) {
+        tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
+        weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
+      } else if (a.pre.present && a.pre.dynamic()) {
+        mix_apply(a.pre, by, {n, p.line, x + at, x + at, nullptr, false, w.inner});
+      }
+      softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
+      if (!a.pre.present) return;
+      tile_mix(a.pre, by, n, p.line, grad + at, to + prob_skip() + at, true, w.grad_inner);
+      if (a.pre.dynamic()) {
+        mix_grad(a.pre, {n, p.line, x + at, grad + at, w.inner, w.grad_inner,
+                         w.pre_sum + width * VL, sum.pre});
+      }
+    });
+    if (!a.pre.present) return grad - prob_skip();
+    static_gradient(a.pre, prob_rows(), x, grad);
     if (a.pre_conv.kernel && !a.post_conv.kernel) {
-      std::memcpy(grad + prob_skip(), to + prob_skip(), sizeof(float) * prob_rows() * p.line);
+      std::memcpy(grad, to + prob_skip(), sizeof(float) * prob_rows() * p.line);
     }
     return to;
   }
@@ -328,7 +383,9 @@ struct BackwardTile {
   void queries_and_keys(int64_t i, const float* grad) const {
     if (!grad) return;
     if (a.grad_bias.data) bias(i, grad);
-    score_grad_products(a, p, tile.count, w, keys(i), grad, sums(i).k);
+    const SeenKeys seen = seen_keys(p, tile, w.raw_visible, i, 0);
+    query_grad_product(a, p, tile.count, w, keys(i), seen, after_queries(i), grad);
+    key_grad_product(a, p, tile.count, w, seen, after_keys(i), grad, sums(i).k);
   }
 };
 
@@ -373,28 +430,28 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index
   prepare_backward<T>(a, p, tile, w);
 
   const auto raw = [&](int64_t i) {
-    if (pre_conv && i < blocks) raw_scores(a, p, task, tile, w, i, w.scores + i * p.chunk);
+    if (!pre_conv || i >= blocks) return;
+    raw_scores(a, p, task, tile, w, i, step.after_scores(i), w.scores + i * p.chunk);
   };
   raw(0);
   for (int64_t i = 0; i < blocks; ++i) {
     raw(i + 1);
     step.weights(i);
-    if (post_conv) continue;
-    step.values(i);
-    step.row_sums(i);
+    if (!post_conv) step.values(i);
   }
   if (post_conv) {
     for (int64_t i = 0; i < blocks; ++i) step.values(i);
-    for (int64_t i = 0; i < blocks; ++i) step.row_sums(i);
+    for (int64_t i = 0; i < blocks; ++i) step.convolved_row_sums(i);
   }
   for (int64_t i = 0; i < prob_rows * a.H1; ++i) w.delta[i * 16] = hsum(load(w.delta + i * 16));
-  for (int64_t i = 0; i < blocks; ++i) {
+  // The other way round: the rows' ends were written last, so that they are still near.
+  for (int64_t i = blocks - 1; i >= 0; --i) {
     const float* grad = step.mix_input_grads(i);
     if (!pre_conv) step.queries_and_keys(i, grad);
   }
   if (pre_conv) {
     const float* row = a.pre.present || !post_conv ? w.grads : w.conv_grads;
-    for (int64_t i = 0; i < blocks; ++i) step.queries_and_keys(i, step.convolution(i, row));
+    for (int64_t i = blocks - 1; i >= 0; --i) step.queries_and_keys(i, step.convolution(i, row));
   }
   sum_lanes(prob_rows * a.H * a.pre.q_width(), w.pre_sum);
   sum_lanes((tile.count - tile.out) * a.H1 * a.post.q_width(), w.post_sum);

@@ -43,6 +43,10 @@ void conv_head(int64_t rows, int64_t keys, const float* x, int64_t ld, const flo
   for (; r + 8 <= rows; r += 8) {
     conv_rows<CQ, 8, ACC>(keys, x + r * ld, ld, theta, y + r * line, line);
   }
+  // One row by itself waits for its own sums.
+  for (; r + 4 <= rows; r += 4) {
+    conv_rows<CQ, 4, ACC>(keys, x + r * ld, ld, theta, y + r * line, line);
+  }
   for (; r < rows; ++r) {
     conv_rows<CQ, 1, ACC>(keys, x + r * ld, ld, theta, y + r * line, line);
   }

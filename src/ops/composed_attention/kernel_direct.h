@@ -61,14 +61,6 @@ HL_INLINE Fetcher<T> fetcher(const T* data, const int64_t* stride, int64_t heads
   return f;
 }
 
-// The range of keys that anything in `visible` sees, within a block.
-HL_INLINE Range seen_keys(int64_t rows, const uint64_t* visible) {
-  uint64_t any = 0;
-  for (int64_t r = 0; r < rows; ++r) any |= visible[r];
-  if (any == 0) return {0, 0};
-  return {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
-}
-
 // sums[j][i] = a vector whose lanes add up to query j . key i, kKeys vectors from j to j + 1.
 // Queries are padded with zeros.
 template <typename T, int K, int Q>

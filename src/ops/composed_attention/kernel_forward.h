@@ -84,30 +84,35 @@ HL_INLINE void rescaling(const Plan& p, const float* from, const float* to, floa
   }
 }
 
-// Makes one block's exponentials the weights of the softmax. A row that is NaN is NaN where it sees
-// a key, and 0 elsewhere.
+// The weights of the softmax from one block's exponentials; `to` may be x. A row that is NaN is NaN
+// where it sees a key, and 0 elsewhere.
 void normalise(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
-               const float* high, const float* block_high, const float* total, float* x) {
+               const float* high, const float* block_high, const float* total, const float* x,
+               float* to) {
   float factor[kMaxHeads];
   for (int64_t t = 0; t < rows; ++t) {
     const int64_t at = t * p.heads_padded;
     rescaling(p, block_high + at, high + at, factor);
     for (int64_t h = 0; h < a.H1; ++h) {
       const float f = factor[h] * total[(t * a.H1 + h) * 16];
-      float* row = x + t * p.line + h * kBlock;
+      const float* from = x + t * p.line + h * kBlock;
+      float* row = to + t * p.line + h * kBlock;
 #pragma GCC unroll 16
-      for (int64_t s = 0; s < kBlock; s += VL) store(row + s, load(row + s) * bcast(f));
+      for (int64_t s = 0; s < kBlock; s += VL) store(row + s, load(from + s) * bcast(f));
       if (f != f) hide(1, 1, p.line, visible + t, row);
     }
   }
 }
 
-// The weights x of one block mixed: in x itself or a tile of the scratch.
-HL_INLINE float* mixed_weights(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
-                               const PackedBlock& keys, float* x) {
+// The weights x of one block mixed, rows [first, first + rows) of it: in x itself or a tile of the
+// scratch.
+HL_INLINE float* mixed_weights(const Args& a, const Plan& p, int64_t first, int64_t rows,
+                               const Scratch& w, const PackedBlock& keys, float* x) {
   if (!a.post.present) return x;
   float* y = a.post.matrix ? w.tile[0] : x;
-  tile_mix(a.post, {w.post_q, keys.post}, rows, p.line, x, y, false, nullptr);
+  const int64_t at = first * p.line;
+  tile_mix(a.post, {w.post_q + first * a.H1 * a.post.q_width(), keys.post}, rows, p.line, x + at,
+           y + at, false, nullptr);
   return y;
 }
 
@@ -140,40 +145,77 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
   const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
   prepare_forward<T>(a, p, tile, w);
 
+  const auto keys = [&](int64_t i) {
+    return packed_block(a, p, task.packed, tile.blocks.begin + i);
+  };
+  // While block i is computed: the keys or values of block `next`, and what its row takes or holds.
+  const auto upcoming = [&](int64_t next, bool values) {
+    Upcoming out;
+    if (next < 0 || next >= blocks) return out;
+    out.first = values ? keys(next).v_rows : keys(next).k_panel;
+    out.first_size = kBlock * (values ? p.Ep : p.Dp) / (p.half ? 2 : 1);
+    out.chunks[0] = w.weights + next * p.chunk;
+    out.chunk_size = p.chunk;
+    return out;
+  };
   const auto raw = [&](int64_t i) {
-    if (pre_conv && i < blocks) raw_scores(a, p, task, tile, w, i, w.scores + i * p.chunk);
+    if (!pre_conv || i >= blocks) return;
+    raw_scores(a, p, task, tile, w, i, upcoming(i + 1, false), w.scores + i * p.chunk);
   };
   raw(0);
   for (int64_t i = 0; i < blocks; ++i) {
     raw(i + 1);
     if (!any_visible(p, tile, w.visible, i, tile.prob)) continue;
     float* x = w.weights + i * p.chunk;
-    mixed_scores(a, p, task, tile, w, i, x);
-    exponentials(a, p, prob_rows, w.visible + i * p.height + tile.prob, x + tile.prob * p.line,
-                 w.high, w.block_high + i * high_size, w.total);
+    mixed_scores(a, p, task, tile, w, i, upcoming(i + 1, false), x, [&](int64_t r, int64_t n) {
+      const int64_t at = tile.prob + r, high = r * p.heads_padded;
+      exponentials(a, p, n, w.visible + i * p.height + at, x + at * p.line, w.high + high,
+                   w.block_high + i * high_size + high, w.total + r * a.H1 * 16);
+    });
   }
   finish_rows(a, p, tile, w.high, w.total);
 
-  const auto weights = [&](int64_t i) {
-    if (!any_visible(p, tile, w.visible, i, tile.prob)) return;
-    normalise(a, p, prob_rows, w.visible + i * p.height + tile.prob, w.high,
-              w.block_high + i * high_size, w.total, w.weights + i * p.chunk + tile.prob * p.line);
+  // Rows [r, r + n) of a block's weights, counted from `prob`, into `to`.
+  const auto weights = [&](int64_t i, int64_t r, int64_t n, float* to) {
+    const int64_t row = tile.prob + r, high = r * p.heads_padded;
+    normalise(a, p, n, w.visible + i * p.height + row, w.high + high,
+              w.block_high + i * high_size + high, w.total + r * a.H1 * 16,
+              w.weights + i * p.chunk + row * p.line, to + row * p.line);
   };
-  if (post_conv) weights(0);
-  for (int64_t i = 0; i < blocks; ++i) {
-    weights(post_conv ? i + 1 : i);
-    if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
-    const PackedBlock keys = packed_block(a, p, task.packed, tile.blocks.begin + i);
-    float* x = w.weights + i * p.chunk;
-    if (post_conv) {
+  const auto values = [&](int64_t i, const float* x, const Upcoming& next) {
+    value_product(a, p, rows, w, keys(i), seen_keys(p, tile, w.visible, i, tile.out), next, x);
+  };
+  if (post_conv) {
+    const auto in_place = [&](int64_t i) {
+      if (i >= blocks || !any_visible(p, tile, w.visible, i, tile.prob)) return;
+      weights(i, 0, prob_rows, w.weights + i * p.chunk);
+    };
+    in_place(0);
+    for (int64_t i = 0; i < blocks; ++i) {
+      in_place(i + 1);
+      if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
       const Neighbours near = neighbours(p, tile, w.visible, i, tile.prob, w.weights);
-      x = w.tile[1];
+      float* x = w.tile[1];
       conv_apply(a.post_conv, false, a.H1, p.line, near,
                  conv_rows_of(a, tile, {tile.prob, tile.count}), {tile.out, tile.count}, kNoLimit,
                  x, w.conv);
-      hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x + tile.out * p.line);
+      x += tile.out * p.line;
+      hide(rows, a.H1, p.line, w.visible + i * p.height + tile.out, x);
+      values(i, mixed_weights(a, p, 0, rows, w, keys(i), x), upcoming(i + 1, true));
     }
-    value_product(a, p, rows, w, keys, mixed_weights(a, p, rows, w, keys, x + tile.out * p.line));
+  } else {
+    // The other way round: the row's end was written last, so that it is still near. What has
+    // outputs is what has weights, and is not changed in the row, which may lie in slow memory.
+    float* const x = w.tile[1] + tile.out * p.line;
+    for (int64_t i = blocks - 1; i >= 0; --i) {
+      if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
+      const float* mixed = x;
+      few_rows(rows, [&](int64_t r, int64_t n) {
+        weights(i, r, n, w.tile[1]);
+        mixed = mixed_weights(a, p, r, n, w, keys(i), x);
+      });
+      values(i, mixed, upcoming(i - 1, true));
+    }
   }
   write_outputs<T>(a, p, tile, w);
 }
@@ -211,6 +253,7 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     const uint64_t* visible = w.visible + i * p.height;
     float* x = w.weights + i * p.chunk;
     float* raw = a.pre.matrix ? w.tile[0] : x;
+    const SeenKeys seen = seen_keys(p, tile, w.visible, i, 0);
     if (p.direct) {
       pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
       fetch_key_weights<T>(a, a.pre, task.batch, block + 1);
@@ -219,7 +262,7 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
                 : direct_scores<T>(a, p, task.batch, block, seen, end, w, raw);
     } else {
       pack_keys<T>(a, p, task.batch, block, keys);
-      score_product(a, p, tile.count, w, keys, raw);
+      score_product(a, p, tile.count, w, keys, seen, {}, raw);
     }
     add_bias(a, p, tile, block, raw);
     if (a.pre.present) {
@@ -275,17 +318,18 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
     const PackedBlock keys = packed_block(a, p, task.packed, block);
     float* x = w.weights + i * p.chunk;
     normalise(a, p, tile.count, w.visible + i * p.height, w.all_high,
-              w.block_high + i * p.height * p.heads_padded, w.all_total, x);
+              w.block_high + i * p.height * p.heads_padded, w.all_total, x, x);
     if (p.direct) {
       pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
       fetch_key_weights<T>(a, a.post, task.batch, block + 1);
       const Range seen = seen_keys(tile.count, w.visible + i * p.height);
-      float* const weights = mixed_weights(a, p, tile.count, w, keys, x);
+      float* const weights = mixed_weights(a, p, 0, tile.count, w, keys, x);
       a.v_scale ? direct_values<int8_t>(a, p, task.batch, block, seen, end, w, weights)
                 : direct_values<T>(a, p, task.batch, block, seen, end, w, weights);
     } else {
       pack_values<T>(a, p, task.batch, block, keys);
-      value_product(a, p, tile.count, w, keys, mixed_weights(a, p, tile.count, w, keys, x));
+      value_product(a, p, tile.count, w, keys, seen_keys(p, tile, w.visible, i, 0), {},
+                    mixed_weights(a, p, 0, tile.count, w, keys, x));
     }
   });
 }

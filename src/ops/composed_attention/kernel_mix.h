@@ -16,66 +16,101 @@ struct MixWeights {
   const float* k;
 };
 
-// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB
-// queries and one vector of keys, heads [h0, h1). Offsets q_in .. k_out choose
-// which half of the weights leads in and which out; exchanging them gives the
-// gradient with respect to x.
-template <int RQ, int RK, bool K, int TB>
+// y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and VB vectors
+// of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
+// which out; exchanging them gives the gradient with respect to x.
+template <int RQ, int RK, bool K, int TB, int VB>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* base, float* y,
                         int64_t line, const float* q, int64_t q_line, int q_in, int q_out,
                         const float* k, int k_in, int k_out, float* inner, int64_t inner_line) {
   constexpr int QW = 2 * RQ + 1;
   constexpr int KW = 2 * RK + 1;
-  vf iq[TB][RQ > 0 ? RQ : 1], ik[TB][RK > 0 ? RK : 1];
+  vf iq[TB][RQ > 0 ? RQ : 1][VB], ik[TB][RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4
   for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < VB; ++v) {
 #pragma GCC unroll 4
-    for (int r = 0; r < RQ; ++r) iq[t][r] = zero();
+      for (int r = 0; r < RQ; ++r) iq[t][r][v] = zero();
 #pragma GCC unroll 4
-    for (int r = 0; r < RK; ++r) ik[t][r] = zero();
+      for (int r = 0; r < RK; ++r) ik[t][r][v] = zero();
+    }
   }
   if constexpr (RQ + RK > 0) {
     for (int64_t h = h0; h < h1; ++h) {
-      vf kd[RK > 0 ? RK : 1];
+      vf kd[RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) kd[r] = load(k + (h * KW + k_in + r) * kBlock);
+      for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) kd[r][v] = load(k + (h * KW + k_in + r) * kBlock + v * VL);
+      }
 #pragma GCC unroll 4
       for (int t = 0; t < TB; ++t) {
-        const vf a = load(x + t * line + h * kBlock);
         const float* w = q + t * q_line + h * QW + q_in;
+        vf a[VB];
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) a[v] = load(x + t * line + h * kBlock + v * VL);
 #pragma GCC unroll 4
-        for (int r = 0; r < RQ; ++r) iq[t][r] = fma(a, bcast(w[r]), iq[t][r]);
+        for (int r = 0; r < RQ; ++r) {
+          const vf weight = bcast(w[r]);
+#pragma GCC unroll 2
+          for (int v = 0; v < VB; ++v) iq[t][r][v] = fma(a[v], weight, iq[t][r][v]);
+        }
 #pragma GCC unroll 4
-        for (int r = 0; r < RK; ++r) ik[t][r] = fma(a, kd[r], ik[t][r]);
+        for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < VB; ++v) ik[t][r][v] = fma(a[v], kd[r][v], ik[t][r][v]);
+        }
       }
     }
     if (inner) {
 #pragma GCC unroll 4
       for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) {
+          float* at = inner + t * inner_line + v * VL;
 #pragma GCC unroll 4
-        for (int r = 0; r < RQ; ++r) store(inner + t * inner_line + r * kBlock, iq[t][r]);
+          for (int r = 0; r < RQ; ++r) store(at + r * kBlock, iq[t][r][v]);
 #pragma GCC unroll 4
-        for (int r = 0; r < RK; ++r) store(inner + t * inner_line + (RQ + r) * kBlock, ik[t][r]);
+          for (int r = 0; r < RK; ++r) store(at + (RQ + r) * kBlock, ik[t][r][v]);
+        }
       }
     }
   }
   if (!y) return;
   for (int64_t h = h0; h < h1; ++h) {
-    vf ku[RK > 0 ? RK : 1], kg = zero();
+    vf ku[RK > 0 ? RK : 1][VB], kg[VB];
+#pragma GCC unroll 2
+    for (int v = 0; v < VB; ++v) {
+      kg[v] = zero();
 #pragma GCC unroll 4
-    for (int r = 0; r < RK; ++r) ku[r] = load(k + (h * KW + k_out + r) * kBlock);
-    if constexpr (K) kg = load(k + (h * KW + 2 * RK) * kBlock);
+      for (int r = 0; r < RK; ++r) ku[r][v] = load(k + (h * KW + k_out + r) * kBlock + v * VL);
+      if constexpr (K) kg[v] = load(k + (h * KW + 2 * RK) * kBlock + v * VL);
+    }
 #pragma GCC unroll 4
     for (int t = 0; t < TB; ++t) {
       const float* w = q + t * q_line + h * QW;
-      vf gate = bcast(w[2 * RQ]);
-      if constexpr (K) gate = gate + kg;
-      vf out = fma(load(x + t * line + h * kBlock), gate, load(base + t * line + h * kBlock));
+      const int64_t at = t * line + h * kBlock;
+      const vf q_gate = bcast(w[2 * RQ]);
+      vf out[VB];
+#pragma GCC unroll 2
+      for (int v = 0; v < VB; ++v) {
+        const vf gate = K ? q_gate + kg[v] : q_gate;
+        out[v] = fma(load(x + at + v * VL), gate, load(base + at + v * VL));
+      }
 #pragma GCC unroll 4
-      for (int r = 0; r < RQ; ++r) out = fma(iq[t][r], bcast(w[q_out + r]), out);
+      for (int r = 0; r < RQ; ++r) {
+        const vf weight = bcast(w[q_out + r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) out[v] = fma(iq[t][r][v], weight, out[v]);
+      }
 #pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) out = fma(ik[t][r], ku[r], out);
-      store(y + t * line + h * kBlock, out);
+      for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) out[v] = fma(ik[t][r][v], ku[r][v], out[v]);
+      }
+#pragma GCC unroll 2
+      for (int v = 0; v < VB; ++v) store(y + at + v * VL, out[v]);
     }
   }
 }
@@ -91,9 +126,9 @@ struct MixCall {
 template <int RQ, int RK, bool K>
 void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
 #if defined(CPU_CAPABILITY_AVX512)
-  constexpr int TB = RQ + RK <= 4 ? 4 : 2;
+  constexpr int TB = 2, VB = RQ + RK <= 4 ? 2 : 1;
 #else
-  constexpr int TB = RQ + RK <= 4 ? 2 : 1;
+  constexpr int TB = RQ + RK <= 4 ? 2 : 1, VB = 1;
 #endif
   constexpr int QW = 2 * RQ + 1;
   const int q_in = c.swapped ? RQ : 0, q_out = RQ - q_in;
@@ -102,21 +137,21 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
   for (int64_t g = 0; g < mix.groups; ++g) {
     const int64_t h0 = g * size, h1 = h0 + size;
-    for (int64_t s = 0; s < kBlock; s += VL) {
+    for (int64_t s = 0; s < kBlock; s += VB * VL) {
       const auto at = [&](auto* p, int64_t t) { return p ? p + t * c.line + s : nullptr; };
       const auto inner_at = [&](int64_t t) {
         return c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
       };
       int64_t t = 0;
       for (; t + TB <= c.rows; t += TB) {
-        mix_rows<RQ, RK, K, TB>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
-                                w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out,
-                                inner_at(t), inner_line);
+        mix_rows<RQ, RK, K, TB, VB>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
+                                    w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in,
+                                    k_out, inner_at(t), inner_line);
       }
       for (; t < c.rows; ++t) {
-        mix_rows<RQ, RK, K, 1>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
-                               w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out,
-                               inner_at(t), inner_line);
+        mix_rows<RQ, RK, K, 1, VB>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
+                                   w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in,
+                                   k_out, inner_at(t), inner_line);
       }
     }
   }

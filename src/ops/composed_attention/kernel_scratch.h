@@ -100,9 +100,9 @@ struct Scratch {
   float* q;               // [H][height][Dp], times scale
   float *pre_q, *post_q;  // [height][H][q_width], [rows][H1][q_width]
   // One chunk for each key block of the tile.
-  float* scores;  // before the convolution, or (backward) before the mix
-  float* mix_in;  // backward: between convolution and mix
-  float* weights;
+  float* scores;          // before the convolution, or (backward) before the mix
+  float* mix_in;          // backward: between convolution and mix
+  float* weights;         // one chunk in all where the plan does not keep them
   float* grads;           // backward: of the weights after the convolution, then of what
                           // precedes
   float* conv_grads;      // backward: of the weights before the convolution
@@ -146,7 +146,7 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
   s.q = arena.take(a.H * height * p.Dp);
   s.pre_q = arena.take(pre_q);
   s.post_q = arena.take(post_q);
-  s.weights = arena.take(row);
+  s.weights = arena.take(p.keeps_weights ? row : p.chunk);
   if (pre_conv || (p.backward && a.pre.present)) s.scores = arena.take(row);
   s.visible = reinterpret_cast<uint64_t*>(arena.take(bits));
   s.raw_visible = s.visible;

@@ -263,10 +263,6 @@ void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   pack_values<T>(a, p, task.batch, block, to);
 }
 
-struct Range {
-  int64_t begin, end;
-};
-
 // The keys that causality, window and length let query t see, before documents
 // and mask. `future` drops causality but keeps what a causal window begins
 // with.
@@ -359,6 +355,19 @@ HL_INLINE bool any_visible(const Plan& p, const Tile& tile, const uint64_t* visi
   return any != 0;
 }
 
+// The keys of a block that any of the rows sees, within the block.
+HL_INLINE Range seen_keys(int64_t rows, const uint64_t* visible) {
+  uint64_t any = 0;
+  for (int64_t r = 0; r < rows; ++r) any |= visible[r];
+  if (any == 0) return {0, 0};
+  return {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
+}
+// The same for rows [first, count) of the tile and block i of it, in whole vectors.
+HL_INLINE SeenKeys seen_keys(const Plan& p, const Tile& tile, const uint64_t* visible, int64_t i,
+                             int64_t first) {
+  return whole_vectors(seen_keys(tile.count - first, visible + i * p.height + first));
+}
+
 // x = 0 where invisible.
 void hide(int64_t rows, int64_t maps, int64_t line, const uint64_t* visible, float* x) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -421,11 +430,12 @@ HL_INLINE int64_t exact_limit(const Args& a, const Tile& tile, int64_t i) {
 
 // Scores of block i into `to`, 0 where a convolution does not count them.
 void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile, const Scratch& w,
-                int64_t i, float* to) {
+                int64_t i, const Upcoming& next, float* to) {
   const uint64_t* visible = w.raw_visible + i * p.height;
   if (!any_visible(p, tile, w.raw_visible, i, 0)) return;
   const int64_t block = tile.blocks.begin + i;
-  score_product(a, p, tile.count, w, packed_block(a, p, task.packed, block), to);
+  score_product(a, p, tile.count, w, packed_block(a, p, task.packed, block),
+                seen_keys(p, tile, w.raw_visible, i, 0), next, to);
   add_bias(a, p, tile, block, to);
   if (a.pre_conv.kernel) hide(tile.count, a.H, p.line, visible, to);
 }
@@ -442,11 +452,21 @@ void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, c
   if (mix.dynamic()) mix_apply(mix, w, {rows, line, x, base, y, swapped, inner});
 }
 
-// The scores of block i after convolution and mix, for rows from `prob` on:
-// into `weights`. Scores are made in w.scores where that is kept (blocks up to
-// i + 1 with a convolution), else in passing.
-void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile,
-                  const Scratch& w, int64_t i, float* weights) {
+// Calls f(first, n) for the rows of a tile, a few at a time: what several steps read and write
+// stays in the first-level cache, or near it.
+template <typename F>
+HL_INLINE void few_rows(int64_t rows, F&& f) {
+  constexpr int64_t kRows = 8;
+  for (int64_t r = 0; r < rows; r += kRows) f(r, lesser(kRows, rows - r));
+}
+
+// The scores of block i after convolution and mix, for rows from `prob` on: into `weights`. Scores
+// are made in w.scores where that is kept (blocks up to i + 1 with a convolution), else in passing.
+// finish(first, n) takes over rows of `weights`, counted from `prob`, as soon as they are made.
+template <typename F>
+HL_INLINE void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                            const Scratch& w, int64_t i, const Upcoming& next, float* weights,
+                            F&& finish) {
   const PackedBlock keys = packed_block(a, p, task.packed, tile.blocks.begin + i);
   const int64_t skip = tile.prob * p.line;
   float* x = w.scores ? w.scores + i * p.chunk : a.pre.matrix ? w.tile[0] : weights;
@@ -462,11 +482,16 @@ void mixed_scores(const Args& a, const Plan& p, const Task& task, const Tile& ti
       conv_apply_exact(a.pre_conv, a.H, p.line, near, in, out, limit, x, w.conv);
     }
   } else {
-    raw_scores(a, p, task, tile, w, i, x);
+    raw_scores(a, p, task, tile, w, i, next, x);
   }
-  if (!a.pre.present) return;
-  tile_mix(a.pre, {w.pre_q, keys.pre}, tile.count - tile.prob, p.line, x + skip, weights + skip,
-           false, nullptr);
+  few_rows(tile.count - tile.prob, [&](int64_t r, int64_t n) {
+    if (a.pre.present) {
+      const MixWeights by{w.pre_q + r * a.H * a.pre.q_width(), keys.pre};
+      const int64_t at = skip + r * p.line;
+      tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, nullptr);
+    }
+    finish(r, n);
+  });
 }
 
 // Queries and their weights of a tile, and what they see.

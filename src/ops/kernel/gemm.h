@@ -4,6 +4,8 @@
 // costs nothing.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/kernel/vec.h"
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
@@ -49,9 +51,38 @@ constexpr int MR = 6;
 constexpr int MR = 4;
 #endif
 
-template <int M, int NV, bool ACC, bool A_BY_ROW, typename T>
+// Memory that a product has fetched into the second-level cache while it runs, a line for each step
+// of its sums, because what comes next lies in larger and slower memory. The ranges are taken in
+// their order, as far as the product is long.
+struct Ahead {
+  struct Range {
+    const char *at = nullptr, *end = nullptr;
+  };
+  static constexpr int kRanges = 5;
+  Range ranges[kRanges];
+  int count = 0, current = 0;
+
+  HL_INLINE void add(const float* from, int64_t floats) {
+    if (!from || floats <= 0) return;
+    ranges[count].at = reinterpret_cast<const char*>(from);
+    ranges[count++].end = reinterpret_cast<const char*>(from + floats);
+  }
+  // Where the next `lines` lines are, or those of `near` if nothing is left.
+  HL_INLINE const char* take(int64_t lines, const void* near) {
+    while (current < count && ranges[current].at >= ranges[current].end) ++current;
+    if (current == count) return static_cast<const char*>(near);
+    const char* at = ranges[current].at;
+    ranges[current].at += 64 * lines;
+    return at;
+  }
+};
+struct NothingAhead {
+  HL_INLINE const char* take(int64_t, const void*) { return nullptr; }
+};
+
+template <int M, int NV, bool ACC, bool A_BY_ROW, bool FETCH, typename T>
 HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
-                          int64_t ldc, float scale) {
+                          int64_t ldc, float scale, const char* ahead) {
   // In float the scale is in A already.
   constexpr bool SCALED = !ACC && kPaired<T>;
   vf acc[M][NV];
@@ -61,6 +92,7 @@ HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_
     for (int j = 0; j < NV; ++j) acc[i][j] = ACC ? load(C + i * ldc + j * VL) : zero();
   }
   for (int64_t k = 0; k < K; ++k) {
+    if constexpr (FETCH) __builtin_prefetch(ahead + 64 * k, 0, 2);
     decltype(load(B)) b[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) b[j] = load(B + k * ldb + j * VL);
@@ -79,9 +111,10 @@ HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_
   }
 }
 
-template <int NV, bool ACC, bool A_BY_ROW, typename T>
+template <int NV, bool ACC, bool A_BY_ROW, typename T, typename Next>
 void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
-                  int64_t ldc, float scale) {
+                  int64_t ldc, float scale, Next& next) {
+  constexpr bool FETCH = !std::is_same_v<Next, NothingAhead>;
   const int64_t step = A_BY_ROW ? lda : 1;
   for (int64_t m = 0; m < M;) {
     // The last rows are split evenly: a block of one or two rows would wait for its own sums.
@@ -89,11 +122,14 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
     const int64_t rows = left >= 2 * MR || left == MR ? MR : left > MR ? (left + 1) / 2 : left;
     const T* a = A + m * step;
     float* c = C + m * ldc;
+    const char* ahead = next.take(K, a);
     // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to MR, at most 8.
     switch (rows) {
-#define HL_ROWS(n)                                                                               \
-  case n:                                                                                        \
-    if constexpr ((n) <= MR) gemm_block<n, NV, ACC, A_BY_ROW>(K, a, lda, B, ldb, c, ldc, scale); \
+#define HL_ROWS(n)                                                                      \
+  case n:                                                                               \
+    if constexpr ((n) <= MR) {                                                          \
+      gemm_block<n, NV, ACC, A_BY_ROW, FETCH>(K, a, lda, B, ldb, c, ldc, scale, ahead); \
+    }                                                                                   \
     break;
       HL_ROWS(1)
       HL_ROWS(2)
@@ -109,15 +145,22 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
   }
 }
 
-// A_BY_ROW: A[m * lda + k]; otherwise A[k * lda + m].
+// A_BY_ROW: A[m * lda + k]; otherwise A[k * lda + m]. `next` is an Ahead, or NothingAhead.
+template <bool ACC, bool A_BY_ROW, typename T, typename Next>
+void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb,
+          float* C, int64_t ldc, float scale, Next& next) {
+  int64_t n = 0;
+  for (; n + 2 * VL <= N; n += 2 * VL) {
+    gemm_columns<2, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale, next);
+  }
+  if (n < N) gemm_columns<1, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale, next);
+}
+
 template <bool ACC, bool A_BY_ROW, typename T>
 void gemm(int64_t M, int64_t N, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb,
           float* C, int64_t ldc, float scale = 1) {
-  int64_t n = 0;
-  for (; n + 2 * VL <= N; n += 2 * VL) {
-    gemm_columns<2, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale);
-  }
-  if (n < N) gemm_columns<1, ACC, A_BY_ROW>(M, K, A, lda, B + n, ldb, C + n, ldc, scale);
+  NothingAhead next;
+  gemm<ACC, A_BY_ROW>(M, N, K, A, lda, B, ldb, C, ldc, scale, next);
 }
 
 }  // namespace
