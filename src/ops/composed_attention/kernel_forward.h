@@ -257,9 +257,9 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     if (p.direct) {
       pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
       fetch_key_weights<T>(a, a.pre, task.batch, block + 1);
-      const Range seen = seen_keys(tile.count, visible);
-      a.k_scale ? direct_scores<int8_t>(a, p, task.batch, block, seen, end, w, raw)
-                : direct_scores<T>(a, p, task.batch, block, seen, end, w, raw);
+      const Range reach = seen_keys(tile.count, visible);
+      a.k_scale ? direct_scores<int8_t>(a, p, task.batch, block, reach, end, w, raw)
+                : direct_scores<T>(a, p, task.batch, block, reach, end, w, raw);
     } else {
       pack_keys<T>(a, p, task.batch, block, keys);
       score_product(a, p, tile.count, w, keys, seen, {}, raw);
