@@ -12,12 +12,13 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from timing import median_seconds
 
 WIDTH, DEPTH, HEADS, LENGTH, BATCH, VOCABULARY = 256, 6, 8, 256, 16, 256
 HIDDEN = (8 * WIDTH // 3 + 7) // 8 * 8
@@ -114,16 +115,6 @@ class EagerStep:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def eager_seconds(step, seconds):
-    step()
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def headloom_seconds(binary, seconds, threads):
     command = [binary, "bench", "train_step", "--only", "mha", "--json", "--seconds", str(seconds)]
     result = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, check=True)
@@ -143,7 +134,7 @@ def main():
     step = EagerStep()
     eager, ours = [], []
     for i in range(arguments.rounds):
-        eager.append(eager_seconds(step, arguments.seconds))
+        eager.append(median_seconds(step, arguments.seconds))
         ours.append(headloom_seconds(arguments.binary, arguments.seconds / 4, arguments.threads))
         print(f"round {i + 1}: eager {1e3 * eager[-1]:.1f} ms, headloom {1e3 * ours[-1]:.1f} ms", file=sys.stderr)
     ratios = [a / b for a, b in zip(ours, eager)]

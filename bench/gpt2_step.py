@@ -4,13 +4,14 @@
 
 Width 768, 12 layers of 12 heads, MLP of 3072, LayerNorm, learned positions, tied vocabulary of 50257. A step is
 forward, cross-entropy, backward, clipping and PyTorch's fused AdamW; bfloat16 is autocast. Every peer has a process
-of its own and they take turns, so that a drift of the machine hits all. Results are medians over the rounds, ratios
-are of the same round.
+of its own. They take turns, so that a drift of the machine hits all. Results are medians over the rounds, and each
+ratio is of one round.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def main():
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
-    parser.add_argument("--threads", type=int, default=len(__import__("os").sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")

@@ -3,8 +3,7 @@
     python bench/sdpa_freed.py [--only TEXT] [--rounds N] [--seconds S] [--threads N] [--json]
 
 On processors of other makers than Intel, MKL takes slow paths, so that PyTorch's attention runs at less than half
-the machine's peak. Here the peer alone runs in a process in which MKL takes the processor for one of Intel's: a
-library of one function is built with `cc` and preloaded there. The two take turns, `headloom bench
+the machine's peak. Here the peer alone runs in a process whose MKL is freed (mkl_freed.py). The two take turns, `headloom bench
 composed_attention` and the peer, so that a drift of the machine hits both; results are medians over the rounds.
 """
 
@@ -15,8 +14,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+import mkl_freed
+from timing import median_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,16 +31,6 @@ CASES = {
     "multi_token 6x11 T=2048": (2048, 8, 64, 1.3, 1.7),
     "nothing composed T=2048": (2048, 8, 64, None, None),
 }
-
-
-def median_seconds(step, seconds):
-    step()
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def peer_main(threads):
@@ -65,13 +56,9 @@ def peer_main(threads):
 
 class Peer:
     def __init__(self, folder, threads):
-        source = Path(folder, "intel.c")
-        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
-        library = Path(folder, "intel.so")
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--peer", "--threads", str(threads)],
-            env={**os.environ, "LD_PRELOAD": str(library)},
+            env=mkl_freed.environment(folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
