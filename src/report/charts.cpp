@@ -88,7 +88,8 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, 
   chart.x = x_axis(*t.task, chart.lines, x);
   chart.y = fraction ? make_axis(what, Unit::kPercent, 0, 1)
                      : value_axis(what, chart.lines, chart.x.high);
-  if (!fraction && y == &Point::quality) chart.chance = t.task->chance;
+  if (!fraction && y == &Point::quality)
+    chart.chance = t.task->floors.empty() ? kUnknown : t.task->floors.back().quality;
   chart.title = capitalized(what) + " against " + chart.x.label + " on " + t.task->name;
   chart.description = "At the end of training: ";
   std::vector<std::string> ends;

@@ -3,7 +3,8 @@
 //
 // Numbers that were not measured are NaN (or -1 where an integer says so) and are shown as a dash.
 // A run that is planned (models x tasks x seeds) but absent from `runs` counts as not started, so a
-// report can be written at any time while a comparison is under way.
+// report can be written at any time while a comparison is under way. Runs of a sweep are not
+// counted among the planned ones and enter no verdict.
 #pragma once
 
 #include <cmath>
@@ -26,18 +27,34 @@ struct Point {
   double train_loss = kUnknown;  // nats per target token, mean since the last evaluation
   double loss = kUnknown;        // nats per target token on held-out data
   double quality = kUnknown;     // the task's metric (TaskInfo::metric) on held-out data
-  double accuracy = kUnknown;    // fraction of exactly matching answers, where the task has answers
+  // The standard error that `quality` has because the held-out data is a sample: the same metric of
+  // other data of the same kind would scatter so.
+  double quality_error = kUnknown;
+  double accuracy = kUnknown;  // fraction of exactly matching answers, where the task has answers
   // The share of all choices that each expert got in training, by layer; empty without experts.
   std::map<int64_t, std::vector<double>> expert_load{};
 };
 
 enum class RunState { kRunning, kFinished, kFailed };
 
+// A swept key and one of its values, as the config has them: ("lr", "0.002").
+struct SweptValue {
+  std::string key{};
+  std::string value{};
+
+  bool operator==(const SweptValue&) const = default;
+};
+using Setting = std::vector<SweptValue>;
+
 // One model trained on one task from one seed. Its result is its last point.
 struct Run {
   std::string model{};  // ModelInfo::label
   std::string task{};   // TaskInfo::name
   int64_t seed = 0;
+  Setting setting{};     // of the sweep's keys; empty where nothing is swept
+  bool sweep = false;    // one of the runs that the setting is chosen by: its points are of
+                         // validation data. The points of all others are of test data.
+  std::string folder{};  // of the run, relative to the report; empty where there is none
   RunState state = RunState::kRunning;
   std::string problem{};  // why it failed: "diverged at step 120: the loss became nan"
   std::string warning{};  // of a finished run: why it is to be distrusted (it has diverged)
@@ -52,14 +69,39 @@ struct ModelInfo {
   std::string source{};       // the paper: "Xiao et al. 2024", or empty
 };
 
+// What a model reaches without having learned: "a uniform guess", "a guess among the values shown".
+struct Floor {
+  std::string name{};
+  double quality = kUnknown;  // in the task's metric
+};
+
 struct TaskInfo {
   std::string name{};           // unique: "text"
   std::string description{};    // one sentence
   std::string metric{};         // "bits per byte", "loss", "error rate"
   std::string unit = "tokens";  // what training counts: tokens or images
   bool lower_is_better = true;
-  bool percent = false;      // the metric is a fraction, shown in percent
-  double chance = kUnknown;  // the metric of a guesser, where it is known
+  bool percent = false;         // the metric is a fraction, shown in percent
+  std::vector<Floor> floors{};  // the best of them last; empty where none is known
+};
+
+// Which setting a sweep chose for a model on a task, by the mean quality on validation data.
+struct Choice {
+  std::string model{};
+  std::string task{};
+  Setting setting{};
+  // The keys whose chosen value is the smallest or largest that was tried, after the sweep was
+  // extended.
+  std::vector<std::string> at_edge{};
+};
+
+// What was measured apart from training, models in turn in one process: one value a round.
+struct Speed {
+  std::string model{};
+  std::string task{};
+  std::vector<double> train_tokens_per_second{};
+  std::vector<double> decode_tokens_per_second{};  // empty where the model does not decode
+  std::vector<double> peak_memory_bytes{};         // of a training step
 };
 
 // A model as built for a task: sizes differ between tasks with their vocabularies and budgets.
@@ -78,15 +120,22 @@ struct Build {
   double mechanism_share =
       kUnknown;  // fraction of the forward FLOPs that the mechanism adds over plain attention
   std::string config{};  // complete TOML of the model
+  // The keys of [train] that differ from the baseline's because the config says so: "weight_decay =
+  // 0". What a sweep chose is not among them.
+  std::string train_differences{};
 };
 
 struct Comparison {
   std::string title{};
   std::vector<ModelInfo> models{};  // the first is the baseline
   std::vector<TaskInfo> tasks{};
-  std::vector<int64_t> seeds{};
+  std::vector<int64_t> seeds{};        // of the runs that are reported
+  std::vector<std::string> swept{};    // keys: "lr"; empty where nothing is swept
+  std::vector<int64_t> sweep_seeds{};  // of the runs that choose
+  std::vector<Choice> choices{};       // those made so far
   std::vector<Build> builds{};
   std::vector<Run> runs{};
+  std::vector<Speed> speeds{};
   std::string budget{};  // one sentence: "Every run trains on 4.9M tokens ..."
   std::vector<std::pair<std::string, std::string>>
       machine{};          // ("Processor", "..."), ("Threads", "2"), ...

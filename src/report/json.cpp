@@ -80,13 +80,15 @@ std::string to_json(const Comparison& comparison) {
   for (const TaskSummary& task : summary.tasks) {
     Json rows = Json::array();
     for (const Row& row : task.rows) rows.push_back(to_json(row));
-    tasks.push_back({{"task", task.task->name},
-                     {"metric", task.task->metric},
-                     {"unit", task.task->unit},
-                     {"lower_is_better", task.task->lower_is_better},
-                     {"chance", number(task.task->chance)},
-                     {"answer", task.answer},
-                     {"models", std::move(rows)}});
+    tasks.push_back(
+        {{"task", task.task->name},
+         {"metric", task.task->metric},
+         {"unit", task.task->unit},
+         {"lower_is_better", task.task->lower_is_better},
+         {"chance",
+          number(task.task->floors.empty() ? kUnknown : task.task->floors.back().quality)},
+         {"answer", task.answer},
+         {"models", std::move(rows)}});
   }
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;

@@ -84,7 +84,7 @@ inline Comparison quickstart() {
        .description = "Eight blocks of five letters, then two letters of one: answer that block.",
        .metric = "error rate",
        .percent = true,
-       .chance = 0.999}};
+       .floors = {{.name = "a uniform guess", .quality = 0.999}}}};
   c.seeds = {1, 2, 3};
   const Curve text[] = {{1.934, .005, 1.0},
                         {1.931, .005, .71},
