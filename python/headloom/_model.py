@@ -224,33 +224,7 @@ class Model(FunctionalModule):
                 message names it.
             TypeError: an input is no tensor.
         """
-        plain = lengths is None and documents is None and segments is None and source is None and source_lengths is None
-        if not (plain and type(inputs) is Tensor):
-            expect_tensors(
-                self._what,
-                "inputs",
-                inputs=inputs,
-                lengths=lengths,
-                documents=documents,
-                segments=segments,
-                source=source,
-                source_lengths=source_lengths,
-            )
-        images = inputs if self.config["kind"] == "vit" else None
-        found = torch.ops.headloom.model(
-            self.spec,
-            self._tensors(),
-            self.training,
-            None if images is not None else inputs,
-            lengths,
-            documents,
-            segments,
-            source,
-            source_lengths,
-            images,
-            auxiliary,
-        )
-        self._count(found[2 if auxiliary else 1 :])
+        found = self._run(inputs, lengths, documents, segments, source, source_lengths, auxiliary=auxiliary)
         if auxiliary:
             return found[0], found[1]
         logits: Tensor = found[0]
@@ -293,18 +267,35 @@ class Model(FunctionalModule):
             >>> loss.backward()
         """
         expect_tensors(self._what, "targets", targets=targets)
-        expect_tensors(
-            self._what,
-            "inputs",
-            inputs=inputs,
-            lengths=lengths,
-            documents=documents,
-            segments=segments,
-            source=source,
-            source_lengths=source_lengths,
-        )
+        loss: Tensor = self._run(inputs, lengths, documents, segments, source, source_lengths, targets=targets)[0]
+        return loss
+
+    def _run(
+        self,
+        inputs: Tensor,
+        lengths: Optional[Tensor],
+        documents: Optional[Tensor],
+        segments: Optional[Tensor],
+        source: Optional[Tensor],
+        source_lengths: Optional[Tensor],
+        auxiliary: bool = False,
+        targets: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, ...]:
+        """The logits and what ``auxiliary`` asks for, or the loss of ``targets``."""
+        plain = lengths is None and documents is None and segments is None and source is None and source_lengths is None
+        if not (plain and type(inputs) is Tensor):
+            expect_tensors(
+                self._what,
+                "inputs",
+                inputs=inputs,
+                lengths=lengths,
+                documents=documents,
+                segments=segments,
+                source=source,
+                source_lengths=source_lengths,
+            )
         images = inputs if self.config["kind"] == "vit" else None
-        found = torch.ops.headloom.model(
+        found: Tuple[Tensor, ...] = torch.ops.headloom.model(
             self.spec,
             self._tensors(),
             self.training,
@@ -315,12 +306,11 @@ class Model(FunctionalModule):
             source,
             source_lengths,
             images,
-            False,
+            auxiliary,
             targets,
         )
-        self._count(found[1:])
-        loss: Tensor = found[0]
-        return loss
+        self._count(found[2 if auxiliary else 1 :])
+        return found
 
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_model(self.spec, self._tensors(), load)

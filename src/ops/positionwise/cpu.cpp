@@ -91,9 +91,10 @@ void rotary_backward(const Rotary::Arguments& a, Backward<Rotary>& b) {
   turn(b.grads[0], a, true, b.gradients.x);
 }
 
-// --- swiglu ---
+// --- swiglu and gelu_tanh ---
 
-void run_gate(positionwise_kernel::GateArgs args, const Tensor& x) {
+// x as the kernel reads it; the rest of `args` says what is wanted.
+void run_pointwise(positionwise_kernel::GateArgs args, const Tensor& x) {
   static positionwise_kernel::Gate* const kernel = HL_CHOOSE(positionwise_kernel::gate);
   const Tensor values = x.contiguous();
   args.width = x.size(-1) / 2;
@@ -103,26 +104,7 @@ void run_gate(positionwise_kernel::GateArgs args, const Tensor& x) {
                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-std::vector<Tensor> swiglu_forward(const Swiglu::Arguments& a, bool training) {
-  std::vector<Tensor> y = Swiglu::outputs(a, training);
-  positionwise_kernel::GateArgs args;
-  args.y = y[0].data_ptr();
-  run_gate(args, a.x);
-  return y;
-}
-
-void swiglu_backward(const Swiglu::Arguments& a, Backward<Swiglu>& b) {
-  const Tensor grad = b.grads[0].contiguous();
-  b.gradients.x = contiguous_like(a.x);
-  positionwise_kernel::GateArgs args;
-  args.grad = grad.const_data_ptr();
-  args.grad_x = b.gradients.x.data_ptr();
-  run_gate(args, a.x);
-}
-
-// --- gelu_tanh ---
-
-void run_gelu(positionwise_kernel::GeluArgs args, const Tensor& x) {
+void run_pointwise(positionwise_kernel::GeluArgs args, const Tensor& x) {
   static positionwise_kernel::Gelu* const kernel = HL_CHOOSE(positionwise_kernel::gelu_tanh);
   const Tensor values = x.contiguous();
   args.type = kernel_type(x);
@@ -131,27 +113,33 @@ void run_gelu(positionwise_kernel::GeluArgs args, const Tensor& x) {
                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-std::vector<Tensor> gelu_forward(const GeluTanh::Arguments& a, bool training) {
-  std::vector<Tensor> y = GeluTanh::outputs(a, training);
-  positionwise_kernel::GeluArgs args;
+template <typename Op, typename Args>
+std::vector<Tensor> pointwise_forward(const typename Op::Arguments& a, bool training) {
+  std::vector<Tensor> y = Op::outputs(a, training);
+  Args args;
   args.y = y[0].data_ptr();
-  run_gelu(args, a.x);
+  run_pointwise(args, a.x);
   return y;
 }
 
-void gelu_backward(const GeluTanh::Arguments& a, Backward<GeluTanh>& b) {
+template <typename Op, typename Args>
+void pointwise_backward(const typename Op::Arguments& a, Backward<Op>& b) {
   const Tensor grad = b.grads[0].contiguous();
   b.gradients.x = contiguous_like(a.x);
-  positionwise_kernel::GeluArgs args;
+  Args args;
   args.grad = grad.const_data_ptr();
   args.grad_x = b.gradients.x.data_ptr();
-  run_gelu(args, a.x);
+  run_pointwise(args, a.x);
 }
 
 const Kernels<RmsNorm> rms_norm_cpu({.forward = norm_forward, .backward = norm_backward});
 const Kernels<Rotary> rotary_cpu({.forward = rotary_forward, .backward = rotary_backward});
-const Kernels<Swiglu> swiglu_cpu({.forward = swiglu_forward, .backward = swiglu_backward});
-const Kernels<GeluTanh> gelu_tanh_cpu({.forward = gelu_forward, .backward = gelu_backward});
+const Kernels<Swiglu> swiglu_cpu(
+    {.forward = pointwise_forward<Swiglu, positionwise_kernel::GateArgs>,
+     .backward = pointwise_backward<Swiglu, positionwise_kernel::GateArgs>});
+const Kernels<GeluTanh> gelu_tanh_cpu(
+    {.forward = pointwise_forward<GeluTanh, positionwise_kernel::GeluArgs>,
+     .backward = pointwise_backward<GeluTanh, positionwise_kernel::GeluArgs>});
 
 }  // namespace
 }  // namespace headloom::ops

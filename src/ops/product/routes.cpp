@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <sstream>
 #include <thread>
-#include <unordered_map>
 
 #include "core/platform.h"
 #include "ops/product/blocked.h"
@@ -92,38 +92,51 @@ const Route& checked_route(const std::string& name, const char* what) {
   return *route;
 }
 
-// What a product shares with others that take the same route.
+// What a product shares with others that take the same route. Sizes are counted by powers of four.
 struct ProductClass {
-  uint64_t bits = 0;
+  bool bfloat16 = false, a_by_columns = false, b_by_columns = false;
+  int m = 0, n = 0, k = 0;  // exponents of 4
+  int threads = 1;
 
-  ProductClass(const Tensor& a, const Tensor& b, int threads) {
-    const auto put = [&](uint64_t value, int width) { bits = bits << width | value; };
-    const auto size = [&](int64_t s) {
-      put(static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(s)) - 1) / 2, 5);
-    };
-    put(a.scalar_type() == at::kBFloat16, 1);
-    put(a.stride(1) != 1, 1);
-    put(b.stride(1) != 1, 1);
-    size(a.size(0));
-    size(b.size(1));
-    size(a.size(1));
-    put(static_cast<uint64_t>(std::min(threads, 1023)), 10);
-  }
-
-  std::string name() const {
-    uint64_t rest = bits;
-    const auto take = [&](int width) {
-      const uint64_t value = rest & ((uint64_t{1} << width) - 1);
-      rest >>= width;
-      return value;
-    };
-    const auto size = [&] { return uint64_t{1} << 2 * take(5); };
-    const uint64_t threads = take(10), k = size(), n = size(), m = size();
-    const bool b = take(1) != 0, a = take(1) != 0, bfloat16 = take(1) != 0;
-    return c10::str(bfloat16 ? "bfloat16 " : "float32 ", a ? "t" : "n", b ? "t" : "n", " ", m,
-                    " x ", n, " x ", k, ", ", threads, threads == 1 ? " thread" : " threads");
-  }
+  auto operator<=>(const ProductClass&) const = default;
 };
+
+int power_of_four(int64_t size) { return (std::bit_width(static_cast<uint64_t>(size)) - 1) / 2; }
+
+ProductClass class_of(const Tensor& a, const Tensor& b, int threads) {
+  return {.bfloat16 = a.scalar_type() == at::kBFloat16,
+          .a_by_columns = a.stride(1) != 1,
+          .b_by_columns = b.stride(1) != 1,
+          .m = power_of_four(a.size(0)),
+          .n = power_of_four(b.size(1)),
+          .k = power_of_four(a.size(1)),
+          .threads = threads};
+}
+
+std::string name_of(const ProductClass& c) {
+  const auto size = [](int power) { return int64_t{1} << 2 * power; };
+  return c10::str(c.bfloat16 ? "bfloat16 " : "float32 ", c.a_by_columns ? "t" : "n",
+                  c.b_by_columns ? "t" : "n", " ", size(c.m), " x ", size(c.n), " x ", size(c.k),
+                  ", ", c.threads, c.threads == 1 ? " thread" : " threads");
+}
+
+// Nothing for what name_of() does not write.
+std::optional<ProductClass> class_named(const std::string& name) {
+  std::istringstream text(name);
+  std::string type, layouts, by, unit;
+  int64_t m = 0, n = 0, k = 0;
+  char comma = 0;
+  ProductClass c;
+  text >> type >> layouts >> m >> by >> n >> by >> k >> comma >> c.threads >> unit;
+  if (!text || layouts.size() != 2 || std::min({m, n, k}) < 1) return std::nullopt;
+  c.bfloat16 = type == "bfloat16";
+  c.a_by_columns = layouts[0] == 't';
+  c.b_by_columns = layouts[1] == 't';
+  c.m = power_of_four(m);
+  c.n = power_of_four(n);
+  c.k = power_of_four(k);
+  return name_of(c) == name ? std::optional(c) : std::nullopt;
+}
 
 // Below this many multiply-adds a measurement would cost more than it could bring.
 constexpr int64_t kWorthMeasuring = 1 << 18;
@@ -140,38 +153,38 @@ class Choices {
                   bool add) {
     if (forced_ != nullptr) return *forced_;
     if (a.size(0) * a.size(1) * b.size(1) < kWorthMeasuring) return routes()[0];
-    const ProductClass product_class(
-        a, b, at::in_parallel_region() ? 1 : static_cast<int>(at::get_num_threads()));
+    const ProductClass product_class =
+        class_of(a, b, at::in_parallel_region() ? 1 : static_cast<int>(at::get_num_threads()));
     // Other threads wait, so that all products of a class take one route.
     const std::lock_guard lock(mutex_);
-    const auto known = by_bits_.find(product_class.bits);
-    if (known != by_bits_.end()) return *known->second;
-    const std::string name = product_class.name();
-    if (!by_name_.contains(name)) read();  // another process may have measured it meanwhile
-    auto found = by_name_.find(name);
-    if (found == by_name_.end()) {
-      found =
-          by_name_.emplace(name, fastest(add ? at::empty_like(out) : out, a, b, bias)->name).first;
+    auto known = routes_.find(product_class);
+    if (known == routes_.end()) {
+      read();  // another process may have measured it meanwhile
+      known = routes_.find(product_class);
+    }
+    if (known == routes_.end()) {
+      const Route& best = fastest(add ? at::empty_like(out) : out, a, b, bias);
       read();
+      known = routes_.emplace(product_class, &best).first;
       write();
     }
-    const Route* route = route_named(found->second);
-    if (route == nullptr) route = routes().data();
-    by_bits_.emplace(product_class.bits, route);
-    return *route;
+    return *known->second;
   }
 
   std::map<std::string, std::string> all() {
     const std::lock_guard lock(mutex_);
-    return by_name_;
+    std::map<std::string, std::string> names;
+    for (const auto& [product_class, route] : routes_) names[name_of(product_class)] = route->name;
+    return names;
   }
 
   void use(const std::map<std::string, std::string>& routes_of_classes) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, route] : routes_of_classes) {
-      if (route_named(route) != nullptr) by_name_[name] = route;
+      const std::optional<ProductClass> product_class = class_named(name);
+      const Route* const named = route_named(route);
+      if (product_class && named != nullptr) routes_[*product_class] = named;
     }
-    by_bits_.clear();
   }
 
  private:
@@ -182,7 +195,7 @@ class Choices {
     read();
   }
 
-  static const Route* fastest(const Tensor& out, const Tensor& a, const Tensor& b,
+  static const Route& fastest(const Tensor& out, const Tensor& a, const Tensor& b,
                               const Tensor& bias) {
     const Route* best = nullptr;
     double least = 0;
@@ -199,7 +212,7 @@ class Choices {
         least = seconds;
       }
     }
-    return best;
+    return *best;
   }
 
   // The processor and the PyTorch that the file's choices were measured on.
@@ -225,8 +238,10 @@ class Choices {
     if (!std::getline(file, line) || line != machine()) return;
     while (std::getline(file, line)) {
       const size_t gap = line.find(' ');
-      if (gap == std::string::npos || route_named(line.substr(0, gap)) == nullptr) continue;
-      by_name_.emplace(line.substr(gap + 1), line.substr(0, gap));
+      if (gap == std::string::npos) continue;
+      const Route* const route = route_named(line.substr(0, gap));
+      const std::optional<ProductClass> product_class = class_named(line.substr(gap + 1));
+      if (route != nullptr && product_class) routes_.emplace(*product_class, route);
     }
   }
 
@@ -239,7 +254,9 @@ class Choices {
     const std::filesystem::path part = to.parent_path() / c10::str("products.", getpid());
     std::ofstream file(part);
     file << machine() << "\n";
-    for (const auto& [name, route] : by_name_) file << route << " " << name << "\n";
+    for (const auto& [product_class, route] : routes_) {
+      file << route->name << " " << name_of(product_class) << "\n";
+    }
     file.close();
     if (file) std::filesystem::rename(part, to, ignored);
     std::filesystem::remove(part, ignored);
@@ -247,8 +264,7 @@ class Choices {
 
   const Route* forced_ = nullptr;
   std::mutex mutex_;
-  std::map<std::string, std::string> by_name_;
-  std::unordered_map<uint64_t, const Route*> by_bits_;
+  std::map<ProductClass, const Route*> routes_;
 };
 
 }  // namespace
