@@ -41,12 +41,12 @@ class State:
 
     Args:
         cache: what attention forgets: ``"full"`` nothing, ``"window:N"``, ``"sinks:N"`` and ``"tova:N"`` keep N positions.
+        cache_dtype: ``"int8"`` keeps keys and values as int8, with a scale for each position and head; None keeps them as
+            they were computed.
     """
 
-    def __init__(self, cache: str = "full", _state: Any = None):
-        if not isinstance(cache, str):
-            raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
-        self._state: Any = torch.classes.headloom.State(cache) if _state is None else _state
+    def __init__(self, cache: str = "full", cache_dtype: Optional[str] = None, *, _state: Any = None):
+        self._state: Any = torch.classes.headloom.State(*_cache_policy(cache, cache_dtype)) if _state is None else _state
 
     @property
     def position(self) -> int:
@@ -73,6 +73,15 @@ class State:
                 f"rows has shape {list(chosen.shape)} and type {chosen.dtype}, expected the numbers [n] of sequences."
             )
         return State(_state=self._state.select(chosen.to(torch.int64)))
+
+
+def _cache_policy(cache: Any, cache_dtype: Any) -> Tuple[str, str]:
+    """Both as C++ takes them."""
+    if not isinstance(cache, str):
+        raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
+    if not (cache_dtype is None or isinstance(cache_dtype, str)):
+        raise TypeError(f"cache_dtype is {shown(cache_dtype)}, expected None or \"int8\".")
+    return cache, cache_dtype or ""
 
 
 class _Sample:
@@ -448,7 +457,7 @@ class Model(FunctionalModule):
         seed: Optional[int],
         samples: int,
         text: bool,
-        cache: str,
+        cache: Tuple[str, str],
         source: Any,
     ) -> Iterator[List[_Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
@@ -458,8 +467,6 @@ class Model(FunctionalModule):
         most = _whole("max_new_tokens", most, 0, "a whole number, at least 0")
         if seed is not None:
             seed = _whole("seed", seed, None, "a whole number of 64 bits")
-        if not isinstance(cache, str):
-            raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
         stop_texts, stop_tokens = self._stops(stop)
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         sources = self._source_tokens(source, len(tokens))
@@ -482,7 +489,7 @@ class Model(FunctionalModule):
             float(sampling.repetition_penalty),
             seed,
             samples,
-            cache,
+            *cache,
             most,
         )
         limit, longest = generation.most(), max(map(len, tokens))
@@ -520,6 +527,7 @@ class Model(FunctionalModule):
         seed: Optional[int] = None,
         num_samples: int = 1,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> Tensor: ...
     @overload
@@ -537,6 +545,7 @@ class Model(FunctionalModule):
         seed: Optional[int] = None,
         num_samples: Literal[1] = 1,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> str: ...
     @overload
@@ -554,6 +563,7 @@ class Model(FunctionalModule):
         seed: Optional[int] = None,
         num_samples: int = 1,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> List[str]: ...
     @overload
@@ -571,6 +581,7 @@ class Model(FunctionalModule):
         seed: Optional[int] = None,
         num_samples: int,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> Union[str, List[str]]: ...
 
@@ -588,6 +599,7 @@ class Model(FunctionalModule):
         seed: Optional[int] = None,
         num_samples: int = 1,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Union[Prompt, Sequence[Prompt], None] = None,
     ) -> Union[str, List[str], Tensor]:
         """Goes on with a prompt, a token at a time, from a decoding state.
@@ -608,6 +620,7 @@ class Model(FunctionalModule):
                 default generator (``torch.manual_seed``).
             num_samples: texts from each prompt, which is read once.
             cache: what attention forgets, as in :class:`State`.
+            cache_dtype: how keys and values are kept, as in :class:`State`.
             source: what an encoder-decoder reads, one for each prompt, which is then the beginning of what it writes: a text
                 or a list of them, or tokens ``[S]``, ``[B, S]`` or a list of ``[S]``, of any lengths.
 
@@ -622,10 +635,11 @@ class Model(FunctionalModule):
             TypeError: an option or the prompt is of another type.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        policy = _cache_policy(cache, cache_dtype)
 
         def written(prompts: Sequence[Prompt], text: bool) -> List[_Sample]:
             samples: List[_Sample] = []
-            for samples in self._write(prompts, max_new_tokens, sampling, stop, seed, num_samples, text, cache, source):
+            for samples in self._write(prompts, max_new_tokens, sampling, stop, seed, num_samples, text, policy, source):
                 pass
             return samples
 
@@ -657,6 +671,7 @@ class Model(FunctionalModule):
         stop: Stop = (),
         seed: Optional[int] = None,
         cache: str = "full",
+        cache_dtype: Optional[str] = None,
         source: Optional[Prompt] = None,
     ) -> Iterator[str]:
         """What :meth:`generate` writes after the prompt, piece by piece as it comes.
@@ -669,8 +684,9 @@ class Model(FunctionalModule):
             ...     print(piece, end="", flush=True)
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        policy = _cache_policy(cache, cache_dtype)
         sample = None
-        for (sample,) in self._write([prompt], max_new_tokens, sampling, stop, seed, 1, True, cache, source):
+        for (sample,) in self._write([prompt], max_new_tokens, sampling, stop, seed, 1, True, policy, source):
             piece = sample.show(last=False)
             if piece:
                 yield piece

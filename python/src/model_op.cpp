@@ -131,9 +131,9 @@ AutoregressiveModel& as_autoregressive(Module& module) {
   return *decoder;
 }
 
-CachePolicy parse_policy(const std::string& text) {
+CachePolicy parse_policy(const std::string& text, const std::string& dtype) {
   try {
-    return CachePolicy::parse(text);
+    return CachePolicy::parse(text, dtype);
   } catch (const UsageError& error) {
     throw_value_error(error);
   }
@@ -145,7 +145,7 @@ struct State : torch::CustomClassHolder {
   DecoderState state;
   std::string spec;  // of the model that began it
 
-  explicit State(const std::string& cache) : policy(parse_policy(cache)) {}
+  State(const std::string& cache, const std::string& dtype) : policy(parse_policy(cache, dtype)) {}
   State(const CachePolicy& p, DecoderState s, std::string of)
       : policy(p), state(std::move(s)), spec(std::move(of)) {}
   // Of the sequence that has seen most.
@@ -203,7 +203,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
                        const std::vector<Tensor>& prompts, const std::vector<Tensor>& sources,
                        double temperature, int64_t top_k, double top_p, double min_p,
                        double repetition_penalty, int64_t seed, int64_t samples,
-                       const std::string& cache, int64_t most)
+                       const std::string& cache, const std::string& cache_dtype, int64_t most)
       : functional_(make_functional_module(build, spec)) {
     functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
@@ -232,7 +232,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
                                          .repetition_penalty = repetition_penalty},
                             .seed = static_cast<uint64_t>(seed),
                             .samples = samples,
-                            .cache = CachePolicy::parse(cache),
+                            .cache = CachePolicy::parse(cache, cache_dtype),
                             .tokens = most,
                             .sources = texts_of("the source", sources)});
     } catch (const UsageError& error) {
@@ -340,14 +340,14 @@ void save(std::string_view path, std::string_view spec, at::TensorList params,
 
 TORCH_LIBRARY_FRAGMENT(headloom, m) {
   m.class_<State>("State")
-      .def(torch::init<const std::string&>())
+      .def(torch::init<const std::string&, const std::string&>())
       .def("position", &State::position)
       .def("bytes", &State::bytes)
       .def("select", &State::select);
   m.class_<GenerationFromPython>("Generation")
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,
                        const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,
-                       int64_t, const std::string&, int64_t>())
+                       int64_t, const std::string&, const std::string&, int64_t>())
       .def("next", &GenerationFromPython::next)
       .def("most", &GenerationFromPython::most);
   m.def(

@@ -182,6 +182,8 @@ def test_parameters_of_another_shape_are_named(turn):
         (lambda m: m.generate(tokens(), 2, repetition_penalty=0), ValueError, "repetition_penalty is 0, expected more than 0."),
         (lambda m: m.generate(tokens(), 2, seed=2**64), ValueError, "expected a whole number of 64 bits."),
         (lambda m: m.generate(tokens(), 2, cache=512), TypeError, "cache is 512 (int), expected a text"),
+        (lambda m: m.generate(tokens(), 2, cache_dtype=8), TypeError, 'cache_dtype is 8 (int), expected None or "int8"'),
+        (lambda m: headloom.State(cache_dtype="int3"), ValueError, 'held in "int3", expected int8'),
         (lambda m: m.decode(tokens()), ValueError, "the model has no tokenizer"),
         (lambda m: headloom.model(5), TypeError, "config is 5 (int), expected a preset's name or a table."),
         (lambda m: headloom.model(width=2**70), ValueError, "'width' is 1180591620717411303424, expected a number below 2**63."),

@@ -166,7 +166,7 @@ FACTOR = 3
 def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     (tmp_path / "run.toml").write_text(
         f"[model]\nwidth = 256\ndepth = 3\n[[model.layer]]\n{layer}\n"
-        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 3\nbatch = 32\neval_every = 3\n"
+        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 2\nbatch = 32\neval_every = 2\n"
     )
     sets = [word for change in changes.splitlines() for word in ("--set", change.replace(" ", ""))]
     described = run(BINARY, "describe", "run.toml", "--json", *sets, cwd=tmp_path)

@@ -402,6 +402,17 @@ def test_extend_equals_the_whole(writer):
     )
 
 
+def test_keys_and_values_in_int8():
+    model, x = decoder().eval(), tokens(2, 12)
+    exact, small = headloom.State(), headloom.State(cache_dtype="int8")
+    whole = model.extend(x, exact)
+    error = (model.extend(x, small) - whole).norm() / whole.norm()
+    assert 0 < error < 0.1
+    assert small.bytes < exact.bytes
+    written = model.generate(x, 4, temperature=0, cache_dtype="int8")
+    assert written.shape == (2, 16) and torch.equal(written[:, :12], x)
+
+
 @pytest.mark.parametrize("position", ["rope", "alibi", "none"])
 def test_a_model_without_a_longest_sequence_rereads_nothing(position):
     torch.manual_seed(0)

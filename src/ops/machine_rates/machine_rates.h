@@ -1,0 +1,17 @@
+// What a processor can do at best besides matrix products, for the bounds of `headloom bench`: a
+// kernel's time is compared with the fastest code there is, not with a library's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace headloom::ops {
+
+// y = exp(x), `repeats` times, by the exponential of the kernels; each thread does a share that
+// stays in its first-level cache. x and y are float32, contiguous, of one size, a multiple of 4096.
+void repeated_exponentials(const at::Tensor& x, const at::Tensor& y, int64_t repeats);
+
+// Reads all of x, contiguous float32 of a multiple of 2^20 values, once with all threads, and
+// returns their sum.
+double read_all(const at::Tensor& x);
+
+}  // namespace headloom::ops
