@@ -8,6 +8,7 @@ operators are in ``headloom.ops``. ``headloom.transformers`` and ``headloom.lm_e
 from headloom import _library as _library  # loads the operators
 from headloom import ops
 from headloom._model import Model, Preset, State, load, model, presets
+from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
 from headloom._training import balance_experts, parameter_groups
 from headloom.attention import HeadMix, composed_attention
@@ -43,5 +44,6 @@ __all__ = [
     "ops",
     "parameter_groups",
     "presets",
+    "tensorboard",
 ]
 __version__ = "0.1.0"

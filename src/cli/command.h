@@ -29,6 +29,7 @@ Command eval_command();
 Command generate_command();
 Command serve_command();
 Command compare_command();
+Command report_command();
 Command describe_command();
 Command bench_command();
 Command list_command();

@@ -23,8 +23,8 @@ int run(int argc, char** argv) {
   app.set_help_all_flag("--help-all", "help of every subcommand");
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
   for (const Command& command :
-       {train_command(), compare_command(), generate_command(), serve_command(), eval_command(),
-        describe_command(), bench_command(), list_command(), vocabulary_command(),
+       {train_command(), compare_command(), report_command(), generate_command(), serve_command(),
+        eval_command(), describe_command(), bench_command(), list_command(), vocabulary_command(),
         tokenize_command(), import_command(), export_command()}) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
     sub->footer(std::string("Example:\n  ") + command.example);

@@ -129,7 +129,10 @@ struct Comparison {
   std::string title{};
   std::vector<ModelInfo> models{};  // the first is the baseline
   std::vector<TaskInfo> tasks{};
-  std::vector<int64_t> seeds{};        // of the runs that are reported
+  std::vector<int64_t> seeds{};  // of the runs that are reported
+  // Every model trains on every task from every seed. False: nothing is expected but the runs that
+  // are there.
+  bool planned = true;
   std::vector<std::string> swept{};    // keys: "lr"; empty where nothing is swept
   std::vector<int64_t> sweep_seeds{};  // of the runs that choose
   std::vector<Choice> choices{};       // those made so far

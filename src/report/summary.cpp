@@ -56,7 +56,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   Row row;
   row.model = &model;
   row.baseline = &model == &c.models.front();
-  row.planned = static_cast<int>(c.seeds.size());
+  row.planned = c.planned ? static_cast<int>(c.seeds.size()) : 0;
   for (const Build& build : c.builds) {
     if (build.model == model.label && build.task == task.name) row.build = &build;
   }
@@ -64,6 +64,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
     for (const Run& run : c.runs) {
       if (run.model != model.label || run.task != task.name || run.seed != seed) continue;
       row.runs.push_back(&run);
+      row.planned += !c.planned;
       row.failed += run_failed(run);
       row.finished += run.state == RunState::kFinished && !run_failed(run);
       row.running += run.state == RunState::kRunning;

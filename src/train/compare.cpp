@@ -1,7 +1,6 @@
 #include "train/compare.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <set>
 
@@ -13,6 +12,7 @@
 #include "train/config.h"
 #include "train/result.h"
 #include "train/run_folder.h"
+#include "train/run_report.h"
 #include "train/train.h"
 #include "train/training_memory.h"
 
@@ -98,20 +98,6 @@ struct Planned {
   Node config;
   std::string folder;
 };
-
-// A line of metrics.jsonl as the report has it: text is judged by bits per byte, all else by its
-// accuracy.
-report::Point report_point(const EvalPoint& p, double bytes_per_token) {
-  const bool text = bytes_per_token > 0;
-  return {.step = p.step,
-          .tokens = static_cast<double>(p.tokens),
-          .seconds = p.seconds,
-          .train_loss = p.train_loss,
-          .loss = p.loss,
-          .quality = text ? p.loss / std::log(2.0) / bytes_per_token : 1 - p.accuracy,
-          .accuracy = text ? report::kUnknown : p.accuracy,
-          .expert_load = p.expert_load};
-}
 
 report::Run run_one(const Planned& plan, const std::string& label, bool& stopped) {
   const std::string result_path = plan.folder + "/result.json";

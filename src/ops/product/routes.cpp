@@ -101,7 +101,9 @@ struct ProductClass {
   auto operator<=>(const ProductClass&) const = default;
 };
 
-int power_of_four(int64_t size) { return (std::bit_width(static_cast<uint64_t>(size)) - 1) / 2; }
+int power_of_four(int64_t size) {
+  return (static_cast<int>(std::bit_width(static_cast<uint64_t>(size))) - 1) / 2;
+}
 
 ProductClass class_of(const Tensor& a, const Tensor& b, int threads) {
   return {.bfloat16 = a.scalar_type() == at::kBFloat16,

@@ -1,0 +1,118 @@
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+
+#include "bench/machine.h"
+#include "cli/arguments.h"
+#include "cli/command.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/shell.h"
+#include "serve/page_server.h"
+#include "train/interrupt.h"
+#include "train/run_report.h"
+
+namespace headloom::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportArguments {
+  std::vector<std::string> folders;
+  std::string out;
+  bool watch = false, json = false;
+  int port = 8081;
+};
+
+std::string date_of_today() {
+  const std::time_t now = std::time(nullptr);
+  char buffer[32];
+  std::strftime(buffer, sizeof buffer, "%Y-%m-%d", std::localtime(&now));
+  return buffer;
+}
+
+report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
+  report::Comparison out = runs.read();
+  out.machine = bench::machine_facts();
+  out.command = "headloom report";
+  for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);
+  out.date = date_of_today();
+  return out;
+}
+
+// When each file was last written; a file that is not there has the earliest time.
+std::vector<fs::file_time_type> written_at(const std::vector<std::string>& files) {
+  std::vector<fs::file_time_type> out;
+  for (const std::string& file : files) {
+    std::error_code error;
+    const auto time = fs::last_write_time(file, error);
+    out.push_back(error ? fs::file_time_type::min() : time);
+  }
+  return out;
+}
+
+int watch(const RunReport& runs, const ReportArguments& a) {
+  std::string page;
+  std::vector<fs::file_time_type> as_of;
+  const auto current = [&] {
+    const auto now = written_at(runs.files());
+    if (page.empty() || now != as_of) {
+      as_of = now;
+      page = report::to_html(report_now(runs, a));
+      // The browser asks again by itself, and keeps its place.
+      page.insert(page.find("<head>") + 6, "<meta http-equiv=\"refresh\" content=\"10\">");
+    }
+    return page;
+  };
+  install_interrupt_handler();
+  serve::PageServer server(a.port, current);
+  std::printf("the report is at http://127.0.0.1:%d/ until Ctrl-C\n", server.port());
+  std::fflush(stdout);
+  server.run([] { return interrupted(); });
+  return 0;
+}
+
+int run_report(ReportArguments& a) {
+  const RunReport runs(a.folders);
+  if (a.watch) return watch(runs, a);
+  if (a.out.empty()) {
+    const bool one_run = a.folders.size() == 1 && fs::exists(a.folders[0] + "/metrics.jsonl");
+    a.out = one_run ? a.folders[0] + "/report.html" : "report.html";
+  }
+  report::Comparison shown = report_now(runs, a);
+  shown.command += " --out " + shell_word(a.out);
+  const fs::path folder = fs::absolute(a.out).parent_path();
+  require(fs::is_directory(folder), a.out, ": there is no folder ", folder.string(), ".");
+  for (report::Run& run : shown.runs) {
+    run.folder = fs::path(run.folder).lexically_relative(folder).string();
+  }
+  write_file(a.out, report::to_html(shown));
+  std::printf("%s\n", a.json ? report::to_json(shown).c_str() : report::to_text(shown).c_str());
+  std::fprintf(stderr, "report: %s\n", a.out.c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command report_command() {
+  return {"report", "a report of any runs, whether they are finished or under way",
+          "headloom report runs/mha runs/dcmha --out report.html",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<ReportArguments>();
+            app.add_option("RUN", a->folders,
+                           "folders of runs, or of comparisons for all of their runs; the first is "
+                           "the baseline")
+                ->required();
+            app.add_option("--out", a->out,
+                           "the report's file; RUN/report.html of a single run, else report.html");
+            app.add_flag("--watch", a->watch,
+                         "serve the report on this machine alone, and renew it while runs go on");
+            app.add_option("--port", a->port, "of --watch; 0: any that is free")
+                ->check(whole_number(0, 65535))
+                ->capture_default_str();
+            app.add_flag("--json", a->json, "print the result as JSON");
+            return [a] { return run_report(*a); };
+          }};
+}
+
+}  // namespace headloom::cli

@@ -1,0 +1,222 @@
+#include "train/run_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "core/files.h"
+#include "core/text.h"
+#include "model/describe.h"
+#include "train/result.h"
+#include "train/run_folder.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A run's folder, and what its comparison calls its model and task.
+struct Place {
+  std::string folder, model = {}, task = {};
+};
+
+bool is_comparison(const std::string& folder) {
+  return read_toml(folder + "/config.toml").find("models") != nullptr;
+}
+
+std::vector<fs::path> sorted_folders(const fs::path& in) {
+  std::vector<fs::path> out;
+  if (!fs::is_directory(in)) return out;
+  for (const auto& entry : fs::directory_iterator(in)) {
+    if (entry.is_directory()) out.push_back(entry.path());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// COMPARISON/runs/TASK/MODEL/seed-N, without those that were set aside.
+std::vector<Place> runs_of_comparison(const std::string& folder) {
+  std::vector<Place> out;
+  for (const fs::path& task : sorted_folders(folder + "/runs")) {
+    for (const fs::path& model : sorted_folders(task)) {
+      for (const fs::path& run : sorted_folders(model)) {
+        const std::string name = run.filename().string();
+        const bool seed = name.starts_with("seed-") &&
+                          name.find_first_not_of("0123456789", 5) == std::string::npos;
+        if (!seed || !fs::exists(run / "metrics.jsonl")) continue;
+        out.push_back({run.string(), model.filename().string(), task.filename().string()});
+      }
+    }
+  }
+  if (out.empty()) fail(folder, ": is a comparison without a run that has begun.");
+  return out;
+}
+
+std::vector<Place> places_in(const std::vector<std::string>& folders) {
+  std::vector<Place> out;
+  std::set<fs::path> seen;
+  for (const std::string& folder : folders) {
+    require(fs::is_directory(folder), folder, ": is not the folder of a run or of a comparison.");
+    require(fs::exists(folder + "/config.toml"), folder,
+            ": has no config.toml, expected the folder of a run or of a comparison.");
+    const bool several = is_comparison(folder);
+    if (!several) {
+      require(fs::exists(folder + "/metrics.jsonl"), folder,
+              ": has no metrics.jsonl: it was not trained here, so there is nothing to report.");
+    }
+    for (Place& place : several ? runs_of_comparison(folder) : std::vector{Place{folder}}) {
+      if (!seen.insert(fs::canonical(place.folder)).second) {
+        usage_error(place.folder, ": the run is named twice.");
+      }
+      out.push_back(std::move(place));
+    }
+  }
+  return out;
+}
+
+// `wanted`, or with a number behind it where `taken` has it.
+std::string unique(const std::string& wanted, const std::set<std::string>& taken) {
+  std::string name = wanted;
+  for (int i = 2; taken.contains(name); ++i) name = str(wanted, " (", i, ")");
+  return name;
+}
+
+// The last part of a path, also of "runs/a/".
+std::string folder_name(const std::string& folder) {
+  return fs::absolute(folder + "/").lexically_normal().parent_path().filename().string();
+}
+
+// What the runs of one model share: all but the seed.
+std::string without_seed(RunConfig config) {
+  config.train.seed = 0;
+  return to_toml(stored_config(config));
+}
+
+}  // namespace
+
+report::Point report_point(const EvalPoint& p, double bytes_per_token) {
+  const bool text = bytes_per_token > 0;
+  return {.step = p.step,
+          .tokens = static_cast<double>(p.tokens),
+          .seconds = p.seconds,
+          .train_loss = p.train_loss,
+          .loss = p.loss,
+          .quality = text ? p.loss / std::log(2.0) / bytes_per_token : 1 - p.accuracy,
+          .accuracy = text ? report::kUnknown : p.accuracy,
+          .expert_load = p.expert_load};
+}
+
+RunReport::RunReport(const std::vector<std::string>& folders) {
+  struct KnownTask {
+    std::string name;
+    std::shared_ptr<data::Task> task;
+  };
+  std::map<std::string, KnownTask> tasks;     // by configuration
+  std::map<std::string, std::string> labels;  // by configuration
+  std::set<std::string> task_names;
+  std::map<std::string, std::set<std::string>> labels_of_task;
+  std::set<int64_t> seeds;
+  for (const Place& place : places_in(folders)) {
+    RunConfig config = run_config_in(place.folder);
+    config.find_data(place.folder + ": task");
+    const std::string task_key = to_toml(write_fields(*config.task));
+    KnownTask& known = tasks[task_key];
+    if (!known.task) {
+      known.task = config.task->build(0);
+      known.name = unique(place.task.empty() ? config.task->type() : place.task, task_names);
+      task_names.insert(known.name);
+      const bool text = known.task->bytes_per_token() > 0;
+      empty_.tasks.push_back({.name = known.name,
+                              .description = known.task->describe(),
+                              .metric = text ? "bits per byte" : "error rate",
+                              .unit = work_unit(*known.task).name,
+                              .lower_is_better = true,
+                              .percent = !text});
+    }
+    config.fit(data::sizes_of(*known.task));
+    const std::string key = without_seed(config) + place.model;
+    auto label = labels.find(key);
+    if (label == labels.end()) {
+      // A comparison's model has one label on all of its tasks.
+      std::set<std::string>& taken = labels_of_task[known.name];
+      const std::string name =
+          unique(place.model.empty() ? folder_name(place.folder) : place.model, taken);
+      taken.insert(name);
+      label = labels.emplace(key, name).first;
+      const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
+      if (std::none_of(empty_.models.begin(), empty_.models.end(), same)) {
+        empty_.models.push_back({.label = name});
+      }
+      const std::shared_ptr<Model> counted = build_without_memory(config.model);
+      const ModelCosts costs = model_costs(*counted, known.task->length());
+      const std::optional<MeasuredState> state = measured_state(*counted, known.task->length());
+      empty_.builds.push_back(
+          {.model = name,
+           .task = known.name,
+           .parameters = costs.parameters,
+           .flops_per_token = costs.flops_per_token,
+           .state_bytes_per_token = costs.state_bytes_per_token,
+           .measured_state_bytes_per_token = state ? state->bytes_per_token : report::kUnknown,
+           .mechanism_share = costs.mechanism_share,
+           .config = to_toml(write_fields(config.model))});
+    }
+    for (const Run& other : runs_) {
+      if (other.run.model == label->second && other.run.task == known.name &&
+          other.run.seed == config.train.seed) {
+        usage_error(place.folder, ": has the same configuration and seed as ", other.folder,
+                    "; leave one of them out.");
+      }
+    }
+    runs_.push_back({.folder = place.folder,
+                     .run = {.model = label->second,
+                             .task = known.name,
+                             .seed = config.train.seed,
+                             .folder = fs::absolute(place.folder).lexically_normal().string()},
+                     .bytes_per_token = known.task->bytes_per_token(),
+                     .steps = config.train.steps});
+    seeds.insert(config.train.seed);
+  }
+  empty_.seeds.assign(seeds.begin(), seeds.end());
+  empty_.planned = false;
+  empty_.title = runs_.size() == 1 ? "A run" : str(runs_.size(), " runs");
+  empty_.budget = "The runs are shown as they are: budgets and parameters may differ.";
+}
+
+report::Comparison RunReport::read() const {
+  report::Comparison out = empty_;
+  for (const Run& r : runs_) {
+    report::Run run = r.run;
+    for (const EvalPoint& p : read_evaluations(r.folder + "/metrics.jsonl")) {
+      run.points.push_back(report_point(p, r.bytes_per_token));
+    }
+    if (const auto result = read_result(r.folder + "/result.json")) {
+      run.problem = result->problem;
+      run.warning = result->warning;
+      run.tokens_per_second = result->tokens_per_second;
+      if (result->peak_memory >= 0) {
+        run.peak_memory_bytes = static_cast<double>(result->peak_memory);
+      }
+    } else if (!run.points.empty() && run.points.back().seconds > 0) {
+      run.tokens_per_second = run.points.back().tokens / run.points.back().seconds;
+    }
+    const bool whole = !run.points.empty() && run.points.back().step >= r.steps;
+    run.state = !run.problem.empty() ? report::RunState::kFailed
+                : whole              ? report::RunState::kFinished
+                                     : report::RunState::kRunning;
+    out.runs.push_back(std::move(run));
+  }
+  return out;
+}
+
+std::vector<std::string> RunReport::files() const {
+  std::vector<std::string> out;
+  for (const Run& r : runs_) {
+    out.push_back(r.folder + "/metrics.jsonl");
+    out.push_back(r.folder + "/result.json");
+  }
+  return out;
+}
+
+}  // namespace headloom

@@ -1,0 +1,41 @@
+// A report's data from the folders of runs, however they came about: `headloom report RUN...`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/comparison.h"
+#include "train/state.h"
+
+namespace headloom {
+
+// A line of metrics.jsonl as the report has it: text is judged by bits per byte, all else by the
+// share of wrong answers. `bytes_per_token`: the task's, 0 where it means nothing.
+report::Point report_point(const EvalPoint& point, double bytes_per_token);
+
+// The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
+// whose configurations differ in train.seed alone are one model; its label is the name that its
+// comparison gives it, or that of the first run's folder. The first model is the baseline. A run
+// that has not reached its last step counts as running. The data of every task are read, because
+// its sizes depend on them. Throws UsageError for a run that is named twice and Error for a folder
+// that is neither, or whose data are missing.
+class RunReport {
+ public:
+  explicit RunReport(const std::vector<std::string>& folders);
+  // As the folders are now.
+  report::Comparison read() const;
+  // The files whose change changes read().
+  std::vector<std::string> files() const;
+
+ private:
+  struct Run {
+    std::string folder;
+    report::Run run;  // without its points
+    double bytes_per_token;
+    int64_t steps;
+  };
+  std::vector<Run> runs_;
+  report::Comparison empty_;  // without the runs
+};
+
+}  // namespace headloom

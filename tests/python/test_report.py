@@ -1,0 +1,131 @@
+"""Reports of any runs, and their metrics for TensorBoard."""
+
+import json
+import re
+import signal
+import subprocess
+import urllib.request
+
+import pytest
+
+import headloom
+from cli_support import BINARY, ENVIRONMENT
+
+CONFIG = """
+[model]
+width = 16
+depth = 1
+[[model.layer]]
+mixer = { type = "mha", heads = 2 }
+[task]
+type = "copy"
+count = 4
+eval_sequences = 8
+[train]
+steps = 4
+batch = 4
+eval_every = 2
+"""
+
+
+def run(*arguments, cwd, code=0):
+    done = subprocess.run([str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "run.toml").write_text(CONFIG)
+    for name, changes in {
+        "plain": [],
+        "plain-2": ["train.seed=2"],
+        "wide": ["model.width=32"],
+    }.items():
+        run("train", "run.toml", "--out", name, *[w for c in changes for w in ("--set", c)], cwd=folder)
+    comparison = CONFIG.replace("[model]", "seeds = [1, 2]\n[model]", 1)
+    comparison = re.sub(r"\[task\](.*?)\[train\]", "[train]", comparison, flags=re.S)
+    (folder / "compare.toml").write_text(
+        comparison + "[[models]]\nname = 'mha'\n[[tasks]]\nname = 'copying'\ntask = { type = 'copy', count = 4, eval_sequences = 8 }\n"
+    )
+    run("compare", "compare.toml", "--out", "comparison", cwd=folder)
+    return folder
+
+
+def test_runs_that_differ_in_the_seed_are_one_model(place):
+    done = run("report", "plain", "plain-2", "wide", "--out", "all.html", "--json", cwd=place)
+    report = json.loads(done.stdout)
+    (task,) = report["tasks"]
+    assert task["task"] == "copy" and sorted(m["model"] for m in task["models"]) == ["plain", "wide"]
+    assert report["seeds"] == [1, 2] and report["planned"] == 3
+    page = (place / "all.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "plain" in page and "wide" in page
+    assert "In progress" not in page  # "wide" has one seed, and nothing says that it should have two
+
+
+def test_a_single_run_keeps_its_report(place):
+    run("report", "plain", cwd=place)
+    assert (place / "plain/report.html").exists()
+
+
+def test_a_comparison_stands_for_its_runs(place):
+    done = run("report", "comparison", "--json", cwd=place)
+    report = json.loads(done.stdout)
+    assert [t["task"] for t in report["tasks"]] == ["copying"] and report["finished"] == 2
+    assert [m["model"] for m in report["tasks"][0]["models"]] == ["mha"]
+    assert (place / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 1, "nowhere: is not the folder of a run or of a comparison."),
+        (["."], 1, ".: has no config.toml, expected the folder of a run or of a comparison."),
+        (["plain", "plain/"], 2, "plain/: the run is named twice."),
+        (["plain", "--out", "no/where.html"], 1, "no/where.html: there is no folder "),
+        ([], 2, "RUN is missing, expected folders of runs"),
+    ],
+)
+def test_what_cannot_be_reported_is_named(place, arguments, code, message):
+    assert message in run("report", *arguments, cwd=place, code=code).stderr
+
+
+def test_a_copy_of_a_run_is_refused(place, tmp_path):
+    subprocess.run(["cp", "-r", place / "plain", tmp_path / "copy"], check=True)
+    assert "same configuration and seed as plain" in run("report", "plain", tmp_path / "copy", cwd=place, code=2).stderr
+
+
+def test_watching_serves_what_has_come(place, tmp_path):
+    subprocess.run(["cp", "-r", place / "plain", tmp_path / "run"], check=True)
+    server = subprocess.Popen(
+        [str(BINARY), "report", str(tmp_path / "run"), "--watch", "--port", "0"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+        before = urllib.request.urlopen(address, timeout=30).read().decode()
+        assert 'http-equiv="refresh"' in before
+        with open(tmp_path / "run/metrics.jsonl", "a") as metrics:
+            metrics.write('{"step":6,"tokens":999,"seconds":9.0,"eval_loss":0.1,"accuracy":0.875,"train_loss":0.1}\n')
+        after = urllib.request.urlopen(address, timeout=30).read().decode()
+        assert "12.5%" in after and "12.5%" not in before
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+
+
+def test_metrics_for_tensorboard(place, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    target = headloom.tensorboard(place / "plain", tmp_path / "events")
+    headloom.tensorboard(place / "plain", tmp_path / "events")  # in place of the first
+    events = accumulator.EventAccumulator(target)
+    events.Reload()
+    lines = [json.loads(line) for line in (place / "plain/metrics.jsonl").read_text().splitlines()]
+    assert [e.step for e in events.Scalars("train/loss")] == [1, 2, 3, 4]
+    wanted = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert [e.value for e in events.Scalars("eval/loss")] == pytest.approx(wanted)
+
+
+def test_only_runs_have_metrics_for_tensorboard(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no metrics.jsonl"):
+        headloom.tensorboard(tmp_path)
