@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 
 namespace headloom::report {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNormalQuantile = 1.959963984540054;  // 97.5%
 
 // The continued fraction of the incomplete beta function by Lentz's method; converges quickly for
 // x < (a + 1) / (a + b + 2).
@@ -50,18 +51,27 @@ double upper_tail(double t, double df) {
   return 0.5 * incomplete_beta(df / (df + square), square / (df + square), df / 2, 0.5);
 }
 
-// The t >= 0 with P(T > t) = `tail`, for tail <= 0.5.
+// The density at t.
+double density(double t, double df) {
+  if (std::isinf(df)) return std::exp(-0.5 * t * t) / std::sqrt(2 * std::numbers::pi);
+  return std::exp(std::lgamma(0.5 * (df + 1)) - std::lgamma(0.5 * df) -
+                  0.5 * (df + 1) * std::log1p(t * t / df)) /
+         std::sqrt(df * std::numbers::pi);
+}
+
+// The t >= 0 with P(T > t) = `tail`, for tail <= 0.5: Newton's method on the logarithm of the tail,
+// which is nearly straight, inside a bracket.
 double upper_quantile(double tail, double df) {
-  double low = 0, high = 1;
-  while (upper_tail(high, df) > tail && high < 1e300) {
-    low = high;
-    high *= 2;
+  double low = 0, high = kInfinity, t = 0;
+  for (int i = 0; i < 200; ++i) {
+    const double here = upper_tail(t, df);
+    (here > tail ? low : high) = t;
+    double next = t + std::log(here / tail) * here / density(t, df);
+    if (!(next >= low && next <= high)) next = std::isinf(high) ? 2 * t + 1 : 0.5 * (low + high);
+    if (std::abs(next - t) <= 1e-14 * next) return next;
+    t = next;
   }
-  for (int i = 0; i < 200 && high - low > 1e-15 * high; ++i) {
-    const double middle = 0.5 * (low + high);
-    (upper_tail(middle, df) > tail ? low : high) = middle;
-  }
-  return 0.5 * (low + high);
+  return t;
 }
 
 }  // namespace
@@ -75,7 +85,8 @@ double student_t_quantile(double p, double df) {
 }
 
 Estimate estimate(const std::vector<double>& values, double shared_error) {
-  Estimate out{static_cast<int>(values.size()), kNan, kNan, 0, kNan};
+  Estimate out;
+  out.count = static_cast<int>(values.size());
   if (std::isfinite(shared_error)) out.shared_error = shared_error;
   if (out.count == 0) return out;
   out.mean = std::accumulate(values.begin(), values.end(), 0.0) / out.count;
@@ -85,26 +96,43 @@ Estimate estimate(const std::vector<double>& values, double shared_error) {
   out.deviation = std::sqrt(squares / (out.count - 1));
   out.half_width =
       std::hypot(student_t_quantile(0.975, out.count - 1) * out.deviation / std::sqrt(out.count),
-                 student_t_quantile(0.975, kInfinity) * out.shared_error);
+                 kNormalQuantile * out.shared_error);
   return out;
 }
 
 double p_value(const Estimate& e, double reference) {
-  if (e.count < 2) return kNan;
+  if (e.count < 2) return Estimate::kNone;
   const double distance = std::abs(e.mean - reference);
   const double seeds = e.deviation / std::sqrt(e.count), df = e.count - 1;
   // Differences of equal numbers may leave rounding behind, and no spread to judge it by.
   if (distance <= 1e-12 * std::abs(reference) || distance == 0) return 1;
   if (e.shared_error == 0) return seeds > 0 ? 2 * upper_tail(distance / seeds, df) : 0;
   if (seeds == 0) return 2 * upper_tail(distance / e.shared_error, kInfinity);
-  // The level is searched through the normal quantile z: the half width grows with it.
-  double low = 0, high = distance / e.shared_error;
-  for (int i = 0; i < 40; ++i) {
-    const double z = 0.5 * (low + high);
+  // The level is searched through the normal quantile z, with which the half width grows: by the
+  // secant of the bracket's ends, whose value is halved at an end that stays (the Illinois method).
+  const auto excess = [&](double z) {
     const double t = upper_quantile(upper_tail(z, kInfinity), df);
-    (std::hypot(t * seeds, z * e.shared_error) < distance ? low : high) = z;
+    return std::hypot(t * seeds, z * e.shared_error) / distance - 1;
+  };
+  // Both parts are at least as wide as the normal distribution makes them.
+  double low = 0, high = distance / std::hypot(seeds, e.shared_error);
+  if (upper_tail(high, kInfinity) < 1e-300) return 0;
+  double at_low = -1, at_high = excess(high), z = high;
+  for (int i = 0; i < 100 && high - low > 1e-12 * high && at_high > 0; ++i) {
+    z = low + (high - low) * at_low / (at_low - at_high);
+    const double at = excess(z);
+    if (at < 0) {
+      low = z;
+      at_low = at;
+      at_high *= 0.5;
+    } else {
+      high = z;
+      at_high = at;
+      at_low *= 0.5;
+    }
+    if (std::abs(at) < 1e-13) break;
   }
-  return 2 * upper_tail(0.5 * (low + high), kInfinity);
+  return 2 * upper_tail(z, kInfinity);
 }
 
 double evaluation_error(double first, double second) {

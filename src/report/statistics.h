@@ -17,6 +17,7 @@
 // instead of 0.5%. The form used here stays at or below every level for every n and v.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 namespace headloom::report {
@@ -30,11 +31,12 @@ double student_t_quantile(double p, double df);
 
 // What a sample says of its mean.
 struct Estimate {
+  static constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   int count = 0;
-  double mean;          // NaN without values
-  double deviation;     // sample standard deviation; NaN below two values
-  double shared_error;  // standard error that all values have in common; 0 where it is unknown
-  double half_width;    // of the mean's 95% interval; NaN below two values
+  double mean = kNone;        // without values
+  double deviation = kNone;   // sample standard deviation; unknown below two values
+  double shared_error = 0;    // standard error that all values have in common; 0 if unknown
+  double half_width = kNone;  // of the mean's 95% interval; unknown below two values
   double low() const { return mean - half_width; }
   double high() const { return mean + half_width; }
 };
