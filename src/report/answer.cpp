@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <set>
 
+#include "core/text.h"
 #include "report/format.h"
 
 namespace headloom::report {
 namespace {
+
+using Rows = std::vector<const Row*>;
 
 std::string name(const Row& row) { return "`" + row.model->label + "`"; }
 
@@ -16,48 +19,83 @@ std::string full_name(const Row& row) {
   return row.baseline ? "the baseline " + name(row) : name(row);
 }
 
-std::string names(const std::vector<const Row*>& rows) {
+// "`a` and `b`", each followed by what `more` says of it.
+template <typename More>
+std::string names(const Rows& rows, More more) {
   std::vector<std::string> out;
-  for (const Row* row : rows) out.push_back(name(*row));
+  for (const Row* row : rows) out.push_back(name(*row) + more(*row));
   return list_of(out);
 }
-
-// The clause on what the quality costs; empty for the baseline itself.
-std::string speed_clause(const Row& row, const Row& baseline) {
-  const double ratio = row.tokens_per_second.mean / baseline.tokens_per_second.mean;
-  if (row.baseline || !std::isfinite(ratio)) return "";
-  return ", at " + fixed(ratio, 2) + " times its speed";
+std::string names(const Rows& rows) {
+  return names(rows, [](const Row&) { return std::string(); });
 }
 
-// "ties", "tie".
 const char* verb(size_t count, const char* one, const char* many) {
   return count == 1 ? one : many;
 }
 
-// What is said of the others, each against the baseline.
-std::string rest(const TaskInfo& task, const std::vector<const Row*>& others, const Row& baseline,
-                 bool baseline_leads) {
-  std::map<Relation, std::vector<const Row*>> by;
-  for (const Row* row : others) by[compare(task, *row, baseline).relation].push_back(row);
-  std::vector<std::string> parts;
-  const std::string base = name(baseline);
-  if (const auto& r = by[Relation::kBetter]; !r.empty()) {
-    parts.push_back(names(r) + " also " + verb(r.size(), "beats ", "beat ") + base);
+std::string seeds_text(int count) { return str(count, count == 1 ? " seed" : " seeds"); }
+
+std::string value(const TaskInfo& task, const Row& row) {
+  return metric_text(task, row.result) + " " + task.metric;
+}
+
+Rows rows_with(const TaskSummary& t, Relation relation) {
+  Rows out;
+  for (const Row& row : t.rows) {
+    if (!row.baseline && row.against_baseline.relation == relation) out.push_back(&row);
   }
-  if (const auto& r = by[Relation::kAhead]; !r.empty()) {
-    parts.push_back(names(r) + verb(r.size(), " is", " are") + " also ahead of " + base);
+  return out;
+}
+
+Rows with_results(const TaskSummary& t) {
+  Rows out;
+  for (const Row& row : t.rows) {
+    if (row.finished > 0) out.push_back(&row);
   }
-  if (const auto& r = by[Relation::kTie]; !r.empty()) {
-    parts.push_back(names(r) + verb(r.size(), " ties", " tie") + " with " + base);
+  return out;
+}
+
+const Row* baseline_of(const TaskSummary& t) {
+  for (const Row& row : t.rows) {
+    if (row.baseline) return &row;
   }
-  std::vector<const Row*> below = by[Relation::kWorse];
-  below.insert(below.end(), by[Relation::kBehind].begin(), by[Relation::kBehind].end());
-  if (!below.empty() && !baseline_leads) {
-    parts.push_back(names(below) + verb(below.size(), " does", " do") + " worse");
+  return nullptr;
+}
+
+// "0.030 (95% interval 0.017 to 0.043)".
+std::string effect(const TaskInfo& task, const Verdict& verdict) {
+  return difference_text(task, verdict.difference.mean) + " (95% interval " +
+         interval_text(task, verdict.difference, verdict.difference.mean > 0) + ")";
+}
+
+// "a guess among the four blocks (75.0%)".
+std::string floor_text(const TaskSummary& t) {
+  return t.floor()->name + " (" + metric_text(*t.task, t.floor()->quality) + ")";
+}
+
+std::string not_learned(const TaskSummary& t, const Rows& rows) {
+  if (rows.empty()) return "";
+  return " " +
+         names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
+         verb(rows.size(), " has", " have") + " not learned: the floor, " + floor_text(t) +
+         ", is not passed by more than the interval.";
+}
+
+std::string too_few_seeds(const TaskSummary& t, const Row& row, const Row& baseline) {
+  const Verdict& v = row.against_baseline;
+  std::string out = " There are too few seeds to compare " + name(row) + " with " +
+                    full_name(baseline) + ": " + value(*t.task, row) + " against " +
+                    metric_text(*t.task, baseline.result) + " from ";
+  out += v.difference.count == 1 ? "one seed" : seeds_text(v.difference.count);
+  out += str(", where a claim takes at least ", kSeedsForClaim);
+  if (v.difference.count >= 2 && v.difference.mean != 0) {
+    if (v.seeds_needed > kSeedsForClaim) {
+      out += str(" and a difference as large as this one about ", v.seeds_needed);
+    } else if (v.seeds_needed < 0) {
+      out += " and a difference as small as this one more than 1,000 or more held-out data";
+    }
   }
-  if (parts.empty()) return "";
-  std::string out = " " + parts[0];
-  for (size_t i = 1; i < parts.size(); ++i) out += "; " + parts[i];
   return out + ".";
 }
 
@@ -76,106 +114,350 @@ std::string failures(const std::vector<Row>& rows, const std::string& said) {
   return out;
 }
 
-// Said when a lead does not amount to a claim.
-std::string why_no_claim(const std::vector<std::string>& caveats) {
-  if (caveats.front().starts_with("one seed")) {
-    return " With one seed no spread is known, so this is what was seen and no winner is claimed.";
+std::string left_out(const TaskSummary& t, const Row& baseline) {
+  std::string out;
+  for (const Row& row : t.rows) {
+    const std::vector<int64_t>& seeds = row.against_baseline.unpaired;
+    if (row.baseline || seeds.empty() || row.learning == Learning::kNotLearned) continue;
+    std::vector<std::string> numbers;
+    for (const int64_t seed : seeds) numbers.push_back(str(seed));
+    out += verb(seeds.size(), " Seed ", " Seeds ") + list_of(numbers) +
+           verb(seeds.size(), " is", " are") + " left out of the comparison of " + name(row) +
+           " with " + name(baseline) + ", because only one of the two finished " +
+           verb(seeds.size(), "it.", "them.");
   }
-  return " This is a lead and no claim yet: " + list_of(caveats) + ".";
+  return out;
 }
 
-}  // namespace
-
-std::string answer(const TaskSummary& summary) {
-  const TaskInfo& task = *summary.task;
-  const std::string on = "On " + task.name + ", ";
-  std::vector<const Row*> results;
-  const Row* baseline = nullptr;
-  for (const Row& row : summary.rows) {
-    if (row.finished > 0) results.push_back(&row);
-    if (row.baseline && row.finished > 0) baseline = &row;
+// How each model stands to the baseline; the first sentence begins without a capital letter.
+std::string against_baseline(const TaskSummary& t, const Row& baseline) {
+  const TaskInfo& task = *t.task;
+  std::string out;
+  // The first claim names everything that the later ones leave out.
+  const Rows better = rows_with(t, Relation::kBetter);
+  const auto seeds = [](const Verdict& v) { return ", " + seeds_text(v.difference.count); };
+  if (!better.empty()) {
+    const Verdict& v = better[0]->against_baseline;
+    const bool best = t.best_is_claimed && better[0] == &t.rows.front();
+    out += " " + name(*better[0]) + (best ? " learns best: " : " is better than the baseline ") +
+           (best ? "" : name(baseline) + ": ") + value(task, *better[0]) + " against " +
+           metric_text(task, baseline.result) +
+           (best ? " for the baseline " + name(baseline) : "") + ", a difference of " +
+           effect(task, v) + seeds(v) + ".";
+    for (size_t i = 1; i < better.size(); ++i) {
+      out += " " + name(*better[i]) + " is better than " + name(baseline) + ", too, by " +
+             effect(task, better[i]->against_baseline) + ".";
+    }
   }
-  if (results.empty()) {
-    const bool over = std::all_of(summary.rows.begin(), summary.rows.end(),
-                                  [](const Row& row) { return row.failed == row.planned; });
-    return on + (over ? "no run gave a result." : "no run has finished yet.") +
-           failures(summary.rows, "");
+  const Rows worse = rows_with(t, Relation::kWorse);
+  if (!worse.empty() && better.empty() && t.best_is_claimed) {
+    out += " " + full_name(baseline) + " learns best: " + value(task, baseline) + ".";
   }
-
-  const Row& best = *results.front();
-  const auto value = [&](const Row& row) { return metric_text(task, row.quality); };
-  const std::string metric = " " + task.metric;
-  if (results.size() == 1) {
-    return on + full_name(best) + " reaches " + value(best) + metric +
-           (summary.rows.size() > 1 ? "; nothing else has a result to set beside it." : ".") +
-           failures(summary.rows, "");
+  for (const Row* row : worse) {
+    const Verdict& v = row->against_baseline;
+    out += " " + name(*row) + " is worse than " + full_name(baseline) + ", by " + effect(task, v) +
+           seeds(v) + ".";
   }
+  for (const Relation relation : {Relation::kAhead, Relation::kBehind}) {
+    for (const Row* row : rows_with(t, relation)) {
+      const Verdict& v = row->against_baseline;
+      out += " " + name(*row) + (relation == Relation::kAhead ? " is ahead of " : " is behind ") +
+             full_name(baseline) + " by " + effect(task, v) +
+             ", but this is no claim: " + list_of(v.caveats) + ".";
+    }
+  }
+  if (const Rows none = rows_with(t, Relation::kNoDifference); !none.empty()) {
+    out += " no difference to " + full_name(baseline) + " (" + metric_text(task, baseline.result) +
+           ") is found for " +
+           names(none,
+                 [&](const Row& r) {
+                   return " (" + metric_text(task, r.result) + ", a difference of up to " +
+                          difference_text(task, largest_difference(r.against_baseline.difference)) +
+                          " is still possible)";
+                 }) +
+           ".";
+  }
+  if (const Rows learned = rows_with(t, Relation::kLearned); !learned.empty()) {
+    out += " " +
+           names(learned,
+                 [&](const Row& r) {
+                   return " (" + metric_text(task, r.result) + " " + task.metric + ")";
+                 }) +
+           verb(learned.size(), " has", " have") + " learned, and " + full_name(baseline) +
+           " has not.";
+  }
+  for (const Row* row : rows_with(t, Relation::kTooFewSeeds)) {
+    out += too_few_seeds(t, *row, baseline);
+  }
+  return out;
+}
 
-  std::vector<const Row*> top{&best}, others;  // top: the best and all that tie with it
-  std::vector<std::string> caveats;
-  for (size_t i = 1; i < results.size(); ++i) {
-    const Verdict verdict = compare(task, best, *results[i]);
-    (verdict.relation == Relation::kTie ? top : others).push_back(results[i]);
-    for (const std::string& caveat : verdict.caveats) {
-      if (std::find(caveats.begin(), caveats.end(), caveat) == caveats.end()) {
-        caveats.push_back(caveat);
+// The sentence that begins a paragraph: its first letter, or that of the part after `start`.
+std::string begun(const std::string& start, std::string sentences) {
+  // " There are ..." and " no difference ..." follow a comma here, and a full stop elsewhere.
+  if (sentences.starts_with(" There")) sentences[1] = 't';
+  for (size_t at = 0; (at = sentences.find(". ", at)) != std::string::npos; at += 2) {
+    if (at + 2 < sentences.size() && sentences[at + 2] >= 'a') {
+      if (sentences[at + 2] <= 'z') {
+        sentences[at + 2] = static_cast<char>(sentences[at + 2] - 'a' + 'A');
       }
     }
   }
-  const bool baseline_on_top = baseline && std::find(top.begin(), top.end(), baseline) != top.end();
-  const bool tie_with_baseline = baseline_on_top && top.size() > 1;
-  std::string out = on;
-  // A claim over the baseline may stand while one over the others is open.
-  const bool beats_baseline =
-      baseline && compare(task, best, *baseline).relation == Relation::kBetter;
-  if (top.size() == 1) {
-    const Row& second = baseline && !best.baseline ? *baseline : *results[1];
-    const std::string values = value(best) + metric + " against " + value(second);
-    if (!caveats.empty() && beats_baseline) {
-      out += full_name(best) + " beats " + full_name(*baseline) + ": " + values;
-    } else {
-      out += full_name(best) + (caveats.empty() ? " learns best: " : " is ahead: ") + values +
-             " for " + (second.baseline ? full_name(second) : "the next, " + name(second));
+  return start + sentences;
+}
+
+// Of the rows, the one that measurably trains fastest; in words.
+std::string cheaper(const TaskInfo& task, const Rows& rows) {
+  const Row* fastest = nullptr;
+  for (const Row* row : rows) {
+    if (row->tokens_per_second.count == 0) return "";
+    if (!fastest || row->tokens_per_second.median > fastest->tokens_per_second.median) {
+      fastest = row;
     }
-    out += (second.baseline ? speed_clause(best, second) : "") + ".";
-    std::erase(others, &second);
-  } else if (tie_with_baseline) {
-    std::erase(top, baseline);
-    std::vector<std::string> values;
-    for (const Row* row : top) values.push_back(value(*row));
-    if (!others.empty()) out += "no model beats " + full_name(*baseline) + ": ";
-    out += names(top) + verb(top.size(), " ties with ", " tie with ") +
-           (others.empty() ? full_name(*baseline) + ": " : "it, ") + list_of(values) + metric +
-           " against " + value(*baseline);
-    if (!others.empty())
-      out += "; " + names(others) + verb(others.size(), " does", " do") + " worse";
-    out += ".";
+  }
+  for (const Row* row : rows) {
+    if (row != fastest && row->tokens_per_second.high >= fastest->tokens_per_second.low) {
+      return " The ranges of their training speeds overlap, so speed does not decide either.";
+    }
+  }
+  return " " + name(*fastest) + " trains fastest, at " +
+         grouped(fastest->tokens_per_second.median) + " " + task.unit + "/s (" +
+         grouped(fastest->tokens_per_second.low) + " to " +
+         grouped(fastest->tokens_per_second.high) + ").";
+}
+
+double state_of(const Row& row) { return row.build ? row.build->state() : kUnknown; }
+
+// Which model has the smaller decoding state, and what it costs in quality.
+std::string for_memory(const TaskSummary& t, const Rows& taken) {
+  double have = kUnknown;
+  for (const Row* row : taken) have = std::fmin(have, state_of(*row));
+  const Row* small = nullptr;
+  for (const Row& row : t.rows) {
+    const Relation r = row.against_baseline.relation;
+    const bool judged = row.baseline || r == Relation::kBetter || r == Relation::kWorse ||
+                        r == Relation::kNoDifference || r == Relation::kLearned;
+    if (row.finished == 0 || !judged || row.learning == Learning::kNotLearned) continue;
+    if (state_of(row) < 0.9 * have && (!small || state_of(row) < state_of(*small))) small = &row;
+  }
+  if (!small) return "";
+  const Verdict& v = small->against_baseline;
+  std::string quality;
+  switch (v.relation) {
+    case Relation::kBetter:
+      quality = ", and it is better than the baseline by " + effect(*t.task, v);
+      break;
+    case Relation::kWorse:
+      quality = ", and it is worse than the baseline by " + effect(*t.task, v);
+      break;
+    case Relation::kNoDifference:
+      quality = ", and no difference to the baseline is found (up to " +
+                difference_text(*t.task, largest_difference(v.difference)) + " is possible)";
+      break;
+    default:
+      break;
+  }
+  return " If decoding memory matters, take " + full_name(*small) +
+         ": each token of context adds " + bytes(state_of(*small)) + " of state against " +
+         bytes(have) + quality + ".";
+}
+
+std::string tokens_a_parameter(double ratio) { return fixed(ratio, ratio < 10 ? 1 : 0); }
+
+}  // namespace
+
+double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
+
+std::string difference_text(const TaskInfo& task, double difference) {
+  const double size = std::abs(difference);
+  if (task.percent) return fixed(100 * size, size < 0.001 ? 2 : 1) + " points";
+  return fixed(size, size < 0.01 ? 4 : 3);
+}
+
+std::string interval_text(const TaskInfo& task, const Estimate& d, bool rising) {
+  const double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
+  const auto text = [&](double v) {
+    std::string out = task.percent ? fixed(std::abs(100 * v), 1)
+                                   : fixed(std::abs(v), std::abs(d.mean) < 0.01 ? 4 : 3);
+    return (v < 0 ? "−" : "") + out;
+  };
+  return text(low) + " to " + text(high);
+}
+
+std::string answer(const TaskSummary& t) {
+  const TaskInfo& task = *t.task;
+  const std::string on = "On " + task.name + ",";
+  const Rows results = with_results(t);
+  if (results.empty()) {
+    const bool over = std::all_of(t.rows.begin(), t.rows.end(),
+                                  [](const Row& row) { return row.failed == row.planned; });
+    return on + (over ? " no run gave a result." : " no run has finished yet.") +
+           failures(t.rows, "");
+  }
+  Rows unlearned;
+  for (const Row* row : results) {
+    if (row->learning == Learning::kNotLearned) unlearned.push_back(row);
+  }
+  if (results.size() == 1) {
+    return on + " " + full_name(*results[0]) + " reaches " + value(task, *results[0]) +
+           (t.rows.size() > 1 ? "; nothing else has a result to set beside it." : ".") +
+           not_learned(t, unlearned) + failures(t.rows, "");
+  }
+  if (unlearned.size() == results.size()) {
+    return on + " no model has learned." + not_learned(t, unlearned) + failures(t.rows, "");
+  }
+  const Row* baseline = baseline_of(t);
+  std::string out;
+  if (baseline->finished == 0) {
+    out = begun(on, " the baseline " + name(*baseline) +
+                        " has no result, so nothing is compared with it; " +
+                        names(results, [&](const Row& r) { return " reaches " + value(task, r); }) +
+                        ".");
   } else {
-    std::vector<std::string> values;
-    for (const Row* row : top) values.push_back(value(*row));
-    out += names(top) + " tie for best: " + list_of(values) + metric;
-    if (baseline) {
-      out += " against " + value(*baseline) + " for " + full_name(*baseline);
-      std::erase(others, baseline);
+    out = begun(on, against_baseline(t, *baseline));
+    if (out == on) out = "On " + task.name + ", " + full_name(*baseline) + " has learned.";
+    const Rows better = rows_with(t, Relation::kBetter);
+    if (!better.empty() && !t.best_is_claimed && results.size() - unlearned.size() > 2) {
+      out += " Which model is the best of all is not shown.";
     }
-    out += ".";
   }
-  if (baseline) {
-    // Ties are not transitive: what ties with the best may tie with the baseline below it, too.
-    if (!baseline_on_top && top.size() > 1)
-      others.insert(others.begin(), top.begin() + 1, top.end());
-    std::erase_if(others, [&](const Row* row) {
-      return std::find(top.begin(), top.end(), row) != top.end() &&
-             compare(task, *row, *baseline).relation != Relation::kTie;
-    });
-    out += rest(task, others, *baseline, baseline_on_top);
+  out += not_learned(t, unlearned);
+  if (baseline->finished > 0) out += left_out(t, *baseline);
+  return out + failures(t.rows, out);
+}
+
+std::string recommendation(const TaskSummary& t) {
+  const TaskInfo& task = *t.task;
+  const Rows results = with_results(t);
+  const Row* baseline = baseline_of(t);
+  if (results.size() < 2 || baseline->finished == 0) return "";
+  const std::string start = "For " + task.name + " and this budget, ";
+  Rows learned;
+  for (const Row* row : results) {
+    if (row->learning != Learning::kNotLearned) learned.push_back(row);
   }
-  if (!caveats.empty() && !tie_with_baseline) {
-    out += beats_baseline ? " That `" + best.model->label +
-                                "` is best of all is no claim yet: " + list_of(caveats) + "."
-                          : why_no_claim(caveats);
+  if (learned.empty()) return start + "nothing is recommended, because no model has learned.";
+  if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
+    return start + "take " + full_name(*learned[0]) + ", because it alone has learned.";
   }
-  return out + failures(summary.rows, out);
+  const Row& first = t.rows.front();
+  if (t.best_is_claimed) {
+    const std::string why = results.size() == learned.size()
+                                ? "because it is better than every other model here."
+                                : "because it is better than every other model that has learned.";
+    return start + "take " + full_name(first) + ", " + why + for_memory(t, {&first});
+  }
+  Rows better = rows_with(t, Relation::kBetter);
+  if (better.empty()) better = rows_with(t, Relation::kLearned);
+  const bool claimed = !rows_with(t, Relation::kBetter).empty();
+  if (better.size() == 1) {
+    return start + "take " + name(*better[0]) +
+           (claimed
+                ? ", because it alone is shown to be better than the baseline " + name(*baseline)
+                : ", because it has learned and the baseline has not") +
+           "." + for_memory(t, better);
+  }
+  if (better.size() > 1) {
+    return start + "take one of " + names(better) +
+           (claimed ? ", because they are better than the baseline " + name(*baseline)
+                    : ", because they have learned and the baseline has not") +
+           "; which of them is better is not shown, so that the cheapest may be taken." +
+           cheaper(task, better) + for_memory(t, better);
+  }
+  Rows tied = rows_with(t, Relation::kNoDifference);
+  const bool lead = !rows_with(t, Relation::kAhead).empty();
+  if (!tied.empty()) {
+    double most = 0;
+    for (const Row* row : tied) {
+      most = std::max(most, largest_difference(row->against_baseline.difference));
+    }
+    tied.insert(tied.begin(), baseline);
+    return start + names(tied) + " are not separated (a difference to the baseline of up to " +
+           difference_text(task, most) + " is still possible), so that the cheapest may be taken." +
+           cheaper(task, tied) + for_memory(t, tied);
+  }
+  const Rows few = rows_with(t, Relation::kTooFewSeeds);
+  if (!few.empty()) {
+    return start + str("nothing is recommended, because a claim takes at least ", kSeedsForClaim,
+                       " seeds.");
+  }
+  if (lead) return start + "nothing is recommended, because no difference is a claim.";
+  return start + "take the baseline " + name(*baseline) +
+         ", because no other model is shown to be better." + for_memory(t, {baseline});
+}
+
+std::string limits(const Comparison& c, const Summary& summary) {
+  if (summary.finished == 0) return "";
+  std::vector<std::string> out;
+  double parameters = kUnknown, ratio = kUnknown, trained = kUnknown;
+  bool error_known = true;
+  std::vector<std::string> moving;
+  for (const TaskSummary& t : summary.tasks) {
+    Rows falling;
+    for (const Row& row : t.rows) {
+      if (row.finished == 0) continue;
+      if (row.trend == Trend::kMoving) falling.push_back(&row);
+      for (const Run* run : row.runs) {
+        if (run->state == RunState::kFinished && !run_failed(*run)) {
+          error_known &= std::isfinite(run->points.back().quality_error);
+        }
+      }
+      if (!row.build || row.build->parameters <= 0) continue;
+      const auto size = static_cast<double>(row.build->parameters);
+      parameters = std::fmax(parameters, size);
+      const double here = row.tokens.mean / size;
+      if (t.task->unit == "tokens" && !(here >= ratio)) {
+        ratio = here;
+        trained = row.tokens.mean;
+      }
+    }
+    if (!falling.empty()) {
+      moving.push_back((falling.size() == t.rows.size() ? "all" : names(falling)) + " on " +
+                       t.task->name);
+    }
+  }
+  if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
+  if (ratio < 20) {
+    out.push_back("training is early (" + count(trained) + " tokens are " +
+                  tokens_a_parameter(ratio) +
+                  " a parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
+  }
+  if (!moving.empty()) {
+    out.push_back("curves still move at the end (" + list_of(moving) +
+                  "), so that a longer training may order the models otherwise");
+  }
+  if (c.swept.empty()) {
+    out.push_back(
+        "no training option was swept, so that a model that needs another learning rate "
+        "than the one given is at a disadvantage");
+  } else {
+    std::vector<std::string> edges;
+    for (const Choice& choice : c.choices) {
+      if (!choice.at_edge.empty()) edges.push_back("`" + choice.model + "` on " + choice.task);
+    }
+    if (!edges.empty()) {
+      out.push_back("the best value of the sweep is at its edge for " + list_of(edges));
+    }
+    for (const std::string& key : c.swept) {
+      std::set<std::string> values;
+      for (const Run& run : c.runs) {
+        for (const SweptValue& v : run.setting) {
+          if (run.sweep && v.key == key) values.insert(v.value);
+        }
+      }
+      if (values.size() == 1) out.push_back("a single value of `" + key + "` was tried");
+    }
+  }
+  if (static_cast<int>(c.seeds.size()) < kSeedsForClaim) {
+    out.push_back(
+        (c.seeds.size() == 1 ? "there is one seed" : str("there are ", c.seeds.size(), " seeds")) +
+        str(", where a claim takes ", kSeedsForClaim));
+  }
+  if (!error_known) {
+    out.push_back("the sampling error of the held-out data is not known and not in the intervals");
+  }
+  if (out.empty()) return "";
+  return "What limits this: " + join(out, "; ") + ".";
 }
 
 }  // namespace headloom::report

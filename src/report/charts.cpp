@@ -88,8 +88,13 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, 
   chart.x = x_axis(*t.task, chart.lines, x);
   chart.y = fraction ? make_axis(what, Unit::kPercent, 0, 1)
                      : value_axis(what, chart.lines, chart.x.high);
-  if (!fraction && y == &Point::quality)
-    chart.chance = t.task->floors.empty() ? kUnknown : t.task->floors.back().quality;
+  if (fraction || y == &Point::quality) {
+    for (const Floor& floor : t.task->floors) {
+      // The metric may be the share of wrong answers, where the figure has that of the right ones.
+      const bool turned = fraction && t.task->lower_is_better;
+      chart.levels.push_back({floor.name, turned ? 1 - floor.quality : floor.quality});
+    }
+  }
   chart.title = capitalized(what) + " against " + chart.x.label + " on " + t.task->name;
   chart.description = "At the end of training: ";
   std::vector<std::string> ends;
@@ -216,7 +221,7 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
       states_differ |= state > 0 && dot.size != state;
       state = std::max(state, dot.size);
     }
-    dot.note = dot.label + ": " + metric_text(*t.task, row.quality) + " " + t.task->metric + ", " +
+    dot.note = dot.label + ": " + metric_text(*t.task, row.result) + " " + t.task->metric + ", " +
                grouped(dot.x) + " " + t.task->unit + "/s";
     if (std::isfinite(dot.size)) dot.note += ", " + bytes(dot.size) + " of state a token";
     x_low = std::fmin(x_low, dot.x);
@@ -317,10 +322,9 @@ std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& ro
   double low = kUnknown, high = kUnknown;
   for (const Row& r : t.rows) {
     if (r.finished == 0) continue;
-    const double spread = std::isfinite(r.quality.spread) ? r.quality.spread : 0;
-    low = std::fmin(low, std::min(r.quality.low, r.quality.mean - spread));
-    high = std::fmax(high, std::max(r.quality.high, r.quality.mean + spread));
-    if (r.baseline) strip.reference = r.quality.mean;
+    low = std::fmin(low, std::fmin(r.quality.low, r.result.low()));
+    high = std::fmax(high, std::fmax(r.quality.high, r.result.high()));
+    if (r.baseline) strip.reference = r.result.mean;
   }
   strip.low = low;
   strip.high = high;
@@ -329,8 +333,8 @@ std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& ro
       strip.values.push_back(run->points.back().quality);
     }
   }
-  strip.mean = row.quality.mean;
-  strip.spread = row.quality.spread;
+  strip.mean = row.result.mean;
+  strip.half_width = row.result.half_width;
   std::vector<std::string> values;
   for (const double v : strip.values) values.push_back(metric_text(*t.task, v));
   strip.title = row.model->label + ": " + (values.empty() ? "no result" : list_of(values));

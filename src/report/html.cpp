@@ -59,13 +59,15 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
     }
     body += element("tr", row.baseline ? "baseline" : "", line) + "\n";
   }
-  std::string note = "Best first. ± is the standard deviation over the seeds";
+  std::string note = "Best first. ± is half the 95% interval of the mean";
   if (strips) {
     note +=
-        "; under <i>each seed</i> circles are seeds, the bar is their mean, the block the spread" +
+        "; under <i>each seed</i> circles are seeds, the bar is their mean, the block its 95% "
+        "interval" +
         std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : "");
   }
-  note += t.rows.size() > 1 ? ". Second lines give the ratio to the baseline." : ".";
+  note += ". Speeds and memory are medians with their range";
+  note += t.rows.size() > 1 ? "; × is the ratio to the baseline." : ".";
   for (const Column& column : columns) {
     if (!column.title.starts_with("to match")) continue;
     note += " <i>" + rich(column.title) + "</i>: the share of the baseline's budget, in " +
@@ -196,18 +198,30 @@ std::string model_configs(const Comparison& c) {
   return out;
 }
 
-std::string notes() {
-  return "<p>Every model trains on the same data in the same order for a given seed. The result "
-         "is the metric on held-out data at the last evaluation. <b>Spread</b> (±) is the sample "
-         "standard deviation over the seeds of the finished runs.</p>"
-         "<p>Two models <b>tie</b> when their means differ by no more than the larger of their two "
-         "spreads. A model is called <b>better</b> only with at least three finished seeds on each "
-         "side, parameters and data equal within 1%, and no failed run of its own; a larger "
-         "difference without these is called <b>ahead</b> and says what is missing. With one seed "
-         "the spread is unknown and no winner is claimed.</p>"
-         "<p><b>Time</b> is time spent in training steps, and <b>speed</b> the tokens or images "
-         "trained on a second on this machine; both depend on what else it was doing. <b>State</b> "
-         "is the memory that decoding keeps for each token of context.</p>";
+std::string notes(const Summary& summary) {
+  return "<p>Every model trains on the same data in the same order for a given seed. The result is "
+         "the metric on held-out data at the last evaluation. Models are compared by the "
+         "differences of their results, one a seed (a paired t test). The <b>95% interval</b> also "
+         "holds the sampling error of the held-out data, which is the same for all seeds and does "
+         "not shrink with more of them. The errors of two models on the same data are taken as "
+         "independent. They mostly correlate, so that the intervals are rather too wide than too "
+         "narrow.</p>"
+         "<p>A model is called <b>better</b> or <b>worse</b> than the baseline only when at least "
+         "five seeds are paired and the test finds a difference after Holm's procedure over all " +
+         str(summary.tested) +
+         " tests of this report, which keeps the probability of one or more false statements at 5% "
+         "or less. With unequal parameters or data (by more than 1%), other training options, a "
+         "choice at the edge of its sweep, a diverged run or a failed one of its own it is only "
+         "<b>ahead</b> or <b>behind</b>. <b>No difference found</b> does not mean that there is "
+         "none: the interval says how large it may still be.</p>"
+         "<p>A model <b>has not learned</b> when its mean does not pass the task's best floor, "
+         "what can be reached without learning, by the same test. Nothing else is said of it. A "
+         "curve is <b>still falling</b> (or rising) when the metric has improved by more than 1% "
+         "of "
+         "its value, or by more than one point of a percentage, over the last quarter of the "
+         "steps; otherwise it is <b>on a plateau</b>.</p>"
+         "<p><b>Speed</b> is measured on this machine and depends on what else it was doing. "
+         "<b>State</b> is the memory that decoding keeps for each token of context.</p>";
 }
 
 std::string more(const Comparison& c, const Summary& summary) {
@@ -217,7 +231,7 @@ std::string more(const Comparison& c, const Summary& summary) {
   for (const auto& [key, value] : c.machine) {
     machine += element("dt", "", escape(key)) + element("dd", "", escape(value));
   }
-  out += element("h3", "", "How to read it") + notes();
+  out += element("h3", "", "How to read it") + notes(summary);
   if (!machine.empty())
     out += element("h3", "", "Machine") + element("dl", "", machine) + "<p></p>\n";
   out += fold("Every run",
@@ -252,6 +266,9 @@ std::string to_html(const Comparison& c) {
   std::string answers, sections;
   for (const TaskSummary& t : summary.tasks) {
     answers += element("p", "", rich(t.answer)) + "\n";
+    if (!t.recommendation.empty()) {
+      answers += element("p", "advice", rich(t.recommendation)) + "\n";
+    }
     sections += task_section(c, t);
   }
   if (answers.empty()) answers = element("p", "", "Nothing was compared: no task is configured.");
@@ -260,7 +277,9 @@ std::string to_html(const Comparison& c) {
          "<meta name=\"color-scheme\" content=\"light dark\">\n" +
          element("title", "", escape(title)) + "\n<style>" + kStyle +
          "</style>\n</head>\n<body>\n<main>\n" + element("header", "", head) +
-         "<div class=\"answer\">\n" + answers + "</div>\n" + sections + more(c, summary) +
+         "<div class=\"answer\">\n" +
+         (summary.limits.empty() ? "" : element("p", "limits", rich(summary.limits))) + answers +
+         "</div>\n" + sections + more(c, summary) +
          "</main>\n<footer>Written by Headloom. This page is one file and fetches "
          "nothing.</footer>\n</body>\n</html>\n";
 }

@@ -16,9 +16,24 @@ Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nul
 Json to_json(const Stat& stat) {
   return {{"count", stat.count},
           {"mean", number(stat.mean)},
-          {"spread", number(stat.spread)},
+          {"median", number(stat.median)},
           {"low", number(stat.low)},
           {"high", number(stat.high)}};
+}
+
+Json to_json(const Estimate& e) {
+  return {{"count", e.count},
+          {"mean", number(e.mean)},
+          {"deviation", number(e.deviation)},
+          {"evaluation_error", number(e.shared_error)},
+          {"low", number(e.low())},
+          {"high", number(e.high())}};
+}
+
+Json setting(const Setting& values) {
+  Json out = Json::object();
+  for (const SweptValue& v : values) out[v.key] = v.value;
+  return out;
 }
 
 Json to_json(const Run& run) {
@@ -30,6 +45,7 @@ Json to_json(const Run& run) {
                       {"train_loss", number(p.train_loss)},
                       {"loss", number(p.loss)},
                       {"quality", number(p.quality)},
+                      {"quality_error", number(p.quality_error)},
                       {"accuracy", number(p.accuracy)}});
     for (const auto& [layer, shares] : p.expert_load) {
       points.back()["expert_load"][std::to_string(layer)] = shares;
@@ -39,6 +55,8 @@ Json to_json(const Run& run) {
                       : run.state == RunState::kFinished ? "finished"
                                                          : "running";
   Json out{{"seed", run.seed}, {"state", state}};
+  if (!run.setting.empty()) out["setting"] = setting(run.setting);
+  if (!run.folder.empty()) out["folder"] = run.folder;
   if (run_failed(run)) out["problem"] = run_problem(run);
   if (run_diverged(run)) out["warning"] = run.warning;
   out["tokens_per_second"] = number(run.tokens_per_second);
@@ -47,7 +65,7 @@ Json to_json(const Run& run) {
   return out;
 }
 
-Json to_json(const Row& row) {
+Json to_json(const TaskSummary& task, const Row& row) {
   Json out{{"model", row.model->label}, {"baseline", row.baseline}};
   if (row.build) {
     out["parameters"] = row.build->parameters >= 0 ? Json(row.build->parameters) : Json(nullptr);
@@ -56,16 +74,36 @@ Json to_json(const Row& row) {
     out["measured_state_bytes_per_token"] = number(row.build->measured_state_bytes_per_token);
     out["mechanism_share"] = number(row.build->mechanism_share);
     out["config"] = row.build->config;
+    if (!row.build->train_differences.empty()) {
+      out["train_differences"] = row.build->train_differences;
+    }
   }
+  if (row.choice) {
+    out["choice"] = {{"setting", setting(row.choice->setting)}, {"at_edge", row.choice->at_edge}};
+  }
+  out["result"] = to_json(row.result);
   out["quality"] = to_json(row.quality);
   out["loss"] = to_json(row.loss);
   out["accuracy"] = to_json(row.accuracy);
   out["tokens_per_second"] = to_json(row.tokens_per_second);
+  out["decode_tokens_per_second"] = to_json(row.decode_tokens_per_second);
   out["peak_memory_bytes"] = to_json(row.peak_memory);
-  const Relation relation = row.against_baseline.relation;
+  const char* const learned[] = {nullptr, "unknown", "yes", "no"};
+  if (row.learning != Learning::kNoFloor) {
+    out["learned"] = learned[static_cast<int>(row.learning)];
+  }
+  const std::string trend = trend_text(*task.task, row.trend);
+  out["trend"] = trend.empty() ? Json(nullptr) : Json(trend);
+  const Verdict& verdict = row.against_baseline;
   out["against_baseline"] = {
-      {"relation", relation == Relation::kUnknown ? Json(nullptr) : Json(relation_text(relation))},
-      {"caveats", row.against_baseline.caveats}};
+      {"relation", verdict.relation == Relation::kUnknown ? Json(nullptr)
+                                                          : Json(relation_text(verdict.relation))},
+      {"difference", to_json(verdict.difference)},
+      {"p", number(verdict.p)},
+      {"adjusted_p", number(verdict.adjusted_p)},
+      {"seeds_needed", verdict.seeds_needed > 0 ? Json(verdict.seeds_needed) : Json(nullptr)},
+      {"unpaired_seeds", verdict.unpaired},
+      {"caveats", verdict.caveats}};
   Json runs = Json::array();
   for (const Run* run : row.runs) runs.push_back(to_json(*run));
   out["runs"] = std::move(runs);
@@ -79,16 +117,27 @@ std::string to_json(const Comparison& comparison) {
   Json tasks = Json::array();
   for (const TaskSummary& task : summary.tasks) {
     Json rows = Json::array();
-    for (const Row& row : task.rows) rows.push_back(to_json(row));
-    tasks.push_back(
-        {{"task", task.task->name},
-         {"metric", task.task->metric},
-         {"unit", task.task->unit},
-         {"lower_is_better", task.task->lower_is_better},
-         {"chance",
-          number(task.task->floors.empty() ? kUnknown : task.task->floors.back().quality)},
-         {"answer", task.answer},
-         {"models", std::move(rows)}});
+    for (const Row& row : task.rows) rows.push_back(to_json(task, row));
+    Json floors = Json::array();
+    for (const Floor& floor : task.task->floors) {
+      floors.push_back({{"name", floor.name}, {"quality", number(floor.quality)}});
+    }
+    tasks.push_back({{"task", task.task->name},
+                     {"metric", task.task->metric},
+                     {"unit", task.task->unit},
+                     {"lower_is_better", task.task->lower_is_better},
+                     {"floors", std::move(floors)},
+                     {"answer", task.answer},
+                     {"recommendation", task.recommendation},
+                     {"best_is_claimed", task.best_is_claimed},
+                     {"models", std::move(rows)}});
+  }
+  Json sweep = Json::array();
+  for (const Run& run : comparison.runs) {
+    if (!run.sweep) continue;
+    sweep.push_back(to_json(run));
+    sweep.back()["model"] = run.model;
+    sweep.back()["task"] = run.task;
   }
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;
@@ -97,6 +146,8 @@ std::string to_json(const Comparison& comparison) {
                  {"seeds", comparison.seeds},     {"machine", std::move(machine)},
                  {"planned", summary.planned},    {"finished", summary.finished},
                  {"failed", summary.failed},      {"running", summary.running},
+                 {"tested", summary.tested},      {"limits", summary.limits},
+                 {"swept", comparison.swept},     {"sweep_runs", std::move(sweep)},
                  {"tasks", std::move(tasks)},     {"config", comparison.config}};
   // Invalid UTF-8 in a message or path must not cost the result.
   return out.dump(2, ' ', false, Json::error_handler_t::replace);

@@ -115,6 +115,17 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
   return out;
 }
 
+std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
+  std::string out;
+  for (const Level& level : levels) {
+    if (!(level.y > f.y.low && level.y <= f.y.high)) continue;
+    const double y = f.py(level.y);
+    out += line_at(f.left, y, f.right, y, "floor");
+    out += text_at(f.left + 4, y < f.top + 12 ? y + 12 : y - 4, "note", level.name);
+  }
+  return out;
+}
+
 std::string draw_line(const Line& line, const Frame& f) {
   std::string path, band, band_back;
   bool wide = false;
@@ -304,10 +315,7 @@ std::string to_svg(const LineChart& chart) {
              "\" width=\"", num(f.right - f.left + 4), "\" height=\"", num(f.bottom - f.top + 6),
              "\"/></clipPath>");
   out += grid(f);
-  if (std::isfinite(chart.chance) && chart.chance > f.y.low && chart.chance <= f.y.high) {
-    out += line_at(f.left, f.py(chart.chance), f.right, f.py(chart.chance), "chance");
-    out += text_at(f.left + 4, f.py(chart.chance) - 4, "note", "chance");
-  }
+  out += draw_levels(chart.levels, f);
   out += str("<g clip-path=\"url(#", id, "c)\">");
   std::vector<const Line*> drawn;
   // The first line (the best) is drawn last, above the others.
@@ -340,6 +348,7 @@ std::string to_svg(const Scatter& scatter) {
   const std::string id = id_of(scatter.title);
   Frame f{.x = scatter.x, .y = scatter.y};
   std::string out = open_svg(scatter.title, scatter.description, id) + grid(f);
+  out += draw_levels(scatter.levels, f);
   std::vector<Box> taken;
   for (const Dot& dot : scatter.dots) {
     const double r = radius_of(dot);
@@ -378,10 +387,10 @@ std::string to_svg(const Strip& strip) {
     out += line_at(px(strip.reference), 0, px(strip.reference), kStripHeight, "reference");
   }
   const double y = kStripHeight / 2;
-  if (std::isfinite(strip.mean) && std::isfinite(strip.spread)) {
-    out += str("<rect class=\"spread ", css, "\" x=\"", num(px(strip.mean - strip.spread)),
+  if (std::isfinite(strip.mean) && std::isfinite(strip.half_width)) {
+    out += str("<rect class=\"spread ", css, "\" x=\"", num(px(strip.mean - strip.half_width)),
                "\" y=\"", num(y - 4.5), "\" width=\"",
-               num(px(strip.mean + strip.spread) - px(strip.mean - strip.spread)),
+               num(px(strip.mean + strip.half_width) - px(strip.mean - strip.half_width)),
                "\" height=\"9\" rx=\"2\"/>");
   }
   for (const double v : strip.values) {

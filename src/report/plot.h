@@ -38,12 +38,18 @@ struct Line {
   std::vector<LinePoint> points;  // finite
 };
 
+// A dotted level with its name.
+struct Level {
+  std::string name;
+  double y = 0;
+};
+
 struct LineChart {
   std::string title;  // for those who do not see the chart
   std::string description;
   Axis x, y;
   std::vector<Line> lines;
-  double chance = kUnknown;  // a dotted level, labelled "chance"
+  std::vector<Level> levels{};
 };
 // Empty where there is nothing to draw.
 std::string to_svg(const LineChart& chart);
@@ -61,17 +67,18 @@ struct Scatter {
   std::string title, description;
   Axis x, y;
   std::vector<Dot> dots;
+  std::vector<Level> levels{};
 };
 std::string to_svg(const Scatter& scatter);
 
-// One table row's seeds on a scale shared by the rows: dots, the mean with its spread, and a thin
+// One table row's seeds on a scale shared by the rows: dots, the mean with its interval, and a thin
 // line at the baseline's mean.
 struct Strip {
   std::string title;
   int style = 0;
   double low = 0, high = 1;
   std::vector<double> values;
-  double mean = kUnknown, spread = kUnknown;
+  double mean = kUnknown, half_width = kUnknown;  // of the interval
   double reference = kUnknown;
 };
 std::string to_svg(const Strip& strip);

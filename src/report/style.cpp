@@ -94,7 +94,7 @@ svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
 svg .tick { fill: var(--faint); font-size: 11.5px; }
 svg .note { font-size: 11.5px; font-style: italic; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--faint); }
-svg .chance { stroke: var(--faint); stroke-dasharray: 1 3; }
+svg .floor { stroke: var(--faint); stroke-dasharray: 1 3; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-dasharray: var(--d);
   stroke-linejoin: round; }
 svg .broken { stroke-width: 1.2; opacity: 0.75; }

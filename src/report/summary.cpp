@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <numeric>
+#include <utility>
 
 #include "report/answer.h"
 #include "report/format.h"
@@ -13,26 +17,21 @@ double last(const Run& run, double Point::* value) {
   return run.points.empty() ? kUnknown : run.points.back().*value;
 }
 
+bool has_result(const Run& run) { return run.state == RunState::kFinished && !run_failed(run); }
+
 template <typename Value>
 Stat over_finished(const Row& row, Value value) {
   std::vector<double> values;
   for (const Run* run : row.runs) {
-    if (run->state == RunState::kFinished && !run_failed(*run)) values.push_back(value(*run));
+    if (has_result(*run)) values.push_back(value(*run));
   }
   return stat_of(values);
 }
 
-// Why a lead of `a` over `b` is no claim yet. Failed runs of `b` do not weaken it: they would only
-// have made b's mean worse.
+// Why a difference in favour of `a` over `b` is no claim. Failed runs of `b` do not weaken it: they
+// would only have made b's mean worse.
 std::vector<std::string> caveats(const Row& a, const Row& b) {
   std::vector<std::string> out;
-  const Row& fewer = a.finished < b.finished ? a : b;
-  // Failed runs say already why seeds are missing.
-  if (fewer.finished < kSeedsForClaim && !(&fewer == &a && a.failed > 0)) {
-    std::string seeds = fewer.finished == 1 ? "one seed" : str(fewer.finished, " seeds");
-    if (a.finished != b.finished) seeds += " of `" + fewer.model->label + "`";
-    out.push_back(seeds);
-  }
   if (a.failed > 0) out.push_back(failed_runs(a));
   // One of b's makes a's lead larger than it is.
   for (const Row* row : {&a, &b}) {
@@ -49,7 +48,44 @@ std::vector<std::string> caveats(const Row& a, const Row& b) {
             " the parameters");
   }
   unequal(a.tokens.mean, b.tokens.mean, " the tokens");
+  for (const Row* row : {&a, &b}) {
+    const std::string of = " of `" + row->model->label + "`";
+    if (row->build && !row->build->train_differences.empty()) {
+      out.push_back("training options" + of + ": " + row->build->train_differences);
+    }
+    if (row->choice && !row->choice->at_edge.empty()) {
+      out.push_back(list_of(row->choice->at_edge) + of + " at the edge of its sweep");
+    }
+  }
   return out;
+}
+
+Trend trend_of(const TaskInfo& task, const std::vector<const Run*>& runs) {
+  double now = 0, before = 0;
+  int count = 0;
+  for (const Run* run : runs) {
+    if (!has_result(*run)) continue;
+    const double wanted = 0.75 * static_cast<double>(run->points.back().step);
+    const Point* near = nullptr;
+    for (const Point& p : run->points) {
+      const auto distance = [&](const Point& q) {
+        return std::abs(static_cast<double>(q.step) - wanted);
+      };
+      if (std::isfinite(p.quality) && (!near || distance(p) < distance(*near))) near = &p;
+    }
+    // An evaluation near the end or the start says nothing about the last quarter.
+    if (static_cast<double>(near->step) < 0.6 / 0.75 * wanted ||
+        static_cast<double>(near->step) > 0.9 / 0.75 * wanted) {
+      continue;
+    }
+    before += near->quality;
+    now += run->points.back().quality;
+    ++count;
+  }
+  if (count == 0) return Trend::kUnknown;
+  const double gain = (task.lower_is_better ? before - now : now - before) / count;
+  const double enough = task.percent ? 0.01 : 0.01 * std::abs(now) / count;
+  return gain > enough ? Trend::kMoving : Trend::kPlateau;
 }
 
 Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) {
@@ -57,49 +93,196 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   row.model = &model;
   row.baseline = &model == &c.models.front();
   row.planned = c.planned ? static_cast<int>(c.seeds.size()) : 0;
-  for (const Build& build : c.builds) {
-    if (build.model == model.label && build.task == task.name) row.build = &build;
-  }
+  const auto find = [&](const auto& all, auto& found) {
+    for (const auto& one : all) {
+      if (one.model == model.label && one.task == task.name) found = &one;
+    }
+  };
+  find(c.builds, row.build);
+  find(c.choices, row.choice);
+  find(c.speeds, row.speed);
   for (const int64_t seed : c.seeds) {
     for (const Run& run : c.runs) {
-      if (run.model != model.label || run.task != task.name || run.seed != seed) continue;
+      if (run.sweep || run.model != model.label || run.task != task.name || run.seed != seed) {
+        continue;
+      }
       row.runs.push_back(&run);
       row.planned += !c.planned;
       row.failed += run_failed(run);
-      row.finished += run.state == RunState::kFinished && !run_failed(run);
+      row.finished += has_result(run);
       row.running += run.state == RunState::kRunning;
       row.diverged += run_diverged(run);
     }
   }
-  row.quality = over_finished(row, [](const Run& r) { return last(r, &Point::quality); });
+  std::vector<double> results;
+  double squares = 0;
+  for (const Run* run : row.runs) {
+    if (!has_result(*run)) continue;
+    results.push_back(run->points.back().quality);
+    squares += run->points.back().quality_error * run->points.back().quality_error;
+  }
+  row.result = estimate(results, std::sqrt(squares / static_cast<double>(results.size())));
+  row.quality = stat_of(results);
   row.loss = over_finished(row, [](const Run& r) { return last(r, &Point::loss); });
   row.accuracy = over_finished(row, [](const Run& r) { return last(r, &Point::accuracy); });
   row.tokens = over_finished(row, [](const Run& r) { return last(r, &Point::tokens); });
   row.tokens_per_second = over_finished(row, [](const Run& r) { return r.tokens_per_second; });
   row.peak_memory = over_finished(row, [](const Run& r) { return r.peak_memory_bytes; });
+  if (row.speed) {
+    const auto measured = [](Stat& stat, const std::vector<double>& rounds) {
+      if (const Stat s = stat_of(rounds); s.count > 0) stat = s;
+    };
+    measured(row.tokens_per_second, row.speed->train_tokens_per_second);
+    measured(row.decode_tokens_per_second, row.speed->decode_tokens_per_second);
+    measured(row.peak_memory, row.speed->peak_memory_bytes);
+  }
+  row.trend = trend_of(task, row.runs);
   return row;
+}
+
+// The difference of two rows, paired by seed, untested.
+Verdict paired(const Row& a, const Row& b) {
+  Verdict verdict;
+  if (a.finished == 0 || b.finished == 0) return verdict;
+  std::map<int64_t, std::pair<const Run*, const Run*>> seeds;
+  for (const Run* run : a.runs) {
+    if (has_result(*run)) seeds[run->seed].first = run;
+  }
+  for (const Run* run : b.runs) {
+    if (has_result(*run)) seeds[run->seed].second = run;
+  }
+  std::vector<double> differences;
+  for (const auto& [seed, runs] : seeds) {
+    if (runs.first && runs.second) {
+      differences.push_back(runs.first->points.back().quality - runs.second->points.back().quality);
+    } else {
+      verdict.unpaired.push_back(seed);
+    }
+  }
+  verdict.difference =
+      estimate(differences, evaluation_error(a.result.shared_error, b.result.shared_error));
+  verdict.p = p_value(verdict.difference, 0);
+  return verdict;
+}
+
+// Whether a difference of the metric is in favour of the model that it is added to.
+bool favours(const TaskInfo& task, double difference) {
+  return task.lower_is_better ? difference < 0 : difference > 0;
+}
+
+// The relation that the tests allow. `found`: the difference is one of those that Holm's procedure
+// keeps.
+void settle(const TaskInfo& task, const Row& row, const Row& other, Verdict& verdict) {
+  if (row.finished == 0 || other.finished == 0) return;
+  const bool good = favours(task, verdict.difference.mean);
+  verdict.caveats = good ? caveats(row, other) : caveats(other, row);
+  if (row.learning == Learning::kNotLearned) {
+    verdict.relation = Relation::kNotLearned;
+  } else if (other.learning == Learning::kNotLearned) {
+    verdict.relation =
+        row.learning == Learning::kLearned ? Relation::kLearned : Relation::kTooFewSeeds;
+  } else if (verdict.difference.count < kSeedsForClaim) {
+    verdict.relation = Relation::kTooFewSeeds;
+    verdict.seeds_needed = seeds_needed(verdict.difference, kSeedsForClaim);
+  } else if (!(verdict.adjusted_p <= kFalseClaims)) {
+    verdict.relation = Relation::kNoDifference;
+  } else if (verdict.caveats.empty()) {
+    verdict.relation = good ? Relation::kBetter : Relation::kWorse;
+  } else {
+    verdict.relation = good ? Relation::kAhead : Relation::kBehind;
+  }
+}
+
+// The p value of the hypothesis that the best row is no better than some other row with a result:
+// the largest of its paired comparisons. Unknown where one of them has too few seeds.
+double best_p(const TaskSummary& t) {
+  double p = kUnknown;
+  for (size_t i = 1; i < t.rows.size(); ++i) {
+    if (t.rows[i].finished == 0) continue;
+    const Verdict verdict = paired(t.rows.front(), t.rows[i]);
+    if (verdict.difference.count < kSeedsForClaim) return kUnknown;
+    p = std::fmax(p, favours(*t.task, verdict.difference.mean) ? verdict.p : 1);
+  }
+  return p;
+}
+
+// Tests everything that the report states, as one family. Which hypotheses belong to it depends on
+// the number of runs and not on what the tests find.
+void test(Summary& summary) {
+  std::vector<double> p;
+  std::vector<double*> adjusted;
+  const auto add = [&](double value, double& out) {
+    if (!std::isfinite(value)) return;
+    p.push_back(value);
+    adjusted.push_back(&out);
+  };
+  std::vector<double> best(summary.tasks.size(), kUnknown);
+  for (size_t i = 0; i < summary.tasks.size(); ++i) {
+    TaskSummary& t = summary.tasks[i];
+    for (Row& row : t.rows) {
+      if (t.floor()) add(p_value(row.result, t.floor()->quality), row.floor_p);
+      if (!row.baseline && row.against_baseline.difference.count >= kSeedsForClaim) {
+        add(row.against_baseline.p, row.against_baseline.adjusted_p);
+      }
+    }
+    // With two models, or the baseline as the best, the comparisons with the baseline say it.
+    if (t.rows.size() > 2) add(best_p(t), best[i]);
+  }
+  const std::vector<double> after = holm(p);
+  for (size_t i = 0; i < p.size(); ++i) *adjusted[i] = after[i];
+  summary.tested = static_cast<int>(p.size());
+
+  for (size_t i = 0; i < summary.tasks.size(); ++i) {
+    TaskSummary& t = summary.tasks[i];
+    if (t.rows.empty()) continue;
+    const Row* baseline = nullptr;
+    for (Row& row : t.rows) {
+      if (row.baseline) baseline = &row;
+      if (!t.floor() || row.finished == 0) continue;
+      const bool past = favours(*t.task, row.result.mean - t.floor()->quality);
+      // One run has no interval: what has not passed the floor has not learned, but what has may
+      // have been lucky.
+      row.learning = !past                         ? Learning::kNotLearned
+                     : row.result.count < 2        ? Learning::kUnknown
+                     : row.floor_p <= kFalseClaims ? Learning::kLearned
+                                                   : Learning::kNotLearned;
+    }
+    for (Row& row : t.rows) {
+      if (!row.baseline) settle(*t.task, row, *baseline, row.against_baseline);
+    }
+    const Row& first = t.rows.front();
+    bool claimed = first.finished > 0 && first.learning != Learning::kNotLearned &&
+                   first.learning != Learning::kUnknown;
+    int rivals = 0;
+    for (size_t k = 1; k < t.rows.size(); ++k) {
+      const Row& other = t.rows[k];
+      if (other.finished == 0 || other.learning == Learning::kNotLearned) continue;
+      ++rivals;
+      claimed &= caveats(first, other).empty();
+      const Relation relation = (first.baseline ? other : first).against_baseline.relation;
+      if (first.baseline) claimed &= relation == Relation::kWorse;
+      if (!first.baseline && t.rows.size() == 2) claimed &= relation == Relation::kBetter;
+      if (!first.baseline && t.rows.size() > 2) claimed &= best[i] <= kFalseClaims;
+    }
+    t.best_is_claimed = claimed && rivals > 0;
+  }
 }
 
 }  // namespace
 
 Stat stat_of(const std::vector<double>& values) {
+  std::vector<double> finite;
+  std::copy_if(values.begin(), values.end(), std::back_inserter(finite),
+               [](double v) { return std::isfinite(v); });
   Stat stat;
-  double sum = 0;
-  for (const double v : values) {
-    if (!std::isfinite(v)) continue;
-    stat.low = stat.count ? std::min(stat.low, v) : v;
-    stat.high = stat.count ? std::max(stat.high, v) : v;
-    sum += v;
-    ++stat.count;
-  }
-  if (stat.count == 0) return stat;
-  stat.mean = sum / stat.count;
-  if (stat.count < 2) return stat;
-  double squares = 0;
-  for (const double v : values) {
-    if (std::isfinite(v)) squares += (v - stat.mean) * (v - stat.mean);
-  }
-  stat.spread = std::sqrt(squares / (stat.count - 1));
+  stat.count = static_cast<int>(finite.size());
+  if (finite.empty()) return stat;
+  std::sort(finite.begin(), finite.end());
+  const size_t half = finite.size() / 2;
+  stat.median = finite.size() % 2 ? finite[half] : 0.5 * (finite[half - 1] + finite[half]);
+  stat.mean = std::accumulate(finite.begin(), finite.end(), 0.0) / stat.count;
+  stat.low = finite.front();
+  stat.high = finite.back();
   return stat;
 }
 
@@ -129,36 +312,15 @@ std::string diverged_runs(const Row& row) {
              row.model->label, "`");
 }
 
-Verdict compare(const TaskInfo& task, const Row& a, const Row& b) {
-  Verdict verdict;
-  if (a.finished == 0 || b.finished == 0) return verdict;
-  const double gain = (a.quality.mean - b.quality.mean) * (task.lower_is_better ? -1 : 1);
-  double spread = 0;
-  for (const Row* row : {&a, &b}) {
-    if (row->quality.count >= 2) spread = std::max(spread, row->quality.spread);
-  }
-  // Rounding in the means must not turn equal runs into a difference.
-  const double rounding = 1e-9 * std::max(std::abs(a.quality.mean), std::abs(b.quality.mean));
-  if (std::abs(gain) <= std::max(spread, rounding)) {
-    verdict.relation = Relation::kTie;
-    return verdict;
-  }
-  verdict.caveats = gain > 0 ? caveats(a, b) : caveats(b, a);
-  if (verdict.caveats.empty()) {
-    verdict.relation = gain > 0 ? Relation::kBetter : Relation::kWorse;
-  } else {
-    verdict.relation = gain > 0 ? Relation::kAhead : Relation::kBehind;
-  }
-  return verdict;
-}
-
 Summary summarize(const Comparison& c) {
   Summary summary;
   for (const TaskInfo& task : c.tasks) {
     TaskSummary t;
     t.task = &task;
     for (const ModelInfo& model : c.models) t.rows.push_back(make_row(c, task, model));
-    for (Row& row : t.rows) row.against_baseline = compare(task, row, t.rows.front());
+    for (Row& row : t.rows) {
+      if (!row.baseline) row.against_baseline = paired(row, t.rows.front());
+    }
     for (const Row& row : t.rows) {
       summary.planned += row.planned;
       summary.finished += row.finished;
@@ -173,9 +335,14 @@ Summary summarize(const Comparison& c) {
       return task.lower_is_better ? a.quality.mean < b.quality.mean
                                   : a.quality.mean > b.quality.mean;
     });
-    t.answer = answer(t);
     summary.tasks.push_back(std::move(t));
   }
+  test(summary);
+  for (TaskSummary& t : summary.tasks) {
+    t.answer = answer(t);
+    t.recommendation = recommendation(t);
+  }
+  summary.limits = limits(c, summary);
   const int done = summary.finished + summary.failed;
   if (done < summary.planned) {
     summary.progress =
@@ -191,10 +358,16 @@ std::string metric_text(const TaskInfo& task, double value) {
   return task.percent ? percent(value) : fixed(value, 3);
 }
 
-std::string metric_text(const TaskInfo& task, const Stat& stat) {
-  if (stat.count < 2) return metric_text(task, stat.mean);
-  if (task.percent) return fixed(100 * stat.mean, 1) + " ± " + percent(stat.spread);
-  return fixed(stat.mean, 3) + " ± " + fixed(stat.spread, 3);
+std::string metric_text(const TaskInfo& task, const Estimate& result) {
+  if (result.count < 2) return metric_text(task, result.mean);
+  if (task.percent) return fixed(100 * result.mean, 1) + " ± " + percent(result.half_width);
+  return fixed(result.mean, 3) + " ± " + fixed(result.half_width, 3);
+}
+
+std::string trend_text(const TaskInfo& task, Trend trend) {
+  if (trend == Trend::kUnknown) return "";
+  if (trend == Trend::kPlateau) return "on a plateau";
+  return task.lower_is_better ? "still falling" : "still rising";
 }
 
 }  // namespace headloom::report

@@ -1,52 +1,91 @@
 // What the numbers of a comparison allow one to say.
 //
-// Spread is the sample standard deviation over the seeds of a model's finished runs. Two models tie
-// when their means differ by no more than the larger of their two spreads. A larger difference is
-// claimed ("better") only between models with equal parameters (within 1%), equal tokens, at least
-// three finished seeds each, no failed run and no diverged one; otherwise it is a lead, reported
-// with what is missing.
+// Everything a report states about models is tested (report/statistics.h): that a model has learned
+// (its mean against the task's best floor), that a model is better or worse than the baseline (the
+// difference paired by seed), and that the best model of a task is better than every other (the
+// largest of its p values, one hypothesis). All these of all tasks are one family, and Holm's
+// procedure keeps the probability of one or more false statements in a report at 5% or less. The
+// intervals are 95% intervals, each by itself.
+//
+// A comparison with the baseline is tested from five paired seeds on. A difference is claimed
+// ("better", "worse") only between models with equal parameters (within 1%), equal tokens, equal
+// training options, a sweep whose choice is not at an edge, no failed run of the better one and no
+// diverged run of either. Otherwise the model is "ahead" or "behind", with what is missing.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "report/comparison.h"
+#include "report/statistics.h"
 
 namespace headloom::report {
 
-inline constexpr int kSeedsForClaim = 3;
+inline constexpr int kSeedsForClaim = 5;
+inline constexpr double kFalseClaims = 0.05;    // at most, of a report
 inline constexpr double kSizeTolerance = 0.01;  // of parameters and of tokens
 
 // Over the finite ones of the values given.
 struct Stat {
   int count = 0;
   double mean = kUnknown;
-  double spread = kUnknown;  // sample standard deviation; unknown below two values
+  double median = kUnknown;
   double low = kUnknown;
   double high = kUnknown;
 };
 Stat stat_of(const std::vector<double>& values);
 
-enum class Relation { kUnknown, kTie, kBetter, kWorse, kAhead, kBehind };
+enum class Relation {
+  kUnknown,       // one of the two has no result
+  kNotLearned,    // the model has not passed the floor
+  kLearned,       // the model has passed the floor and the baseline has not
+  kTooFewSeeds,   // fewer than five seeds that both models finished
+  kNoDifference,  // none found
+  kBetter,
+  kWorse,
+  kAhead,  // a difference with caveats
+  kBehind,
+};
 
-// How one model stands to another. `caveats` say why a lead is not a claim.
+// How one model stands to another.
 struct Verdict {
   Relation relation = Relation::kUnknown;
-  std::vector<std::string> caveats;
+  Estimate difference{};          // of the metric, paired by seed: this model's minus the other's
+  double p = kUnknown;            // two-sided, by itself
+  double adjusted_p = kUnknown;   // among all of the report; unknown where it was not tested
+  int seeds_needed = -1;          // for a difference as large as this one; -1: more than 1000, or
+                                  // unknown
+  std::vector<int64_t> unpaired;  // seeds that only one of the two has finished
+  std::vector<std::string> caveats;  // why a difference is not a claim
 };
+
+enum class Learning { kNoFloor, kUnknown, kLearned, kNotLearned };
+
+// How a curve ends. Compared are the last evaluation and the one nearest to three quarters of the
+// steps, each as the mean over the seeds. The curve still moves where the metric has improved by
+// more than 1% of its value since then, or by more than one point where it is a percentage.
+enum class Trend { kUnknown, kMoving, kPlateau };
 
 // One model on one task.
 struct Row {
   const ModelInfo* model = nullptr;
-  const Build* build = nullptr;  // null where the comparison has none
+  const Build* build = nullptr;    // null where the comparison has none
+  const Choice* choice = nullptr;  // null where nothing was swept
+  const Speed* speed = nullptr;    // null where it was not measured apart from training
   bool baseline = false;
   std::vector<const Run*> runs;  // in the order of the seeds
   int planned = 0;               // seeds
   int finished = 0;              // with a finite result
   int failed = 0;
   int running = 0;
-  int diverged = 0;  // of the finished
-  Stat quality, loss, accuracy, tokens_per_second, peak_memory, tokens;
+  int diverged = 0;   // of the finished
+  Estimate result{};  // the metric's mean over the seeds, with the error of the evaluation data
+  Stat quality, loss, accuracy, tokens, tokens_per_second, peak_memory;
+  // The last three are over the rounds of `speed` where there are any, and over the runs otherwise.
+  Stat decode_tokens_per_second;
+  Learning learning = Learning::kNoFloor;
+  double floor_p = kUnknown;  // of the hypothesis that the mean is the floor; adjusted
+  Trend trend = Trend::kUnknown;
   Verdict against_baseline;
 
   int waiting() const { return planned - finished - failed - running; }
@@ -56,19 +95,23 @@ struct TaskSummary {
   const TaskInfo* task = nullptr;
   std::vector<Row> rows;  // best first; models without a result last
   bool has_accuracy = false;
-  std::string answer;  // sentences; `code` marks labels
+  // Whether the first row is better than every other one that has learned.
+  bool best_is_claimed = false;
+  std::string answer;          // sentences; `code` marks labels
+  std::string recommendation;  // sentences, from claims alone
+
+  const Floor* floor() const { return task->floors.empty() ? nullptr : &task->floors.back(); }
 };
 
 struct Summary {
   std::vector<TaskSummary> tasks;
   int planned = 0, finished = 0, failed = 0, running = 0;
+  int tested = 0;        // hypotheses in the family
   std::string progress;  // empty once every planned run has finished or failed
+  std::string limits;    // what is small, early or not swept about the experiment
 };
 
 Summary summarize(const Comparison& comparison);
-
-// Whether `a` is better than `b` on the task.
-Verdict compare(const TaskInfo& task, const Row& a, const Row& b);
 
 // "1 failed run of `dcmha`".
 std::string failed_runs(const Row& row);
@@ -83,7 +126,10 @@ std::string run_problem(const Run& run);
 
 // "1.912", "12.5%", "–" for an unknown metric value of the task.
 std::string metric_text(const TaskInfo& task, double value);
-// "1.912 ± 0.004"; without the spread where it is unknown.
-std::string metric_text(const TaskInfo& task, const Stat& stat);
+// "1.912 ± 0.004", half the 95% interval; without it where it is unknown.
+std::string metric_text(const TaskInfo& task, const Estimate& result);
+
+// "still falling", "still rising", "on a plateau" or "".
+std::string trend_text(const TaskInfo& task, Trend trend);
 
 }  // namespace headloom::report

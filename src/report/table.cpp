@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/text.h"
+#include "report/answer.h"
 #include "report/charts.h"
 #include "report/format.h"
 
@@ -16,8 +17,25 @@ double parameters(const Row& row) {
 }
 double flops(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
 double state(const Row& row) { return row.build ? row.build->state() : kUnknown; }
-double speed(const Row& row) { return row.tokens_per_second.mean; }
-double memory(const Row& row) { return row.peak_memory.mean; }
+
+// "39,800 to 40,200"; empty for a single value.
+std::string range_note(const Stat& stat, std::string (*text)(double)) {
+  return stat.count > 1 ? text(stat.low) + " to " + text(stat.high) : "";
+}
+
+// What was measured several times: the median with the range.
+Column ranged(const TaskSummary& task, const std::string& title, const std::string& note,
+              Stat Row::* value, std::string (*text)(double)) {
+  Column column{title, note, "ranged", {}};
+  if (std::all_of(task.rows.begin(), task.rows.end(),
+                  [&](const Row& row) { return (row.*value).count == 0; })) {
+    return column;
+  }
+  for (const Row& row : task.rows) {
+    column.cells.push_back({text((row.*value).median), range_note(row.*value, text), ""});
+  }
+  return column;
+}
 
 // "0.61×"; within a thousandth of 1 it is "same".
 std::string ratio_note(double value, double base) {
@@ -52,7 +70,7 @@ Column result_column(const TaskSummary& task) {
     if (row.finished == 0 && row.failed > 0) {
       column.cells.push_back({"failed", str(row.failed, " of ", row.planned, " seeds"), "failed"});
     } else {
-      column.cells.push_back({metric_text(*task.task, row.quality), row_state(row), ""});
+      column.cells.push_back({metric_text(*task.task, row.result), row_state(row), ""});
     }
   }
   return column;
@@ -61,16 +79,75 @@ Column result_column(const TaskSummary& task) {
 Column verdict_column(const TaskSummary& task, const std::string& baseline) {
   Column column{"against `" + baseline + "`", "", "left", {}};
   for (const Row& row : task.rows) {
-    const Relation relation = row.against_baseline.relation;
+    const Verdict& verdict = row.against_baseline;
+    const Relation relation = verdict.relation;
     if (row.baseline) {
-      column.cells.push_back({"baseline", "", ""});
+      const bool stuck = row.learning == Learning::kNotLearned;
+      column.cells.push_back({stuck ? "has not learned" : "baseline", "", ""});
       continue;
     }
     const bool good = relation == Relation::kBetter, bad = relation == Relation::kWorse;
-    column.cells.push_back({relation_text(relation), join(row.against_baseline.caveats),
-                            good  ? "better"
-                            : bad ? "worse"
-                                  : ""});
+    column.cells.push_back({relation_text(relation), "", good ? "better" : bad ? "worse" : ""});
+    // Of a model that has not learned nothing else is said.
+    if (relation == Relation::kNotLearned || relation == Relation::kLearned) continue;
+    column.cells.back().note = join(verdict.caveats);
+  }
+  return column;
+}
+
+// The paired difference to the baseline with its interval.
+Column difference_column(const TaskSummary& task) {
+  Column column{"difference", "95% interval", "", {}};
+  bool any = false;
+  for (const Row& row : task.rows) {
+    const Verdict& verdict = row.against_baseline;
+    Cell cell{row.baseline ? "" : kDash, "", ""};
+    const bool judged = !row.baseline && verdict.relation != Relation::kUnknown &&
+                        verdict.relation != Relation::kNotLearned &&
+                        verdict.relation != Relation::kLearned;
+    if (judged && std::isfinite(verdict.difference.mean)) {
+      any = true;
+      cell.text = (verdict.difference.mean < 0 ? "−" : "+") +
+                  difference_text(*task.task, verdict.difference.mean);
+      if (verdict.difference.count > 1) {
+        cell.note = interval_text(*task.task, verdict.difference, true);
+      }
+    }
+    column.cells.push_back(cell);
+  }
+  if (!any) column.cells.clear();
+  return column;
+}
+
+Column trend_column(const TaskSummary& task) {
+  Column column{"at the end", "", "left", {}};
+  bool any = false;
+  for (const Row& row : task.rows) {
+    const std::string text = trend_text(*task.task, row.trend);
+    any |= !text.empty();
+    column.cells.push_back({text.empty() ? kDash : text, "", ""});
+  }
+  if (!any) column.cells.clear();
+  return column;
+}
+
+// The steps after which a run first has nine answers of ten right: the median and the range.
+Column steps_column(const TaskSummary& task) {
+  Column column{"steps to 90%", "right", "ranged", {}};
+  if (!task.has_accuracy) return column;
+  for (const Row& row : task.rows) {
+    std::vector<double> steps;
+    for (const Run* run : row.runs) {
+      const auto found = std::find_if(run->points.begin(), run->points.end(),
+                                      [](const Point& p) { return p.accuracy >= 0.9; });
+      if (found != run->points.end()) steps.push_back(static_cast<double>(found->step));
+    }
+    const Stat stat = stat_of(steps);
+    std::string note = range_note(stat, grouped);
+    if (stat.count > 0 && stat.count < static_cast<int>(row.runs.size())) {
+      note = str(stat.count, " of ", row.runs.size(), " runs");
+    }
+    column.cells.push_back({grouped(stat.median), note, ""});
   }
   return column;
 }
@@ -89,7 +166,7 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
   for (const Row& row : task.rows) {
     Cell cell{row.baseline ? "" : kDash, "", ""};
     const auto reach = [&](double Point::* x, const std::vector<LinePoint>& base) {
-      return first_reach(curve(row, x), baseline.quality.mean, task.task->lower_is_better) /
+      return first_reach(curve(row, x), baseline.result.mean, task.task->lower_is_better) /
              base.back().x;
     };
     const double tokens = reach(&Point::tokens, base_tokens);
@@ -109,8 +186,14 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
 
 const char* relation_text(Relation relation) {
   switch (relation) {
-    case Relation::kTie:
-      return "tie";
+    case Relation::kNotLearned:
+      return "has not learned";
+    case Relation::kLearned:
+      return "has learned";
+    case Relation::kTooFewSeeds:
+      return "too few seeds";
+    case Relation::kNoDifference:
+      return "no difference found";
     case Relation::kBetter:
       return "better";
     case Relation::kWorse:
@@ -144,18 +227,24 @@ std::vector<Column> result_columns(const TaskSummary& task) {
   std::vector<Column> columns{result_column(task)};
   if (task.rows.size() > 1) {
     columns.push_back(verdict_column(task, baseline->model->label));
+    columns.push_back(difference_column(task));
+    columns.push_back(trend_column(task));
     columns.push_back(reach_column(task, *baseline));
+    columns.push_back(steps_column(task));
   }
   if (task.has_accuracy && !task.task->percent) {
     Column accuracy{"answers right", "", "", {}};
     for (const Row& row : task.rows) accuracy.cells.push_back({percent(row.accuracy.mean), "", ""});
     columns.push_back(accuracy);
   }
-  columns.push_back(measured(task, "speed", task.task->unit + "/s", speed, grouped));
+  columns.push_back(
+      ranged(task, "training", task.task->unit + "/s", &Row::tokens_per_second, grouped));
+  columns.push_back(
+      ranged(task, "decoding", task.task->unit + "/s", &Row::decode_tokens_per_second, grouped));
   columns.push_back(measured(task, "parameters", "", parameters, count));
   columns.push_back(measured(task, "FLOPs", "a token", flops, count));
   columns.push_back(measured(task, "state", "a token", state, bytes));
-  columns.push_back(measured(task, "memory", "peak", memory, bytes));
+  columns.push_back(ranged(task, "memory", "peak", &Row::peak_memory, bytes));
   std::erase_if(columns, [](const Column& column) { return column.cells.empty(); });
   return columns;
 }

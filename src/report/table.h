@@ -24,7 +24,7 @@ struct Column {
 // All columns but the model's own. Columns in which nothing is known are left out.
 std::vector<Column> result_columns(const TaskSummary& task);
 
-// "better", "tie", "ahead", ...
+// "better", "no difference found", "ahead", ...
 const char* relation_text(Relation relation);
 
 // "2 of 3 seeds", "running", "" when everything planned has finished.

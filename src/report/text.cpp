@@ -51,24 +51,27 @@ std::string aligned(const std::vector<std::vector<std::string>>& lines, size_t l
 }
 
 std::string table(const TaskSummary& task) {
-  // Ratios to the baseline have columns of their own on the page only; the terminal keeps the
-  // verdict and the ratio of speed.
+  // Ranges and ratios are second lines on the page; the terminal has room for the ranges of speeds.
   std::vector<std::vector<std::string>> lines(task.rows.size() + 1);
   lines[0].push_back("model");
   for (size_t i = 0; i < task.rows.size(); ++i) lines[i + 1].push_back(task.rows[i].model->label);
   for (const Column& column : result_columns(task)) {
-    const bool ratio = column.title == "speed";
-    std::string title = ratio ? column.note : column.title;
+    // The page has them.
+    if (column.title == "at the end" || column.title == "memory") continue;
+    const bool both =
+        column.title == "difference" || column.title == "training" || column.title == "decoding";
+    std::string title = column.title;
     std::erase(title, '`');
+    if (column.css == "ranged" && both) title = column.title + " " + column.note;
     lines[0].push_back(title);
-    if (ratio) lines[0].push_back("ratio");
+    if (both) lines[0].push_back(column.css == "ranged" ? "range" : column.note);
     for (size_t i = 0; i < column.cells.size(); ++i) {
       const Cell& cell = column.cells[i];
       std::string text = cell.text;
       if (column.css == "left" && !cell.note.empty()) text += "*";
       std::erase(text, '`');
       lines[i + 1].push_back(text);
-      if (ratio) lines[i + 1].push_back(cell.note);
+      if (both) lines[i + 1].push_back(cell.note);
     }
     if (column.css != "result") continue;
     lines[0].push_back("seeds");
@@ -90,11 +93,16 @@ std::string to_text(const Comparison& comparison, int width) {
   const auto columns = static_cast<size_t>(std::max(width, 40));
   std::string out;
   if (!summary.progress.empty()) out += wrapped(summary.progress, columns) + "\n";
+  if (!summary.limits.empty()) out += wrapped(summary.limits, columns) + "\n";
   bool leads = false;
   for (const TaskSummary& task : summary.tasks) {
-    out += wrapped(task.answer, columns) + "\n" + table(task) + "\n";
+    out += wrapped(task.answer, columns);
+    if (!task.recommendation.empty()) out += wrapped(task.recommendation, columns);
+    out += "\n" + table(task) + "\n";
     for (const Row& row : task.rows) {
-      leads |= !row.against_baseline.caveats.empty();
+      const Relation relation = row.against_baseline.relation;
+      leads |= !row.against_baseline.caveats.empty() && relation != Relation::kNotLearned &&
+               relation != Relation::kLearned;
       for (const Run* run : row.runs) {
         const bool failed = run_failed(*run);
         if (!failed && !run_diverged(*run)) continue;
@@ -105,13 +113,12 @@ std::string to_text(const Comparison& comparison, int width) {
       }
     }
   }
-  out += wrapped(
-      str("± is the standard deviation over the seeds; a difference no larger than the "
-          "larger of two spreads is a tie.",
-          leads ? " * a lead, not a claim: that takes equal parameters and tokens and three "
-                  "finished seeds."
-                : ""),
-      columns);
+  out += wrapped(str("± is half the 95% interval of the mean. Differences are paired by seed; the "
+                     "words are of "
+                     "a paired t test with Holm's procedure over all ",
+                     summary.tested, " tests of this report.",
+                     leads ? " * is no claim until this is mended: the page says what." : ""),
+                 columns);
   return out;
 }
 
