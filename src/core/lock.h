@@ -18,8 +18,8 @@ class FolderInUse : public Error {
 // blocks nobody; the file says who holds the folder.
 class FolderLock {
  public:
-  // `folder` must be there. Throws FolderInUse "FOLDER is in use by process N on host H since TIME" where
-  // another holds it.
+  // `folder` must be there. Throws FolderInUse "FOLDER is in use by process N on host H since TIME"
+  // where another holds it.
   explicit FolderLock(const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -106,9 +106,9 @@ data::Batch split_batch(const data::Task& task, Split split, int64_t first, int6
   // The sequences between them are read and dropped. A task reads consecutive ones only.
   const int64_t offset = split == Split::test ? 1 : 0;
   data::Batch batch = task.eval_batch(2 * first + offset, 2 * count - 1);
-  for (Tensor* t : {&batch.inputs, &batch.targets, &batch.documents, &batch.lengths,
-                    &batch.segments, &batch.context, &batch.source, &batch.source_lengths,
-                    &batch.images}) {
+  for (Tensor* t :
+       {&batch.inputs, &batch.targets, &batch.documents, &batch.lengths, &batch.segments,
+        &batch.context, &batch.source, &batch.source_lengths, &batch.images}) {
     if (t->defined()) *t = t->slice(0, 0, c10::nullopt, 2).contiguous();
   }
   return batch;
@@ -204,9 +204,8 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
         out.state_bytes = std::max(out.state_bytes, state.bytes() / count);
       }
     }
-    const Tensor right = task.exact_match()
-                             ? hit.flatten(1).all(1)
-                             : hit.logical_and(wanted).reshape({count, -1}).sum(1);
+    const Tensor right = task.exact_match() ? hit.flatten(1).all(1)
+                                            : hit.logical_and(wanted).reshape({count, -1}).sum(1);
     const Tensor per_sequence = right.to(at::kDouble).cpu();
     for (int64_t row = 0; row < count; ++row) {
       const double n = targets[static_cast<size_t>(row)];

@@ -17,7 +17,7 @@ struct Evaluation {
   // sequences (Cochran 1977, Sampling Techniques, equation 6.9). NaN for fewer than two sequences.
   double loss_error = std::numeric_limits<double>::quiet_NaN();
   double accuracy_error = std::numeric_limits<double>::quiet_NaN();
-  int64_t tokens = 0;   // targets
+  int64_t tokens = 0;  // targets
   int64_t sequences = 0;
   int64_t state_bytes = 0;  // the largest decoding state of a sequence, where it was read in pieces
 };
@@ -55,9 +55,9 @@ ModelInput model_input(const data::Batch& batch);
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
                      bool checkpoint = false);
 
-// At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss is the same
-// to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError where the
-// model or the data cannot be read in pieces, and where the data cannot be split.
+// At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss
+// is the same to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError
+// where the model or the data cannot be read in pieces, and where the data cannot be split.
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
                     const std::optional<Pieces>& pieces = {}, Split split = Split::all);
 
