@@ -8,9 +8,11 @@
 #include <fstream>
 
 #include "bench/machine.h"
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/platform.h"
 #include "core/shell.h"
 #include "core/text.h"
 #include "report/comparison.h"
@@ -25,6 +27,9 @@ struct CompareArguments {
   std::string out;
   bool fresh = false;
   bool json = false;
+  bool plan = false;
+  int64_t jobs = 1;
+  std::string run;
 };
 
 std::string today() {
@@ -62,14 +67,9 @@ void say_what_is_there(const CompareOutcome& outcome, const std::string& folder)
   }
 }
 
-int run_compare(CompareArguments& a) {
+// Only a comparison's folder is written to or emptied.
+void check_folder(const CompareArguments& a) {
   namespace fs = std::filesystem;
-  if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
-  const Node root = a.config.read();
-  expect_comparison(root, a.config.path, true);
-  CompareConfig config;
-  read_fields(root, config);
-  const std::string toml = to_toml(root);
   const std::string stored = a.out + "/config.toml";
   // Only what a comparison wrote is removed, never a folder that is something else.
   require(!a.fresh || !fs::exists(a.out) ||
@@ -80,20 +80,60 @@ int run_compare(CompareArguments& a) {
     usage_error(stored,
                 ": is not the configuration of a comparison; choose another folder with --out.");
   }
+}
+
+// Trains one of the runs that --plan has printed.
+int run_one(const CompareArguments& a) {
   install_interrupt_handler();
+  const report::Run run = train_planned(a.out, a.run);
+  if (run.state == report::RunState::kFinished) return 0;
+  if (run.state == report::RunState::kRunning) {
+    std::fprintf(stderr, "headloom: interrupted; the same command goes on.\n");
+  } else {
+    std::fprintf(stderr, "headloom: the run failed: %s\n", run.problem.c_str());
+  }
+  return 1;
+}
+
+int run_compare(CompareArguments& a) {
+  namespace fs = std::filesystem;
+  // A comparison's folder in place of a configuration goes on with that comparison.
+  if (fs::is_directory(a.config.path)) {
+    if (a.out.empty()) a.out = a.config.path;
+    a.config.path += "/config.toml";
+  }
+  if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
+  if (!a.run.empty()) return run_one(a);
+  const Node root = a.config.read();
+  expect_comparison(root, a.config.path, true);
+  CompareConfig config;
+  read_fields(root, config);
+  const std::string toml = to_toml(root);
+  check_folder(a);
+  install_interrupt_handler();
+  CompareControl control{.folder = a.out, .fresh = a.fresh, .jobs = a.jobs};
+  control.command = [&](const std::string& run) {
+    return std::vector<std::string>{program_path(), "compare", a.out, "--run", run};
+  };
   report::Comparison result;
   bool said = false;
-  const auto progress = [&](const CompareOutcome& so_far) {
+  control.progress = [&](const CompareOutcome& so_far) {
     if (!said) say_what_is_there(so_far, a.out);
     said = true;
     result = so_far.comparison;
     add_circumstances(result, a, toml);
-    write_file(stored, toml);
+    write_file(a.out + "/config.toml", toml);
     write_file(a.out + "/report.html", report::to_html(result));
     write_file(a.out + "/comparison.json", report::to_json(result));
   };
-  const CompareOutcome outcome =
-      compare(config, {.folder = a.out, .fresh = a.fresh, .progress = progress});
+  if (a.plan) {
+    for (const std::string& run : plan_comparison(config, control)) {
+      std::printf("headloom compare %s --run %s\n", shell_word(a.out).c_str(),
+                  shell_word(run).c_str());
+    }
+    return 0;
+  }
+  const CompareOutcome outcome = compare(config, control);
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   if (outcome.interrupted) {
     std::fprintf(stderr,
@@ -115,10 +155,22 @@ Command compare_command() {
           "headloom compare configs/quickstart.toml --out runs/quickstart",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<CompareArguments>();
-            a->config.add(app, "configuration file with [[models]] and [[tasks]]");
+            a->config.add(app,
+                          "configuration file with [[models]] and [[tasks]], or the folder of a "
+                          "comparison to go on with");
             app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default");
             app.add_flag("--fresh", a->fresh, "start over instead of going on");
             app.add_flag("--json", a->json, "print the result as JSON");
+            app.add_option("--jobs", a->jobs,
+                           "train this many runs side by side, each in a process of its own with "
+                           "one thread, unless OMP_NUM_THREADS says otherwise")
+                ->check(whole_number(1, 1024));
+            auto* plan = app.add_flag(
+                "--plan", a->plan,
+                "train nothing: print a command for every run that can be trained now");
+            app.add_option("--run", a->run, "train this one of the runs that --plan printed")
+                ->type_name("PATH")
+                ->excludes(plan);
             return [a] { return run_compare(*a); };
           }};
 }

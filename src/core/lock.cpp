@@ -70,11 +70,13 @@ bool is_shared(int fd) {
 
 [[noreturn]] void refuse(const std::string& folder, const Holder& holder, bool may_be_over) {
   const std::string path = FolderLock::lock_file(folder);
-  if (holder.process == 0) fail(folder, " is in use by another process, which holds ", path, ".");
-  fail(folder, " is in use by process ", holder.process, " on host ", holder.host, " since ",
-       holder.since,
-       may_be_over ? str("; if that process has ended, remove ", path, ".")
-                   : std::string("; wait until it ends, or end it."));
+  if (holder.process == 0) {
+    throw FolderInUse(str(folder, " is in use by another process, which holds ", path, "."));
+  }
+  throw FolderInUse(str(folder, " is in use by process ", holder.process, " on host ", holder.host,
+                        " since ", holder.since,
+                        may_be_over ? str("; if that process has ended, remove ", path, ".")
+                                    : std::string("; wait until it ends, or end it.")));
 }
 
 }  // namespace

@@ -3,15 +3,23 @@
 
 #include <string>
 
+#include "core/error.h"
+
 namespace headloom {
+
+// Another process holds the folder.
+class FolderInUse : public Error {
+ public:
+  using Error::Error;
+};
 
 // Holds a folder while it lives, through a lock of the system on the hidden file that lock_file()
 // names. The system gives the lock back when a process ends, however it ends, so a killed one
 // blocks nobody; the file says who holds the folder.
 class FolderLock {
  public:
-  // `folder` must be there. Throws Error "FOLDER is in use by process N on host H since TIME" where
-  // another holds it.
+  // `folder` must be there. Throws FolderInUse "FOLDER is in use by process N on host H since TIME"
+  // where another holds it.
   explicit FolderLock(const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -1,4 +1,5 @@
-// Models x tasks x seeds at equal parameters and equal tokens.
+// Models x tasks x seeds at equal parameters and an equal budget, with settings that are chosen on
+// validation data.
 #pragma once
 
 #include <functional>
@@ -8,6 +9,7 @@
 #include "core/config.h"
 #include "core/fields.h"
 #include "report/comparison.h"
+#include "train/config.h"
 
 namespace headloom {
 
@@ -15,7 +17,8 @@ namespace headloom {
 struct ComparedModel {
   std::string name;
   std::string description;
-  Node model, mixer, channel, block, cross;  // merged over [model], and over each layer's tables
+  // Merged over [train], over [model], and over each layer's tables.
+  Node train, model, mixer, channel, block, cross;
 
   void fields(Fields& f);
 };
@@ -27,12 +30,24 @@ struct ComparedTask {
   void fields(Fields& f);
 };
 
+// [speed]: what is measured after the runs.
+struct SpeedOptions {
+  int64_t rounds = 5;
+
+  void fields(Fields& f);
+};
+
 // The file `headloom compare` reads.
 struct CompareConfig {
   std::string title = "Comparison";
   std::vector<int64_t> seeds = {1, 2, 3};
   bool match_parameters = true;  // to the first model's, within 1%, by the channel mixer's width
-  Node model, train;             // shared
+  // What the models have equal: "tokens", "flops" or "seconds", those of the baseline's
+  // train.steps.
+  std::string budget = "tokens";
+  Node model, train;  // shared
+  Node sweep;         // Sweep::read()
+  SpeedOptions speed;
   std::vector<ComparedModel> models;
   std::vector<ComparedTask> tasks;
 
@@ -44,22 +59,42 @@ struct CompareOutcome {
   // are the caller's to add.
   report::Comparison comparison;
   bool interrupted = false;
-  size_t planned = 0, present = 0;  // runs, and those of them that are there, perhaps unfinished
-  // Folders of runs that are there and not asked for: of models, tasks and seeds that are left out,
-  // and of configurations that have changed. They stay as they are.
+  // Runs, and those of them that are there, perhaps unfinished. A sweep that is extended plans
+  // more.
+  size_t planned = 0, present = 0;
+  // Folders of runs that are there and not asked for: of models, tasks, seeds and settings that are
+  // left out, and of configurations that have changed. They stay as they are.
   std::vector<std::string> left_out;
 };
 
 struct CompareControl {
   std::string folder;
-  bool fresh = false;                                   // remove the runs that are there
-  std::function<void(const CompareOutcome&)> progress;  // called first, then after each run
+  bool fresh = false;                                        // remove the runs that are there
+  std::function<void(const CompareOutcome&)> progress = {};  // called first, then after each run
+  int64_t jobs = 1;                                          // processes that train side by side
+  // The command that calls train_planned() for a run, given its path; for more than one job.
+  std::function<std::vector<std::string>(const std::string& run)> command = {};
+  // Seconds of one training step, measured; for a budget of seconds.
+  std::function<double(const RunConfig&, const data::Task&)> step_seconds = {};
 };
 
 // Checks every combination before training any, then runs seed by seed in the folder, which is
-// locked meanwhile. A run that is there with the same configuration is not repeated; one with
-// another is set aside and trained anew. Throws UsageError for a bad configuration and Error for a
-// folder in use; a run that fails is recorded and the others go on.
+// locked meanwhile: first what a sweep asks for, then each model with the setting that was chosen
+// for it. A run that is there with the same configuration is not repeated; one with another is set
+// aside and trained anew. Throws UsageError for a bad configuration and Error for a folder in use;
+// a run that fails is recorded and the others go on. A run whose process ends before it is done is
+// taken up once more.
 CompareOutcome compare(const CompareConfig& config, const CompareControl& control);
+
+// The paths below the folder of all runs that can be trained now and are not finished:
+// "runs/copy/mha/seed-1". While settings are chosen, those are runs of the sweep; another call
+// tells what comes after them. Writes a file for each, by which train_planned() trains it.
+std::vector<std::string> plan_comparison(const CompareConfig& config,
+                                         const CompareControl& control);
+
+// Trains one run that was planned in the comparison's folder, or goes on with it, and leaves its
+// result there. Returns the run; a run that was interrupted has the state kRunning. Throws
+// UsageError for a path that is not planned.
+report::Run train_planned(const std::string& folder, const std::string& path);
 
 }  // namespace headloom

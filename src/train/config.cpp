@@ -42,6 +42,13 @@ void TrainOptions::fields(Fields& f) {
   f.field("eval_every", eval_every, "steps between evaluations", at_least(1));
   f.field("eval_sequences", eval_sequences, "held-out sequences an evaluation reads at most",
           at_least(1));
+  f.field("eval_split", eval_split,
+          "held-out sequences that are read: all; validation, those with even numbers; or test, "
+          "those with odd numbers. A comparison with a [sweep] sets it",
+          {"all", "validation", "test"});
+  f.field("stop_accuracy", stop_accuracy,
+          "the run ends at the first evaluation that reaches this accuracy; absent: never early",
+          Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
   f.field("checkpoint_every", checkpoint_every, "steps between checkpoints; absent: eval_every",
           at_least(1));
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));

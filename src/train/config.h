@@ -34,6 +34,8 @@ struct TrainOptions {
   bool activation_checkpointing = false;
   int64_t eval_every = 100;
   int64_t eval_sequences = 256;
+  std::string eval_split = "all";
+  std::optional<double> stop_accuracy;
   std::optional<int64_t> checkpoint_every;  // eval_every when absent
   int64_t seed = 1;
   std::vector<ParameterGroup> groups;  // a parameter belongs to the first that names it

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <limits>
 
 #include "train/device.h"
@@ -73,7 +74,66 @@ Decoder& reader(Model& model, const data::Task& task) {
   return *decoder;
 }
 
+// Losses and right answers of the sequences read so far, each with what it is divided by.
+class Ratio {
+ public:
+  void add(double value, double count) {
+    values_.push_back(value);
+    counts_.push_back(count);
+    value_ += value;
+    count_ += count;
+  }
+  double mean() const { return value_ / std::max(count_, 1.0); }
+  double standard_error() const {
+    const double n = static_cast<double>(values_.size());
+    if (n < 2 || count_ <= 0) return std::numeric_limits<double>::quiet_NaN();
+    double squares = 0;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const double residual = values_[i] - mean() * counts_[i];
+      squares += residual * residual;
+    }
+    return std::sqrt(n / (n - 1) * squares) / count_;
+  }
+
+ private:
+  std::vector<double> values_, counts_;
+  double value_ = 0, count_ = 0;
+};
+
+// Held-out sequences [first, first + count) of `split`.
+data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count) {
+  if (split == Split::all) return task.eval_batch(first, count);
+  // The sequences between them are read and dropped. A task reads consecutive ones only.
+  const int64_t offset = split == Split::test ? 1 : 0;
+  data::Batch batch = task.eval_batch(2 * first + offset, 2 * count - 1);
+  for (Tensor* t :
+       {&batch.inputs, &batch.targets, &batch.documents, &batch.lengths, &batch.segments,
+        &batch.context, &batch.source, &batch.source_lengths, &batch.images}) {
+    if (t->defined()) *t = t->slice(0, 0, c10::nullopt, 2).contiguous();
+  }
+  return batch;
+}
+
 }  // namespace
+
+Split split_named(const std::string& name) {
+  if (name == "validation") return Split::validation;
+  return name == "test" ? Split::test : Split::all;
+}
+
+int64_t sequences_in(const data::Task& task, Split split) {
+  const int64_t all = task.eval_sequences();
+  if (split == Split::all) return all;
+  return split == Split::validation ? (all + 1) / 2 : all / 2;
+}
+
+void check_split(const data::Task& task, Split split) {
+  const int64_t all = task.eval_sequences();
+  if (split == Split::all || all >= 2) return;
+  usage_error("the task has ", all,
+              " held-out sequence, expected at least 2 where validation and test data are kept "
+              "apart.");
+}
 
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,
                      bool checkpoint) {
@@ -88,28 +148,40 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
 }
 
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
-                    const std::optional<Pieces>& pieces) {
+                    const std::optional<Pieces>& pieces, Split split) {
   at::NoGradGuard no_grad;
   Decoder* const decoder = pieces ? &reader(model, task) : nullptr;
   const bool training = model.is_training();
   const at::Device device = device_of(model);
+  check_split(task, split);
   model.eval();
-  const int64_t total = std::min(sequences, task.eval_sequences());
-  double loss = 0, right = 0;
+  const int64_t total = std::min(sequences, sequences_in(task, split));
+  Ratio losses, answers;
   Evaluation out;
   for (int64_t first = 0; first < total; first += batch) {
     const data::Batch data =
-        to_device(task.eval_batch(first, std::min(batch, total - first)), device);
+        to_device(split_batch(task, split, first, std::min(batch, total - first)), device);
+    const int64_t count = data.targets.size(0);
     const Tensor wanted = data.targets.ne(data::kIgnore);
     const Tensor hit = at::ones_like(wanted);
-    const auto count = [&](const BatchLoss& result, const Tensor& targets, const Tensor& place,
-                           const Tensor& hits) {
-      loss += result.sum.item<double>();
-      out.tokens += result.targets;
-      hits.masked_scatter_(place, result.best.eq(targets.masked_select(place)));
+    std::vector<double> loss(static_cast<size_t>(count)), targets(static_cast<size_t>(count));
+    // Sequence `row` of the batch: its loss or, of a piece of it, a part of that.
+    const auto add = [&](int64_t row, const BatchLoss& result, const Tensor& target,
+                         const Tensor& place, const Tensor& hits) {
+      loss[static_cast<size_t>(row)] += result.sum.item<double>();
+      targets[static_cast<size_t>(row)] += static_cast<double>(result.targets);
+      hits.masked_scatter_(place, result.best.eq(target.masked_select(place)));
     };
     if (decoder == nullptr) {
-      count(batch_loss(model, data), data.targets, wanted, hit);
+      const Tensor hidden = model.hidden(model_input(data));
+      const Tensor scores = data.context.defined() ? model.logits(hidden) : Tensor();
+      for (int64_t row = 0; row < count; ++row) {
+        const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1); };
+        add(row,
+            scores.defined() ? span_loss(one(scores), one(data.context), one(data.targets))
+                             : loss_of(model, one(hidden), one(data.targets)),
+            one(data.targets), one(wanted), one(hit));
+      }
     } else {
       if (data.documents.defined()) {
         usage_error(
@@ -124,18 +196,29 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
           return t.narrow(1, at, std::min(pieces->length, length - at));
         };
         const Tensor hidden = decoder->extend(piece(data.inputs), state);
-        count(loss_of(model, hidden, piece(data.targets)), piece(data.targets), piece(wanted),
-              piece(hit));
-        out.state_bytes = std::max(out.state_bytes, state.bytes() / data.inputs.size(0));
+        for (int64_t row = 0; row < count; ++row) {
+          const auto one = [&](const Tensor& t) { return piece(t).narrow(0, row, 1); };
+          add(row, loss_of(model, hidden.narrow(0, row, 1), one(data.targets)), one(data.targets),
+              one(wanted), one(hit));
+        }
+        out.state_bytes = std::max(out.state_bytes, state.bytes() / count);
       }
     }
-    right += task.exact_match() ? hit.flatten(1).all(1).sum().item<double>()
-                                : hit.logical_and(wanted).sum().item<double>();
-    out.sequences += data.targets.size(0);
+    const Tensor right = task.exact_match() ? hit.flatten(1).all(1)
+                                            : hit.logical_and(wanted).reshape({count, -1}).sum(1);
+    const Tensor per_sequence = right.to(at::kDouble).cpu();
+    for (int64_t row = 0; row < count; ++row) {
+      const double n = targets[static_cast<size_t>(row)];
+      losses.add(loss[static_cast<size_t>(row)], n);
+      answers.add(per_sequence.const_data_ptr<double>()[row], task.exact_match() ? 1 : n);
+      out.tokens += static_cast<int64_t>(n);
+    }
+    out.sequences += count;
   }
-  out.loss = loss / static_cast<double>(std::max<int64_t>(out.tokens, 1));
-  out.accuracy = right / static_cast<double>(
-                             std::max<int64_t>(task.exact_match() ? out.sequences : out.tokens, 1));
+  out.loss = losses.mean();
+  out.accuracy = answers.mean();
+  out.loss_error = losses.standard_error();
+  out.accuracy_error = answers.standard_error();
   model.train(training);
   return out;
 }

@@ -1,6 +1,9 @@
 // Loss and accuracy on held-out data.
 #pragma once
 
+#include <limits>
+#include <string>
+
 #include "data/task.h"
 #include "model/decoder.h"
 
@@ -9,10 +12,25 @@ namespace headloom {
 struct Evaluation {
   double loss = 0;      // nats a target
   double accuracy = 0;  // of targets or whole sequences, as the task says
-  int64_t tokens = 0;   // targets
+  // The standard errors of the two, with sequences as the sampling unit: other sequences of the
+  // same kind would give a loss and an accuracy that scatter so. Both are ratios of sums over
+  // sequences (Cochran 1977, Sampling Techniques, equation 6.9). NaN for fewer than two sequences.
+  double loss_error = std::numeric_limits<double>::quiet_NaN();
+  double accuracy_error = std::numeric_limits<double>::quiet_NaN();
+  int64_t tokens = 0;  // targets
   int64_t sequences = 0;
   int64_t state_bytes = 0;  // the largest decoding state of a sequence, where it was read in pieces
 };
+
+// Which of a task's held-out sequences are read: those with even numbers are validation data, those
+// with odd numbers are test data.
+enum class Split { all, validation, test };
+// Of "all", "validation" or "test".
+Split split_named(const std::string& name);
+// How many held-out sequences of the task belong to `split`.
+int64_t sequences_in(const data::Task& task, Split split);
+// Throws UsageError where the task has too few held-out sequences for `split` and its counterpart.
+void check_split(const data::Task& task, Split split);
 
 // Reading sequences piece by piece with a decoding state: memory grows with the length, not with
 // its square, or not at all under a policy.
@@ -37,10 +55,10 @@ ModelInput model_input(const data::Batch& batch);
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
                      bool checkpoint = false);
 
-// At most `sequences` held-out sequences in batches of `batch`; with `pieces` the loss is the same
-// to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError where the
-// model or the data cannot be read in pieces.
+// At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss
+// is the same to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError
+// where the model or the data cannot be read in pieces, and where the data cannot be split.
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
-                    const std::optional<Pieces>& pieces = {});
+                    const std::optional<Pieces>& pieces = {}, Split split = Split::all);
 
 }  // namespace headloom

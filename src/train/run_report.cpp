@@ -98,12 +98,14 @@ std::string without_seed(RunConfig config) {
 
 report::Point report_point(const EvalPoint& p, double bytes_per_token) {
   const bool text = bytes_per_token > 0;
+  const double bits = std::log(2.0) * bytes_per_token;
   return {.step = p.step,
           .tokens = static_cast<double>(p.tokens),
           .seconds = p.seconds,
           .train_loss = p.train_loss,
           .loss = p.loss,
-          .quality = text ? p.loss / std::log(2.0) / bytes_per_token : 1 - p.accuracy,
+          .quality = text ? p.loss / bits : 1 - p.accuracy,
+          .quality_error = text ? p.loss_error / bits : p.accuracy_error,
           .accuracy = text ? report::kUnknown : p.accuracy,
           .expert_load = p.expert_load};
 }

@@ -60,7 +60,9 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .loss = real(json, "eval_loss"),
                    .accuracy = real(json, "accuracy"),
                    .train_loss = real(json, "train_loss"),
-                   .expert_load = expert_load(json)};
+                   .expert_load = expert_load(json),
+                   .loss_error = real(json, "eval_loss_error"),
+                   .accuracy_error = real(json, "accuracy_error")};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
@@ -199,6 +201,8 @@ void Metrics::add(const EvalPoint& p) {
                {"seconds", p.seconds},
                {"eval_loss", number(p.loss)},
                {"accuracy", number(p.accuracy)},
+               {"eval_loss_error", number(p.loss_error)},
+               {"accuracy_error", number(p.accuracy_error)},
                {"train_loss", number(p.train_loss)}};
   if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);
   append(json.dump());

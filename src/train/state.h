@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -43,6 +44,9 @@ struct EvalPoint {
   double accuracy = 0;          // of target tokens or whole sequences, as the task says
   double train_loss = 0;        // mean since the evaluation before
   ExpertLoad expert_load = {};  // likewise, in training; empty without experts
+  // The standard errors of loss and accuracy (Evaluation); NaN where they are not known.
+  double loss_error = std::numeric_limits<double>::quiet_NaN();
+  double accuracy_error = std::numeric_limits<double>::quiet_NaN();
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.

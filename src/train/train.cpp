@@ -76,6 +76,7 @@ class Trainer {
   std::shared_ptr<data::Task> make_task(const TrainControl& control) {
     check_training_fits(config_);
     auto task = config_.build_task();
+    check_split(*task, split_named(config_.train.eval_split));
     if (!control.from.empty()) check_same_model(config_, control.from);
     return task;
   }
@@ -92,15 +93,23 @@ class Trainer {
   bool loop() {
     model_->train();
     const int64_t checkpoint_every = options_.checkpoint_every.value_or(options_.eval_every);
-    while (state_.step < options_.steps) {
+    while (state_.step < options_.steps && !reached_accuracy()) {
       step();
-      const bool last = state_.step == options_.steps;
-      if (state_.step % options_.eval_every == 0 || last) evaluate_now();
+      const bool at_end = state_.step == options_.steps;
+      if (state_.step % options_.eval_every == 0 || at_end) evaluate_now();
+      const bool last = at_end || reached_accuracy();
       const bool stop = group_.any(interrupted()) && !last;
       if (state_.step % checkpoint_every == 0 || last || stop) save();
       if (stop) return false;
     }
     return true;
+  }
+
+  // Whether the evaluation of this step ends the run early.
+  bool reached_accuracy() const {
+    const std::vector<EvalPoint>& done = metrics_.evaluations();
+    return options_.stop_accuracy && !done.empty() && done.back().step == state_.step &&
+           done.back().accuracy >= *options_.stop_accuracy;
   }
 
   void step() {
@@ -131,7 +140,8 @@ class Trainer {
     {
       const Autocast autocast(options_.dtype, device_.type());
       e = evaluate(*model_, *task_, options_.eval_sequences,
-                   std::max<int64_t>(options_.batch / options_.accumulate, 1));
+                   std::max<int64_t>(options_.batch / options_.accumulate, 1), {},
+                   split_named(options_.eval_split));
     }
     if (!std::isfinite(e.loss)) stop_diverged("the held-out loss", e.loss, state_.step);
     const EvalPoint point{.step = state_.step,
@@ -140,7 +150,9 @@ class Trainer {
                           .loss = e.loss,
                           .accuracy = e.accuracy,
                           .train_loss = metrics_.mean_loss(),
-                          .expert_load = metrics_.mean_load()};
+                          .expert_load = metrics_.mean_load(),
+                          .loss_error = e.loss_error,
+                          .accuracy_error = e.accuracy_error};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;

@@ -188,8 +188,8 @@ def test_a_comparison_grows(tmp_path):
     assert result["seeds"] == [2, 3] and result["finished"] == result["planned"] == 4
     assert "New" in (out / "report.html").read_text() and (out / "runs/copy/mha/seed-1/result.json").exists()
     # A changed configuration is trained anew beside what was there.
-    done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "models.1.train.lr=0.5", cwd=tmp_path, code=2)
-    assert "models.1.train" in done.stderr.replace("models[1]", "models.1")
+    done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "models.1.trian.lr=0.5", cwd=tmp_path, code=2)
+    assert "models.1.trian" in done.stderr.replace("models[1]", "models.1")
     done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "tasks.0.train.lr=0.5", cwd=tmp_path)
     assert "copy/mha/seed-1.earlier-1, " in done.stderr
     assert (out / "runs/copy/mha/seed-1.earlier-1/result.json").exists()

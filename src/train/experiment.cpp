@@ -1,0 +1,695 @@
+#include "train/experiment.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "core/differences.h"
+#include "core/files.h"
+#include "core/json_text.h"
+#include "core/problem.h"
+#include "core/text.h"
+#include "model/describe.h"
+#include "train/evaluate.h"
+#include "train/result.h"
+#include "train/run_folder.h"
+#include "train/run_report.h"
+#include "train/train.h"
+#include "train/training_memory.h"
+
+namespace headloom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Names become folders.
+void check_name(const std::string& name, const char* what) {
+  bool good = !name.empty() && name.front() != '.';
+  for (char c : name) {
+    good = good && (std::isalnum(static_cast<unsigned char>(c)) ||
+                    std::string("_-+. ").find(c) != std::string::npos);
+  }
+  if (!good) {
+    usage_error(what, " has the name '", name,
+                "', expected letters, digits, spaces and any of _ - + . only.");
+  }
+}
+
+template <typename Named>
+void check_names(const std::vector<Named>& items, const char* what) {
+  if (items.empty()) usage_error("the comparison has no [[", what, "]], expected at least one.");
+  std::set<std::string> seen;
+  for (const Named& item : items) {
+    check_name(item.name, what);
+    if (!seen.insert(item.name).second) {
+      usage_error("two of [[", what, "]] are named '", item.name, "', expected different names.");
+    }
+  }
+}
+
+void check_seeds(const CompareConfig& config, const Sweep& sweep) {
+  if (config.seeds.empty()) usage_error("'seeds' is empty, expected at least one seed.");
+  const std::set<int64_t> seeds(config.seeds.begin(), config.seeds.end());
+  if (seeds.size() != config.seeds.size()) {
+    usage_error("'seeds' has a seed twice, expected different ones.");
+  }
+  if (sweep.empty()) return;
+  for (const int64_t seed : sweep.seeds) {
+    if (!seeds.contains(seed)) continue;
+    usage_error("'sweep.seeds' has the seed ", seed,
+                ", which is one of 'seeds', expected other seeds, because what is reported is "
+                "trained from seeds that nothing was chosen by.");
+  }
+}
+
+// Merges `changes` over the table `key` of every layer.
+void change_layers(Node& model, const std::string& key, const Node& changes) {
+  if (changes.table().empty()) return;
+  for (const char* list : {"layer", "encoder_layer"}) {
+    Node* layers = model.find(list);
+    if (layers == nullptr || !layers->is_array()) continue;
+    for (Node& layer : layers->array()) {
+      if (!layer.is_table()) continue;
+      const Node* present = layer.find(key);
+      layer.set(key, present != nullptr ? merged(*present, changes) : changes);
+    }
+  }
+}
+
+Node text_node(const std::string& value) {
+  Node node;
+  node.value = value;
+  return node;
+}
+
+// The shared configuration with the changes of a task, a model and a setting, in this order.
+Node combined(const CompareConfig& config, const ComparedModel& model, const ComparedTask& task,
+              const Sweep& sweep, const SweepPoint& point) {
+  Node layers_model = merged(merged(config.model, task.model), model.model);
+  if (layers_model.find("layer") == nullptr) {
+    Node one;
+    one.value = Array{Node{}};
+    layers_model.set("layer", one);
+  }
+  for (const auto& [key, part] :
+       {std::pair("mixer", &model.mixer), std::pair("channel", &model.channel),
+        std::pair("block", &model.block), std::pair("cross", &model.cross)}) {
+    change_layers(layers_model, key, *part);
+  }
+  Node train = merged(merged(config.train, task.train), model.train);
+  for (size_t i = 0; i < point.size(); ++i) {
+    const SweepKey& key = sweep.keys[i];
+    if (key.table == "train") {
+      set_below(train, key.key, point[i]);
+    } else if (key.table == "model") {
+      set_below(layers_model, key.key, point[i]);
+    } else {
+      Node changes;
+      set_below(changes, key.key, point[i]);
+      change_layers(layers_model, key.table, changes);
+    }
+  }
+  Node root;
+  root.set("model", layers_model);
+  root.set("task", task.task);
+  root.set("train", train);
+  return root;
+}
+
+std::string mixer_sources(const ModelConfig& model) {
+  std::vector<std::string> sources;
+  for (const LayerConfig& layer : model.layers) {
+    for (const TokenMixerEntry& entry : token_mixers()) {
+      if (entry.name != layer.mixer->type()) continue;
+      if (std::find(sources.begin(), sources.end(), entry.source) == sources.end()) {
+        sources.push_back(entry.source);
+      }
+    }
+  }
+  return join(sources, "; ");
+}
+
+void take_points(PlannedRun& planned, const std::string& folder) {
+  const std::string metrics = folder + "/" + planned.path + "/metrics.jsonl";
+  planned.run.points.clear();
+  if (!fs::exists(metrics)) return;
+  for (const EvalPoint& p : read_evaluations(metrics)) {
+    planned.run.points.push_back(report_point(p, planned.bytes_per_token));
+  }
+}
+
+void take_result(PlannedRun& planned, const RunResult& result) {
+  planned.run.state =
+      result.problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
+  planned.run.problem = result.problem;
+  planned.run.warning = result.warning;
+  planned.run.tokens_per_second = result.tokens_per_second;
+  if (result.peak_memory >= 0) {
+    planned.run.peak_memory_bytes = static_cast<double>(result.peak_memory);
+  }
+  planned.begun = planned.finished = true;
+}
+
+// Whether the run's folder has a configuration, and whether it is another one than is planned.
+enum class Present { no, same, other };
+
+Present present(const std::string& run, const Node& planned) {
+  if (!fs::exists(run + "/config.toml")) return Present::no;
+  try {
+    RunConfig config = read_run_config(planned);
+    return differences_from(run, config).empty() ? Present::same : Present::other;
+  } catch (const UsageError&) {  // another tokenizer, or an option that is no more
+    return Present::other;
+  }
+}
+
+// Moves a run of another configuration out of the way.
+void set_aside(const std::string& run) {
+  {
+    const FolderLock nobody_trains_it(run);
+  }
+  int number = 1;
+  while (fs::exists(str(run, ".earlier-", number))) ++number;
+  publish_folder(run, str(run, ".earlier-", number));
+}
+
+// The configuration with absolute paths: the run may be trained from another working folder.
+Node absolute(const Node& config) {
+  RunConfig run = read_run_config(config);
+  for (const data::DataPath& data : run.task->data_paths()) {
+    *data.path = fs::absolute(*data.path).string();
+  }
+  if (std::string* file = run.task->tokenizer_file()) *file = fs::absolute(*file).string();
+  return write_fields(run);
+}
+
+// Neither finished nor given up.
+bool can_run(const PlannedRun& planned) {
+  return !planned.finished && planned.run.state != report::RunState::kFailed;
+}
+
+constexpr const char* kStepSeconds = "/step_seconds.json";
+
+std::map<std::string, double> read_step_seconds(const std::string& folder) {
+  std::map<std::string, double> out;
+  if (!fs::exists(folder + kStepSeconds)) return out;
+  const auto json = parse_json_if_whole<nlohmann::ordered_json>(read_file(folder + kStepSeconds));
+  if (!json.is_object()) return out;
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_number() && value.get<double>() > 0) out[key] = value.get<double>();
+  }
+  return out;
+}
+
+}  // namespace
+
+Node plan_file(const PlannedRun& planned) {
+  Node root = absolute(planned.config), run;
+  run.set("model", text_node(planned.run.model));
+  run.set("task", text_node(planned.run.task));
+  Node bytes;
+  bytes.value = planned.bytes_per_token;
+  run.set("bytes_per_token", bytes);
+  root.set("run", run);
+  return root;
+}
+
+PlannedRun read_plan_file(const std::string& folder, const std::string& path) {
+  const std::string file = folder + "/plan/" + path + ".toml";
+  if (path.find("..") != std::string::npos || !fs::exists(file)) {
+    usage_error("--run ", path, ": there is no such run in the plan of ", folder,
+                "; headloom compare --plan prints the runs that can be trained now.");
+  }
+  const Node root = read_toml(file);
+  PlannedRun planned;
+  planned.path = path;
+  for (const auto& [key, value] : root.table()) {
+    if (key != "run") planned.config.set(key, value);
+  }
+  const Node& run = *root.find("run");
+  planned.run.model = std::get<std::string>(run.find("model")->value);
+  planned.run.task = std::get<std::string>(run.find("task")->value);
+  planned.run.seed = read_run_config(planned.config).train.seed;
+  planned.bytes_per_token = std::get<double>(run.find("bytes_per_token")->value);
+  return planned;
+}
+
+void refresh(PlannedRun& planned, const std::string& folder) {
+  if (planned.finished) return;
+  planned.begun = fs::exists(folder + "/" + planned.path + "/config.toml");
+  if (!planned.begun) return;
+  if (const auto result = read_result(folder + "/" + planned.path + "/result.json")) {
+    take_result(planned, *result);
+  }
+  take_points(planned, folder);
+}
+
+bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label) {
+  const std::string run = folder + "/" + planned.path;
+  RunResult result;
+  planned.begun = true;
+  try {
+    const TrainOutcome outcome = train(
+        planned.config, {.folder = run, .resume = true, .label = label, .of_comparison = true});
+    result.warning = outcome.warning;
+    result.tokens_per_second = outcome.tokens_per_second;
+    result.peak_memory = outcome.peak_memory;
+    if (outcome.interrupted) {
+      take_points(planned, folder);
+      return false;
+    }
+  } catch (const UsageError&) {
+    throw;
+  } catch (const FolderInUse&) {
+    throw;
+  } catch (const std::exception& error) {  // an allocation that failed, say
+    result.problem = problem_of(error);
+  }
+  write_result(run + "/result.json", result);
+  take_result(planned, result);
+  take_points(planned, folder);
+  return true;
+}
+
+Experiment::Experiment(const CompareConfig& config, const CompareControl& control)
+    : config_(config), control_(control), sweep_(Sweep::read(config.sweep)) {
+  if (fs::is_directory(control.folder)) lock_.emplace(control.folder);
+  check_names(config.models, "models");
+  check_names(config.tasks, "tasks");
+  check_seeds(config, sweep_);
+  if (!control.fresh) step_seconds_ = read_step_seconds(control.folder);
+  report::Comparison& comparison = outcome_.comparison;
+  comparison.title = config.title;
+  comparison.seeds = config.seeds;
+  for (const SweepKey& key : sweep_.keys) {
+    comparison.swept.push_back(key.name);
+    if (config.match_parameters && key.table == "channel" && key.key == "hidden") {
+      usage_error("'sweep.", key.name,
+                  "' cannot be swept where 'match_parameters' is true, because that width makes "
+                  "the parameters equal.");
+    }
+  }
+  if (!sweep_.empty()) comparison.sweep_seeds = sweep_.seeds;
+  for (const ComparedModel& m : config.models) {
+    comparison.models.push_back({.label = m.name, .description = m.description});
+    if (m.train.find("steps") != nullptr) {
+      usage_error("model '", m.name,
+                  "' has 'train.steps', which the budget decides, expected it "
+                  "in [train] or in a task's train.");
+    }
+  }
+  for (size_t t = 0; t < config.tasks.size(); ++t) {
+    add_task(t);
+    for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
+  }
+  std::vector<std::string> budgets;
+  for (size_t t = 0; t < config.tasks.size(); ++t) {
+    const RunConfig baseline = built(0, t, {});
+    const WorkUnit unit = work_unit(*tasks_[t]);
+    const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) *
+                          static_cast<double>(unit.per_sequence);
+    const std::string& name = config.tasks[t].name;
+    if (config.budget == "flops") {
+      // A backward pass costs twice a forward pass.
+      budgets.push_back(str(human_count(3 * steps_[t] * costs_[t]), " FLOPs on ", name));
+    } else if (config.budget == "seconds") {
+      budgets.push_back(str(human_seconds(steps_[t] * costs_[t]), " on ", name));
+    } else {
+      budgets.push_back(str(human_count(tokens), " ", unit.name, " on ", name));
+    }
+  }
+  const char* what = config.budget == "flops"     ? "computes the same number of operations"
+                     : config.budget == "seconds" ? "trains for the same time by a measured step"
+                                                  : "trains on the same amount of data";
+  comparison.budget = str("Every run ", what, ": ", join(budgets), "; ",
+                          config.match_parameters ? "parameters are equal within 1% on each task."
+                                                  : "parameters are not matched.");
+}
+
+std::string Experiment::named(size_t model, size_t task) const {
+  return str("model '", config_.models[model].name, "' on task '", config_.tasks[task].name, "'");
+}
+
+// Builds the task with what the first model's configuration says of it.
+void Experiment::add_task(size_t t) {
+  RunConfig run =
+      read_run_config(combined(config_, config_.models[0], config_.tasks[t], sweep_, {}));
+  run.find_data(str("tasks.", t, ".task"));
+  try {
+    check_training_fits(run);
+  } catch (const UsageError& error) {
+    usage_error(named(0, t), ": ", error.what());
+  }
+  run.train.seed = 0;
+  tasks_.push_back(run.build_task());
+  const data::Task& task = *tasks_.back();
+  if (!sweep_.empty()) {
+    try {
+      check_split(task, Split::validation);
+    } catch (const UsageError& error) {
+      usage_error("task '", config_.tasks[t].name, "': ", error.what());
+    }
+  }
+  const bool text = task.bytes_per_token() > 0;
+  outcome_.comparison.tasks.push_back({.name = config_.tasks[t].name,
+                                       .description = task.describe(),
+                                       .metric = text ? "bits per byte" : "error rate",
+                                       .unit = work_unit(task).name,
+                                       .lower_is_better = true,
+                                       .percent = !text});
+  parameters_.push_back(0);
+  costs_.push_back(0);
+  steps_.push_back(0);
+}
+
+// What a step costs in the unit of the budget.
+double Experiment::cost_of_step(const RunConfig& run, size_t t) {
+  const auto positions = static_cast<double>(run.train.batch) *
+                         static_cast<double>(work_unit(*tasks_[t]).per_sequence);
+  if (config_.budget == "flops") {
+    return positions *
+           model_costs(*build_without_memory(run.model), tasks_[t]->length()).flops_per_token;
+  }
+  if (config_.budget == "seconds") return seconds_of_step(run, t);
+  return positions;
+}
+
+// Measured once for each configuration that may differ in it, and kept, so that runs that go on
+// have the same number of steps.
+double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
+  RunConfig timed = run;
+  const TrainOptions& given = run.train;
+  timed.train = {};
+  timed.train.batch = given.batch;
+  timed.train.accumulate = given.accumulate;
+  timed.train.dtype = given.dtype;
+  timed.train.device = given.device;
+  timed.train.activation_checkpointing = given.activation_checkpointing;
+  const std::string key = run_config_toml(timed);
+  const auto known = step_seconds_.find(key);
+  if (known != step_seconds_.end()) return known->second;
+  require(control_.step_seconds != nullptr, "a budget of seconds needs a measured step.");
+  measured_ = true;
+  return step_seconds_[key] = control_.step_seconds(timed, *tasks_[t]);
+}
+
+// The steps that the baseline's budget pays for.
+void Experiment::set_steps(RunConfig& run, size_t model, size_t t) {
+  const double budget = steps_[t] * costs_[t];
+  const double cost = cost_of_step(run, t);
+  // A tolerance for quotients that are whole but for rounding.
+  const double steps = std::floor(budget / cost * (1 + 1e-9));
+  if (steps < 1) {
+    usage_error(named(model, t), ": its budget of ", formatted("%.4g", budget), " ", config_.budget,
+                " is shorter than a step, which takes ", formatted("%.4g", cost),
+                ", expected more train.steps.");
+  }
+  run.train.steps = static_cast<int64_t>(steps);
+}
+
+// The complete configuration of a model on a task with a setting, at seed 0.
+RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point) {
+  RunConfig run =
+      read_run_config(combined(config_, config_.models[m], config_.tasks[t], sweep_, point));
+  run.train.seed = 0;
+  run.fit(data::sizes_of(*tasks_[t]));
+  if (std::vector<std::string>* labels = run.task->labels()) *labels = tasks_[t]->labels();
+  bool changes_model = m > 0;
+  for (size_t i = 0; i < point.size(); ++i) {
+    changes_model = changes_model || sweep_.keys[i].table != "train";
+  }
+  if (config_.match_parameters && changes_model) match_parameters(run.model, parameters_[t]);
+  if (m > 0 || !point.empty()) set_steps(run, m, t);
+  return run;
+}
+
+// Checks the model with every setting, and notes what it is.
+void Experiment::add_model(size_t m, size_t t) {
+  report::Comparison& comparison = outcome_.comparison;
+  const data::Task& task = *tasks_[t];
+  try {
+    if (m == 0) {
+      const RunConfig baseline = built(0, t, {});
+      parameters_[t] = count_parameters(baseline.model);
+      steps_[t] = static_cast<double>(baseline.train.steps);
+      costs_[t] = cost_of_step(baseline, t);
+    }
+    RunConfig run = built(m, t, {});
+    const std::shared_ptr<Model> counted = build_without_memory(run.model);
+    check_training_fits(*counted, task, run.train);
+    const ModelCosts costs = model_costs(*counted, task.length());
+    const std::optional<MeasuredState> state = measured_state(*counted, task.length());
+    RunConfig baseline = built(0, t, {});
+    std::vector<std::string> changed;
+    for (const Difference& d : differences(write_fields(baseline.train), write_fields(run.train))) {
+      if (d.key != "steps")
+        changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
+    }
+    comparison.builds.push_back(
+        {.model = config_.models[m].name,
+         .task = config_.tasks[t].name,
+         .parameters = costs.parameters,
+         .flops_per_token = costs.flops_per_token,
+         .state_bytes_per_token = costs.state_bytes_per_token,
+         .measured_state_bytes_per_token = state ? state->bytes_per_token : report::kUnknown,
+         .mechanism_share = costs.mechanism_share,
+         .config = to_toml(write_fields(run.model)),
+         .train_differences = join(changed)});
+    comparison.models[m].source = mixer_sources(run.model);
+  } catch (const UsageError& error) {
+    usage_error(named(m, t), ": ", error.what());
+  }
+  cells_.emplace_back();
+  cells_.back().model = m;
+  cells_.back().task = t;
+  if (sweep_.empty()) {
+    cells_.back().chosen = SweepPoint{};
+    add_finals(cells_.back());
+    return;
+  }
+  for (const SweepPoint& point : sweep_.grid()) {
+    try {
+      add_trial(cells_.back(), point);
+    } catch (const UsageError& error) {
+      usage_error(named(m, t), " with ", sweep_.text(point), " of [sweep]: ", error.what());
+    }
+  }
+}
+
+PlannedRun Experiment::plan(const Cell& cell, const SweepPoint& point, int64_t seed, bool sweep,
+                            const std::string& path) {
+  RunConfig run = built(cell.model, cell.task, point);
+  run.train.seed = seed;
+  if (!sweep_.empty()) run.train.eval_split = sweep ? "validation" : "test";
+  PlannedRun planned;
+  planned.path = path;
+  planned.config = write_fields(run);
+  planned.bytes_per_token = tasks_[cell.task]->bytes_per_token();
+  planned.run = {.model = config_.models[cell.model].name,
+                 .task = config_.tasks[cell.task].name,
+                 .seed = seed,
+                 .setting = sweep_.setting(point),
+                 .sweep = sweep,
+                 .folder = path};
+  if (opened_) adopt(planned);
+  return planned;
+}
+
+void Experiment::add_trial(Cell& cell, const SweepPoint& point) {
+  const RunConfig run = built(cell.model, cell.task, point);
+  check_training_fits(*build_without_memory(run.model), *tasks_[cell.task], run.train);
+  Trial trial{.point = point, .runs = {}};
+  for (const int64_t seed : sweep_.seeds) {
+    trial.runs.push_back(
+        plan(cell, point, seed, true,
+             str("sweep/", config_.tasks[cell.task].name, "/", config_.models[cell.model].name,
+                 "/seed-", seed, ",", sweep_.folder(point))));
+  }
+  cell.trials.push_back(std::move(trial));
+}
+
+std::string Experiment::final_path(const Cell& cell, int64_t seed) const {
+  return str("runs/", config_.tasks[cell.task].name, "/", config_.models[cell.model].name, "/seed-",
+             seed);
+}
+
+void Experiment::add_finals(Cell& cell) {
+  for (const int64_t seed : config_.seeds) {
+    cell.finals.push_back(plan(cell, *cell.chosen, seed, false, final_path(cell, seed)));
+  }
+}
+
+// Takes the run as it is in the folder, or moves one of another configuration out of the way.
+void Experiment::adopt(PlannedRun& planned) {
+  const std::string folder = control_.folder + "/" + planned.path;
+  const Present found = present(folder, planned.config);
+  if (found == Present::other) set_aside(folder);
+  if (found == Present::same) {
+    ++outcome_.present;
+    refresh(planned, control_.folder);
+  }
+}
+
+void Experiment::open() {
+  make_folders(control_.folder);
+  if (!lock_) lock_.emplace(control_.folder);
+  if (control_.fresh) {
+    for (const char* part : {"/runs", "/sweep", "/plan", kStepSeconds}) {
+      fs::remove_all(control_.folder + part);
+    }
+  }
+  if (measured_) {
+    write_file(control_.folder + kStepSeconds,
+               nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
+  }
+  opened_ = true;
+  for (Cell& cell : cells_) {
+    for (Trial& trial : cell.trials) {
+      for (PlannedRun& planned : trial.runs) adopt(planned);
+    }
+    for (PlannedRun& planned : cell.finals) adopt(planned);
+  }
+  advance();
+  outcome_.left_out = others();
+}
+
+// Chooses the setting of a cell whose trials are all finished, or extends the sweep.
+void Experiment::choose(Cell& cell) {
+  while (!cell.chosen && cell.problem.empty()) {
+    std::vector<Tried> tried;
+    for (const Trial& trial : cell.trials) {
+      double sum = 0;
+      for (const PlannedRun& planned : trial.runs) {
+        if (!planned.finished) return;
+        const bool good =
+            planned.run.state == report::RunState::kFinished && !planned.run.points.empty();
+        sum += good ? planned.run.points.back().quality : INFINITY;
+      }
+      const double mean = sum / static_cast<double>(trial.runs.size());
+      tried.push_back({trial.point, std::isnan(mean) ? INFINITY : mean});
+    }
+    bool extended = false;
+    for (const SweepPoint& point : sweep_.extension(tried)) {
+      try {
+        add_trial(cell, point);
+        extended = true;
+      } catch (const UsageError&) {  // the value is out of the key's range: nothing lies beyond
+      }
+    }
+    if (extended) continue;
+    const std::optional<SweepPoint> best = best_of(tried);
+    if (!best) {
+      cell.problem = str("no setting of the sweep has a finite loss for ",
+                         named(cell.model, cell.task), ", so none can be chosen.");
+      return;
+    }
+    cell.chosen = best;
+    cell.at_edge = sweep_.at_edge(tried, *best);
+    add_finals(cell);
+  }
+}
+
+void Experiment::advance() {
+  for (Cell& cell : cells_) choose(cell);
+}
+
+// Runs of a sweep come first, since others wait for them. Of the rest whole rounds of seeds come
+// one after another, so that a first comparison is there early.
+std::vector<PlannedRun*> Experiment::ready() {
+  std::vector<PlannedRun*> out;
+  for (size_t s = 0; s < sweep_.seeds.size(); ++s) {
+    for (Cell& cell : cells_) {
+      for (Trial& trial : cell.trials) {
+        if (can_run(trial.runs[s])) out.push_back(&trial.runs[s]);
+      }
+    }
+  }
+  for (size_t s = 0; s < config_.seeds.size(); ++s) {
+    for (Cell& cell : cells_) {
+      if (!cell.finals.empty() && can_run(cell.finals[s])) out.push_back(&cell.finals[s]);
+    }
+  }
+  return out;
+}
+
+size_t Experiment::planned() const {
+  size_t count = cells_.size() * config_.seeds.size();
+  for (const Cell& cell : cells_) count += cell.trials.size() * sweep_.seeds.size();
+  return count;
+}
+
+size_t Experiment::finished() const {
+  size_t count = 0;
+  for (const Cell& cell : cells_) {
+    for (const Trial& trial : cell.trials) {
+      for (const PlannedRun& planned : trial.runs) count += planned.finished ? 1 : 0;
+    }
+    for (const PlannedRun& planned : cell.finals) count += planned.finished ? 1 : 0;
+  }
+  return count;
+}
+
+CompareOutcome Experiment::outcome() const {
+  CompareOutcome out = outcome_;
+  out.planned = planned();
+  for (const Cell& cell : cells_) {
+    if (sweep_.empty() || !cell.chosen) continue;
+    out.comparison.choices.push_back({.model = config_.models[cell.model].name,
+                                      .task = config_.tasks[cell.task].name,
+                                      .setting = sweep_.setting(*cell.chosen),
+                                      .at_edge = cell.at_edge});
+  }
+  std::vector<report::Run>& runs = out.comparison.runs;
+  for (size_t s = 0; s < sweep_.seeds.size(); ++s) {
+    for (const Cell& cell : cells_) {
+      for (const Trial& trial : cell.trials) {
+        if (trial.runs[s].begun) runs.push_back(trial.runs[s].run);
+      }
+    }
+  }
+  for (size_t s = 0; s < config_.seeds.size(); ++s) {
+    for (const Cell& cell : cells_) {
+      if (!cell.problem.empty()) {
+        runs.push_back({.model = config_.models[cell.model].name,
+                        .task = config_.tasks[cell.task].name,
+                        .seed = config_.seeds[s],
+                        .state = report::RunState::kFailed,
+                        .problem = cell.problem});
+      } else if (!cell.finals.empty() && cell.finals[s].begun) {
+        runs.push_back(cell.finals[s].run);
+      }
+    }
+  }
+  return out;
+}
+
+// Folders of runs that are there and not planned.
+std::vector<std::string> Experiment::others() const {
+  std::set<std::string> asked;
+  for (const Cell& cell : cells_) {
+    for (const Trial& trial : cell.trials) {
+      for (const PlannedRun& planned : trial.runs) asked.insert(planned.path);
+    }
+    for (const int64_t seed : config_.seeds) asked.insert(final_path(cell, seed));
+  }
+  std::vector<std::string> out;
+  std::error_code error;
+  for (const char* part : {"runs", "sweep"}) {
+    const std::string root = control_.folder + "/" + part;
+    for (const auto& task : fs::directory_iterator(root, error)) {
+      for (const auto& model : fs::directory_iterator(task.path(), error)) {
+        for (const auto& run : fs::directory_iterator(model.path(), error)) {
+          const std::string path = run.path().lexically_relative(control_.folder).string();
+          if (!run.path().filename().string().starts_with("seed-") || asked.contains(path))
+            continue;
+          out.push_back(run.path().lexically_relative(control_.folder + "/runs").string());
+        }
+      }
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace headloom

@@ -1,0 +1,99 @@
+// The runs of a comparison: which there are, which of them are finished, and which can be trained
+// next. A sweep's results decide what comes after it.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/lock.h"
+#include "train/compare.h"
+#include "train/sweep.h"
+
+namespace headloom {
+
+// One of the runs. Its state on disk is read once it is planned and after it was trained.
+struct PlannedRun {
+  std::string path;  // below the comparison's folder: "runs/copy/mha/seed-1"
+  Node config;
+  double bytes_per_token = 0;  // of its task
+  report::Run run;             // as far as it is known
+  bool begun = false, finished = false;
+  int attempts = 0;  // of other processes that ended without a result
+};
+
+// What a line of the plan says to whoever trains the run.
+Node plan_file(const PlannedRun& planned);
+PlannedRun read_plan_file(const std::string& folder, const std::string& path);
+
+// Reads what the run's folder has of it.
+void refresh(PlannedRun& planned, const std::string& folder);
+
+// Trains the run, or goes on with it, and writes its result. Returns false where it was
+// interrupted. Throws UsageError, and FolderInUse where another process trains it.
+bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label);
+
+class Experiment {
+ public:
+  // Checks every combination and writes nothing.
+  Experiment(const CompareConfig& config, const CompareControl& control);
+  // Takes the folder and looks at the runs that are there.
+  void open();
+
+  // Runs that can be trained now, in the order in which they should be, seed by seed.
+  std::vector<PlannedRun*> ready();
+  // After runs were trained: chooses settings and plans what follows.
+  void advance();
+  // What there is, and what was found when the experiment was opened.
+  CompareOutcome outcome() const;
+  size_t planned() const;
+  size_t finished() const;
+
+ private:
+  // A setting of a sweep under trial, one run for every seed of the sweep.
+  struct Trial {
+    SweepPoint point;
+    std::vector<PlannedRun> runs;
+  };
+  // A model on a task.
+  struct Cell {
+    size_t model = 0, task = 0;
+    std::vector<Trial> trials;
+    std::optional<SweepPoint> chosen;  // the empty setting where nothing is swept
+    std::vector<std::string> at_edge;  // Choice::at_edge
+    std::string problem;               // why nothing could be chosen
+    std::vector<PlannedRun> finals;    // once a setting is chosen
+  };
+
+  RunConfig built(size_t model, size_t task, const SweepPoint& point);
+  void add_task(size_t task);
+  void add_model(size_t model, size_t task);
+  void set_steps(RunConfig& run, size_t model, size_t task);
+  double cost_of_step(const RunConfig& run, size_t task);
+  double seconds_of_step(const RunConfig& run, size_t task);
+  void add_trial(Cell& cell, const SweepPoint& point);
+  void add_finals(Cell& cell);
+  PlannedRun plan(const Cell& cell, const SweepPoint& point, int64_t seed, bool sweep,
+                  const std::string& path);
+  void adopt(PlannedRun& planned);
+  void choose(Cell& cell);
+  std::string named(size_t model, size_t task) const;
+  std::vector<std::string> others() const;
+  std::string final_path(const Cell& cell, int64_t seed) const;
+
+  const CompareConfig& config_;
+  const CompareControl& control_;
+  const Sweep sweep_;
+  std::optional<FolderLock> lock_;
+  CompareOutcome outcome_;  // what does not change while runs are trained
+  std::vector<std::shared_ptr<data::Task>> tasks_;
+  // Of the baseline on each task: its parameters, its steps, and what one of them costs.
+  std::vector<int64_t> parameters_;
+  std::vector<double> steps_, costs_;
+  std::vector<Cell> cells_;
+  std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
+  bool opened_ = false, measured_ = false;
+};
+
+}  // namespace headloom

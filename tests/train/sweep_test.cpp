@@ -1,0 +1,411 @@
+// [sweep]: settings are chosen on validation data and reported on test data from fresh seeds.
+#include "train/sweep.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "core/files.h"
+#include "support.h"
+#include "train/compare.h"
+#include "train/evaluate.h"
+#include "train/run_folder.h"
+
+namespace headloom::test::sweep_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kNoLoss = std::numeric_limits<double>::infinity();
+
+Sweep sweep_of(const std::string& text) { return Sweep::read(parse_toml(text, "sweep.toml")); }
+
+// "0.001 0.01" of a sweep of one key.
+std::string values_of(const std::vector<SweepPoint>& points) {
+  std::vector<std::string> texts;
+  for (const SweepPoint& point : points) {
+    for (const Node& value : point) texts.push_back(toml_value(value));
+  }
+  std::string all;
+  for (const std::string& text : texts) all += (all.empty() ? "" : " ") + text;
+  return all;
+}
+
+Tried tried(const std::string& value, double quality) {
+  return {.point = {*parse_toml("x = " + value, "x").find("x")}, .quality = quality};
+}
+
+TEST(Sweep, ReadsListsRangesAndGrids) {
+  EXPECT_TRUE(sweep_of("").empty());
+  const Sweep range = sweep_of("lr = {from = 1e-4, to = 1e-2, count = 5}");
+  EXPECT_EQ(values_of(range.grid()), "1e-04 0.000316228 0.001 0.00316228 0.01");
+  EXPECT_EQ(range.seeds, std::vector<int64_t>{1001});
+  const Sweep grid = sweep_of(
+      "seeds = [7, 8]\nextensions = 2\nlr = [1e-3, 2e-3]\nmixer.post = [true, false]\n"
+      "\"model.position.type\" = [\"none\"]");
+  EXPECT_EQ(values_of(grid.grid()),
+            "0.001 true 'none' 0.001 false 'none' 0.002 true 'none' 0.002 false 'none'");
+  EXPECT_EQ(grid.seeds, (std::vector<int64_t>{7, 8}));
+  EXPECT_EQ(grid.extensions, 2);
+  EXPECT_EQ(grid.keys[2].table, "model");
+  EXPECT_EQ(grid.keys[2].key, "position.type");
+  EXPECT_EQ(grid.text(grid.grid()[1]),
+            "lr = 0.001, mixer.post = false, model.position.type = 'none'");
+  EXPECT_EQ(grid.folder(grid.grid()[1]), "lr=0.001,mixer.post=false,model.position.type=none");
+}
+
+TEST(Sweep, GoesOnAtAnEdgeByItsOwnFactorUntilItMayNot) {
+  const Sweep sweep = sweep_of("lr = [1e-3, 2e-3, 4e-3]\nextensions = 2");
+  std::vector<Tried> all = {tried("1e-3", 3), tried("2e-3", 2), tried("4e-3", 1)};
+  EXPECT_EQ(values_of(sweep.extension(all)), "0.008");
+  all.push_back(tried("8e-3", 0.5));
+  EXPECT_EQ(values_of(sweep.extension(all)), "0.016");
+  EXPECT_EQ(sweep.at_edge(all, *best_of(all)), std::vector<std::string>{"lr"});
+  std::vector<Tried> more = all;
+  more.push_back(tried("0.016", 0.2));
+  EXPECT_TRUE(sweep.extension(more).empty()) << "two values were added";
+  EXPECT_EQ(sweep.at_edge(more, *best_of(more)), std::vector<std::string>{"lr"});
+  all.push_back(tried("0.016", kNoLoss));
+  EXPECT_TRUE(sweep.extension(all).empty()) << "the next one diverged";
+  EXPECT_TRUE(sweep.at_edge(all, *best_of(all)).empty());
+  EXPECT_EQ(toml_value((*best_of(all))[0]), "0.008");
+  EXPECT_EQ(values_of(sweep.extension({tried("1e-3", 1), tried("2e-3", 2), tried("4e-3", 3)})),
+            "5e-04");
+  EXPECT_FALSE(best_of({tried("1", kNoLoss)}).has_value());
+}
+
+TEST(Sweep, OnlyNumbersAtEqualFactorsGoOn) {
+  const auto extended = [](const std::string& values, const std::string& best) {
+    std::vector<Tried> all;
+    const Sweep sweep = sweep_of("eps = " + values);
+    for (const SweepPoint& point : sweep.grid()) {
+      all.push_back({point, toml_value(point[0]) == best ? 0.0 : 1.0});
+    }
+    return values_of(sweep.extension(all));
+  };
+  EXPECT_EQ(extended("[1e-3, 3e-3, 1e-2]", "0.01"), "0.0316228");
+  EXPECT_EQ(extended("[0.1, 0.2, 0.3]", "0.3"), "");
+  EXPECT_EQ(extended("[0.0, 0.1]", "0.1"), "");
+  EXPECT_EQ(extended("[2, 4, 8]", "8"), "");
+  EXPECT_EQ(extended("[0.1]", "0.1"), "");
+  EXPECT_EQ(extended("[\"a\", \"b\"]", "\"b\""), "");
+}
+
+TEST(Sweep, RefusesWhatItCannotRead) {
+  const auto refused = [](const std::string& text) {
+    return message_of<UsageError>([&] { sweep_of(text); });
+  };
+  EXPECT_TRUE(contains(refused("lrr = [1e-3]"), "'lrr', which [train] does not have; did you"));
+  EXPECT_TRUE(contains(refused("mixr.post = [true]"), "did you mean 'mixer.post'?"));
+  EXPECT_TRUE(contains(refused("lr = []"), "'sweep.lr' is empty"));
+  EXPECT_TRUE(contains(refused("lr = 1e-3"), "'sweep.lr' is a real number, expected a list"))
+      << refused("lr = 1e-3");
+  EXPECT_TRUE(contains(refused("lr = {from = 1e-2, to = 1e-3, count = 3}"),
+                       "'sweep.lr.from' is 0.01, expected less than 'to' = 0.001"));
+  EXPECT_TRUE(contains(refused("lr = {from = 1e-3, to = 1e-3, count = 3}"), "expected less than"));
+  const std::string few = refused("lr = {from = 1e-4, to = 1e-3, count = 1}");
+  EXPECT_TRUE(contains(few, "sweep.lr.count")) << few;
+  EXPECT_TRUE(contains(refused("lr = {from = 1e-4, to = 1e-3}"), "has no 'count'"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3, 1e-3]"), "the value 0.001 twice"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\n\"train.lr\" = [2e-3]"), "the same key"));
+  EXPECT_TRUE(contains(refused("steps = [3]"), "cannot be swept"));
+  EXPECT_TRUE(contains(refused("seeds = [1]"), "names no key"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\nseeds = []"), "'sweep.seeds' is empty"));
+}
+
+// --- In a comparison.
+
+Node comparison(const std::string& sweep) {
+  return parse_toml(str(R"(
+seeds = [1, 2]
+[model]
+width = 16
+depth = 1
+[[model.layer]]
+mixer = { heads = 2 }
+channel = { type = "swiglu", hidden = 24 }
+[train]
+steps = 4
+batch = 4
+warmup = 0
+eval_every = 2
+[[models]]
+name = "mha"
+[[models]]
+name = "talking"
+mixer = { type = "talking_heads" }
+[[tasks]]
+name = "copy"
+task = { type = "copy", symbols = 2, count = 2, eval_sequences = 41 }
+[sweep]
+)",
+                        sweep),
+                    "compare.toml");
+}
+
+CompareOutcome compare_quietly(const Node& node, const std::string& folder) {
+  CompareConfig config;
+  read_fields(node, config);
+  ::testing::internal::CaptureStderr();
+  try {
+    const CompareOutcome outcome =
+        compare(config, {.folder = folder, .progress = [](const CompareOutcome&) {}});
+    ::testing::internal::GetCapturedStderr();
+    return outcome;
+  } catch (...) {
+    ::testing::internal::GetCapturedStderr();
+    throw;
+  }
+}
+
+TEST(SweepInAComparison, ChoosesOnValidationDataAndReportsFreshSeedsOnTestData) {
+  const TempFolder folder;
+  const Node node = comparison("lr = [1e-3, 1e-2]\nextensions = 0\nseeds = [11, 12]\n");
+  const CompareOutcome outcome = compare_quietly(node, folder.path());
+  const report::Comparison& c = outcome.comparison;
+  EXPECT_EQ(c.swept, std::vector<std::string>{"lr"});
+  EXPECT_EQ(c.sweep_seeds, (std::vector<int64_t>{11, 12}));
+  EXPECT_EQ(outcome.planned, 12u);
+  ASSERT_EQ(c.runs.size(), 12u);
+  ASSERT_EQ(c.choices.size(), 2u);
+  for (const report::Choice& choice : c.choices) {
+    std::map<std::string, double> means;
+    for (const report::Run& run : c.runs) {
+      if (run.model == choice.model && run.sweep) {
+        means[run.setting[0].value] += run.points.back().quality / 2;
+      }
+    }
+    ASSERT_EQ(means.size(), 2u);
+    const auto best =
+        std::min_element(means.begin(), means.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    EXPECT_LE(means[choice.setting[0].value], best->second);
+    EXPECT_EQ(choice.at_edge, std::vector<std::string>{"lr"}) << "of two values each is an edge";
+  }
+  for (const report::Run& run : c.runs) {
+    const RunConfig config = run_config_in(folder.path(run.folder));
+    EXPECT_EQ(config.train.eval_split, run.sweep ? "validation" : "test");
+    EXPECT_EQ(config.train.seed, run.seed);
+    EXPECT_EQ(toml_value(*parse_toml(str("x = ", run.setting[0].value), "x").find("x")),
+              run.setting[0].value);
+    EXPECT_EQ(formatted("%.3g", config.train.lr), run.setting[0].value);
+    EXPECT_EQ(run.sweep, run.seed > 10);
+    EXPECT_GT(run.points.back().quality_error, 0);
+  }
+
+  // Again: nothing is trained again. One more value: its runs alone, and those of a new choice.
+  const auto trained = [&] {
+    std::map<std::string, fs::file_time_type> out;
+    for (const auto& entry : fs::recursive_directory_iterator(folder.path())) {
+      if (entry.path().filename() == "result.json") out[entry.path()] = entry.last_write_time();
+    }
+    return out;
+  };
+  const auto before = trained();
+  EXPECT_EQ(compare_quietly(node, folder.path()).comparison.runs.size(), 12u);
+  EXPECT_EQ(trained(), before);
+  const CompareOutcome larger = compare_quietly(
+      comparison("lr = [1e-3, 1e-2, 3e-3]\nextensions = 0\nseeds = [11, 12]\n"), folder.path());
+  EXPECT_EQ(larger.comparison.runs.size(), 16u);
+  for (const auto& [path, time] : trained()) {
+    const auto known = before.find(path);
+    if (known != before.end() && contains(path, "/sweep/")) {
+      EXPECT_EQ(time, known->second) << path;
+    }
+  }
+}
+
+TEST(SweepInAComparison, GoesBeyondAnEdgeAndSaysSoWhereItEnds) {
+  const TempFolder folder;
+  // A rate this small learns nothing in four steps: the larger one is better.
+  const report::Comparison c =
+      compare_quietly(comparison("lr = [1e-6, 1e-5]\nextensions = 1\n"), folder.path()).comparison;
+  for (const char* model : {"mha", "talking"}) {
+    std::set<std::string> rates;
+    for (const report::Run& run : c.runs) {
+      if (run.sweep && run.model == model) rates.insert(run.setting[0].value);
+    }
+    EXPECT_EQ(rates.size(), 3u) << "a value beyond the edge";
+  }
+}
+
+TEST(SweepInAComparison, SaysWhereNoSettingHasAFiniteLoss) {
+  const TempFolder folder;
+  Node node = comparison("lr = [1e30, 1e31]\n");
+  apply_override(node, "train.clip=0");
+  const report::Comparison c = compare_quietly(node, folder.path()).comparison;
+  EXPECT_TRUE(c.choices.empty());
+  size_t finals = 0;
+  for (const report::Run& run : c.runs) {
+    EXPECT_EQ(run.state, report::RunState::kFailed);
+    if (run.sweep) continue;
+    ++finals;
+    EXPECT_EQ(run.problem, str("no setting of the sweep has a finite loss for model '", run.model,
+                               "' on task 'copy', so none can be chosen."));
+  }
+  EXPECT_EQ(finals, 4u);
+}
+
+TEST(SweepInAComparison, ChecksEverythingBeforeTraining) {
+  const TempFolder folder;
+  const auto refused = [&](const std::string& sweep, const std::string& change = "") {
+    Node node = comparison(sweep);
+    if (!change.empty()) apply_override(node, change);
+    const std::string message =
+        message_of<UsageError>([&] { compare_quietly(node, folder.path("c")); });
+    EXPECT_FALSE(fs::exists(folder.path("c")));
+    return message;
+  };
+  EXPECT_TRUE(
+      contains(refused("lr = [1e-3]\nseeds = [2]\n"), "the seed 2, which is one of 'seeds'"));
+  const std::string range = refused("lr = [1e-3, -1.0]\n");
+  EXPECT_TRUE(contains(range, "model 'mha' on task 'copy' with lr = -1")) << range;
+  EXPECT_TRUE(contains(range, "train.lr")) << range;
+  const std::string unknown = refused("mixer.post = [true]\n");
+  EXPECT_TRUE(contains(unknown, "unknown key")) << unknown;
+  EXPECT_TRUE(contains(refused("channel.hidden = [24, 32]\n"), "'match_parameters' is true"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\n", "tasks.0.task.eval_sequences=1"),
+                       "task 'copy': the task has 1 held-out sequence, expected at least 2"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\n", "models.1.train.steps=3"), "'train.steps'"));
+}
+
+TEST(SweepInAComparison, AModelsOwnTrainingIsShown) {
+  const TempFolder folder;
+  Node node = comparison("");
+  node.table().erase(std::find_if(node.table().begin(), node.table().end(),
+                                  [](const auto& entry) { return entry.first == "sweep"; }));
+  apply_override(node, "models.1.train={weight_decay=0.0, batch=8}");
+  const report::Comparison c = compare_quietly(node, folder.path()).comparison;
+  EXPECT_EQ(c.builds[0].train_differences, "");
+  EXPECT_EQ(c.builds[1].train_differences, "batch = 8, weight_decay = 0.0");
+  for (const report::Run& run : c.runs) {
+    EXPECT_EQ(run.points.back().tokens, 4 * 4 * 4) << "as many tokens in larger batches";
+  }
+}
+
+TEST(SweepInAComparison, BudgetsOfOperationsAndSecondsDecideTheSteps) {
+  const TempFolder folder;
+  Node node = comparison("");
+  apply_override(node, "train.steps=100");
+  apply_override(node, "train.eval_every=100");
+  apply_override(node, "models.1={name=\"deep\", model={depth=3}}");
+  apply_override(node, "match_parameters=false");
+  const auto steps = [&](const std::string& budget, const std::string& where) {
+    Node changed = node;
+    apply_override(changed, "budget=" + budget);
+    CompareConfig config;
+    read_fields(changed, config);
+    int measured = 0;
+    const CompareControl control{.folder = folder.path(where),
+                                 .progress = [](const CompareOutcome&) {},
+                                 .step_seconds =
+                                     [&](const RunConfig& run, const data::Task&) {
+                                       ++measured;
+                                       return run.model.depth == 3 ? 0.3 : 0.1 + 0.001 * measured;
+                                     }};
+    const std::vector<std::string> paths = plan_comparison(config, control);
+    plan_comparison(config, control);
+    EXPECT_EQ(measured, budget == "seconds" ? 2 : 0) << "measured once";
+    std::vector<int64_t> out;
+    for (const std::string& path : paths) {
+      Node plan = read_toml(folder.path(where + "/plan/" + path + ".toml"));
+      out.push_back(std::get<int64_t>(plan.find("train")->find("steps")->value));
+    }
+    return out;
+  };
+  EXPECT_EQ(steps("tokens", "t"), (std::vector<int64_t>{100, 100, 100, 100}));
+  EXPECT_EQ(steps("seconds", "s"), (std::vector<int64_t>{100, 33, 100, 33}));
+  const std::vector<int64_t> flops = steps("flops", "f");
+  EXPECT_EQ(flops[0], 100);
+  EXPECT_GT(flops[1], 30);
+  EXPECT_LT(flops[1], 60);
+  apply_override(node, "train.steps=1");
+  const std::string message = message_of<UsageError>([&] { steps("flops", "short"); });
+  EXPECT_TRUE(contains(message, "model 'deep' on task 'copy'")) << message;
+  EXPECT_TRUE(contains(message, "is shorter than a step")) << message;
+}
+
+TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
+  const TempFolder folder, other;
+  const Node node = comparison("lr = [1e-3, 1e-2]\nextensions = 0\n");
+  CompareConfig config;
+  read_fields(node, config);
+  const CompareControl control{.folder = folder.path("c"),
+                               .progress = [](const CompareOutcome&) {}};
+  ::testing::internal::CaptureStderr();
+  std::vector<size_t> rounds;
+  for (auto plan = plan_comparison(config, control); !plan.empty();
+       plan = plan_comparison(config, control)) {
+    rounds.push_back(plan.size());
+    std::reverse(plan.begin(), plan.end());
+    for (const std::string& path : plan) {
+      EXPECT_EQ(train_planned(control.folder, path).state, report::RunState::kFinished);
+    }
+  }
+  ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(rounds, (std::vector<size_t>{4, 4}));
+  const report::Comparison planned = compare_quietly(node, control.folder).comparison;
+  const report::Comparison plain = compare_quietly(node, other.path("c")).comparison;
+  ASSERT_EQ(planned.runs.size(), plain.runs.size());
+  for (size_t i = 0; i < plain.runs.size(); ++i) {
+    EXPECT_EQ(planned.runs[i].points.back().loss, plain.runs[i].points.back().loss);
+  }
+  EXPECT_TRUE(contains(
+      message_of<UsageError>([&] { train_planned(control.folder, "runs/copy/mha/seed-77"); }),
+      "no such run"));
+}
+
+TEST(Split, ValidationAndTestDataAreApart) {
+  const TempFolder folder;
+  Node config = tiny_run("steps = 2\neval_every = 2\n");
+  apply_override(config, "task.eval_sequences=9");
+  train_quietly(config, {.folder = folder.path("run")});
+  RunConfig run = run_config_in(folder.path("run"));
+  const auto task = run.build_task();
+  const auto model = build_model(run.model);
+  const auto read = [&](Split split, int64_t sequences = 100) {
+    return evaluate(*model, *task, sequences, 2, {}, split);
+  };
+  const Evaluation all = read(Split::all), even = read(Split::validation), odd = read(Split::test);
+  EXPECT_EQ(all.sequences, 9);
+  EXPECT_EQ(even.sequences, 5);
+  EXPECT_EQ(odd.sequences, 4);
+  EXPECT_EQ(even.tokens + odd.tokens, all.tokens);
+  EXPECT_NEAR(
+      even.loss * static_cast<double>(even.tokens) + odd.loss * static_cast<double>(odd.tokens),
+      all.loss * static_cast<double>(all.tokens), 1e-4);
+  EXPECT_EQ(read(Split::test, 3).sequences, 3);
+  EXPECT_TRUE(std::isnan(read(Split::test, 1).loss_error));
+  // By hand, from each sequence alone.
+  double squares = 0;
+  std::vector<double> losses;
+  for (int64_t i = 0; i < 9; ++i) {
+    at::NoGradGuard no_grad;
+    model->eval();
+    const BatchLoss one = batch_loss(*model, task->eval_batch(i, 1));
+    losses.push_back(one.sum.item<double>() / static_cast<double>(one.targets));
+  }
+  for (const double loss : losses) squares += (loss - all.loss) * (loss - all.loss);
+  EXPECT_NEAR(all.loss_error, std::sqrt(squares / 8 / 9), 1e-5) << "targets are equally many";
+}
+
+TEST(StopAccuracy, EndsTheRunAtTheEvaluationThatReachesIt) {
+  const TempFolder folder;
+  const Node config = tiny_run("steps = 6\neval_every = 2\nstop_accuracy = 1e-9\n");
+  const TrainOutcome first = train_quietly(config, {.folder = folder.path("run")});
+  // An accuracy of 0 never suffices, so the step depends on luck, but the rule does not.
+  const auto& points = first.evaluations;
+  for (size_t i = 0; i + 1 < points.size(); ++i) EXPECT_LT(points[i].accuracy, 1e-9);
+  EXPECT_EQ(first.step, points.back().step);
+  EXPECT_EQ(first.step == 6 || points.back().accuracy >= 1e-9, true);
+  EXPECT_EQ(points.back().tokens, first.step * 8 * 8);
+  const TrainOutcome again = train_quietly(config, {.folder = folder.path("run"), .resume = true});
+  EXPECT_EQ(again.step, first.step) << "a run that has stopped does not go on";
+}
+
+}  // namespace
+}  // namespace headloom::test::sweep_test
