@@ -35,10 +35,8 @@ std::string scroll(const std::string& label, const std::string& table) {
          "\">" + table + "</div>\n";
 }
 
-std::string result_table(const Comparison& c, const TaskSummary& t) {
-  const std::vector<Column> columns = result_columns(t);
-  const bool strips =
-      std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 0; });
+std::string table_of(const Comparison& c, const TaskSummary& t, const std::string& caption,
+                     const std::vector<Column>& columns, bool strips) {
   std::string head = "<th scope=\"col\" class=\"model\">model</th>";
   for (const Column& column : columns) {
     head += element("th scope=\"col\"", column.css == "left" ? "left" : "",
@@ -55,6 +53,7 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
                        "</th>";
     for (const Column& column : columns) {
       const Cell& cell = column.cells[i];
+      // On a phone each cell stands on a line of its own, with its column's title before it.
       std::string label = column.title;
       std::erase(label, '`');
       line += element("td data-label=\"" + escape(label) + "\"",
@@ -64,6 +63,15 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
     }
     body += element("tr", row.baseline ? "baseline" : "", line) + "\n";
   }
+  return scroll(caption, "<table class=\"results\">" + element("caption", "", escape(caption)) +
+                             "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" + body +
+                             "</tbody></table>");
+}
+
+std::string result_table(const Comparison& c, const TaskSummary& t) {
+  const bool strips =
+      std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 0; });
+  std::vector<Column> quality, cost;
   std::string note = "Best first. ± is half the 95% interval of the mean";
   if (strips) {
     note +=
@@ -71,19 +79,22 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
         "interval" +
         std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : "");
   }
-  note += ". Speeds and memory are medians with their range";
-  note += t.rows.size() > 1 ? "; × is the ratio to the baseline." : ".";
-  for (const Column& column : columns) {
+  note += ".";
+  for (const Column& column : result_columns(t)) {
+    (column.cost ? cost : quality).push_back(column);
     if (!column.title.starts_with("to match")) continue;
     note += " <i>" + rich(column.title) + "</i>: the share of the baseline's budget, in " +
             t.task->unit +
             " and in time, at which a model's mean curve first meets the baseline's final result.";
   }
-  return scroll("Results on " + t.task->name,
-                "<table class=\"results\">" +
-                    element("caption", "hidden", escape("Results on " + t.task->name)) + "<thead>" +
-                    element("tr", "", head) + "</thead>\n<tbody>\n" + body + "</tbody></table>") +
-         element("p", "soft small note", note) + "\n";
+  std::string out = table_of(c, t, "Results on " + t.task->name, quality, strips) +
+                    element("p", "soft small note", note) + "\n";
+  if (cost.empty()) return out;
+  return out + table_of(c, t, "What it costs on " + t.task->name, cost, false) +
+         element("p", "soft small note",
+                 "Speeds and memory are medians, with the range below them" +
+                     std::string(t.rows.size() > 1 ? "; × is the ratio to the baseline." : ".")) +
+         "\n";
 }
 
 std::string problems(const TaskSummary& t) {
@@ -306,7 +317,9 @@ std::string notes(const Summary& summary) {
          "or less. With unequal parameters or data (by more than 1%), other training options, a "
          "choice at the edge of its sweep, a diverged run or a failed one of its own it is only "
          "<b>ahead</b> or <b>behind</b>. <b>No difference found</b> does not mean that there is "
-         "none: the interval says how large it may still be.</p>"
+         "none: the interval says how large it may still be. An interval is that of one difference "
+         "by itself. "
+         "Among many tests one may miss zero by chance, which Holm's procedure allows for.</p>"
          "<p>A model <b>has not learned</b> when its mean does not pass the task's best floor, "
          "what can be reached without learning, by the same test. Nothing else is said of it. A "
          "curve is <b>still falling</b> (or rising) when the metric has improved by more than 1% "

@@ -86,6 +86,7 @@ ul.problems { margin: 14px 0 0; padding-left: 20px; font-size: 14.5px; }
 figure { margin: 0; break-inside: avoid; }
 figure.wide { grid-column: 1 / -1; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px 24px; }
+.panels svg.chart text { font-size: 15px; } .panels svg.chart .tick { font-size: 14px; }
 .links { white-space: nowrap; } .links a { margin-left: 6px; }
 a { color: var(--accent); } a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 20px; padding: 0; margin: 22px 0 0;
