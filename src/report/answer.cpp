@@ -171,9 +171,9 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
            ") is found for " +
            names(none,
                  [&](const Row& r) {
-                   return " (" + metric_text(task, r.result) + ", a difference of up to " +
+                   return " (" + metric_text(task, r.result) + ", at most " +
                           difference_text(task, largest_difference(r.against_baseline.difference)) +
-                          " is still possible)";
+                          " apart)";
                  }) +
            ".";
   }

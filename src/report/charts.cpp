@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/text.h"
 #include "report/format.h"
@@ -18,14 +21,36 @@ std::string capitalized(std::string text) {
   return text;
 }
 
-Axis x_axis(const TaskInfo& task, const std::vector<Line>& lines, double Point::* x) {
+Axis x_axis(const TaskInfo& task, const std::vector<Line>& lines, Along along) {
   double high = 0;
   for (const Line& line : lines) {
     for (const LinePoint& p : line.points) high = std::max(high, p.x);
   }
-  const bool time = x == &Point::seconds;
-  return make_axis(time ? "training time" : "training " + task.unit,
-                   time ? Unit::kSeconds : Unit::kCount, 0, high > 0 ? high : kUnknown);
+  const std::string label = along == Along::kSeconds ? "training time"
+                            : along == Along::kFlops ? "training FLOPs"
+                                                     : "training " + task.unit;
+  return make_axis(label, along == Along::kSeconds ? Unit::kSeconds : Unit::kCount, 0,
+                   high > 0 ? high : kUnknown);
+}
+
+Chart one(std::string svg, std::string caption) {
+  Chart out{{}, std::move(caption)};
+  if (!svg.empty()) out.svgs.push_back(std::move(svg));
+  return out;
+}
+
+// A number for a file: short, and unknown ones are left empty.
+std::string exact(double value) { return std::isfinite(value) ? formatted("%.7g", value) : ""; }
+
+Data data_of(const std::string& name, const std::string& x, const std::string& y,
+             const std::vector<Line>& lines) {
+  Data data{name, {"model", x, y, "low", "high"}, {}};
+  for (const Line& line : lines) {
+    for (const LinePoint& p : line.points) {
+      data.rows.push_back({line.label, exact(p.x), exact(p.y), exact(p.low), exact(p.high)});
+    }
+  }
+  return data;
 }
 
 // From the lowest value to the highest past the first fifth of the budget: the fall from the
@@ -53,18 +78,25 @@ Axis value_axis(const std::string& label, const std::vector<Line>& lines, double
                    high + margin, log);
 }
 
-std::vector<Line> lines_of(const Comparison& c, const TaskSummary& t, double Point::* x,
+std::vector<Line> lines_of(const Comparison& c, const TaskSummary& t, Along along,
                            double Point::* y) {
   std::vector<Line> lines;
+  double Point::* x = along == Along::kSeconds ? &Point::seconds : &Point::tokens;
   for (const Row& row : t.rows) {
+    double scale = 1;
+    if (along == Along::kFlops) {
+      scale = row.build ? 3 * row.build->flops_per_token : kUnknown;
+      if (!(scale > 0)) continue;
+    }
     const int style = style_of(c, row);
     lines.push_back({row.model->label, style, false, mean_curve(row, x, y)});
+    for (LinePoint& p : lines.back().points) p.x *= scale;
     for (const Run* run : row.runs) {
       if (!run_failed(*run)) continue;
       Line line{str(row.model->label, " ", run->seed, " ✕"), style, true, {}};
       for (const Point& p : run->points) {
         if (std::isfinite(p.*x) && std::isfinite(p.*y)) {
-          line.points.push_back({p.*x, p.*y, p.*y, p.*y});
+          line.points.push_back({scale * (p.*x), p.*y, p.*y, p.*y});
         }
       }
       lines.push_back(std::move(line));
@@ -80,12 +112,11 @@ std::string band_note(const TaskSummary& t) {
                  : "";
 }
 
-Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, double Point::* y,
+Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double Point::* y,
                   const std::string& what, bool fraction) {
-  const bool time = x == &Point::seconds;
   LineChart chart;
-  chart.lines = lines_of(c, t, x, y);
-  chart.x = x_axis(*t.task, chart.lines, x);
+  chart.lines = lines_of(c, t, along, y);
+  chart.x = x_axis(*t.task, chart.lines, along);
   chart.y = fraction ? make_axis(what, Unit::kPercent, 0, 1)
                      : value_axis(what, chart.lines, chart.x.high);
   if (fraction || y == &Point::quality) {
@@ -96,17 +127,18 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, double Point::* x, 
     }
   }
   chart.title = capitalized(what) + " against " + chart.x.label + " on " + t.task->name;
-  chart.description = "At the end of training: ";
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
     if (line.points.empty()) continue;
     const double v = line.points.back().y;
     ends.push_back(line.label + " " + (fraction ? percent(v) : fixed(v, 3)));
   }
-  chart.description += list_of(ends);
-  Chart out{to_svg(chart), "<b>" + escape(capitalized(what)) + "</b> on held-out data against " +
-                               (time ? "training time." : t.task->unit + " trained on.")};
-  if (!time) out.caption += escape(band_note(t));
+  chart.description = "At the end of training: " + list_of(ends);
+  Chart out =
+      one(to_svg(chart), "<b>" + escape(capitalized(what)) + "</b> on held-out data against " +
+                             escape(chart.x.label) + ".");
+  if (along == Along::kTokens) out.caption += escape(band_note(t));
+  out.data = data_of(chart.title, chart.x.label, what, chart.lines);
   return out;
 }
 
@@ -159,13 +191,51 @@ int style_of(const Comparison& comparison, const Row& row) {
   return index == 0 ? 0 : 1 + (index - 1) % kStyles;
 }
 
-Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::* x) {
-  if (t.task->percent) return curve_chart(c, t, x, &Point::loss, "loss (nats a target)", false);
-  return curve_chart(c, t, x, &Point::quality, t.task->metric, false);
+std::string to_csv(const Data& data) {
+  std::string out;
+  const auto add = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i) {
+      std::string cell = cells[i];
+      if (cell.find_first_of(",\"\n") != std::string::npos) {
+        for (size_t at = 0; (at = cell.find('"', at)) != std::string::npos; at += 2) {
+          cell.insert(at, "\"");
+        }
+        cell = "\"" + cell + "\"";
+      }
+      out += (i > 0 ? "," : "") + cell;
+    }
+    out += "\n";
+  };
+  add(data.columns);
+  for (const auto& row : data.rows) add(row);
+  return out;
+}
+
+std::string to_json(const Data& data) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const auto& row : data.rows) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (size_t i = 0; i < row.size(); ++i) {
+      char* end = nullptr;
+      const double number = std::strtod(row[i].c_str(), &end);
+      // The first column names a model, which may look like a number.
+      const bool numeric = i > 0 && !row[i].empty() && *end == 0;
+      object[data.columns[i]] = numeric          ? nlohmann::ordered_json(number)
+                                : row[i].empty() ? nlohmann::ordered_json(nullptr)
+                                                 : nlohmann::ordered_json(row[i]);
+    }
+    out.push_back(std::move(object));
+  }
+  return out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Chart learning_chart(const Comparison& c, const TaskSummary& t, Along along) {
+  if (t.task->percent) return curve_chart(c, t, along, &Point::loss, "loss (nats a target)", false);
+  return curve_chart(c, t, along, &Point::quality, t.task->metric, false);
 }
 
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t) {
-  return curve_chart(c, t, &Point::tokens, &Point::accuracy, "answers exactly right", true);
+  return curve_chart(c, t, Along::kTokens, &Point::accuracy, "answers exactly right", true);
 }
 
 Chart gap_chart(const Comparison& c, const TaskSummary& t) {
@@ -189,7 +259,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
     }
     chart.lines.push_back(std::move(line));
   }
-  chart.x = x_axis(*t.task, chart.lines, &Point::tokens);
+  chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
   chart.description = "At the end of training: ";
@@ -198,44 +268,59 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
     if (!line.points.empty()) ends.push_back(line.label + " " + fixed(line.points.back().y, 3));
   }
   chart.description += list_of(ends);
-  return {to_svg(chart), "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
-                             escape(t.task->metric) + " at the same number of " + t.task->unit +
-                             "; " + (t.task->lower_is_better ? "below" : "above") +
-                             " zero is better."};
+  Chart out = one(to_svg(chart),
+                  "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
+                      escape(t.task->metric) + " at the same number of " + t.task->unit + "; " +
+                      (t.task->lower_is_better ? "below" : "above") + " zero is better.");
+  out.data = data_of(chart.title, chart.x.label, chart.y.label, chart.lines);
+  return out;
 }
 
-Chart cost_chart(const Comparison& c, const TaskSummary& t) {
+namespace {
+
+// One thing that a model costs: the median with the range.
+struct Cost {
+  double value = kUnknown, low = kUnknown, high = kUnknown;
+};
+
+Cost cost_of(const Stat& stat) { return {stat.median, stat.low, stat.high}; }
+
+std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::string& label,
+                       const std::function<Cost(const Row&)>& cost, std::string (*text)(double)) {
   Scatter scatter;
-  double x_low = kUnknown, x_high = kUnknown, y_low = kUnknown, y_high = kUnknown, state = 0;
-  bool states_differ = false;
+  double x_low = kUnknown, x_high = kUnknown, y_low = kUnknown, y_high = kUnknown;
+  std::vector<std::string> notes;
   for (const Row& row : t.rows) {
-    if (row.finished == 0 || !std::isfinite(row.tokens_per_second.mean)) continue;
+    const Cost x = cost(row);
+    if (row.finished == 0 || !(x.value >= 0)) continue;
     Dot dot{.label = row.model->label,
             .style = style_of(c, row),
-            .x = row.tokens_per_second.mean,
-            .y = row.quality.mean,
-            .low = row.quality.low,
-            .high = row.quality.high};
-    if (row.build && row.build->state() > 0) {
-      dot.size = row.build->state();
-      states_differ |= state > 0 && dot.size != state;
-      state = std::max(state, dot.size);
+            .x = x.value,
+            .y = row.result.mean,
+            .low = row.result.mean,
+            .high = row.result.mean,
+            .x_low = x.low,
+            .x_high = x.high};
+    if (row.result.count > 1) {
+      dot.low = row.result.low();
+      dot.high = row.result.high();
     }
     dot.note = dot.label + ": " + metric_text(*t.task, row.result) + " " + t.task->metric + ", " +
-               grouped(dot.x) + " " + t.task->unit + "/s";
-    if (std::isfinite(dot.size)) dot.note += ", " + bytes(dot.size) + " of state a token";
-    x_low = std::fmin(x_low, dot.x);
-    x_high = std::fmax(x_high, dot.x);
+               text(x.value);
+    if (x.high > x.low) dot.note += " (" + text(x.low) + " to " + text(x.high) + ")";
+    notes.push_back(dot.note);
+    x_low = std::fmin(x_low, x.low);
+    x_high = std::fmax(x_high, x.high);
     y_low = std::fmin(y_low, dot.low);
     y_high = std::fmax(y_high, dot.high);
-    scatter.dots.push_back(dot);
+    scatter.dots.push_back(std::move(dot));
   }
-  for (Dot& dot : scatter.dots) dot.size = states_differ ? dot.size / state : kUnknown;
-  const bool log = x_high / x_low > 8;
+  if (scatter.dots.empty()) return "";
+  for (const Floor& floor : t.task->floors) scatter.levels.push_back({floor.name, floor.quality});
+  const bool log = x_low > 0 && x_high / x_low > 8;
   const double x_margin = log ? 0 : std::max(0.12 * (x_high - x_low), 0.02 * x_high);
-  scatter.x =
-      make_axis("training " + t.task->unit + " a second", Unit::kCount,
-                log ? x_low / 1.3 : x_low - x_margin, log ? x_high * 1.3 : x_high + x_margin, log);
+  scatter.x = make_axis(label, Unit::kCount, log ? x_low / 1.3 : std::max(0.0, x_low - x_margin),
+                        log ? x_high * 1.3 : x_high + x_margin, log);
   const bool y_log = !t.task->percent && y_low > 0 && y_high / y_low > 30;
   const double margin = std::max(0.14 * (y_high - y_low), t.task->percent ? 0.03 : 0.0);
   scatter.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain,
@@ -245,19 +330,165 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
     scatter.y.low = std::max(scatter.y.low, -0.03);
     scatter.y.high = std::min(scatter.y.high, 1.03);
   }
-  scatter.title = capitalized(t.task->metric) + " against training speed on " + t.task->name;
-  std::vector<std::string> notes;
-  for (const Dot& dot : scatter.dots) notes.push_back(dot.note);
+  scatter.title = capitalized(t.task->metric) + " against " + label + " on " + t.task->name;
   scatter.description = join(notes, "; ");
-  std::string caption =
-      "<b>" + escape(capitalized(t.task->metric)) + " against training speed.</b> ";
-  caption += t.task->lower_is_better ? "Better is down and to the right. "
-                                     : "Better is up and to the right. ";
-  caption += states_differ
-                 ? "The circle's area is the decoding state that each token of context adds. "
-                 : "";
-  caption += "Whiskers reach from the lowest seed to the highest.";
-  return {to_svg(scatter), caption};
+  return to_svg(scatter);
+}
+
+}  // namespace
+
+Chart cost_chart(const Comparison& c, const TaskSummary& t) {
+  const std::string& unit = t.task->unit;
+  const auto state = [](const Row& row) {
+    const double bytes = row.build ? row.build->state() : kUnknown;
+    return Cost{bytes, bytes, bytes};
+  };
+  const auto training = [](const Row& row) { return cost_of(row.tokens_per_second); };
+  const auto decoding = [](const Row& row) { return cost_of(row.decode_tokens_per_second); };
+  Chart out;
+  for (const std::string& svg :
+       {cost_panel(c, t, "training " + unit + " a second", training, grouped),
+        cost_panel(c, t, "decoding " + unit + " a second", decoding, grouped),
+        cost_panel(c, t, "bytes of state a token", state, bytes)}) {
+    if (!svg.empty()) out.svgs.push_back(svg);
+  }
+  out.caption = "<b>" + escape(capitalized(t.task->metric)) + " against what it costs.</b> " +
+                (t.task->lower_is_better ? "Lower" : "Higher") +
+                " is better; so is more speed, and less state. Whiskers are the 95% interval of "
+                "the metric and the range of the measured speeds.";
+  out.data = {"Cost and quality on " + t.task->name,
+              {"model", t.task->metric, "low", "high", "training per second", "training low",
+               "training high", "decoding per second", "decoding low", "decoding high",
+               "state bytes a token"},
+              {}};
+  for (const Row& row : t.rows) {
+    std::vector<std::string> cells{row.model->label};
+    for (const double v :
+         {row.result.mean, row.result.low(), row.result.high(), row.tokens_per_second.median,
+          row.tokens_per_second.low, row.tokens_per_second.high,
+          row.decode_tokens_per_second.median, row.decode_tokens_per_second.low,
+          row.decode_tokens_per_second.high, state(row).value}) {
+      cells.push_back(exact(v));
+    }
+    out.data.rows.push_back(std::move(cells));
+  }
+  return out;
+}
+
+Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& key) {
+  const auto value_of = [&](const Setting& setting) {
+    for (const SweptValue& v : setting) {
+      if (v.key == key) return v.value;
+    }
+    return std::string();
+  };
+  const auto number = [](const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    return !text.empty() && *end == 0 && std::isfinite(value) ? value : kUnknown;
+  };
+  // The values in the order in which they were first tried, for keys that are no numbers.
+  std::vector<std::string> values;
+  bool numeric = true;
+  double x_low = kUnknown, x_high = kUnknown;
+  for (const Run& run : c.runs) {
+    const std::string value = value_of(run.setting);
+    if (!run.sweep || run.task != t.task->name || value.empty()) continue;
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+    numeric &= std::isfinite(number(value));
+    x_low = std::fmin(x_low, number(value));
+    x_high = std::fmax(x_high, number(value));
+  }
+  const auto x_of = [&](const std::string& value) {
+    if (numeric) return number(value);
+    return static_cast<double>(std::find(values.begin(), values.end(), value) - values.begin());
+  };
+  const double sign = t.task->lower_is_better ? 1 : -1;
+  LineChart chart;
+  std::vector<std::string> ends;
+  int diverged = 0;
+  for (const Row& row : t.rows) {
+    // By the setting, over the seeds; then the best of the settings that share the key's value.
+    struct Tried {
+      Setting setting;
+      std::vector<double> results;
+    };
+    std::vector<Tried> tried;
+    for (const Run& run : c.runs) {
+      if (!run.sweep || run.task != t.task->name || run.model != row.model->label) continue;
+      if (value_of(run.setting).empty() || run.state == RunState::kRunning) continue;
+      if (run_failed(run)) {
+        ++diverged;
+        continue;
+      }
+      auto at = std::find_if(tried.begin(), tried.end(),
+                             [&](const Tried& one) { return one.setting == run.setting; });
+      if (at == tried.end()) at = tried.insert(at, {run.setting, {}});
+      at->results.push_back(run.points.back().quality);
+    }
+    std::map<double, LinePoint> best;
+    for (const Tried& one : tried) {
+      const Stat stat = stat_of(one.results);
+      const double x = x_of(value_of(one.setting));
+      const auto at = best.find(x);
+      if (at == best.end() || sign * stat.mean < sign * at->second.y) {
+        best[x] = {x, stat.mean, stat.low, stat.high};
+      }
+    }
+    Line line{row.model->label, style_of(c, row), false, {}};
+    for (const auto& [x, point] : best) line.points.push_back(point);
+    if (row.choice) {
+      const std::string chosen = value_of(row.choice->setting);
+      const auto at = best.find(chosen.empty() ? kUnknown : x_of(chosen));
+      if (at != best.end()) {
+        const auto& edges = row.choice->at_edge;
+        const bool edge = std::find(edges.begin(), edges.end(), key) != edges.end();
+        chart.marks.push_back({line.style, at->first, at->second.y, edge,
+                               line.label + ": " + key + " = " + chosen + " was chosen" +
+                                   (edge ? ", at the edge of what was tried" : "")});
+        ends.push_back(line.label + " " + chosen + (edge ? " (at the edge)" : ""));
+      }
+    }
+    chart.lines.push_back(std::move(line));
+  }
+  if (values.empty()) return {};
+  const bool log = numeric && x_low > 0 && x_high / x_low > 4;
+  if (numeric) {
+    chart.x = make_axis(key, Unit::kPlain, x_low, x_high, log);
+  } else {
+    chart.x = make_axis(key, Unit::kPlain, 0, static_cast<double>(values.size() - 1));
+    chart.x.names = values;
+  }
+  double low = kUnknown, high = kUnknown;
+  for (const Line& line : chart.lines) {
+    for (const LinePoint& p : line.points) {
+      low = std::fmin(low, p.low);
+      high = std::fmax(high, p.high);
+    }
+  }
+  const bool y_log = !t.task->percent && low > 0 && high / low > 30;
+  const double margin = y_log ? 0 : 0.06 * (high - low);
+  chart.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain, low - margin,
+                      high + margin, y_log);
+  for (const Floor& floor : t.task->floors) chart.levels.push_back({floor.name, floor.quality});
+  chart.title =
+      capitalized(t.task->metric) + " on validation data against " + key + " on " + t.task->name;
+  chart.description = ends.empty() ? "Nothing has been chosen yet" : "Chosen: " + list_of(ends);
+  Chart out = one(to_svg(chart),
+                  "<b>The sweep of " + rich("`" + key + "`") + "</b>: " + escape(t.task->metric) +
+                      " on validation data" +
+                      (c.swept.size() > 1 ? ", the other swept keys at their best" : "") +
+                      ". A ring marks the chosen value, a square one at the edge of what was "
+                      "tried.");
+  if (diverged > 0) {
+    out.caption += str(" ", diverged, diverged == 1 ? " run" : " runs", " of the sweep failed and ",
+                       diverged == 1 ? "is" : "are", " not drawn.");
+  }
+  out.data = data_of(chart.title, key, t.task->metric, chart.lines);
+  if (!numeric) {
+    for (auto& row : out.data.rows) row[1] = values[static_cast<size_t>(number(row[1]))];
+  }
+  return out;
 }
 
 Chart expert_chart(const TaskSummary& t, const Row& row) {
@@ -313,7 +544,10 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
                         ": the share of all choices in training that each expert got since the "
                         "evaluation before the last, layer by layer.";
   if (every > 1) caption += str(" One layer of ", every, " is shown.");
-  return {to_svg(chart), caption};
+  Chart out = one(to_svg(chart), caption);
+  out.data = data_of(chart.title, "expert", "share", chart.lines);
+  out.data.columns[0] = "layer";
+  return out;
 }
 
 std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& row) {

@@ -20,19 +20,33 @@ double first_reach(const std::vector<LinePoint>& curve, double level, bool lower
 // The CSS class number of a model.
 int style_of(const Comparison& comparison, const Row& row);
 
-struct Chart {
-  std::string svg;  // empty where nothing has been measured yet
-  std::string caption;
+// The numbers of a figure: one list of texts a row, numbers as decimals.
+struct Data {
+  std::string name;  // of the file, without its ending
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;
 };
-// What is learned against `x` (&Point::tokens or &Point::seconds): the metric, or the loss where
-// the metric is a fraction of right or wrong answers.
-Chart learning_chart(const Comparison& c, const TaskSummary& t, double Point::* x);
+std::string to_csv(const Data& data);   // RFC 4180
+std::string to_json(const Data& data);  // a list of objects
+
+struct Chart {
+  std::vector<std::string> svgs;  // side by side; empty where nothing has been measured yet
+  std::string caption;
+  Data data{};
+};
+enum class Along { kTokens, kFlops, kSeconds };
+// What is learned along training: the metric, or the loss where the metric is a fraction of right
+// or wrong answers. The FLOPs are three times those of the forward pass.
+Chart learning_chart(const Comparison& c, const TaskSummary& t, Along along);
 // The fraction of right answers against tokens; for tasks that have answers.
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
 // The metric minus the baseline's mean at the same step: what the learning chart is too coarse for.
 Chart gap_chart(const Comparison& c, const TaskSummary& t);
-// Quality, training speed and decoding state at once.
+// Quality with its interval against what it costs: training speed, decoding speed and decoding
+// state, as far as they are known.
 Chart cost_chart(const Comparison& c, const TaskSummary& t);
+// The metric on validation data against a swept key for every model, the other keys at their best.
+Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& key);
 // How evenly the experts of a model work, layer by layer; for models that have experts.
 Chart expert_chart(const TaskSummary& t, const Row& row);
 // The seeds' results of a row, on the scale of the task's table.

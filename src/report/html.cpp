@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstring>
 
 #include "core/text.h"
 #include "report/charts.h"
@@ -33,10 +35,8 @@ std::string scroll(const std::string& label, const std::string& table) {
          "\">" + table + "</div>\n";
 }
 
-std::string result_table(const Comparison& c, const TaskSummary& t) {
-  const std::vector<Column> columns = result_columns(t);
-  const bool strips =
-      std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 0; });
+std::string table_of(const Comparison& c, const TaskSummary& t, const std::string& caption,
+                     const std::vector<Column>& columns, bool strips) {
   std::string head = "<th scope=\"col\" class=\"model\">model</th>";
   for (const Column& column : columns) {
     head += element("th scope=\"col\"", column.css == "left" ? "left" : "",
@@ -53,12 +53,25 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
                        "</th>";
     for (const Column& column : columns) {
       const Cell& cell = column.cells[i];
-      line += element("td", column.css.empty() ? cell.css : column.css + " " + cell.css,
+      // On a phone each cell stands on a line of its own, with its column's title before it.
+      std::string label = column.title;
+      std::erase(label, '`');
+      line += element("td data-label=\"" + escape(label) + "\"",
+                      column.css.empty() ? cell.css : column.css + " " + cell.css,
                       rich(cell.text) + small(cell.note));
       if (column.css == "result" && strips) line += element("td", "seeds", seeds_strip(c, t, row));
     }
     body += element("tr", row.baseline ? "baseline" : "", line) + "\n";
   }
+  return scroll(caption, "<table class=\"results\">" + element("caption", "", escape(caption)) +
+                             "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" + body +
+                             "</tbody></table>");
+}
+
+std::string result_table(const Comparison& c, const TaskSummary& t) {
+  const bool strips =
+      std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 0; });
+  std::vector<Column> quality, cost;
   std::string note = "Best first. ± is half the 95% interval of the mean";
   if (strips) {
     note +=
@@ -66,19 +79,22 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
         "interval" +
         std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : "");
   }
-  note += ". Speeds and memory are medians with their range";
-  note += t.rows.size() > 1 ? "; × is the ratio to the baseline." : ".";
-  for (const Column& column : columns) {
+  note += ".";
+  for (const Column& column : result_columns(t)) {
+    (column.cost ? cost : quality).push_back(column);
     if (!column.title.starts_with("to match")) continue;
     note += " <i>" + rich(column.title) + "</i>: the share of the baseline's budget, in " +
             t.task->unit +
             " and in time, at which a model's mean curve first meets the baseline's final result.";
   }
-  return scroll("Results on " + t.task->name,
-                "<table>" + element("caption", "hidden", escape("Results on " + t.task->name)) +
-                    "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" + body +
-                    "</tbody></table>") +
-         element("p", "soft small note", note) + "\n";
+  std::string out = table_of(c, t, "Results on " + t.task->name, quality, strips) +
+                    element("p", "soft small note", note) + "\n";
+  if (cost.empty()) return out;
+  return out + table_of(c, t, "What it costs on " + t.task->name, cost, false) +
+         element("p", "soft small note",
+                 "Speeds and memory are medians, with the range below them" +
+                     std::string(t.rows.size() > 1 ? "; × is the ratio to the baseline." : ".")) +
+         "\n";
 }
 
 std::string problems(const TaskSummary& t) {
@@ -97,20 +113,90 @@ std::string problems(const TaskSummary& t) {
   return items.empty() ? "" : element("ul", "problems", items) + "\n";
 }
 
+// "%20".
+std::string percent_encoded(char c) {
+  constexpr char kHex[] = "0123456789ABCDEF";
+  const auto byte = static_cast<unsigned char>(c);
+  return {'%', kHex[byte >> 4], kHex[byte & 15]};
+}
+
+// For the address of a link that holds its own content (RFC 2397).
+std::string data_link(const std::string& type, const std::string& content) {
+  std::string out = "data:" + type + ";charset=utf-8,";
+  for (const char c : content) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) || (byte < 0x80 && std::strchr("-_.,:[]{}()", c) && c != 0)) {
+      out += c;
+    } else {
+      out += percent_encoded(c);
+    }
+  }
+  return out;
+}
+
+// A name for a file and for a place in the page: letters, digits and hyphens.
+std::string slug(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte)) {
+      out += static_cast<char>(std::tolower(byte));
+    } else if (!out.empty() && out.back() != '-') {
+      out += '-';
+    }
+  }
+  while (!out.empty() && out.back() == '-') out.pop_back();
+  return out;
+}
+
+std::string download(const Data& data, const std::string& type, const std::string& ending,
+                     const std::string& label, const std::string& content) {
+  return "<a download=\"" + slug(data.name) + "." + ending + "\" href=\"" +
+         data_link(type, content) + "\" aria-label=\"" + escape(data.name + " as " + label) +
+         "\">" + label + "</a>";
+}
+
 std::string figure(const Chart& chart) {
-  if (chart.svg.empty()) return "";
-  return "<figure>" + chart.svg + element("figcaption", "", chart.caption) + "</figure>\n";
+  if (chart.svgs.empty()) return "";
+  std::string links;
+  if (!chart.data.rows.empty()) {
+    links = " " + element("span", "links",
+                          download(chart.data, "text/csv", "csv", "CSV", to_csv(chart.data)) + " " +
+                              download(chart.data, "application/json", "json", "JSON",
+                                       to_json(chart.data)));
+  }
+  const bool several = chart.svgs.size() > 1;
+  return (several ? "<figure class=\"wide\">" : "<figure>") +
+         (several ? element("div", "panels", join(chart.svgs, "")) : chart.svgs[0]) +
+         element("figcaption", "", chart.caption + links) + "</figure>\n";
+}
+
+// Names may give the same slug, or none.
+std::string task_id(const Comparison& c, const TaskInfo& task) {
+  return str("task-", &task - c.tasks.data() + 1, "-", slug(task.name));
+}
+
+std::string contents(const Comparison& c) {
+  std::string out;
+  const auto link = [](const std::string& id, const std::string& text) {
+    return element("li", "", "<a href=\"#" + id + "\">" + escape(text) + "</a>");
+  };
+  for (const TaskInfo& task : c.tasks) out += link(task_id(c, task), task.name);
+  out += link("how", "How this was made") + link("reading", "How to read it");
+  return "<nav aria-label=\"Contents\">" + element("ul", "", out) + "</nav>\n";
 }
 
 std::string task_section(const Comparison& c, const TaskSummary& t) {
-  std::string out = element("h2", "", escape(t.task->name)) +
+  std::string out = element("h2 id=\"" + task_id(c, *t.task) + "\"", "", escape(t.task->name)) +
                     element("p", "soft", rich(t.task->description)) + "\n" + result_table(c, t) +
                     problems(t);
-  std::string figures =
-      figure(learning_chart(c, t, &Point::tokens)) + figure(learning_chart(c, t, &Point::seconds));
+  std::string figures = figure(cost_chart(c, t));
+  for (const std::string& key : c.swept) figures += figure(sweep_chart(c, t, key));
+  for (const Along along : {Along::kTokens, Along::kFlops, Along::kSeconds}) {
+    figures += figure(learning_chart(c, t, along));
+  }
   if (t.has_accuracy) figures += figure(accuracy_chart(c, t));
   if (!t.task->percent && t.rows.size() > 1) figures += figure(gap_chart(c, t));
-  figures += figure(cost_chart(c, t));
   for (const Row& row : t.rows) figures += figure(expert_chart(t, row));
   return element("section", "task",
                  out + (figures.empty() ? "" : element("div", "figures", figures))) +
@@ -134,6 +220,19 @@ std::string counted(const std::string& number, const std::string& unit) {
   return number == kDash ? number : number + " " + unit;
 }
 
+// A relative path as the address of a link; "./" keeps a name with a colon from being a protocol.
+std::string path_link(const std::string& folder) {
+  std::string out = "./";
+  for (const char c : folder) {
+    if (c == '%' || c == '?' || c == '#' || c == ' ') {
+      out += percent_encoded(c);
+    } else {
+      out += c;
+    }
+  }
+  return out + "/";
+}
+
 std::string every_run(const Comparison& c, const Summary& summary) {
   std::string body;
   for (const TaskSummary& t : summary.tasks) {
@@ -145,10 +244,15 @@ std::string every_run(const Comparison& c, const Summary& summary) {
         const Point p = run && !run->points.empty()
                             ? run->points.back()
                             : Point{.tokens = kUnknown, .seconds = kUnknown};
+        std::string seed_cell = str(seed);
+        if (run && !run->folder.empty()) {
+          seed_cell = "<a href=\"" + escape(path_link(run->folder)) + "\">" + seed_cell + "</a>";
+        }
         std::string line = element("th scope=\"row\"", "left", escape(t.task->name)) +
-                           element("td", "left", element("code", "", escape(row.model->label)));
+                           element("td", "left", element("code", "", escape(row.model->label))) +
+                           element("td", "", seed_cell);
         for (const std::string& text :
-             {str(seed), metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
+             {metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
               run && !run->points.empty() ? str(p.step) : std::string(kDash),
               counted(count(p.tokens), t.task->unit), duration(p.seconds),
               counted(grouped(run ? run->tokens_per_second : kUnknown), t.task->unit + "/s"),
@@ -213,7 +317,9 @@ std::string notes(const Summary& summary) {
          "or less. With unequal parameters or data (by more than 1%), other training options, a "
          "choice at the edge of its sweep, a diverged run or a failed one of its own it is only "
          "<b>ahead</b> or <b>behind</b>. <b>No difference found</b> does not mean that there is "
-         "none: the interval says how large it may still be.</p>"
+         "none: the interval says how large it may still be. An interval is that of one difference "
+         "by itself. "
+         "Among many tests one may miss zero by chance, which Holm's procedure allows for.</p>"
          "<p>A model <b>has not learned</b> when its mean does not pass the task's best floor, "
          "what can be reached without learning, by the same test. Nothing else is said of it. A "
          "curve is <b>still falling</b> (or rising) when the metric has improved by more than 1% "
@@ -225,13 +331,13 @@ std::string notes(const Summary& summary) {
 }
 
 std::string more(const Comparison& c, const Summary& summary) {
-  std::string out = element("h2", "", "How this was made");
+  std::string out = element("h2 id=\"how\"", "", "How this was made");
   if (!c.command.empty()) out += element("pre", "", escape(c.command)) + "\n";
   std::string machine;
   for (const auto& [key, value] : c.machine) {
     machine += element("dt", "", escape(key)) + element("dd", "", escape(value));
   }
-  out += element("h3", "", "How to read it") + notes(summary);
+  out += element("h3 id=\"reading\"", "", "How to read it") + notes(summary);
   if (!machine.empty())
     out += element("h3", "", "Machine") + element("dl", "", machine) + "<p></p>\n";
   out += fold("Every run",
@@ -279,7 +385,7 @@ std::string to_html(const Comparison& c) {
          "</style>\n</head>\n<body>\n<main>\n" + element("header", "", head) +
          "<div class=\"answer\">\n" +
          (summary.limits.empty() ? "" : element("p", "limits", rich(summary.limits))) + answers +
-         "</div>\n" + sections + more(c, summary) +
+         "</div>\n" + contents(c) + sections + more(c, summary) +
          "</main>\n<footer>Written by Headloom. This page is one file and fetches "
          "nothing.</footer>\n</body>\n</html>\n";
 }

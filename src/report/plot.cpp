@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/text.h"
 #include "report/format.h"
 
 namespace headloom::report {
@@ -115,6 +116,45 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
   return out;
 }
 
+// "0.002": a value of the axis, which need not be a tick.
+std::string value_text(const Axis& axis, double value) {
+  if (!axis.names.empty()) return axis.tick_text(value);
+  return formatted("%.4g", value);
+}
+
+// What lies outside the frame is clipped; a small arrow says where a line goes on.
+std::string draw_clipped(const Line& line, const Frame& f) {
+  const LinePoint* above = nullptr;
+  const LinePoint* below = nullptr;
+  for (const LinePoint& p : line.points) {
+    if (p.y > f.y.high) above = &p;
+    if (p.y < f.y.low) below = &p;
+  }
+  std::string out;
+  const auto arrow = [&](const LinePoint& p, double y, int direction) {
+    out +=
+        str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ", num(y),
+            "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"><title>", escape(line.label),
+            direction > 0 ? " begins above the figure, at " : " goes below the figure, to ",
+            formatted("%.4g", direction > 0 ? line.points.front().y : p.y), "</title></path>");
+  };
+  if (above) arrow(*above, f.top + 3, 1);
+  if (below) arrow(*below, f.bottom - 3, -1);
+  return out;
+}
+
+std::string draw_mark(const Mark& mark, const Frame& f) {
+  const double x = f.px(mark.x), y = f.py(mark.y);
+  const std::string css = "mark " + series(mark.style);
+  const std::string title = "<title>" + escape(mark.note) + "</title>";
+  if (mark.edge) {
+    return str("<rect class=\"", css, "\" x=\"", num(x - 6), "\" y=\"", num(y - 6),
+               "\" width=\"12\" height=\"12\">", title, "</rect>");
+  }
+  return str("<circle class=\"", css, "\" r=\"6.5\" cx=\"", num(x), "\" cy=\"", num(y), "\">",
+             title, "</circle>");
+}
+
 std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
   std::string out;
   for (const Level& level : levels) {
@@ -154,7 +194,9 @@ std::string draw_line(const Line& line, const Frame& f) {
     out += str("<circle class=\"hit\" r=\"7\" cx=\"", num(f.px(p.x)), "\" cy=\"", num(f.py(p.y)),
                "\"><title>", escape(line.label), ": ", fixed(y, f.y.unit == Unit::kPercent ? 1 : 3),
                f.y.unit == Unit::kPercent ? "%" : "", " at ",
-               f.x.unit == Unit::kSeconds ? duration(p.x) : count(p.x) + " " + f.x.label,
+               f.x.unit == Unit::kSeconds ? duration(p.x)
+               : f.x.unit == Unit::kCount ? count(p.x) + " " + f.x.label
+                                          : f.x.label + " " + value_text(f.x, p.x),
                "</title></circle>");
   }
   return out;
@@ -223,7 +265,8 @@ std::string shortened(const std::string& label) {
 
 std::vector<double> Axis::ticks() const {
   std::vector<double> out;
-  if (!(high > low)) return out;
+  for (size_t i = 0; i < names.size(); ++i) out.push_back(static_cast<double>(i));
+  if (!names.empty() || !(high > low)) return out;
   if (log) {
     const bool few = high / low < 1000;
     const auto first = std::lround(std::floor(std::log10(low))),
@@ -254,6 +297,7 @@ std::vector<double> Axis::ticks() const {
 }
 
 std::string Axis::tick_text(double value) const {
+  if (!names.empty()) return names[static_cast<size_t>(value)];
   if (std::abs(value) < 1e-12 * (high - low)) value = 0;
   if (unit == Unit::kCount) return value == 0 ? "0" : count(value);
   if (unit == Unit::kSeconds) {
@@ -325,6 +369,8 @@ std::string to_svg(const LineChart& chart) {
     drawn.push_back(&*it);
   }
   out += "</g>";
+  for (const Line* line : drawn) out += draw_clipped(*line, f);
+  for (const Mark& mark : chart.marks) out += draw_mark(mark, f);
   std::vector<double> ends;
   for (const Line* line : drawn) {
     ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
@@ -360,6 +406,9 @@ std::string to_svg(const Scatter& scatter) {
     const double radius = radius_of(dot);
     out += "<g><title>" + escape(dot.note) + "</title>";
     out += line_at(x, f.py(dot.low), x, f.py(dot.high), "whisker " + css);
+    if (dot.x_high > dot.x_low) {
+      out += line_at(f.px(dot.x_low), y, f.px(dot.x_high), y, "whisker " + css);
+    }
     out += str("<circle class=\"", std::isfinite(dot.size) ? "bubble " : "ring ", css, "\" r=\"",
                num(radius), "\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
     out += str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y),

@@ -16,6 +16,7 @@ struct Axis {
   Unit unit = Unit::kPlain;
   bool log = false;
   double low = 0, high = 1;
+  std::vector<std::string> names{};  // of the values 0, 1, ...; empty for numbers
   // Tick values inside [low, high].
   std::vector<double> ticks() const;
   std::string tick_text(double value) const;
@@ -44,12 +45,21 @@ struct Level {
   double y = 0;
 };
 
+// A ring around a point of a line; a square where it is at an edge.
+struct Mark {
+  int style = 0;
+  double x = 0, y = 0;
+  bool edge = false;
+  std::string note;  // tooltip
+};
+
 struct LineChart {
   std::string title;  // for those who do not see the chart
   std::string description;
   Axis x, y;
   std::vector<Line> lines;
   std::vector<Level> levels{};
+  std::vector<Mark> marks{};
 };
 // Empty where there is nothing to draw.
 std::string to_svg(const LineChart& chart);
@@ -59,8 +69,9 @@ struct Dot {
   int style = 0;
   double x = 0, y = 0;
   double low = 0, high = 0;  // whisker in y
-  double size = kUnknown;    // area, relative to the largest; unknown: a small ring
-  std::string note{};        // tooltip
+  double x_low = 0, x_high = 0;
+  double size = kUnknown;  // area, relative to the largest; unknown: a small ring
+  std::string note{};      // tooltip
 };
 
 struct Scatter {

@@ -84,6 +84,15 @@ ul.problems { margin: 14px 0 0; padding-left: 20px; font-size: 14.5px; }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 30px 36px;
   margin: 30px 0 0; }
 figure { margin: 0; break-inside: avoid; }
+figure.wide { grid-column: 1 / -1; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px 24px; }
+.panels svg.chart text { font-size: 15px; } .panels svg.chart .tick { font-size: 14px; }
+.links { white-space: nowrap; } .links a { margin-left: 6px; }
+a { color: var(--accent); } a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 20px; padding: 0; margin: 22px 0 0;
+  font-size: 14.5px; }
+.answer .limits { font-size: 15px; color: var(--soft); }
+.answer .advice { font-weight: 600; }
 figcaption { font-size: 13.5px; line-height: 1.45; color: var(--soft); margin-top: 4px; }
 figcaption b { color: var(--ink); font-weight: 600; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
@@ -94,6 +103,7 @@ svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
 svg .tick { fill: var(--faint); font-size: 11.5px; }
 svg .note { font-size: 11.5px; font-style: italic; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--faint); }
+svg .arrow { fill: var(--c); } svg .mark { fill: none; stroke: var(--c); stroke-width: 1.8; }
 svg .floor { stroke: var(--faint); stroke-dasharray: 1 3; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-dasharray: var(--d);
   stroke-linejoin: round; }
@@ -138,7 +148,18 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
   svg.chart text { font-size: 14px; } svg.chart .tick, svg.chart .note { font-size: 13px; }
   th.model { position: sticky; left: 0; z-index: 1; padding-right: 12px; }
   th.model small { max-width: 130px; }
-  section.task > .scroll { margin-right: -18px; }
+  table.results, .results tbody, .results tr, .results th, .results td { display: block; width: auto; }
+  .results thead { display: none; }
+  .results tr { padding: 8px 0; } .results tbody tr + tr { border-top: 1px solid var(--rule); }
+  .results tbody tr > * { border: 0; }
+  .results th.model { position: static; max-width: none; padding: 2px 0; }
+  .results th.model small { max-width: none; }
+  .results td { display: grid; grid-template-columns: 108px minmax(0, 1fr); padding: 2px 0;
+    text-align: left; white-space: normal; }
+  .results td::before { content: attr(data-label); color: var(--soft); font-weight: 400;
+    font-size: 13px; grid-row: 1 / span 2; overflow-wrap: anywhere; }
+  .results td small { grid-column: 2; max-width: none; } .results td:empty { display: none; }
+  .results td.seeds { display: none; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 8px; }
 }
 @media print {
@@ -147,6 +168,7 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
     --warn-ground: #fff; --c0: #3c4147; --c1: #1766b5; --c2: #c6501a; --c3: #0b8563; --c4: #8455c4;
     --c5: #9a6c00; --c6: #c03a78; --c7: #0f8296; --c8: #647516; }
   body { font-size: 10.5pt; } main, footer { max-width: none; padding: 0; }
+  nav, .links { display: none; }
   .scroll { overflow: visible; } table { font-size: 8pt; } th, td { padding: 4px 6px; }
   td.result { font-size: 9pt; } td small, th small { font-size: 7pt; }
   td.seeds, thead th.seeds { display: none; }

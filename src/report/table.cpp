@@ -20,7 +20,9 @@ double state(const Row& row) { return row.build ? row.build->state() : kUnknown;
 
 // "39,800 to 40,200"; empty for a single value.
 std::string range_note(const Stat& stat, std::string (*text)(double)) {
-  return stat.count > 1 ? text(stat.low) + " to " + text(stat.high) : "";
+  if (stat.count < 2) return "";
+  const std::string low = text(stat.low), high = text(stat.high);
+  return low == high ? "every time" : low + " to " + high;
 }
 
 // What was measured several times: the median with the range.
@@ -237,6 +239,7 @@ std::vector<Column> result_columns(const TaskSummary& task) {
     for (const Row& row : task.rows) accuracy.cells.push_back({percent(row.accuracy.mean), "", ""});
     columns.push_back(accuracy);
   }
+  const size_t quality = columns.size();
   columns.push_back(
       ranged(task, "training", task.task->unit + "/s", &Row::tokens_per_second, grouped));
   columns.push_back(
@@ -245,6 +248,7 @@ std::vector<Column> result_columns(const TaskSummary& task) {
   columns.push_back(measured(task, "FLOPs", "a token", flops, count));
   columns.push_back(measured(task, "state", "a token", state, bytes));
   columns.push_back(ranged(task, "memory", "peak", &Row::peak_memory, bytes));
+  for (size_t i = quality; i < columns.size(); ++i) columns[i].cost = true;
   std::erase_if(columns, [](const Column& column) { return column.cells.empty(); });
   return columns;
 }

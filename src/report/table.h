@@ -19,6 +19,7 @@ struct Column {
   std::string note;  // unit
   std::string css;
   std::vector<Cell> cells;  // one a row of the task
+  bool cost = false;        // of speed, size or memory, and not of quality
 };
 
 // All columns but the model's own. Columns in which nothing is known are left out.

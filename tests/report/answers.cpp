@@ -49,7 +49,7 @@ TEST(Answer, SaysWhichDifferenceIsStillPossible) {
   // scipy.stats.ttest_rel: -0.01, 95% interval -0.0780 to 0.0580
   EXPECT_EQ(answer_of(c),
             "On text, no difference to the baseline `mha` (1.940 ± 0.039) is found for `dcmha` "
-            "(1.930 ± 0.039, a difference of up to 0.078 is still possible).");
+            "(1.930 ± 0.039, at most 0.078 apart).");
   EXPECT_EQ(advice(c),
             "For text and this budget, `mha` and `dcmha` are not separated (a difference to the "
             "baseline of up to 0.078 is still possible), so that the cheapest may be taken. The "

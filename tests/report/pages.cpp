@@ -7,6 +7,8 @@
 #include <map>
 #include <sstream>
 
+#include "report/charts.h"
+#include "report/summary.h"
 #include "report/synthetic.h"
 
 namespace headloom::report::pages_test {
@@ -90,6 +92,8 @@ std::map<std::string, Comparison> pages() {
     }
   }
 
+  out["swept"] = swept();
+
   out["nothing"] = quickstart();
   out["nothing"].runs.clear();
   out["empty"] = {};
@@ -116,8 +120,16 @@ TEST_P(Page, FetchesNothing) {
   const std::string allowed = "xmlns=\"http://www.w3.org/2000/svg\"";
   for (size_t at; (at = rest.find(allowed)) != std::string::npos;) rest.erase(at, allowed.size());
   for (const char* word : {"http:", "https:", "//cdn", "<script", "<link", "<img", "<iframe",
-                           "@import", "@font-face", " src=", " href="}) {
+                           "@import", "@font-face", " src="}) {
     EXPECT_EQ(rest.find(word), std::string::npos) << word;
+  }
+  // Links lead to places of the page, to content that they hold themselves, or to folders beside
+  // it.
+  const std::string href = " href=\"";
+  for (size_t at = 0; (at = rest.find(href, at)) != std::string::npos;) {
+    at += href.size();
+    const std::string to = rest.substr(at, 5);
+    EXPECT_TRUE(to.starts_with("#") || to.starts_with("data:") || to.starts_with("./")) << to;
   }
 }
 
@@ -164,7 +176,7 @@ TEST_P(Page, CanBeWritten) {
 
 INSTANTIATE_TEST_SUITE_P(All, Page,
                          testing::Values("quickstart", "progress", "failed", "many", "experts",
-                                         "nothing", "empty", "single", "hostile"),
+                                         "swept", "nothing", "empty", "single", "hostile"),
                          [](const auto& info) { return info.param; });
 
 TEST(Report, EscapesLabels) {
@@ -193,7 +205,7 @@ TEST(Report, ShowsFailedAndMissingRuns) {
 TEST(Report, DrawsTheLoadOfModelsWithExperts) {
   const std::string html = to_html(pages().at("experts"));
   size_t count = 0;
-  for (size_t at = 0; (at = html.find("Expert load of multi_token on", at)) != std::string::npos;
+  for (size_t at = 0; (at = html.find("\">Expert load of multi_token on", at)) != std::string::npos;
        ++at) {
     ++count;
   }
@@ -202,6 +214,70 @@ TEST(Report, DrawsTheLoadOfModelsWithExperts) {
   EXPECT_NE(to_json(pages().at("experts")).find("\"expert_load\""), std::string::npos);
   EXPECT_EQ(to_html(quickstart()).find("Expert load"), std::string::npos);
   EXPECT_EQ(to_json(quickstart()).find("expert_load"), std::string::npos);
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  return count;
+}
+
+TEST(Report, DrawsTheSweepsWithWhatWasChosen) {
+  const std::string html = to_html(swept());
+  // Each key on each task has a figure with a curve and a mark for every model.
+  EXPECT_EQ(count_of(html, " on validation data against lr on text</title>"), 1u);
+  EXPECT_EQ(count_of(html, " on validation data against norm on find_block</title>"), 1u);
+  EXPECT_EQ(count_of(html, ": lr = 0.004 was chosen"), 8u);
+  EXPECT_EQ(count_of(html, "lr = 0.008 was chosen, at the edge of what was tried"), 2u);
+  EXPECT_NE(html.find("the best value of the sweep is at its edge for <code>differential</code> on "
+                      "text"),
+            std::string::npos);
+  // The runs of the sweep are no results.
+  const Summary summary = summarize(swept());
+  EXPECT_EQ(summary.planned, 50);
+  EXPECT_EQ(summary.finished, 50);
+  EXPECT_EQ(to_html(quickstart()).find("validation data against"), std::string::npos);
+}
+
+TEST(Report, DrawsQualityAgainstEveryCost) {
+  const std::string html = to_html(swept());
+  for (const char* cost :
+       {"training tokens a second", "decoding tokens a second", "bytes of state a token"}) {
+    EXPECT_EQ(count_of(html, " against " + std::string(cost) + " on text</title>"), 1u) << cost;
+  }
+  EXPECT_EQ(to_html(quickstart()).find("decoding tokens a second"), std::string::npos);
+  // No ratio of speeds without a range.
+  EXPECT_EQ(to_text(swept()).find("times its speed"), std::string::npos);
+}
+
+TEST(Report, NamesTheFloors) {
+  const std::string html = to_html(swept());
+  EXPECT_NE(html.find("class=\"note\">a guess among the blocks</text>"), std::string::npos);
+  EXPECT_NE(html.find("class=\"floor\""), std::string::npos);
+}
+
+TEST(Report, FiguresCarryTheirNumbers) {
+  const std::string html = to_html(swept());
+  EXPECT_EQ(count_of(html, "href=\"data:text/csv"), count_of(html, "<figure"));
+  EXPECT_EQ(count_of(html, "href=\"data:application/json"), count_of(html, "<figure"));
+  const Data data{"a", {"model", "x"}, {{"m, \"1\"", "0.5"}, {"7", ""}}};
+  EXPECT_EQ(to_csv(data), "model,x\n\"m, \"\"1\"\"\",0.5\n7,\n");
+  EXPECT_EQ(to_json(data), R"([{"model":"m, \"1\"","x":0.5},{"model":"7","x":null}])");
+}
+
+TEST(Report, LinksTheFoldersOfRuns) {
+  EXPECT_NE(to_html(swept()).find("<a href=\"./runs/mha%20text-1/\">1</a>"), std::string::npos);
+}
+
+TEST(Report, MarksWhatAFigureCutsOff) {
+  // The untrained models lie far above the part of the figure that matters.
+  EXPECT_NE(to_html(quickstart()).find(" begins above the figure, at "), std::string::npos);
+}
+
+TEST(Report, FiftyRunsStaySmall) {
+  const Comparison c = swept();
+  EXPECT_GE(c.runs.size(), 50u);
+  EXPECT_LT(to_html(c).size(), 3u << 20);
 }
 
 TEST(Report, CountsWhatATaskTrainsOn) {

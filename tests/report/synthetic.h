@@ -129,4 +129,50 @@ inline Comparison quickstart() {
   return c;
 }
 
+// The same with a sweep before it, measured speeds, floors and folders.
+inline Comparison swept() {
+  Comparison c = quickstart();
+  c.swept = {"lr", "norm"};
+  c.sweep_seeds = {101, 102};
+  c.tasks[1].floors.push_back({"a guess among the blocks", 0.875});
+  for (Run& run : c.runs) {
+    run.folder = "runs/" + run.model + " " + run.task + "-" + std::to_string(run.seed);
+    for (Point& p : run.points) p.quality_error = run.task == "text" ? 0.002 : 0.006;
+  }
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> normal;
+  for (const ModelInfo& model : c.models) {
+    // One model does best at the largest rate that was tried.
+    const bool late = model.label == "differential";
+    const char* const chosen = late ? "0.008" : "0.004";
+    for (const TaskInfo& task : c.tasks) {
+      c.choices.push_back({model.label, task.name, {{"lr", chosen}, {"norm", "rms"}}, {}});
+      if (late) c.choices.back().at_edge = {"lr"};
+      for (const char* rate : {"0.0005", "0.001", "0.002", "0.004", "0.008"}) {
+        for (const char* norm : {"rms", "layer"}) {
+          for (const int64_t seed : c.sweep_seeds) {
+            const double off = std::log2(std::stod(rate) / std::stod(chosen));
+            const double quality = (task.percent ? 0.2 : 1.9) + 0.02 * off * off +
+                                   0.003 * normal(random) + (norm[0] == 'l' ? 0.03 : 0);
+            c.runs.push_back(plain_run(model.label, task.name, seed, quality));
+            c.runs.back().sweep = true;
+            c.runs.back().setting = {{"lr", rate}, {"norm", norm}};
+          }
+        }
+      }
+      Speed speed{.model = model.label, .task = task.name};
+      const double slower = 1 + 0.2 * static_cast<double>(&model - c.models.data());
+      for (int round = 0; round < 5; ++round) {
+        const double noise = 1 + 0.02 * normal(random);
+        speed.train_tokens_per_second.push_back(40000 / slower * noise);
+        speed.decode_tokens_per_second.push_back(900 / slower * noise);
+        speed.peak_memory_bytes.push_back(612e6 * slower);
+      }
+      c.speeds.push_back(speed);
+    }
+  }
+  c.builds[4].state_bytes_per_token = c.builds[5].state_bytes_per_token = 512;
+  return c;
+}
+
 }  // namespace headloom::report
