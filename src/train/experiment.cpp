@@ -559,7 +559,7 @@ void Experiment::open() {
   make_folders(control_.folder);
   if (!lock_) lock_.emplace(control_.folder);
   if (control_.fresh) {
-    for (const char* part : {"/runs", "/sweep", "/plan", kStepSeconds}) {
+    for (const char* part : {"/runs", "/sweep", "/plan", "/speeds.json", kStepSeconds}) {
       fs::remove_all(control_.folder + part);
     }
   }

@@ -137,3 +137,33 @@ def test_what_cannot_be_swept_is_one_sentence(tmp_path):
     message = refused("compare", "c.toml", "--set", "budget=flops", "--set", "train.steps=1", "--set", "models.1.model={depth=9}", "--set", "match_parameters=false", cwd=tmp_path)
     assert "model 'talking' on task 'copy'" in message and "is shorter than a step" in message
     assert files(tmp_path).keys() == {"c.toml"}
+
+
+def test_speed_and_memory_are_measured_apart_and_once(tmp_path):
+    place(tmp_path, COMPARE)
+    done = headloom("compare", "c.toml", "--set", "speed.rounds=2", cwd=tmp_path)
+    assert "measuring the speed of 2 models on copy" in done.stderr
+    kept = tmp_path / "runs/c/speeds.json"
+    speeds = json.loads(kept.read_text())["copy"]["models"]
+    for model in ("mha", "talking"):
+        for what in ("train_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"):
+            assert len(speeds[model][what]) == 2 and min(speeds[model][what]) > 0
+    before = kept.read_bytes()
+    again = headloom("compare", "c.toml", "--set", "speed.rounds=2", cwd=tmp_path)
+    assert "measuring" not in again.stderr and kept.read_bytes() == before
+    headloom("compare", "c.toml", "--set", "speed.rounds=1", cwd=tmp_path)
+    assert kept.read_bytes() != before
+    headloom("compare", "c.toml", "--set", "speed.rounds=0", "--fresh", cwd=tmp_path)
+    assert not kept.exists()
+
+
+def test_a_budget_of_seconds_is_measured_once(tmp_path):
+    place(tmp_path, COMPARE.replace("steps = 3", "steps = 60"))
+    arguments = ("compare", "c.toml", "--set", "budget=seconds", "--set", "match_parameters=false")
+    deep = ("--set", "models.1.model={depth=8}", "--set", "speed.rounds=0")
+    headloom(*arguments, *deep, cwd=tmp_path)
+    steps = {model: [line for line in (tmp_path / f"runs/c/runs/copy/{model}/seed-1/config.toml").read_text().splitlines() if line.startswith("steps")] for model in ("mha", "talking")}
+    assert steps["mha"] == ["steps = 60"] and 1 <= int(steps["talking"][0].split()[-1]) < 60
+    before = results(tmp_path / "runs/c")
+    headloom(*arguments, *deep, cwd=tmp_path)
+    assert results(tmp_path / "runs/c") == before
