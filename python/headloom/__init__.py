@@ -7,6 +7,7 @@ operators are in ``headloom.ops``. ``headloom.transformers`` and ``headloom.lm_e
 
 from headloom import _library as _library  # loads the operators
 from headloom import ops
+from headloom._compare import compare
 from headloom._model import Model, Preset, State, load, model, presets
 from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
@@ -36,6 +37,7 @@ __all__ = [
     "balance_experts",
     "channel_mixer",
     "channel_mixers",
+    "compare",
     "composed_attention",
     "load",
     "mixer",

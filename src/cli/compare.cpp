@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "bench/machine.h"
+#include "bench/speeds.h"
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
@@ -115,6 +116,7 @@ int run_compare(CompareArguments& a) {
   control.command = [&](const std::string& run) {
     return std::vector<std::string>{program_path(), "compare", a.out, "--run", run};
   };
+  control.step_seconds = bench::step_seconds;
   report::Comparison result;
   bool said = false;
   control.progress = [&](const CompareOutcome& so_far) {
@@ -133,7 +135,11 @@ int run_compare(CompareArguments& a) {
     }
     return 0;
   }
-  const CompareOutcome outcome = compare(config, control);
+  CompareOutcome outcome = compare(config, control);
+  if (!outcome.interrupted && config.speed.rounds > 0) {
+    bench::measure_speeds(a.out, config.speed.rounds, outcome.comparison);
+    control.progress(outcome);
+  }
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   if (outcome.interrupted) {
     std::fprintf(stderr,

@@ -13,12 +13,6 @@ namespace {
 
 constexpr int kAttempts = 2;  // of a run whose process ends before it is done
 
-std::string label_of(const PlannedRun& planned) {
-  std::string label = str(planned.run.task, " ", planned.run.model, " seed ", planned.run.seed);
-  for (const auto& [key, value] : planned.run.setting) label += str(" ", key, "=", value);
-  return label;
-}
-
 void write_plan_file(const PlannedRun& planned, const std::string& folder) {
   const std::string file = folder + "/plan/" + planned.path + ".toml";
   make_folders(file.substr(0, file.rfind('/')));

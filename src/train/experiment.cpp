@@ -204,10 +204,18 @@ std::map<std::string, double> read_step_seconds(const std::string& folder) {
 
 }  // namespace
 
+std::string label_of(const PlannedRun& planned) {
+  if (!planned.label.empty()) return planned.label;
+  std::string label = str(planned.run.task, " ", planned.run.model, " seed ", planned.run.seed);
+  for (const auto& [key, value] : planned.run.setting) label += str(" ", key, "=", value);
+  return label;
+}
+
 Node plan_file(const PlannedRun& planned) {
   Node root = absolute(planned.config), run;
   run.set("model", text_node(planned.run.model));
   run.set("task", text_node(planned.run.task));
+  run.set("label", text_node(label_of(planned)));
   Node bytes;
   bytes.value = planned.bytes_per_token;
   run.set("bytes_per_token", bytes);
@@ -230,6 +238,7 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& path) {
   const Node& run = *root.find("run");
   planned.run.model = std::get<std::string>(run.find("model")->value);
   planned.run.task = std::get<std::string>(run.find("task")->value);
+  planned.label = std::get<std::string>(run.find("label")->value);
   planned.run.seed = read_run_config(planned.config).train.seed;
   planned.bytes_per_token = std::get<double>(run.find("bytes_per_token")->value);
   return planned;
@@ -535,7 +544,7 @@ void Experiment::open() {
   make_folders(control_.folder);
   if (!lock_) lock_.emplace(control_.folder);
   if (control_.fresh) {
-    for (const char* part : {"/runs", "/sweep", "/plan", kStepSeconds}) {
+    for (const char* part : {"/runs", "/sweep", "/plan", "/speeds.json", kStepSeconds}) {
       fs::remove_all(control_.folder + part);
     }
   }
@@ -559,15 +568,16 @@ void Experiment::choose(Cell& cell) {
   while (!cell.chosen && cell.problem.empty()) {
     std::vector<Tried> tried;
     for (const Trial& trial : cell.trials) {
-      double sum = 0;
+      double quality = 0, loss = 0;
       for (const PlannedRun& planned : trial.runs) {
         if (!planned.finished) return;
         const bool good =
             planned.run.state == report::RunState::kFinished && !planned.run.points.empty();
-        sum += good ? planned.run.points.back().quality : INFINITY;
+        quality += good ? planned.run.points.back().quality : INFINITY;
+        loss += good ? planned.run.points.back().loss : INFINITY;
       }
-      const double mean = sum / static_cast<double>(trial.runs.size());
-      tried.push_back({trial.point, std::isnan(mean) ? INFINITY : mean});
+      const auto count = static_cast<double>(trial.runs.size());
+      tried.push_back({.point = trial.point, .quality = quality / count, .loss = loss / count});
     }
     bool extended = false;
     for (const SweepPoint& point : sweep_.extension(tried)) {

@@ -17,11 +17,15 @@ namespace headloom {
 struct PlannedRun {
   std::string path;  // below the comparison's folder: "runs/copy/mha/seed-1"
   Node config;
+  std::string label = {};      // of one that was read from a plan
   double bytes_per_token = 0;  // of its task
   report::Run run;             // as far as it is known
   bool begun = false, finished = false;
   int attempts = 0;  // of other processes that ended without a result
 };
+
+// "copy mha seed 1 lr=0.002", for progress.
+std::string label_of(const PlannedRun& planned);
 
 // What a line of the plan says to whoever trains the run.
 Node plan_file(const PlannedRun& planned);

@@ -285,7 +285,10 @@ std::string Sweep::folder(const SweepPoint& point) const {
 std::optional<SweepPoint> best_of(const std::vector<Tried>& tried) {
   const Tried* best = nullptr;
   for (const Tried& t : tried) {
-    if (std::isfinite(t.quality) && (best == nullptr || t.quality < best->quality)) best = &t;
+    if (!std::isfinite(t.quality) || !std::isfinite(t.loss)) continue;
+    if (best == nullptr || std::pair(t.quality, t.loss) < std::pair(best->quality, best->loss)) {
+      best = &t;
+    }
   }
   return best == nullptr ? std::nullopt : std::optional(best->point);
 }

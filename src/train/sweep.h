@@ -24,11 +24,13 @@ struct SweepKey {
   double factor = 0;
 };
 
-// A setting, and the mean quality that a model reached with it on validation data. It is infinite
-// where a run has no finite loss. Lower is better.
+// A setting, and the mean quality and loss that a model reached with it on validation data. They
+// are infinite where a run has no finite loss. Lower is better. The loss decides between equal
+// qualities, such as those of models that have no right answer yet.
 struct Tried {
   SweepPoint point;
   double quality = 0;
+  double loss = 0;
 };
 
 struct Sweep {
@@ -58,7 +60,7 @@ struct Sweep {
   std::vector<std::string> at_edge(const std::vector<Tried>& tried, const SweepPoint& best) const;
 };
 
-// The tried setting with the lowest quality, the first of several; nothing where none is finite.
+// The best of the tried settings, the first of several; nothing where none is finite.
 std::optional<SweepPoint> best_of(const std::vector<Tried>& tried);
 
 // Sets `key`, in which dots separate tables, below `root`.

@@ -36,7 +36,7 @@ std::string values_of(const std::vector<SweepPoint>& points) {
 }
 
 Tried tried(const std::string& value, double quality) {
-  return {.point = {*parse_toml("x = " + value, "x").find("x")}, .quality = quality};
+  return {.point = {*parse_toml("x = " + value, "x").find("x")}, .quality = quality, .loss = 0};
 }
 
 TEST(Sweep, ReadsListsRangesAndGrids) {
@@ -78,12 +78,20 @@ TEST(Sweep, GoesOnAtAnEdgeByItsOwnFactorUntilItMayNot) {
   EXPECT_FALSE(best_of({tried("1", kNoLoss)}).has_value());
 }
 
+TEST(Sweep, TheLossDecidesBetweenEqualQualities) {
+  std::vector<Tried> all = {tried("1", 0.5), tried("2", 0.5), tried("3", 0.5)};
+  all[0].loss = 2;
+  all[1].loss = 1;
+  all[2].loss = 3;
+  EXPECT_EQ(toml_value((*best_of(all))[0]), "2");
+}
+
 TEST(Sweep, OnlyNumbersAtEqualFactorsGoOn) {
   const auto extended = [](const std::string& values, const std::string& best) {
     std::vector<Tried> all;
     const Sweep sweep = sweep_of("eps = " + values);
     for (const SweepPoint& point : sweep.grid()) {
-      all.push_back({point, toml_value(point[0]) == best ? 0.0 : 1.0});
+      all.push_back({point, toml_value(point[0]) == best ? 0.0 : 1.0, 0.0});
     }
     return values_of(sweep.extension(all));
   };
@@ -164,7 +172,16 @@ CompareOutcome compare_quietly(const Node& node, const std::string& folder) {
 
 TEST(SweepInAComparison, ChoosesOnValidationDataAndReportsFreshSeedsOnTestData) {
   const TempFolder folder;
-  const Node node = comparison("lr = [1e-3, 1e-2]\nextensions = 0\nseeds = [11, 12]\n");
+  std::string corpus;
+  for (int i = 0; i < 40; ++i) corpus += "The quick brown fox jumps over the lazy dog.\n";
+  write_file(folder.path("corpus.txt"), corpus);
+  const auto on_text = [&](const std::string& sweep) {
+    Node node = comparison(sweep);
+    apply_override(node, str("tasks.0.task={type=\"text\", length=16, eval_tokens=256, paths=[\"",
+                             folder.path("corpus.txt"), "\"]}"));
+    return node;
+  };
+  const Node node = on_text("lr = [1e-3, 1e-2]\nextensions = 0\nseeds = [11, 12]\n");
   const CompareOutcome outcome = compare_quietly(node, folder.path());
   const report::Comparison& c = outcome.comparison;
   EXPECT_EQ(c.swept, std::vector<std::string>{"lr"});
@@ -209,7 +226,7 @@ TEST(SweepInAComparison, ChoosesOnValidationDataAndReportsFreshSeedsOnTestData) 
   EXPECT_EQ(compare_quietly(node, folder.path()).comparison.runs.size(), 12u);
   EXPECT_EQ(trained(), before);
   const CompareOutcome larger = compare_quietly(
-      comparison("lr = [1e-3, 1e-2, 3e-3]\nextensions = 0\nseeds = [11, 12]\n"), folder.path());
+      on_text("lr = [1e-3, 1e-2, 3e-3]\nextensions = 0\nseeds = [11, 12]\n"), folder.path());
   EXPECT_EQ(larger.comparison.runs.size(), 16u);
   for (const auto& [path, time] : trained()) {
     const auto known = before.find(path);

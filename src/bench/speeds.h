@@ -1,0 +1,24 @@
+// The speed and memory of the models of a comparison, measured apart from their training: one after
+// the other in one process, several rounds of all of them, so that a drift of the machine hits all.
+#pragma once
+
+#include <string>
+
+#include "data/task.h"
+#include "report/comparison.h"
+#include "train/config.h"
+
+namespace headloom::bench {
+
+// The median time of some training steps of `config` after a first one. Throws UsageError for
+// another device than the CPU.
+double step_seconds(const RunConfig& config, const data::Task& task);
+
+// Fills comparison.speeds, task by task, for the models that have a finished run below `folder`:
+// `rounds` values each. A training step has the batch of the run, or the part of it that
+// train.accumulate leaves; decoding continues one text from half of the task's length. What was
+// measured of the same configurations before is read from speeds.json in the folder. Ends early
+// where the process is interrupted, and measures nothing of runs on another device than the CPU.
+void measure_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison);
+
+}  // namespace headloom::bench

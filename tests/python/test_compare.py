@@ -1,0 +1,169 @@
+"""`headloom compare`: sweeps, runs side by side, plans that are run elsewhere, and what is refused."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+
+from cli_support import BINARY, COMPARE, ENVIRONMENT, files, headloom, refused
+
+SWEEP = COMPARE + "[sweep]\nlr = [1e-3, 3e-3]\nextensions = 1\n"
+
+
+def place(tmp_path, text=SWEEP):
+    (tmp_path / "c.toml").write_text(text)
+    return tmp_path
+
+
+def losses(folder):
+    """The last held-out loss of every run, and the number of steps that are written down."""
+    out = {}
+    for metrics in sorted(folder.rglob("metrics.jsonl")):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        steps = [line["step"] for line in lines if "lr" in line]
+        assert steps == sorted(set(steps)), metrics
+        out[str(metrics.parent.relative_to(folder))] = [line["eval_loss"] for line in lines if "eval_loss" in line][-1]
+    return out
+
+
+def results(folder):
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("result.json")}
+
+
+def test_runs_side_by_side_are_those_one_after_the_other(tmp_path):
+    place(tmp_path)
+    one = json.loads(headloom("compare", "c.toml", "--json", "--out", "one", cwd=tmp_path).stdout)
+    two = json.loads(headloom("compare", "c.toml", "--json", "--out", "two", "--jobs", "2", cwd=tmp_path).stdout)
+    assert one["finished"] == two["finished"] == one["planned"] == 4
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
+    before = results(tmp_path / "two")
+    headloom("compare", "c.toml", "--out", "two", "--jobs", "2", cwd=tmp_path)
+    assert results(tmp_path / "two") == before
+    # One more seed costs its own runs only.
+    headloom("compare", "c.toml", "--out", "two", "--jobs", "2", "--set", "seeds=[1,2,3]", cwd=tmp_path)
+    after = results(tmp_path / "two")
+    assert {p: t for p, t in after.items() if p in before} == before
+    assert sorted(p.parent.name for p in set(after) - set(before)) == ["seed-3", "seed-3"]
+    assert not list((tmp_path / "two").rglob(".headloom.lock"))
+
+
+def test_the_commands_of_a_plan_may_run_in_any_order(tmp_path):
+    place(tmp_path)
+    whole = headloom("compare", "c.toml", "--json", "--out", "whole", cwd=tmp_path)
+    rounds = []
+    while lines := headloom("compare", "c.toml", "--out", "a folder", "--plan", cwd=tmp_path).stdout.splitlines():
+        rounds.append(len(lines))
+        for line in reversed(lines):
+            command = shlex.split(line)
+            assert command[:3] == ["headloom", "compare", "a folder"]
+            headloom(*command[1:], cwd=tmp_path)
+    assert rounds[0] == 4 and rounds[-1] == 4, "two rates of two models, then two seeds of each"
+    before = results(tmp_path / "a folder")
+    report = headloom("compare", "c.toml", "--json", "--out", "a folder", cwd=tmp_path)
+    assert results(tmp_path / "a folder") == before
+    assert losses(tmp_path / "a folder") == losses(tmp_path / "whole")
+    assert json.loads(report.stdout)["finished"] == json.loads(whole.stdout)["finished"] == 4
+    message = refused("compare", "a folder", "--run", "runs/copy/mha/seed-9", cwd=tmp_path)
+    assert "--run runs/copy/mha/seed-9: there is no such run" in message
+    refused("compare", "c.toml", "--jobs", "0", cwd=tmp_path)
+    # The folder stands for its configuration.
+    assert json.loads(headloom("compare", "a folder", "--json", cwd=tmp_path).stdout)["finished"] == 4
+
+
+def children(process):
+    return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
+
+
+def started(tmp_path, *arguments):
+    return subprocess.Popen(
+        [str(BINARY), "compare", "c.toml", *arguments],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+LONG = COMPARE.replace("steps = 3", "steps = 400").replace("eval_every = 3", "eval_every = 100")
+
+
+def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path):
+    place(tmp_path, LONG)
+    headloom("compare", "c.toml", "--out", "whole", cwd=tmp_path)
+    process = started(tmp_path, "--jobs", "2", "--out", "c")
+    metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 120)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert losses(tmp_path / "c") == losses(tmp_path / "whole")
+
+
+def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_path):
+    place(tmp_path, LONG)
+    process = started(tmp_path, "--jobs", "2", "--out", "c")
+    metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "The same command goes on" in errors
+    assert not results(tmp_path / "c") or len(results(tmp_path / "c")) < 4
+    headloom("compare", "c.toml", "--jobs", "2", "--out", "c", cwd=tmp_path)
+    headloom("compare", "c.toml", "--out", "whole", cwd=tmp_path)
+    assert losses(tmp_path / "c") == losses(tmp_path / "whole")
+
+
+def test_what_cannot_be_swept_is_one_sentence(tmp_path):
+    place(tmp_path, COMPARE)
+    for sweep, said in {
+        "{lrr=[1e-3]}": "did you mean 'lr'?",
+        "{lr=[1e-3, -1.0]}": "'train.lr' is -1",
+        "{lr=[]}": "'sweep.lr' is empty",
+        "{lr={from=1e-2, to=1e-3, count=3}}": "expected less than 'to'",
+        "{lr={from=1e-3, to=1e-2, count=1}}": "count",
+        "{lr=[1e-3], seeds=[2]}": "the seed 2, which is one of 'seeds'",
+    }.items():
+        assert said in refused("compare", "c.toml", "--set", f"sweep={sweep}", cwd=tmp_path), sweep
+    message = refused("compare", "c.toml", "--set", "budget=flops", "--set", "train.steps=1", "--set", "models.1.model={depth=9}", "--set", "match_parameters=false", cwd=tmp_path)
+    assert "model 'talking' on task 'copy'" in message and "is shorter than a step" in message
+    assert files(tmp_path).keys() == {"c.toml"}
+
+
+def test_speed_and_memory_are_measured_apart_and_once(tmp_path):
+    place(tmp_path, COMPARE)
+    done = headloom("compare", "c.toml", "--set", "speed.rounds=2", cwd=tmp_path)
+    assert "measuring the speed of 2 models on copy" in done.stderr
+    kept = tmp_path / "runs/c/speeds.json"
+    speeds = json.loads(kept.read_text())["copy"]["models"]
+    for model in ("mha", "talking"):
+        for what in ("train_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"):
+            assert len(speeds[model][what]) == 2 and min(speeds[model][what]) > 0
+    before = kept.read_bytes()
+    again = headloom("compare", "c.toml", "--set", "speed.rounds=2", cwd=tmp_path)
+    assert "measuring" not in again.stderr and kept.read_bytes() == before
+    headloom("compare", "c.toml", "--set", "speed.rounds=1", cwd=tmp_path)
+    assert kept.read_bytes() != before
+    headloom("compare", "c.toml", "--set", "speed.rounds=0", "--fresh", cwd=tmp_path)
+    assert not kept.exists()
+
+
+def test_a_budget_of_seconds_is_measured_once(tmp_path):
+    place(tmp_path, COMPARE.replace("steps = 3", "steps = 60"))
+    arguments = ("compare", "c.toml", "--set", "budget=seconds", "--set", "match_parameters=false")
+    deep = ("--set", "models.1.model={depth=8}", "--set", "speed.rounds=0")
+    headloom(*arguments, *deep, cwd=tmp_path)
+    steps = {model: [line for line in (tmp_path / f"runs/c/runs/copy/{model}/seed-1/config.toml").read_text().splitlines() if line.startswith("steps")] for model in ("mha", "talking")}
+    assert steps["mha"] == ["steps = 60"] and 1 <= int(steps["talking"][0].split()[-1]) < 60
+    before = results(tmp_path / "runs/c")
+    headloom(*arguments, *deep, cwd=tmp_path)
+    assert results(tmp_path / "runs/c") == before
