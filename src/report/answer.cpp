@@ -78,8 +78,9 @@ std::string not_learned(const TaskSummary& t, const Rows& rows) {
   if (rows.empty()) return "";
   return " " +
          names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
-         verb(rows.size(), " has", " have") + " not learned: the floor, " + floor_text(t) +
-         ", is not passed by more than the interval.";
+         verb(rows.size(), " has", " have") +
+         " not learned: " + verb(rows.size(), "it is not", "none of them is") +
+         " shown to pass the floor, " + floor_text(t) + ".";
 }
 
 // " There are too few seeds to compare `a` (1.93, where ...) and `b` with the baseline ...".

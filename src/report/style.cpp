@@ -139,7 +139,7 @@ pre { background: var(--raised); border-radius: 6px; padding: 12px 16px; overflo
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; margin: 0; font-size: 14.5px; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom: 44px; }
-@media (max-width: 700px) {
+@media screen and (max-width: 700px) {
   main, footer { padding-left: 18px; padding-right: 18px; }
   main { padding-top: 26px; }
   h1 { font-size: 25px; }
