@@ -78,25 +78,36 @@ std::string not_learned(const TaskSummary& t, const Rows& rows) {
   if (rows.empty()) return "";
   return " " +
          names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
-         verb(rows.size(), " has", " have") + " not learned: the floor, " + floor_text(t) +
-         ", is not passed by more than the interval.";
+         verb(rows.size(), " has", " have") +
+         " not learned: " + verb(rows.size(), "it is not", "none of them is") +
+         " shown to pass the floor, " + floor_text(t) + ".";
 }
 
-std::string too_few_seeds(const TaskSummary& t, const Row& row, const Row& baseline) {
-  const Verdict& v = row.against_baseline;
-  std::string out = " There are too few seeds to compare " + name(row) + " with " +
-                    full_name(baseline) + ": " + value(*t.task, row) + " against " +
-                    metric_text(*t.task, baseline.result) + " from ";
-  out += v.difference.count == 1 ? "one seed" : seeds_text(v.difference.count);
-  out += str(", where a claim takes at least ", kSeedsForClaim);
-  if (v.difference.count >= 2 && v.difference.mean != 0) {
-    if (v.seeds_needed > kSeedsForClaim) {
-      out += str(" and a difference as large as this one about ", v.seeds_needed);
-    } else if (v.seeds_needed < 0) {
-      out += " and a difference as small as this one more than 1,000 or more held-out data";
-    }
+// " There are too few seeds to compare `a` (1.93, where ...) and `b` with the baseline ...".
+std::string too_few_seeds(const TaskSummary& t, const Rows& rows, const Row& baseline) {
+  if (rows.empty()) return "";
+  int least = rows[0]->against_baseline.difference.count, most = least;
+  for (const Row* row : rows) {
+    least = std::min(least, row->against_baseline.difference.count);
+    most = std::max(most, row->against_baseline.difference.count);
   }
-  return out + ".";
+  const auto result = [&](const Row& row) {
+    const Verdict& v = row.against_baseline;
+    std::string out = " (" + metric_text(*t.task, row.result);
+    if (v.difference.count >= 2 && v.difference.mean != 0) {
+      if (v.seeds_needed > kSeedsForClaim) {
+        out += str(", a difference as large as this takes about ", v.seeds_needed, " seeds");
+      } else if (v.seeds_needed < 0) {
+        out += ", a difference as small as this takes more than 1,000 seeds or more held-out data";
+      }
+    }
+    return out + ")";
+  };
+  return " There are too few seeds to compare " + names(rows, result) + " with " +
+         full_name(baseline) + " (" + value(*t.task, baseline) +
+         "): " + (least == most ? "" : str(least, " to ")) + seeds_text(most) +
+         verb(static_cast<size_t>(most), " is", " are") +
+         str(" paired, where a claim takes at least ", kSeedsForClaim, ".");
 }
 
 // The failures that `said` does not mention yet.
@@ -186,9 +197,7 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
            verb(learned.size(), " has", " have") + " learned, and " + full_name(baseline) +
            " has not.";
   }
-  for (const Row* row : rows_with(t, Relation::kTooFewSeeds)) {
-    out += too_few_seeds(t, *row, baseline);
-  }
+  out += too_few_seeds(t, rows_with(t, Relation::kTooFewSeeds), baseline);
   return out;
 }
 

@@ -83,9 +83,8 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
   for (const Column& column : result_columns(t)) {
     (column.cost ? cost : quality).push_back(column);
     if (!column.title.starts_with("to match")) continue;
-    note += " <i>" + rich(column.title) + "</i>: the share of the baseline's budget, in " +
-            t.task->unit +
-            " and in time, at which a model's mean curve first meets the baseline's final result.";
+    note += " <i>" + rich(column.title) + "</i>: the share of the baseline's " + t.task->unit +
+            " at which a model's mean curve first meets the baseline's final result.";
   }
   std::string out = table_of(c, t, "Results on " + t.task->name, quality, strips) +
                     element("p", "soft small note", note) + "\n";

@@ -139,7 +139,7 @@ pre { background: var(--raised); border-radius: 6px; padding: 12px 16px; overflo
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; margin: 0; font-size: 14.5px; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom: 44px; }
-@media (max-width: 700px) {
+@media screen and (max-width: 700px) {
   main, footer { padding-left: 18px; padding-right: 18px; }
   main { padding-top: 26px; }
   h1 { font-size: 25px; }
@@ -149,7 +149,7 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
   th.model { position: sticky; left: 0; z-index: 1; padding-right: 12px; }
   th.model small { max-width: 130px; }
   table.results, .results tbody, .results tr, .results th, .results td { display: block; width: auto; }
-  .results thead { display: none; }
+  .results thead { display: none; } .results caption { display: block; }
   .results tr { padding: 8px 0; } .results tbody tr + tr { border-top: 1px solid var(--rule); }
   .results tbody tr > * { border: 0; }
   .results th.model { position: static; max-width: none; padding: 2px 0; }

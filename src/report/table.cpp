@@ -154,28 +154,23 @@ Column steps_column(const TaskSummary& task) {
   return column;
 }
 
-// How much of the baseline's budget a model needs to reach the baseline's result.
+// How much of the baseline's data a model needs to reach the baseline's result. The time that this
+// takes is not given: it would be a ratio of speeds without its range.
 Column reach_column(const TaskSummary& task, const Row& baseline) {
-  Column column{"to match `" + baseline.model->label + "`", task.task->unit + ", time", "", {}};
+  Column column{"to match `" + baseline.model->label + "`", task.task->unit, "", {}};
   if (task.task->percent || baseline.finished == 0) return column;
-  const auto curve = [](const Row& row, double Point::* x) {
-    return mean_curve(row, x, &Point::quality);
+  const auto curve = [](const Row& row) {
+    return mean_curve(row, &Point::tokens, &Point::quality);
   };
-  const auto base_tokens = curve(baseline, &Point::tokens);
-  const auto base_seconds = curve(baseline, &Point::seconds);
-  if (base_tokens.empty()) return column;
+  const std::vector<LinePoint> base = curve(baseline);
+  if (base.empty()) return column;
   bool any = false;
   for (const Row& row : task.rows) {
     Cell cell{row.baseline ? "" : kDash, "", ""};
-    const auto reach = [&](double Point::* x, const std::vector<LinePoint>& base) {
-      return first_reach(curve(row, x), baseline.result.mean, task.task->lower_is_better) /
-             base.back().x;
-    };
-    const double tokens = reach(&Point::tokens, base_tokens);
-    if (!row.baseline && row.finished > 0 && std::isfinite(tokens)) {
-      cell.text = times(tokens);
-      const double seconds = reach(&Point::seconds, base_seconds);
-      if (std::isfinite(seconds)) cell.note = times(seconds) + " time";
+    const double share =
+        first_reach(curve(row), baseline.result.mean, task.task->lower_is_better) / base.back().x;
+    if (!row.baseline && row.finished > 0 && std::isfinite(share)) {
+      cell.text = times(share);
       any = true;
     }
     column.cells.push_back(cell);

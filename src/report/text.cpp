@@ -50,25 +50,30 @@ std::string aligned(const std::vector<std::vector<std::string>>& lines, size_t l
   return out;
 }
 
+// A difference that is no claim.
+bool is_lead(const Row& row) {
+  const Relation relation = row.against_baseline.relation;
+  return relation == Relation::kAhead || relation == Relation::kBehind;
+}
+
 std::string table(const TaskSummary& task) {
-  // Ranges and ratios are second lines on the page; the terminal has room for the ranges of speeds.
+  // Second lines of the page's cells have columns of their own here, where a first line needs them.
   std::vector<std::vector<std::string>> lines(task.rows.size() + 1);
   lines[0].push_back("model");
   for (size_t i = 0; i < task.rows.size(); ++i) lines[i + 1].push_back(task.rows[i].model->label);
   for (const Column& column : result_columns(task)) {
-    // The page has them.
-    if (column.title == "at the end" || column.title == "memory") continue;
-    const bool both =
-        column.title == "difference" || column.title == "training" || column.title == "decoding";
-    std::string title = column.title;
+    // The page has the rest.
+    const bool verdict = column.title.starts_with("against ");
+    const bool both = column.title == "difference" || column.title == "training";
+    if (!verdict && !both && column.css != "result" && column.title != "answers right") continue;
+    std::string title = column.title == "training" ? column.note : column.title;
     std::erase(title, '`');
-    if (column.css == "ranged" && both) title = column.title + " " + column.note;
     lines[0].push_back(title);
-    if (both) lines[0].push_back(column.css == "ranged" ? "range" : column.note);
+    if (both) lines[0].push_back(column.title == "training" ? "range" : column.note);
     for (size_t i = 0; i < column.cells.size(); ++i) {
       const Cell& cell = column.cells[i];
       std::string text = cell.text;
-      if (column.css == "left" && !cell.note.empty()) text += "*";
+      if (verdict && is_lead(task.rows[i])) text += "*";
       std::erase(text, '`');
       lines[i + 1].push_back(text);
       if (both) lines[i + 1].push_back(cell.note);
@@ -100,9 +105,7 @@ std::string to_text(const Comparison& comparison, int width) {
     if (!task.recommendation.empty()) out += wrapped(task.recommendation, columns);
     out += "\n" + table(task) + "\n";
     for (const Row& row : task.rows) {
-      const Relation relation = row.against_baseline.relation;
-      leads |= !row.against_baseline.caveats.empty() && relation != Relation::kNotLearned &&
-               relation != Relation::kLearned;
+      leads |= is_lead(row);
       for (const Run* run : row.runs) {
         const bool failed = run_failed(*run);
         if (!failed && !run_diverged(*run)) continue;
@@ -117,7 +120,7 @@ std::string to_text(const Comparison& comparison, int width) {
                      "words are of "
                      "a paired t test with Holm's procedure over all ",
                      summary.tested, " tests of this report.",
-                     leads ? " * is no claim until this is mended: the page says what." : ""),
+                     leads ? " * is no claim, for the reasons given." : ""),
                  columns);
   return out;
 }
