@@ -376,6 +376,34 @@ TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
       "no such run"));
 }
 
+TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
+  const TempFolder folder;
+  CompareConfig config;
+  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  int started = 0;
+  const CompareControl control{.folder = folder.path("c"),
+                               .progress = [](const CompareOutcome&) {},
+                               .jobs = 3,
+                               .command =
+                                   [&](const std::string&) {
+                                     ++started;
+                                     return std::vector<std::string>{"/bin/false"};
+                                   }};
+  const report::Comparison c = compare(config, control).comparison;
+  EXPECT_EQ(started, 8) << "two models, two rates, twice each";
+  EXPECT_TRUE(c.choices.empty());
+  ASSERT_EQ(c.runs.size(), 4u);
+  for (const report::Run& run : c.runs) {
+    EXPECT_EQ(run.state, report::RunState::kFailed);
+    EXPECT_EQ(run.problem,
+              "the process that trained it ended with exit code 1, for the second time.");
+  }
+  // The next call trains them.
+  EXPECT_EQ(compare_quietly(comparison("lr = [1e-3, 1e-2]\nextensions = 0\n"), control.folder)
+                .comparison.runs.size(),
+            8u);
+}
+
 TEST(Split, ValidationAndTestDataAreApart) {
   const TempFolder folder;
   Node config = tiny_run("steps = 2\neval_every = 2\n");
