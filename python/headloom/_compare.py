@@ -68,12 +68,12 @@ def _train_round(executor: Executor, folder: str, paths: List[str]) -> Dict[str,
         for future in futures:
             future.cancel()
         raise
-    reasons = {}
+    reasons: Dict[str, str] = {}
     for future, path in futures.items():
-        error = future.exception()
-        if isinstance(error, concurrent.futures.BrokenExecutor):
-            raise _broken(folder, error) from error
-        reasons[path] = str(error) if error is not None else future.result()
+        problem = future.exception()
+        if isinstance(problem, concurrent.futures.BrokenExecutor):
+            raise _broken(folder, problem) from problem
+        reasons[path] = str(problem) if problem is not None else future.result()
     return reasons
 
 

@@ -486,9 +486,8 @@ void Experiment::add_model(size_t m, size_t t) {
   }
 }
 
-PlannedRun Experiment::plan(const Cell& cell, const SweepPoint& point, int64_t seed, bool sweep,
-                            const std::string& path) {
-  RunConfig run = built(cell.model, cell.task, point);
+PlannedRun Experiment::plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,
+                            bool sweep, const std::string& path) {
   run.train.seed = seed;
   if (!sweep_.empty()) run.train.eval_split = sweep ? "validation" : "test";
   PlannedRun planned;
@@ -511,7 +510,7 @@ void Experiment::add_trial(Cell& cell, const SweepPoint& point) {
   Trial trial{.point = point, .runs = {}};
   for (const int64_t seed : sweep_.seeds) {
     trial.runs.push_back(
-        plan(cell, point, seed, true,
+        plan(run, cell, point, seed, true,
              str("sweep/", config_.tasks[cell.task].name, "/", config_.models[cell.model].name,
                  "/seed-", seed, ",", sweep_.folder(point))));
   }
@@ -524,8 +523,9 @@ std::string Experiment::final_path(const Cell& cell, int64_t seed) const {
 }
 
 void Experiment::add_finals(Cell& cell) {
+  const RunConfig run = built(cell.model, cell.task, *cell.chosen);
   for (const int64_t seed : config_.seeds) {
-    cell.finals.push_back(plan(cell, *cell.chosen, seed, false, final_path(cell, seed)));
+    cell.finals.push_back(plan(run, cell, *cell.chosen, seed, false, final_path(cell, seed)));
   }
 }
 

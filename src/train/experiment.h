@@ -78,8 +78,8 @@ class Experiment {
   double seconds_of_step(const RunConfig& run, size_t task);
   void add_trial(Cell& cell, const SweepPoint& point);
   void add_finals(Cell& cell);
-  PlannedRun plan(const Cell& cell, const SweepPoint& point, int64_t seed, bool sweep,
-                  const std::string& path);
+  PlannedRun plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,
+                  bool sweep, const std::string& path);
   void adopt(PlannedRun& planned);
   void choose(Cell& cell);
   std::string named(size_t model, size_t task) const;

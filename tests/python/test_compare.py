@@ -167,3 +167,10 @@ def test_a_budget_of_seconds_is_measured_once(tmp_path):
     before = results(tmp_path / "runs/c")
     headloom(*arguments, *deep, cwd=tmp_path)
     assert results(tmp_path / "runs/c") == before
+
+
+def test_a_run_of_a_sweep_belongs_to_its_comparison(tmp_path):
+    place(tmp_path)
+    headloom("compare", "c.toml", "--set", "speed.rounds=0", cwd=tmp_path)
+    message = refused("train", "runs/c/sweep/copy/mha/seed-1001,lr=0.001", "--resume", "--set", "train.steps=9", cwd=tmp_path)
+    assert "a run of the comparison" in message and "keeps its configuration" in message
