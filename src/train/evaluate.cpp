@@ -46,17 +46,64 @@ Tensor best_spans(const Tensor& logits) {
   return at::stack({best.div(length, "floor"), best.remainder(length)}, 1).flatten();
 }
 
-// Of scores [B, T, 2] and the first and last positions of the answers [B, 2]: a cross-entropy over
-// the positions of each `context` for the begin, and one for the end.
-BatchLoss span_loss(const Tensor& scores, const Tensor& context, const Tensor& targets) {
+// Scores [B, T, 2] as those of two choices a sequence among the positions of its `context`: [2 B,
+// T], of the begin and of the end.
+Tensor span_scores(const Tensor& scores, const Tensor& context) {
   const Tensor outside = context.logical_not().unsqueeze(1);
-  const Tensor logits = scores.to(at::kFloat)
-                            .transpose(1, 2)
-                            .masked_fill(outside, -std::numeric_limits<float>::infinity())
-                            .flatten(0, 1);
+  return scores.to(at::kFloat)
+      .transpose(1, 2)
+      .masked_fill(outside, -std::numeric_limits<float>::infinity())
+      .flatten(0, 1);
+}
+
+// Of scores [B, T, 2] and the first and last positions of the answers [B, 2].
+BatchLoss span_loss(const Tensor& scores, const Tensor& context, const Tensor& targets) {
+  const Tensor logits = span_scores(scores, context);
   const Tensor sum = at::cross_entropy_loss(logits, targets.flatten(), {}, at::Reduction::Sum);
   const bool recorded = at::GradMode::is_enabled();
   return {.sum = sum, .targets = targets.numel(), .best = recorded ? Tensor() : best_spans(logits)};
+}
+
+// Scores in memory at once while a model is evaluated.
+constexpr int64_t kMostScores = int64_t{1} << 25;
+
+// What is right about each sequence of a batch, or about a piece of it.
+struct SequenceScores {
+  Tensor loss;  // [B] float64: summed cross-entropy of its targets
+  Tensor hit;   // as the targets, bool: the likeliest class is right, or there is no target
+};
+
+// Of hidden states [B, ..., C] and their targets [B, ...]. Some positions are scored at a time, so
+// that the scores of a large vocabulary are never all in memory.
+SequenceScores sequence_scores(const Model& model, const Tensor& hidden, const Tensor& targets) {
+  const Tensor flat = hidden.flatten(0, -2), wanted = targets.flatten();
+  const Tensor places = wanted.ne(data::kIgnore).nonzero().squeeze(1);
+  const int64_t of_sequence = targets.numel() / std::max<int64_t>(targets.size(0), 1);
+  SequenceScores out{.loss = at::zeros({targets.size(0)}, hidden.options().dtype(at::kDouble)),
+                     .hit = at::ones_like(wanted, at::kBool)};
+  const ModelConfig& config = model.config();
+  const int64_t classes = std::max(config.vocabulary.value_or(1), config.classes.value_or(1));
+  const int64_t at_once = std::max<int64_t>(kMostScores / classes, 1);
+  for (int64_t first = 0; first < places.numel(); first += at_once) {
+    const Tensor place = places.narrow(0, first, std::min(at_once, places.numel() - first));
+    const Tensor scores = model.logits(flat.index_select(0, place));
+    const Tensor target = wanted.index_select(0, place);
+    const Tensor loss =
+        at::cross_entropy_loss(scores.to(at::promote_types(scores.scalar_type(), at::kFloat)),
+                               target, {}, at::Reduction::None);
+    out.loss.index_add_(0, place.div(of_sequence, "floor"), loss.to(at::kDouble));
+    out.hit.index_copy_(0, place, scores.argmax(-1).eq(target));
+  }
+  out.hit = out.hit.view_as(targets);
+  return out;
+}
+
+// The same of scores of spans, each of which is one answer.
+SequenceScores span_sequence_scores(const Tensor& scores, const data::Batch& data) {
+  const Tensor logits = span_scores(scores, data.context), target = data.targets.flatten();
+  const Tensor loss = at::cross_entropy_loss(logits, target, {}, at::Reduction::None);
+  return {.loss = loss.to(at::kDouble).view({-1, 2}).sum(1),
+          .hit = best_spans(logits).eq(target).view_as(data.targets)};
 }
 
 // The decoder that reads `task` in pieces.
@@ -163,25 +210,11 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
         to_device(split_batch(task, split, first, std::min(batch, total - first)), device);
     const int64_t count = data.targets.size(0);
     const Tensor wanted = data.targets.ne(data::kIgnore);
-    const Tensor hit = at::ones_like(wanted);
-    std::vector<double> loss(static_cast<size_t>(count)), targets(static_cast<size_t>(count));
-    // Sequence `row` of the batch: its loss or, of a piece of it, a part of that.
-    const auto add = [&](int64_t row, const BatchLoss& result, const Tensor& target,
-                         const Tensor& place, const Tensor& hits) {
-      loss[static_cast<size_t>(row)] += result.sum.item<double>();
-      targets[static_cast<size_t>(row)] += static_cast<double>(result.targets);
-      hits.masked_scatter_(place, result.best.eq(target.masked_select(place)));
-    };
+    SequenceScores scored;
     if (decoder == nullptr) {
       const Tensor hidden = model.hidden(model_input(data));
-      const Tensor scores = data.context.defined() ? model.logits(hidden) : Tensor();
-      for (int64_t row = 0; row < count; ++row) {
-        const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1); };
-        add(row,
-            scores.defined() ? span_loss(one(scores), one(data.context), one(data.targets))
-                             : loss_of(model, one(hidden), one(data.targets)),
-            one(data.targets), one(wanted), one(hit));
-      }
+      scored = data.context.defined() ? span_sequence_scores(model.logits(hidden), data)
+                                      : sequence_scores(model, hidden, data.targets);
     } else {
       if (data.documents.defined()) {
         usage_error(
@@ -191,27 +224,32 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
       DecoderState state = decoder->initial_state(pieces->cache);
       const int64_t length = data.inputs.size(1);
       state.reserve(length);
+      std::vector<Tensor> hits;
       for (int64_t at = 0; at < length; at += pieces->length) {
         const auto piece = [&](const Tensor& t) {
           return t.narrow(1, at, std::min(pieces->length, length - at));
         };
         const Tensor hidden = decoder->extend(piece(data.inputs), state);
-        for (int64_t row = 0; row < count; ++row) {
-          const auto one = [&](const Tensor& t) { return piece(t).narrow(0, row, 1); };
-          add(row, loss_of(model, hidden.narrow(0, row, 1), one(data.targets)), one(data.targets),
-              one(wanted), one(hit));
-        }
+        const SequenceScores part = sequence_scores(model, hidden, piece(data.targets));
+        scored.loss = at == 0 ? part.loss : scored.loss + part.loss;
+        hits.push_back(part.hit);
         out.state_bytes = std::max(out.state_bytes, state.bytes() / count);
       }
+      scored.hit = at::cat(hits, 1);
     }
-    const Tensor right = task.exact_match() ? hit.flatten(1).all(1)
-                                            : hit.logical_and(wanted).reshape({count, -1}).sum(1);
-    const Tensor per_sequence = right.to(at::kDouble).cpu();
+    const Tensor right = task.exact_match()
+                             ? scored.hit.reshape({count, -1}).all(1)
+                             : scored.hit.logical_and(wanted).reshape({count, -1}).sum(1);
+    // Loss, targets and right answers of each sequence.
+    const Tensor rows = at::stack({scored.loss, wanted.reshape({count, -1}).sum(1).to(at::kDouble),
+                                   right.to(at::kDouble)},
+                                  1)
+                            .cpu();
     for (int64_t row = 0; row < count; ++row) {
-      const double n = targets[static_cast<size_t>(row)];
-      losses.add(loss[static_cast<size_t>(row)], n);
-      answers.add(per_sequence.const_data_ptr<double>()[row], task.exact_match() ? 1 : n);
-      out.tokens += static_cast<int64_t>(n);
+      const double* const of = rows.const_data_ptr<double>() + 3 * row;
+      losses.add(of[0], of[1]);
+      answers.add(of[2], task.exact_match() ? 1 : of[1]);
+      out.tokens += static_cast<int64_t>(of[1]);
     }
     out.sequences += count;
   }
