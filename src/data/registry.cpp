@@ -9,6 +9,10 @@ const std::vector<TaskEntry>& tasks() {
   static const std::vector<TaskEntry> table = {
       {"text", "Next-token prediction on files, folders and globs: bytes or a vocabulary.", "",
        text_spec},
+      {"jsonl", "Continue inputs by their labels, or texts: lines of a JSONL file.", "",
+       jsonl_spec},
+      {"token_shard", "Next-token prediction on a file of tokens in llm.c's format.", "",
+       token_shard_spec},
       {"find_block", "Find the block of letters that contains all the queried letters.",
        "Golovneva et al. 2025, Multi-Token Attention, section 4.1", find_block_spec},
       {"recall", "Key-value pairs, then the values of several earlier keys (MQAR).",

@@ -205,7 +205,9 @@ TEST(Floors, EveryTaskOfNoFilesHasSomeInAscendingOrder) {
   for (const TaskEntry& entry : tasks()) {
     SCOPED_TRACE(entry.name);
     const auto spec = make_task_spec(entry.name);
-    if (entry.name == "text" || entry.name == "masked_text") continue;
+    if (entry.name == "text" || entry.name == "masked_text" || entry.name == "jsonl" ||
+        entry.name == "token_shard")
+      continue;
     const auto floors = spec->build(1)->floors();
     ASSERT_FALSE(floors.empty());
     for (size_t i = 0; i < floors.size(); ++i) {

@@ -10,6 +10,8 @@ inline constexpr const char* kTokenizerHelp =
     "\"bytes\", a tokenizer.json (byte-level BPE, WordPiece) or a SentencePiece *.model";
 
 std::shared_ptr<TaskSpec> text_spec();
+std::shared_ptr<TaskSpec> jsonl_spec();
+std::shared_ptr<TaskSpec> token_shard_spec();
 std::shared_ptr<TaskSpec> find_block_spec();
 std::shared_ptr<TaskSpec> recall_spec();
 std::shared_ptr<TaskSpec> mqar_spec();
