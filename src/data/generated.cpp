@@ -96,10 +96,12 @@ GeneratedTask::GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length,
       eval_sequences_(eval_sequences),
       characters_(std::move(characters)) {}
 
+void GeneratedTask::limit_examples(int64_t examples) { examples_.emplace(seed_, examples, 1); }
+
 Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
   Random random({held_out ? 0 : seed_, held_out, static_cast<uint64_t>(number)});
   for (int i = 0; i < kMaxDraws; ++i) {
-    Sample sample = draw(random);
+    Sample sample = held_out ? draw_held_out(random) : draw(random);
     if (is_held_out(sample) == held_out) return sample;
   }
   usage_error("the options of this task (", describe(),
@@ -113,7 +115,12 @@ Batch GeneratedTask::batch(bool held_out, int64_t first, int64_t count) const {
 }
 
 Batch GeneratedTask::train_batch(int64_t index, int64_t batch_size) const {
-  return batch(false, index * batch_size, batch_size);
+  if (!examples_) return batch(false, index * batch_size, batch_size);
+  std::vector<Sample> samples;
+  for (int64_t number : examples_->starts(index * batch_size, batch_size)) {
+    samples.push_back(sequence(false, number));
+  }
+  return batch_of(*this, samples);
 }
 
 Batch GeneratedTask::eval_batch(int64_t first, int64_t count) const {
@@ -167,6 +174,10 @@ void GeneratedSpec::fields(Fields& f) {
   own_fields(f);
   f.field("eval_sequences", eval_sequences, "held-out sequences, the same for every seed",
           size_from(1));
+  f.field("examples", examples,
+          "different training sequences, repeated in another order every epoch; 0: as many as are "
+          "asked for",
+          size_from(0));
 }
 
 std::optional<TaskSizes> GeneratedSpec::known_sizes() {
@@ -177,7 +188,13 @@ std::optional<TaskSizes> GeneratedSpec::known_sizes() {
 std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {
   std::shared_ptr<Task> task = make(seed);
   // Options that allow too few sequences are refused here rather than in the middle of a run.
-  if (dynamic_cast<GeneratedTask*>(task.get()) != nullptr) {
+  auto* generated = dynamic_cast<GeneratedTask*>(task.get());
+  if (generated == nullptr && examples > 0) {
+    usage_error(type(), " has examples = ", examples,
+                ", but it reads its examples from files; remove 'examples'.");
+  }
+  if (generated != nullptr) {
+    if (examples > 0) generated->limit_examples(examples);
     // Inputs and targets, as they are drawn and as a batch, int64 each.
     const double positions = static_cast<double>(task->length() + task->source_length());
     check_fits("one sequence of the task needs", 4 * 8 * positions,

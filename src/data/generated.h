@@ -1,7 +1,10 @@
 // What the tasks have in common whose sequences are made up on the fly.
 #pragma once
 
+#include <optional>
+
 #include "data/random.h"
+#include "data/stream.h"
 #include "data/task.h"
 
 namespace headloom::data {
@@ -28,6 +31,7 @@ Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer);
 class GeneratedTask : public Task {
  public:
   // Tokens are written as numbers unless `characters` names them: token i is characters[i].
+  // The training stream is endless unless limit_examples() is called.
   GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length, int64_t eval_sequences,
                 std::string characters = "");
 
@@ -39,9 +43,15 @@ class GeneratedTask : public Task {
   std::vector<int64_t> encode(std::string_view text) const final;
   std::string decode(const std::vector<int64_t>& tokens) const final;
 
+  // Training repeats the first `examples` sequences of its stream, in an order of its own every
+  // epoch. examples >= 1; called before the first batch.
+  void limit_examples(int64_t examples);
+
  protected:
   // One sequence of length() positions, from `random` alone.
   virtual Sample draw(Random& random) const = 0;
+  // The same for the held-out stream, where a task asks for other targets there.
+  virtual Sample draw_held_out(Random& random) const { return draw(random); }
 
  private:
   Sample sequence(bool held_out, int64_t number) const;
@@ -52,10 +62,12 @@ class GeneratedTask : public Task {
   int64_t length_;
   int64_t eval_sequences_;
   std::string characters_;
+  std::optional<WindowOrder> examples_;  // the order of a fixed set of examples
 };
 
 struct GeneratedSpec : TaskSpec {
   int64_t eval_sequences = 512;
+  int64_t examples = 0;
 
   void fields(Fields& f) final;
   std::optional<TaskSizes> known_sizes() override;

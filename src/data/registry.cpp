@@ -9,10 +9,30 @@ const std::vector<TaskEntry>& tasks() {
   static const std::vector<TaskEntry> table = {
       {"text", "Next-token prediction on files, folders and globs: bytes or a vocabulary.", "",
        text_spec},
+      {"jsonl", "Continue inputs by their labels, or texts: lines of a JSONL file.", "",
+       jsonl_spec},
+      {"token_shard", "Next-token prediction on a file of tokens in llm.c's format.", "",
+       token_shard_spec},
       {"find_block", "Find the block of letters that contains all the queried letters.",
        "Golovneva et al. 2025, Multi-Token Attention, section 4.1", find_block_spec},
       {"recall", "Key-value pairs, then the values of several earlier keys (MQAR).",
        "Arora et al. 2023, Zoology", recall_spec},
+      {"mqar", "recall as its authors set it up: token 0 between the queries.",
+       "Arora et al. 2023, Zoology, figure 2", mqar_spec},
+      {"forgetting_mqar", "mqar where some keys get a second value, which then counts.",
+       "Zoology (HazyResearch/zoology)", forgetting_mqar_spec},
+      {"compositional_mqar", "mqar with keys of two tokens, neither of which suffices.",
+       "Zoology (HazyResearch/zoology)", compositional_mqar_spec},
+      {"in_context_recall", "Name the value that a key had before, for random pairs.",
+       "Poli et al. 2024, MAD", in_context_recall_spec},
+      {"noisy_in_context_recall", "in_context_recall with tokens of noise among the pairs.",
+       "Poli et al. 2024, MAD", noisy_in_context_recall_spec},
+      {"fuzzy_in_context_recall", "in_context_recall with keys and values of 1 to 3 tokens.",
+       "Poli et al. 2024, MAD", fuzzy_in_context_recall_spec},
+      {"selective_copying", "Repeat tokens that stand among blanks.", "Poli et al. 2024, MAD",
+       selective_copying_spec},
+      {"memorization", "Name the value of a key, by a map that is the same in all sequences.",
+       "Poli et al. 2024, MAD", memorization_spec},
       {"copy", "Repeat a random sequence after a separator.", "", copy_spec},
       {"induction", "Say which token followed the marker the first time.",
        "Olsson et al. 2022; as set up by Fu et al. 2023 (H3) and Gu and Dao 2023 (Mamba)",
@@ -45,6 +65,16 @@ const std::vector<TaskEntry>& tasks() {
 void check_held_out(int64_t first, int64_t count, int64_t present) {
   require(first >= 0 && count >= 0 && first + count <= present, "held-out sequences [", first, ", ",
           first + count, ") were asked for, but there are ", present, ".");
+}
+
+std::vector<Floor> Task::floors() const {
+  if (goal() == Goal::span) {
+    const auto positions = static_cast<double>(length());
+    return {{"any first and last position", 2.0 / (positions * (positions + 1.0))}};
+  }
+  if (classes() > 0) return {{"any class", 1.0 / static_cast<double>(classes())}};
+  require(accuracy() == Accuracy::token, "a task with answers of several tokens has no floor.");
+  return {{"any token", 1.0 / static_cast<double>(vocabulary())}};
 }
 
 TaskSizes sizes_of(const Task& task) {

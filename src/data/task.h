@@ -66,6 +66,13 @@ struct DataSize {
   const char* unit = "tokens";
 };
 
+// The accuracy that a guess reaches which has learned nothing of what the task asks for. A model is
+// only said to solve a part of a task by what it has above it.
+struct Floor {
+  std::string name;  // how is guessed, "one of the values shown"
+  double accuracy;   // expected, in the sense of Task::accuracy()
+};
+
 class Task {
  public:
   virtual ~Task() = default;
@@ -99,6 +106,9 @@ class Task {
 
   virtual Accuracy accuracy() const = 0;
   bool exact_match() const { return accuracy() == Accuracy::sequence; }
+  // At least one, in ascending order. Without an override: a uniform guess for one class, token or
+  // span; a task whose answers are sequences of tokens overrides it.
+  virtual std::vector<Floor> floors() const;
   virtual DataSize data_size() const { return {}; }
   // bits per byte = loss / ln 2 / bytes_per_token(); 0 where that means nothing.
   virtual double bytes_per_token() const { return 0.0; }

@@ -1,5 +1,7 @@
 // The tasks that are made up on the fly: what each sequence must satisfy, and the streams.
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -15,6 +17,14 @@ const std::vector<std::string> kSmallConfigs = {
     "type = 'copy'\nsymbols = 7\ncount = 9",
     "type = 'induction'\nlength = 20",
     "type = 'needle'\nlength = 60",
+    "type = 'mqar'\nvocabulary = 64\nlength = 24\npairs = 3",
+    "type = 'forgetting_mqar'\nvocabulary = 64\nlength = 40\npairs = 4\nupdates = 2",
+    "type = 'compositional_mqar'\nvocabulary = 64\nlength = 30\npairs = 4",
+    "type = 'in_context_recall'\nlength = 24\neval_sequences = 512",
+    "type = 'noisy_in_context_recall'\nlength = 24\neval_sequences = 512",
+    "type = 'fuzzy_in_context_recall'\nlength = 40\neval_sequences = 512",
+    "type = 'selective_copying'\nlength = 40\ntokens = 6\neval_sequences = 512",
+    "type = 'memorization'\nlength = 12\neval_sequences = 512",
 };
 
 TEST(Random, IsTheSameOnEveryMachine) {
@@ -80,6 +90,131 @@ TEST(Generated, HeldOutSequencesAreNeverTrainedOn) {
   EXPECT_GE(held_out.size(), 1u);
   EXPECT_GE(trained.size(), 40u);
   for (const auto& sequence : held_out) EXPECT_FALSE(trained.contains(sequence));
+}
+
+TEST(Generated, NoTaskTrainsOnWhatIsHeldOut) {
+  for (const std::string& config : kSmallConfigs) {
+    SCOPED_TRACE(config);
+    const auto task = task_of(config);
+    std::set<std::vector<int64_t>> held_out;
+    const Batch eval = task->eval_batch(0, 200);
+    for (int64_t i = 0; i < 200; ++i) held_out.insert(row(eval.inputs, i));
+    const Batch train = task->train_batch(0, 400);
+    for (int64_t i = 0; i < 400; ++i) EXPECT_FALSE(held_out.contains(row(train.inputs, i)));
+  }
+}
+
+TEST(Generated, AFixedNumberOfExamplesIsRepeatedInAnotherOrder) {
+  const std::string config = "type = 'copy'\nsymbols = 50\ncount = 8";
+  const auto endless = task_of(config);
+  const auto task = task_of(config + "\nexamples = 12");
+  const auto sequences = [](const Task& of, int64_t batch) {
+    std::vector<std::vector<int64_t>> out;
+    const at::Tensor inputs = of.train_batch(batch, 12).inputs;
+    for (int64_t i = 0; i < 12; ++i) out.push_back(row(inputs, i));
+    return out;
+  };
+  const auto sorted = [](auto values) {
+    std::sort(values.begin(), values.end());
+    return values;
+  };
+  const auto first = sequences(*task, 0), second = sequences(*task, 1);
+  EXPECT_EQ(sorted(first), sorted(sequences(*endless, 0)));
+  EXPECT_EQ(sorted(second), sorted(first));
+  EXPECT_NE(second, first);
+}
+
+// The guess at a position of a sequence, from the inputs up to it.
+using Guesser = std::function<int64_t(const std::vector<int64_t>& inputs, Random& random)>;
+
+// The accuracy of `guess` on held-out sequences, as the task counts it.
+double accuracy_of(const Task& task, const Guesser& guess) {
+  Random random({3});
+  const Batch batch = task.eval_batch(0, task.eval_sequences());
+  int64_t right = 0, asked = 0;
+  for (int64_t i = 0; i < task.eval_sequences(); ++i) {
+    const std::vector<int64_t> inputs = row(batch.inputs, i);
+    const std::vector<int64_t> answers = row(batch.targets, i);
+    int64_t hits = 0, targets = 0;
+    for (size_t t = 0; t < answers.size(); ++t) {
+      if (answers[t] == kIgnore) continue;
+      ++targets;
+      hits += guess({inputs.begin(), inputs.begin() + static_cast<int64_t>(t) + 1}, random) ==
+              answers[t];
+    }
+    right += task.exact_match() ? hits == targets : hits;
+    asked += task.exact_match() ? 1 : targets;
+  }
+  return static_cast<double>(right) / static_cast<double>(asked);
+}
+
+Guesser below(int64_t n, int64_t first = 0) {
+  return [=](const std::vector<int64_t>&, Random& random) { return first + random.below(n); };
+}
+
+// One of the inputs first, first + step, ..., `count` in all.
+Guesser one_of(int64_t first, int64_t step, int64_t count) {
+  return [=](const std::vector<int64_t>& inputs, Random& random) {
+    return inputs[static_cast<size_t>(first + step * random.below(count))];
+  };
+}
+
+void check_floor(const std::string& config, const std::string& name, const Guesser& guess) {
+  SCOPED_TRACE(config);
+  const auto task = task_of(config + "\neval_sequences = 4000");
+  for (const Floor& floor : task->floors()) {
+    if (floor.name != name) continue;
+    // About four standard deviations of 4000 guesses.
+    EXPECT_NEAR(accuracy_of(*task, guess), floor.accuracy,
+                4.0 * std::sqrt(floor.accuracy * (1.0 - floor.accuracy) / 4000.0));
+    return;
+  }
+  FAIL() << "there is no floor '" << name << "'";
+}
+
+TEST(Floors, AreWhatTheGuessersReach) {
+  const std::string small = "\nvocabulary = 96\nlength = 40\npairs = 4";
+  for (const std::string type : {"recall", "mqar"}) {
+    const std::string config = "type = '" + type + "'" + small;
+    check_floor(config, "any token", below(96));
+    check_floor(config, "one of the values shown", one_of(1, 2, 4));
+  }
+  const std::string forgetting = "type = 'forgetting_mqar'" + small + "\nupdates = 2";
+  check_floor(forgetting, "one of the values shown", one_of(1, 2, 6));
+  check_floor("type = 'compositional_mqar'" + small, "one of the values shown", one_of(2, 3, 4));
+  check_floor("type = 'copy'\nsymbols = 3\ncount = 3", "any symbols", below(3));
+  check_floor("type = 'copy'\nsymbols = 3\ncount = 3", "any tokens", below(4));
+  check_floor("type = 'induction'\nlength = 20", "any token but the marker", below(15));
+  check_floor("type = 'needle'\nlength = 30\ndigits = 1", "any digits", below(10, 30));
+  check_floor("type = 'selective_copying'\nlength = 13\ntokens = 6", "one of the tokens to copy",
+              one_of(0, 1, 6));
+  check_floor("type = 'in_context_recall'\nlength = 24", "any value", below(8, 8));
+  check_floor("type = 'noisy_in_context_recall'\nlength = 24", "any value", below(8, 8));
+  check_floor("type = 'fuzzy_in_context_recall'\nlength = 40", "any token of values", below(8, 7));
+  check_floor("type = 'memorization'\nlength = 12\nvocabulary = 64", "any value", below(32, 31));
+  check_floor("type = 'find_block'\nblocks = 4\nanswer = 'first'", "one of the queried letters",
+              one_of(24, 1, 2));
+  check_floor("type = 'sequence'\ncount = 2\nsymbols = 9\nmin_count = 2",
+              "any symbols, as many as the source has",
+              [](const std::vector<int64_t>& inputs, Random& random) -> int64_t {
+                return inputs.size() < 3 ? random.below(9) : 10;
+              });
+}
+
+TEST(Floors, EveryTaskOfNoFilesHasSomeInAscendingOrder) {
+  for (const TaskEntry& entry : tasks()) {
+    SCOPED_TRACE(entry.name);
+    const auto spec = make_task_spec(entry.name);
+    if (entry.name == "text" || entry.name == "masked_text" || entry.name == "jsonl" ||
+        entry.name == "token_shard")
+      continue;
+    const auto floors = spec->build(1)->floors();
+    ASSERT_FALSE(floors.empty());
+    for (size_t i = 0; i < floors.size(); ++i) {
+      EXPECT_LT(floors[i].accuracy, 1.0);
+      EXPECT_GE(floors[i].accuracy, i == 0 ? 0.0 : floors[i - 1].accuracy);
+    }
+  }
 }
 
 TEST(Generated, TooFewSequencesAreRefused) {
@@ -148,6 +283,19 @@ void check_find_block(const std::string& options, size_t blocks, size_t letters,
                                                 : block.substr(letters - 1));
   }
   EXPECT_GT(places.size(), 3u);
+}
+
+TEST(Floors, OneOfTheBlocksIsRightByTheirNumber) {
+  const auto task = task_of("type = 'find_block'\nblocks = 4\neval_sequences = 2000");
+  const Batch batch = task->eval_batch(0, 2000);
+  Random random({3});
+  int64_t right = 0;
+  for (int64_t i = 0; i < 2000; ++i) {
+    const Parts parts = parts_of(*task, batch, i, 2);
+    right += parts.blocks[static_cast<size_t>(random.below(4))] == parts.answer;
+  }
+  EXPECT_EQ(task->floors().back().name, "one of the blocks");
+  EXPECT_NEAR(static_cast<double>(right) / 2000.0, task->floors().back().accuracy, 0.04);
 }
 
 TEST(FindBlock, OneBlockHasAllQueriedLettersAndIsTheAnswer) {
@@ -221,6 +369,183 @@ TEST(Recall, ImpossibleOptionsAreRefused) {
             "recall has length = 63, but 16 pairs and their queries need at least 64.");
   EXPECT_EQ(error_of<UsageError>("type = 'recall'\nvocabulary = 8"),
             "recall has pairs = 4, but a vocabulary of 8 has only 3 keys.");
+}
+
+TEST(Mqar, TheRestIsZeroUnlessAskedFor) {
+  const std::string config = "type = 'mqar'\nvocabulary = 96\nlength = 40\npairs = 4";
+  const auto others = [](const Batch& batch) {
+    return batch.inputs.slice(1, 8).masked_select(batch.targets.slice(1, 8).eq(kIgnore));
+  };
+  EXPECT_TRUE(others(task_of(config)->train_batch(0, 20)).eq(0).all().item<bool>());
+  const Batch random = task_of(config + "\nrandom_non_queries = true")->train_batch(0, 20);
+  EXPECT_GT(others(random).ne(0).to(at::kDouble).mean().item<double>(), 0.9);
+  // Then it is recall, to the token.
+  const auto recall = task_of("type = 'recall'\nvocabulary = 96\nlength = 40\npairs = 4");
+  EXPECT_TRUE(same(random, recall->train_batch(0, 20)));
+}
+
+TEST(Recall, StreamIsThatOfEarlierVersions) {
+  StableHash hash;
+  const Batch batch = task_of("type = 'recall'")->train_batch(0, 8);
+  for (int64_t i = 0; i < 8; ++i) {
+    for (int64_t token : row(batch.inputs, i)) hash.add(static_cast<uint64_t>(token));
+    for (int64_t token : row(batch.targets, i)) hash.add(static_cast<uint64_t>(token));
+  }
+  EXPECT_EQ(hash.value(), 930072851335496522u);
+}
+
+TEST(ForgettingMqar, TheSecondValueCounts) {
+  const auto task =
+      task_of("type = 'forgetting_mqar'\nvocabulary = 64\nlength = 40\npairs = 4\nupdates = 2");
+  const Batch batch = task->train_batch(0, 50);
+  for (int64_t i = 0; i < 50; ++i) {
+    const std::vector<int64_t> inputs = row(batch.inputs, i);
+    const std::vector<int64_t> targets = row(batch.targets, i);
+    std::map<int64_t, int64_t> first, last;
+    for (size_t p = 0; p < 6; ++p) {
+      first.try_emplace(inputs[2 * p], inputs[2 * p + 1]);
+      last[inputs[2 * p]] = inputs[2 * p + 1];
+    }
+    ASSERT_EQ(last.size(), 4u);
+    int64_t asked = 0, updated = 0;
+    for (size_t t = 12; t < targets.size(); ++t) {
+      if (targets[t] == kIgnore) continue;
+      ++asked;
+      EXPECT_EQ(targets[t], last.at(inputs[t]));
+      updated += first.at(inputs[t]) != last.at(inputs[t]);
+    }
+    EXPECT_EQ(asked, 4);
+    EXPECT_EQ(updated, 2);
+  }
+  expect_contains(error_of<UsageError>("type = 'forgetting_mqar'\npairs = 3\nupdates = 4"),
+                  "updates = 4, expected at most pairs = 3.");
+}
+
+TEST(CompositionalMqar, OneTokenOfAKeyLeavesSeveralValues) {
+  const auto task = task_of("type = 'compositional_mqar'\nvocabulary = 96\nlength = 60\npairs = 9");
+  const Batch batch = task->train_batch(0, 50);
+  for (int64_t i = 0; i < 50; ++i) {
+    const std::vector<int64_t> inputs = row(batch.inputs, i);
+    const std::vector<int64_t> targets = row(batch.targets, i);
+    std::map<std::pair<int64_t, int64_t>, int64_t> values;
+    std::map<int64_t, int> firsts, seconds;
+    for (size_t p = 0; p < 27; p += 3) {
+      values[{inputs[p], inputs[p + 1]}] = inputs[p + 2];
+      ++firsts[inputs[p]];
+      ++seconds[inputs[p + 1]];
+      EXPECT_TRUE(inputs[p] >= 1 && inputs[p] < 32 && inputs[p + 1] >= 32 && inputs[p + 1] < 64);
+      EXPECT_GE(inputs[p + 2], 64);
+    }
+    ASSERT_EQ(values.size(), 9u);
+    for (const auto& counts : {firsts, seconds}) {
+      for (const auto& [token, count] : counts) EXPECT_EQ(count, 3);
+    }
+    int64_t asked = 0;
+    for (size_t t = 28; t < targets.size(); ++t) {
+      if (targets[t] == kIgnore) continue;
+      ++asked;
+      EXPECT_EQ(targets[t], values.at({inputs[t - 1], inputs[t]}));
+    }
+    EXPECT_EQ(asked, 9);
+  }
+  expect_contains(error_of<UsageError>("type = 'compositional_mqar'\npairs = 5"),
+                  "pairs = 5, expected a square such as 4, 9 or 16.");
+}
+
+TEST(InContextRecall, HeldOutTargetsAreValuesOfKeysThatWereShown) {
+  for (const std::string type : {"in_context_recall", "noisy_in_context_recall"}) {
+    SCOPED_TRACE(type);
+    const auto task = task_of("type = '" + type + "'\nlength = 64");
+    ASSERT_EQ(task->length(), 63);
+    const Batch train = task->train_batch(0, 20);
+    EXPECT_TRUE(
+        at::equal(train.targets.slice(1, 0, 62), train.inputs.slice(1, 1)));  // every next token
+    const Batch eval = task->eval_batch(0, 50);
+    int64_t noise = 0;
+    for (int64_t i = 0; i < 50; ++i) {
+      const std::vector<int64_t> inputs = row(eval.inputs, i);
+      const std::vector<int64_t> targets = row(eval.targets, i);
+      std::map<int64_t, int64_t> values;
+      for (size_t t = 0; t < 63; t += 2) {
+        const bool is_noise = inputs[t] >= 16;
+        noise += is_noise;
+        const bool known = !is_noise && values.contains(inputs[t]);
+        EXPECT_EQ(targets[t], known ? values[inputs[t]] : kIgnore);
+        if (t == 62) {
+          EXPECT_TRUE(known);
+          break;
+        }
+        EXPECT_EQ(targets[t + 1], kIgnore);
+        if (is_noise) continue;
+        EXPECT_EQ(values.try_emplace(inputs[t], inputs[t + 1]).first->second, inputs[t + 1]);
+      }
+    }
+    // 31 pairs a sequence, one of them never noise.
+    EXPECT_NEAR(static_cast<double>(noise) / (50 * 30), type[0] == 'n' ? 0.2 : 0.0, 0.05);
+  }
+}
+
+TEST(FuzzyRecall, HeldOutTargetsAreValuesOfKeysThatWereShown) {
+  const auto task = task_of("type = 'fuzzy_in_context_recall'\nlength = 60");
+  const Batch eval = task->eval_batch(0, 100);
+  for (int64_t i = 0; i < 100; ++i) {
+    const std::vector<int64_t> inputs = row(eval.inputs, i);
+    const std::vector<int64_t> targets = row(eval.targets, i);
+    // The inputs lack the last token, which is the last target.
+    std::vector<int64_t> tokens = inputs;
+    tokens.push_back(targets.back());
+    EXPECT_NE(targets.back(), kIgnore);
+    size_t at = 0;
+    while (tokens[at] == 15) ++at;
+    std::map<std::vector<int64_t>, std::vector<int64_t>> values;
+    while (at < tokens.size()) {
+      std::vector<int64_t> key, value;
+      while (at < tokens.size() && tokens[at] < 7) key.push_back(tokens[at++]);
+      const size_t begin = at;
+      while (at < tokens.size() && tokens[at] >= 7) value.push_back(tokens[at++]);
+      ASSERT_EQ(key.size(), 3u);
+      ASSERT_TRUE(value.size() >= 1 && value.size() <= 3);
+      const bool known = values.contains(key);
+      EXPECT_EQ(values.try_emplace(key, value).first->second, value);
+      for (size_t t = begin; t < at; ++t) EXPECT_EQ(targets[t - 1], known ? tokens[t] : kIgnore);
+    }
+  }
+}
+
+TEST(SelectiveCopying, AnswersWithTheTokensAmongTheBlanks) {
+  const auto task = task_of("type = 'selective_copying'\nlength = 40\ntokens = 6");
+  const Batch batch = task->train_batch(0, 50);
+  for (int64_t i = 0; i < 50; ++i) {
+    const std::vector<int64_t> inputs = row(batch.inputs, i);
+    const std::vector<int64_t> targets = row(batch.targets, i);
+    std::vector<int64_t> data;
+    for (size_t t = 0; t < 33; ++t) {
+      if (inputs[t] != 14) data.push_back(inputs[t]);
+    }
+    EXPECT_NE(inputs[32], 14);  // no blank stands behind the last token
+    EXPECT_EQ(inputs[33], 15);
+    for (size_t t = 34; t < 40; ++t) EXPECT_EQ(inputs[t], 14);
+    EXPECT_EQ(std::vector<int64_t>(targets.begin() + 34, targets.end()), data);
+  }
+}
+
+TEST(Memorization, OneMapServesEverySequenceAndSeed) {
+  std::map<int64_t, int64_t> values;
+  for (uint64_t seed : {1, 2}) {
+    const auto task = task_of("type = 'memorization'\nvocabulary = 64", seed);
+    for (const Batch& batch : {task->train_batch(0, 30), task->eval_batch(0, 30)}) {
+      for (int64_t i = 0; i < 30; ++i) {
+        const std::vector<int64_t> inputs = row(batch.inputs, i);
+        const std::vector<int64_t> targets = row(batch.targets, i);
+        for (size_t t = 0; t < inputs.size(); t += 2) {
+          EXPECT_EQ(inputs[t + 1], 63);
+          EXPECT_EQ(targets[t], kIgnore);
+          EXPECT_EQ(values.try_emplace(inputs[t], targets[t + 1]).first->second, targets[t + 1]);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(values.size(), 31u);
 }
 
 TEST(Copy, AnswersWithTheSequence) {

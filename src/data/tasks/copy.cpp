@@ -1,4 +1,6 @@
 // copy: s_1 ... s_n # -> s_1 ... s_n, for random tokens. Loss and exact match on the copy.
+#include <cmath>
+
 #include "core/error.h"
 #include "core/sizes.h"
 #include "data/generated.h"
@@ -16,6 +18,11 @@ class Copy final : public GeneratedTask {
         count_(count) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::vector<Floor> floors() const override {
+    const auto count = static_cast<double>(count_);
+    return {{"any tokens", std::pow(static_cast<double>(vocabulary()), -count)},
+            {"any symbols", std::pow(static_cast<double>(symbols_), -count)}};
+  }
   std::string describe() const override {
     return str("Sequences of ", count_, " random tokens of ", symbols_,
                ", a separator, and the same ", "tokens again as the answer; generated, ",

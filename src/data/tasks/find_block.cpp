@@ -5,6 +5,8 @@
 // Characters of a sequence: blocks * N letters, blocks - 1 separators, '#', L query letters and the
 // answer. 52 blocks, N = 5, L = 2 and the whole block as answer: 260 + 51 + 1 + 2 + 5 = 319. The
 // model sees all but the last, so T = 318. There is no padding and no block is cut.
+#include <cmath>
+
 #include "core/error.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
@@ -37,6 +39,16 @@ class FindBlock final : public GeneratedTask {
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::vector<Floor> floors() const override {
+    const auto letters = static_cast<double>(options_.block_letters);
+    const auto answer = static_cast<double>(options_.answer_letters());
+    const Floor uniform{"any characters", std::pow(static_cast<double>(vocabulary()), -answer)};
+    if (options_.answer == "all") {
+      return {uniform, {"one of the blocks", 1.0 / static_cast<double>(options_.blocks)}};
+    }
+    // The query is a random choice of the block's letters in random order.
+    return {uniform, {"one of the queried letters", 1.0 / letters}};
+  }
   std::string describe() const override {
     const std::string answer = options_.answer == "all"
                                    ? "that block"

@@ -44,6 +44,12 @@ class Entries final : public GeneratedTask {
   Goal goal() const override { return Goal::span; }
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::vector<Floor> floors() const override {
+    std::vector<Floor> floors = GeneratedTask::floors();
+    floors.push_back({"any letter and any number of its digits",
+                      1.0 / static_cast<double>(options_.count * options_.digits)});
+    return floors;
+  }
   std::string describe() const override {
     return str("A letter is asked for, and in a context of ", options_.count, " of ",
                options_.symbols, " letters it and the one to ", options_.digits,

@@ -17,6 +17,10 @@ class Induction final : public GeneratedTask {
       : GeneratedTask(seed, vocabulary, length, eval_sequences) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::vector<Floor> floors() const override {
+    const auto tokens = static_cast<double>(vocabulary());
+    return {{"any token", 1.0 / tokens}, {"any token but the marker", 1.0 / (tokens - 1.0)}};
+  }
   std::string describe() const override {
     return str(
         "Sequences of ", length(), " tokens of a vocabulary of ", vocabulary(),

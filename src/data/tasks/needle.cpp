@@ -1,6 +1,8 @@
 // needle: "orem abig =48213. tulo ...#" -> "48213". A number is stated once at some depth of a
 // filler of random words without digits, and asked for at the end. Loss and exact match on its
 // digits.
+#include <cmath>
+
 #include "core/error.h"
 #include "core/sizes.h"
 #include "data/generated.h"
@@ -31,6 +33,11 @@ class Needle final : public GeneratedTask {
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
+  std::vector<Floor> floors() const override {
+    const auto digits = static_cast<double>(options_.digits);
+    return {{"any characters", std::pow(static_cast<double>(vocabulary()), -digits)},
+            {"any digits", std::pow(10.0, -digits)}};
+  }
   std::string describe() const override {
     return str(
         "Sequences of ", options_.length + 1, " characters: filler that states a number of ",

@@ -6,6 +6,7 @@
 //
 // Sources have between min_count and count symbols. Loss and exact match on the answer and its end.
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/sizes.h"
@@ -35,6 +36,16 @@ class Sequence final : public GeneratedTask {
   int64_t source_length() const override { return options_.count; }
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::optional<int64_t> end_token() const override { return options_.symbols + 1; }
+  std::vector<Floor> floors() const override {
+    double tokens = 0.0, symbols = 0.0;
+    for (int64_t n = options_.shortest(); n <= options_.count; ++n) {
+      tokens += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(n + 1));
+      symbols += std::pow(static_cast<double>(options_.symbols), -static_cast<double>(n));
+    }
+    const auto lengths = static_cast<double>(options_.count - options_.shortest() + 1);
+    return {{"any tokens", tokens / lengths},
+            {"any symbols, as many as the source has", symbols / lengths}};
+  }
   std::string describe() const override {
     const char* what = options_.kind == "copy"      ? "the same sequence"
                        : options_.kind == "reverse" ? "the sequence backwards"

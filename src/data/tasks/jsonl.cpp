@@ -1,0 +1,179 @@
+// jsonl: lines of a file, each a JSON object, for a decoder.
+//
+//   {"input": "2+2=", "label": "4"}   the label's tokens and the end token are predicted; exact
+//   match
+//   {"text": "Some text."}            every token and the end token are predicted; accuracy by
+//   token
+//
+// A file has lines of one of the two kinds; other keys are not read, and empty lines are skipped.
+// Sequences are padded to `length`. Of a line that is longer, a text is cut, and an input loses its
+// first tokens; a label that does not fit is refused. Lines with the same tokens are never both
+// trained on and held out.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "core/json_text.h"
+#include "core/sizes.h"
+#include "data/examples.h"
+#include "data/random.h"
+#include "data/tasks/tasks.h"
+
+namespace headloom::data {
+namespace {
+
+struct JsonlOptions {
+  std::string path;
+  std::optional<std::string> held_out_path;
+  double held_out = 0.1;
+  std::string tokenizer = "bytes";
+  int64_t length = 256;
+  int64_t eval_sequences = 512;
+};
+
+class JsonLines final : public ExampleTask {
+ public:
+  JsonLines(const JsonlOptions& options, uint64_t seed)
+      : ExampleTask("jsonl", options.tokenizer, options.length, 1), path_(options.path) {
+    read(options.path);
+    const size_t first_apart = examples_.size();
+    if (options.held_out_path) read(*options.held_out_path);
+    std::vector<uint64_t> lots;
+    for (const Example& example : examples_) {
+      StableHash hash;
+      for (int64_t token : example.tokens) hash.add(static_cast<uint64_t>(token));
+      lots.push_back(hash.value());
+    }
+    split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed);
+  }
+
+  Accuracy accuracy() const override { return labelled_ ? Accuracy::sequence : Accuracy::token; }
+  std::vector<Floor> floors() const override {
+    if (!labelled_) return Task::floors();
+    // Exact match of answers that are as long as those of the examples.
+    double sum = 0.0;
+    for (const Example& example : examples_) {
+      sum += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(example.answer));
+    }
+    return {{"any tokens", sum / static_cast<double>(examples_.size())}};
+  }
+  std::optional<int64_t> end_token() const override { return tokenizer().end_token(); }
+  std::string describe() const override {
+    return str(labelled_ ? "Inputs and labels" : "Texts", " of ", path_, ": ", counts(), ".");
+  }
+
+ protected:
+  Sample sample(size_t example) const override {
+    return next_token_sample(examples_[example].tokens, examples_[example].answer);
+  }
+
+ private:
+  struct Example {
+    std::vector<int64_t> tokens;
+    int64_t answer;  // so many of the last are predicted
+  };
+
+  void read(const std::string& path) {
+    const std::vector<std::string> lines = lines_of(path);
+    for (size_t i = 0; i < lines.size(); ++i) {
+      if (lines[i].find_first_not_of(" \t\r") == std::string::npos) continue;
+      add(lines[i], str(path, ", line ", i + 1));
+    }
+  }
+
+  // `place` names the file and the line, "data.jsonl, line 3".
+  void add(const std::string& line, const std::string& place) {
+    const auto json = parse_json(line, place);
+    require(json.is_object(), place, ": is JSON, but not an object ({...}).");
+    const bool labelled = json.contains("input") || json.contains("label");
+    require(labelled != json.contains("text"), place, ": has ",
+            labelled ? "\"text\" beside \"input\" or \"label\"" : "no \"text\" and no \"input\"",
+            ", expected {\"input\", \"label\"} or {\"text\"}.");
+    if (examples_.empty()) labelled_ = labelled;
+    require(labelled == labelled_, place, ": has ", labelled ? "\"input\"" : "\"text\"",
+            ", but the lines before it have ", labelled ? "\"text\"." : "\"input\" and \"label\".");
+
+    const auto room = static_cast<size_t>(length()) + 1;
+    Example example;
+    if (!labelled) {
+      example.tokens = tokens_of(tokenizer(), text_of(json, "text", place));
+      example.tokens.push_back(tokenizer().end_token());
+      if (example.tokens.size() > room) example.tokens.resize(room);
+      example.answer = static_cast<int64_t>(example.tokens.size()) - 1;
+      require(example.answer > 0, place, ": has an empty \"text\".");
+    } else {
+      std::vector<int64_t> input = tokens_of(tokenizer(), text_of(json, "input", place));
+      std::vector<int64_t> label = tokens_of(tokenizer(), text_of(json, "label", place));
+      require(!input.empty(), place, ": has an empty \"input\".");
+      label.push_back(tokenizer().end_token());
+      // At least one token of the input must come before the label.
+      require(label.size() < room, place, ": has a label of ", label.size(),
+              " tokens with the end token, but the context is length = ", length(), " tokens.");
+      const size_t kept = std::min(input.size(), room - label.size());
+      example.tokens.assign(input.end() - static_cast<int64_t>(kept), input.end());
+      example.tokens.insert(example.tokens.end(), label.begin(), label.end());
+      example.answer = static_cast<int64_t>(label.size());
+    }
+    examples_.push_back(std::move(example));
+  }
+
+  static std::string text_of(const nlohmann::json& json, const char* key,
+                             const std::string& place) {
+    require(json.contains(key), place, ": has no \"", key, "\".");
+    require(json[key].is_string(), place, ": has a \"", key, "\" that is no text.");
+    return json[key].get<std::string>();
+  }
+
+  std::string path_;
+  bool labelled_ = false;
+  std::vector<Example> examples_;
+};
+
+struct JsonlSpec final : TaskSpec {
+  JsonlOptions options;
+
+  std::string type() const override { return "jsonl"; }
+  void fields(Fields& f) override {
+    f.field("path", options.path,
+            "file with an object {\"input\", \"label\"} or {\"text\"} a line");
+    f.field("held_out_path", options.held_out_path, "a file alike to evaluate on; absent: a share");
+    f.field("held_out", options.held_out,
+            "share kept for evaluation where no file is named; 1: all, to evaluate only",
+            Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
+    f.field("tokenizer", options.tokenizer, kTokenizerHelp);
+    f.field("length", options.length, "tokens that the model sees (T)", size_from(2));
+    f.field("eval_sequences", options.eval_sequences, "held-out lines, the same for every seed",
+            size_from(1));
+  }
+  std::shared_ptr<const Tokenizer> tokenizer() const override {
+    return make_tokenizer(options.tokenizer);
+  }
+  std::string* tokenizer_file() override {
+    return options.tokenizer == "bytes" ? nullptr : &options.tokenizer;
+  }
+  std::vector<DataPath> data_paths() override {
+    if (options.path.empty()) return {};
+    std::vector<DataPath> paths = {{"path", &options.path}};
+    if (options.held_out_path) paths.push_back({"held_out_path", &*options.held_out_path});
+    return paths;
+  }
+  void hold_out_all() override {
+    options.held_out = 1.0;
+    options.held_out_path.reset();
+    options.eval_sequences = std::numeric_limits<int64_t>::max();
+  }
+  std::optional<TaskSizes> known_sizes() override {
+    return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
+  }
+  std::shared_ptr<Task> build(uint64_t seed) const override {
+    if (options.path.empty()) usage_error("the task jsonl needs 'path', the file to read.");
+    return std::make_shared<JsonLines>(options, seed);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<TaskSpec> jsonl_spec() { return std::make_shared<JsonlSpec>(); }
+
+}  // namespace headloom::data

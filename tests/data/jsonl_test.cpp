@@ -1,0 +1,91 @@
+// Lines of JSON: what is predicted, the split, and what is said of broken lines.
+#include <set>
+
+#include "core/files.h"
+#include "helpers.h"
+
+namespace headloom::data::jsonl_test {
+namespace {
+
+std::string config_of(const TempFolder& folder, const std::string& content,
+                      const std::string& options = "") {
+  const std::string path = folder.path("data.jsonl");
+  write_file(path, content);
+  return str("type = 'jsonl'\npath = '", path, "'\n", options);
+}
+
+std::string sums() {
+  std::string lines;
+  for (int a = 0; a < 10; ++a) {
+    for (int b = 0; b < 10; ++b) {
+      lines += str(R"({"input": ")", a, "+", b, R"(=", "label": ")", a + b, "\"}\n");
+    }
+  }
+  return lines;
+}
+
+TEST(Jsonl, PredictsTheLabelAndTheEnd) {
+  const TempFolder folder;
+  const auto task = task_of(config_of(folder, sums(), "length = 8"));
+  EXPECT_TRUE(task->exact_match());
+  EXPECT_EQ(task->eval_sequences(), 10);
+  std::set<std::vector<int64_t>> held_out;
+  const Batch eval = task->eval_batch(0, 10);
+  for (int64_t i = 0; i < 10; ++i) held_out.insert(row(eval.inputs, i));
+  const Batch train = task->train_batch(0, 90);
+  std::set<std::vector<int64_t>> trained;
+  for (int64_t i = 0; i < 90; ++i) {
+    const std::vector<int64_t> inputs = row(train.inputs, i);
+    EXPECT_FALSE(held_out.contains(inputs));
+    trained.insert(inputs);
+    const int64_t sum = inputs[0] - '0' + inputs[2] - '0';
+    std::string answer;
+    for (int64_t target : row(train.targets, i)) {
+      if (target > 0) answer += static_cast<char>(target);
+    }
+    EXPECT_EQ(answer, std::to_string(sum));
+    EXPECT_EQ(row(train.targets, i)[3 + answer.size()], 0);  // the end
+  }
+  EXPECT_EQ(trained.size(), 90u);
+  EXPECT_NEAR(task->floors().back().accuracy, (55.0 + 45.0 / 256.0) / 100.0 / 65536.0, 1e-9);
+}
+
+TEST(Jsonl, PredictsEveryTokenOfATextAndCutsLongOnes) {
+  const TempFolder folder;
+  const auto task =
+      task_of(config_of(folder, "{\"text\": \"abcdefgh\"}\n\n{\"text\": \"xy\"}\n", "length = 4"));
+  EXPECT_FALSE(task->exact_match());
+  std::set<std::string> seen;
+  for (const Batch& batch : {task->train_batch(0, 1), task->eval_batch(0, 1)}) {
+    std::string predicted;
+    for (int64_t target : row(batch.targets, 0)) {
+      predicted += target == kIgnore ? "-"
+                   : target == 0     ? "$"
+                                     : std::string(1, static_cast<char>(target));
+    }
+    seen.insert(predicted);
+  }
+  EXPECT_EQ(seen, (std::set<std::string>{"bcde", "y$--"}));
+}
+
+TEST(Jsonl, BrokenLinesAreNamedAndNumbered) {
+  const TempFolder folder;
+  const std::string good = "{\"input\": \"a\", \"label\": \"b\"}\n";
+  const auto error = [&](const std::string& line) {
+    return error_of(config_of(folder, good + line, "length = 4"));
+  };
+  const std::string place = folder.path("data.jsonl") + ", line 2: ";
+  expect_contains(error("{\"input\": \"a\""), place + "is not JSON");
+  expect_contains(error("[1]"), place + "is JSON, but not an object");
+  expect_contains(error("{\"input\": \"a\"}"), place + "has no \"label\".");
+  expect_contains(error("{\"input\": \"a\", \"label\": 3}"),
+                  place + "has a \"label\" that is no text.");
+  expect_contains(error("{\"text\": \"a\"}"), place + "has \"text\", but the lines before it");
+  expect_contains(error("{\"other\": \"a\"}"), place + "has no \"text\" and no \"input\"");
+  expect_contains(
+      error("{\"input\": \"a\", \"label\": \"12345\"}"),
+      place + "has a label of 6 tokens with the end token, but the context is length = 4");
+}
+
+}  // namespace
+}  // namespace headloom::data::jsonl_test
