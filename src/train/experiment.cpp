@@ -360,13 +360,7 @@ void Experiment::add_task(size_t t) {
       usage_error("task '", config_.tasks[t].name, "': ", error.what());
     }
   }
-  const bool text = task.bytes_per_token() > 0;
-  outcome_.comparison.tasks.push_back({.name = config_.tasks[t].name,
-                                       .description = task.describe(),
-                                       .metric = text ? "bits per byte" : "error rate",
-                                       .unit = work_unit(task).name,
-                                       .lower_is_better = true,
-                                       .percent = !text});
+  outcome_.comparison.tasks.push_back(report_task(config_.tasks[t].name, task));
   parameters_.push_back(0);
   costs_.push_back(0);
   steps_.push_back(0);

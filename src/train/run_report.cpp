@@ -110,6 +110,22 @@ report::Point report_point(const EvalPoint& p, double bytes_per_token) {
           .expert_load = p.expert_load};
 }
 
+report::TaskInfo report_task(const std::string& name, const data::Task& task) {
+  const bool text = task.bytes_per_token() > 0;
+  report::TaskInfo out{.name = name,
+                       .description = task.describe(),
+                       .metric = text ? "bits per byte" : "error rate",
+                       .unit = work_unit(task).name,
+                       .lower_is_better = true,
+                       .percent = !text};
+  // A floor in bits per byte would be that of a uniform guess, which no model stays at.
+  if (text) return out;
+  for (const data::Floor& floor : task.floors()) {
+    out.floors.push_back({.name = floor.name, .quality = 1 - floor.accuracy});
+  }
+  return out;
+}
+
 RunReport::RunReport(const std::vector<std::string>& folders) {
   struct KnownTask {
     std::string name;
@@ -129,13 +145,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       known.task = config.task->build(0);
       known.name = unique(place.task.empty() ? config.task->type() : place.task, task_names);
       task_names.insert(known.name);
-      const bool text = known.task->bytes_per_token() > 0;
-      empty_.tasks.push_back({.name = known.name,
-                              .description = known.task->describe(),
-                              .metric = text ? "bits per byte" : "error rate",
-                              .unit = work_unit(*known.task).name,
-                              .lower_is_better = true,
-                              .percent = !text});
+      empty_.tasks.push_back(report_task(known.name, *known.task));
     }
     config.fit(data::sizes_of(*known.task));
     const std::string key = without_seed(config) + place.model;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "data/task.h"
 #include "report/comparison.h"
 #include "train/state.h"
 
@@ -12,6 +13,9 @@ namespace headloom {
 // A line of metrics.jsonl as the report has it: text is judged by bits per byte, all else by the
 // share of wrong answers. `bytes_per_token`: the task's, 0 where it means nothing.
 report::Point report_point(const EvalPoint& point, double bytes_per_token);
+
+// A task as the report has it, with its floors.
+report::TaskInfo report_task(const std::string& name, const data::Task& task);
 
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
 // whose configurations differ in train.seed alone are one model; its label is the name that its
