@@ -124,6 +124,8 @@ Decoder& reader(Model& model, const data::Task& task) {
 // Losses and right answers of the sequences read so far, each with what it is divided by.
 class Ratio {
  public:
+  // `fraction`: values are counts among `count`, so that the mean is between 0 and 1.
+  explicit Ratio(bool fraction) : fraction_(fraction) {}
   void add(double value, double count) {
     values_.push_back(value);
     counts_.push_back(count);
@@ -131,6 +133,7 @@ class Ratio {
     count_ += count;
   }
   double mean() const { return value_ / std::max(count_, 1.0); }
+  // Of the mean, with the sequences as the sample.
   double standard_error() const {
     const double n = static_cast<double>(values_.size());
     if (n < 2 || count_ <= 0) return std::numeric_limits<double>::quiet_NaN();
@@ -139,10 +142,17 @@ class Ratio {
       const double residual = values_[i] - mean() * counts_[i];
       squares += residual * residual;
     }
+    // Where all answers are wrong, or all right, other data may still have another one: the error
+    // is then that of one more right and one more wrong sequence (Agresti and Coull 1998).
+    if (fraction_ && (value_ == 0 || value_ == count_)) {
+      const double p = 1 / (n + 2);
+      return std::sqrt(p * (1 - p) / (n + 2));
+    }
     return std::sqrt(n / (n - 1) * squares) / count_;
   }
 
  private:
+  const bool fraction_;
   std::vector<double> values_, counts_;
   double value_ = 0, count_ = 0;
 };
@@ -203,7 +213,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   check_split(task, split);
   model.eval();
   const int64_t total = std::min(sequences, sequences_in(task, split));
-  Ratio losses, answers;
+  Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
   Evaluation out;
   for (int64_t first = 0; first < total; first += batch) {
     const data::Batch data =
