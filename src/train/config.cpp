@@ -43,8 +43,8 @@ void TrainOptions::fields(Fields& f) {
   f.field("eval_sequences", eval_sequences, "held-out sequences an evaluation reads at most",
           at_least(1));
   f.field("eval_split", eval_split,
-          "held-out sequences that are read: all; validation, those with even numbers; or test, "
-          "those with odd numbers. A comparison with a [sweep] sets it",
+          "held-out sequences that are read: all, or one of the two halves validation and test, "
+          "which take turns everywhere in the data. A comparison with a [sweep] sets it",
           {"all", "validation", "test"});
   f.field("stop_accuracy", stop_accuracy,
           "the run ends at the first evaluation that reaches this accuracy; absent: never early",

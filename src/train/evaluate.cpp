@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -160,13 +161,15 @@ class Ratio {
 // Held-out sequences [first, first + count) of `split`.
 data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count) {
   if (split == Split::all) return task.eval_batch(first, count);
-  // The sequences between them are read and dropped. A task reads consecutive ones only.
-  const int64_t offset = split == Split::test ? 1 : 0;
-  data::Batch batch = task.eval_batch(2 * first + offset, 2 * count - 1);
+  // A task reads consecutive sequences only: those of the other split are read and dropped.
+  data::Batch batch = task.eval_batch(2 * first, 2 * count);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < count; ++i) rows.push_back(sequence_number(split, first + i) - 2 * first);
+  const Tensor kept = at::tensor(rows, at::kLong);
   for (Tensor* t :
        {&batch.inputs, &batch.targets, &batch.documents, &batch.lengths, &batch.segments,
         &batch.context, &batch.source, &batch.source_lengths, &batch.images}) {
-    if (t->defined()) *t = t->slice(0, 0, c10::nullopt, 2).contiguous();
+    if (t->defined()) *t = t->index_select(0, kept);
   }
   return batch;
 }
@@ -178,10 +181,16 @@ Split split_named(const std::string& name) {
   return name == "test" ? Split::test : Split::all;
 }
 
+int64_t sequence_number(Split split, int64_t place) {
+  if (split == Split::all) return place;
+  const int ones = std::popcount(static_cast<uint64_t>(place));  // as many as 2 place has
+  const bool second = (ones % 2 == 0) == (split == Split::test);
+  return 2 * place + (second ? 1 : 0);
+}
+
 int64_t sequences_in(const data::Task& task, Split split) {
   const int64_t all = task.eval_sequences();
-  if (split == Split::all) return all;
-  return split == Split::validation ? (all + 1) / 2 : all / 2;
+  return split == Split::all ? all : all / 2;
 }
 
 void check_split(const data::Task& task, Split split) {

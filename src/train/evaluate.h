@@ -22,11 +22,16 @@ struct Evaluation {
   int64_t state_bytes = 0;  // the largest decoding state of a sequence, where it was read in pieces
 };
 
-// Which of a task's held-out sequences are read: those with even numbers are validation data, those
-// with odd numbers are test data.
+// Which of a task's held-out sequences are read. Of each pair 2 i, 2 i + 1 one is validation data
+// and the other test data: the one whose number has an even number of ones in binary is validation
+// data. Simply taking even numbers would cut a text in two halves, because the number of a sequence
+// is its place with the bits reversed (PackedText). The last one of an odd number belongs to
+// neither.
 enum class Split { all, validation, test };
 // Of "all", "validation" or "test".
 Split split_named(const std::string& name);
+// The number of the sequence that is `place` of `split`, from 0.
+int64_t sequence_number(Split split, int64_t place);
 // How many held-out sequences of the task belong to `split`.
 int64_t sequences_in(const data::Task& task, Split split);
 // Throws UsageError where the task has too few held-out sequences for `split` and its counterpart.
