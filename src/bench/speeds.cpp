@@ -36,9 +36,13 @@ double median_seconds(Step& step, int count) {
   return spread_of(seconds).median;
 }
 
+// Sequences that are in memory at once.
+int64_t micro_batch(const RunConfig& config) {
+  return config.train.batch / config.train.accumulate;
+}
+
 StepBench step_of_run(const RunConfig& config, const data::Task& task) {
-  return {config.model, task.train_batch(0, config.train.batch / config.train.accumulate),
-          config.train};
+  return {config.model, task.train_batch(0, micro_batch(config)), config.train};
 }
 
 // One round of one model.
@@ -46,8 +50,7 @@ void measure(const RunConfig& config, const data::Task& task, report::Speed& spe
   {
     StepBench step = step_of_run(config, task);
     const double seconds = median_seconds(step, kSteps);
-    const auto tokens = static_cast<double>(config.train.batch / config.train.accumulate *
-                                            work_unit(task).per_sequence);
+    const auto tokens = static_cast<double>(micro_batch(config) * work_unit(task).per_sequence);
     speed.train_tokens_per_second.push_back(tokens / seconds);
     speed.peak_memory_bytes.push_back(step.held_bytes() + peak_bytes([&] { step(); }));
   }

@@ -577,9 +577,10 @@ void Experiment::choose(Cell& cell) {
     for (const SweepPoint& point : sweep_.extension(tried)) {
       try {
         add_trial(cell, point);
-        extended = true;
-      } catch (const UsageError&) {  // the value is out of the key's range: nothing lies beyond
+      } catch (const UsageError&) {
+        continue;  // the value is out of the key's range: nothing lies beyond
       }
+      extended = true;
     }
     if (extended) continue;
     const std::optional<SweepPoint> best = best_of(tried);
