@@ -87,14 +87,14 @@ def _broken(folder: str, error: BaseException) -> RuntimeError:
 
 def compare(
     config: Union[str, "os.PathLike[str]"],
-    folder: Union[str, "os.PathLike[str]"],
+    folder: Union[str, "os.PathLike[str]", None] = None,
     executor: Optional[Executor] = None,
 ) -> Dict[str, Any]:
     """Compares several models as ``headloom compare`` does, and goes on with the comparison that is in the folder.
 
     Args:
         config: the TOML file with ``[[models]]`` and ``[[tasks]]``.
-        folder: of the comparison. Finished runs in it are kept.
+        folder: of the comparison; ``runs/NAME`` by default, as for the command. Finished runs in it are kept.
         executor: trains the runs, each in a call of its own: ``concurrent.futures.ProcessPoolExecutor``, Dask's
             ``client.get_executor()`` or any other, whose workers see the folder and the data under the same paths. A run
             has one thread there, unless OMP_NUM_THREADS says otherwise. None: one run after the other, here.
@@ -109,9 +109,9 @@ def compare(
 
     Example:
         >>> with concurrent.futures.ProcessPoolExecutor(4) as executor:
-        ...     report = headloom.compare("configs/quickstart.toml", "runs/quickstart", executor=executor)
+        ...     report = headloom.compare("configs/quickstart.toml", executor=executor)
     """
-    where = os.path.abspath(folder)
+    where = os.path.abspath(folder if folder is not None else Path("runs") / Path(config).stem)
     arguments = [os.fspath(config), "--out", where]
     if executor is not None:
         attempts: Dict[str, int] = {}

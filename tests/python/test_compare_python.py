@@ -32,8 +32,10 @@ def pool(workers=2):
     return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def test_an_executor_gives_the_report_of_one_run_after_the_other(config, tmp_path):
-    plain = headloom.compare(config, tmp_path / "plain")
+def test_an_executor_gives_the_report_of_one_run_after_the_other(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    headloom.compare(config)
+    (tmp_path / "runs/c").rename(tmp_path / "plain")
     with pool() as executor:
         spread = headloom.compare(config, folder=tmp_path / "spread", executor=executor)
         assert spread["finished"] == spread["planned"] == 4
