@@ -78,9 +78,9 @@ std::string not_learned(const TaskSummary& t, const Rows& rows) {
   if (rows.empty()) return "";
   return " " +
          names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
-         verb(rows.size(), " has", " have") +
-         " not learned: " + verb(rows.size(), "it is not", "none of them is") +
-         " shown to pass the floor, " + floor_text(t) + ".";
+         verb(rows.size(), " is", " are") + " not shown to have learned: " +
+         verb(rows.size(), "it does not pass", "none of them passes") + " the floor, " +
+         floor_text(t) + ", by more than chance.";
 }
 
 // " There are too few seeds to compare `a` (1.93, where ...) and `b` with the baseline ...".
@@ -130,6 +130,8 @@ std::string left_out(const TaskSummary& t, const Row& baseline) {
   for (const Row& row : t.rows) {
     const std::vector<int64_t>& seeds = row.against_baseline.unpaired;
     if (row.baseline || seeds.empty() || row.learning == Learning::kNotLearned) continue;
+    // A seed that is still to come is not left out.
+    if (row.waiting() + row.running + baseline.waiting() + baseline.running > 0) continue;
     std::vector<std::string> numbers;
     for (const int64_t seed : seeds) numbers.push_back(str(seed));
     out += verb(seeds.size(), " Seed ", " Seeds ") + list_of(numbers) +
@@ -313,7 +315,8 @@ std::string answer(const TaskSummary& t) {
            not_learned(t, unlearned) + failures(t.rows, "");
   }
   if (unlearned.size() == results.size()) {
-    return on + " no model has learned." + not_learned(t, unlearned) + failures(t.rows, "");
+    return on + " no model is shown to have learned." + not_learned(t, unlearned) +
+           failures(t.rows, "");
   }
   const Row* baseline = baseline_of(t);
   std::string out;
@@ -345,9 +348,11 @@ std::string recommendation(const TaskSummary& t) {
   for (const Row* row : results) {
     if (row->learning != Learning::kNotLearned) learned.push_back(row);
   }
-  if (learned.empty()) return start + "nothing is recommended, because no model has learned.";
+  if (learned.empty())
+    return start + "nothing is recommended, because no model is shown to have learned.";
   if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
-    return start + "take " + full_name(*learned[0]) + ", because it alone has learned.";
+    return start + "take " + full_name(*learned[0]) +
+           ", because it alone is shown to have learned.";
   }
   const Row& first = t.rows.front();
   if (t.best_is_claimed) {

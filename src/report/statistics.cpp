@@ -108,31 +108,16 @@ double p_value(const Estimate& e, double reference) {
   if (distance <= 1e-12 * std::abs(reference) || distance == 0) return 1;
   if (e.shared_error == 0) return seeds > 0 ? 2 * upper_tail(distance / seeds, df) : 0;
   if (seeds == 0) return 2 * upper_tail(distance / e.shared_error, kInfinity);
-  // The level is searched through the normal quantile z, with which the half width grows: by the
-  // secant of the bracket's ends, whose value is halved at an end that stays (the Illinois method).
-  const auto excess = [&](double z) {
-    const double t = upper_quantile(upper_tail(z, kInfinity), df);
-    return std::hypot(t * seeds, z * e.shared_error) / distance - 1;
-  };
-  // Both parts are at least as wide as the normal distribution makes them.
+  // The level is searched through the normal quantile z, with which the half width grows. By
+  // bisection: far out Student's quantile grows too steeply for anything that follows its slope.
   double low = 0, high = distance / std::hypot(seeds, e.shared_error);
-  if (upper_tail(high, kInfinity) < 1e-300) return 0;
-  double at_low = -1, at_high = excess(high), z = high;
-  for (int i = 0; i < 100 && high - low > 1e-12 * high && at_high > 0; ++i) {
-    z = low + (high - low) * at_low / (at_low - at_high);
-    const double at = excess(z);
-    if (at < 0) {
-      low = z;
-      at_low = at;
-      at_high *= 0.5;
-    } else {
-      high = z;
-      at_high = at;
-      at_low *= 0.5;
-    }
-    if (std::abs(at) < 1e-13) break;
+  if (upper_tail(high, kInfinity) < 1e-300) high = 37;  // below which nothing can be told apart
+  for (int i = 0; i < 50; ++i) {
+    const double z = 0.5 * (low + high);
+    const double t = upper_quantile(upper_tail(z, kInfinity), df);
+    (std::hypot(t * seeds, z * e.shared_error) < distance ? low : high) = z;
   }
-  return 2 * upper_tail(z, kInfinity);
+  return 2 * upper_tail(0.5 * (low + high), kInfinity);
 }
 
 double evaluation_error(double first, double second) {

@@ -360,7 +360,12 @@ std::string metric_text(const TaskInfo& task, double value) {
 
 std::string metric_text(const TaskInfo& task, const Estimate& result) {
   if (result.count < 2) return metric_text(task, result.mean);
-  if (task.percent) return fixed(100 * result.mean, 1) + " ± " + percent(result.half_width);
+  if (task.percent) {
+    // From two seeds the interval may be wider than all that is possible.
+    const bool wide = result.half_width > 1;
+    return fixed(100 * result.mean, 1) +
+           (wide ? "% ± over 100%" : " ± " + percent(result.half_width));
+  }
   return fixed(result.mean, 3) + " ± " + fixed(result.half_width, 3);
 }
 

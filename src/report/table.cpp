@@ -85,7 +85,7 @@ Column verdict_column(const TaskSummary& task, const std::string& baseline) {
     const Relation relation = verdict.relation;
     if (row.baseline) {
       const bool stuck = row.learning == Learning::kNotLearned;
-      column.cells.push_back({stuck ? "has not learned" : "baseline", "", ""});
+      column.cells.push_back({stuck ? "not past the floor" : "baseline", "", ""});
       continue;
     }
     const bool good = relation == Relation::kBetter, bad = relation == Relation::kWorse;
@@ -184,7 +184,7 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
 const char* relation_text(Relation relation) {
   switch (relation) {
     case Relation::kNotLearned:
-      return "has not learned";
+      return "not past the floor";
     case Relation::kLearned:
       return "has learned";
     case Relation::kTooFewSeeds:

@@ -39,7 +39,7 @@ struct LogRange {
   void fields(Fields& f) {
     f.field("from", from, "the smallest value", positive());
     f.field("to", to, "the largest value", positive());
-    f.field("count", count, "how many values, at equal factors", at_least(2));
+    f.field("count", count, "how many values, at equal factors", between<int64_t>(2, 1000));
   }
 };
 
@@ -142,7 +142,8 @@ void add_key(const std::string& name, const Node& node, std::vector<SweepKey>& k
   }
   std::set<std::string> seen;
   for (const Node& value : key.values) {
-    if (!seen.insert(toml_value(value)).second) {
+    const auto number = number_in(value);  // 1 and 1.0 are one value
+    if (!seen.insert(number ? formatted("%.17g", *number) : toml_value(value)).second) {
       usage_error(place_of(node), "'sweep.", name, "' has the value ", toml_value(value),
                   " twice, expected different ones.");
     }

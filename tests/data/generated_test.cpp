@@ -172,6 +172,15 @@ void check_floor(const std::string& config, const std::string& name, const Guess
   FAIL() << "there is no floor '" << name << "'";
 }
 
+// The queries' law asks for the first keys soonest. Both numbers are of a simulation of that law
+// alone, written apart from this program.
+TEST(Floors, ThePlaceOfAQueryTellsSomethingOfItsKey) {
+  const auto last = [](const std::string& config) { return task_of(config)->floors().back(); };
+  EXPECT_NEAR(last("type = 'mqar'\nlength = 64\npairs = 4").accuracy, 0.288, 0.012);
+  EXPECT_NEAR(last("type = 'mqar'\nlength = 8\npairs = 2").accuracy, 0.663, 0.012);
+  EXPECT_EQ(last("type = 'recall'").name, "the value that is asked for most often at that place");
+}
+
 TEST(Floors, AreWhatTheGuessersReach) {
   const std::string small = "\nvocabulary = 96\nlength = 40\npairs = 4";
   for (const std::string type : {"recall", "mqar"}) {

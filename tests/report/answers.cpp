@@ -94,6 +94,10 @@ TEST(Answer, SeedsThatOnlyOneHasFinishedAreLeftOut) {
   Comparison c = small({{"mha", five(1.94, 0.005)}, {"dcmha", five(1.91, 0.005, 1)}});
   c.runs.push_back(plain_run("mha", "text", 5, 1.0));
   c.seeds.push_back(5);
+  // While the other run is still to come, nothing is left out.
+  EXPECT_EQ(answer_of(c).find("left out"), std::string::npos) << answer_of(c);
+  c.runs.push_back(plain_run("dcmha", "text", 5, 1.0));
+  c.runs.back().state = RunState::kFailed;
   const Summary summary = summarize(c);
   const Row& row = summary.tasks[0].rows[1];
   EXPECT_NE(answer_of(c).find("Seed 5 is left out of the comparison of `dcmha` with `mha`, because "
@@ -250,19 +254,23 @@ TEST(Answer, NothingElseIsSaidOfModelsThatHaveNotLearned) {
   EXPECT_EQ(
       answer_of(c),
       "On text, `multi_token` (5.6 ± 4.2% error rate) has learned, and the baseline `mha` has "
-      "not. `differential` (96.2 ± 0.6%) and `mha` (97.9 ± 0.2%) have not learned: none of "
-      "them is shown to pass the floor, a guess among the blocks (75.0%).");
-  EXPECT_EQ(advice(c),
-            "For text and this budget, take `multi_token`, because it alone has learned.");
+      "not. `differential` (96.2 ± 0.6%) and `mha` (97.9 ± 0.2%) are not shown to have learned: "
+      "none of them passes the floor, a guess among the blocks (75.0%), by more than chance.");
+  EXPECT_EQ(
+      advice(c),
+      "For text and this budget, take `multi_token`, because it alone is shown to have learned.");
   for (const std::string& shown : {to_text(c), to_html(c)}) {
     EXPECT_EQ(shown.find("is better than"), std::string::npos);
     EXPECT_EQ(shown.find("is worse than"), std::string::npos);
   }
   // Without the one that has learned.
   std::erase_if(c.runs, [](const auto& run) { return run.model == "multi_token"; });
-  EXPECT_EQ(answer_of(c).find("On text, no model has learned. `differential` (96.2 ± 0.6%)"), 0u);
+  EXPECT_EQ(
+      answer_of(c).find("On text, no model is shown to have learned. `differential` (96.2 ± 0.6%)"),
+      0u);
   EXPECT_EQ(advice(c),
-            "For text and this budget, nothing is recommended, because no model has learned.");
+            "For text and this budget, nothing is recommended, because no model is shown to have "
+            "learned.");
 }
 
 TEST(Answer, APassThatTheSeedsDoNotCarryIsNoLearning) {

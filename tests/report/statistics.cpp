@@ -137,5 +137,21 @@ TEST(Holm, IsStatsmodels) {
   EXPECT_TRUE(holm({}).empty());
 }
 
+// A result that is far from the reference is not lost in the search for its level.
+TEST(PValue, FarResultsHaveSmallLevels) {
+  Estimate e;
+  e.count = 5;
+  e.deviation = 0.0189;
+  e.shared_error = 0.018;
+  double before = 1;
+  for (const double mean : {0.74, 0.7, 0.6, 0.4, 0.2, 0.09, 0.0}) {
+    e.mean = mean;
+    const double p = p_value(e, 0.75);
+    EXPECT_LT(p, before) << mean;
+    before = p;
+  }
+  EXPECT_LT(before, 1e-6);
+}
+
 }  // namespace
 }  // namespace headloom::report::statistics_test

@@ -18,7 +18,9 @@
 // The keys are all combinations of n first and n second tokens, n^2 = pairs, in random order: one
 // token of a key leaves n values. A query takes three places, and the target is at its second
 // token.
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 
 #include "core/error.h"
@@ -69,6 +71,9 @@ class Recall final : public GeneratedTask {
       floors.push_back({"one of the values of keys with the same first token",
                         1.0 / static_cast<double>(options_.side())});
     }
+    floors.push_back({"the value that is asked for most often at that place", positional_guess()});
+    std::stable_sort(floors.begin(), floors.end(),
+                     [](const Floor& a, const Floor& b) { return a.accuracy < b.accuracy; });
     return floors;
   }
   std::string describe() const override {
@@ -110,17 +115,9 @@ class Recall final : public GeneratedTask {
       }
     }
 
-    std::call_once(weighed_, [&] { weigh_gaps(); });
-    std::vector<int64_t> weights = weights_;
-    int64_t total = 0;
-    for (int64_t weight : weights) total += weight;
+    const std::vector<size_t> gaps = draw_gaps(random);
     for (size_t i = 0; i < pairs; ++i) {
-      int64_t left = random.below(total);
-      size_t gap = 0;
-      while (left >= weights[gap]) left -= weights[gap++];
-      total -= weights[gap];
-      weights[gap] = 0;
-      const size_t query = end + static_cast<size_t>(options_.stride()) * gap;
+      const size_t query = end + static_cast<size_t>(options_.stride()) * gaps[i];
       sample.targets[put(sample, query, keys[i]) - 1] = valid[i];
     }
     return sample;
@@ -148,6 +145,46 @@ class Recall final : public GeneratedTask {
     }
     random.shuffle(keys);
     return keys;
+  }
+
+  // The gap before each key's query. The first keys take the small gaps most often.
+  std::vector<size_t> draw_gaps(Random& random) const {
+    std::call_once(weighed_, [&] { weigh_gaps(); });
+    std::vector<int64_t> weights = weights_;
+    int64_t total = 0;
+    for (int64_t weight : weights) total += weight;
+    std::vector<size_t> gaps;
+    for (int64_t i = 0; i < options_.pairs; ++i) {
+      int64_t left = random.below(total);
+      size_t gap = 0;
+      while (left >= weights[gap]) left -= weights[gap++];
+      total -= weights[gap];
+      weights[gap] = 0;
+      gaps.push_back(gap);
+    }
+    return gaps;
+  }
+
+  // The accuracy of a guess that looks at the place of a query alone: it takes the value of the key
+  // that is asked for there most often. By a simulation, because the gaps are drawn without
+  // replacement.
+  double positional_guess() const {
+    // Long sequences have many places to try at each draw.
+    const int64_t work = options_.pairs * options_.length;
+    const int64_t draws = std::clamp<int64_t>((int64_t{1} << 25) / work, 100, 4000);
+    Random random({0, 0, 0});
+    std::map<size_t, std::vector<int64_t>> times;  // of each gap, how often for each key
+    for (int64_t n = 0; n < draws; ++n) {
+      const std::vector<size_t> gaps = draw_gaps(random);
+      for (size_t i = 0; i < gaps.size(); ++i) {
+        std::vector<int64_t>& keys = times[gaps[i]];
+        keys.resize(gaps.size());
+        ++keys[i];
+      }
+    }
+    int64_t right = 0;
+    for (const auto& [gap, keys] : times) right += *std::max_element(keys.begin(), keys.end());
+    return static_cast<double>(right) / static_cast<double>(draws * options_.pairs);
   }
 
   void weigh_gaps() const {
