@@ -62,7 +62,8 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .train_loss = real(json, "train_loss"),
                    .expert_load = expert_load(json),
                    .loss_error = real(json, "eval_loss_error"),
-                   .accuracy_error = real(json, "accuracy_error")};
+                   .accuracy_error = real(json, "accuracy_error"),
+                   .validation_accuracy = real(json, "validation_accuracy")};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
@@ -204,6 +205,7 @@ void Metrics::add(const EvalPoint& p) {
                {"eval_loss_error", number(p.loss_error)},
                {"accuracy_error", number(p.accuracy_error)},
                {"train_loss", number(p.train_loss)}};
+  if (std::isfinite(p.validation_accuracy)) json["validation_accuracy"] = p.validation_accuracy;
   if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);
   append(json.dump());
 }

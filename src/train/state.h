@@ -47,6 +47,8 @@ struct EvalPoint {
   // The standard errors of loss and accuracy (Evaluation); NaN where they are not known.
   double loss_error = std::numeric_limits<double>::quiet_NaN();
   double accuracy_error = std::numeric_limits<double>::quiet_NaN();
+  // By which train.stop_accuracy ends a run; NaN where that is not set.
+  double validation_accuracy = std::numeric_limits<double>::quiet_NaN();
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.
