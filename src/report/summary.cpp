@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -140,6 +141,17 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   return row;
 }
 
+// The difference of two runs on each part of the held-out data is added to `sums`. False where the
+// parts of a run are not known or are others.
+bool add_part_differences(const Run& a, const Run& b, std::vector<double>& sums) {
+  const std::vector<double>& left = a.points.back().quality_parts;
+  const std::vector<double>& right = b.points.back().quality_parts;
+  if (sums.empty()) sums.resize(left.size());
+  if (left.size() < 2 || left.size() != sums.size() || right.size() != sums.size()) return false;
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += left[i] - right[i];
+  return true;
+}
+
 // The difference of two rows, paired by seed, untested.
 Verdict paired(const Row& a, const Row& b) {
   Verdict verdict;
@@ -151,16 +163,30 @@ Verdict paired(const Row& a, const Row& b) {
   for (const Run* run : b.runs) {
     if (has_result(*run)) seeds[run->seed].second = run;
   }
-  std::vector<double> differences;
+  std::vector<double> differences, parts;
+  bool parts_known = true;
   for (const auto& [seed, runs] : seeds) {
     if (runs.first && runs.second) {
+      parts_known = parts_known && add_part_differences(*runs.first, *runs.second, parts);
       differences.push_back(runs.first->points.back().quality - runs.second->points.back().quality);
     } else {
       verdict.unpaired.push_back(seed);
     }
   }
-  verdict.difference =
-      estimate(differences, evaluation_error(a.result.shared_error, b.result.shared_error));
+  // What makes a part of the data hard for both models cancels in the differences of the parts.
+  // Where they are all the same but not zero (one model is always right, the other always wrong)
+  // they say nothing of other data.
+  double error = independent_error(a.result.shared_error, b.result.shared_error);
+  double df = std::numeric_limits<double>::infinity();
+  if (parts_known && !parts.empty()) {
+    for (double& part : parts) part /= static_cast<double>(differences.size());
+    const double of_parts = standard_error(parts);
+    if (of_parts > 0 || parts[0] == 0) {
+      error = of_parts;
+      df = static_cast<double>(parts.size() - 1);
+    }
+  }
+  verdict.difference = estimate(differences, error, df);
   verdict.p = p_value(verdict.difference, 0);
   return verdict;
 }

@@ -152,7 +152,9 @@ class Trainer {
                           .train_loss = metrics_.mean_loss(),
                           .expert_load = metrics_.mean_load(),
                           .loss_error = e.loss_error,
-                          .accuracy_error = e.accuracy_error};
+                          .accuracy_error = e.accuracy_error,
+                          .loss_parts = e.loss_parts,
+                          .accuracy_parts = e.accuracy_parts};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;
