@@ -184,9 +184,13 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
            ") is found for " +
            names(none,
                  [&](const Row& r) {
-                   return " (" + metric_text(task, r.result) + ", at most " +
-                          difference_text(task, largest_difference(r.against_baseline.difference)) +
-                          " apart)";
+                   const Estimate& d = r.against_baseline.difference;
+                   const bool same = d.mean == 0 && d.half_width == 0;
+                   return " (" + metric_text(task, r.result) + ", " +
+                          (same ? "the same at every seed"
+                                : "at most " + difference_text(task, largest_difference(d)) +
+                                      " apart") +
+                          ")";
                  }) +
            ".";
   }

@@ -46,10 +46,10 @@ Data data_of(const std::string& name, const std::string& x, const std::string& y
 }
 
 // From the lowest value to the highest past the first fifth of the budget: the fall from the
-// untrained model would press all that matters into a sliver.
+// untrained model would press all that matters into a sliver. Differences are shown with zero.
 Axis value_axis(const std::string& label, const std::vector<Line>& lines, double end,
                 bool difference = false) {
-  double low = kUnknown, high = kUnknown;
+  double low = difference ? 0 : kUnknown, high = low;
   for (const Line& line : lines) {
     for (const LinePoint& p : line.points) {
       if (!difference) low = std::fmin(low, p.low);
@@ -130,6 +130,37 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double
                                    "</b> on held-out data against " + escape(chart.x.label) + ".");
   if (along == Along::kTokens) out.caption += escape(band_note(t));
   out.data = data_of(chart.title, chart.x.label, what, chart.lines);
+  return out;
+}
+
+// The evaluations of two models at equal training, by the tokens or images until then, from every
+// seed from which both have finished: only places that all of these seeds have.
+std::map<double, PairedPoints> paired_points(const Row& a, const Row& b) {
+  const auto finished = [](const Run* run) {
+    return run->state == RunState::kFinished && !run_failed(*run);
+  };
+  // Equal counts may differ in their rounding.
+  const auto place = [](const Point& p) { return std::round(p.tokens); };
+  std::map<double, PairedPoints> out;
+  size_t seeds = 0;
+  for (const Run* first : a.runs) {
+    const auto second = std::find_if(b.runs.begin(), b.runs.end(), [&](const Run* run) {
+      return run->seed == first->seed && finished(run);
+    });
+    if (!finished(first) || second == b.runs.end()) continue;
+    ++seeds;
+    std::map<double, const Point*> places;
+    for (const Point& p : (*second)->points) {
+      if (std::isfinite(p.quality)) places[place(p)] = &p;
+    }
+    for (const Point& p : first->points) {
+      const auto at = places.find(place(p));
+      if (std::isfinite(p.quality) && at != places.end()) {
+        out[place(p)].push_back({&p, at->second});
+      }
+    }
+  }
+  std::erase_if(out, [&](const auto& entry) { return entry.second.size() != seeds; });
   return out;
 }
 
@@ -229,38 +260,43 @@ Chart accuracy_chart(const Comparison& c, const TaskSummary& t) {
 }
 
 Chart gap_chart(const Comparison& c, const TaskSummary& t) {
-  const auto mean = [](const Row& row) { return mean_curve(row, &Point::tokens, &Point::quality); };
   const std::string base = c.models.front().label;
-  std::vector<LinePoint> reference;
+  const Row* baseline = nullptr;
   for (const Row& row : t.rows) {
-    if (row.baseline) reference = mean(row);
+    if (row.baseline) baseline = &row;
   }
   LineChart chart;
   for (const Row& row : t.rows) {
+    if (row.baseline) continue;
     Line line{row.model->label, style_of(c, row), false, {}};
-    for (const LinePoint& p : mean(row)) {
-      // Equal budgets evaluate at equal token counts; where they do not, there is nothing to
-      // subtract.
-      const auto same = std::find_if(reference.begin(), reference.end(), [&](const LinePoint& r) {
-        return std::abs(r.x - p.x) <= 1e-6 * (1 + std::abs(p.x));
-      });
-      if (same == reference.end()) continue;
-      line.points.push_back({p.x, p.y - same->y, p.low - same->y, p.high - same->y});
+    for (const auto& [tokens, pairs] : paired_points(row, *baseline)) {
+      const Estimate e = paired_difference(pairs);
+      LinePoint p{tokens, e.mean, e.mean, e.mean};
+      if (e.count > 1) {
+        p.low = e.low();
+        p.high = e.high();
+      }
+      line.points.push_back(std::move(p));
     }
     chart.lines.push_back(std::move(line));
   }
   chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
+  if (t.task->percent) chart.y.unit = Unit::kPercent;
+  chart.levels.push_back({"", 0});
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
   chart.description = "At the end of training: ";
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
-    if (!line.points.empty()) ends.push_back(line.label + " " + fixed(line.points.back().y, 3));
+    if (line.points.empty()) continue;
+    const double end = line.points.back().y;
+    ends.push_back(line.label + " " + (t.task->percent ? percent(end) : fixed(end, 3)));
   }
   chart.description += list_of(ends);
   Chart out = one(draw(chart),
                   "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
-                      escape(t.task->metric) + " at the same number of " + t.task->unit + "; " +
+                      escape(t.task->metric) + " at the same number of " + t.task->unit +
+                      ": the mean over the seeds, paired, with its 95% interval as the band; " +
                       (t.task->lower_is_better ? "below" : "above") + " zero is better.");
   out.data = data_of(chart.title, chart.x.label, chart.y.label, chart.lines);
   return out;

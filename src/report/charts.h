@@ -40,7 +40,8 @@ enum class Along { kTokens, kFlops, kSeconds };
 Chart learning_chart(const Comparison& c, const TaskSummary& t, Along along);
 // The fraction of right answers against tokens; for tasks that have answers.
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
-// The metric minus the baseline's mean at the same step: what the learning chart is too coarse for.
+// The difference to the baseline at every evaluation, paired by seed, with its 95% interval: what
+// the learning chart is too coarse for. Its end is the verdict's difference.
 Chart gap_chart(const Comparison& c, const TaskSummary& t);
 // Quality with its interval against what it costs: training speed, decoding speed and the decoding
 // state of a whole sequence, as far as they are known.

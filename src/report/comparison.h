@@ -30,6 +30,10 @@ struct Point {
   // The standard error that `quality` has because the held-out data is a sample: the same metric of
   // other data of the same kind would scatter so.
   double quality_error = kUnknown;
+  // The metric of each part of the held-out data, the same parts in every run of a task; empty
+  // where it is not known. Their mean may differ a little from `quality`, where parts differ in
+  // size.
+  std::vector<double> quality_parts{};
   double accuracy = kUnknown;  // fraction of exactly matching answers, where the task has answers
   // The share of all choices that each expert got in training, by layer; empty without experts.
   std::map<int64_t, std::vector<double>> expert_load{};

@@ -327,9 +327,11 @@ std::string notes(const Summary& summary) {
          "the metric on held-out data at the last evaluation. Models are compared by the "
          "differences of their results, one a seed (a paired t test). The <b>95% interval</b> also "
          "holds the sampling error of the held-out data, which is the same for all seeds and does "
-         "not shrink with more of them. The errors of two models on the same data are taken as "
-         "independent. They mostly correlate, so that the intervals are rather too wide than too "
-         "narrow.</p>"
+         "not shrink with more of them. It is that of the difference on the same parts of the "
+         "data, "
+         "so that what is hard for both models cancels. Runs that have not recorded these parts "
+         "are "
+         "taken to err independently, which rather makes the interval too wide.</p>"
          "<p>A model is called <b>better</b> or <b>worse</b> than the baseline only when at least "
          "five seeds are paired and the test finds a difference after Holm's procedure over " +
          (summary.tested > 0 ? str("all ", summary.tested, " tests") : "the tests") +

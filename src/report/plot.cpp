@@ -218,6 +218,7 @@ std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
     if (!(level.y > f.y.low && level.y <= f.y.high)) continue;
     const double y = f.py(level.y);
     out += line_at(f.left, y, f.right, y, "floor");
+    if (level.name.empty()) continue;
     out += text_at(f.left + 4, y < f.top + 12 ? y + 12 : y - 4, "note", level.name);
   }
   return out;

@@ -10,7 +10,6 @@ namespace headloom::report {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNormalQuantile = 1.959963984540054;  // 97.5%
 
 // The continued fraction of the incomplete beta function by Lentz's method; converges quickly for
 // x < (a + 1) / (a + b + 2).
@@ -84,19 +83,40 @@ double student_t_quantile(double p, double df) {
   return p < 0.5 ? -upper_quantile(p, df) : upper_quantile(1 - p, df);
 }
 
-Estimate estimate(const std::vector<double>& values, double shared_error) {
+namespace {
+
+double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// The sample standard deviation of at least two values.
+double deviation_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double v : values) squares += (v - mean) * (v - mean);
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+}  // namespace
+
+double standard_error(const std::vector<double>& values) {
+  if (values.size() < 2) return Estimate::kNone;
+  return deviation_of(values) / std::sqrt(static_cast<double>(values.size()));
+}
+
+Estimate estimate(const std::vector<double>& values, double shared_error, double shared_df) {
   Estimate out;
   out.count = static_cast<int>(values.size());
-  if (std::isfinite(shared_error)) out.shared_error = shared_error;
+  if (std::isfinite(shared_error)) {
+    out.shared_error = shared_error;
+    out.shared_df = shared_df;
+  }
   if (out.count == 0) return out;
-  out.mean = std::accumulate(values.begin(), values.end(), 0.0) / out.count;
+  out.mean = mean_of(values);
   if (out.count < 2) return out;
-  double squares = 0;
-  for (const double v : values) squares += (v - out.mean) * (v - out.mean);
-  out.deviation = std::sqrt(squares / (out.count - 1));
-  out.half_width =
-      std::hypot(student_t_quantile(0.975, out.count - 1) * out.deviation / std::sqrt(out.count),
-                 kNormalQuantile * out.shared_error);
+  out.deviation = deviation_of(values);
+  out.half_width = std::hypot(student_t_quantile(0.975, out.count - 1) * standard_error(values),
+                              student_t_quantile(0.975, out.shared_df) * out.shared_error);
   return out;
 }
 
@@ -107,20 +127,21 @@ double p_value(const Estimate& e, double reference) {
   // Differences of equal numbers may leave rounding behind, and no spread to judge it by.
   if (distance <= 1e-12 * std::abs(reference) || distance == 0) return 1;
   if (e.shared_error == 0) return seeds > 0 ? 2 * upper_tail(distance / seeds, df) : 0;
-  if (seeds == 0) return 2 * upper_tail(distance / e.shared_error, kInfinity);
+  if (seeds == 0) return 2 * upper_tail(distance / e.shared_error, e.shared_df);
   // The level is searched through the normal quantile z, with which the half width grows. By
   // bisection: far out Student's quantile grows too steeply for anything that follows its slope.
   double low = 0, high = distance / std::hypot(seeds, e.shared_error);
   if (upper_tail(high, kInfinity) < 1e-300) high = 37;  // below which nothing can be told apart
   for (int i = 0; i < 50; ++i) {
     const double z = 0.5 * (low + high);
-    const double t = upper_quantile(upper_tail(z, kInfinity), df);
-    (std::hypot(t * seeds, z * e.shared_error) < distance ? low : high) = z;
+    const double tail = upper_tail(z, kInfinity);
+    const double t = upper_quantile(tail, df), u = upper_quantile(tail, e.shared_df);
+    (std::hypot(t * seeds, u * e.shared_error) < distance ? low : high) = z;
   }
   return 2 * upper_tail(0.5 * (low + high), kInfinity);
 }
 
-double evaluation_error(double first, double second) {
+double independent_error(double first, double second) {
   return std::hypot(std::isfinite(first) ? first : 0, std::isfinite(second) ? second : 0);
 }
 
@@ -129,7 +150,7 @@ int seeds_needed(const Estimate& d, int least) {
   const auto factor = [](double df) {
     return student_t_quantile(0.975, df) + student_t_quantile(0.9, df);
   };
-  const double evaluation = factor(kInfinity) * d.shared_error;
+  const double evaluation = factor(d.shared_df) * d.shared_error;
   const auto enough = [&](int n) {
     return std::hypot(factor(n - 1) * d.deviation / std::sqrt(n), evaluation) <= std::abs(d.mean);
   };

@@ -134,6 +134,16 @@ class Ratio {
     count_ += count;
   }
   double mean() const { return value_ / std::max(count_, 1.0); }
+  // The mean of every part of the sequences: those whose numbers are equal modulo `parts`.
+  std::vector<double> part_means(size_t parts) const {
+    std::vector<double> values(std::min(parts, values_.size())), counts(values.size());
+    for (size_t i = 0; i < values_.size(); ++i) {
+      values[i % values.size()] += values_[i];
+      counts[i % values.size()] += counts_[i];
+    }
+    for (size_t i = 0; i < values.size(); ++i) values[i] /= std::max(counts[i], 1.0);
+    return values;
+  }
   // Of the mean, with the sequences as the sample.
   double standard_error() const {
     const double n = static_cast<double>(values_.size());
@@ -276,6 +286,8 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   out.accuracy = answers.mean();
   out.loss_error = losses.standard_error();
   out.accuracy_error = answers.standard_error();
+  out.loss_parts = losses.part_means(Evaluation::kParts);
+  out.accuracy_parts = answers.part_means(Evaluation::kParts);
   model.train(training);
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "data/task.h"
 #include "model/decoder.h"
@@ -17,6 +18,11 @@ struct Evaluation {
   // sequences (Cochran 1977, Sampling Techniques, equation 6.9). NaN for fewer than two sequences.
   double loss_error = std::numeric_limits<double>::quiet_NaN();
   double accuracy_error = std::numeric_limits<double>::quiet_NaN();
+  // Loss and accuracy of parts of the sequences: sequence i belongs to part i modulo kParts. Two
+  // models that were evaluated on the same sequences are compared part by part, so that what makes
+  // a sequence hard for both cancels. There are fewer parts where there are fewer sequences.
+  static constexpr size_t kParts = 32;
+  std::vector<double> loss_parts, accuracy_parts;
   int64_t tokens = 0;  // targets
   int64_t sequences = 0;
   int64_t state_bytes = 0;  // the largest decoding state of a sequence, where it was read in pieces

@@ -101,6 +101,8 @@ std::string without_seed(RunConfig config) {
 report::Point report_point(const EvalPoint& p, double bytes_per_token) {
   const bool text = bytes_per_token > 0;
   const double bits = std::log(2.0) * bytes_per_token;
+  std::vector<double> parts = text ? p.loss_parts : p.accuracy_parts;
+  for (double& part : parts) part = text ? part / bits : 1 - part;
   return {.step = p.step,
           .tokens = static_cast<double>(p.tokens),
           .seconds = p.seconds,
@@ -108,6 +110,7 @@ report::Point report_point(const EvalPoint& p, double bytes_per_token) {
           .loss = p.loss,
           .quality = text ? p.loss / bits : 1 - p.accuracy,
           .quality_error = text ? p.loss_error / bits : p.accuracy_error,
+          .quality_parts = std::move(parts),
           .accuracy = text ? report::kUnknown : p.accuracy,
           .expert_load = p.expert_load};
 }
@@ -122,7 +125,8 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task,
                        .lower_is_better = true,
                        .percent = !text};
   out.options.push_back({"type", options.type()});
-  for (const auto& [key, value] : write_fields(options).table()) {
+  const Node written = write_fields(options);
+  for (const auto& [key, value] : written.table()) {
     out.options.push_back({key, toml_value(value)});
   }
   // A floor in bits per byte would be that of a uniform guess, which no model stays at.

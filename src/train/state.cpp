@@ -25,6 +25,24 @@ double real(const Json& json, const char* key) {
   return json.contains(key) && json[key].is_number() ? json[key].get<double>() : std::nan("");
 }
 
+// Empty where anything but numbers is there.
+std::vector<double> reals(const Json& json, const char* key) {
+  std::vector<double> out;
+  if (!json.contains(key) || !json[key].is_array()) return out;
+  for (const Json& value : json[key]) {
+    if (!value.is_number()) return {};
+    out.push_back(value.get<double>());
+  }
+  return out;
+}
+
+// Rounded to six places, so that lines stay short.
+Json rounded(const std::vector<double>& values) {
+  Json out = Json::array();
+  for (const double value : values) out.push_back(number(std::round(value * 1e6) / 1e6));
+  return out;
+}
+
 int64_t integer(const Json& json, const char* key, int64_t fallback) {
   return json.contains(key) && json[key].is_number_integer() ? json[key].get<int64_t>() : fallback;
 }
@@ -32,8 +50,7 @@ int64_t integer(const Json& json, const char* key, int64_t fallback) {
 Json to_json(const ExpertLoad& load) {
   Json json = Json::object();
   for (const auto& [layer, shares] : load) {
-    Json& list = json[std::to_string(layer)];
-    for (const double share : shares) list.push_back(std::round(share * 1e6) / 1e6);
+    json[std::to_string(layer)] = rounded(shares);
   }
   return json;
 }
@@ -63,6 +80,8 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .expert_load = expert_load(json),
                    .loss_error = real(json, "eval_loss_error"),
                    .accuracy_error = real(json, "accuracy_error"),
+                   .loss_parts = reals(json, "eval_loss_parts"),
+                   .accuracy_parts = reals(json, "accuracy_parts"),
                    .validation_accuracy = real(json, "validation_accuracy")};
 }
 
@@ -204,6 +223,8 @@ void Metrics::add(const EvalPoint& p) {
                {"accuracy", number(p.accuracy)},
                {"eval_loss_error", number(p.loss_error)},
                {"accuracy_error", number(p.accuracy_error)},
+               {"eval_loss_parts", rounded(p.loss_parts)},
+               {"accuracy_parts", rounded(p.accuracy_parts)},
                {"train_loss", number(p.train_loss)}};
   if (std::isfinite(p.validation_accuracy)) json["validation_accuracy"] = p.validation_accuracy;
   if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);

@@ -163,6 +163,8 @@ class Trainer {
                           .expert_load = metrics_.mean_load(),
                           .loss_error = e.loss_error,
                           .accuracy_error = e.accuracy_error,
+                          .loss_parts = e.loss_parts,
+                          .accuracy_parts = e.accuracy_parts,
                           .validation_accuracy = validation_accuracy(e)};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;

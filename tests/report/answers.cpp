@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "report/charts.h"
@@ -119,6 +120,60 @@ TEST(Answer, TheEvaluationsErrorWidensTheInterval) {
   c.runs[0].points.back().quality_error = kUnknown;
   EXPECT_NE(summarize(c).limits.find("sampling error of the held-out data is not known"),
             std::string::npos);
+}
+
+// Parts of the held-out data that are hard for one model are hard for the other. The error of the
+// difference is that of the differences of the parts.
+TEST(Answer, TheEvaluationsErrorIsPaired) {
+  Comparison c = small({{"mha", five(1.94, 0.005)}, {"dcmha", five(1.91, 0.005, 1)}});
+  const auto set_parts = [&](double unlike) {
+    for (auto& run : c.runs) {
+      Point& end = run.points.back();
+      end.quality_error = 0.5 / std::sqrt(8.0);
+      end.quality_parts.clear();
+      for (int i = 0; i < 8; ++i) {
+        const double hard = i % 2 ? 0.5 : -0.5, own = i % 4 < 2 ? unlike : -unlike;
+        end.quality_parts.push_back(end.quality + hard + (run.model == "mha" ? own : -own));
+      }
+    }
+  };
+  set_parts(0.002);
+  EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kBetter);
+  const Verdict verdict = summarize(c).tasks[0].rows[0].against_baseline;
+  // Differences of the parts are 0.004 above and below their mean.
+  EXPECT_NEAR(verdict.difference.shared_error, 0.004 / std::sqrt(7.0), 1e-12);
+  EXPECT_EQ(verdict.difference.shared_df, 7);
+  set_parts(0.1);
+  EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kNoDifference);
+  // Without the parts of one run, or with others, the errors count as independent.
+  for (const size_t parts : {0, 7}) {
+    set_parts(0.002);
+    c.runs[3].points.back().quality_parts.resize(parts);
+    EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kNoDifference) << parts;
+  }
+}
+
+TEST(Answer, IdenticalResultsAreSaidToBeSo) {
+  Comparison c = small({{"mha", five(1.94, 0.005)}, {"twin", five(1.94, 0.005)}});
+  for (auto& run : c.runs) {
+    Point& end = run.points.back();
+    end.quality_error = 0.1;
+    for (int i = 0; i < 8; ++i) end.quality_parts.push_back(end.quality + 0.1 * i);
+  }
+  EXPECT_EQ(answer_of(c),
+            "On text, no difference to the baseline `mha` (1.940 ± 0.196) is found for `twin` "
+            "(1.940 ± 0.196, the same at every seed).");
+}
+
+TEST(Answer, OneAlwaysRightAndOneAlwaysWrongHaveAnError) {
+  Comparison c =
+      small({{"mha", std::vector<double>(5, 1.0)}, {"dcmha", std::vector<double>(5, 0.0)}});
+  for (auto& run : c.runs) {
+    run.points.back().quality_error = 0.03;
+    run.points.back().quality_parts.assign(8, run.points.back().quality);
+  }
+  EXPECT_NEAR(summarize(c).tasks[0].rows[0].against_baseline.difference.shared_error,
+              0.03 * std::sqrt(2.0), 1e-12);
 }
 
 TEST(Answer, CaveatsMakeAClaimALead) {
@@ -327,6 +382,7 @@ struct Equal {
   int models;
   double evaluation;  // standard error of the held-out data, relative to the deviation of a seed
   bool two_humps;     // runs either learn or do not
+  int parts = 0;      // of the held-out data, as each run records them
 };
 
 double false_reports(const Equal& e, int reports) {
@@ -336,11 +392,20 @@ double false_reports(const Equal& e, int reports) {
   int wrong = 0;
   for (int i = 0; i < reports; ++i) {
     std::vector<std::pair<std::string, std::vector<double>>> results;
+    std::vector<std::vector<double>> parts;  // of each model
     std::vector<double> seeds(5);
     for (double& s : seeds) s = normal(random);
     for (int m = 0; m < e.models; ++m) {
       // The error that the held-out data makes for this model at every seed.
-      const double shared = e.evaluation * normal(random);
+      double shared = e.evaluation * normal(random);
+      if (e.parts > 0) {
+        // The parts are hard for all models alike, and harder for some.
+        std::vector<double>& of_model = parts.emplace_back();
+        for (int k = 0; k < e.parts; ++k) {
+          of_model.push_back(5 * (k % 2) + e.evaluation * std::sqrt(e.parts) * normal(random));
+        }
+        shared = std::accumulate(of_model.begin(), of_model.end(), 0.0) / e.parts;
+      }
       std::vector<double> values;
       for (const double s : seeds) {
         const double own = e.two_humps ? 4 * learns(random) + 0.3 * normal(random) : normal(random);
@@ -349,7 +414,14 @@ double false_reports(const Equal& e, int reports) {
       results.push_back({"m" + std::to_string(m), values});
     }
     Comparison c = small(results);
-    for (auto& run : c.runs) run.points.back().quality_error = e.evaluation;
+    for (auto& run : c.runs) {
+      Point& end = run.points.back();
+      end.quality_error = e.evaluation;
+      if (e.parts == 0) continue;
+      const std::vector<double>& of_model = parts[std::stoul(run.model.substr(1))];
+      const double mean = std::accumulate(of_model.begin(), of_model.end(), 0.0) / e.parts;
+      for (const double part : of_model) end.quality_parts.push_back(end.quality + part - mean);
+    }
     const Summary summary = summarize(c);
     bool states = summary.tasks[0].best_is_claimed;
     for (const Row& row : summary.tasks[0].rows) {
@@ -373,6 +445,11 @@ TEST(Simulation, AtMostOneReportInTwentyIsWrongOnEqualModels) {
       EXPECT_LE(rate, most) << models << " models, evaluation error " << evaluation;
       least = std::min(least, rate);
     }
+  }
+  for (const int models : {2, 5}) {
+    const double rate = false_reports({models, 0.5, false, 8}, kReports);
+    EXPECT_LE(rate, most) << models << " models, evaluation error of 8 parts";
+    least = std::min(least, rate);
   }
   EXPECT_LE(false_reports({2, 0, true}, kReports), most);
   EXPECT_LE(false_reports({11, 0, true}, kReports), most);

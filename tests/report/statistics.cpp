@@ -105,9 +105,20 @@ TEST(Estimate, ThePValueIsTheLevelOfTheIntervalThatJustReaches) {
   EXPECT_TRUE(std::isnan(estimate({}, 0).mean));
 }
 
-TEST(Estimate, TheEvaluationsErrorOfADifferenceAssumesNoCorrelation) {
-  EXPECT_DOUBLE_EQ(evaluation_error(3, 4), 5);
-  EXPECT_DOUBLE_EQ(evaluation_error(kNan, 4), 4);
+TEST(Estimate, IndependentErrorsAdd) {
+  EXPECT_DOUBLE_EQ(independent_error(3, 4), 5);
+  EXPECT_DOUBLE_EQ(independent_error(kNan, 4), 4);
+}
+
+TEST(Estimate, AnErrorFromPartsHasTheirDegreesOfFreedom) {
+  // scipy.stats.sem([1, 2, 4, 4.5])
+  EXPECT_NEAR(standard_error({1, 2, 4, 4.5}), 0.8260094833999587, 1e-12);
+  EXPECT_TRUE(std::isnan(standard_error({1})));
+  // scipy.stats.t.ppf(.975, 3) = 3.182446305284263
+  EXPECT_NEAR(estimate({1, 1, 1}, 0.5, 3).half_width, 0.5 * 3.182446305284263, 1e-9);
+  const Estimate e = estimate({1.0, 1.02, 0.97, 1.01, 1.005}, 0.01, 31);
+  EXPECT_NEAR(p_value(e, e.high()), 0.05, 1e-9);
+  EXPECT_GT(e.half_width, estimate({1.0, 1.02, 0.97, 1.01, 1.005}, 0.01).half_width);
 }
 
 // scipy: the smallest n with
@@ -115,7 +126,8 @@ TEST(Estimate, TheEvaluationsErrorOfADifferenceAssumesNoCorrelation) {
 // * v <= mean ** 2
 TEST(Seeds, AsManyAsThePowerFormulaAsksFor) {
   const auto needed = [](double mean, double s, double error) {
-    return seeds_needed({3, mean, s, error, 0}, 5);
+    return seeds_needed(
+        {.count = 3, .mean = mean, .deviation = s, .shared_error = error, .half_width = 0}, 5);
   };
   EXPECT_EQ(needed(1, 1, 0), 13);
   EXPECT_EQ(needed(-0.5, 1, 0), 45);

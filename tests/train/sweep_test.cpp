@@ -504,6 +504,13 @@ TEST(Split, ValidationAndTestDataAreApart) {
   EXPECT_NEAR(test.loss, (losses[1] + losses[2] + losses[4] + losses[7]) / 4, 1e-5);
   for (const double loss : losses) squares += (loss - all.loss) * (loss - all.loss);
   EXPECT_NEAR(all.loss_error, std::sqrt(squares / 8 / 9), 1e-5) << "targets are equally many";
+  // Nine parts of one sequence each.
+  ASSERT_EQ(all.loss_parts.size(), losses.size());
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(all.loss_parts[i], losses[i], 1e-5);
+  // What a run writes of its last evaluation.
+  const EvalPoint written = read_evaluations(folder.path("run/metrics.jsonl")).back();
+  EXPECT_EQ(written.loss_parts.size(), 9u);
+  EXPECT_EQ(written.accuracy_parts.size(), 9u);
 }
 
 // The windows of a text are numbered by their places with the bits reversed. Both halves must come
