@@ -78,10 +78,6 @@ bool turned(const TaskGroup& g) {
   return g.tasks[0]->task->percent && g.tasks[0]->task->lower_is_better;
 }
 
-Unit unit_of(const TaskGroup& g) {
-  return g.tasks[0]->task->percent ? Unit::kPercent : Unit::kPlain;
-}
-
 const Row* row_of(const TaskSummary& t, const ModelInfo& model) {
   for (const Row& row : t.rows) {
     if (row.model == &model) return &row;
@@ -101,19 +97,18 @@ LinePoint shown(const TaskGroup& g, double x, const Estimate& e, bool difference
   return {x, one - p.y, one - p.high, one - p.low};
 }
 
-std::string number_text(const TaskGroup& g, double value, bool difference) {
-  const std::string sign = !difference ? "" : value < 0 ? "−" : "+";
-  const double size = difference ? std::abs(value) : value;
-  return sign + (unit_of(g) == Unit::kPercent ? percent(size, difference ? 2 : 1)
-                                              : fixed(size, difference ? 4 : 3));
-}
-
+// "58.0% (56.0% to 60.0%)", "−35.00 points (−36.10 to −33.90)", "1.934 (1.930 to 1.938)".
 std::string point_text(const TaskGroup& g, const LinePoint& p, bool difference) {
-  std::string out = number_text(g, p.y, difference);
-  if (p.high > p.low) {
-    out += " (" + number_text(g, p.low, difference) + " to " + number_text(g, p.high, difference) +
-           ")";
-  }
+  const bool share = g.tasks[0]->task->percent;
+  const auto text = [&](double value) {
+    const double scaled = share ? 100 * value : value;
+    const std::string sign = !difference ? "" : value < 0 ? "−" : "+";
+    const int decimals = (share ? 1 : 3) + (difference ? 1 : 0);
+    return sign + fixed(difference ? std::abs(scaled) : scaled, decimals) +
+           (share && !difference ? "%" : "");
+  };
+  std::string out = text(p.y) + (share && difference ? " points" : "");
+  if (p.high > p.low) out += " (" + text(p.low) + " to " + text(p.high) + ")";
   return out;
 }
 
@@ -164,17 +159,21 @@ std::vector<Line> floors_of(const TaskGroup& g) {
 
 // Over the points with their whiskers, and over zero where differences are shown.
 Axis y_axis(const std::string& label, const TaskGroup& g, const std::vector<Line>& lines,
-            bool difference) {
-  if (unit_of(g) == Unit::kPercent && !difference) return make_axis(label, unit_of(g), 0, 1);
-  double low = difference ? 0 : kUnknown, high = low;
-  for (const Line& line : lines) {
-    for (const LinePoint& p : line.points) {
-      low = std::fmin(low, p.low);
-      high = std::fmax(high, p.high);
+            const std::vector<Line>& floors, bool difference) {
+  const bool share = g.tasks[0]->task->percent;
+  double low = difference || share ? 0 : kUnknown, high = low;
+  for (const std::vector<Line>* part : {&lines, &floors}) {
+    for (const Line& line : *part) {
+      for (const LinePoint& p : line.points) {
+        low = std::fmin(low, p.low);
+        high = std::fmax(high, p.high);
+      }
     }
   }
   const double margin = 0.08 * (high - low);
-  return make_axis(label, unit_of(g), low - margin, high + margin);
+  if (share && !difference)
+    return make_axis(label, Unit::kPercent, 0, std::min(1.0, high + margin));
+  return make_axis(label, share ? Unit::kPoints : Unit::kPlain, low - margin, high + margin);
 }
 
 // The axis of the number with some room at both ends, and the points of different models moved
@@ -208,14 +207,11 @@ std::string draw_panel(const std::string& title, const TaskGroup& g, std::vector
     for (const LinePoint& p : line.points) notes.push_back(p.note);
   }
   chart.description = join(notes, "; ");
-  chart.y = y_axis(y_label, g, lines, difference);
+  if (!difference) chart.floors = floors_of(g);
+  chart.y = y_axis(y_label, g, lines, chart.floors, difference);
   chart.x = spread(g, lines);
   chart.lines = std::move(lines);
-  if (difference) {
-    chart.levels.push_back({"", 0});
-  } else {
-    chart.floors = floors_of(g);
-  }
+  if (difference) chart.levels.push_back({"", 0});
   return draw(chart);
 }
 
@@ -333,7 +329,7 @@ Chart state_chart(const Comparison& c, const TaskGroup& g) {
   }
   if (chart.lines.empty()) return {};
   chart.x = make_axis("bytes of state a sequence", Unit::kCount, low / 1.2, high * 1.2, true);
-  chart.y = y_axis(metric, g, chart.lines, false);
+  chart.y = y_axis(metric, g, chart.lines, {}, false);
   chart.title = capitalized(metric) + " against state on " + g.tasks[0]->task->name + " to " +
                 g.tasks.back()->task->name + " by " + g.key;
   chart.description = join(notes, "; ");

@@ -282,7 +282,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   }
   chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
-  if (t.task->percent) chart.y.unit = Unit::kPercent;
+  if (t.task->percent) chart.y.unit = Unit::kPoints;
   chart.levels.push_back({"", 0});
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
   chart.description = "At the end of training: ";
@@ -290,7 +290,8 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   for (const Line& line : chart.lines) {
     if (line.points.empty()) continue;
     const double end = line.points.back().y;
-    ends.push_back(line.label + " " + (t.task->percent ? percent(end) : fixed(end, 3)));
+    ends.push_back(line.label + " " +
+                   (t.task->percent ? fixed(100 * end, 1) + " points" : fixed(end, 3)));
   }
   chart.description += list_of(ends);
   Chart out = one(draw(chart),

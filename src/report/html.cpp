@@ -167,7 +167,9 @@ std::string figure(const Chart& chart) {
   }
   const bool several = chart.drawings.size() > 1;
   return (several ? "<figure class=\"wide\">" : "<figure>") +
-         (several ? element("div", "panels", join(chart.drawings, "")) : chart.drawings[0]) +
+         (several ? element("div", chart.drawings.size() > 2 ? "panels narrow" : "panels",
+                            join(chart.drawings, ""))
+                  : chart.drawings[0]) +
          element("figcaption", "", chart.caption + links) + "</figure>\n";
 }
 

@@ -113,18 +113,23 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
   return out;
 }
 
+bool is_share(Unit unit) { return unit == Unit::kPercent || unit == Unit::kPoints; }
+
 // "1.934", "87.5%": a value of the axis, with the digits by which neighbours differ.
 std::string value_text(const Axis& axis, double value) {
   if (!axis.names.empty()) return axis.tick_text(value);
   if (axis.unit == Unit::kSeconds) return duration(value);
   if (axis.unit == Unit::kCount) return count(value);
   if (axis.log || !axis.places.empty()) return formatted("%.4g", value);
-  const bool share = axis.unit == Unit::kPercent;
+  const bool share = is_share(axis.unit);
   const double scale = share ? 100 : 1;
   const double span = scale * (axis.high - axis.low);
   const int decimals =
       std::clamp(static_cast<int>(std::ceil(2.5 - std::log10(span))), share ? 1 : 0, 6);
-  return (value < 0 ? "−" : "") + fixed(std::abs(scale * value), decimals) + (share ? "%" : "");
+  return (value < 0 ? "−" : "") + fixed(std::abs(scale * value), decimals) +
+         (axis.unit == Unit::kPercent  ? "%"
+          : axis.unit == Unit::kPoints ? " points"
+                                       : "");
 }
 
 // "2.40M training tokens", "lr 0.004".
@@ -224,15 +229,21 @@ std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
   return out;
 }
 
-// Named at its beginning: the other end belongs to the labels of the lines.
-std::string draw_floor(const Line& floor, const Frame& f) {
-  std::string path;
-  for (const LinePoint& p : floor.points) {
-    path += str(path.empty() ? "M" : "L", num(f.px(p.x)), " ", num(f.py(p.y)));
+// Named at their beginnings: the other ends belong to the labels of the lines.
+std::string draw_floors(const std::vector<Line>& floors, const Frame& f) {
+  std::vector<double> wanted;
+  for (const Line& floor : floors) wanted.push_back(f.py(floor.points.front().y) - 4);
+  const std::vector<double> places = spread_labels(wanted, 13, f.top + 8, f.bottom - 4);
+  std::string out;
+  for (size_t i = 0; i < floors.size(); ++i) {
+    std::string path;
+    for (const LinePoint& p : floors[i].points) {
+      path += str(path.empty() ? "M" : "L", num(f.px(p.x)), " ", num(f.py(p.y)));
+    }
+    out += "<path class=\"floor\" d=\"" + path + "\"/>";
+    out += text_at(f.px(floors[i].points.front().x) + 8, places[i], "note", floors[i].label);
   }
-  const LinePoint& first = floor.points.front();
-  return "<path class=\"floor\" d=\"" + path + "\"/>" +
-         text_at(f.px(first.x) + 4, f.py(first.y) - 4, "note", floor.label);
+  return out;
 }
 
 std::string draw_line(const Line& line, const Frame& f) {
@@ -268,7 +279,7 @@ std::string draw_line(const Line& line, const Frame& f) {
 double label_room(const std::vector<Line>& lines) {
   size_t longest = 0;
   for (const Line& line : lines) longest = std::max(longest, display_width(line.label));
-  return std::min(150.0, 24 + 6.9 * static_cast<double>(std::min<size_t>(longest, 18)));
+  return std::min(174.0, 24 + 8.4 * static_cast<double>(std::min<size_t>(longest, 18)));
 }
 
 double radius_of(const Dot& dot) {
@@ -375,7 +386,7 @@ std::string Axis::tick_text(double value) const {
     return (seconds >= 60 ? str(seconds / 60, "m") : "") +
            (seconds % 60 ? str(seconds % 60, "s") : "");
   }
-  const double scale = unit == Unit::kPercent ? 100 : 1;
+  const double scale = is_share(unit) ? 100 : 1;
   const double shown = value * scale;
   int decimals = 0;
   if (log) {
@@ -385,7 +396,10 @@ std::string Axis::tick_text(double value) const {
     decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
   }
   const std::string sign = shown < 0 ? "−" : "";
-  return sign + fixed(std::abs(shown), std::min(decimals, 6)) + (unit == Unit::kPercent ? "%" : "");
+  return sign + fixed(std::abs(shown), std::min(decimals, 6)) +
+         (unit == Unit::kPercent  ? "%"
+          : unit == Unit::kPoints ? " pts"
+                                  : "");
 }
 
 double Axis::at(double value) const {
@@ -425,7 +439,7 @@ std::string draw(const LineChart& chart) {
              "\"/></clipPath>");
   out += grid(f);
   out += draw_levels(chart.levels, f);
-  for (const Line& floor : chart.floors) out += draw_floor(floor, f);
+  out += draw_floors(chart.floors, f);
   out += str("<g clip-path=\"url(#", id, "c)\">");
   std::vector<const Line*> drawn;
   // The first line (the best) is drawn last, above the others.
@@ -456,6 +470,11 @@ std::string draw(const LineChart& chart) {
     const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
     const std::string css = series(drawn[i]->style);
     if (drawn[i]->broken) out += cross_at(x, ends[i], css);
+    // A leader through the figure would look like a line.
+    if (drawn[i]->dotted && x < f.right - 60) {
+      out += text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label));
+      continue;
+    }
     out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
                num(f.right + 8), " ", num(places[i]), "h5\"/>");
     out += text_at(f.right + 17, places[i] + 4, "label " + css, shortened(drawn[i]->label));

@@ -15,7 +15,8 @@
 
 namespace headloom::report {
 
-enum class Unit { kPlain, kPercent, kCount, kSeconds };
+// Points are hundredths, as percents are: those by which two shares differ.
+enum class Unit { kPlain, kPercent, kPoints, kCount, kSeconds };
 
 struct Axis {
   std::string label;

@@ -86,7 +86,7 @@ ul.problems { margin: 14px 0 0; padding-left: 20px; font-size: 14.5px; }
 figure { margin: 0; break-inside: avoid; }
 figure.wide { grid-column: 1 / -1; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px 24px; }
-.panels svg.chart text { font-size: 15px; } .panels svg.chart .tick { font-size: 14px; }
+.narrow svg.chart text { font-size: 15px; } .narrow svg.chart .tick { font-size: 14px; }
 .links { white-space: nowrap; } .links a { margin-left: 6px; }
 a { color: var(--accent); } a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 20px; padding: 0; margin: 22px 0 0;
@@ -116,9 +116,9 @@ svg .label { fill: var(--c); font-weight: 560; }
 svg .thin { stroke-width: 1; opacity: 0.6; }
 .plot { position: relative; }
 .plot input { appearance: none; position: absolute; width: 16px; height: 16px; margin: -8px 0 0 -8px;
-  padding: 0; border: 0; border-radius: 50%; background: transparent; }
+  padding: 0; border: 0; border-radius: 50%; background: transparent; font-family: inherit; }
 .plot input:hover, .plot input:focus-visible { z-index: 2; outline: 2px solid var(--ground);
-  box-shadow: 0 0 0 4px var(--c), inset 0 0 0 9px var(--c); }
+  box-shadow: inset 0 0 0 3px var(--c); }
 .plot input:focus-visible { z-index: 3; }
 .plot input:hover::after, .plot input:focus-visible::after { content: attr(aria-label);
   position: absolute; left: 14px; bottom: 18px; width: max-content; max-width: min(240px, 42vw);

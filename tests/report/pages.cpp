@@ -285,7 +285,7 @@ TEST(Report, DrawsAccuracyAgainstTheNumberInWhichTasksDiffer) {
   EXPECT_NE(html.find("mqar-512 differ in <code>length</code> alone."), std::string::npos);
   EXPECT_NE(html.find("aria-label=\"window at length 512: 58.0% (56.0% to 60.0%)\""),
             std::string::npos);
-  EXPECT_NE(html.find("aria-label=\"window at length 512: −35.00%\""), std::string::npos);
+  EXPECT_NE(html.find("aria-label=\"window at length 512: −35.00 points\""), std::string::npos);
 }
 
 TEST(Report, GroupsTasksByOneNumberOrByNumbersThatGrowTogether) {
