@@ -129,6 +129,7 @@ std::string to_json(const Comparison& comparison) {
                      {"unit", task.task->unit},
                      {"lower_is_better", task.task->lower_is_better},
                      {"floors", std::move(floors)},
+                     {"stopping", task.task->stopping},
                      {"answer", task.answer},
                      {"recommendation", task.recommendation},
                      {"best_is_claimed", task.best_is_claimed},

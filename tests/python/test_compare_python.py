@@ -62,7 +62,7 @@ class Once(concurrent.futures.Executor):
 
     def submit(self, fn, /, *args, **kwargs):
         future = concurrent.futures.Future()
-        path = args[-1]
+        path = args[-1].rpartition("@")[0]  # without the hash of the configuration
         self.calls[path] = self.calls.get(path, 0) + 1
         if self.calls[path] <= self.deaths.get(path, 0):
             future.set_exception(ConnectionError("the worker is gone"))

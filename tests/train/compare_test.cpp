@@ -228,6 +228,43 @@ mixer = { type = "talking_heads" }
   }
 }
 
+// What the figures over several tasks need: the whole state of a sequence, and the tasks' options.
+TEST(Compare, KnowsTheStateOfASequenceAndTheOptionsOfTasks) {
+  const TempFolder folder;
+  Node node = comparison();
+  apply_override(node, "models.1={name=\"window\", mixer={window=4}}");
+  apply_override(node, "models.2={name=\"mamba\"}");
+  apply_override(node, "model.layer=[{channel={type=\"swiglu\", hidden=40}}]");
+  apply_override(node, "models.2.mixer={type=\"mamba\", d_state=8, d_conv=4, expand=2}");
+  apply_override(node, "match_parameters=false");
+  apply_override(
+      node, "tasks.0.task={type=\"recall\", vocabulary=12, length=16, pairs=2, eval_sequences=8}");
+  const report::Comparison c = compare_quietly(node, folder.path("c")).comparison;
+  const auto state = [&](const std::string& model, const std::string& task) {
+    for (const report::Build& build : c.builds) {
+      if (build.model == model && build.task == task) return build.state_bytes;
+    }
+    return report::kUnknown;
+  };
+  // Two layers, float32, width 16: keys and values of all positions, or of the three before a
+  // window's last.
+  EXPECT_EQ(state("mha", "recall"), 2 * 4 * 2 * 16 * 8);
+  EXPECT_EQ(state("mha", "copy"), 2 * 4 * 2 * 16 * 16);
+  EXPECT_EQ(state("window", "recall"), 2 * 4 * 2 * 16 * 3);
+  EXPECT_EQ(state("window", "copy"), state("window", "recall"));
+  // 32 channels with 8 numbers of state, and three positions of the convolution.
+  EXPECT_EQ(state("mamba", "copy"), 2 * 4 * 32 * (8 + 3));
+  EXPECT_EQ(state("mamba", "recall"), state("mamba", "copy"));
+  const report::Setting& options = c.tasks[0].options;
+  const auto has = [&](const char* key, const char* value) {
+    return std::find(options.begin(), options.end(), report::SweptValue{key, value}) !=
+           options.end();
+  };
+  EXPECT_TRUE(has("type", "recall"));
+  EXPECT_TRUE(has("length", "16"));
+  EXPECT_TRUE(has("pairs", "2"));
+}
+
 TEST(Compare, HoldsItsFolder) {
   const TempFolder folder;
   const FolderLock lock(folder.path());
