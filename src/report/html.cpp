@@ -355,7 +355,10 @@ std::string notes(const Summary& summary) {
          "<p><b>Speed</b> is measured on this machine and depends on what else it was doing. "
          "<b>State</b> is the memory that decoding keeps: what each token of context adds to it, "
          "and "
-         "what it is for a whole sequence of the task.</p>";
+         "what it is for a whole sequence of the task.</p>"
+         "<p>Pointing at a <b>figure</b> shows the values there. By keyboard, Tab goes from line "
+         "to line and the arrow "
+         "keys go along a line.</p>";
 }
 
 std::string more(const Comparison& c, const Summary& summary) {

@@ -221,7 +221,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                              .seed = config.train.seed,
                              .folder = fs::absolute(place.folder).lexically_normal().string()},
                      .bytes_per_token = known.task->bytes_per_token(),
-                     .steps = config.train.steps});
+                     .train = config.train});
     seeds.insert(config.train.seed);
   }
   empty_.seeds.assign(seeds.begin(), seeds.end());
@@ -234,8 +234,11 @@ report::Comparison RunReport::read() const {
   report::Comparison out = empty_;
   for (const Run& r : runs_) {
     report::Run run = r.run;
+    bool whole = false;
     for (const EvalPoint& p : read_evaluations(r.folder + "/metrics.jsonl")) {
       run.points.push_back(report_point(p, r.bytes_per_token));
+      whole = p.step >= r.train.steps ||
+              (r.train.stop_accuracy && p.validation_accuracy >= *r.train.stop_accuracy);
     }
     if (const auto result = read_result(r.folder + "/result.json")) {
       run.problem = result->problem;
@@ -247,7 +250,6 @@ report::Comparison RunReport::read() const {
     } else if (!run.points.empty() && run.points.back().seconds > 0) {
       run.tokens_per_second = run.points.back().tokens / run.points.back().seconds;
     }
-    const bool whole = !run.points.empty() && run.points.back().step >= r.steps;
     run.state = !run.problem.empty() ? report::RunState::kFailed
                 : whole              ? report::RunState::kFinished
                                      : report::RunState::kRunning;

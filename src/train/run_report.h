@@ -30,9 +30,9 @@ report::Build report_build(const Model& model, const data::Task& task);
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
 // whose configurations differ in train.seed alone are one model; its label is the name that its
 // comparison gives it, or that of the first run's folder. The first model is the baseline. A run
-// that has not reached its last step counts as running. The data of every task are read, because
-// its sizes depend on them. Throws UsageError for a run that is named twice and Error for a folder
-// that is neither, or whose data are missing.
+// that has reached neither its last step nor its train.stop_accuracy counts as running. The data of
+// every task are read, because its sizes depend on them. Throws UsageError for a run that is named
+// twice and Error for a folder that is neither, or whose data are missing.
 class RunReport {
  public:
   explicit RunReport(const std::vector<std::string>& folders);
@@ -46,7 +46,7 @@ class RunReport {
     std::string folder;
     report::Run run;  // without its points
     double bytes_per_token;
-    int64_t steps;
+    TrainOptions train;
   };
   std::vector<Run> runs_;
   report::Comparison empty_;  // without the runs

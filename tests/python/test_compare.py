@@ -72,6 +72,17 @@ def test_the_commands_of_a_plan_may_run_in_any_order(tmp_path):
     assert json.loads(headloom("compare", "a folder", "--json", cwd=tmp_path).stdout)["finished"] == 4
 
 
+def test_a_command_of_a_plan_trains_what_was_planned_or_nothing(tmp_path):
+    place(tmp_path, COMPARE)
+    lines = headloom("compare", "c.toml", "--out", "c", "--plan", cwd=tmp_path).stdout.splitlines()
+    assert lines == headloom("compare", "c.toml", "--out", "c", "--plan", cwd=tmp_path).stdout.splitlines()
+    old = shlex.split(lines[0])[1:]
+    headloom("compare", "c.toml", "--out", "c", "--plan", "--set", "train.lr=0.5", cwd=tmp_path)
+    message = refused(*old, cwd=tmp_path)
+    assert message.startswith(f"--run {old[-1]}: the plan of c has runs/copy/mha/seed-1 with another configuration by now")
+    assert not (tmp_path / "c/runs").exists()
+
+
 def children(process):
     return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
 

@@ -77,6 +77,18 @@ def test_a_comparison_stands_for_its_runs(place):
     assert (place / "report.html").exists()
 
 
+def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
+    for split in ("all", "test"):
+        run("train", place / "run.toml", "--out", split, "--set", "task.symbols=2", "--set", "task.count=1", "--set", "train.steps=400",
+            "--set", "train.stop_accuracy=0.4", "--set", f"train.eval_split={split}", cwd=tmp_path)
+        report = json.loads(run("report", split, "--json", cwd=tmp_path).stdout)
+        assert (report["finished"], report["running"]) == (1, 0)
+        (task,) = report["tasks"]
+        assert task["models"][0]["runs"][0]["points"][-1]["step"] < 400
+        assert "runs end once they reach an accuracy of 40.0% on validation data" in report["limits"]
+        assert ("which is half of the data of their results" in report["limits"]) == (split == "all")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
