@@ -126,7 +126,8 @@ def compare(
             for path in paths:
                 attempts[path] = attempts.get(path, 0) + 1
                 if attempts[path] > _ATTEMPTS:
-                    raise RuntimeError(f"the run {path} in {where} has ended twice without a result: {reasons[path]}")
+                    run = path.rpartition("@")[0]  # without the hash of its configuration
+                    raise RuntimeError(f"the run {run} in {where} has ended twice without a result: {reasons[path]}")
             reasons = _train_round(executor, where, paths)
     done = _called([*arguments, "--json"])
     if not done.stdout:

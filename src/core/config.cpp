@@ -133,6 +133,16 @@ void write_table(std::ostringstream& out, const Node& node, const std::string& p
   }
 }
 
+// Of the node and all that it holds.
+void set_origin(Node& node, const std::string& origin) {
+  node.origin = origin;
+  if (node.is_table()) {
+    for (auto& [key, child] : node.table()) set_origin(child, origin);
+  } else if (node.is_array()) {
+    for (Node& item : node.array()) set_origin(item, origin);
+  }
+}
+
 }  // namespace
 
 const Node* Node::find(std::string_view key) const {
@@ -215,7 +225,7 @@ void apply_override(Node& root, const std::string& assignment) {
     }
     value.value = text;
   }
-  value.origin = "--set " + path;
+  set_origin(value, "--set " + path);
 
   Node* node = &root;
   std::istringstream parts(path);

@@ -20,12 +20,14 @@ void check_json_depth(std::string_view text, const std::string& name);
 // column 5, where it does not belong".
 std::string json_fault(std::string_view text, size_t byte);
 
-// `name` stands for the text in messages. Throws Error.
+// `name` stands for the text in messages. `seen` is called for each part as it is read
+// (nlohmann::json::parse). Throws Error.
 template <typename Json = nlohmann::json>
-Json parse_json(std::string_view text, const std::string& name) {
+Json parse_json(std::string_view text, const std::string& name,
+                const typename Json::parser_callback_t& seen = nullptr) {
   check_json_depth(text, name);
   try {
-    return Json::parse(text);
+    return Json::parse(text, seen);
   } catch (const typename Json::parse_error& error) {
     fail(name, ": is not JSON: ", json_fault(text, error.byte), ".");
   } catch (const typename Json::exception&) {

@@ -444,6 +444,9 @@ std::string limits(const Comparison& c, const Summary& summary) {
     out.push_back("curves still move at the end (" + list_of(moving) +
                   "), so that a longer training may order the models otherwise");
   }
+  for (const TaskInfo& task : c.tasks) {
+    if (!task.stopping.empty()) out.push_back("on " + task.name + ", " + task.stopping);
+  }
   if (c.swept.empty()) {
     out.push_back(
         "no training option was swept, so that a model that needs another learning rate "

@@ -16,11 +16,6 @@ namespace {
 
 constexpr int kStyles = 12;  // s0 to s12 in style.cpp; s0 is the baseline's
 
-std::string capitalized(std::string text) {
-  if (!text.empty()) text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
-  return text;
-}
-
 Axis x_axis(const TaskInfo& task, const std::vector<Line>& lines, Along along) {
   double high = 0;
   for (const Line& line : lines) {
@@ -33,14 +28,11 @@ Axis x_axis(const TaskInfo& task, const std::vector<Line>& lines, Along along) {
                    high > 0 ? high : kUnknown);
 }
 
-Chart one(std::string svg, std::string caption) {
+Chart one(std::string drawing, std::string caption) {
   Chart out{{}, std::move(caption)};
-  if (!svg.empty()) out.svgs.push_back(std::move(svg));
+  if (!drawing.empty()) out.drawings.push_back(std::move(drawing));
   return out;
 }
-
-// A number for a file: short, and unknown ones are left empty.
-std::string exact(double value) { return std::isfinite(value) ? formatted("%.7g", value) : ""; }
 
 Data data_of(const std::string& name, const std::string& x, const std::string& y,
              const std::vector<Line>& lines) {
@@ -54,10 +46,10 @@ Data data_of(const std::string& name, const std::string& x, const std::string& y
 }
 
 // From the lowest value to the highest past the first fifth of the budget: the fall from the
-// untrained model would press all that matters into a sliver.
+// untrained model would press all that matters into a sliver. Differences are shown with zero.
 Axis value_axis(const std::string& label, const std::vector<Line>& lines, double end,
                 bool difference = false) {
-  double low = kUnknown, high = kUnknown;
+  double low = difference ? 0 : kUnknown, high = low;
   for (const Line& line : lines) {
     for (const LinePoint& p : line.points) {
       if (!difference) low = std::fmin(low, p.low);
@@ -134,11 +126,41 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double
     ends.push_back(line.label + " " + (fraction ? percent(v) : fixed(v, 3)));
   }
   chart.description = "At the end of training: " + list_of(ends);
-  Chart out =
-      one(to_svg(chart), "<b>" + escape(capitalized(what)) + "</b> on held-out data against " +
-                             escape(chart.x.label) + ".");
+  Chart out = one(draw(chart), "<b>" + escape(capitalized(what)) +
+                                   "</b> on held-out data against " + escape(chart.x.label) + ".");
   if (along == Along::kTokens) out.caption += escape(band_note(t));
   out.data = data_of(chart.title, chart.x.label, what, chart.lines);
+  return out;
+}
+
+// The evaluations of two models at equal training, by the tokens or images until then, from every
+// seed from which both have finished: only places that all of these seeds have.
+std::map<double, PairedPoints> paired_points(const Row& a, const Row& b) {
+  const auto finished = [](const Run* run) {
+    return run->state == RunState::kFinished && !run_failed(*run);
+  };
+  // Equal counts may differ in their rounding.
+  const auto place = [](const Point& p) { return std::round(p.tokens); };
+  std::map<double, PairedPoints> out;
+  size_t seeds = 0;
+  for (const Run* first : a.runs) {
+    const auto second = std::find_if(b.runs.begin(), b.runs.end(), [&](const Run* run) {
+      return run->seed == first->seed && finished(run);
+    });
+    if (!finished(first) || second == b.runs.end()) continue;
+    ++seeds;
+    std::map<double, const Point*> places;
+    for (const Point& p : (*second)->points) {
+      if (std::isfinite(p.quality)) places[place(p)] = &p;
+    }
+    for (const Point& p : first->points) {
+      const auto at = places.find(place(p));
+      if (std::isfinite(p.quality) && at != places.end()) {
+        out[place(p)].push_back({&p, at->second});
+      }
+    }
+  }
+  std::erase_if(out, [&](const auto& entry) { return entry.second.size() != seeds; });
   return out;
 }
 
@@ -216,10 +238,9 @@ std::string to_json(const Data& data) {
   for (const auto& row : data.rows) {
     nlohmann::ordered_json object = nlohmann::ordered_json::object();
     for (size_t i = 0; i < row.size(); ++i) {
-      char* end = nullptr;
-      const double number = std::strtod(row[i].c_str(), &end);
+      const double number = number_in(row[i]);
       // The first column names a model, which may look like a number.
-      const bool numeric = i > 0 && !row[i].empty() && *end == 0;
+      const bool numeric = i > 0 && std::isfinite(number);
       object[data.columns[i]] = numeric          ? nlohmann::ordered_json(number)
                                 : row[i].empty() ? nlohmann::ordered_json(nullptr)
                                                  : nlohmann::ordered_json(row[i]);
@@ -239,38 +260,44 @@ Chart accuracy_chart(const Comparison& c, const TaskSummary& t) {
 }
 
 Chart gap_chart(const Comparison& c, const TaskSummary& t) {
-  const auto mean = [](const Row& row) { return mean_curve(row, &Point::tokens, &Point::quality); };
   const std::string base = c.models.front().label;
-  std::vector<LinePoint> reference;
+  const Row* baseline = nullptr;
   for (const Row& row : t.rows) {
-    if (row.baseline) reference = mean(row);
+    if (row.baseline) baseline = &row;
   }
   LineChart chart;
   for (const Row& row : t.rows) {
+    if (row.baseline) continue;
     Line line{row.model->label, style_of(c, row), false, {}};
-    for (const LinePoint& p : mean(row)) {
-      // Equal budgets evaluate at equal token counts; where they do not, there is nothing to
-      // subtract.
-      const auto same = std::find_if(reference.begin(), reference.end(), [&](const LinePoint& r) {
-        return std::abs(r.x - p.x) <= 1e-6 * (1 + std::abs(p.x));
-      });
-      if (same == reference.end()) continue;
-      line.points.push_back({p.x, p.y - same->y, p.low - same->y, p.high - same->y});
+    for (const auto& [tokens, pairs] : paired_points(row, *baseline)) {
+      const Estimate e = paired_difference(pairs);
+      LinePoint p{tokens, e.mean, e.mean, e.mean};
+      if (e.count > 1) {
+        p.low = e.low();
+        p.high = e.high();
+      }
+      line.points.push_back(std::move(p));
     }
     chart.lines.push_back(std::move(line));
   }
   chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
+  if (t.task->percent) chart.y.unit = Unit::kPoints;
+  chart.levels.push_back({"", 0});
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
   chart.description = "At the end of training: ";
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
-    if (!line.points.empty()) ends.push_back(line.label + " " + fixed(line.points.back().y, 3));
+    if (line.points.empty()) continue;
+    const double end = line.points.back().y;
+    ends.push_back(line.label + " " +
+                   (t.task->percent ? fixed(100 * end, 1) + " points" : fixed(end, 3)));
   }
   chart.description += list_of(ends);
-  Chart out = one(to_svg(chart),
+  Chart out = one(draw(chart),
                   "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
-                      escape(t.task->metric) + " at the same number of " + t.task->unit + "; " +
+                      escape(t.task->metric) + " at the same number of " + t.task->unit +
+                      ": the mean over the seeds, paired, with its 95% interval as the band; " +
                       (t.task->lower_is_better ? "below" : "above") + " zero is better.");
   out.data = data_of(chart.title, chart.x.label, chart.y.label, chart.lines);
   return out;
@@ -332,7 +359,7 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
   }
   scatter.title = capitalized(t.task->metric) + " against " + label + " on " + t.task->name;
   scatter.description = join(notes, "; ");
-  return to_svg(scatter);
+  return draw(scatter);
 }
 
 }  // namespace
@@ -340,17 +367,17 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
 Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   const std::string& unit = t.task->unit;
   const auto state = [](const Row& row) {
-    const double bytes = row.build ? row.build->state() : kUnknown;
+    const double bytes = row.build ? row.build->state_bytes : kUnknown;
     return Cost{bytes, bytes, bytes};
   };
   const auto training = [](const Row& row) { return cost_of(row.tokens_per_second); };
   const auto decoding = [](const Row& row) { return cost_of(row.decode_tokens_per_second); };
   Chart out;
-  for (const std::string& svg :
+  for (const std::string& drawing :
        {cost_panel(c, t, "training " + unit + " a second", training, grouped),
         cost_panel(c, t, "decoding " + unit + " a second", decoding, grouped),
-        cost_panel(c, t, "bytes of state a token", state, bytes)}) {
-    if (!svg.empty()) out.svgs.push_back(svg);
+        cost_panel(c, t, "bytes of state a sequence", state, bytes)}) {
+    if (!drawing.empty()) out.drawings.push_back(drawing);
   }
   out.caption = "<b>" + escape(capitalized(t.task->metric)) + " against what it costs.</b> " +
                 (t.task->lower_is_better ? "Lower" : "Higher") +
@@ -359,7 +386,7 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   out.data = {"Cost and quality on " + t.task->name,
               {"model", t.task->metric, "low", "high", "training per second", "training low",
                "training high", "decoding per second", "decoding low", "decoding high",
-               "state bytes a token"},
+               "state bytes a sequence"},
               {}};
   for (const Row& row : t.rows) {
     std::vector<std::string> cells{row.model->label};
@@ -382,11 +409,6 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     }
     return std::string();
   };
-  const auto number = [](const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    return !text.empty() && *end == 0 && std::isfinite(value) ? value : kUnknown;
-  };
   // The values in the order in which they were first tried, for keys that are no numbers.
   std::vector<std::string> values;
   bool numeric = true;
@@ -395,12 +417,12 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     const std::string value = value_of(run.setting);
     if (!run.sweep || run.task != t.task->name || value.empty()) continue;
     if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
-    numeric &= std::isfinite(number(value));
-    x_low = std::fmin(x_low, number(value));
-    x_high = std::fmax(x_high, number(value));
+    numeric &= std::isfinite(number_in(value));
+    x_low = std::fmin(x_low, number_in(value));
+    x_high = std::fmax(x_high, number_in(value));
   }
   const auto x_of = [&](const std::string& value) {
-    if (numeric) return number(value);
+    if (numeric) return number_in(value);
     return static_cast<double>(std::find(values.begin(), values.end(), value) - values.begin());
   };
   const double sign = t.task->lower_is_better ? 1 : -1;
@@ -474,19 +496,19 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
   chart.title =
       capitalized(t.task->metric) + " on validation data against " + key + " on " + t.task->name;
   chart.description = ends.empty() ? "Nothing has been chosen yet" : "Chosen: " + list_of(ends);
-  Chart out = one(to_svg(chart),
-                  "<b>The sweep of " + rich("`" + key + "`") + "</b>: " + escape(t.task->metric) +
-                      " on validation data" +
-                      (c.swept.size() > 1 ? ", the other swept keys at their best" : "") +
-                      ". A ring marks the chosen value, a square one at the edge of what was "
-                      "tried.");
+  Chart out =
+      one(draw(chart), "<b>The sweep of " + rich("`" + key + "`") +
+                           "</b>: " + escape(t.task->metric) + " on validation data" +
+                           (c.swept.size() > 1 ? ", the other swept keys at their best" : "") +
+                           ". A ring marks the chosen value, a square one at the edge of what was "
+                           "tried.");
   if (diverged > 0) {
     out.caption += str(" ", diverged, diverged == 1 ? " run" : " runs", " of the sweep failed and ",
                        diverged == 1 ? "is" : "are", " not drawn.");
   }
   out.data = data_of(chart.title, key, t.task->metric, chart.lines);
   if (!numeric) {
-    for (auto& row : out.data.rows) row[1] = values[static_cast<size_t>(number(row[1]))];
+    for (auto& row : out.data.rows) row[1] = values[static_cast<size_t>(number_in(row[1]))];
   }
   return out;
 }
@@ -544,7 +566,7 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
                         ": the share of all choices in training that each expert got since the "
                         "evaluation before the last, layer by layer.";
   if (every > 1) caption += str(" One layer of ", every, " is shown.");
-  Chart out = one(to_svg(chart), caption);
+  Chart out = one(draw(chart), caption);
   out.data = data_of(chart.title, "expert", "share", chart.lines);
   out.data.columns[0] = "layer";
   return out;
@@ -572,7 +594,7 @@ std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& ro
   std::vector<std::string> values;
   for (const double v : strip.values) values.push_back(metric_text(*t.task, v));
   strip.title = row.model->label + ": " + (values.empty() ? "no result" : list_of(values));
-  return to_svg(strip);
+  return draw(strip);
 }
 
 }  // namespace headloom::report

@@ -30,7 +30,7 @@ std::string to_csv(const Data& data);   // RFC 4180
 std::string to_json(const Data& data);  // a list of objects
 
 struct Chart {
-  std::vector<std::string> svgs;  // side by side; empty where nothing has been measured yet
+  std::vector<std::string> drawings;  // side by side; empty where nothing has been measured yet
   std::string caption;
   Data data{};
 };
@@ -40,10 +40,11 @@ enum class Along { kTokens, kFlops, kSeconds };
 Chart learning_chart(const Comparison& c, const TaskSummary& t, Along along);
 // The fraction of right answers against tokens; for tasks that have answers.
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
-// The metric minus the baseline's mean at the same step: what the learning chart is too coarse for.
+// The difference to the baseline at every evaluation, paired by seed, with its 95% interval: what
+// the learning chart is too coarse for. Between runs of equal length it ends at the verdict.
 Chart gap_chart(const Comparison& c, const TaskSummary& t);
-// Quality with its interval against what it costs: training speed, decoding speed and decoding
-// state, as far as they are known.
+// Quality with its interval against what it costs: training speed, decoding speed and the decoding
+// state of a whole sequence, as far as they are known.
 Chart cost_chart(const Comparison& c, const TaskSummary& t);
 // The metric on validation data against a swept key for every model, the other keys at their best.
 Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& key);

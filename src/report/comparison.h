@@ -87,6 +87,12 @@ struct TaskInfo {
   bool lower_is_better = true;
   bool percent = false;         // the metric is a fraction, shown in percent
   std::vector<Floor> floors{};  // the best of them last; empty where none is known
+  // Every option of the task and its value, as the config has them: ("length", "64"). Tasks that
+  // differ in a number alone have figures over it.
+  Setting options{};
+  // How runs may end before the budget does and what that means for their results; empty where they
+  // may not: "runs end at an accuracy of 90% on ...".
+  std::string stopping{};
 };
 
 // Which setting a sweep chose for a model on a task, by the mean quality on validation data.
@@ -116,7 +122,10 @@ struct Build {
   double flops_per_token = kUnknown;        // forward, matrix products and attention
   double state_bytes_per_token = kUnknown;  // decoding state that each token of context adds
   double measured_state_bytes_per_token = kUnknown;  // the same, of a state that read a text
-  // The measured one where there is one.
+  // The decoding state of a whole sequence of the task, which may be constant in its length;
+  // unknown where the model does not decode from a state.
+  double state_bytes = kUnknown;
+  // Of a token, the measured one where there is one.
   double state() const {
     return std::isnan(measured_state_bytes_per_token) ? state_bytes_per_token
                                                       : measured_state_bytes_per_token;

@@ -1,9 +1,11 @@
 #include "report/format.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 
 #include "core/text.h"
 
@@ -50,6 +52,19 @@ std::string grouped(double value) {
 std::string duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return kDash;
   return seconds < 10 ? fixed(seconds, 1) + "s" : human_seconds(seconds);
+}
+
+std::string exact(double value) { return std::isfinite(value) ? formatted("%.7g", value) : ""; }
+
+double number_in(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == 0 && std::isfinite(value) ? value : std::nan("");
+}
+
+std::string capitalized(std::string text) {
+  if (!text.empty()) text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
+  return text;
 }
 
 std::string list_of(const std::vector<std::string>& words) {

@@ -25,6 +25,12 @@ std::string grouped(double value);
 // Seconds with at most two units.
 std::string duration(double seconds);
 
+// For a file: up to seven digits, and nothing for an unknown number.
+std::string exact(double value);
+// The number that is all of the text; NaN where it is none.
+double number_in(const std::string& text);
+
+std::string capitalized(std::string text);
 // "a", "a and b", "a, b and c".
 std::string list_of(const std::vector<std::string>& words);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/text.h"
+#include "report/across.h"
 #include "report/charts.h"
 #include "report/comparison.h"
 #include "report/format.h"
@@ -156,7 +157,7 @@ std::string download(const Data& data, const std::string& type, const std::strin
 }
 
 std::string figure(const Chart& chart) {
-  if (chart.svgs.empty()) return "";
+  if (chart.drawings.empty()) return "";
   std::string links;
   if (!chart.data.rows.empty()) {
     links = " " + element("span", "links",
@@ -164,9 +165,11 @@ std::string figure(const Chart& chart) {
                               download(chart.data, "application/json", "json", "JSON",
                                        to_json(chart.data)));
   }
-  const bool several = chart.svgs.size() > 1;
+  const bool several = chart.drawings.size() > 1;
   return (several ? "<figure class=\"wide\">" : "<figure>") +
-         (several ? element("div", "panels", join(chart.svgs, "")) : chart.svgs[0]) +
+         (several ? element("div", chart.drawings.size() > 2 ? "panels narrow" : "panels",
+                            join(chart.drawings, ""))
+                  : chart.drawings[0]) +
          element("figcaption", "", chart.caption + links) + "</figure>\n";
 }
 
@@ -175,11 +178,14 @@ std::string task_id(const Comparison& c, const TaskInfo& task) {
   return str("task-", &task - c.tasks.data() + 1, "-", slug(task.name));
 }
 
-std::string contents(const Comparison& c) {
+std::string contents(const Comparison& c, const std::vector<TaskGroup>& groups) {
   std::string out;
   const auto link = [](const std::string& id, const std::string& text) {
     return element("li", "", "<a href=\"#" + id + "\">" + escape(text) + "</a>");
   };
+  for (size_t i = 0; i < groups.size(); ++i) {
+    out += link(str("across-", i + 1), capitalized(groups[i].key) + " of tasks");
+  }
   for (const TaskInfo& task : c.tasks) out += link(task_id(c, task), task.name);
   out += link("how", "How this was made") + link("reading", "How to read it");
   return "<nav aria-label=\"Contents\">" + element("ul", "", out) + "</nav>\n";
@@ -195,10 +201,27 @@ std::string task_section(const Comparison& c, const TaskSummary& t) {
     figures += figure(learning_chart(c, t, along));
   }
   if (t.has_accuracy) figures += figure(accuracy_chart(c, t));
-  if (!t.task->percent && t.rows.size() > 1) figures += figure(gap_chart(c, t));
+  if (t.rows.size() > 1) figures += figure(gap_chart(c, t));
   for (const Row& row : t.rows) figures += figure(expert_chart(t, row));
   return element("section", "task",
                  out + (figures.empty() ? "" : element("div", "figures", figures))) +
+         "\n";
+}
+
+// What tasks that differ in a number say together.
+std::string group_section(const Comparison& c, const TaskGroup& group, size_t number) {
+  const std::string figures = figure(difficulty_chart(c, group)) + figure(state_chart(c, group));
+  std::vector<std::string> names, keys{"`" + group.key + "`"};
+  for (const TaskSummary* t : group.tasks) names.push_back(t->task->name);
+  for (const std::string& key : group.with) keys.push_back("`" + key + "`");
+  const std::string how = keys.size() == 1 ? " alone" : ", which grow together";
+  return element("section", "task",
+                 element(str("h2 id=\"across-", number, "\""), "",
+                         escape(capitalized(shown_metric(group)) + " against " + group.key)) +
+                     element("p", "soft",
+                             rich("The tasks " + list_of(names) + " differ in " + list_of(keys) +
+                                  how + ".")) +
+                     element("div", "figures", figures)) +
          "\n";
 }
 
@@ -312,9 +335,10 @@ std::string notes(const Summary& summary) {
          "are "
          "taken to err independently, which rather makes the interval too wide.</p>"
          "<p>A model is called <b>better</b> or <b>worse</b> than the baseline only when at least "
-         "five seeds are paired and the test finds a difference after Holm's procedure over all " +
-         str(summary.tested) +
-         " tests of this report, which keeps the probability of one or more false statements at 5% "
+         "five seeds are paired and the test finds a difference after Holm's procedure over " +
+         (summary.tested > 0 ? str("all ", summary.tested, " tests") : "the tests") +
+         " of this report" + (summary.tested > 0 ? "" : " (there are none yet)") +
+         ", which keeps the probability of one or more false statements at 5% "
          "or less. With unequal parameters or data (by more than 1%), other training options, a "
          "choice at the edge of its sweep, a diverged run or a failed one of its own it is only "
          "<b>ahead</b> or <b>behind</b>. <b>No difference found</b> does not mean that there is "
@@ -329,7 +353,9 @@ std::string notes(const Summary& summary) {
          "its value, or by more than one point of a percentage, over the last quarter of the "
          "steps; otherwise it is <b>on a plateau</b>.</p>"
          "<p><b>Speed</b> is measured on this machine and depends on what else it was doing. "
-         "<b>State</b> is the memory that decoding keeps for each token of context.</p>";
+         "<b>State</b> is the memory that decoding keeps: what each token of context adds to it, "
+         "and "
+         "what it is for a whole sequence of the task.</p>";
 }
 
 std::string more(const Comparison& c, const Summary& summary) {
@@ -372,6 +398,8 @@ std::string to_html(const Comparison& c) {
     head += "<p class=\"banner\" role=\"status\">" + escape(summary.progress) + "</p>\n";
   }
   std::string answers, sections;
+  const std::vector<TaskGroup> groups = task_groups(summary);
+  for (size_t i = 0; i < groups.size(); ++i) sections += group_section(c, groups[i], i + 1);
   for (const TaskSummary& t : summary.tasks) {
     answers += element("p", "", rich(t.answer)) + "\n";
     if (!t.recommendation.empty()) {
@@ -387,7 +415,7 @@ std::string to_html(const Comparison& c) {
          "</style>\n</head>\n<body>\n<main>\n" + element("header", "", head) +
          "<div class=\"answer\">\n" +
          (summary.limits.empty() ? "" : element("p", "limits", rich(summary.limits))) + answers +
-         "</div>\n" + contents(c) + sections + more(c, summary) +
+         "</div>\n" + contents(c, groups) + sections + more(c, summary) +
          "</main>\n<footer>Written by Headloom. This page is one file and fetches "
          "nothing.</footer>\n</body>\n</html>\n";
 }

@@ -72,6 +72,7 @@ Json to_json(const TaskSummary& task, const Row& row) {
     out["flops_per_token"] = number(row.build->flops_per_token);
     out["state_bytes_per_token"] = number(row.build->state_bytes_per_token);
     out["measured_state_bytes_per_token"] = number(row.build->measured_state_bytes_per_token);
+    out["state_bytes"] = number(row.build->state_bytes);
     out["mechanism_share"] = number(row.build->mechanism_share);
     out["config"] = row.build->config;
     if (!row.build->train_differences.empty()) {
@@ -123,6 +124,7 @@ std::string to_json(const Comparison& comparison) {
       floors.push_back({{"name", floor.name}, {"quality", number(floor.quality)}});
     }
     tasks.push_back({{"task", task.task->name},
+                     {"options", setting(task.task->options)},
                      {"metric", task.task->metric},
                      {"unit", task.task->unit},
                      {"lower_is_better", task.task->lower_is_better},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/hash.h"
 #include "core/text.h"
 #include "report/format.h"
 
@@ -68,11 +69,7 @@ std::string open_svg(const std::string& title, const std::string& description,
 }
 
 // Unique in a page for different titles, and the same in every writing of the page.
-std::string id_of(const std::string& title) {
-  uint64_t hash = 14695981039346656037ull;
-  for (const char c : title) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return str("c", std::hex, hash, "-");
-}
+std::string id_of(const std::string& title) { return "c" + hash_text(title) + "-"; }
 
 std::string grid(const Frame& f) {
   std::string out;
@@ -116,14 +113,78 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
   return out;
 }
 
-// "0.002": a value of the axis, which need not be a tick.
+bool is_share(Unit unit) { return unit == Unit::kPercent || unit == Unit::kPoints; }
+
+// "1.934", "87.5%": a value of the axis, with the digits by which neighbours differ.
 std::string value_text(const Axis& axis, double value) {
   if (!axis.names.empty()) return axis.tick_text(value);
-  return formatted("%.4g", value);
+  if (axis.unit == Unit::kSeconds) return duration(value);
+  if (axis.unit == Unit::kCount) return count(value);
+  if (axis.log || !axis.places.empty()) return formatted("%.4g", value);
+  const bool share = is_share(axis.unit);
+  const double scale = share ? 100 : 1;
+  const double span = scale * (axis.high - axis.low);
+  const int decimals =
+      std::clamp(static_cast<int>(std::ceil(2.5 - std::log10(span))), share ? 1 : 0, 6);
+  return (value < 0 ? "−" : "") + fixed(std::abs(scale * value), decimals) +
+         (axis.unit == Unit::kPercent  ? "%"
+          : axis.unit == Unit::kPoints ? " points"
+                                       : "");
+}
+
+// "2.40M training tokens", "lr 0.004".
+std::string place_text(const Axis& axis, double value) {
+  const std::string text = value_text(axis, value);
+  if (axis.unit == Unit::kSeconds) return text;
+  return axis.unit == Unit::kCount ? text + " " + axis.label : axis.label + " " + text;
+}
+
+// What is read at a place of the drawing.
+struct Reading {
+  double x = 0, y = 0;
+  int style = 0;
+  std::string text;
+};
+
+// The drawing with its readings, a group of them for each line.
+std::string with_readings(const std::string& svg, const std::string& id, const std::string& title,
+                          const std::vector<std::vector<Reading>>& groups) {
+  std::string out = "<div class=\"plot\" role=\"group\" aria-label=\"" +
+                    escape("The values of: " + title) + "\">" + svg;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const Reading& r : groups[g]) {
+      // Texts stand on the side of the point where there is room.
+      out += str("<input type=\"radio\" name=\"", id, g, "\" class=\"", series(r.style),
+                 r.x > kWidth / 2 ? " left" : "", "\" style=\"left:", num(100 * r.x / kWidth),
+                 "%;top:", num(100 * r.y / kHeight), "%\" aria-label=\"", escape(r.text), "\"/>");
+    }
+  }
+  return out + "</div>";
+}
+
+// Along a line: few enough to keep the page small.
+std::vector<Reading> readings_of(const Line& line, const Frame& f) {
+  std::vector<Reading> out;
+  const size_t stride = line.points.size() / 40 + 1;
+  const size_t first = line.points.empty() ? 0 : (line.points.size() - 1) % stride;
+  for (size_t i = first; i < line.points.size(); i += stride) {
+    const LinePoint& p = line.points[i];
+    if (p.y > f.y.high || p.y < f.y.low) continue;
+    std::string text = p.note;
+    if (text.empty()) {
+      text = line.label + ": " + value_text(f.y, p.y);
+      if (p.high > p.low) {
+        text += " (" + value_text(f.y, p.low) + " to " + value_text(f.y, p.high) + ")";
+      }
+      text += " at " + place_text(f.x, p.x);
+    }
+    out.push_back({f.px(p.x), f.py(p.y), line.style, std::move(text)});
+  }
+  return out;
 }
 
 // What lies outside the frame is clipped; a small arrow says where a line goes on.
-std::string draw_clipped(const Line& line, const Frame& f) {
+std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>& readings) {
   const LinePoint* above = nullptr;
   const LinePoint* below = nullptr;
   for (const LinePoint& p : line.points) {
@@ -132,11 +193,14 @@ std::string draw_clipped(const Line& line, const Frame& f) {
   }
   std::string out;
   const auto arrow = [&](const LinePoint& p, double y, int direction) {
-    out +=
-        str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ", num(y),
-            "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"><title>", escape(line.label),
-            direction > 0 ? " begins above the figure, at " : " goes below the figure, to ",
-            formatted("%.4g", direction > 0 ? line.points.front().y : p.y), "</title></path>");
+    out += str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ",
+               num(y), "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"/>");
+    const std::string text =
+        direction > 0 ? " begins above the figure, at " : " goes below the figure, to ";
+    Reading reading{
+        f.px(p.x), y, line.style,
+        line.label + text + formatted("%.4g", direction > 0 ? line.points.front().y : p.y)};
+    readings.insert(direction > 0 ? readings.begin() : readings.end(), std::move(reading));
   };
   if (above) arrow(*above, f.top + 3, 1);
   if (below) arrow(*below, f.bottom - 3, -1);
@@ -146,13 +210,11 @@ std::string draw_clipped(const Line& line, const Frame& f) {
 std::string draw_mark(const Mark& mark, const Frame& f) {
   const double x = f.px(mark.x), y = f.py(mark.y);
   const std::string css = "mark " + series(mark.style);
-  const std::string title = "<title>" + escape(mark.note) + "</title>";
   if (mark.edge) {
     return str("<rect class=\"", css, "\" x=\"", num(x - 6), "\" y=\"", num(y - 6),
-               "\" width=\"12\" height=\"12\">", title, "</rect>");
+               "\" width=\"12\" height=\"12\"/>");
   }
-  return str("<circle class=\"", css, "\" r=\"6.5\" cx=\"", num(x), "\" cy=\"", num(y), "\">",
-             title, "</circle>");
+  return str("<circle class=\"", css, "\" r=\"6.5\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
 }
 
 std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
@@ -161,7 +223,25 @@ std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
     if (!(level.y > f.y.low && level.y <= f.y.high)) continue;
     const double y = f.py(level.y);
     out += line_at(f.left, y, f.right, y, "floor");
+    if (level.name.empty()) continue;
     out += text_at(f.left + 4, y < f.top + 12 ? y + 12 : y - 4, "note", level.name);
+  }
+  return out;
+}
+
+// Named at their beginnings: the other ends belong to the labels of the lines.
+std::string draw_floors(const std::vector<Line>& floors, const Frame& f) {
+  std::vector<double> wanted;
+  for (const Line& floor : floors) wanted.push_back(f.py(floor.points.front().y) - 4);
+  const std::vector<double> places = spread_labels(wanted, 13, f.top + 8, f.bottom - 4);
+  std::string out;
+  for (size_t i = 0; i < floors.size(); ++i) {
+    std::string path;
+    for (const LinePoint& p : floors[i].points) {
+      path += str(path.empty() ? "M" : "L", num(f.px(p.x)), " ", num(f.py(p.y)));
+    }
+    out += "<path class=\"floor\" d=\"" + path + "\"/>";
+    out += text_at(f.px(floors[i].points.front().x) + 8, places[i], "note", floors[i].label);
   }
   return out;
 }
@@ -178,26 +258,20 @@ std::string draw_line(const Line& line, const Frame& f) {
   }
   const std::string css = series(line.style);
   std::string out;
-  if (wide && !line.broken)
+  if (wide && !line.broken && !line.dotted) {
     out += "<path class=\"band " + css + "\" d=\"" + band + band_back + "Z\"/>";
-  out += "<path class=\"line " + css + (line.broken ? " broken" : "") + "\" d=\"" + path + "\"/>";
-  if (line.points.size() == 1) {
-    out += str("<circle class=\"dot ", css, "\" r=\"3\" cx=\"", num(f.px(line.points[0].x)),
-               "\" cy=\"", num(f.py(line.points[0].y)), "\"/>");
   }
-  // Invisible targets that carry the values as tooltips; few enough to keep the page small.
-  const size_t stride = line.points.size() / 40 + 1;
-  for (size_t i = line.points.size() - 1; i < line.points.size(); i -= stride) {
-    const LinePoint& p = line.points[i];
-    if (p.y > f.y.high) break;
-    const double y = f.y.unit == Unit::kPercent ? 100 * p.y : p.y;
-    out += str("<circle class=\"hit\" r=\"7\" cx=\"", num(f.px(p.x)), "\" cy=\"", num(f.py(p.y)),
-               "\"><title>", escape(line.label), ": ", fixed(y, f.y.unit == Unit::kPercent ? 1 : 3),
-               f.y.unit == Unit::kPercent ? "%" : "", " at ",
-               f.x.unit == Unit::kSeconds ? duration(p.x)
-               : f.x.unit == Unit::kCount ? count(p.x) + " " + f.x.label
-                                          : f.x.label + " " + value_text(f.x, p.x),
-               "</title></circle>");
+  out += "<path class=\"line " + css +
+         (line.broken   ? " broken"
+          : line.dotted ? " thin"
+                        : "") +
+         "\" d=\"" + path + "\"/>";
+  for (const LinePoint& p : line.points) {
+    if (!line.dotted && line.points.size() > 1) break;
+    const double x = f.px(p.x);
+    if (p.high > p.low) out += line_at(x, f.py(p.low), x, f.py(p.high), "whisker " + css);
+    out += str("<circle class=\"dot ", css, "\" r=\"3\" cx=\"", num(x), "\" cy=\"", num(f.py(p.y)),
+               "\"/>");
   }
   return out;
 }
@@ -205,7 +279,7 @@ std::string draw_line(const Line& line, const Frame& f) {
 double label_room(const std::vector<Line>& lines) {
   size_t longest = 0;
   for (const Line& line : lines) longest = std::max(longest, display_width(line.label));
-  return std::min(150.0, 24 + 6.9 * static_cast<double>(std::min<size_t>(longest, 18)));
+  return std::min(174.0, 24 + 8.4 * static_cast<double>(std::min<size_t>(longest, 18)));
 }
 
 double radius_of(const Dot& dot) {
@@ -266,6 +340,7 @@ std::string shortened(const std::string& label) {
 std::vector<double> Axis::ticks() const {
   std::vector<double> out;
   for (size_t i = 0; i < names.size(); ++i) out.push_back(static_cast<double>(i));
+  if (!places.empty()) return places;
   if (!names.empty() || !(high > low)) return out;
   if (log) {
     const bool few = high / low < 1000;
@@ -298,6 +373,7 @@ std::vector<double> Axis::ticks() const {
 
 std::string Axis::tick_text(double value) const {
   if (!names.empty()) return names[static_cast<size_t>(value)];
+  if (!places.empty()) return formatted("%.6g", value);
   if (std::abs(value) < 1e-12 * (high - low)) value = 0;
   if (unit == Unit::kCount) return value == 0 ? "0" : count(value);
   if (unit == Unit::kSeconds) {
@@ -310,7 +386,7 @@ std::string Axis::tick_text(double value) const {
     return (seconds >= 60 ? str(seconds / 60, "m") : "") +
            (seconds % 60 ? str(seconds % 60, "s") : "");
   }
-  const double scale = unit == Unit::kPercent ? 100 : 1;
+  const double scale = is_share(unit) ? 100 : 1;
   const double shown = value * scale;
   int decimals = 0;
   if (log) {
@@ -320,7 +396,10 @@ std::string Axis::tick_text(double value) const {
     decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
   }
   const std::string sign = shown < 0 ? "−" : "";
-  return sign + fixed(std::abs(shown), std::min(decimals, 6)) + (unit == Unit::kPercent ? "%" : "");
+  return sign + fixed(std::abs(shown), std::min(decimals, 6)) +
+         (unit == Unit::kPercent  ? "%"
+          : unit == Unit::kPoints ? " pts"
+                                  : "");
 }
 
 double Axis::at(double value) const {
@@ -346,7 +425,7 @@ Axis make_axis(std::string label, Unit unit, double low, double high, bool log) 
   return axis;
 }
 
-std::string to_svg(const LineChart& chart) {
+std::string draw(const LineChart& chart) {
   if (std::all_of(chart.lines.begin(), chart.lines.end(),
                   [](const Line& line) { return line.points.empty(); })) {
     return "";
@@ -360,6 +439,7 @@ std::string to_svg(const LineChart& chart) {
              "\"/></clipPath>");
   out += grid(f);
   out += draw_levels(chart.levels, f);
+  out += draw_floors(chart.floors, f);
   out += str("<g clip-path=\"url(#", id, "c)\">");
   std::vector<const Line*> drawn;
   // The first line (the best) is drawn last, above the others.
@@ -369,8 +449,16 @@ std::string to_svg(const LineChart& chart) {
     drawn.push_back(&*it);
   }
   out += "</g>";
-  for (const Line* line : drawn) out += draw_clipped(*line, f);
-  for (const Mark& mark : chart.marks) out += draw_mark(mark, f);
+  std::vector<std::vector<Reading>> readings;
+  for (const Line* line : drawn) {
+    readings.push_back(readings_of(*line, f));
+    out += draw_clipped(*line, f, readings.back());
+  }
+  readings.emplace_back();
+  for (const Mark& mark : chart.marks) {
+    out += draw_mark(mark, f);
+    readings.back().push_back({f.px(mark.x), f.py(mark.y), mark.style, mark.note});
+  }
   std::vector<double> ends;
   for (const Line* line : drawn) {
     ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
@@ -382,20 +470,26 @@ std::string to_svg(const LineChart& chart) {
     const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
     const std::string css = series(drawn[i]->style);
     if (drawn[i]->broken) out += cross_at(x, ends[i], css);
+    // A leader through the figure would look like a line.
+    if (drawn[i]->dotted && x < f.right - 60) {
+      out += text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label));
+      continue;
+    }
     out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
                num(f.right + 8), " ", num(places[i]), "h5\"/>");
     out += text_at(f.right + 17, places[i] + 4, "label " + css, shortened(drawn[i]->label));
   }
-  return out + "</svg>";
+  return with_readings(out + "</svg>", id, chart.title, readings);
 }
 
-std::string to_svg(const Scatter& scatter) {
+std::string draw(const Scatter& scatter) {
   if (scatter.dots.empty()) return "";
   const std::string id = id_of(scatter.title);
   Frame f{.x = scatter.x, .y = scatter.y};
   std::string out = open_svg(scatter.title, scatter.description, id) + grid(f);
   out += draw_levels(scatter.levels, f);
   std::vector<Box> taken;
+  std::vector<Reading> readings;
   for (const Dot& dot : scatter.dots) {
     const double r = radius_of(dot);
     taken.push_back({f.px(dot.x) - r, f.py(dot.y) - r, f.px(dot.x) + r, f.py(dot.y) + r});
@@ -404,15 +498,15 @@ std::string to_svg(const Scatter& scatter) {
     const std::string css = series(dot.style);
     const double x = f.px(dot.x), y = f.py(dot.y);
     const double radius = radius_of(dot);
-    out += "<g><title>" + escape(dot.note) + "</title>";
+    readings.push_back({x, y, dot.style, dot.note});
     out += line_at(x, f.py(dot.low), x, f.py(dot.high), "whisker " + css);
     if (dot.x_high > dot.x_low) {
       out += line_at(f.px(dot.x_low), y, f.px(dot.x_high), y, "whisker " + css);
     }
     out += str("<circle class=\"", std::isfinite(dot.size) ? "bubble " : "ring ", css, "\" r=\"",
                num(radius), "\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
-    out += str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y),
-               "\"/></g>");
+    out +=
+        str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
     const std::string label = shortened(dot.label);
     const Box box =
         free_place(x, y, radius, 7.2 * static_cast<double>(display_width(label)), f, taken);
@@ -420,10 +514,10 @@ std::string to_svg(const Scatter& scatter) {
     out += text_at(box.to_left ? box.right : box.left, box.bottom - 3,
                    (box.to_left ? "label end " : "label ") + css, label);
   }
-  return out + "</svg>";
+  return with_readings(out + "</svg>", id, scatter.title, {readings});
 }
 
-std::string to_svg(const Strip& strip) {
+std::string draw(const Strip& strip) {
   constexpr double kStripWidth = 150, kStripHeight = 22, kMargin = 7;
   const Axis axis = make_axis("", Unit::kPlain, strip.low, strip.high);
   const auto px = [&](double v) { return kMargin + axis.at(v) * (kStripWidth - 2 * kMargin); };

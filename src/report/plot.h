@@ -1,5 +1,11 @@
-// Charts as inline SVG. Colours and dashes are CSS classes s0, s1, ... of report/style.cpp (s0: the
-// baseline), so one drawing serves light, dark and print; every line is labelled at its end.
+// Charts as inline SVG, with the values to read laid over them. Colours and dashes are CSS classes
+// s0, s1, ... of report/style.cpp (s0: the baseline), so one drawing serves light, dark and print;
+// every line is labelled at its end.
+//
+// A value to read is a radio button without an appearance of its own. The buttons of a line are one
+// group, so that Tab goes from line to line and the arrow keys along a line. Its name is the text
+// that style.cpp shows while the button has the focus or the pointer. Nothing of this takes a
+// script.
 #pragma once
 
 #include <string>
@@ -9,7 +15,8 @@
 
 namespace headloom::report {
 
-enum class Unit { kPlain, kPercent, kCount, kSeconds };
+// Points are hundredths, as percents are: those by which two shares differ.
+enum class Unit { kPlain, kPercent, kPoints, kCount, kSeconds };
 
 struct Axis {
   std::string label;
@@ -17,6 +24,7 @@ struct Axis {
   bool log = false;
   double low = 0, high = 1;
   std::vector<std::string> names{};  // of the values 0, 1, ...; empty for numbers
+  std::vector<double> places{};      // of the ticks; empty: round numbers
   // Tick values inside [low, high].
   std::vector<double> ticks() const;
   std::string tick_text(double value) const;
@@ -30,13 +38,15 @@ Axis make_axis(std::string label, Unit unit, double low, double high, bool log =
 struct LinePoint {
   double x = 0, y = 0;
   double low = 0, high = 0;  // of the band
+  std::string note{};        // what is read there; empty: the values by the axes
 };
 
 struct Line {
   std::string label;
-  int style = 0;                  // CSS class s<style>
-  bool broken = false;            // a failed run: thin, a cross at its end
-  std::vector<LinePoint> points;  // finite
+  int style = 0;                    // CSS class s<style>
+  bool broken = false;              // a failed run: thin, a cross at its end
+  std::vector<LinePoint> points{};  // finite
+  bool dotted = false;              // points with whiskers in place of a band
 };
 
 // A dotted level with its name.
@@ -50,7 +60,7 @@ struct Mark {
   int style = 0;
   double x = 0, y = 0;
   bool edge = false;
-  std::string note;  // tooltip
+  std::string note;  // what is read there
 };
 
 struct LineChart {
@@ -60,9 +70,10 @@ struct LineChart {
   std::vector<Line> lines;
   std::vector<Level> levels{};
   std::vector<Mark> marks{};
+  std::vector<Line> floors{};  // levels that change along x
 };
 // Empty where there is nothing to draw.
-std::string to_svg(const LineChart& chart);
+std::string draw(const LineChart& chart);
 
 struct Dot {
   std::string label;
@@ -71,7 +82,7 @@ struct Dot {
   double low = 0, high = 0;  // whisker in y
   double x_low = 0, x_high = 0;
   double size = kUnknown;  // area, relative to the largest; unknown: a small ring
-  std::string note{};      // tooltip
+  std::string note{};      // what is read there
 };
 
 struct Scatter {
@@ -80,7 +91,7 @@ struct Scatter {
   std::vector<Dot> dots;
   std::vector<Level> levels{};
 };
-std::string to_svg(const Scatter& scatter);
+std::string draw(const Scatter& scatter);
 
 // One table row's seeds on a scale shared by the rows: dots, the mean with its interval, and a thin
 // line at the baseline's mean.
@@ -92,6 +103,6 @@ struct Strip {
   double mean = kUnknown, half_width = kUnknown;  // of the interval
   double reference = kUnknown;
 };
-std::string to_svg(const Strip& strip);
+std::string draw(const Strip& strip);
 
 }  // namespace headloom::report

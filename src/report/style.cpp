@@ -86,7 +86,7 @@ ul.problems { margin: 14px 0 0; padding-left: 20px; font-size: 14.5px; }
 figure { margin: 0; break-inside: avoid; }
 figure.wide { grid-column: 1 / -1; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px 24px; }
-.panels svg.chart text { font-size: 15px; } .panels svg.chart .tick { font-size: 14px; }
+.narrow svg.chart text { font-size: 15px; } .narrow svg.chart .tick { font-size: 14px; }
 .links { white-space: nowrap; } .links a { margin-left: 6px; }
 a { color: var(--accent); } a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 20px; padding: 0; margin: 22px 0 0;
@@ -104,7 +104,7 @@ svg .tick { fill: var(--faint); font-size: 11.5px; }
 svg .note { font-size: 11.5px; font-style: italic; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--faint); }
 svg .arrow { fill: var(--c); } svg .mark { fill: none; stroke: var(--c); stroke-width: 1.8; }
-svg .floor { stroke: var(--faint); stroke-dasharray: 1 3; }
+svg .floor { fill: none; stroke: var(--faint); stroke-dasharray: 1 3; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-dasharray: var(--d);
   stroke-linejoin: round; }
 svg .broken { stroke-width: 1.2; opacity: 0.75; }
@@ -113,7 +113,18 @@ svg .band { fill: var(--c); opacity: 0.15; }
 svg.many .band { opacity: 0.07; }
 svg .leader { fill: none; stroke: var(--c); stroke-width: 1; opacity: 0.4; }
 svg .label { fill: var(--c); font-weight: 560; }
-svg .hit { fill: transparent; } svg .hit:hover { fill: var(--ink); fill-opacity: 0.18; }
+svg .thin { stroke-width: 1; opacity: 0.6; }
+.plot { position: relative; }
+.plot input { appearance: none; position: absolute; width: 16px; height: 16px; margin: -8px 0 0 -8px;
+  padding: 0; border: 0; border-radius: 50%; background: transparent; font-family: inherit; }
+.plot input:hover, .plot input:focus-visible { z-index: 2; outline: 2px solid var(--ground);
+  box-shadow: inset 0 0 0 3px var(--c); }
+.plot input:focus-visible { z-index: 3; }
+.plot input:hover::after, .plot input:focus-visible::after { content: attr(aria-label);
+  position: absolute; left: 14px; bottom: 18px; width: max-content; max-width: min(240px, 42vw);
+  padding: 4px 9px; border: 1px solid var(--c); border-radius: 5px; background: var(--ground);
+  color: var(--ink); font-size: 13px; line-height: 1.35; text-align: left; pointer-events: none; }
+.plot input.left::after { left: auto; right: 14px; }
 svg .bubble { fill: var(--c); fill-opacity: 0.16; stroke: var(--c); }
 svg .ring { fill: none; stroke: var(--c); } svg .dot { fill: var(--c); }
 svg .whisker { stroke: var(--c); stroke-width: 1.5; }
@@ -168,7 +179,7 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
     --warn-ground: #fff; --c0: #3c4147; --c1: #1766b5; --c2: #c6501a; --c3: #0b8563; --c4: #8455c4;
     --c5: #9a6c00; --c6: #c03a78; --c7: #0f8296; --c8: #647516; }
   body { font-size: 10.5pt; } main, footer { max-width: none; padding: 0; }
-  nav, .links { display: none; }
+  nav, .links, .plot input { display: none; }
   .scroll { overflow: visible; } table { font-size: 8pt; } th, td { padding: 4px 6px; }
   td.result { font-size: 9pt; } td small, th small { font-size: 7pt; }
   td.seeds, thead th.seeds { display: none; }

@@ -141,11 +141,11 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   return row;
 }
 
-// The difference of two runs on each part of the held-out data is added to `sums`. False where the
-// parts of a run are not known or are others.
-bool add_part_differences(const Run& a, const Run& b, std::vector<double>& sums) {
-  const std::vector<double>& left = a.points.back().quality_parts;
-  const std::vector<double>& right = b.points.back().quality_parts;
+// The difference of two points on each part of the held-out data is added to `sums`. False where
+// the parts of one are not known or are others.
+bool add_part_differences(const Point& a, const Point& b, std::vector<double>& sums) {
+  const std::vector<double>& left = a.quality_parts;
+  const std::vector<double>& right = b.quality_parts;
   if (sums.empty()) sums.resize(left.size());
   if (left.size() < 2 || left.size() != sums.size() || right.size() != sums.size()) return false;
   for (size_t i = 0; i < sums.size(); ++i) sums[i] += left[i] - right[i];
@@ -156,37 +156,22 @@ bool add_part_differences(const Run& a, const Run& b, std::vector<double>& sums)
 Verdict paired(const Row& a, const Row& b) {
   Verdict verdict;
   if (a.finished == 0 || b.finished == 0) return verdict;
-  std::map<int64_t, std::pair<const Run*, const Run*>> seeds;
+  std::map<int64_t, std::pair<const Point*, const Point*>> seeds;
   for (const Run* run : a.runs) {
-    if (has_result(*run)) seeds[run->seed].first = run;
+    if (has_result(*run)) seeds[run->seed].first = &run->points.back();
   }
   for (const Run* run : b.runs) {
-    if (has_result(*run)) seeds[run->seed].second = run;
+    if (has_result(*run)) seeds[run->seed].second = &run->points.back();
   }
-  std::vector<double> differences, parts;
-  bool parts_known = true;
-  for (const auto& [seed, runs] : seeds) {
-    if (runs.first && runs.second) {
-      parts_known = parts_known && add_part_differences(*runs.first, *runs.second, parts);
-      differences.push_back(runs.first->points.back().quality - runs.second->points.back().quality);
+  PairedPoints pairs;
+  for (const auto& [seed, points] : seeds) {
+    if (points.first && points.second) {
+      pairs.push_back(points);
     } else {
       verdict.unpaired.push_back(seed);
     }
   }
-  // What makes a part of the data hard for both models cancels in the differences of the parts.
-  // Where they are all the same but not zero (one model is always right, the other always wrong)
-  // they say nothing of other data.
-  double error = independent_error(a.result.shared_error, b.result.shared_error);
-  double df = std::numeric_limits<double>::infinity();
-  if (parts_known && !parts.empty()) {
-    for (double& part : parts) part /= static_cast<double>(differences.size());
-    const double of_parts = standard_error(parts);
-    if (of_parts > 0 || parts[0] == 0) {
-      error = of_parts;
-      df = static_cast<double>(parts.size() - 1);
-    }
-  }
-  verdict.difference = estimate(differences, error, df);
+  verdict.difference = paired_difference(pairs);
   verdict.p = p_value(verdict.difference, 0);
   return verdict;
 }
@@ -312,6 +297,34 @@ Stat stat_of(const std::vector<double>& values) {
   return stat;
 }
 
+Estimate paired_difference(const PairedPoints& seeds) {
+  std::vector<double> differences, parts;
+  double first_squares = 0, second_squares = 0;
+  bool parts_known = true;
+  for (const auto& [first, second] : seeds) {
+    differences.push_back(first->quality - second->quality);
+    first_squares += first->quality_error * first->quality_error;
+    second_squares += second->quality_error * second->quality_error;
+    parts_known = parts_known && add_part_differences(*first, *second, parts);
+  }
+  const auto count = static_cast<double>(seeds.size());
+  double error =
+      independent_error(std::sqrt(first_squares / count), std::sqrt(second_squares / count));
+  double df = std::numeric_limits<double>::infinity();
+  // What makes a part of the data hard for both models cancels in the differences of the parts.
+  // Where they are all the same but not zero (one model is always right, the other always wrong)
+  // they say nothing of other data.
+  if (parts_known && !parts.empty()) {
+    for (double& part : parts) part /= count;
+    const double of_parts = standard_error(parts);
+    if (of_parts > 0 || parts[0] == 0) {
+      error = of_parts;
+      df = static_cast<double>(parts.size() - 1);
+    }
+  }
+  return estimate(differences, error, df);
+}
+
 bool run_failed(const Run& run) {
   if (run.state == RunState::kFailed) return true;
   return run.state == RunState::kFinished && !std::isfinite(last(run, &Point::quality));
@@ -325,7 +338,10 @@ std::string run_problem(const Run& run) {
   if (!run.problem.empty()) return run.problem;
   if (run.state == RunState::kFailed) return "failed without a message";
   if (run.points.empty()) return "finished without an evaluation";
-  return str("the last evaluation gave ", run.points.back().quality, ", which is not finite");
+  const double last_value = run.points.back().quality;
+  // The sign of a NaN means nothing.
+  return str("the last evaluation gave ", std::isnan(last_value) ? "nan" : str(last_value),
+             ", which is not finite");
 }
 
 std::string failed_runs(const Row& row) {

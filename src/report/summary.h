@@ -14,6 +14,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/comparison.h"
@@ -112,6 +113,11 @@ struct Summary {
 };
 
 Summary summarize(const Comparison& comparison);
+
+// What two models differ by in the metric, the first minus the second: two points a seed, both of
+// runs from that seed and with a finite metric.
+using PairedPoints = std::vector<std::pair<const Point*, const Point*>>;
+Estimate paired_difference(const PairedPoints& seeds);
 
 // "1 failed run of `dcmha`".
 std::string failed_runs(const Row& row);

@@ -17,6 +17,7 @@ double parameters(const Row& row) {
 }
 double flops(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
 double state(const Row& row) { return row.build ? row.build->state() : kUnknown; }
+double whole_state(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
 
 // "39,800 to 40,200"; empty for a single value.
 std::string range_note(const Stat& stat, std::string (*text)(double)) {
@@ -242,6 +243,7 @@ std::vector<Column> result_columns(const TaskSummary& task) {
   columns.push_back(measured(task, "parameters", "", parameters, count));
   columns.push_back(measured(task, "FLOPs", "a token", flops, count));
   columns.push_back(measured(task, "state", "a token", state, bytes));
+  columns.push_back(measured(task, "whole state", "a sequence", whole_state, bytes));
   columns.push_back(ranged(task, "memory", "peak", &Row::peak_memory, bytes));
   for (size_t i = quality; i < columns.size(); ++i) columns[i].cost = true;
   std::erase_if(columns, [](const Column& column) { return column.cells.empty(); });

@@ -116,12 +116,13 @@ std::string to_text(const Comparison& comparison, int width) {
       }
     }
   }
-  out += wrapped(str("± is half the 95% interval of the mean. Differences are paired by seed; the "
-                     "words are of "
-                     "a paired t test with Holm's procedure over all ",
-                     summary.tested, " tests of this report.",
-                     leads ? " * is no claim, for the reasons given." : ""),
-                 columns);
+  std::string legend = "± is half the 95% interval of the mean. Differences are paired by seed; ";
+  legend += summary.tested > 0
+                ? str("the words are of a paired t test with Holm's procedure over all ",
+                      summary.tested, " tests of this report.")
+                : "nothing was tested.";
+  if (leads) legend += " * is no claim, for the reasons given.";
+  out += wrapped(legend, columns);
   return out;
 }
 

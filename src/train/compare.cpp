@@ -13,12 +13,6 @@ namespace {
 
 constexpr int kAttempts = 2;  // of a run whose process ends before it is done
 
-void write_plan_file(const PlannedRun& planned, const std::string& folder) {
-  const std::string file = folder + "/plan/" + planned.path + ".toml";
-  make_folders(file.substr(0, file.rfind('/')));
-  write_file(file, to_toml(plan_file(planned)));
-}
-
 // One run after another in this process.
 void train_in_turn(Experiment& experiment, const CompareControl& control, CompareOutcome& outcome) {
   for (auto ready = experiment.ready(); !ready.empty(); ready = experiment.ready()) {
@@ -43,8 +37,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     for (PlannedRun* next : experiment.ready()) {
       if (interrupted() || workers.running() >= static_cast<size_t>(control.jobs)) break;
       if (under_way.contains(next)) continue;
-      write_plan_file(*next, control.folder);
-      workers.start(control.command(next->path), next);
+      workers.start(control.command(write_plan_file(*next, control.folder)), next);
       under_way.insert(next);
     }
     if (workers.running() == 0) return;
@@ -132,16 +125,15 @@ std::vector<std::string> plan_comparison(const CompareConfig& config,
   Experiment experiment(config, control);
   experiment.open();
   if (control.progress) control.progress(experiment.outcome());
-  std::vector<std::string> paths;
+  std::vector<std::string> names;
   for (const PlannedRun* planned : experiment.ready()) {
-    write_plan_file(*planned, control.folder);
-    paths.push_back(planned->path);
+    names.push_back(write_plan_file(*planned, control.folder));
   }
-  return paths;
+  return names;
 }
 
-report::Run train_planned(const std::string& folder, const std::string& path) {
-  PlannedRun planned = read_plan_file(folder, path);
+report::Run train_planned(const std::string& folder, const std::string& name) {
+  PlannedRun planned = read_plan_file(folder, name);
   refresh(planned, folder);
   if (!planned.finished) train_run(planned, folder, label_of(planned));
   return planned.run;

@@ -72,7 +72,7 @@ struct CompareControl {
   bool fresh = false;                                        // remove the runs that are there
   std::function<void(const CompareOutcome&)> progress = {};  // called first, then after each run
   int64_t jobs = 1;                                          // processes that train side by side
-  // The command that calls train_planned() for a run, given its path; for more than one job.
+  // The command that calls train_planned() for a run, given its name; for more than one job.
   std::function<std::vector<std::string>(const std::string& run)> command = {};
   // Seconds of one training step, measured; for a budget of seconds.
   std::function<double(const RunConfig&, const data::Task&)> step_seconds = {};
@@ -86,15 +86,16 @@ struct CompareControl {
 // taken up once more.
 CompareOutcome compare(const CompareConfig& config, const CompareControl& control);
 
-// The paths below the folder of all runs that can be trained now and are not finished:
-// "runs/copy/mha/seed-1". While settings are chosen, those are runs of the sweep; another call
-// tells what comes after them. Writes a file for each, by which train_planned() trains it.
+// The names of all runs that can be trained now and are not finished: the path below the folder and
+// a hash of the configuration, "runs/copy/mha/seed-1@8f2c64e0a1b3d579". While settings are chosen,
+// those are runs of the sweep; another call tells what comes after them. Writes a file for each, by
+// which train_planned() trains it.
 std::vector<std::string> plan_comparison(const CompareConfig& config,
                                          const CompareControl& control);
 
 // Trains one run that was planned in the comparison's folder, or goes on with it, and leaves its
 // result there. Returns the run; a run that was interrupted has the state kRunning. Throws
-// UsageError for a path that is not planned.
-report::Run train_planned(const std::string& folder, const std::string& path);
+// UsageError for a name that is not planned, as after a change of the configuration.
+report::Run train_planned(const std::string& folder, const std::string& name);
 
 }  // namespace headloom

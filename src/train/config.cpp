@@ -47,7 +47,8 @@ void TrainOptions::fields(Fields& f) {
           "which take turns everywhere in the data. A comparison with a [sweep] sets it",
           {"all", "validation", "test"});
   f.field("stop_accuracy", stop_accuracy,
-          "the run ends at the first evaluation that reaches this accuracy; absent: never early",
+          "the run ends at the first evaluation that reaches this accuracy on validation data; "
+          "absent: never early",
           Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
   f.field("checkpoint_every", checkpoint_every, "steps between checkpoints; absent: eval_every",
           at_least(1));

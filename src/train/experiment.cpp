@@ -7,6 +7,7 @@
 
 #include "core/differences.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/json_text.h"
 #include "core/problem.h"
 #include "core/text.h"
@@ -184,6 +185,17 @@ Node absolute(const Node& config) {
   return write_fields(run);
 }
 
+// Whether the configuration lets a run end before the budget does.
+bool stops_early(const CompareConfig& config) {
+  const auto has = [](const Node& train) {
+    return train.is_table() && train.find("stop_accuracy") != nullptr;
+  };
+  const auto any = [&](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [&](const auto& one) { return has(one.train); });
+  };
+  return has(config.train) || any(config.models) || any(config.tasks);
+}
+
 // Neither finished nor given up.
 bool can_run(const PlannedRun& planned) {
   return !planned.finished && planned.run.state != report::RunState::kFailed;
@@ -211,7 +223,13 @@ std::string label_of(const PlannedRun& planned) {
   return label;
 }
 
-Node plan_file(const PlannedRun& planned) {
+namespace {
+
+std::string plan_path(const std::string& folder, const std::string& path) {
+  return folder + "/plan/" + path + ".toml";
+}
+
+std::string plan_text(const PlannedRun& planned) {
   Node root = absolute(planned.config), run;
   run.set("model", text_node(planned.run.model));
   run.set("task", text_node(planned.run.task));
@@ -220,16 +238,32 @@ Node plan_file(const PlannedRun& planned) {
   bytes.value = planned.bytes_per_token;
   run.set("bytes_per_token", bytes);
   root.set("run", run);
-  return root;
+  return to_toml(root);
 }
 
-PlannedRun read_plan_file(const std::string& folder, const std::string& path) {
-  const std::string file = folder + "/plan/" + path + ".toml";
+}  // namespace
+
+std::string write_plan_file(const PlannedRun& planned, const std::string& folder) {
+  const std::string file = plan_path(folder, planned.path), text = plan_text(planned);
+  make_folders(file.substr(0, file.rfind('/')));
+  write_file(file, text);
+  return planned.path + "@" + hash_text(text);
+}
+
+PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
+  const std::string path = name.substr(0, name.rfind('@'));
+  const std::string file = plan_path(folder, path);
   if (path.find("..") != std::string::npos || !fs::exists(file)) {
-    usage_error("--run ", path, ": there is no such run in the plan of ", folder,
+    usage_error("--run ", name, ": there is no such run in the plan of ", folder,
                 "; headloom compare --plan prints the runs that can be trained now.");
   }
-  const Node root = read_toml(file);
+  const std::string text = read_file(file);
+  if (name != path + "@" + hash_text(text)) {
+    usage_error("--run ", name, ": the plan of ", folder, " has ", path,
+                " with another configuration by now; headloom compare --plan prints the runs that "
+                "can be trained now.");
+  }
+  const Node root = parse_toml(text, file);
   PlannedRun planned;
   planned.path = path;
   for (const auto& [key, value] : root.table()) {
@@ -282,7 +316,10 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
 }
 
 Experiment::Experiment(const CompareConfig& config, const CompareControl& control)
-    : config_(config), control_(control), sweep_(Sweep::read(config.sweep)) {
+    : config_(config),
+      control_(control),
+      sweep_(Sweep::read(config.sweep)),
+      splits_(!sweep_.empty() || stops_early(config)) {
   if (fs::is_directory(control.folder)) lock_.emplace(control.folder);
   check_names(config.models, "models");
   check_names(config.tasks, "tasks");
@@ -353,14 +390,14 @@ void Experiment::add_task(size_t t) {
   run.train.seed = 0;
   tasks_.push_back(run.build_task());
   const data::Task& task = *tasks_.back();
-  if (!sweep_.empty()) {
+  if (splits_) {
     try {
       check_split(task, Split::validation);
     } catch (const UsageError& error) {
       usage_error("task '", config_.tasks[t].name, "': ", error.what());
     }
   }
-  outcome_.comparison.tasks.push_back(report_task(config_.tasks[t].name, task));
+  outcome_.comparison.tasks.push_back(report_task(config_.tasks[t].name, task, *run.task));
   parameters_.push_back(0);
   costs_.push_back(0);
   steps_.push_back(0);
@@ -441,24 +478,21 @@ void Experiment::add_model(size_t m, size_t t) {
     RunConfig run = built(m, t, {});
     const std::shared_ptr<Model> counted = build_without_memory(run.model);
     check_training_fits(*counted, task, run.train);
-    const ModelCosts costs = model_costs(*counted, task.length());
-    const std::optional<MeasuredState> state = measured_state(*counted, task.length());
     RunConfig baseline = built(0, t, {});
     std::vector<std::string> changed;
     for (const Difference& d : differences(write_fields(baseline.train), write_fields(run.train))) {
       if (d.key != "steps")
         changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
     }
-    comparison.builds.push_back(
-        {.model = config_.models[m].name,
-         .task = config_.tasks[t].name,
-         .parameters = costs.parameters,
-         .flops_per_token = costs.flops_per_token,
-         .state_bytes_per_token = costs.state_bytes_per_token,
-         .measured_state_bytes_per_token = state ? state->bytes_per_token : report::kUnknown,
-         .mechanism_share = costs.mechanism_share,
-         .config = to_toml(write_fields(run.model)),
-         .train_differences = join(changed)});
+    RunConfig reported = run;
+    reported.train.eval_split = "test";
+    report::TaskInfo& info = comparison.tasks[t];
+    if (info.stopping.empty()) info.stopping = stopping_text(reported.train);
+    report::Build build = report_build(*counted, task);
+    build.model = config_.models[m].name;
+    build.task = config_.tasks[t].name;
+    build.train_differences = join(changed);
+    comparison.builds.push_back(std::move(build));
     comparison.models[m].source = mixer_sources(run.model);
   } catch (const UsageError& error) {
     usage_error(named(m, t), ": ", error.what());
@@ -475,7 +509,12 @@ void Experiment::add_model(size_t m, size_t t) {
     try {
       add_trial(cells_.back(), point);
     } catch (const UsageError& error) {
-      usage_error(named(m, t), " with ", sweep_.text(point), " of [sweep]: ", error.what());
+      const std::string problem = error.what();
+      // A value that is wrong by itself is named by its key.
+      usage_error(
+          named(m, t),
+          problem.starts_with("sweep.") ? "" : " with " + sweep_.text(point) + " of [sweep]", ": ",
+          problem);
     }
   }
 }
@@ -483,7 +522,7 @@ void Experiment::add_model(size_t m, size_t t) {
 PlannedRun Experiment::plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,
                             bool sweep, const std::string& path) {
   run.train.seed = seed;
-  if (!sweep_.empty()) run.train.eval_split = sweep ? "validation" : "test";
+  if (splits_) run.train.eval_split = sweep ? "validation" : "test";
   PlannedRun planned;
   planned.path = path;
   planned.config = write_fields(run);
@@ -523,8 +562,11 @@ void Experiment::add_finals(Cell& cell) {
   }
 }
 
-// Takes the run as it is in the folder, or moves one of another configuration out of the way.
+// Takes the run as it is in the folder, or moves one of another configuration out of the way. A
+// command that was printed for another configuration is void.
 void Experiment::adopt(PlannedRun& planned) {
+  const std::string plan = plan_path(control_.folder, planned.path);
+  if (fs::exists(plan) && read_file(plan) != plan_text(planned)) fs::remove(plan);
   const std::string folder = control_.folder + "/" + planned.path;
   const Present found = present(folder, planned.config);
   if (found == Present::other) set_aside(folder);

@@ -27,9 +27,11 @@ struct PlannedRun {
 // "copy mha seed 1 lr=0.002", for progress.
 std::string label_of(const PlannedRun& planned);
 
-// What a line of the plan says to whoever trains the run.
-Node plan_file(const PlannedRun& planned);
-PlannedRun read_plan_file(const std::string& folder, const std::string& path);
+// Writes what whoever trains the run needs, and returns the run's name in the plan: its path and a
+// hash of what was written, "runs/copy/mha/seed-1@8f2c64e0a1b3d579".
+std::string write_plan_file(const PlannedRun& planned, const std::string& folder);
+// Throws UsageError where no run of that name is planned, or another by now.
+PlannedRun read_plan_file(const std::string& folder, const std::string& name);
 
 // Reads what the run's folder has of it.
 void refresh(PlannedRun& planned, const std::string& folder);
@@ -89,6 +91,9 @@ class Experiment {
   const CompareConfig& config_;
   const CompareControl& control_;
   const Sweep sweep_;
+  // Whether validation data decide anything: a setting, or when a run ends. Results are then those
+  // on test data.
+  const bool splits_;
   std::optional<FolderLock> lock_;
   CompareOutcome outcome_;  // what does not change while runs are trained
   std::vector<std::shared_ptr<data::Task>> tasks_;

@@ -9,8 +9,10 @@
 #include "core/files.h"
 #include "core/text.h"
 #include "model/describe.h"
+#include "report/format.h"
 #include "train/result.h"
 #include "train/run_folder.h"
+#include "train/sweep.h"
 
 namespace headloom {
 namespace {
@@ -113,7 +115,8 @@ report::Point report_point(const EvalPoint& p, double bytes_per_token) {
           .expert_load = p.expert_load};
 }
 
-report::TaskInfo report_task(const std::string& name, const data::Task& task) {
+report::TaskInfo report_task(const std::string& name, const data::Task& task,
+                             data::TaskSpec& options) {
   const bool text = task.bytes_per_token() > 0;
   report::TaskInfo out{.name = name,
                        .description = task.describe(),
@@ -121,6 +124,11 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task) {
                        .unit = work_unit(task).name,
                        .lower_is_better = true,
                        .percent = !text};
+  out.options.push_back({"type", options.type()});
+  const Node written = write_fields(options);
+  for (const auto& [key, value] : written.table()) {
+    out.options.push_back({key, toml_value(value)});
+  }
   // A floor in bits per byte would be that of a uniform guess, which no model stays at.
   if (text) return out;
   for (const data::Floor& floor : task.floors()) {
@@ -129,10 +137,39 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task) {
   return out;
 }
 
+std::string stopping_text(const TrainOptions& options) {
+  if (!options.stop_accuracy) return "";
+  const char* const results =
+      options.eval_split == "test" ? "; their results are of other data, the test data"
+      : options.eval_split == "all"
+          ? ", which is half of the data of their results and makes these a little too good"
+          : ", which is also the data of their results and makes these too good";
+  return str("runs end once they reach an accuracy of ", report::percent(*options.stop_accuracy),
+             " on validation data", results);
+}
+
+report::Build report_build(const Model& model, const data::Task& task) {
+  const ModelCosts costs = model_costs(model, task.length());
+  const std::optional<MeasuredState> state = measured_state(model, task.length());
+  ModelConfig config = model.config();
+  report::Build out{.parameters = costs.parameters,
+                    .flops_per_token = costs.flops_per_token,
+                    .state_bytes_per_token = costs.state_bytes_per_token,
+                    .mechanism_share = costs.mechanism_share,
+                    .config = to_toml(write_fields(config))};
+  if (state) out.measured_state_bytes_per_token = state->bytes_per_token;
+  if (costs.state_bytes > 0) out.state_bytes = costs.state_bytes;
+  return out;
+}
+
 RunReport::RunReport(const std::vector<std::string>& folders) {
   struct KnownTask {
     std::string name;
     std::shared_ptr<data::Task> task;
+  };
+  const auto task_info = [&](const std::string& name) -> report::TaskInfo& {
+    return *std::find_if(empty_.tasks.begin(), empty_.tasks.end(),
+                         [&](const report::TaskInfo& task) { return task.name == name; });
   };
   std::map<std::string, KnownTask> tasks;     // by configuration
   std::map<std::string, std::string> labels;  // by configuration
@@ -148,8 +185,10 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       known.task = config.task->build(0);
       known.name = unique(place.task.empty() ? config.task->type() : place.task, task_names);
       task_names.insert(known.name);
-      empty_.tasks.push_back(report_task(known.name, *known.task));
+      empty_.tasks.push_back(report_task(known.name, *known.task, *config.task));
     }
+    std::string& stopping = task_info(known.name).stopping;
+    if (stopping.empty()) stopping = stopping_text(config.train);
     config.fit(data::sizes_of(*known.task));
     const std::string key = without_seed(config) + place.model;
     auto label = labels.find(key);
@@ -164,18 +203,10 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       if (std::none_of(empty_.models.begin(), empty_.models.end(), same)) {
         empty_.models.push_back({.label = name});
       }
-      const std::shared_ptr<Model> counted = build_without_memory(config.model);
-      const ModelCosts costs = model_costs(*counted, known.task->length());
-      const std::optional<MeasuredState> state = measured_state(*counted, known.task->length());
-      empty_.builds.push_back(
-          {.model = name,
-           .task = known.name,
-           .parameters = costs.parameters,
-           .flops_per_token = costs.flops_per_token,
-           .state_bytes_per_token = costs.state_bytes_per_token,
-           .measured_state_bytes_per_token = state ? state->bytes_per_token : report::kUnknown,
-           .mechanism_share = costs.mechanism_share,
-           .config = to_toml(write_fields(config.model))});
+      report::Build build = report_build(*build_without_memory(config.model), *known.task);
+      build.model = name;
+      build.task = known.name;
+      empty_.builds.push_back(std::move(build));
     }
     for (const Run& other : runs_) {
       if (other.run.model == label->second && other.run.task == known.name &&

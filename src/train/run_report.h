@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "data/task.h"
+#include "model/model.h"
 #include "report/comparison.h"
+#include "train/config.h"
 #include "train/state.h"
 
 namespace headloom {
@@ -14,8 +16,16 @@ namespace headloom {
 // share of wrong answers. `bytes_per_token`: the task's, 0 where it means nothing.
 report::Point report_point(const EvalPoint& point, double bytes_per_token);
 
-// A task as the report has it, with its floors.
-report::TaskInfo report_task(const std::string& name, const data::Task& task);
+// A task as the report has it, with its options and floors.
+report::TaskInfo report_task(const std::string& name, const data::Task& task,
+                             data::TaskSpec& options);
+
+// What train.stop_accuracy means for the results of runs (TaskInfo::stopping); empty without it.
+std::string stopping_text(const TrainOptions& options);
+
+// What a model is and costs on a task, as the report has it; without the labels of the two. The
+// model may be without memory.
+report::Build report_build(const Model& model, const data::Task& task);
 
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
 // whose configurations differ in train.seed alone are one model; its label is the name that its

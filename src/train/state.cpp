@@ -81,7 +81,8 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .loss_error = real(json, "eval_loss_error"),
                    .accuracy_error = real(json, "accuracy_error"),
                    .loss_parts = reals(json, "eval_loss_parts"),
-                   .accuracy_parts = reals(json, "accuracy_parts")};
+                   .accuracy_parts = reals(json, "accuracy_parts"),
+                   .validation_accuracy = real(json, "validation_accuracy")};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
@@ -225,6 +226,7 @@ void Metrics::add(const EvalPoint& p) {
                {"eval_loss_parts", rounded(p.loss_parts)},
                {"accuracy_parts", rounded(p.accuracy_parts)},
                {"train_loss", number(p.train_loss)}};
+  if (std::isfinite(p.validation_accuracy)) json["validation_accuracy"] = p.validation_accuracy;
   if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);
   append(json.dump());
 }

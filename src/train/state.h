@@ -49,6 +49,8 @@ struct EvalPoint {
   double accuracy_error = std::numeric_limits<double>::quiet_NaN();
   // Loss and accuracy of parts of the held-out data (Evaluation); empty where they are not known.
   std::vector<double> loss_parts = {}, accuracy_parts = {};
+  // By which train.stop_accuracy ends a run; NaN where that is not set.
+  double validation_accuracy = std::numeric_limits<double>::quiet_NaN();
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.

@@ -25,11 +25,16 @@ std::optional<double> number_in(const Node& node) {
 }
 
 // A number with six digits, which is what a person would have written.
-Node rounded(double value, const std::string& origin) {
+Node rounded(double value) {
   Node node;
   node.value = std::strtod(formatted("%.6g", value).c_str(), nullptr);
-  node.origin = origin;
   return node;
+}
+
+// Messages name the value by the key that it was swept by: "sweep.lr = 0.004".
+Node swept(const SweepKey& key, Node value) {
+  value.origin = str("sweep.", key.name, " = ", toml_value(value));
+  return value;
 }
 
 struct LogRange {
@@ -65,8 +70,7 @@ void read_range(const Node& node, SweepKey& key) {
   }
   key.factor = std::pow(range.to / range.from, 1.0 / static_cast<double>(range.count - 1));
   for (int64_t i = 0; i < range.count; ++i) {
-    key.values.push_back(
-        rounded(range.from * std::pow(key.factor, static_cast<double>(i)), node.origin));
+    key.values.push_back(rounded(range.from * std::pow(key.factor, static_cast<double>(i))));
   }
 }
 
@@ -148,6 +152,7 @@ void add_key(const std::string& name, const Node& node, std::vector<SweepKey>& k
                   " twice, expected different ones.");
     }
   }
+  for (Node& value : key.values) value = swept(key, value);
   for (const SweepKey& other : keys) {
     if (other.table == key.table && other.key == key.key) {
       usage_error(place_of(node), "[sweep] has '", other.name, "' and '", name,
@@ -306,7 +311,7 @@ std::vector<SweepPoint> Sweep::extension(const std::vector<Tried>& tried) const 
     const double value = *number_in((*best)[i]);
     const bool low = value == numbers.front();
     SweepPoint point = *best;
-    point[i] = rounded(low ? value / keys[i].factor : value * keys[i].factor, (*best)[i].origin);
+    point[i] = swept(keys[i], rounded(low ? value / keys[i].factor : value * keys[i].factor));
     next.push_back(std::move(point));
   }
   return next;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "core/memory.h"
 #include "core/text.h"
@@ -77,6 +78,7 @@ class Trainer {
     check_training_fits(config_);
     auto task = config_.build_task();
     check_split(*task, split_named(config_.train.eval_split));
+    if (config_.train.stop_accuracy) check_split(*task, Split::validation);
     if (!control.from.empty()) check_same_model(config_, control.from);
     return task;
   }
@@ -105,11 +107,12 @@ class Trainer {
     return true;
   }
 
-  // Whether the evaluation of this step ends the run early.
+  // Whether the evaluation of this step ends the run early. What is reported is not asked: of many
+  // evaluations the first that is good enough is better than it deserves.
   bool reached_accuracy() const {
     const std::vector<EvalPoint>& done = metrics_.evaluations();
     return options_.stop_accuracy && !done.empty() && done.back().step == state_.step &&
-           done.back().accuracy >= *options_.stop_accuracy;
+           done.back().validation_accuracy >= *options_.stop_accuracy;
   }
 
   void step() {
@@ -135,14 +138,21 @@ class Trainer {
     if (progress_.due()) show(point.loss);
   }
 
+  Evaluation evaluated(Split split) {
+    const Autocast autocast(options_.dtype, device_.type());
+    return evaluate(*model_, *task_, options_.eval_sequences,
+                    std::max<int64_t>(options_.batch / options_.accumulate, 1), {}, split);
+  }
+
+  // NaN where nothing asks for it. `e` is the evaluation that is reported.
+  double validation_accuracy(const Evaluation& e) {
+    if (!options_.stop_accuracy) return std::numeric_limits<double>::quiet_NaN();
+    if (options_.eval_split == "validation") return e.accuracy;
+    return evaluated(Split::validation).accuracy;
+  }
+
   void evaluate_now() {
-    Evaluation e;
-    {
-      const Autocast autocast(options_.dtype, device_.type());
-      e = evaluate(*model_, *task_, options_.eval_sequences,
-                   std::max<int64_t>(options_.batch / options_.accumulate, 1), {},
-                   split_named(options_.eval_split));
-    }
+    const Evaluation e = evaluated(split_named(options_.eval_split));
     if (!std::isfinite(e.loss)) stop_diverged("the held-out loss", e.loss, state_.step);
     const EvalPoint point{.step = state_.step,
                           .tokens = state_.tokens,
@@ -154,7 +164,8 @@ class Trainer {
                           .loss_error = e.loss_error,
                           .accuracy_error = e.accuracy_error,
                           .loss_parts = e.loss_parts,
-                          .accuracy_parts = e.accuracy_parts};
+                          .accuracy_parts = e.accuracy_parts,
+                          .validation_accuracy = validation_accuracy(e)};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;
@@ -176,7 +187,9 @@ class Trainer {
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
     const CheckpointStore& store = session_.checkpoints();
     const auto steps = store.steps();
-    fail(session_.folder(), ": ", what, " became ", value, " at step ", step,
+    // The sign of a NaN means nothing.
+    fail(session_.folder(), ": ", what, " became ", std::isnan(value) ? "nan" : str(value),
+         " at step ", step,
          steps.empty() ? "; there is no checkpoint before it."
                        : str("; the last good checkpoint is ", store.folder(steps.back()), "."),
          " A lower train.lr or a longer train.warmup may help.");

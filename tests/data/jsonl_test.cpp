@@ -68,6 +68,17 @@ TEST(Jsonl, PredictsEveryTokenOfATextAndCutsLongOnes) {
   EXPECT_EQ(seen, (std::set<std::string>{"bcde", "y$--"}));
 }
 
+// What is not read may be anything, keys that come twice in it included.
+TEST(Jsonl, OtherKeysAreNotRead) {
+  const TempFolder folder;
+  const std::string more = ", \"meta\": {\"a\": {\"label\": 1}, \"a\": [{\"b\": 1, \"b\": 2}]}}\n";
+  std::string lines;
+  for (const char* input : {"a", "b", "c", "d"}) {
+    lines += str("{\"input\": \"", input, "\", \"label\": \"x\"", more);
+  }
+  EXPECT_EQ(error_of(config_of(folder, lines, "length = 4\nheld_out = 0.5")), "(no such error)");
+}
+
 TEST(Jsonl, BrokenLinesAreNamedAndNumbered) {
   const TempFolder folder;
   const std::string good = "{\"input\": \"a\", \"label\": \"b\"}\n";
@@ -82,6 +93,9 @@ TEST(Jsonl, BrokenLinesAreNamedAndNumbered) {
                   place + "has a \"label\" that is no text.");
   expect_contains(error("{\"text\": \"a\"}"), place + "has \"text\", but the lines before it");
   expect_contains(error("{\"other\": \"a\"}"), place + "has no \"text\" and no \"input\"");
+  expect_contains(error("{\"input\": \"a\", \"label\": \"\"}"), place + "has an empty \"label\".");
+  expect_contains(error("{\"input\": \"a\", \"label\": \"b\", \"l\\u0061bel\": \"c\"}"),
+                  place + "has the key \"label\" twice");
   expect_contains(
       error("{\"input\": \"a\", \"label\": \"12345\"}"),
       place + "has a label of 6 tokens with the end token, but the context is length = 4");

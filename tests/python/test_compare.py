@@ -127,7 +127,8 @@ def test_what_cannot_be_swept_is_one_sentence(tmp_path):
     place(tmp_path, COMPARE)
     for sweep, said in {
         "{lrr=[1e-3]}": "did you mean 'lr'?",
-        "{lr=[1e-3, -1.0]}": "'train.lr' is -1",
+        "{lr=[1e-3, -1.0]}": "sweep.lr = -1.0: 'train.lr' is -1",
+        "{lr={from=1e-2}}": "--set sweep: 'sweep.lr' has no 'to'",
         "{lr=[]}": "'sweep.lr' is empty",
         "{lr={from=1e-2, to=1e-3, count=3}}": "expected less than 'to'",
         "{lr={from=1e-3, to=1e-2, count=1}}": "count",

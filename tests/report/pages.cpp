@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <map>
 #include <sstream>
 
+#include "report/across.h"
 #include "report/charts.h"
 #include "report/summary.h"
 #include "report/synthetic.h"
@@ -93,6 +95,7 @@ std::map<std::string, Comparison> pages() {
   }
 
   out["swept"] = swept();
+  out["lengths"] = lengths();
 
   out["nothing"] = quickstart();
   out["nothing"].runs.clear();
@@ -176,7 +179,8 @@ TEST_P(Page, CanBeWritten) {
 
 INSTANTIATE_TEST_SUITE_P(All, Page,
                          testing::Values("quickstart", "progress", "failed", "many", "experts",
-                                         "swept", "nothing", "empty", "single", "hostile"),
+                                         "swept", "lengths", "nothing", "empty", "single",
+                                         "hostile"),
                          [](const auto& info) { return info.param; });
 
 TEST(Report, EscapesLabels) {
@@ -242,12 +246,174 @@ TEST(Report, DrawsTheSweepsWithWhatWasChosen) {
 TEST(Report, DrawsQualityAgainstEveryCost) {
   const std::string html = to_html(swept());
   for (const char* cost :
-       {"training tokens a second", "decoding tokens a second", "bytes of state a token"}) {
+       {"training tokens a second", "decoding tokens a second", "bytes of state a sequence"}) {
     EXPECT_EQ(count_of(html, " against " + std::string(cost) + " on text</title>"), 1u) << cost;
   }
   EXPECT_EQ(to_html(quickstart()).find("decoding tokens a second"), std::string::npos);
   // No ratio of speeds without a range.
   EXPECT_EQ(to_text(swept()).find("times its speed"), std::string::npos);
+}
+
+// The rows of a figure's CSV file, by the beginning of its name.
+std::vector<std::string> csv_of(const Data& data) {
+  std::vector<std::string> rows;
+  std::istringstream lines(to_csv(data));
+  for (std::string line; std::getline(lines, line);) rows.push_back(line);
+  return rows;
+}
+
+TEST(Report, DrawsAccuracyAgainstTheNumberInWhichTasksDiffer) {
+  const Comparison c = lengths();
+  const Summary summary = summarize(c);
+  const std::vector<TaskGroup> groups = task_groups(summary);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].key, "length");
+  EXPECT_TRUE(groups[0].with.empty());
+  EXPECT_EQ(groups[0].values, (std::vector<double>{64, 128, 256, 512}));
+  const Chart chart = difficulty_chart(c, groups[0]);
+  EXPECT_EQ(chart.drawings.size(), 2u) << "accuracies and differences";
+  const std::vector<std::string> rows = csv_of(chart.data);
+  EXPECT_EQ(rows[0], "model,length,accuracy,low,high,difference,difference low,difference high");
+  // Means of 0.91 ... 0.95 and 0.66 ... 0.70; t = 2.776, s = 0.0158. Every seed differs by 0.25.
+  EXPECT_EQ(rows[3], "mha,256,0.93,0.9103676,0.9496324,,,");
+  EXPECT_EQ(rows[7], "window,256,0.68,0.6603676,0.6996324,-0.25,-0.25,-0.25");
+  EXPECT_EQ(rows[13], "any token,64,0.001,,,,,");
+  EXPECT_EQ(rows.size(), 1u + 3 * 4 + 2 * 4);
+  const std::string html = to_html(c);
+  EXPECT_EQ(count_of(html, "class=\"floor\" d="), 2u) << "a line for each floor";
+  EXPECT_NE(html.find("<a href=\"#across-1\">Length of tasks</a>"), std::string::npos);
+  EXPECT_NE(html.find("mqar-512 differ in <code>length</code> alone."), std::string::npos);
+  EXPECT_NE(html.find("aria-label=\"window at length 512: 58.0% (56.0% to 60.0%)\""),
+            std::string::npos);
+  EXPECT_NE(html.find("aria-label=\"window at length 512: −35.00 points\""), std::string::npos);
+}
+
+TEST(Report, GroupsTasksByOneNumberOrByNumbersThatGrowTogether) {
+  const auto groups = [](const std::vector<Setting>& options) {
+    Comparison c;
+    c.models = {{"mha", "", ""}};
+    c.seeds = {1};
+    for (size_t i = 0; i < options.size(); ++i) {
+      c.tasks.push_back({.name = std::string(1, static_cast<char>('a' + i)),
+                         .metric = "error rate",
+                         .percent = true,
+                         .options = options[i]});
+      c.runs.push_back(plain_run("mha", c.tasks.back().name, 1, 0.5));
+    }
+    const Summary summary = summarize(c);
+    std::vector<std::string> out;
+    for (const TaskGroup& group : task_groups(summary)) {
+      out.push_back(group.key + (group.with.empty() ? "" : "+" + group.with[0]) + ":");
+      for (const TaskSummary* t : group.tasks) out.back() += " " + t->task->name;
+    }
+    return out;
+  };
+  using Names = std::vector<std::string>;
+  const auto task = [](const char* type, const char* length, const char* pairs,
+                       const char* held_out = "9") {
+    return Setting{
+        {"type", type}, {"length", length}, {"pairs", pairs}, {"eval_sequences", held_out}};
+  };
+  EXPECT_EQ(groups({task("mqar", "128", "4"), task("mqar", "64", "4", "7")}), Names{"length: b a"});
+  EXPECT_EQ(groups({task("mqar", "64", "4"), task("mqar", "128", "8")}),
+            Names{"length+pairs: a b"});
+  EXPECT_EQ(groups({task("mqar", "64", "8"), task("mqar", "128", "4")}), Names{})
+      << "one is longer, the other has more pairs";
+  EXPECT_EQ(groups({task("mqar", "64", "4"), task("mqar", "128", "4"), task("mqar", "64", "8"),
+                    task("mqar", "128", "8")}),
+            (Names{"length: a b", "length: c d", "pairs: a c", "pairs: b d"}));
+  EXPECT_EQ(groups({task("mqar", "64", "4"), task("copy", "128", "4")}), Names{});
+  EXPECT_EQ(groups({task("mqar", "64", "4"), task("mqar", "64", "4", "7")}), Names{});
+  EXPECT_EQ(groups({{}, {}}), Names{}) << "nothing is known of the tasks";
+}
+
+TEST(Report, DrawsAccuracyAgainstTheWholeState) {
+  const Comparison c = lengths();
+  const Summary summary = summarize(c);
+  const Chart chart = state_chart(c, task_groups(summary)[0]);
+  const std::vector<std::string> rows = csv_of(chart.data);
+  EXPECT_EQ(rows[0], "model,task,length,state bytes,accuracy,low,high");
+  EXPECT_EQ(rows[3], "mha,mqar-256,256,131072,0.93,0.9103676,0.9496324");
+  EXPECT_EQ(rows[8], "window,mqar-512,512,65536,0.58,0.5603676,0.5996324");
+  EXPECT_EQ(rows[12], "mamba,mqar-512,512,8192,0.58,0.5603676,0.5996324");
+  const std::string html = to_html(c);
+  EXPECT_NE(html.find("mamba on mqar-64: 88.0% (86.0% to 90.0%), 8.0 KiB of state"),
+            std::string::npos);
+}
+
+TEST(Report, TheGapIsPairedBySeedAndEndsAtTheVerdict) {
+  const Comparison c = lengths();
+  const Summary summary = summarize(c);
+  const Chart chart = gap_chart(c, summary.tasks[1]);
+  const std::vector<std::string> rows = csv_of(chart.data);
+  // Every seed differs by as much, so that the interval is a point, however wide the seeds scatter.
+  EXPECT_EQ(rows[1], "window,100000,0,0,0");
+  EXPECT_EQ(rows[2], "window,200000,0.15,0.15,0.15");
+  Comparison noisy = quickstart();
+  for (const TaskSummary& t : summarize(noisy).tasks) {
+    const std::vector<std::string> lines = csv_of(gap_chart(noisy, t).data);
+    for (const Row& row : t.rows) {
+      if (row.baseline) continue;
+      const Estimate& d = row.against_baseline.difference;
+      char end[100];
+      std::snprintf(end, sizeof end, "%s,2400000,%.7g,%.7g,%.7g", row.model->label.c_str(), d.mean,
+                    d.low(), d.high());
+      EXPECT_EQ(std::count(lines.begin(), lines.end(), end), 1) << end;
+    }
+  }
+  // A seed that one of the two has not finished is left out at every evaluation.
+  std::erase_if(noisy.runs, [](const auto& r) { return r.model == "mha" && r.seed == 3; });
+  for (const auto& [model, task] : {std::pair("dcmha", 0)}) {
+    const Summary less = summarize(noisy);
+    for (const Row& row : less.tasks[task].rows) {
+      if (row.model->label != model) continue;
+      EXPECT_EQ(row.against_baseline.difference.count, 4);
+      const std::vector<std::string> lines = csv_of(gap_chart(noisy, less.tasks[task]).data);
+      char end[100];
+      std::snprintf(end, sizeof end, "%s,2400000,%.7g", model,
+                    row.against_baseline.difference.mean);
+      EXPECT_EQ(std::count_if(lines.begin(), lines.end(),
+                              [&](const std::string& line) { return line.starts_with(end); }),
+                1);
+    }
+  }
+}
+
+// Tab goes from line to line and the arrow keys along a line; every value has a name.
+TEST(Report, EveryValueIsReachedByKeyboard) {
+  const std::string html = to_html(swept());
+  EXPECT_EQ(count_of(html, "<svg class=\"chart"),
+            count_of(html, "<div class=\"plot\" role=\"group\""));
+  std::map<std::string, int> groups;
+  const std::string begin = "<input type=\"radio\" name=\"";
+  for (size_t at = 0; (at = html.find(begin, at)) != std::string::npos;) {
+    at += begin.size();
+    ++groups[html.substr(at, html.find('"', at) - at)];
+    const std::string rest = html.substr(at, html.find("/>", at) - at);
+    EXPECT_NE(rest.find("aria-label=\""), std::string::npos) << rest;
+    EXPECT_EQ(rest.find("aria-label=\"\""), std::string::npos) << rest;
+  }
+  // 25 evaluations of each of five models, of which those above the figure are one arrow.
+  EXPECT_GT(groups.size(), 50u);
+  for (const auto& [name, count] : groups) EXPECT_LE(count, 42) << name;
+  EXPECT_EQ(html.find("<title>mha: "), html.find("<title>mha: 1.9")) << "only strips have titles";
+  EXPECT_NE(html.find(".plot input:focus-visible"), std::string::npos);
+}
+
+TEST(Report, SaysWhatEndsRunsEarly) {
+  Comparison c = lengths();
+  EXPECT_EQ(to_text(c).find("validation data"), std::string::npos);
+  c.tasks[0].stopping = "runs end once they reach an accuracy of 90.0% on validation data";
+  EXPECT_NE(summarize(c).limits.find("; on mqar-64, runs end once they reach"), std::string::npos);
+}
+
+TEST(Report, SaysWhereNothingWasTested) {
+  const std::string text = to_text(pages().at("nothing")), html = to_html(pages().at("nothing"));
+  EXPECT_NE(text.find("nothing was tested."), std::string::npos);
+  EXPECT_NE(html.find("there are none yet"), std::string::npos);
+  for (const std::string& shown : {text, html}) {
+    EXPECT_EQ(shown.find("all 0 tests"), std::string::npos);
+  }
 }
 
 TEST(Report, NamesTheFloors) {

@@ -108,6 +108,7 @@ inline Comparison quickstart() {
                           .parameters = 1318400 + static_cast<int64_t>(900 * m),
                           .flops_per_token = 2.9e6 * (1 + extra),
                           .state_bytes_per_token = 4096 * (1 + 2 * extra),
+                          .state_bytes = 256 * 4096 * (1 + 2 * extra),
                           .mechanism_share = extra,
                           .config = "[model]\nkind = \"decoder\"\nwidth = 128\ndepth = 4\n\n"
                                     "[[model.layer]]\nmixer = { type = \"" +
@@ -129,7 +130,54 @@ inline Comparison quickstart() {
   return c;
 }
 
-// The same with a sweep before it, measured speeds, floors and folders.
+// Recall at four lengths: two models with a state that grows and one with a constant state, whose
+// accuracy falls. Accuracies are exact: 0.1 less a step, and 0.01 more with each seed.
+inline Comparison lengths() {
+  Comparison c{.title = "Recall at four lengths"};
+  c.models = {{"mha", "plain attention", ""}, {"window", "local", ""}, {"mamba", "a state", ""}};
+  c.seeds = {1, 2, 3, 4, 5};
+  for (int i = 0; i < 4; ++i) {
+    const int length = 64 << i;
+    const std::string task = "mqar-" + std::to_string(length);
+    c.tasks.push_back({.name = task,
+                       .description = "Recall.",
+                       .metric = "error rate",
+                       .percent = true,
+                       .floors = {{"any token", 0.999}, {"one of the values shown", 0.75}},
+                       .options = {{"type", "mqar"},
+                                   {"length", std::to_string(length)},
+                                   {"pairs", "4"},
+                                   {"eval_sequences", std::to_string(500 + i)}}});
+    for (size_t m = 0; m < c.models.size(); ++m) {
+      const std::string& model = c.models[m].label;
+      c.builds.push_back({.model = model,
+                          .task = task,
+                          .parameters = 100000,
+                          .state_bytes_per_token = m == 2 ? 0 : 512.0,
+                          .state_bytes = m == 2   ? 8192.0
+                                         : m == 1 ? 512.0 * std::min(length, 128)
+                                                  : 512.0 * length});
+      for (const int64_t seed : c.seeds) {
+        const double accuracy = (m == 0 ? 0.9 : 0.85 - 0.1 * i) + 0.01 * static_cast<double>(seed);
+        Run run{.model = model, .task = task, .seed = seed, .state = RunState::kFinished};
+        for (const int step : {100, 200}) {
+          // Halfway all models are the same.
+          const double now = step == 100 ? 0.5 : accuracy;
+          run.points.push_back({.step = step,
+                                .tokens = 1e3 * step,
+                                .seconds = 0.2 * step,
+                                .loss = 3 * (1 - now),
+                                .quality = 1 - now,
+                                .accuracy = now});
+        }
+        c.runs.push_back(run);
+      }
+    }
+  }
+  return c;
+}
+
+// The quickstart with a sweep before it, measured speeds, floors and folders.
 inline Comparison swept() {
   Comparison c = quickstart();
   c.swept = {"lr", "norm"};

@@ -13,7 +13,9 @@
 #include "support.h"
 #include "train/compare.h"
 #include "train/evaluate.h"
+#include "train/load.h"
 #include "train/run_folder.h"
+#include "train/state.h"
 
 namespace headloom::test::sweep_test {
 namespace {
@@ -280,8 +282,8 @@ TEST(SweepInAComparison, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(
       contains(refused("lr = [1e-3]\nseeds = [2]\n"), "the seed 2, which is one of 'seeds'"));
   const std::string range = refused("lr = [1e-3, -1.0]\n");
-  EXPECT_TRUE(contains(range, "model 'mha' on task 'copy' with lr = -1")) << range;
-  EXPECT_TRUE(contains(range, "train.lr")) << range;
+  EXPECT_TRUE(contains(range, "model 'mha' on task 'copy': sweep.lr = -1.0: 'train.lr' is -1.0"))
+      << range;
   const std::string unknown = refused("mixer.post = [true]\n");
   EXPECT_TRUE(contains(unknown, "unknown key")) << unknown;
   EXPECT_TRUE(contains(refused("channel.hidden = [24, 32]\n"), "'match_parameters' is true"));
@@ -329,7 +331,8 @@ TEST(SweepInAComparison, BudgetsOfOperationsAndSecondsDecideTheSteps) {
     EXPECT_EQ(measured, budget == "seconds" ? 2 : 0) << "measured once";
     std::vector<int64_t> out;
     for (const std::string& path : paths) {
-      Node plan = read_toml(folder.path(where + "/plan/" + path + ".toml"));
+      const std::string file = path.substr(0, path.find('@'));
+      Node plan = read_toml(folder.path(where + "/plan/" + file + ".toml"));
       out.push_back(std::get<int64_t>(plan.find("train")->find("steps")->value));
     }
     return out;
@@ -374,6 +377,76 @@ TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
   EXPECT_TRUE(contains(
       message_of<UsageError>([&] { train_planned(control.folder, "runs/copy/mha/seed-77"); }),
       "no such run"));
+}
+
+// What was printed for one configuration never trains another.
+TEST(SweepInAComparison, ACommandOfAnEarlierPlanIsRefused) {
+  const TempFolder folder;
+  const auto planned = [&](const char* change) {
+    Node node = comparison("");
+    apply_override(node, change);
+    CompareConfig config;
+    read_fields(node, config);
+    const CompareControl control{.folder = folder.path("c"),
+                                 .progress = [](const CompareOutcome&) {}};
+    return plan_comparison(config, control);
+  };
+  const auto refused = [&](const std::string& name) {
+    return message_of<UsageError>([&] { train_planned(folder.path("c"), name); });
+  };
+  const std::vector<std::string> first = planned("train.lr=1e-3"), again = planned("train.lr=1e-3");
+  EXPECT_EQ(first, again) << "the same configuration has the same commands";
+  const std::vector<std::string> second = planned("train.lr=2e-3");
+  ASSERT_EQ(second.size(), first.size());
+  EXPECT_NE(second[0], first[0]);
+  EXPECT_EQ(second[0].substr(0, second[0].find('@')), first[0].substr(0, first[0].find('@')));
+  EXPECT_TRUE(contains(refused(first[0]), "with another configuration by now"))
+      << refused(first[0]);
+  EXPECT_TRUE(contains(refused(first[0].substr(0, first[0].find('@'))), "configuration by now"));
+  // The comparison itself may have gone on without a plan.
+  Node changed = comparison("");
+  apply_override(changed, "train.lr=3e-3");
+  compare_quietly(changed, folder.path("c"));
+  EXPECT_TRUE(contains(refused(second[0]), "there is no such run in the plan"))
+      << refused(second[0]);
+}
+
+// min_lr is a share: what lies beyond 1 is not tried.
+TEST(SweepInAComparison, AnExtensionStopsWhereTheKeysRangeEnds) {
+  const TempFolder folder;
+  std::string corpus;
+  for (int i = 0; i < 40; ++i) corpus += "The quick brown fox jumps over the lazy dog.\n";
+  write_file(folder.path("corpus.txt"), corpus);
+  Node node = comparison("min_lr = [0.5, 1.0]\n");
+  for (const std::string& change :
+       {std::string("train.lr=1e-4"), std::string("train.steps=40"),
+        std::string("train.eval_every=40"),
+        str("tasks.0.task={type=\"text\", length=16, eval_tokens=256, paths=[\"",
+            folder.path("corpus.txt"), "\"]}")}) {
+    apply_override(node, change);
+  }
+  const report::Comparison c = compare_quietly(node, folder.path("c")).comparison;
+  std::set<std::string> values;
+  for (const report::Run& run : c.runs) {
+    if (run.sweep) values.insert(run.setting[0].value);
+    EXPECT_EQ(run.state, report::RunState::kFinished) << run.problem;
+  }
+  // So early in training a larger rate is better.
+  EXPECT_EQ(values, (std::set<std::string>{"0.5", "1.0"}));
+  ASSERT_EQ(c.choices.size(), 2u);
+  for (const report::Choice& choice : c.choices) {
+    EXPECT_EQ(choice.setting[0].value, "1.0");
+    EXPECT_EQ(choice.at_edge, std::vector<std::string>{"min_lr"});
+  }
+}
+
+TEST(SweepInAComparison, AWrongValueIsNamedByItsKey) {
+  const TempFolder folder;
+  Node node = comparison("");
+  apply_override(node, "sweep={lr=[1e-3, -1.0]}");
+  const std::string message = message_of<UsageError>([&] { compare_quietly(node, folder.path()); });
+  EXPECT_TRUE(contains(message, "sweep.lr = -1.0: 'train.lr' is -1.0, expected above 0"))
+      << message;
 }
 
 TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
@@ -467,13 +540,54 @@ TEST(StopAccuracy, EndsTheRunAtTheEvaluationThatReachesIt) {
   apply_override(config, "task.count=1");
   const TrainOutcome first = train_quietly(config, {.folder = folder.path("run")});
   const std::vector<EvalPoint>& points = first.evaluations;
-  for (size_t i = 0; i + 1 < points.size(); ++i) EXPECT_LT(points[i].accuracy, 0.4);
-  EXPECT_GE(points.back().accuracy, 0.4);
+  for (size_t i = 0; i + 1 < points.size(); ++i) EXPECT_LT(points[i].validation_accuracy, 0.4);
+  EXPECT_GE(points.back().validation_accuracy, 0.4);
   EXPECT_LT(first.step, 400);
   EXPECT_EQ(first.step, points.back().step);
   EXPECT_EQ(points.back().tokens, points[0].tokens / points[0].step * first.step);
   const TrainOutcome again = train_quietly(config, {.folder = folder.path("run"), .resume = true});
   EXPECT_EQ(again.step, first.step) << "a run that has stopped does not go on";
+  // Without it nothing reads validation data apart.
+  apply_override(config, "train.steps=20");
+  std::erase_if(config.find("train")->table(),
+                [](const auto& entry) { return entry.first == "stop_accuracy"; });
+  const TrainOutcome plain = train_quietly(config, {.folder = folder.path("plain")});
+  EXPECT_TRUE(std::isnan(plain.evaluations.back().validation_accuracy));
+}
+
+// What ends a run is not what it is reported by.
+TEST(StopAccuracy, LooksAtValidationDataAndComparisonsReportTestData) {
+  const TempFolder folder;
+  Node node = comparison("");
+  for (const char* change : {"train.steps=200", "train.eval_every=10", "tasks.0.task.count=1",
+                             "train.lr=1e-2", "models.1.train={stop_accuracy=0.75}"}) {
+    apply_override(node, change);
+  }
+  const report::Comparison c = compare_quietly(node, folder.path()).comparison;
+  EXPECT_EQ(
+      c.tasks[0].stopping,
+      "runs end once they reach an accuracy of 75.0% on validation data; their results are of "
+      "other data, the test data");
+  for (const report::Run& run : c.runs) {
+    RunConfig config = run_config_in(folder.path(run.folder));
+    EXPECT_EQ(config.train.eval_split, "test") << "of all models, so that they are comparable";
+    const std::vector<EvalPoint> points =
+        read_evaluations(folder.path(run.folder + "/metrics.jsonl"));
+    if (run.model == "mha") {
+      EXPECT_EQ(points.back().step, 200);
+      continue;
+    }
+    EXPECT_LT(points.back().step, 200);
+    // The recorded accuracy is that of the saved model on the other half of the data.
+    const auto task = config.build_task();
+    const auto model = load_run(folder.path(run.folder), "last");
+    const auto on = [&](Split split) {
+      return evaluate(*model.model, *task, 100, 4, {}, split).accuracy;
+    };
+    EXPECT_NEAR(points.back().validation_accuracy, on(Split::validation), 1e-9);
+    EXPECT_NEAR(points.back().accuracy, on(Split::test), 1e-9);
+    EXPECT_GE(points.back().validation_accuracy, 0.75);
+  }
 }
 
 }  // namespace

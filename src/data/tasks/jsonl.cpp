@@ -8,10 +8,11 @@
 // A file has lines of one of the two kinds; other keys are not read, and empty lines are skipped.
 // Sequences are padded to `length`. Of a line that is longer, a text is cut, and an input loses its
 // first tokens; a label that does not fit is refused. Lines with the same tokens are never both
-// trained on and held out.
+// trained on and held out. Empty inputs, labels and texts are refused, and a key that comes twice.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "core/error.h"
 #include "core/json_text.h"
@@ -84,7 +85,18 @@ class JsonLines final : public ExampleTask {
 
   // `place` names the file and the line, "data.jsonl, line 3".
   void add(const std::string& line, const std::string& place) {
-    const auto json = parse_json(line, place);
+    // The parser keeps the last of several values.
+    std::set<std::string> keys;
+    const auto json =
+        parse_json(line, place,
+                   [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& part) {
+                     if (event == nlohmann::json::parse_event_t::key && depth == 1) {
+                       const auto& key = part.get_ref<const std::string&>();
+                       require(keys.insert(key).second, place, ": has the key \"", key,
+                               "\" twice, expected it once.");
+                     }
+                     return true;
+                   });
     require(json.is_object(), place, ": is JSON, but not an object ({...}).");
     const bool labelled = json.contains("input") || json.contains("label");
     require(labelled != json.contains("text"), place, ": has ",
@@ -106,6 +118,7 @@ class JsonLines final : public ExampleTask {
       std::vector<int64_t> input = tokens_of(tokenizer(), text_of(json, "input", place));
       std::vector<int64_t> label = tokens_of(tokenizer(), text_of(json, "label", place));
       require(!input.empty(), place, ": has an empty \"input\".");
+      require(!label.empty(), place, ": has an empty \"label\".");
       label.push_back(tokenizer().end_token());
       // At least one token of the input must come before the label.
       require(label.size() < room, place, ": has a label of ", label.size(),
