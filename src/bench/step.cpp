@@ -48,9 +48,12 @@ data::Batch recall_batch() {
   return {.inputs = tokens, .targets = targets};
 }
 
-// The operations of a step's products, by the part of the profile that does them.
-double product_flops(const Model& model, const std::string& part, int64_t positions,
-                     int64_t length) {
+// The operations of a step's products, by the part of the profile that does them. The head computes
+// scores where there are targets.
+double product_flops(const Model& model, const std::string& part, const data::Batch& batch) {
+  const int64_t length = batch.inputs.size(1);
+  const int64_t targets = batch.targets.ne(data::kIgnore).sum().item<int64_t>();
+  const int64_t positions = part == "head and loss" ? targets : batch.inputs.numel();
   double sum = 0;
   for (const Cost& cost : model_costs(model, length).parts) {
     const bool head = cost.part.find("output") != std::string::npos;
@@ -65,7 +68,6 @@ void print_profile(const std::string& name, StepBench& step, const BenchOptions&
                    nlohmann::ordered_json& json) {
   const Rates rates = measure_rates(at::kFloat);
   const StepProfile profile = profile_steps([&] { step(); }, 4 * a.seconds);
-  const int64_t length = step.batch().inputs.size(1);
   if (!a.json) {
     std::printf(
         "%s: %.1f ms a step while it is profiled; products %.0f GFLOP/s, memory %.1f GB/s\n",
@@ -90,9 +92,9 @@ void print_profile(const std::string& name, StepBench& step, const BenchOptions&
     std::printf("\n");
   };
   for (const StepPart& part : profile.parts) {
-    const double bound =
-        part.products ? product_flops(step.model(), part.name, step.tokens(), length) / rates.flops
-                      : part.bytes / rates.bytes;
+    const double bound = part.products
+                             ? product_flops(step.model(), part.name, step.batch()) / rates.flops
+                             : part.bytes / rates.bytes;
     row(part.name, part.forward, part.backward, bound);
   }
   row("between operators", profile.between, 0, 0);
