@@ -123,7 +123,8 @@ svg .thin { stroke-width: 1; opacity: 0.6; }
 .plot input:hover::after, .plot input:focus-visible::after { content: attr(aria-label);
   position: absolute; left: 14px; bottom: 18px; width: max-content; max-width: min(240px, 42vw);
   padding: 4px 9px; border: 1px solid var(--c); border-radius: 5px; background: var(--ground);
-  color: var(--ink); font-size: 13px; line-height: 1.35; text-align: left; pointer-events: none; }
+  color: var(--ink); font-size: 13px; line-height: 1.35; text-align: left; overflow-wrap: anywhere;
+  pointer-events: none; }
 .plot input.left::after { left: auto; right: 14px; }
 svg .bubble { fill: var(--c); fill-opacity: 0.16; stroke: var(--c); }
 svg .ring { fill: none; stroke: var(--c); } svg .dot { fill: var(--c); }

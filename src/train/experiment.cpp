@@ -258,6 +258,11 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
                 "; headloom compare --plan prints the runs that can be trained now.");
   }
   const std::string text = read_file(file);
+  if (name == path) {
+    usage_error("--run ", name,
+                ": has no '@' and hash of the run's configuration behind the path; "
+                "headloom compare --plan prints the whole name.");
+  }
   if (name != path + "@" + hash_text(text)) {
     usage_error("--run ", name, ": the plan of ", folder, " has ", path,
                 " with another configuration by now; headloom compare --plan prints the runs that "

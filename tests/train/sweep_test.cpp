@@ -402,7 +402,7 @@ TEST(SweepInAComparison, ACommandOfAnEarlierPlanIsRefused) {
   EXPECT_EQ(second[0].substr(0, second[0].find('@')), first[0].substr(0, first[0].find('@')));
   EXPECT_TRUE(contains(refused(first[0]), "with another configuration by now"))
       << refused(first[0]);
-  EXPECT_TRUE(contains(refused(first[0].substr(0, first[0].find('@'))), "configuration by now"));
+  EXPECT_TRUE(contains(refused(first[0].substr(0, first[0].find('@'))), "has no '@' and hash"));
   // The comparison itself may have gone on without a plan.
   Node changed = comparison("");
   apply_override(changed, "train.lr=3e-3");
