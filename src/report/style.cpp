@@ -121,7 +121,7 @@ svg .thin { stroke-width: 1; opacity: 0.6; }
   box-shadow: inset 0 0 0 3px var(--c); }
 .plot input:focus-visible { z-index: 3; }
 .plot input:hover::after, .plot input:focus-visible::after { content: attr(aria-label);
-  position: absolute; left: 14px; bottom: 18px; width: max-content; max-width: min(240px, 42vw);
+  position: absolute; left: 14px; bottom: 18px; width: max-content; max-width: min(240px, 38vw);
   padding: 4px 9px; border: 1px solid var(--c); border-radius: 5px; background: var(--ground);
   color: var(--ink); font-size: 13px; line-height: 1.35; text-align: left; overflow-wrap: anywhere;
   pointer-events: none; }
