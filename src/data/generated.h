@@ -40,8 +40,8 @@ class GeneratedTask : public Task {
   int64_t eval_sequences() const final { return eval_sequences_; }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
-  std::vector<int64_t> encode(std::string_view text) const final;
-  std::string decode(const std::vector<int64_t>& tokens) const final;
+  std::vector<int64_t> encode(std::string_view text) const override;
+  std::string decode(const std::vector<int64_t>& tokens) const override;
 
   // Training repeats the first `examples` sequences of its stream, in an order of its own every
   // epoch. examples >= 1; called before the first batch.

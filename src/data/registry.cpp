@@ -33,6 +33,10 @@ const std::vector<TaskEntry>& tasks() {
        selective_copying_spec},
       {"memorization", "Name the value of a key, by a map that is the same in all sequences.",
        "Poli et al. 2024, MAD", memorization_spec},
+      {"head_composition",
+       "Find a fact by a pattern and transform its word: the pairs of patterns and "
+       "transformations.",
+       "Xiao et al. 2024, DCMHA, section 4.3", head_composition_spec},
       {"copy", "Repeat a random sequence after a separator.", "", copy_spec},
       {"induction", "Say which token followed the marker the first time.",
        "Olsson et al. 2022; as set up by Fu et al. 2023 (H3) and Gu and Dao 2023 (Mamba)",

@@ -25,6 +25,7 @@ const std::vector<std::string> kSmallConfigs = {
     "type = 'fuzzy_in_context_recall'\nlength = 40\neval_sequences = 512",
     "type = 'selective_copying'\nlength = 40\ntokens = 6\neval_sequences = 512",
     "type = 'memorization'\nlength = 12\neval_sequences = 512",
+    "type = 'head_composition'\nrows = 3",
 };
 
 TEST(Random, IsTheSameOnEveryMachine) {
