@@ -177,7 +177,7 @@ void RunConfig::find_data(const std::string& table) const {
 
 WorkUnit work_unit(const data::Task& task) {
   if (task.goal() == data::Goal::image_label) return {1, "images"};
-  return {task.length() + task.source_length(), "tokens"};
+  return {task.train_length() + task.source_length(), "tokens"};
 }
 
 RunConfig read_run_config(const Node& root) {
