@@ -63,7 +63,8 @@ Batch batch_of(const Task& task, const std::vector<Sample>& samples, int64_t len
   const int64_t targets = goal == Goal::label ? 1 : goal == Goal::span ? 2 : length;
   batch.targets = rows_of(samples, &Sample::targets, targets, kIgnore);
   if (goal == Goal::label) batch.targets = batch.targets.squeeze(1);
-  if (goal != Goal::next_token) batch.lengths = sizes_of(samples, &Sample::inputs);
+  if (goal != Goal::next_token && goal != Goal::reconstruction)
+    batch.lengths = sizes_of(samples, &Sample::inputs);
   if (task.segments() > 0) {
     batch.segments = marked(samples, length, [](const Sample& sample) {
                        return std::array{sample.second, static_cast<int64_t>(sample.inputs.size())};

@@ -33,6 +33,8 @@ const std::vector<TaskEntry>& tasks() {
        selective_copying_spec},
       {"memorization", "Name the value of a key, by a map that is the same in all sequences.",
        "Poli et al. 2024, MAD", memorization_spec},
+      {"compression", "Give a whole sequence back from one vector, for auto-encoders.",
+       "Poli et al. 2024, MAD", compression_spec},
       {"head_composition",
        "Find a fact by a pattern and transform its word: the pairs of patterns and "
        "transformations.",

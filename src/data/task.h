@@ -35,6 +35,7 @@ enum class Goal {
                 // encoder
   sequence,     // inputs and targets as for next_token, given source: an encoder-decoder
   image_label,  // targets[b] is the class of images[b]: a vision transformer
+  reconstruction,  // targets[b] are inputs[b], from one vector: an auto-encoder
 };
 
 // B examples, in main memory. What a goal does not use is undefined.

@@ -104,6 +104,8 @@ Wanted wanted(data::Goal goal) {
       return {"encoder_decoder", "", "a sequence given another"};
     case data::Goal::image_label:
       return {"vit", "", "the label of an image"};
+    case data::Goal::reconstruction:
+      return {"auto_encoder", "", "its input once more"};
     case data::Goal::next_token:
       break;
   }
