@@ -144,7 +144,7 @@ Batch ExampleTask::train_batch(int64_t index, int64_t batch_size) const {
   for (const int64_t i : order_->starts(index * batch_size, batch_size)) {
     samples.push_back(sample(train_[static_cast<size_t>(i)]));
   }
-  return batch_of(*this, samples);
+  return batch_of(*this, samples, length());
 }
 
 Batch ExampleTask::eval_batch(int64_t first, int64_t count) const {
@@ -153,7 +153,7 @@ Batch ExampleTask::eval_batch(int64_t first, int64_t count) const {
   for (int64_t i = first; i < first + count; ++i) {
     samples.push_back(sample(held_out_[static_cast<size_t>(i)]));
   }
-  return batch_of(*this, samples);
+  return batch_of(*this, samples, length());
 }
 
 Sample ExampleTask::framed(const std::vector<int32_t>& first,

@@ -57,21 +57,21 @@ at::Tensor marked(const std::vector<Sample>& samples, int64_t width, const Range
 
 }  // namespace
 
-Batch batch_of(const Task& task, const std::vector<Sample>& samples) {
+Batch batch_of(const Task& task, const std::vector<Sample>& samples, int64_t length) {
   const Goal goal = task.goal();
-  Batch batch{.inputs = rows_of(samples, &Sample::inputs, task.length(), 0)};
-  const int64_t targets = goal == Goal::label ? 1 : goal == Goal::span ? 2 : task.length();
+  Batch batch{.inputs = rows_of(samples, &Sample::inputs, length, 0)};
+  const int64_t targets = goal == Goal::label ? 1 : goal == Goal::span ? 2 : length;
   batch.targets = rows_of(samples, &Sample::targets, targets, kIgnore);
   if (goal == Goal::label) batch.targets = batch.targets.squeeze(1);
-  if (goal != Goal::next_token) batch.lengths = sizes_of(samples, &Sample::inputs);
+  if (goal != Goal::next_token && goal != Goal::reconstruction)
+    batch.lengths = sizes_of(samples, &Sample::inputs);
   if (task.segments() > 0) {
-    batch.segments = marked(samples, task.length(), [](const Sample& sample) {
+    batch.segments = marked(samples, length, [](const Sample& sample) {
                        return std::array{sample.second, static_cast<int64_t>(sample.inputs.size())};
                      }).to(at::kLong);
   }
   if (goal == Goal::span) {
-    batch.context =
-        marked(samples, task.length(), [](const Sample& sample) { return sample.context; });
+    batch.context = marked(samples, length, [](const Sample& sample) { return sample.context; });
   }
   if (goal == Goal::sequence) {
     batch.source = rows_of(samples, &Sample::source, task.source_length(), 0);
@@ -96,31 +96,52 @@ GeneratedTask::GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length,
       eval_sequences_(eval_sequences),
       characters_(std::move(characters)) {}
 
-void GeneratedTask::limit_examples(int64_t examples) { examples_.emplace(seed_, examples, 1); }
+void GeneratedTask::limit_examples(int64_t examples, bool in_order) {
+  if (in_order) {
+    examples_in_order_ = examples;
+  } else {
+    examples_.emplace(seed_, examples, 1);
+  }
+}
 
 Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
   Random random({held_out ? 0 : seed_, held_out, static_cast<uint64_t>(number)});
   for (int i = 0; i < kMaxDraws; ++i) {
-    Sample sample = held_out ? draw_held_out(random) : draw(random);
+    Sample sample = draw_number(held_out, number, random);
     if (is_held_out(sample) == held_out) return sample;
   }
   usage_error("the options of this task (", describe(),
               ") allow too few different sequences to hold ", "some of them out; make it larger.");
 }
 
+Batch GeneratedTask::batch_of(const std::vector<Sample>& samples) const {
+  int64_t longest = 0;
+  for (const Sample& sample : samples) {
+    longest = std::max(longest, static_cast<int64_t>(sample.inputs.size()));
+  }
+  return data::batch_of(*this, samples, goal() == Goal::next_token ? longest : length());
+}
+
 Batch GeneratedTask::batch(bool held_out, int64_t first, int64_t count) const {
   std::vector<Sample> samples;
   for (int64_t i = 0; i < count; ++i) samples.push_back(sequence(held_out, first + i));
-  return batch_of(*this, samples);
+  return batch_of(samples);
 }
 
 Batch GeneratedTask::train_batch(int64_t index, int64_t batch_size) const {
-  if (!examples_) return batch(false, index * batch_size, batch_size);
+  const int64_t first = index * batch_size;
+  if (!examples_ && examples_in_order_ == 0) return batch(false, first, batch_size);
   std::vector<Sample> samples;
-  for (int64_t number : examples_->starts(index * batch_size, batch_size)) {
-    samples.push_back(sequence(false, number));
+  if (examples_) {
+    for (int64_t number : examples_->starts(first, batch_size)) {
+      samples.push_back(sequence(false, number));
+    }
+  } else {
+    for (int64_t i = 0; i < batch_size; ++i) {
+      samples.push_back(sequence(false, (first + i) % examples_in_order_));
+    }
   }
-  return batch_of(*this, samples);
+  return batch_of(samples);
 }
 
 Batch GeneratedTask::eval_batch(int64_t first, int64_t count) const {

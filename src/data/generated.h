@@ -10,7 +10,7 @@
 namespace headloom::data {
 
 struct Sample {
-  std::vector<int64_t> inputs;   // T tokens; but for Goal::next_token T or fewer
+  std::vector<int64_t> inputs;   // T tokens or fewer
   std::vector<int64_t> targets;  // as many, kIgnore where there is no loss; one label; or first and
                                  // last position
   std::vector<int64_t> source = {};         // Goal::sequence: S tokens or fewer
@@ -18,9 +18,9 @@ struct Sample {
   std::array<int64_t, 2> context = {0, 0};  // Goal::span: [begin, end) of what may be the answer
 };
 
-// Samples as a batch of `task`, padded to its lengths; goals whose sequences may be shorter say how
-// long each is.
-Batch batch_of(const Task& task, const std::vector<Sample>& samples);
+// Samples as a batch of `task`, padded to `length` and to the task's source_length(); goals whose
+// sequences see what is behind them say how long each is.
+Batch batch_of(const Task& task, const std::vector<Sample>& samples, int64_t length);
 
 // inputs and targets of predicting each token from those before it, with loss on the last `answer`
 // tokens only.
@@ -40,21 +40,29 @@ class GeneratedTask : public Task {
   int64_t eval_sequences() const final { return eval_sequences_; }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
-  std::vector<int64_t> encode(std::string_view text) const final;
-  std::string decode(const std::vector<int64_t>& tokens) const final;
+  std::vector<int64_t> encode(std::string_view text) const override;
+  std::string decode(const std::vector<int64_t>& tokens) const override;
 
   // Training repeats the first `examples` sequences of its stream, in an order of its own every
-  // epoch. examples >= 1; called before the first batch.
-  void limit_examples(int64_t examples);
+  // epoch or always in their own. examples >= 1; called before the first batch.
+  void limit_examples(int64_t examples, bool in_order = false);
 
  protected:
-  // One sequence of length() positions, from `random` alone.
+  // One sequence of length() positions or, where a task has several lengths, fewer; from `random`
+  // alone.
   virtual Sample draw(Random& random) const = 0;
   // The same for the held-out stream, where a task asks for other targets there.
   virtual Sample draw_held_out(Random& random) const { return draw(random); }
+  // The same for sequence `number` of a stream, where its sequences are not all of one kind.
+  virtual Sample draw_number(bool held_out, int64_t number, Random& random) const {
+    (void)number;
+    return held_out ? draw_held_out(random) : draw(random);
+  }
 
  private:
   Sample sequence(bool held_out, int64_t number) const;
+  // As long as the longest of them where they predict next tokens, else length().
+  Batch batch_of(const std::vector<Sample>& samples) const;
   Batch batch(bool held_out, int64_t first, int64_t count) const;
 
   uint64_t seed_;
@@ -63,6 +71,7 @@ class GeneratedTask : public Task {
   int64_t eval_sequences_;
   std::string characters_;
   std::optional<WindowOrder> examples_;  // the order of a fixed set of examples
+  int64_t examples_in_order_ = 0;        // how many, where they keep their order; else 0
 };
 
 struct GeneratedSpec : TaskSpec {

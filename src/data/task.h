@@ -35,6 +35,7 @@ enum class Goal {
                 // encoder
   sequence,     // inputs and targets as for next_token, given source: an encoder-decoder
   image_label,  // targets[b] is the class of images[b]: a vision transformer
+  reconstruction,  // targets[b] are inputs[b], from one vector: an auto-encoder
 };
 
 // B examples, in main memory. What a goal does not use is undefined.
@@ -56,6 +57,7 @@ struct Batch {
 // What counts as one right answer.
 enum class Accuracy {
   token,     // each target position by itself
+  share,     // each target position, but sequences count alike however many targets they have
   sequence,  // all target positions of a sequence together (exact match)
 };
 
@@ -80,8 +82,10 @@ class Task {
   virtual Goal goal() const { return Goal::next_token; }
   // Tokens; 0 where there are none (images).
   virtual int64_t vocabulary() const = 0;
-  // T, of every batch; 0 where there are no tokens.
+  // T, of every batch or of the longest; 0 where there are no tokens.
   virtual int64_t length() const = 0;
+  // The mean T of training batches, where they are not all of one length.
+  virtual int64_t train_length() const { return length(); }
   // S, of every batch of an encoder-decoder.
   virtual int64_t source_length() const { return 0; }
   // Classes of a label, an image or each token.

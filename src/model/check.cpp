@@ -8,7 +8,8 @@ namespace {
 // What each kind of model reads.
 void check_presence(const Model& model, const ModelInput& in) {
   const std::string& kind = model.config().kind;
-  const bool vit = kind == "vit", both = kind == "encoder_decoder", single = !vit && !both;
+  const bool vit = kind == "vit", both = kind == "encoder_decoder",
+             single = kind == "decoder" || kind == "encoder";
   const auto needs = [&](const char* name, const Tensor& t, bool wanted) {
     if (t.defined() == wanted) return;
     usage_error(model.what(), ": a model of kind \"", kind, "\" reads ", wanted ? "" : "no ", name,
@@ -20,7 +21,7 @@ void check_presence(const Model& model, const ModelInput& in) {
   needs("tokens", in.tokens, !vit);
   needs("images", in.images, vit);
   needs("source", in.source, both);
-  takes("lengths", in.lengths, !vit);
+  takes("lengths", in.lengths, single || both);
   takes("documents", in.documents, single);
   takes("segments", in.segments, single);
   takes("source_lengths", in.source_lengths, both);

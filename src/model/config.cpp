@@ -56,7 +56,8 @@ void ModelConfig::fields(Fields& f) {
     read_fields(parse_toml(found->toml, "preset " + *preset), *this, "model");
   }
   f.field("kind", kind, "what the model is", model_kinds());
-  const bool vit = kind == "vit", encoder = kind == "encoder", both = kind == "encoder_decoder";
+  const bool vit = kind == "vit", encoder = kind == "encoder", both = kind == "encoder_decoder",
+             reconstructs = kind == "auto_encoder";
   if (vit) {
     f.table("image", image, "the images");
   } else {
@@ -77,11 +78,13 @@ void ModelConfig::fields(Fields& f) {
   f.field("norm", norm, "norm of every block", {"rms_norm", "layer_norm", "none"});
   f.field("norm_eps", norm_eps, "of the norms; absent: 1e-6, of layer_norm 1e-5", positive());
   f.field("embedding_norm", embedding_norm, "a norm after the embedding");
-  f.field("final_norm", final_norm, "a norm after the last layer");
+  if (!reconstructs) f.field("final_norm", final_norm, "a norm after the last layer");
   f.field("bias", bias, "biases in linear maps");
   if (!vit) {
     f.field("embedding_scale", embedding_scale,
             "token embeddings times the root of the width, drawn that much smaller");
+  }
+  if (!vit && !reconstructs) {
     f.field("tied", tied, "the output weights are the embedding");
     f.field("output_bias", output_bias, "a bias for each token's score");
   }

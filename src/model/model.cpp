@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include "mixers/without_memory.h"
+#include "model/auto_encoder.h"
 #include "model/check.h"
 #include "model/decoder.h"
 #include "model/describe.h"
@@ -24,7 +25,8 @@ struct Kind {
 constexpr Kind kKinds[] = {{"decoder", make<Decoder>},
                            {"encoder", make<Encoder>},
                            {"encoder_decoder", make<EncoderDecoder>},
-                           {"vit", make<Vit>}};
+                           {"vit", make<Vit>},
+                           {"auto_encoder", make<AutoEncoder>}};
 
 }  // namespace
 

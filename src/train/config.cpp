@@ -105,6 +105,8 @@ Wanted wanted(data::Goal goal) {
       return {"encoder_decoder", "", "a sequence given another"};
     case data::Goal::image_label:
       return {"vit", "", "the label of an image"};
+    case data::Goal::reconstruction:
+      return {"auto_encoder", "", "its input once more"};
     case data::Goal::next_token:
       break;
   }
@@ -178,7 +180,7 @@ void RunConfig::find_data(const std::string& table) const {
 
 WorkUnit work_unit(const data::Task& task) {
   if (task.goal() == data::Goal::image_label) return {1, "images"};
-  return {task.length() + task.source_length(), "tokens"};
+  return {task.train_length() + task.source_length(), "tokens"};
 }
 
 RunConfig read_run_config(const Node& root) {

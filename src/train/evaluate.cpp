@@ -277,7 +277,8 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
     for (int64_t row = 0; row < count; ++row) {
       const double* const of = rows.const_data_ptr<double>() + 3 * row;
       losses.add(of[0], of[1]);
-      answers.add(of[2], task.exact_match() ? 1 : of[1]);
+      const bool alike = task.accuracy() == data::Accuracy::share;
+      answers.add(alike ? of[2] / of[1] : of[2], alike || task.exact_match() ? 1 : of[1]);
       out.tokens += static_cast<int64_t>(of[1]);
     }
     out.sequences += count;

@@ -25,6 +25,8 @@ const std::vector<std::string> kSmallConfigs = {
     "type = 'fuzzy_in_context_recall'\nlength = 40\neval_sequences = 512",
     "type = 'selective_copying'\nlength = 40\ntokens = 6\neval_sequences = 512",
     "type = 'memorization'\nlength = 12\neval_sequences = 512",
+    "type = 'head_composition'\nrows = 3",
+    "type = 'compression'\nlength = 12\neval_sequences = 512",
 };
 
 TEST(Random, IsTheSameOnEveryMachine) {
@@ -201,6 +203,11 @@ TEST(Floors, AreWhatTheGuessersReach) {
   check_floor("type = 'noisy_in_context_recall'\nlength = 24", "any value", below(8, 8));
   check_floor("type = 'fuzzy_in_context_recall'\nlength = 40", "any token of values", below(8, 7));
   check_floor("type = 'memorization'\nlength = 12\nvocabulary = 64", "any value", below(32, 31));
+  check_floor("type = 'compression'\nlength = 8",
+              "any token but the last, which is always the same",
+              [](const std::vector<int64_t>& inputs, Random& random) -> int64_t {
+                return inputs.size() < 8 ? random.below(15) : 15;
+              });
   check_floor("type = 'find_block'\nblocks = 4\nanswer = 'first'", "one of the queried letters",
               one_of(24, 1, 2));
   check_floor("type = 'sequence'\ncount = 2\nsymbols = 9\nmin_count = 2",
@@ -555,6 +562,19 @@ TEST(Memorization, OneMapServesEverySequenceAndSeed) {
     }
   }
   EXPECT_EQ(values.size(), 31u);
+}
+
+TEST(Compression, AsksForTheInputsOnceMore) {
+  const auto task = task_of("type = 'compression'\nvocabulary = 9\nlength = 20");
+  EXPECT_EQ(task->goal(), Goal::reconstruction);
+  EXPECT_EQ(task->length(), 20);
+  const Batch batch = task->train_batch(0, 200);
+  EXPECT_TRUE(at::equal(batch.inputs, batch.targets));
+  EXPECT_FALSE(batch.lengths.defined());
+  EXPECT_TRUE(batch.inputs.slice(1, 19).eq(8).all().item<bool>());
+  const at::Tensor data = batch.inputs.slice(1, 0, 19);
+  EXPECT_EQ(data.max().item<int64_t>(), 7);
+  EXPECT_EQ(data.min().item<int64_t>(), 0);
 }
 
 TEST(Copy, AnswersWithTheSequence) {

@@ -395,6 +395,59 @@ TEST(Vit, ComputesTheFormulas) {
   }
 }
 
+// --- Auto-encoders.
+// ---------------------------------------------------------------------------------
+
+const char* const kAutoEncoder =
+    "kind = 'auto_encoder'\nwidth = 16\ndepth = 2\nvocabulary = 11\nmax_length = 9\n"
+    "norm = 'layer_norm'\nposition = { type = 'none' }\n"
+    "layer = [{ mixer = { heads = 4 }, channel = { type = 'swiglu', hidden = 24 } }]\n";
+
+TEST(AutoEncoder, ReadsAllPositionsFromTheLastVector) {
+  const auto model = double_model(model_of(kAutoEncoder));
+  at::NoGradGuard no_grad;
+  const Parameters p = parameters_of(*model);
+  const Tensor tokens = at::randint(11, {3, 7}, at::kLong);
+  const Tensor scores = model->forward({.tokens = tokens});
+  EXPECT_EQ(scores.sizes(), (at::IntArrayRef{3, 7, 11}));
+
+  // The layers are those of a decoder without a norm behind them.
+  ModelConfig decoder =
+      model_of(std::string("final_norm = false\ntied = false\n") +
+               std::string(kAutoEncoder).substr(std::string("kind = 'auto_encoder'\n").size()));
+  const auto layers = double_model(decoder);
+  for (auto& [name, value] : parameters_of(*layers)) {
+    if (p.contains(name)) value.copy_(p.at(name));
+  }
+  const Tensor last = layers->hidden({.tokens = tokens}).select(1, 6);
+  Tensor positions = at::zeros({7, 16}, at::kDouble);
+  for (int64_t t = 0; t < 7; ++t) {
+    for (int64_t i = 0; i < 8; ++i) {
+      const double angle =
+          static_cast<double>(t) * std::pow(10000.0, -2.0 * static_cast<double>(i) / 16.0);
+      positions[t][2 * i] = std::sin(angle);
+      positions[t][2 * i + 1] = std::cos(angle);
+    }
+  }
+  Tensor x = last.unsqueeze(1) + positions;
+  x = erf_gelu(linear(layer_norm(x, 1e-5, p, "step_norm0"), p, "step0"));
+  x = erf_gelu(linear(layer_norm(x, 1e-5, p, "step_norm1"), p, "step1"));
+  x = linear(layer_norm(x, 1e-5, p, "output_norm"), p, "output");
+  EXPECT_LT((x - scores).abs().max().item<double>(), 1e-10);
+}
+
+TEST(AutoEncoder, RefusesWhatItDoesNotRead) {
+  const auto model = double_model(model_of(kAutoEncoder));
+  const Tensor tokens = at::zeros({1, 3}, at::kLong);
+  EXPECT_TRUE(contains(message_of<UsageError>([&] {
+                         model->forward({.tokens = tokens, .lengths = at::tensor({2}, at::kLong)});
+                       }),
+                       "a model of kind \"auto_encoder\" reads no lengths"));
+  EXPECT_TRUE(contains(
+      message_of<UsageError>([&] { model_of("kind = 'auto_encoder'\nfinal_norm = true"); }),
+      "final_norm"));
+}
+
 // --- All kinds.
 // -----------------------------------------------------------------------------------
 
@@ -483,7 +536,7 @@ TEST(Kinds, CostsAddUp) {
       EXPECT_EQ(costs.parameters, total) << kind;
       EXPECT_EQ(counted, total) << kind;
       EXPECT_EQ(count_parameters(config), total) << kind;
-      EXPECT_EQ(costs.state_bytes_per_token > 0, kind == "decoder" || kind == "encoder_decoder");
+      EXPECT_EQ(costs.state_bytes_per_token > 0, kind != "encoder" && kind != "vit") << kind;
       if (kind == "decoder" || kind == "encoder_decoder") break;
     }
   }

@@ -29,7 +29,8 @@ data::Batch batch_for(const std::string& kind, const std::string& head) {
   if (head == "tokens" || head == "tags") {
     batch.targets.masked_fill_(at::rand({8, 6}).lt(0.5), data::kIgnore);
   }
-  if (kind != "decoder") batch.lengths = at::tensor({6, 5, 6, 3, 6, 6, 4, 6}, at::kLong);
+  if (kind == "encoder" || kind == "encoder_decoder")
+    batch.lengths = at::tensor({6, 5, 6, 3, 6, 6, 4, 6}, at::kLong);
   if (head == "span") {
     batch.context = at::arange(6).lt(batch.lengths.unsqueeze(1));
     batch.segments = at::arange(6).lt(2).to(at::kLong).expand({8, 6});
@@ -96,6 +97,8 @@ std::vector<KindRun> kind_runs(const TempFolder& folder) {
           {"span", "kind = 'encoder'", "type = 'find_span'\ncount = 3\ndigits = 2\n"},
           {"sequence", "kind = 'encoder_decoder'",
            "type = 'sequence'\nkind = 'reverse'\nsymbols = 6\ncount = 4\neval_sequences = 64\n"},
+          {"compression", "kind = 'auto_encoder'",
+           "type = 'compression'\nlength = 8\nexamples = 32\neval_sequences = 16\n"},
           {"images", "kind = 'vit'", "type = 'images'\nsize = 8\neval_sequences = 16\n"}};
 }
 

@@ -1,7 +1,6 @@
-// Five of the six tasks of MAD, the mechanistic architecture design (Poli et al. 2024, arXiv
+// The six tasks of MAD, the mechanistic architecture design (Poli et al. 2024, arXiv
 // 2403.17844, section 3), with the settings of the authors' published code as defaults. V is the
-// vocabulary and T the length. The sixth, compression, needs the authors' auto-encoder: a decoder
-// would read each target in its own input.
+// vocabulary and T the length.
 //
 // in_context_recall: T / 2 pairs of a key, of [0, V/2), and a value, of [V/2, V). Keys and the
 // value of a new key are uniform; a key keeps its value in a sequence. The last key has been shown
@@ -19,6 +18,9 @@
 //
 // memorization: T / 2 keys, each followed by an insert token (V - 1) whose target is the key's
 // value. One map from keys to values serves all sequences and all seeds.
+//
+// compression: T - 1 random tokens of [0, V - 1) and the token V - 1, and the targets are the same.
+// An auto-encoder gives them back from the vector of the last position.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -278,8 +280,39 @@ class Memorization final : public MadTask {
   std::vector<int64_t> value_of_;
 };
 
+class Compression final : public MadTask {
+ public:
+  Compression(const MadOptions& options, uint64_t seed, int64_t eval_sequences)
+      : MadTask(options, options.length, seed, eval_sequences) {}
+
+  Goal goal() const override { return Goal::reconstruction; }
+  std::vector<Floor> floors() const override {
+    const auto length = static_cast<double>(options_.length);
+    const double data = 1.0 / static_cast<double>(options_.vocabulary - 1);
+    return {{"any token", 1.0 / static_cast<double>(vocabulary())},
+            {"any token but the last, which is always the same",
+             ((length - 1.0) * data + 1.0) / length}};
+  }
+  std::string describe() const override {
+    return str("Sequences of ", options_.length - 1, " of ", options_.vocabulary - 1,
+               " tokens and a last one, which are the answer; generated, ", eval_sequences(),
+               " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override {
+    Sample sample;
+    for (int64_t i = 1; i < options_.length; ++i) {
+      sample.inputs.push_back(random.below(options_.vocabulary - 1));
+    }
+    sample.inputs.push_back(options_.vocabulary - 1);
+    sample.targets = sample.inputs;
+    return sample;
+  }
+};
+
 struct MadSpec final : GeneratedSpec {
-  enum class Kind { recall, noisy, fuzzy, copying, memorization };
+  enum class Kind { recall, noisy, fuzzy, copying, memorization, compression };
 
   MadSpec(std::string type, Kind kind, const MadOptions& defaults, int64_t training)
       : type_(std::move(type)), kind_(kind), options_(defaults) {
@@ -293,7 +326,7 @@ struct MadSpec final : GeneratedSpec {
     f.field("vocabulary", options_.vocabulary, "tokens, special ones included",
             between<int64_t>(4, int64_t{1} << 24));
     f.field("length", options_.length,
-            kind_ == Kind::fuzzy || kind_ == Kind::copying
+            kind_ == Kind::fuzzy || kind_ == Kind::copying || kind_ == Kind::compression
                 ? "tokens in a sequence"
                 : "tokens in a sequence, an even number; the last of a pair is only a target",
             size_from(4));
@@ -326,6 +359,8 @@ struct MadSpec final : GeneratedSpec {
       case Kind::memorization:
         need_even_length();
         return std::make_shared<Memorization>(o, seed, eval_sequences);
+      case Kind::compression:
+        return std::make_shared<Compression>(o, seed, eval_sequences);
     }
     fail("the task ", type_, " has no kind.");
   }
@@ -372,6 +407,10 @@ std::shared_ptr<TaskSpec> selective_copying_spec() {
 std::shared_ptr<TaskSpec> memorization_spec() {
   return std::make_shared<MadSpec>("memorization", MadSpec::Kind::memorization,
                                    MadOptions{.vocabulary = 256, .length = 32}, 256);
+}
+std::shared_ptr<TaskSpec> compression_spec() {
+  return std::make_shared<MadSpec>("compression", MadSpec::Kind::compression,
+                                   MadOptions{.length = 32}, kMadExamples);
 }
 
 }  // namespace headloom::data

@@ -11,6 +11,12 @@
 // included, hold random tokens of the whole vocabulary (recall, and the others with
 // random_non_queries) or token 0 (mqar's default, as in Zoology's figure 2).
 //
+// With `segments` training goes through several lengths and numbers of pairs, each of a fixed
+// number of examples, in order and again every epoch, and `eval_segments` may be longer: recall
+// against the size of a state (Arora et al. 2024, Based, figure 2). Sequences of a batch are padded
+// to its longest with token 0. The accuracy is the mean over held-out sequences of their shares of
+// right answers, and every segment has as many of them.
+//
 // forgetting_mqar: behind the pairs `updates` of the keys come again with a second value, which is
 // the one that is asked for. All values are different.
 //
@@ -19,12 +25,15 @@
 // token of a key leaves n values. A query takes three places, and the target is at its second
 // token.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "core/error.h"
 #include "core/sizes.h"
+#include "core/text.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -52,16 +61,17 @@ struct RecallOptions {
 
 using Key = std::vector<int64_t>;
 
-class Recall final : public GeneratedTask {
+// Sequences of one length and one number of pairs.
+class RecallSegment {
  public:
-  Recall(const RecallOptions& options, uint64_t seed, int64_t eval_sequences)
-      : GeneratedTask(seed, options.vocabulary, options.length, eval_sequences),
-        options_(options) {}
+  explicit RecallSegment(const RecallOptions& options) : options_(options) {}
 
-  Accuracy accuracy() const override { return Accuracy::token; }
-  std::vector<Floor> floors() const override {
+  const RecallOptions& options() const { return options_; }
+
+  // The same guesses in the same order whatever the sizes are.
+  std::vector<Floor> floors() const {
     std::vector<Floor> floors = {
-        {"any token", 1.0 / static_cast<double>(vocabulary())},
+        {"any token", 1.0 / static_cast<double>(options_.vocabulary)},
         {"one of the values shown", 1.0 / static_cast<double>(options_.facts())}};
     if (options_.updates > 0) {
       floors.push_back(
@@ -72,21 +82,10 @@ class Recall final : public GeneratedTask {
                         1.0 / static_cast<double>(options_.side())});
     }
     floors.push_back({"the value that is asked for most often at that place", positional_guess()});
-    std::stable_sort(floors.begin(), floors.end(),
-                     [](const Floor& a, const Floor& b) { return a.accuracy < b.accuracy; });
     return floors;
   }
-  std::string describe() const override {
-    return str("Sequences of ", options_.length, " tokens of a vocabulary of ", options_.vocabulary,
-               ": ", options_.pairs, " key-value pairs, ",
-               options_.compound_keys ? "each key two tokens, " : "",
-               options_.updates > 0 ? str("a second value for ", options_.updates, " keys, ") : "",
-               "then each key once more, whose value is the answer; ", "generated, ",
-               eval_sequences(), " held out.");
-  }
 
- protected:
-  Sample draw(Random& random) const override {
+  Sample draw(Random& random) const {
     const std::vector<Key> keys = draw_keys(random);
     std::vector<int64_t> values =
         random.distinct(options_.vocabulary - options_.first_value(), options_.facts());
@@ -202,11 +201,108 @@ class Recall final : public GeneratedTask {
   mutable std::vector<int64_t> weights_;
 };
 
+// How many different training sequences there are of a segment.
+struct TrainingSegment {
+  RecallOptions options;
+  int64_t examples;
+};
+
+class Recall final : public GeneratedTask {
+ public:
+  // Without segments, both lists are of one element: one length and one number of pairs.
+  // `examples` of that one are 0: the stream has no end, or limit_examples() sets one.
+  Recall(const std::vector<TrainingSegment>& train, const std::vector<RecallOptions>& eval,
+         uint64_t seed, int64_t eval_sequences)
+      : GeneratedTask(seed, eval[0].vocabulary, longest(train, eval), eval_sequences) {
+    int64_t examples = 0;
+    for (const TrainingSegment& segment : train) {
+      train_.push_back(std::make_unique<RecallSegment>(segment.options));
+      ends_.push_back(examples += segment.examples);
+    }
+    for (const RecallOptions& options : eval) {
+      held_out_.push_back(std::make_unique<RecallSegment>(options));
+    }
+    if (examples > 0) limit_examples(examples, /*in_order=*/true);
+  }
+
+  int64_t train_length() const override {
+    if (ends_.back() == 0) return length();
+    int64_t tokens = 0;
+    for (size_t i = 0; i < train_.size(); ++i) {
+      tokens += train_[i]->options().length * (ends_[i] - (i == 0 ? 0 : ends_[i - 1]));
+    }
+    return std::max<int64_t>(1, tokens / ends_.back());
+  }
+  Accuracy accuracy() const override { return Accuracy::share; }
+  std::vector<Floor> floors() const override {
+    std::vector<Floor> floors = held_out_[0]->floors();
+    for (size_t i = 1; i < held_out_.size(); ++i) {
+      const std::vector<Floor> more = held_out_[i]->floors();
+      for (size_t j = 0; j < floors.size(); ++j) floors[j].accuracy += more[j].accuracy;
+    }
+    for (Floor& floor : floors) floor.accuracy /= static_cast<double>(held_out_.size());
+    std::stable_sort(floors.begin(), floors.end(),
+                     [](const Floor& a, const Floor& b) { return a.accuracy < b.accuracy; });
+    return floors;
+  }
+  std::string describe() const override {
+    const RecallOptions& options = train_[0]->options();
+    if (ends_.back() > 0) {
+      std::vector<std::string> train, held_out;
+      for (size_t i = 0; i < train_.size(); ++i) {
+        train.push_back(str(sizes_of_segment(*train_[i]), " (",
+                            ends_[i] - (i == 0 ? 0 : ends_[i - 1]), " sequences)"));
+      }
+      for (const auto& segment : held_out_) held_out.push_back(sizes_of_segment(*segment));
+      return str("Sequences of a vocabulary of ", options.vocabulary,
+                 ": key-value pairs, then each key once more, whose value is the answer; ",
+                 "tokens and pairs in training ", join(train), "; held out ", join(held_out),
+                 ", as many of each; generated, ", eval_sequences(), " held out.");
+    }
+    return str("Sequences of ", options.length, " tokens of a vocabulary of ", options.vocabulary,
+               ": ", options.pairs, " key-value pairs, ",
+               options.compound_keys ? "each key two tokens, " : "",
+               options.updates > 0 ? str("a second value for ", options.updates, " keys, ") : "",
+               "then each key once more, whose value is the answer; ", "generated, ",
+               eval_sequences(), " held out.");
+  }
+
+ protected:
+  Sample draw(Random& random) const override { return train_[0]->draw(random); }
+  Sample draw_number(bool held_out, int64_t number, Random& random) const override {
+    if (held_out) {
+      // Two neighbours are of one segment: one of them is validation data, the other test data.
+      return held_out_[static_cast<size_t>(number / 2) % held_out_.size()]->draw(random);
+    }
+    if (train_.size() == 1) return draw(random);
+    const auto end = std::upper_bound(ends_.begin(), ends_.end(), number);
+    return train_[static_cast<size_t>(end - ends_.begin())]->draw(random);
+  }
+
+ private:
+  static int64_t longest(const std::vector<TrainingSegment>& train,
+                         const std::vector<RecallOptions>& eval) {
+    int64_t longest = 0;
+    for (const TrainingSegment& segment : train) {
+      longest = std::max(longest, segment.options.length);
+    }
+    for (const RecallOptions& options : eval) longest = std::max(longest, options.length);
+    return longest;
+  }
+  static std::string sizes_of_segment(const RecallSegment& segment) {
+    return str(segment.options().length, " and ", segment.options().pairs);
+  }
+
+  std::vector<std::unique_ptr<RecallSegment>> train_, held_out_;
+  std::vector<int64_t> ends_;  // of the training segments among their examples
+};
+
 struct RecallSpec final : GeneratedSpec {
   RecallOptions options;
+  std::vector<std::string> segments, eval_segments;
 
   RecallSpec(std::string type, const RecallOptions& defaults)
-      : options(defaults), type_(std::move(type)) {}
+      : options(defaults), type_(std::move(type)), defaults_(defaults) {}
   std::string type() const override { return type_; }
 
  protected:
@@ -229,6 +325,13 @@ struct RecallSpec final : GeneratedSpec {
       f.field("updates", options.updates, "keys that get a second value, at most pairs",
               size_from(1));
     }
+    if (mixes()) {
+      f.field("segments", segments,
+              "training sets \"length:pairs:examples\", gone through in order every epoch, instead "
+              "of length, pairs and examples; empty: one length");
+      f.field("eval_segments", eval_segments,
+              "held-out sets \"length:pairs\", with as many sequences each; empty: as segments");
+    }
     f.field("alpha", options.alpha,
             "power law of the distance of the queries: p(gap) ~ gap^(alpha - 1); 1: uniform",
             Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
@@ -239,6 +342,71 @@ struct RecallSpec final : GeneratedSpec {
     }
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
+    if (segments.empty()) {
+      if (!eval_segments.empty()) {
+        usage_error(type_, " has eval_segments but no segments, expected both or none.");
+      }
+      check(options);
+      return std::make_shared<Recall>(std::vector{TrainingSegment{options, 0}},
+                                      std::vector{options}, seed, eval_sequences);
+    }
+    if (options.length != defaults_.length || options.pairs != defaults_.pairs || examples > 0) {
+      usage_error(type_, " has segments and ",
+                  examples > 0                         ? "examples"
+                  : options.length != defaults_.length ? "length"
+                                                       : "pairs",
+                  ", expected segments alone, which say all three.");
+    }
+    std::vector<TrainingSegment> train;
+    std::vector<RecallOptions> eval;
+    for (const std::string& segment : segments) {
+      const std::vector<int64_t> sizes = sizes_of("segments", segment, 3);
+      train.push_back({of_sizes(sizes), sizes[2]});
+      if (eval_segments.empty()) eval.push_back(train.back().options);
+    }
+    for (const std::string& segment : eval_segments) {
+      eval.push_back(of_sizes(sizes_of("eval_segments", segment, 2)));
+    }
+    const auto share = 2 * static_cast<int64_t>(eval.size());
+    if (eval_sequences % share != 0) {
+      usage_error(type_, " has eval_sequences = ", eval_sequences, ", expected a multiple of ",
+                  share, ": as many validation and test sequences of each of ", eval.size(),
+                  " segments.");
+    }
+    return std::make_shared<Recall>(train, eval, seed, eval_sequences);
+  }
+
+ private:
+  // Whether sequences of several sizes can be mixed.
+  bool mixes() const { return defaults_.updates == 0 && !defaults_.compound_keys; }
+
+  RecallOptions of_sizes(const std::vector<int64_t>& sizes) const {
+    RecallOptions out = options;
+    out.length = sizes[0];
+    out.pairs = sizes[1];
+    check(out);
+    return out;
+  }
+
+  // The `count` numbers of "64:4:100000", each at least 1.
+  std::vector<int64_t> sizes_of(const char* key, const std::string& text, size_t count) const {
+    std::vector<int64_t> sizes;
+    const char* const end = text.data() + text.size();
+    for (const char* at = text.data(); at < end; ++at) {
+      int64_t size = 0;
+      const auto [after, error] = std::from_chars(at, end, size);
+      if (error != std::errc() || size < 1 || (after != end && *after != ':')) break;
+      sizes.push_back(size);
+      at = after;
+      if (at == end && sizes.size() == count) return sizes;
+    }
+    usage_error(
+        type_, " has \"", text, "\" in ", key, ", expected numbers like ",
+        count == 3 ? "\"64:4:100000\" (length:pairs:examples)." : "\"64:4\" (length:pairs).");
+  }
+
+  // Throws UsageError where one sequence does not fit its own sizes.
+  void check(const RecallOptions& options) const {
     const int64_t pairs = options.pairs;
     if (options.length < options.shortest()) {
       usage_error(type_, " has length = ", options.length, ", but ", pairs, " pairs",
@@ -264,11 +432,10 @@ struct RecallSpec final : GeneratedSpec {
       usage_error(type_, " needs ", options.facts(), " different values, but a vocabulary of ",
                   options.vocabulary, " has only ", values, ".");
     }
-    return std::make_shared<Recall>(options, seed, eval_sequences);
   }
 
- private:
   std::string type_;
+  RecallOptions defaults_;
 };
 
 }  // namespace

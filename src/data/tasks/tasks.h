@@ -22,6 +22,8 @@ std::shared_ptr<TaskSpec> noisy_in_context_recall_spec();
 std::shared_ptr<TaskSpec> fuzzy_in_context_recall_spec();
 std::shared_ptr<TaskSpec> selective_copying_spec();
 std::shared_ptr<TaskSpec> memorization_spec();
+std::shared_ptr<TaskSpec> compression_spec();
+std::shared_ptr<TaskSpec> head_composition_spec();
 std::shared_ptr<TaskSpec> copy_spec();
 std::shared_ptr<TaskSpec> induction_spec();
 std::shared_ptr<TaskSpec> needle_spec();
