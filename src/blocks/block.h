@@ -1,6 +1,7 @@
 // A block joins a token mixer and a channel mixer with norms, skips and dropout.
 #pragma once
 
+#include "core/sizes.h"
 #include "mixers/mixer.h"
 
 namespace headloom {
@@ -25,6 +26,14 @@ struct BlockTraits {
 };
 
 struct BlockSpec : Options<BlockTraits> {
+  int64_t short_conv = 0;  // LayerShape::short_conv of its layer
+
+  void fields(Fields& f) override {
+    f.field("short_conv", short_conv,
+            "a causal depthwise convolution before the token mixer reaches over so many positions; "
+            "0: none",
+            size_from(0));
+  }
   virtual std::shared_ptr<Block> build(const BlockParts& parts) const = 0;
 };
 using BlockEntry = Entry<BlockSpec>;

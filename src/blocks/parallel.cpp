@@ -50,6 +50,7 @@ struct ParallelSpec final : BlockSpec {
   void fields(Fields& f) override {
     f.field("norms", norms, "one norm for all branches, or one each",
             between(int64_t{1}, int64_t{2}));
+    BlockSpec::fields(f);
   }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Parallel>(parts, norms);

@@ -54,6 +54,7 @@ struct SequentialSpec final : BlockSpec {
 
   void fields(Fields& f) override {
     f.field("norm_place", norm_place, "norm before each branch or after each sum", {"pre", "post"});
+    BlockSpec::fields(f);
   }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Sequential>(parts, norm_place == "post");

@@ -81,6 +81,7 @@ struct SimplifiedSpec final : BlockSpec {
     f.field("comb", options.comb,
             "parallel: adds the block's input times a trainable weight that starts so; absent: "
             "not");
+    BlockSpec::fields(f);
   }
   std::shared_ptr<Block> build(const BlockParts& parts) const override {
     return std::make_shared<Simplified>(parts, options);

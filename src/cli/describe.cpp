@@ -7,6 +7,8 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/sizes.h"
+#include "core/text.h"
+#include "model/branches.h"
 #include "train/config.h"
 #include "train/run_folder.h"
 #include "train/training_memory.h"
@@ -37,6 +39,48 @@ void complete(RunConfig& config) {
   config.build_task();
 }
 
+// The first and the last layer of each kind: those that one entry of the configuration's list
+// describes.
+std::vector<std::pair<BranchScale, BranchScale>> ends_of_kinds(
+    const ModelConfig& model, const std::vector<BranchScale>& layers) {
+  std::vector<std::pair<BranchScale, BranchScale>> kinds;
+  std::map<std::pair<std::string, size_t>, size_t> place;
+  for (const BranchScale& layer : layers) {
+    const bool of_encoder = layer.part == "encoder" && !model.encoder_layers.empty();
+    const size_t entries = of_encoder ? model.encoder_layers.size() : model.layers.size();
+    const std::pair kind{layer.part, static_cast<size_t>(layer.layer) % entries};
+    const auto [found, first] = place.emplace(kind, kinds.size());
+    if (first) {
+      kinds.emplace_back(layer, layer);
+    } else {
+      kinds[found->second].second = layer;
+    }
+  }
+  return kinds;
+}
+
+void print_branches(const ModelConfig& model,
+                    const std::optional<std::vector<BranchScale>>& branches) {
+  if (!branches) {
+    std::printf(
+        "outputs at the start  not measured: the model has more than %s parameters or does not fit "
+        "into memory\n",
+        human_count(static_cast<double>(kMostBranchParameters)).c_str());
+    return;
+  }
+  const char* title = "outputs at the start ";
+  for (const auto& [first, last] : ends_of_kinds(model, *branches)) {
+    const std::string part = first.part.empty() ? "" : first.part + " ";
+    std::string line = str(part, first.mixer, " ", formatted("%.3g", first.ratio()),
+                           " of the residual stream in layer ", first.layer);
+    if (last.layer != first.layer) {
+      line += str(", ", formatted("%.3g", last.ratio()), " in layer ", last.layer);
+    }
+    std::printf("%s %s\n", title, line.c_str());
+    title = "                     ";
+  }
+}
+
 int run_describe(DescribeArguments a) {
   const std::string folder = a.config.path;
   const bool of_run = std::filesystem::is_directory(folder);
@@ -59,6 +103,7 @@ int run_describe(DescribeArguments a) {
   const auto built = build_without_memory(model);
   const ModelCosts costs = model_costs(*built, length);
   const std::optional<MeasuredState> measured = measured_state(*built, length);
+  const std::optional<std::vector<BranchScale>> branches = measured_branches(model, length);
   const TrainingMemory training = training_memory(
       *built,
       {.length = length,
@@ -79,6 +124,17 @@ int run_describe(DescribeArguments a) {
       json["measured_state"] = {{"length", measured->length},
                                 {"bytes", measured->bytes},
                                 {"bytes_per_token", measured->bytes_per_token}};
+    }
+    if (branches) {
+      json["initial_branches"] = nlohmann::ordered_json::array();
+      for (const BranchScale& b : *branches) {
+        json["initial_branches"].push_back({{"part", b.part},
+                                            {"layer", b.layer},
+                                            {"mixer", b.mixer},
+                                            {"output_rms", b.output},
+                                            {"residual_rms", b.residual},
+                                            {"ratio", b.ratio()}});
+      }
     }
     json["training_memory"] = {{"batch", config.train.batch},
                                {"parameters", training.parameters},
@@ -126,6 +182,7 @@ int run_describe(DescribeArguments a) {
   std::printf("training memory       %s or more at train.batch = %lld: %s\n",
               human_bytes(training.peak).c_str(), static_cast<long long>(config.train.batch),
               training.parts().c_str());
+  print_branches(model, branches);
   std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   std::printf(

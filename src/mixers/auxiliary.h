@@ -1,8 +1,9 @@
-// What layers give a training step beside their output: auxiliary losses and statistics.
+// What layers give beside their output: auxiliary losses and statistics.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
+#include <cmath>
 #include <map>
 
 namespace headloom {
@@ -13,6 +14,17 @@ struct AuxiliaryOutputs {
   // Of each layer with experts, by MixerContext::layer: how many choices each expert got [experts],
   // int64.
   std::map<int64_t, at::Tensor> load;
+  // Where `measures_branches` is set: of each layer, by MixerContext::layer, the root mean square
+  // of what its token mixer puts out and of the residual stream that it is added to.
+  struct Branch {
+    double output = 0, residual = 0;
+  };
+  bool measures_branches = false;
+  std::map<int64_t, Branch> branches;
 };
+
+inline double root_mean_square(const at::Tensor& x) {
+  return std::sqrt(x.detach().to(at::kDouble).square().mean().item<double>());
+}
 
 }  // namespace headloom

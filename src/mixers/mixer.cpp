@@ -1,6 +1,7 @@
 #include "mixers/mixer.h"
 
 #include "mixers/check.h"
+#include "ops/causal_conv1d/op.h"
 
 namespace headloom {
 namespace {
@@ -58,7 +59,47 @@ Tensor TokenMixer::forward(const Tensor& x, const MixerContext& context) {
 
 Tensor TokenMixer::run(const Tensor& x, const MixerContext& context) {
   if (context.documents.defined() && !traits_.documents) refuse_documents(type());
-  return context.state ? next(x, context.state->mixer, context) : compute(x, context);
+  if (context.state != nullptr) return next(x, context.state->mixer, context);
+  Tensor rows;
+  const Tensor y = compute(convolved(x, rows, context.documents), context);
+  // Cross-attention does not count: a branch is what the layer's own mixer adds.
+  if (context.auxiliary != nullptr && context.auxiliary->measures_branches &&
+      !context.memory.defined()) {
+    context.auxiliary->branches[context.layer].output = root_mean_square(y);
+  }
+  return y;
+}
+
+Tensor TokenMixer::convolved(const Tensor& x, Tensor& rows, const Tensor& documents) const {
+  if (!short_conv_.defined()) return x;
+  Tensor y;
+  std::tie(y, rows) = ops::causal_conv1d(
+      x, short_conv_, {.bias = {}, .state = rows, .documents = documents, .backend = {}});
+  return x + y;
+}
+
+std::vector<Cost> TokenMixer::costs(int64_t length) const {
+  std::vector<Cost> out = own_costs(length);
+  if (!short_conv_.defined()) return out;
+  const int64_t taps = short_conv_.size(1);
+  out.push_back({.part = "short convolution",
+                 .formula = "(2 W + 1) C",
+                 .parameters = short_conv_.numel(),
+                 .flops_per_token = static_cast<double>((2 * taps + 1) * width())});
+  return out;
+}
+
+double TokenMixer::state_bytes(int64_t length) const {
+  const double own = own_state_bytes(length);
+  if (!short_conv_.defined()) return own;
+  return own + 4.0 * static_cast<double>((short_conv_.size(1) - 1) * width());
+}
+
+std::shared_ptr<Linear> TokenMixer::output_projection() const {
+  for (const auto& child : named_children()) {
+    if (child.key() == "output") return std::dynamic_pointer_cast<Linear>(child.value());
+  }
+  return nullptr;
 }
 
 Tensor TokenMixer::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
@@ -72,7 +113,8 @@ Tensor TokenMixer::extend(const Tensor& x, MixerState& state, const MixerContext
 }
 
 Tensor TokenMixer::next(const Tensor& x, MixerState& state, const MixerContext& context) {
-  const Tensor y = compute_next(x, state, context);
+  const Tensor in = short_conv_.defined() ? convolved(x, state.recurrent["short_conv"], {}) : x;
+  const Tensor y = compute_next(in, state, context);
   state.position += x.size(1);
   return y;
 }
@@ -97,11 +139,20 @@ std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const
     usage_error(type(), " mixes the whole sequence, but the model is causal.");
   }
   if (!shape.causal && !traits().bidirectional) refuse_both_ways(type());
+  if (shape.short_conv > 0 && !shape.causal) {
+    usage_error(type(), ": short_conv is ", shape.short_conv,
+                ", which looks back only, but the model is not causal, expected 0.");
+  }
   std::shared_ptr<TokenMixer> built = make(shape);
   built->type_ = type();
   built->width_ = shape.width;
   built->traits_ = traits();
   built->causal_ = shape.causal;
+  if (shape.short_conv > 0) {
+    const double bound = 1 / std::sqrt(static_cast<double>(shape.short_conv));
+    built->parameter("short_conv", built->short_conv_,
+                     at::empty({shape.width, shape.short_conv}).uniform_(-bound, bound));
+  }
   return built;
 }
 

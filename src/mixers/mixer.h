@@ -35,6 +35,8 @@ struct LayerShape {
   std::optional<double> norm_eps = {};  // the norm's own when absent
   double init_std = 0.02;
   PositionOptions position;
+  // Positions that a causal depthwise convolution before the token mixer reaches over; 0: none.
+  int64_t short_conv = 0;
   // Parameters that several layers of one model have in common, by a name of the mixer's: the first
   // layer registers it and puts it here. Null: the layer stands alone.
   std::shared_ptr<std::map<std::string, Tensor>> shared = {};
@@ -109,6 +111,10 @@ struct MixerTraits {
   bool stateful = true;          // causal, it can decode from a state, at least with some options
 };
 
+// With LayerShape::short_conv = W every token mixer reads x + conv(x) instead of x, where conv is a
+// causal depthwise convolution over W positions without a bias or an activation: the layer
+// "Canon-A" of Allen-Zhu 2025 (Physics of Language Models, part 4.1), whose code starts its filters
+// as PyTorch does, uniformly within W^-1/2.
 class TokenMixer : public Mixer {
  public:
   TokenMixer() : Mixer("mixer") {}
@@ -119,7 +125,7 @@ class TokenMixer : public Mixer {
   // fit.
   Tensor forward(const Tensor& x, const MixerContext& context);
   // Cost at sequence length `length`; parameters add up to the module's.
-  virtual std::vector<Cost> costs(int64_t length) const = 0;
+  std::vector<Cost> costs(int64_t length) const;
   // Decoding with cross-attention. What forward() computes of the memory alone: memory [B, S, C],
   // of which `lengths` [B] int64 positions are real (undefined: all).
   virtual MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths);
@@ -135,10 +141,14 @@ class TokenMixer : public Mixer {
   }
   // Bytes of float32 state that decoding keeps of a sequence (in cross-attention, a memory) of
   // `length` positions.
-  virtual double state_bytes(int64_t length) const = 0;
+  double state_bytes(int64_t length) const;
 
   // Whether forward() starts near the identity, so that a block needs no skip around it.
   virtual bool keeps_input() const { return false; }
+
+  // The linear map whose output is the mixer's; null where it has none. Every mixer that has one
+  // registers it as "output".
+  std::shared_ptr<Linear> output_projection() const;
 
   // Whether it decodes from a state: extend() is there.
   virtual bool stateful() const { return traits_.stateful && causal_; }
@@ -160,7 +170,10 @@ class TokenMixer : public Mixer {
   Tensor run(const Tensor& x, const MixerContext& context);
 
  protected:
-  // forward() and extend() of what was checked.
+  // costs() and state_bytes() of what the mixer itself has: without the short convolution.
+  virtual std::vector<Cost> own_costs(int64_t length) const = 0;
+  virtual double own_state_bytes(int64_t length) const = 0;
+  // forward() and extend() of what was checked, behind the short convolution.
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
   // The positions that `state` has seen are counted by the caller.
   virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
@@ -168,8 +181,12 @@ class TokenMixer : public Mixer {
  private:
   friend class TokenMixerSpec;
   Tensor next(const Tensor& x, MixerState& state, const MixerContext& context);
+  // x plus the short convolution of it, given the rows before x and changed to those it leaves; x
+  // where there is no convolution.
+  Tensor convolved(const Tensor& x, Tensor& rows, const Tensor& documents) const;
 
   MixerTraits traits_;
+  Tensor short_conv_;  // [C, W], the last tap is the position itself; undefined: none
   bool causal_ = true;
 };
 

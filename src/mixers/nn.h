@@ -69,6 +69,8 @@ class WithoutValues {
   ~WithoutValues();
   WithoutValues(const WithoutValues&) = delete;
   WithoutValues& operator=(const WithoutValues&) = delete;
+  // Whether one lives on this thread.
+  static bool on();
 };
 
 // Weights drawn from N(0, std).

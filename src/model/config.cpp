@@ -113,6 +113,10 @@ void ModelConfig::fields(Fields& f) {
   }
   f.field("dropout", dropout, "of the embedding and each branch", fraction());
   f.field("init_std", init_std, "standard deviation of the initial weights", positive());
+  f.field(
+      "equal_init", equal_init,
+      "scales the initial output projection of every token mixer so that its output is as large "
+      "as that of plain multi-head attention");
   f.list("layer", layers, "layers; the list repeats down the depth");
   if (layers.empty()) usage_error("'model.layer' is empty, expected at least one layer.");
   if (both) f.list("encoder_layer", encoder_layers, "layers of the encoder; absent: as layer");

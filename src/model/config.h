@@ -70,6 +70,7 @@ struct ModelConfig {
   bool pooler = false;        // BERT's dense and tanh before the classifier
   double dropout = 0;
   double init_std = 0.02;
+  bool equal_init = false;  // token mixers start with outputs as large as plain attention's
   std::vector<LayerConfig> layers{1};
   std::vector<LayerConfig> encoder_layers;  // of an encoder_decoder's encoder; layers when empty
 

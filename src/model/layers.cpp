@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/activation_checkpoint.h"
+#include "model/branches.h"
 
 namespace headloom {
 namespace {
@@ -20,6 +21,7 @@ auto built(const SpecType& spec, const From& from, const std::string& place) {
 std::shared_ptr<TokenMixer> built_cross(const LayerConfig& layer, LayerShape shape,
                                         int64_t memory_length, const std::string& place) {
   shape.cross = true;
+  shape.short_conv = 0;
   shape.causal = false;  // the whole memory is there from the start
   shape.max_length = memory_length;
   // Without options of its own, cross-attention is a mixer of the layer's kind.
@@ -44,9 +46,11 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
     shape.max_length = plan.max_length;
     shape.causal = plan.causal;
     shape.shared = shared;
+    shape.short_conv = from.block->short_conv;
     const std::string place = str("model.", plan.key, "[", entry, "]");
     Layer layer;
     layer.mixer = built(*from.mixer, shape, place + ".mixer");
+    if (config.equal_init) equalize(*layer.mixer, shape, place + ".mixer");
     if (plan.memory_length) {
       layer.cross = built_cross(from, shape, *plan.memory_length, place);
     } else if (from.cross && plan.part.empty()) {
@@ -82,6 +86,9 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
     own.layer = plan_.first + static_cast<int64_t>(i);
     if (states != nullptr) own.state = &(*states)[i];
     const std::shared_ptr<Block>& block = layers_[i].block;
+    if (context.auxiliary != nullptr && context.auxiliary->measures_branches) {
+      context.auxiliary->branches[own.layer].residual = root_mean_square(x);
+    }
     const bool checkpoint = context.checkpoint && at::GradMode::is_enabled() && x.requires_grad();
     x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
   }

@@ -18,6 +18,7 @@ struct Variant {
   int64_t layer = 0;
   std::string position = "rope";
   bool bias = false;
+  int64_t short_conv = 0;
 
   LayerShape shape(bool causal = true) const {
     LayerShape s;
@@ -27,6 +28,7 @@ struct Variant {
     s.causal = causal;
     s.bias = bias;
     s.position.type = position;
+    s.short_conv = short_conv;
     return s;
   }
   std::shared_ptr<TokenMixer> build(bool causal) const {
@@ -42,7 +44,8 @@ struct Variant {
   }
 };
 std::ostream& operator<<(std::ostream& out, const Variant& v) {
-  return out << v.mixer << " {" << v.options << "} layer " << v.layer;
+  return out << v.mixer << " {" << v.options << "} layer " << v.layer << " short_conv "
+             << v.short_conv;
 }
 
 std::vector<Variant> variants() {
@@ -50,6 +53,10 @@ std::vector<Variant> variants() {
   for (const auto& entry : token_mixers()) {
     out.push_back({entry.name, ""});
     out.push_back({entry.name, "", 2, "none", true});
+  }
+  // Every mixer that looks back behind a short convolution.
+  for (const auto& entry : token_mixers()) {
+    if (entry.traits.causal) out.push_back({.mixer = entry.name, .options = "", .short_conv = 4});
   }
   const std::vector<Variant> more = {
       {"mha", "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5"},

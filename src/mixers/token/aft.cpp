@@ -98,7 +98,7 @@ class Aft final : public TokenMixer {
     return y;
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
+  std::vector<Cost> own_costs(int64_t length) const override {
     const auto width = static_cast<double>(output_->weight.size(0));
     int64_t biases = 0;
     for (const Tensor* t : {&bias_, &u_, &v_}) biases += t->defined() ? t->numel() : 0;
@@ -129,7 +129,7 @@ class Aft final : public TokenMixer {
   }
 
   // Full and conv would decode from all keys and values.
-  double state_bytes(int64_t length) const override {
+  double own_state_bytes(int64_t length) const override {
     const int64_t near = options_.form == "local" ? options_.local_window - 1 : 0;
     const int64_t rows = stateful() ? 3 + 2 * near : 2 * length;
     return 4.0 * static_cast<double>(rows * output_->weight.size(0));

@@ -175,7 +175,7 @@ Cost Attention::map_cost(int64_t length) const {
               static_cast<double>(sizes_.maps * sizes_.head_dim + sizes_.outputs * sizes_.v_dim)};
 }
 
-std::vector<Cost> Attention::costs(int64_t length) const {
+std::vector<Cost> Attention::own_costs(int64_t length) const {
   std::vector<Cost> out = {
       linear_cost("projections", "2 C (H D + Gk D + Gv E + H' E)", {qkv_, output_}),
       map_cost(length)};
@@ -193,7 +193,7 @@ int64_t Attention::values_per_key() const {
   return sizes_.keys * sizes_.head_dim + sizes_.values * sizes_.v_dim;
 }
 
-double Attention::state_bytes(int64_t length) const {
+double Attention::own_state_bytes(int64_t length) const {
   const int64_t earlier = earlier_queries();
   const int64_t keys =
       options_.window ? std::min(length, keys_in_reach(*options_.window, earlier)) : length;

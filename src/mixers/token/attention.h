@@ -46,8 +46,8 @@ class Attention : public TokenMixer {
  public:
   Attention(const AttentionOptions& options, const AttentionSizes& sizes, const LayerShape& shape);
   Tensor compute(const Tensor& x, const MixerContext& context) override;
-  std::vector<Cost> costs(int64_t length) const override;
-  double state_bytes(int64_t length) const override;
+  std::vector<Cost> own_costs(int64_t length) const override;
+  double own_state_bytes(int64_t length) const override;
   // Forgets as any policy says, but where compose() sets a convolution: there initial_state() must
   // refuse.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }

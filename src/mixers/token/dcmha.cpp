@@ -78,8 +78,8 @@ class Dcmha final : public Attention {
     if (options.post) parameter("post_static", post_static_, matrix());
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
-    std::vector<Cost> out = Attention::costs(length);
+  std::vector<Cost> own_costs(int64_t length) const override {
+    std::vector<Cost> out = Attention::own_costs(length);
     const auto add = [&](const char* part, const std::string& formula, int64_t parameters,
                          double products) {
       if (products == 0) return;

@@ -68,8 +68,8 @@ class Differential final : public Attention {
     if (options.norm_scale) parameter("norm", scale_, at::ones({sizes_.v_dim}));
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
-    std::vector<Cost> out = Attention::costs(length);
+  std::vector<Cost> own_costs(int64_t length) const override {
+    std::vector<Cost> out = Attention::own_costs(length);
     out.push_back({.part = "difference",
                    .formula = "2 K n",
                    .parameters = 4 * sizes_.head_dim,

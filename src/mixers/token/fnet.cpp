@@ -22,14 +22,14 @@ class FNet final : public TokenMixer {
   }
 
   // The customary count of a transform: 5 N log2 N for N complex numbers.
-  std::vector<Cost> costs(int64_t length) const override {
+  std::vector<Cost> own_costs(int64_t length) const override {
     const auto width = static_cast<double>(width_);
     return {{.part = "Fourier transform",
              .formula = "5 C log2(C T)",
              .flops_per_token = 5 * width * std::log2(width * static_cast<double>(length))}};
   }
 
-  double state_bytes(int64_t) const override { return 0; }
+  double own_state_bytes(int64_t) const override { return 0; }
 
  private:
   const int64_t width_;

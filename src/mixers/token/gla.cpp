@@ -65,7 +65,7 @@ class Gla final : public TokenMixer {
     return y;
   }
 
-  std::vector<Cost> costs(int64_t) const override {
+  std::vector<Cost> own_costs(int64_t) const override {
     const auto values = static_cast<double>(values_);
     return {linear_cost("projections", "2 (C H (2 D + 3 E) + R (C + H D))",
                         {qkv_, gate_, decay_down_, decay_up_, output_}),
@@ -78,7 +78,7 @@ class Gla final : public TokenMixer {
              .flops_per_token = 7 * values}};
   }
 
-  double state_bytes(int64_t) const override {
+  double own_state_bytes(int64_t) const override {
     return 4.0 * static_cast<double>(head_dim() * values_);
   }
 

@@ -103,7 +103,7 @@ class Linformer final : public TokenMixer {
     return output_->forward(heads.flatten(-2));
   }
 
-  std::vector<Cost> costs(int64_t) const override {
+  std::vector<Cost> own_costs(int64_t) const override {
     const auto rank = static_cast<double>(options_.rank);
     const auto width = static_cast<double>(output_->weight.size(0));
     int64_t own = 0;
@@ -117,7 +117,7 @@ class Linformer final : public TokenMixer {
              .mechanism = true}};
   }
 
-  double state_bytes(int64_t) const override { return 0; }
+  double own_state_bytes(int64_t) const override { return 0; }
 
  private:
   // keys [B, T, H, D] with weights [S, k] or [H, S, k] -> [B, k, H, D].

@@ -76,7 +76,7 @@ class Mamba final : public TokenMixer {
     return mixed(x, state.recurrent["conv"], state.recurrent["ssm"], {});
   }
 
-  std::vector<Cost> costs(int64_t) const override {
+  std::vector<Cost> own_costs(int64_t) const override {
     const auto inner = static_cast<double>(inner_);
     return {linear_cost("projections", "2 (3 C I + I (R + 2 N) + R I)",
                         {input_, select_, step_, output_}),
@@ -90,7 +90,7 @@ class Mamba final : public TokenMixer {
              .flops_per_token = static_cast<double>(7 * d_state_ + 8) * inner}};
   }
 
-  double state_bytes(int64_t) const override {
+  double own_state_bytes(int64_t) const override {
     return 4.0 * static_cast<double>(inner_ * (conv_.size(1) - 1 + d_state_));
   }
 

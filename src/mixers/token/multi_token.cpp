@@ -142,8 +142,8 @@ class MultiToken final : public Attention {
     return Attention::initial_state(policy);
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
-    std::vector<Cost> out = Attention::costs(length);
+  std::vector<Cost> own_costs(int64_t length) const override {
+    std::vector<Cost> out = Attention::own_costs(length);
     const auto number = [](const Tensor& t) { return t.defined() ? t.numel() : int64_t{0}; };
     const auto add = [&](const char* part, const char* formula, int64_t parameters, double flops) {
       out.push_back({.part = part,

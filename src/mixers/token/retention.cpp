@@ -73,7 +73,7 @@ class Retention final : public TokenMixer {
     return y;
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
+  std::vector<Cost> own_costs(int64_t length) const override {
     const auto heads = static_cast<double>(options_.heads);
     const double dim = static_cast<double>(output_->weight.size(0)) / heads;
     const double values = static_cast<double>(values_) / heads;
@@ -86,7 +86,7 @@ class Retention final : public TokenMixer {
         {.part = "head norm and gate", .formula = "6 H E", .flops_per_token = 6 * heads * values}};
   }
 
-  double state_bytes(int64_t) const override {
+  double own_state_bytes(int64_t) const override {
     const int64_t dim = output_->weight.size(0) / options_.heads;
     return 4.0 * static_cast<double>(dim * values_);
   }

@@ -47,7 +47,7 @@ class Rwkv final : public TokenMixer {
     return y;
   }
 
-  std::vector<Cost> costs(int64_t) const override {
+  std::vector<Cost> own_costs(int64_t) const override {
     const auto width = static_cast<double>(time_decay_.size(0));
     return {linear_cost("projections", "8 C^2", {key_, value_, receptance_, output_}),
             {.part = "token shift",
@@ -60,7 +60,7 @@ class Rwkv final : public TokenMixer {
              .flops_per_token = 16 * width}};
   }
 
-  double state_bytes(int64_t) const override {
+  double own_state_bytes(int64_t) const override {
     return 4.0 * 4 * static_cast<double>(time_decay_.size(0));
   }
 

@@ -83,7 +83,7 @@ class Shaped final : public TokenMixer {
     return shape(attended, v, sums / seen.to(sums.scalar_type()).unsqueeze(-1).unsqueeze(-1));
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
+  std::vector<Cost> own_costs(int64_t length) const override {
     const auto width = static_cast<double>(shape_.width);
     const double keys =
         shape_.causal ? (static_cast<double>(length) + 1) / 2 : static_cast<double>(length);
@@ -105,7 +105,7 @@ class Shaped final : public TokenMixer {
     return out;
   }
 
-  double state_bytes(int64_t length) const override {
+  double own_state_bytes(int64_t length) const override {
     return 4.0 * static_cast<double>((2 * length + 1) * shape_.width);
   }
 

@@ -86,8 +86,8 @@ class TalkingHeads final : public Attention {
     }
   }
 
-  std::vector<Cost> costs(int64_t length) const override {
-    std::vector<Cost> out = Attention::costs(length);
+  std::vector<Cost> own_costs(int64_t length) const override {
+    std::vector<Cost> out = Attention::own_costs(length);
     const int64_t weights =
         (pre_.defined() ? pre_.numel() : 0) + (post_.defined() ? post_.numel() : 0);
     out.push_back({.part = "head mixing",
