@@ -134,12 +134,15 @@ class Ratio {
     count_ += count;
   }
   double mean() const { return value_ / std::max(count_, 1.0); }
-  // The mean of every part of the sequences: those whose numbers are equal modulo `parts`.
+  // The mean of every part of the sequences. They are dealt to the parts in turn, and every round
+  // begins one part later: a task may take its sequences from several kinds in turn, too, and every
+  // part shall have some of each.
   std::vector<double> part_means(size_t parts) const {
     std::vector<double> values(std::min(parts, values_.size())), counts(values.size());
     for (size_t i = 0; i < values_.size(); ++i) {
-      values[i % values.size()] += values_[i];
-      counts[i % values.size()] += counts_[i];
+      const size_t part = (i + i / values.size()) % values.size();
+      values[part] += values_[i];
+      counts[part] += counts_[i];
     }
     for (size_t i = 0; i < values.size(); ++i) values[i] /= std::max(counts[i], 1.0);
     return values;

@@ -18,9 +18,9 @@ struct Evaluation {
   // sequences (Cochran 1977, Sampling Techniques, equation 6.9). NaN for fewer than two sequences.
   double loss_error = std::numeric_limits<double>::quiet_NaN();
   double accuracy_error = std::numeric_limits<double>::quiet_NaN();
-  // Loss and accuracy of parts of the sequences: sequence i belongs to part i modulo kParts. Two
-  // models that were evaluated on the same sequences are compared part by part, so that what makes
-  // a sequence hard for both cancels. There are fewer parts where there are fewer sequences.
+  // Loss and accuracy of parts of the sequences, into which they are dealt in turn. Two models that
+  // were evaluated on the same sequences are compared part by part, so that what makes a sequence
+  // hard for both cancels. There are fewer parts where there are fewer sequences.
   static constexpr size_t kParts = 32;
   std::vector<double> loss_parts, accuracy_parts;
   int64_t tokens = 0;  // targets
