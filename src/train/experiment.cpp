@@ -314,7 +314,11 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     add_task(t);
     for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
   }
-  check_second_init();
+  if (!config.robustness.empty() && !second_init_differs_) {
+    usage_error(
+        "'robustness.model' changes none of the models, expected another initialisation, "
+        "such as {equal_init = true}.");
+  }
   std::vector<std::string> budgets;
   for (size_t t = 0; t < config.tasks.size(); ++t) {
     const RunConfig baseline = built(0, t, {});
@@ -430,31 +434,21 @@ RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point, bool se
   return run;
 }
 
-// [robustness] must change how models start, and nothing that comparisons have equal.
-void Experiment::check_second_init() {
+// [robustness] must change nothing that comparisons have equal.
+void Experiment::check_second_init(size_t m, size_t t, RunConfig& first) {
   if (config_.robustness.empty()) return;
-  bool changes = false;
-  for (size_t t = 0; t < config_.tasks.size(); ++t) {
-    for (size_t m = 0; m < config_.models.size(); ++m) {
-      try {
-        RunConfig first = built(m, t, {}), second = built(m, t, {}, /*second_init=*/true);
-        const int64_t before = count_parameters(first.model),
-                      after = count_parameters(second.model);
-        if (before != after) {
-          usage_error("'robustness.model' gives it ", after, " parameters instead of ", before,
-                      ", expected changes of the initialisation alone.");
-        }
-        changes =
-            changes || !differences(write_fields(first.model), write_fields(second.model)).empty();
-      } catch (const UsageError& error) {
-        usage_error(named(m, t), " of [robustness]: ", error.what());
-      }
+  try {
+    RunConfig second = built(m, t, {}, /*second_init=*/true);
+    const int64_t before = count_parameters(first.model), after = count_parameters(second.model);
+    if (before != after) {
+      usage_error("the model has ", after, " parameters instead of ", before,
+                  ", expected changes of the initialisation alone.");
     }
-  }
-  if (!changes) {
-    usage_error(
-        "'robustness.model' changes none of the models, expected another initialisation, "
-        "such as {equal_init = true}.");
+    second_init_differs_ =
+        second_init_differs_ ||
+        !differences(write_fields(first.model), write_fields(second.model)).empty();
+  } catch (const UsageError& error) {
+    usage_error("'robustness.model': ", error.what());
   }
 }
 
@@ -473,6 +467,7 @@ void Experiment::add_model(size_t m, size_t t) {
     const std::shared_ptr<Model> counted = build_without_memory(run.model);
     check_training_fits(*counted, task, run.train);
     AdamW(*counted, run.train);  // refuses groups that name no parameter
+    check_second_init(m, t, run);
     const ModelCosts costs = model_costs(*counted, task.length());
     const std::optional<MeasuredState> state = measured_state(*counted, task.length());
     RunConfig baseline = built(0, t, {});

@@ -72,7 +72,7 @@ class Experiment {
   };
 
   RunConfig built(size_t model, size_t task, const SweepPoint& point, bool second_init = false);
-  void check_second_init();
+  void check_second_init(size_t model, size_t task, RunConfig& first);
   void add_task(size_t task);
   void add_model(size_t model, size_t task);
   void set_steps(RunConfig& run, size_t model, size_t task);
@@ -101,6 +101,7 @@ class Experiment {
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
   bool opened_ = false, measured_ = false;
+  bool second_init_differs_ = false;  // from some model's first
 };
 
 }  // namespace headloom

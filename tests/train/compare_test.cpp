@@ -395,7 +395,7 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   const std::string group = refused("models.1.train={group=[{parameters='*.nothing', lr=0.1}]}");
   EXPECT_TRUE(contains(group, "model 'talking' on task 'copy'")) << group;
   EXPECT_TRUE(contains(group, "names no parameter")) << group;
-  EXPECT_TRUE(contains(refused("robustness.model.width=32"), "robustness"));
+  EXPECT_TRUE(contains(refused("robustness.model.width=32"), "'robustness.model': the model has "));
   EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"), "changes none of the models"));
   EXPECT_TRUE(contains(refused("robustness.model.equal_int=true"), "equal_init"));
 }
