@@ -149,6 +149,9 @@ int run_compare(CompareArguments& a) {
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
   int failed = 0;
   for (const report::Run& r : result.runs) failed += r.state != report::RunState::kFinished;
+  for (const report::Comparison& again : result.robustness) {
+    for (const report::Run& r : again.runs) failed += r.state != report::RunState::kFinished;
+  }
   if (failed > 0)
     std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
   return failed > 0 ? 1 : 0;

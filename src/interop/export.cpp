@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 Node canonical(ModelConfig config) {
   config.dropout = 0;
   config.init_std = 0.02;
+  config.equal_init = false;
   if (!config.norm_eps) config.norm_eps = config.norm == "layer_norm" ? 1e-5 : 1e-6;
   if (config.kind == "encoder") {
     const ModelConfig plain;

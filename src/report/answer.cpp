@@ -6,6 +6,7 @@
 
 #include "core/text.h"
 #include "report/format.h"
+#include "report/table.h"
 
 namespace headloom::report {
 namespace {
@@ -402,6 +403,55 @@ std::string recommendation(const TaskSummary& t) {
   if (lead) return start + "nothing is recommended, because no difference is a claim.";
   return start + "take the baseline " + name(*baseline) +
          ", because no other model is shown to be better." + for_memory(t, {baseline});
+}
+
+std::string robustness_answer(const TaskSummary& summary, const TaskSummary& again,
+                              const std::string& changes) {
+  const std::string begin = str("Under a second initialisation (", changes, ")");
+  const auto place = [](const TaskSummary& t, const ModelInfo& model) -> const Row& {
+    return *std::find_if(t.rows.begin(), t.rows.end(),
+                         [&](const Row& row) { return row.model->label == model.label; });
+  };
+  std::vector<std::string> before, after, gone;
+  for (const Row& row : again.rows) {
+    const Row& first = place(summary, *row.model);
+    if (row.finished < row.planned || first.finished < first.planned) {
+      return begin +
+             " it is not known whether the results hold, because not every run has finished.";
+    }
+    after.push_back("`" + row.model->label + "`");
+  }
+  int claims = 0;
+  for (const Row& row : summary.rows) {
+    before.push_back("`" + row.model->label + "`");
+    const Relation relation = row.against_baseline.relation;
+    const bool claim = relation == Relation::kBetter || relation == Relation::kWorse ||
+                       relation == Relation::kLearned;
+    if (row.baseline || !claim) continue;
+    ++claims;
+    const Relation now = place(again, *row.model).against_baseline.relation;
+    if (now == relation) continue;
+    gone.push_back(str("`", row.model->label, "` (", relation_text(relation), ", then ",
+                       now == Relation::kUnknown ? "unknown" : relation_text(now), ")"));
+  }
+  if (summary.best_is_claimed) {
+    ++claims;
+    if (!again.best_is_claimed || before.front() != after.front()) {
+      gone.push_back(str("that ", before.front(), " is the best"));
+    }
+  }
+  const bool same = before == after;
+  std::string out = begin;
+  out += same ? " the ranking holds"
+              : str(" the ranking is ", join(after), " instead of ", join(before));
+  if (claims == 0)
+    return out + (same ? ", and" : ";") + " there was no claim that could fail to hold.";
+  const bool all = gone.empty();
+  out += same == all ? ", and " : ", but ";
+  if (all)
+    return out + (claims == 1 ? "the one claim holds." : str("all ", claims, " claims hold."));
+  return out + str(gone.size(), " of ", claims, claims == 1 ? " claim does" : " claims do",
+                   " not hold: ", join(gone, "; "), ".");
 }
 
 std::string limits(const Comparison& c, const Summary& summary) {

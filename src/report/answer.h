@@ -13,6 +13,11 @@ std::string answer(const TaskSummary& summary);
 // Which model to take for the task, from what has been tested alone.
 std::string recommendation(const TaskSummary& summary);
 
+// Whether the ranking and the claims of a task hold in `again`, its summary under a second
+// initialisation, which `changes` says. One sentence.
+std::string robustness_answer(const TaskSummary& summary, const TaskSummary& again,
+                              const std::string& changes);
+
 // What is small, early or not swept about the experiment; empty where nothing was compared.
 std::string limits(const Comparison& comparison, const Summary& summary);
 

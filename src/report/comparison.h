@@ -152,6 +152,10 @@ struct Comparison {
   std::vector<Build> builds{};
   std::vector<Run> runs{};
   std::vector<Speed> speeds{};
+  // None, or one: the same models on the same tasks from the same seeds with the same settings, but
+  // under a second initialisation, which its title says: "equal_init = true". It tells whether what
+  // is said of the first holds, and is of use for nothing else.
+  std::vector<Comparison> robustness{};
   std::string budget{};  // one sentence: "Every run trains on 4.9M tokens ..."
   std::vector<std::pair<std::string, std::string>>
       machine{};          // ("Processor", "..."), ("Threads", "2"), ...

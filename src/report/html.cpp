@@ -191,10 +191,31 @@ std::string contents(const Comparison& c, const std::vector<TaskGroup>& groups) 
   return "<nav aria-label=\"Contents\">" + element("ul", "", out) + "</nav>\n";
 }
 
+// Whether the results hold under a second initialisation, with its own table.
+std::string robustness(const Comparison& c, const TaskSummary& t) {
+  std::string out;
+  for (size_t i = 0; i < t.robustness.size(); ++i) {
+    const TaskSummary& again = t.robustness[i];
+    std::vector<Column> quality;
+    for (const Column& column : result_columns(again)) {
+      if (!column.cost) quality.push_back(column);
+    }
+    const bool finished = std::any_of(again.rows.begin(), again.rows.end(),
+                                      [](const Row& row) { return row.finished > 0; });
+    out += element("h3", "", "Under a second initialisation") +
+           element("p", "", rich(again.answer)) + "\n" +
+           table_of(c.robustness[i], again,
+                    "Results on " + t.task->name + " under a second initialisation", quality,
+                    finished) +
+           problems(again);
+  }
+  return out;
+}
+
 std::string task_section(const Comparison& c, const TaskSummary& t) {
   std::string out = element("h2 id=\"" + task_id(c, *t.task) + "\"", "", escape(t.task->name)) +
                     element("p", "soft", rich(t.task->description)) + "\n" + result_table(c, t) +
-                    problems(t);
+                    problems(t) + robustness(c, t);
   std::string figures = figure(cost_chart(c, t));
   for (const std::string& key : c.swept) figures += figure(sweep_chart(c, t, key));
   for (const Along along : {Along::kTokens, Along::kFlops, Along::kSeconds}) {

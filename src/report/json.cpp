@@ -134,6 +134,14 @@ std::string to_json(const Comparison& comparison) {
                      {"recommendation", task.recommendation},
                      {"best_is_claimed", task.best_is_claimed},
                      {"models", std::move(rows)}});
+    for (const TaskSummary& again : task.robustness) {
+      Json repeated = Json::array();
+      for (const Row& row : again.rows) repeated.push_back(to_json(again, row));
+      tasks.back()["robustness"] = {{"initialisation", comparison.robustness.front().title},
+                                    {"answer", again.answer},
+                                    {"best_is_claimed", again.best_is_claimed},
+                                    {"models", std::move(repeated)}};
+    }
   }
   Json sweep = Json::array();
   for (const Run& run : comparison.runs) {

@@ -219,7 +219,7 @@ double best_p(const TaskSummary& t) {
 
 // Tests everything that the report states, as one family. Which hypotheses belong to it depends on
 // the number of runs and not on what the tests find.
-void test(Summary& summary) {
+int test(const std::vector<TaskSummary*>& tasks) {
   std::vector<double> p;
   std::vector<double*> adjusted;
   const auto add = [&](double value, double& out) {
@@ -227,9 +227,9 @@ void test(Summary& summary) {
     p.push_back(value);
     adjusted.push_back(&out);
   };
-  std::vector<double> best(summary.tasks.size(), kUnknown);
-  for (size_t i = 0; i < summary.tasks.size(); ++i) {
-    TaskSummary& t = summary.tasks[i];
+  std::vector<double> best(tasks.size(), kUnknown);
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    TaskSummary& t = *tasks[i];
     for (Row& row : t.rows) {
       if (t.floor()) add(p_value(row.result, t.floor()->quality), row.floor_p);
       if (!row.baseline && row.against_baseline.difference.count >= kSeedsForClaim) {
@@ -241,10 +241,9 @@ void test(Summary& summary) {
   }
   const std::vector<double> after = holm(p);
   for (size_t i = 0; i < p.size(); ++i) *adjusted[i] = after[i];
-  summary.tested = static_cast<int>(p.size());
 
-  for (size_t i = 0; i < summary.tasks.size(); ++i) {
-    TaskSummary& t = summary.tasks[i];
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    TaskSummary& t = *tasks[i];
     if (t.rows.empty()) continue;
     const Row* baseline = nullptr;
     for (Row& row : t.rows) {
@@ -277,6 +276,31 @@ void test(Summary& summary) {
     }
     t.best_is_claimed = claimed && rivals > 0;
   }
+  return static_cast<int>(p.size());
+}
+
+// Untested.
+TaskSummary task_summary(const Comparison& c, const TaskInfo& task, Summary& counts) {
+  TaskSummary t;
+  t.task = &task;
+  for (const ModelInfo& model : c.models) t.rows.push_back(make_row(c, task, model));
+  for (Row& row : t.rows) {
+    if (!row.baseline) row.against_baseline = paired(row, t.rows.front());
+  }
+  for (const Row& row : t.rows) {
+    counts.planned += row.planned;
+    counts.finished += row.finished;
+    counts.failed += row.failed;
+    counts.running += row.running;
+    for (const Run* run : row.runs) {
+      for (const Point& p : run->points) t.has_accuracy |= std::isfinite(p.accuracy);
+    }
+  }
+  std::stable_sort(t.rows.begin(), t.rows.end(), [&](const Row& a, const Row& b) {
+    if (a.finished == 0 || b.finished == 0) return a.finished > 0 && b.finished == 0;
+    return task.lower_is_better ? a.quality.mean < b.quality.mean : a.quality.mean > b.quality.mean;
+  });
+  return t;
 }
 
 }  // namespace
@@ -357,32 +381,24 @@ std::string diverged_runs(const Row& row) {
 Summary summarize(const Comparison& c) {
   Summary summary;
   for (const TaskInfo& task : c.tasks) {
-    TaskSummary t;
-    t.task = &task;
-    for (const ModelInfo& model : c.models) t.rows.push_back(make_row(c, task, model));
-    for (Row& row : t.rows) {
-      if (!row.baseline) row.against_baseline = paired(row, t.rows.front());
+    summary.tasks.push_back(task_summary(c, task, summary));
+    for (const Comparison& again : c.robustness) {
+      summary.tasks.back().robustness.push_back(
+          task_summary(again, again.tasks[static_cast<size_t>(&task - c.tasks.data())], summary));
     }
-    for (const Row& row : t.rows) {
-      summary.planned += row.planned;
-      summary.finished += row.finished;
-      summary.failed += row.failed;
-      summary.running += row.running;
-      for (const Run* run : row.runs) {
-        for (const Point& p : run->points) t.has_accuracy |= std::isfinite(p.accuracy);
-      }
-    }
-    std::stable_sort(t.rows.begin(), t.rows.end(), [&](const Row& a, const Row& b) {
-      if (a.finished == 0 || b.finished == 0) return a.finished > 0 && b.finished == 0;
-      return task.lower_is_better ? a.quality.mean < b.quality.mean
-                                  : a.quality.mean > b.quality.mean;
-    });
-    summary.tasks.push_back(std::move(t));
   }
-  test(summary);
+  std::vector<TaskSummary*> tested;
+  for (TaskSummary& t : summary.tasks) {
+    tested.push_back(&t);
+    for (TaskSummary& again : t.robustness) tested.push_back(&again);
+  }
+  summary.tested = test(tested);
   for (TaskSummary& t : summary.tasks) {
     t.answer = answer(t);
     t.recommendation = recommendation(t);
+    for (TaskSummary& again : t.robustness) {
+      again.answer = robustness_answer(t, again, c.robustness.front().title);
+    }
   }
   summary.limits = limits(c, summary);
   const int done = summary.finished + summary.failed;

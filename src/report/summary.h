@@ -100,6 +100,9 @@ struct TaskSummary {
   bool best_is_claimed = false;
   std::string answer;          // sentences; `code` marks labels
   std::string recommendation;  // sentences, from claims alone
+  // None, or one: the task in Comparison::robustness. Its verdicts are in the same family of tests.
+  // Its `answer` is one sentence: whether the ranking and the claims of this one hold.
+  std::vector<TaskSummary> robustness;
 
   const Floor* floor() const { return task->floors.empty() ? nullptr : &task->floors.back(); }
 };

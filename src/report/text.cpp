@@ -115,6 +115,10 @@ std::string to_text(const Comparison& comparison, int width) {
             wrapped(str(what, row.model->label, ", seed ", run->seed, ": ", why), columns) + "\n";
       }
     }
+    for (const TaskSummary& again : task.robustness) {
+      out += wrapped(again.answer, columns) + "\n" + table(again) + "\n";
+      for (const Row& row : again.rows) leads |= is_lead(row);
+    }
   }
   std::string legend = "± is half the 95% interval of the mean. Differences are paired by seed; ";
   legend += summary.tested > 0

@@ -85,6 +85,10 @@ void SpeedOptions::fields(Fields& f) {
           at_least(0));
 }
 
+void RobustnessOptions::fields(Fields& f) {
+  f.raw("model", model, "what the second initialisation changes in every model's [model]");
+}
+
 void CompareConfig::fields(Fields& f) {
   f.field("title", title, "of the report");
   f.field("seeds", seeds, "each model trains once for every seed", at_least(0));
@@ -103,6 +107,9 @@ void CompareConfig::fields(Fields& f) {
         "\"TABLE.KEY\" "
         "of train, mixer, channel, block or model; seeds = [1001] and extensions = 4 by default");
   f.table("speed", speed, "speed and memory, measured apart from training");
+  f.table("robustness", robustness,
+          "trains every model once more from every seed under a second initialisation, and says "
+          "whether the results hold: model = {equal_init = true}");
   f.list("models", models, "the models; the first is the baseline");
   f.list("tasks", tasks, "the tasks");
 }

@@ -37,6 +37,15 @@ struct SpeedOptions {
   void fields(Fields& f);
 };
 
+// [robustness]: every model trains once more from every seed, with the setting that was chosen for
+// it and a second initialisation.
+struct RobustnessOptions {
+  Node model;  // merged over every model's [model]; empty: nothing is repeated
+
+  void fields(Fields& f);
+  bool empty() const { return model.table().empty(); }
+};
+
 // The file `headloom compare` reads.
 struct CompareConfig {
   std::string title = "Comparison";
@@ -48,6 +57,7 @@ struct CompareConfig {
   Node model, train;  // shared
   Node sweep;         // Sweep::read()
   SpeedOptions speed;
+  RobustnessOptions robustness;
   std::vector<ComparedModel> models;
   std::vector<ComparedTask> tasks;
 

@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "model/describe.h"
 #include "train/evaluate.h"
+#include "train/optimizer.h"
 #include "train/result.h"
 #include "train/run_folder.h"
 #include "train/run_report.h"
@@ -86,7 +87,7 @@ Node text_node(const std::string& value) {
 
 // The shared configuration with the changes of a task, a model and a setting, in this order.
 Node combined(const CompareConfig& config, const ComparedModel& model, const ComparedTask& task,
-              const Sweep& sweep, const SweepPoint& point) {
+              const Sweep& sweep, const SweepPoint& point, bool second_init = false) {
   Node layers_model = merged(merged(config.model, task.model), model.model);
   if (layers_model.find("layer") == nullptr) {
     Node one;
@@ -111,6 +112,7 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
       change_layers(layers_model, key.table, changes);
     }
   }
+  if (second_init) layers_model = merged(layers_model, config.robustness.model);
   Node root;
   root.set("model", layers_model);
   root.set("task", task.task);
@@ -354,6 +356,11 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     add_task(t);
     for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
   }
+  if (!config.robustness.empty() && !second_init_differs_) {
+    usage_error(
+        "'robustness.model' changes none of the models, expected another initialisation, "
+        "such as {equal_init = true}.");
+  }
   std::vector<std::string> budgets;
   for (size_t t = 0; t < config.tasks.size(); ++t) {
     const RunConfig baseline = built(0, t, {});
@@ -454,9 +461,9 @@ void Experiment::set_steps(RunConfig& run, size_t model, size_t t) {
 }
 
 // The complete configuration of a model on a task with a setting, at seed 0.
-RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point) {
-  RunConfig run =
-      read_run_config(combined(config_, config_.models[m], config_.tasks[t], sweep_, point));
+RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point, bool second_init) {
+  RunConfig run = read_run_config(
+      combined(config_, config_.models[m], config_.tasks[t], sweep_, point, second_init));
   run.train.seed = 0;
   run.fit(data::sizes_of(*tasks_[t]));
   if (std::vector<std::string>* labels = run.task->labels()) *labels = tasks_[t]->labels();
@@ -467,6 +474,24 @@ RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point) {
   if (config_.match_parameters && changes_model) match_parameters(run.model, parameters_[t]);
   if (m > 0 || !point.empty()) set_steps(run, m, t);
   return run;
+}
+
+// [robustness] must change nothing that comparisons have equal.
+void Experiment::check_second_init(size_t m, size_t t, RunConfig& first) {
+  if (config_.robustness.empty()) return;
+  try {
+    RunConfig second = built(m, t, {}, /*second_init=*/true);
+    const int64_t before = count_parameters(first.model), after = count_parameters(second.model);
+    if (before != after) {
+      usage_error("the model has ", after, " parameters instead of ", before,
+                  ", expected changes of the initialisation alone.");
+    }
+    second_init_differs_ =
+        second_init_differs_ ||
+        !differences(write_fields(first.model), write_fields(second.model)).empty();
+  } catch (const UsageError& error) {
+    usage_error("'robustness.model': ", error.what());
+  }
 }
 
 // Checks the model with every setting, and notes what it is.
@@ -483,6 +508,8 @@ void Experiment::add_model(size_t m, size_t t) {
     RunConfig run = built(m, t, {});
     const std::shared_ptr<Model> counted = build_without_memory(run.model);
     check_training_fits(*counted, task, run.train);
+    AdamW(*counted, run.train);  // refuses groups that name no parameter
+    check_second_init(m, t, run);
     RunConfig baseline = built(0, t, {});
     std::vector<std::string> changed;
     for (const Difference& d : differences(write_fields(baseline.train), write_fields(run.train))) {
@@ -555,15 +582,24 @@ void Experiment::add_trial(Cell& cell, const SweepPoint& point) {
   cell.trials.push_back(std::move(trial));
 }
 
-std::string Experiment::final_path(const Cell& cell, int64_t seed) const {
-  return str("runs/", config_.tasks[cell.task].name, "/", config_.models[cell.model].name, "/seed-",
-             seed);
+std::string Experiment::final_path(const char* part, const Cell& cell, int64_t seed) const {
+  return str(part, "/", config_.tasks[cell.task].name, "/", config_.models[cell.model].name,
+             "/seed-", seed);
 }
 
 void Experiment::add_finals(Cell& cell) {
   const RunConfig run = built(cell.model, cell.task, *cell.chosen);
   for (const int64_t seed : config_.seeds) {
-    cell.finals.push_back(plan(run, cell, *cell.chosen, seed, false, final_path(cell, seed)));
+    cell.finals.push_back(
+        plan(run, cell, *cell.chosen, seed, false, final_path("runs", cell, seed)));
+  }
+  if (config_.robustness.empty()) return;
+  const RunConfig again = built(cell.model, cell.task, *cell.chosen, /*second_init=*/true);
+  for (const int64_t seed : config_.seeds) {
+    cell.repeated.push_back(
+        plan(again, cell, *cell.chosen, seed, false, final_path("robustness", cell, seed)));
+    cell.repeated.back().label =
+        label_of(cell.repeated.back()) + " under the second initialisation";
   }
 }
 
@@ -585,7 +621,8 @@ void Experiment::open() {
   make_folders(control_.folder);
   if (!lock_) lock_.emplace(control_.folder);
   if (control_.fresh) {
-    for (const char* part : {"/runs", "/sweep", "/plan", "/speeds.json", kStepSeconds}) {
+    for (const char* part :
+         {"/runs", "/sweep", "/robustness", "/plan", "/speeds.json", kStepSeconds}) {
       fs::remove_all(control_.folder + part);
     }
   }
@@ -599,6 +636,7 @@ void Experiment::open() {
       for (PlannedRun& planned : trial.runs) adopt(planned);
     }
     for (PlannedRun& planned : cell.finals) adopt(planned);
+    for (PlannedRun& planned : cell.repeated) adopt(planned);
   }
   advance();
   outcome_.left_out = others();
@@ -662,11 +700,16 @@ std::vector<PlannedRun*> Experiment::ready() {
       if (!cell.finals.empty() && can_run(cell.finals[s])) out.push_back(&cell.finals[s]);
     }
   }
+  for (size_t s = 0; s < config_.seeds.size(); ++s) {
+    for (Cell& cell : cells_) {
+      if (!cell.repeated.empty() && can_run(cell.repeated[s])) out.push_back(&cell.repeated[s]);
+    }
+  }
   return out;
 }
 
 size_t Experiment::planned() const {
-  size_t count = cells_.size() * config_.seeds.size();
+  size_t count = cells_.size() * config_.seeds.size() * (config_.robustness.empty() ? 1 : 2);
   for (const Cell& cell : cells_) count += cell.trials.size() * sweep_.seeds.size();
   return count;
 }
@@ -678,6 +721,7 @@ size_t Experiment::finished() const {
       for (const PlannedRun& planned : trial.runs) count += planned.finished ? 1 : 0;
     }
     for (const PlannedRun& planned : cell.finals) count += planned.finished ? 1 : 0;
+    for (const PlannedRun& planned : cell.repeated) count += planned.finished ? 1 : 0;
   }
   return count;
 }
@@ -713,6 +757,25 @@ CompareOutcome Experiment::outcome() const {
       }
     }
   }
+  if (config_.robustness.empty()) return out;
+  report::Comparison repeated = out.comparison;
+  std::string changes = to_toml(config_.robustness.model);
+  while (!changes.empty() && changes.back() == '\n') changes.pop_back();
+  std::replace(changes.begin(), changes.end(), '\n', ' ');
+  repeated.title = changes;
+  repeated.speeds.clear();
+  // A sweep without a choice has failed for both.
+  std::erase_if(repeated.runs, [](const report::Run& run) {
+    return run.sweep || run.state != report::RunState::kFailed || !run.folder.empty();
+  });
+  for (size_t s = 0; s < config_.seeds.size(); ++s) {
+    for (const Cell& cell : cells_) {
+      if (!cell.repeated.empty() && cell.repeated[s].begun) {
+        repeated.runs.push_back(cell.repeated[s].run);
+      }
+    }
+  }
+  out.comparison.robustness = {std::move(repeated)};
   return out;
 }
 
@@ -723,11 +786,14 @@ std::vector<std::string> Experiment::others() const {
     for (const Trial& trial : cell.trials) {
       for (const PlannedRun& planned : trial.runs) asked.insert(planned.path);
     }
-    for (const int64_t seed : config_.seeds) asked.insert(final_path(cell, seed));
+    for (const int64_t seed : config_.seeds) {
+      asked.insert(final_path("runs", cell, seed));
+      if (!config_.robustness.empty()) asked.insert(final_path("robustness", cell, seed));
+    }
   }
   std::vector<std::string> out;
   std::error_code error;
-  for (const char* part : {"runs", "sweep"}) {
+  for (const char* part : {"runs", "sweep", "robustness"}) {
     const std::string root = control_.folder + "/" + part;
     for (const auto& task : fs::directory_iterator(root, error)) {
       for (const auto& model : fs::directory_iterator(task.path(), error)) {

@@ -70,9 +70,11 @@ class Experiment {
     std::vector<std::string> at_edge;  // Choice::at_edge
     std::string problem;               // why nothing could be chosen
     std::vector<PlannedRun> finals;    // once a setting is chosen
+    std::vector<PlannedRun> repeated;  // under the second initialisation, where there is one
   };
 
-  RunConfig built(size_t model, size_t task, const SweepPoint& point);
+  RunConfig built(size_t model, size_t task, const SweepPoint& point, bool second_init = false);
+  void check_second_init(size_t model, size_t task, RunConfig& first);
   void add_task(size_t task);
   void add_model(size_t model, size_t task);
   void set_steps(RunConfig& run, size_t model, size_t task);
@@ -86,7 +88,8 @@ class Experiment {
   void choose(Cell& cell);
   std::string named(size_t model, size_t task) const;
   std::vector<std::string> others() const;
-  std::string final_path(const Cell& cell, int64_t seed) const;
+  // `part` is "runs" or "robustness".
+  std::string final_path(const char* part, const Cell& cell, int64_t seed) const;
 
   const CompareConfig& config_;
   const CompareControl& control_;
@@ -103,6 +106,7 @@ class Experiment {
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
   bool opened_ = false, measured_ = false;
+  bool second_init_differs_ = false;  // from some model's first
 };
 
 }  // namespace headloom

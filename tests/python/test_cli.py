@@ -432,6 +432,10 @@ def test_describe_adds_up(place):
     assert "parameters" in headloom("describe", "text.toml", cwd=place).stdout
     assert result["measured_state"]["bytes"] == result["state_bytes"] > 0
     assert result["measured_state"]["bytes_per_token"] == result["state_bytes_per_token"]
+    branches = result["initial_branches"]
+    assert [branch["layer"] for branch in branches] == list(range(len(branches)))
+    assert all(branch["ratio"] == pytest.approx(branch["output_rms"] / branch["residual_rms"]) for branch in branches)
+    assert "of the residual stream in layer 0" in headloom("describe", "text.toml", cwd=place).stdout
     # A complete configuration is described without its corpus.
     complete = (place / "runs/text/config.toml").read_text().replace("corpus.txt", "gone.txt")
     (place / "complete.toml").write_text(complete)

@@ -158,6 +158,22 @@ std::map<std::string, double> losses(const CompareOutcome& outcome) {
   return out;
 }
 
+// A model's own rates for some of its parameters are in its runs and in the report.
+TEST(Compare, AModelCanHaveGroupsOfParameters) {
+  const TempFolder folder;
+  Node node = comparison();
+  apply_override(node, "seeds=[1]");
+  apply_override(node, "models.1.train={group=[{parameters='*.mixer.p*_mix', lr=0.1}]}");
+  const report::Comparison c = compare_quietly(node, folder.path()).comparison;
+  for (const report::Build& build : c.builds) {
+    EXPECT_EQ(build.train_differences, build.model == "talking"
+                                           ? "group = [{ parameters = '*.mixer.p*_mix', lr = 0.1 }]"
+                                           : "");
+  }
+  const Node run = read_toml(folder.path("runs/copy/talking/seed-1/config.toml"));
+  EXPECT_TRUE(contains(to_toml(run), "parameters = '*.mixer.p*_mix'"));
+}
+
 TEST(Compare, KeepsEveryRunWhoseConfigurationIsUnchanged) {
   const TempFolder folder;
   Node node = comparison();
@@ -364,6 +380,34 @@ TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
   }
 }
 
+// [robustness]: the same runs once more under a second initialisation, behind the others.
+TEST(Compare, RepeatsEveryModelUnderASecondInitialisation) {
+  const TempFolder folder;
+  Node node = comparison("[robustness]\nmodel = { equal_init = true }\n");
+  apply_override(node, "seeds=[1]");
+  const CompareOutcome outcome = compare_quietly(node, folder.path());
+  EXPECT_EQ(outcome.planned, 12u);
+  EXPECT_TRUE(outcome.left_out.empty());
+  ASSERT_EQ(outcome.comparison.runs.size(), 6u);
+  ASSERT_EQ(outcome.comparison.robustness.size(), 1u);
+  const report::Comparison& again = outcome.comparison.robustness[0];
+  EXPECT_EQ(again.title, "equal_init = true");
+  ASSERT_EQ(again.runs.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) {
+    const report::Run &first = outcome.comparison.runs[i], &second = again.runs[i];
+    EXPECT_TRUE(finished(second)) << second.problem;
+    EXPECT_EQ(second.model, first.model);
+    EXPECT_EQ(second.task, first.task);
+    EXPECT_EQ(second.folder, str("robustness/", second.task, "/", second.model, "/seed-1"));
+    EXPECT_EQ(second.points.back().tokens, first.points.back().tokens);
+    EXPECT_NE(second.points.back().loss, first.points.back().loss);
+  }
+  // Nothing is trained again.
+  const auto before = times(folder.path());
+  EXPECT_EQ(compare_quietly(node, folder.path()).present, 12u);
+  EXPECT_EQ(times(folder.path()), before);
+}
+
 TEST(Compare, ChecksEverythingBeforeTraining) {
   const TempFolder folder;
   const auto refused = [&](const std::string& override_text) {
@@ -385,6 +429,12 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(unmatched, "within 1%"));
   EXPECT_TRUE(contains(refused("train.stepps=6"), "train.steps"));
   EXPECT_TRUE(contains(refused("seeds=[1,1]"), "seeds"));
+  const std::string group = refused("models.1.train={group=[{parameters='*.nothing', lr=0.1}]}");
+  EXPECT_TRUE(contains(group, "model 'talking' on task 'copy'")) << group;
+  EXPECT_TRUE(contains(group, "names no parameter")) << group;
+  EXPECT_TRUE(contains(refused("robustness.model.width=32"), "'robustness.model': the model has "));
+  EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"), "changes none of the models"));
+  EXPECT_TRUE(contains(refused("robustness.model.equal_int=true"), "equal_init"));
 }
 
 }  // namespace

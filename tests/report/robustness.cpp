@@ -1,0 +1,82 @@
+// What a report says of a comparison that was repeated under a second initialisation.
+#include <gtest/gtest.h>
+
+#include "report/summary.h"
+#include "report/synthetic.h"
+
+namespace headloom::report::robustness_test {
+namespace {
+
+using Results = std::vector<std::pair<std::string, std::vector<double>>>;
+
+// Five seeds around `mean`; the differences of two models with other shifts vary.
+std::vector<double> five(double mean, int shift = 0) {
+  std::vector<double> out;
+  for (int i = 0; i < 5; ++i) out.push_back(mean + 0.002 * ((i + shift) % 5 - 2));
+  return out;
+}
+
+Comparison repeated(const Results& first, const Results& second) {
+  Comparison c = small(first), again = small(second);
+  again.title = "equal_init = true";
+  c.robustness = {again};
+  return c;
+}
+
+const Results kFirst = {{"mha", five(1.94)}, {"dcmha", five(1.90, 1)}, {"aft", five(1.99, 2)}};
+
+std::string sentence(const Results& second) {
+  const Comparison c = repeated(kFirst, second);
+  return summarize(c).tasks[0].robustness.at(0).answer;
+}
+
+TEST(Robustness, SaysThatEverythingHolds) {
+  EXPECT_EQ(sentence(kFirst),
+            "Under a second initialisation (equal_init = true) the ranking holds, and all 3 claims "
+            "hold.");
+}
+
+TEST(Robustness, SaysWhichClaimsDoNotHold) {
+  EXPECT_EQ(sentence({{"mha", five(1.94)}, {"dcmha", five(1.939, 2)}, {"aft", five(1.99, 2)}}),
+            "Under a second initialisation (equal_init = true) the ranking holds, but 2 of 3 "
+            "claims do not hold: `dcmha` (better, then no difference found); that `dcmha` is the "
+            "best.");
+}
+
+TEST(Robustness, SaysHowTheRankingIs) {
+  EXPECT_EQ(
+      sentence({{"mha", five(1.90)}, {"dcmha", five(1.94, 1)}, {"aft", five(1.99, 2)}}),
+      "Under a second initialisation (equal_init = true) the ranking is `mha`, `dcmha`, `aft` "
+      "instead of `dcmha`, `mha`, `aft`, and 2 of 3 claims do not hold: `dcmha` (better, then "
+      "worse); that `dcmha` is the best.");
+}
+
+TEST(Robustness, WaitsForEveryRun) {
+  EXPECT_EQ(sentence({{"mha", five(1.94)}, {"dcmha", {1.9}}, {"aft", five(1.99, 2)}}),
+            "Under a second initialisation (equal_init = true) it is not known whether the results "
+            "hold, because not every run has finished.");
+}
+
+TEST(Robustness, IsInTheSameFamilyOfTests) {
+  const Comparison alone = small(kFirst), with = repeated(kFirst, kFirst);
+  EXPECT_GT(summarize(alone).tested, 0);
+  EXPECT_EQ(summarize(with).tested, 2 * summarize(alone).tested);
+  EXPECT_GT(summarize(with).tasks[0].rows[0].against_baseline.adjusted_p,
+            summarize(alone).tasks[0].rows[0].against_baseline.adjusted_p);
+  EXPECT_EQ(summarize(with).planned, 2 * summarize(alone).planned);
+}
+
+TEST(Robustness, IsInEveryFormOfTheReport) {
+  const Comparison c = repeated(kFirst, kFirst);
+  for (const std::string& form : {to_html(c), to_text(c, 1000), to_json(c)}) {
+    EXPECT_NE(form.find("the ranking holds, and all 3 claims hold."), std::string::npos) << form;
+  }
+  EXPECT_NE(to_html(c).find("Results on text under a second initialisation"), std::string::npos);
+  for (const std::string& form :
+       {to_html(small(kFirst)), to_text(small(kFirst)), to_json(small(kFirst))}) {
+    EXPECT_EQ(form.find("second initialisation"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace headloom::report::robustness_test
