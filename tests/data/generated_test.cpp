@@ -199,9 +199,22 @@ TEST(Floors, AreWhatTheGuessersReach) {
   check_floor("type = 'needle'\nlength = 30\ndigits = 1", "any digits", below(10, 30));
   check_floor("type = 'selective_copying'\nlength = 13\ntokens = 6", "one of the tokens to copy",
               one_of(0, 1, 6));
-  check_floor("type = 'in_context_recall'\nlength = 24", "any value", below(8, 8));
-  check_floor("type = 'noisy_in_context_recall'\nlength = 24", "any value", below(8, 8));
+  check_floor("type = 'in_context_recall'\nlength = 24", "any token of values", below(8, 8));
+  check_floor("type = 'noisy_in_context_recall'\nlength = 24", "any token of values", below(8, 8));
   check_floor("type = 'fuzzy_in_context_recall'\nlength = 40", "any token of values", below(8, 7));
+  for (const std::string type : {"in_context_recall", "noisy_in_context_recall"}) {
+    // The first of those that have come most often, of values 8 to 15.
+    check_floor("type = '" + type + "'",
+                "the token of values that the sequence has shown most often",
+                [](const std::vector<int64_t>& inputs, Random&) {
+                  std::vector<int64_t> times(8, 0);
+                  for (int64_t token : inputs) {
+                    if (token >= 8 && token < 16) ++times[static_cast<size_t>(token - 8)];
+                  }
+                  return 8 + (std::max_element(times.begin(), times.end()) - times.begin());
+                });
+  }
+  EXPECT_GT(task_of("type = 'in_context_recall'")->floors().back().accuracy, 0.25);
   check_floor("type = 'memorization'\nlength = 12\nvocabulary = 64", "any value", below(32, 31));
   check_floor("type = 'compression'\nlength = 8",
               "any token but the last, which is always the same",

@@ -71,17 +71,60 @@ class MadTask : public GeneratedTask {
   const MadOptions options_;
 };
 
-class InContextRecall final : public MadTask {
+// The two kinds of recall of pairs: keys are tokens [0, keys), values [keys, keys + values).
+class PairRecall : public MadTask {
+ public:
+  PairRecall(const MadOptions& options, int64_t length, int64_t tokens, uint64_t seed,
+             int64_t eval_sequences)
+      : MadTask(options, length, seed, eval_sequences),
+        keys_(tokens / 2),
+        values_(tokens - keys_) {}
+
+  std::vector<Floor> floors() const final {
+    std::vector<Floor> floors = {
+        {"any token", 1.0 / static_cast<double>(vocabulary())},
+        {"any token of values", 1.0 / static_cast<double>(values_)},
+        {"the token of values that the sequence has shown most often", frequent_guess()}};
+    std::stable_sort(floors.begin(), floors.end(),
+                     [](const Floor& a, const Floor& b) { return a.accuracy < b.accuracy; });
+    return floors;
+  }
+
+ protected:
+  Sample draw(Random& random) const final { return draw_pairs(random, false).sample(false); }
+  Sample draw_held_out(Random& random) const final { return draw_pairs(random, true).sample(true); }
+  virtual Recalled draw_pairs(Random& random, bool held_out) const = 0;
+
+  const int64_t keys_, values_;
+
+ private:
+  // By a simulation: keys may share a value, so that some values come more often than others.
+  double frequent_guess() const {
+    const int64_t draws = std::clamp<int64_t>((int64_t{1} << 24) / (length() * values_), 50, 4000);
+    Random random({0, 0, 0});
+    int64_t right = 0, asked = 0;
+    for (int64_t n = 0; n < draws; ++n) {
+      const Recalled drawn = draw_pairs(random, true);
+      std::vector<int64_t> times(static_cast<size_t>(values_), 0);
+      for (size_t i = 0; i < drawn.tokens.size(); ++i) {
+        const int64_t value = drawn.tokens[i] - keys_;
+        if (drawn.answers[i] != kIgnore) {
+          ++asked;
+          right += std::max_element(times.begin(), times.end()) - times.begin() == value;
+        }
+        if (value >= 0 && value < values_) ++times[static_cast<size_t>(value)];
+      }
+    }
+    return static_cast<double>(right) / static_cast<double>(asked);
+  }
+};
+
+class InContextRecall final : public PairRecall {
  public:
   InContextRecall(const MadOptions& options, uint64_t seed, int64_t eval_sequences)
-      : MadTask(options, options.length - 1, seed, eval_sequences),
-        keys_((options.vocabulary - options.noise_tokens) / 2),
-        values_(options.vocabulary - options.noise_tokens - keys_) {}
+      : PairRecall(options, options.length - 1, options.vocabulary - options.noise_tokens, seed,
+                   eval_sequences) {}
 
-  std::vector<Floor> floors() const override {
-    return {{"any token", 1.0 / static_cast<double>(vocabulary())},
-            {"any value", 1.0 / static_cast<double>(values_)}};
-  }
   std::string describe() const override {
     return str("Sequences of ", options_.length / 2, " pairs of ", keys_, " keys and ", values_,
                " values",
@@ -91,11 +134,7 @@ class InContextRecall final : public MadTask {
   }
 
  protected:
-  Sample draw(Random& random) const override { return draw_pairs(random).sample(false); }
-  Sample draw_held_out(Random& random) const override { return draw_pairs(random).sample(true); }
-
- private:
-  Recalled draw_pairs(Random& random) const {
+  Recalled draw_pairs(Random& random, bool) const override {
     constexpr int64_t kParts = int64_t{1} << 30;
     const auto noisy = static_cast<int64_t>(options_.noise * static_cast<double>(kParts));
     const int64_t pairs = options_.length / 2 - 1;
@@ -121,34 +160,20 @@ class InContextRecall final : public MadTask {
     out.add(last->second, true);
     return out;
   }
-
-  int64_t keys_, values_;
 };
 
-class FuzzyRecall final : public MadTask {
+class FuzzyRecall final : public PairRecall {
  public:
   static constexpr int64_t kLongest = 3;  // tokens of a key, and of a value
 
   FuzzyRecall(const MadOptions& options, uint64_t seed, int64_t eval_sequences)
-      : MadTask(options, options.length, seed, eval_sequences),
-        keys_((options.vocabulary - 1) / 2),
-        values_(options.vocabulary - 1 - keys_) {}
+      : PairRecall(options, options.length, options.vocabulary - 1, seed, eval_sequences) {}
 
-  std::vector<Floor> floors() const override {
-    return {{"any token", 1.0 / static_cast<double>(vocabulary())},
-            {"any token of values", 1.0 / static_cast<double>(values_)}};
-  }
   std::string describe() const override {
     return str("Sequences of ", options_.length, " tokens: keys and values of 1 to ", kLongest,
                " of ", keys_, " and ", values_,
                " tokens; the answers are the values of keys that came before; generated, ",
                eval_sequences(), " held out.");
-  }
-
- protected:
-  Sample draw(Random& random) const override { return draw_pairs(random, false).sample(false); }
-  Sample draw_held_out(Random& random) const override {
-    return draw_pairs(random, true).sample(true);
   }
 
  private:
@@ -163,7 +188,8 @@ class FuzzyRecall final : public MadTask {
     return value;
   }
 
-  Recalled draw_pairs(Random& random, bool longest) const {
+  // Held-out keys are of the longest.
+  Recalled draw_pairs(Random& random, bool longest) const override {
     const Motif probe = draw_key(random, longest);
     std::map<Motif, Motif> values{{probe, draw_value(random)}};
     const auto probe_size = static_cast<int64_t>(probe.size() + values[probe].size());
@@ -200,8 +226,6 @@ class FuzzyRecall final : public MadTask {
     out.answers.insert(out.answers.end(), pairs.answers.begin(), pairs.answers.end());
     return out;
   }
-
-  int64_t keys_, values_;
 };
 
 class SelectiveCopying final : public MadTask {

@@ -1,0 +1,41 @@
+"""Every configuration that comes with the project can be built: its tasks, its models, its settings."""
+
+import random
+
+import pytest
+from cli_support import ROOT, headloom
+
+CONFIGURATIONS = sorted((ROOT / "configs").glob("**/*.toml"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with what the configurations name: a folder of texts and a vocabulary."""
+    folder = tmp_path_factory.mktemp("configurations")
+    texts = folder / "text"
+    texts.mkdir()
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 9))) for _ in range(3000)]
+    for name in ("a.h", "b.txt"):
+        lines = (" ".join(rng.choices(words, k=10)) for _ in range(2000))
+        (texts / name).write_text("\n".join(lines))
+    headloom("vocabulary", texts, "--size", 4096, "--out", "text.model", cwd=folder)
+    return folder
+
+
+def test_protocols_are_among_them():
+    names = {path.name for path in CONFIGURATIONS if path.parent.name == "protocols"}
+    assert names >= {"mqar.toml", "recall_state.toml", "mad_cpu.toml", "text_small.toml"}
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_a_configuration_is_built(path, folder):
+    if "[[models]]" not in path.read_text():
+        assert "parameters" in headloom("describe", path, cwd=ROOT).stdout
+        return
+    out = folder / "runs" / path.stem
+    plan = headloom("compare", path, "--out", out, "--plan", cwd=folder).stdout.splitlines()
+    assert plan and all("--run" in line for line in plan)
+    assert len(plan) == len(set(plan))
+    # Nothing is trained.
+    assert not list(out.glob("**/metrics.jsonl"))
