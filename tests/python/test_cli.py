@@ -563,9 +563,3 @@ def test_big_presets_are_described_without_being_built(tmp_path):
         (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n")
         done = headloom("describe", "model.toml", "--json", "--length", 512, "--set", setting, cwd=tmp_path)
         assert json.loads(done.stdout)["parameters"] / 1e6 == pytest.approx(millions, rel=2e-3), name
-
-
-def test_the_example_configurations_describe(tmp_path):
-    for path in sorted((ROOT / "configs").glob("*.toml")):
-        if "[[models]]" not in path.read_text():
-            assert "parameters" in headloom("describe", path, cwd=ROOT).stdout

@@ -50,6 +50,7 @@ OTHERS = {
         head="tokens",
         layer=[{"mixer": {"type": "linformer", "heads": 4, "rank": 4, "sharing": "layerwise"}}],
     ),
+    "auto_encoder": dict(kind="auto_encoder", layer=[layer()]),
     "encoder_decoder": dict(kind="encoder_decoder", max_source_length=24, layer=[layer("dcmha")]),
     "vit": dict(
         kind="vit",
