@@ -421,6 +421,13 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
     }
     after.push_back("`" + row.model->label + "`");
   }
+  const auto none_has_learned = [](const TaskSummary& t) {
+    return std::all_of(t.rows.begin(), t.rows.end(),
+                       [](const Row& row) { return row.learning == Learning::kNotLearned; });
+  };
+  if (none_has_learned(summary) && none_has_learned(again)) {
+    return begin + " no model is shown to have learned, as under the first.";
+  }
   int claims = 0;
   for (const Row& row : summary.rows) {
     before.push_back("`" + row.model->label + "`");

@@ -182,7 +182,7 @@ def big_step(place):
     """A configuration whose estimate fits an address space in which the libraries take a part, but not the rest."""
     (place / "big.toml").write_text(
         "[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\n"
-        "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 256\neval_every = 1\n"
+        "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 128\neval_every = 1\n"
     )
     described = json.loads(run(BINARY, "describe", "big.toml", "--json", cwd=place).stdout)
     return int(described["training_memory"]["peak"]) + (16 << 20)
@@ -199,7 +199,7 @@ def test_a_comparison_goes_on_after_a_run_without_memory(place):
     limit = big_step(place)
     (place / "both.toml").write_text(
         "seeds = [1]\nmatch_parameters = false\n[model]\nwidth = 256\ndepth = 4\n"
-        "[train]\nsteps = 1\nbatch = 256\neval_every = 1\n"
+        "[train]\nsteps = 1\nbatch = 128\neval_every = 1\n"
         "[[models]]\nname = 'large'\n[[models]]\nname = 'small'\nmodel = { width = 16, depth = 1 }\n"
         "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 128, eval_sequences = 8 }\n"
     )

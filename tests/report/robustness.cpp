@@ -51,6 +51,17 @@ TEST(Robustness, SaysHowTheRankingIs) {
       "worse); that `dcmha` is the best.");
 }
 
+TEST(Robustness, RanksNoModelsThatHaveNotLearned) {
+  Comparison c = repeated(kFirst, kFirst);
+  for (Comparison* one : {&c, &c.robustness[0]}) {
+    one->tasks[0].floors = {{"a guess", 1.9}};
+    for (auto& run : one->runs) run.points.back().quality = 1.9 + 0.001 * (run.seed % 2 ? 1 : -1);
+  }
+  EXPECT_EQ(summarize(c).tasks[0].robustness.at(0).answer,
+            "Under a second initialisation (equal_init = true) no model is shown to have learned, "
+            "as under the first.");
+}
+
 TEST(Robustness, WaitsForEveryRun) {
   EXPECT_EQ(sentence({{"mha", five(1.94)}, {"dcmha", {1.9}}, {"aft", five(1.99, 2)}}),
             "Under a second initialisation (equal_init = true) it is not known whether the results "

@@ -93,6 +93,17 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
   }
 }
 
+// Writes `columns` sums to a row of C, fewer than a panel has.
+template <typename C>
+void finish_row(const float* sums, C* to, int64_t columns, bool add, const C* bias) {
+  for (int64_t j = 0; j < columns; j += VL) {
+    vf sum = load(sums + j);
+    if (bias != nullptr) sum = sum + load_some(bias + j, columns - j);
+    if (add) sum = sum + load_some(to + j, columns - j);
+    store_some(to + j, sum, columns - j);
+  }
+}
+
 // M rows of C and `columns` of the panel's: the sums stay in registers.
 template <int M, typename E, typename C>
 HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
@@ -114,17 +125,25 @@ HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row,
       for (int j = 0; j < kVectors; ++j) sums[i][j] = fma(one, values[j], sums[i][j]);
     }
   }
+  if (columns < kColumns) {
+    float some[M][kColumns];
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) store(some[i] + j * VL, sums[i][j]);
+    }
+    for (int i = 0; i < M; ++i) finish_row(some[i], c + i * c_row, columns, add, bias);
+    return;
+  }
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) {
-    const int64_t left = columns - j * VL;
-    if (left <= 0) break;
-    const vf offset = bias == nullptr ? zero() : load_some(bias + j * VL, left);
+    const vf offset = bias == nullptr ? zero() : load(bias + j * VL);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       C* const to = c + i * c_row + j * VL;
       vf sum = sums[i][j] + offset;
-      if (add) sum = sum + load_some(to, left);
-      store_some(to, sum, left);
+      if (add) sum = sum + load(to);
+      store(to, sum);
     }
   }
 }
