@@ -52,8 +52,11 @@ void add_circumstances(report::Comparison& out, const CompareArguments& a,
   out.date = today();
 }
 
-// What an earlier comparison in the folder has left.
+// The tasks, and what an earlier comparison in the folder has left.
 void say_what_is_there(const CompareOutcome& outcome, const std::string& folder) {
+  for (const report::TaskInfo& task : outcome.comparison.tasks) {
+    std::fprintf(stderr, "%s: %s\n", task.name.c_str(), task.description.c_str());
+  }
   if (outcome.present > 0) {
     std::fprintf(stderr,
                  "%zu of the %zu runs are there already, and go on or are kept as they are\n",

@@ -187,8 +187,8 @@ int run_describe(DescribeArguments a) {
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   std::printf(
       "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "
-      "sizes, K mean "
-      "visible keys, R rank, I hidden, V vocabulary.\n");
+      "sizes, K mean visible keys, R rank, I hidden or inner width, N numbers of state a channel, "
+      "W positions of a convolution, T length, V vocabulary.\n");
   return 0;
 }
 

@@ -48,6 +48,7 @@ class Trainer {
   Trainer(RunConfig config, const TrainControl& control)
       : config_(std::move(config)),
         device_(find_device(config_.train.device)),
+        of_comparison_(control.of_comparison),
         progress_(control.label),
         session_(control, config_, progress_),
         task_(make_task(control)),
@@ -59,8 +60,10 @@ class Trainer {
   TrainOutcome run() {
     TrainOutcome out;
     for (const Tensor& p : model_->parameters()) out.parameters += p.numel();
+    // A comparison describes its tasks once.
     progress_.line(str(human_count(static_cast<double>(out.parameters)), " parameters, step ",
-                       state_.step, " of ", options_.steps, "; ", task_->describe()));
+                       state_.step, " of ", options_.steps,
+                       of_comparison_ ? "" : "; " + task_->describe()));
     out.interrupted = !loop();
     out.step = state_.step;
     out.seconds = state_.seconds;
@@ -227,6 +230,7 @@ class Trainer {
   const at::Device device_;
   Communicator group_;
   PeakMemory memory_;
+  const bool of_comparison_;
   Progress progress_;
   RunSession session_;
   const std::shared_ptr<data::Task> task_;
