@@ -11,7 +11,7 @@ from headloom._compare import compare
 from headloom._model import Model, Preset, State, load, model, presets
 from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
-from headloom._training import balance_experts, parameter_groups
+from headloom._training import balance_experts, parameter_groups, redraw_features
 from headloom.attention import HeadMix, composed_attention
 from headloom.mixers import (
     ChannelMixer,
@@ -46,6 +46,7 @@ __all__ = [
     "ops",
     "parameter_groups",
     "presets",
+    "redraw_features",
     "tensorboard",
 ]
 __version__ = "0.1.0"

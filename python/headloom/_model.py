@@ -324,6 +324,9 @@ class Model(FunctionalModule):
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_model(self.spec, self._tensors(), load)
 
+    def _redraw(self, step: int, seed: int) -> None:
+        torch.ops.headloom.redraw_model(self.spec, self._tensors(), step, seed)
+
     def extra_repr(self) -> str:
         parameters = sum(p.numel() for p in self.parameters())
         shape = f"{self.config['kind']}, {parameters} parameters, width {self.config['width']}, depth {self.config['depth']}"

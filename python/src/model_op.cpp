@@ -121,6 +121,13 @@ void balance_model(std::string_view spec, at::TensorList params, at::TensorList 
   });
 }
 
+void redraw_model(std::string_view spec, at::TensorList params, int64_t step, int64_t seed) {
+  with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
+    built.redraw(step, static_cast<uint64_t>(seed));
+    return true;
+  });
+}
+
 // --- Decoding -------------------------------------------------------------------------------
 
 AutoregressiveModel& as_autoregressive(Module& module) {
@@ -362,6 +369,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor");
   m.def("model_spec(str toml) -> (str spec, str json)");
   m.def("balance_model(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
+  m.def("redraw_model(str spec, Tensor(a!)[] params, int step, int seed) -> ()");
   m.def("model_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("preset_rows() -> str[]");
   m.def(
@@ -374,6 +382,7 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("extend", extend);
   m.impl("model_spec", model_spec);
   m.impl("balance_model", balance_model);
+  m.impl("redraw_model", redraw_model);
   m.impl("model_tensors",
          [](std::string_view spec, bool values) { return new_tensors(build, spec, values); });
   m.impl("preset_rows", preset_rows);

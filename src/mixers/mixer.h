@@ -158,6 +158,12 @@ class TokenMixer : public Mixer {
     (void)policy;
     return {};
   }
+  // Behind each optimiser step, `step` of them so far: draws what is random about the mixer again
+  // where it is time. What it draws follows from the arguments alone; `layer` is the layer's place
+  // among all of its model's.
+  virtual void redraw(int64_t step, uint64_t seed, int64_t layer) {
+    (void)step, (void)seed, (void)layer;
+  }
   // Positions that there are weights for; absent: any number.
   virtual std::optional<int64_t> longest() const { return {}; }
   // The next positions of sequences that `state`, empty before the first, has seen: x [B, n, C] ->
