@@ -120,14 +120,9 @@ class Retention final : public TokenMixer {
   // lost, which is 1 in float64 from head 49 on.
   static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
                          const Positions& seen) {
-    // In the document, from 1.
-    Tensor age = (seen.position_ids(length) + 1).to(lost.scalar_type());
-    if (documents.defined()) {
-      const Tensor begins =
-          documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
-      const Tensor before = age.narrow(1, 0, length - 1) * begins;
-      age = age - at::constant_pad_nd(std::get<0>(at::cummax(before, 1)), {1, 0});
-    }
+    const Tensor place =
+        documents.defined() ? places_in_documents(documents) : seen.position_ids(length);
+    const Tensor age = (place + 1).to(lost.scalar_type());
     return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
   }
 
