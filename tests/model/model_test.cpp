@@ -33,8 +33,12 @@ TEST(Presets, AllBuild) {
 // The model of a preset with the sizes that `headloom describe` fills in.
 ModelConfig described(const std::string& preset) {
   ModelConfig config = model_of(str("preset = '", preset, "'"));
-  config.complete({.vocabulary = 256, .length = 1024, .classes = 1000, .image = {3, 224, 224}});
-  if (config.kind == "encoder" && !config.head) config.complete({.head = "tokens", .segments = 2});
+  config.complete({.vocabulary = 256,
+                   .length = 1024,
+                   .classes = 1000,
+                   .segments = 2,
+                   .image = {3, 224, 224},
+                   .head = config.kind == "encoder" ? "tokens" : ""});
   return config;
 }
 
