@@ -15,13 +15,13 @@ namespace headloom {
 namespace {
 
 // Values point at each other, in circles too if a file wants that: the machine below owns them all.
-struct Value;
-using List = std::vector<Value*>;
+struct PickledValue;
+using List = std::vector<PickledValue*>;
 struct Tuple {
   List items;
 };
 struct Dict {
-  std::vector<std::pair<const Value*, const Value*>> items;
+  std::vector<std::pair<const PickledValue*, const PickledValue*>> items;
 };
 struct Name {
   std::string text;  // "collections.OrderedDict"
@@ -32,7 +32,7 @@ struct Storage {
 };
 struct None {};
 struct Mark {};
-struct Value {  // small, as a damaged program may make many
+struct PickledValue {  // small, as a damaged program may make many
   std::variant<None, Mark, bool, int64_t, double, std::string, List, Tuple, Dict, Name,
                const Storage*, const PickledTensor*>
       value;
@@ -69,7 +69,7 @@ class Machine {
  public:
   Machine(std::string_view program, const std::string& path) : rest_(program), path_(path) {}
 
-  const Value& run() {
+  const PickledValue& run() {
     while (true) {
       const auto op = static_cast<unsigned char>(take(1)[0]);
       if (op == '.') return *pop();
@@ -132,7 +132,7 @@ class Machine {
       case 0x87:  // TUPLE3
         return push(Tuple{popped(op - 0x84u)});
       case 'a': {  // APPEND
-        Value* item = pop();
+        PickledValue* item = pop();
         return top<List>("a list").push_back(item);
       }
       case 'e': {  // APPENDS
@@ -175,8 +175,8 @@ class Machine {
         storages_.push_back(storage(*pop()));
         return push(&std::as_const(storages_.back()));
       case 'R': {  // REDUCE
-        const Value* arguments = pop();
-        const Value* function = pop();
+        const PickledValue* arguments = pop();
+        const PickledValue* function = pop();
         return call(get<Name>(*function, "a known name").text,
                     get<Tuple>(*arguments, "a tuple").items);
       }
@@ -225,12 +225,12 @@ class Machine {
     values_.push_back({std::move(value)});
     stack_.push_back(&values_.back());
   }
-  Value* top() {
+  PickledValue* top() {
     if (stack_.empty()) bad("takes a value that is not there");
     return stack_.back();
   }
-  Value* pop() {
-    Value* out = top();
+  PickledValue* pop() {
+    PickledValue* out = top();
     stack_.pop_back();
     return out;
   }
@@ -256,7 +256,7 @@ class Machine {
     stack_.push_back(found->second);
   }
   template <typename T>
-  const T& get(const Value& value, const char* expected) const {
+  const T& get(const PickledValue& value, const char* expected) const {
     const T* out = std::get_if<T>(&value.value);
     if (out == nullptr) bad("has something else where ", expected, " belongs");
     return *out;
@@ -288,25 +288,25 @@ class Machine {
     return out + "'";
   }
 
-  const std::string& short_text(const Value& value, const char* expected) const {
+  const std::string& short_text(const PickledValue& value, const char* expected) const {
     const std::string& out = get<std::string>(value, expected);
     if (out.size() > kLongestName) bad("has a name of ", out.size(), " bytes");
     return out;
   }
-  int64_t at_least_zero(const Value& value) const {
+  int64_t at_least_zero(const PickledValue& value) const {
     const int64_t out = get<int64_t>(value, "an integer");
     if (out < 0) bad("has ", out, " where a size belongs");
     return out;
   }
-  std::vector<int64_t> sizes(const Value& value) const {
+  std::vector<int64_t> sizes(const PickledValue& value) const {
     const List& items = get<Tuple>(value, "a tuple").items;
     if (items.size() > kMostSizes) bad("has a tensor of ", items.size(), " dimensions");
     std::vector<int64_t> out;
-    for (const Value* item : items) out.push_back(at_least_zero(*item));
+    for (const PickledValue* item : items) out.push_back(at_least_zero(*item));
     return out;
   }
 
-  Storage storage(const Value& id) const {
+  Storage storage(const PickledValue& id) const {
     const List& parts = get<Tuple>(id, "a tuple").items;  // "storage", type, key, device, numbers
     if (parts.size() != 5 || get<std::string>(*parts[0], "text") != "storage") {
       bad("refers to something that is no storage");
@@ -353,11 +353,11 @@ class Machine {
 
   std::string_view rest_;
   const std::string& path_;
-  std::deque<Value> values_;
+  std::deque<PickledValue> values_;
   std::deque<Storage> storages_;
   std::deque<PickledTensor> tensors_;
-  std::vector<Value*> stack_;
-  std::unordered_map<uint64_t, Value*> memo_;
+  std::vector<PickledValue*> stack_;
+  std::unordered_map<uint64_t, PickledValue*> memo_;
 };
 
 // Far more than the names and sizes of any model's tensors take.

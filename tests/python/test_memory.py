@@ -151,7 +151,7 @@ FACTOR = 3
         ("mixer = { type = 'mha' }", ""),
         ("mixer = { type = 'mha' }", "train.accumulate = 4"),
         ("mixer = { type = 'mha' }", "model.depth = 1"),
-        ("mixer = { type = 'mha' }", "model.vocabulary = 30000"),
+        ("mixer = { type = 'mha' }", "model.vocabulary = 30000\ntrain.batch = 16"),
         ("mixer = { type = 'mha' }", "train.activation_checkpointing = true\nmodel.depth = 8"),
         ("mixer = { type = 'dcmha' }", ""),
         ("mixer = { type = 'multi_token' }", ""),
@@ -166,7 +166,7 @@ FACTOR = 3
 def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     (tmp_path / "run.toml").write_text(
         f"[model]\nwidth = 256\ndepth = 3\n[[model.layer]]\n{layer}\n"
-        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 2\nbatch = 32\neval_every = 2\n"
+        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 32\neval_every = 1\n"
     )
     sets = [word for change in changes.splitlines() for word in ("--set", change.replace(" ", ""))]
     described = run(BINARY, "describe", "run.toml", "--json", *sets, cwd=tmp_path)
@@ -174,7 +174,7 @@ def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     done = run(BINARY, "train", "run.toml", "--json", *sets, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["peak_memory_bytes"]
-    assert measured > 200e6
+    assert measured > 150e6
     assert estimate / 2 < measured < FACTOR * estimate, (estimate / 2**20, measured / 2**20)
 
 
@@ -211,10 +211,10 @@ def test_a_comparison_goes_on_after_a_run_without_memory(place):
 
 def test_python_refuses_more_samples_than_fit():
     layer = {"mixer": {"type": "mha", "heads": 1}}
-    model = headloom.model(width=4, depth=1, vocabulary=10_000_000, max_length=32, layer=[layer])
+    model = headloom.model(width=4, depth=1, vocabulary=1_000_000, max_length=32, layer=[layer])
     prompt = torch.ones(16, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match="num_samples is 1099511627776, expected a whole number from 1 to 65536"):
         model.generate(prompt, 2, num_samples=2**40)
     with pytest.raises(ValueError, match="texts side by side need at least [0-9.]+ TiB of memory by estimate .scores"):
-        model.generate(prompt, 2, num_samples=8192)
+        model.generate(prompt, 2, num_samples=65536)
     assert model.generate(prompt[:1], 2, num_samples=2).shape == (2, 5)

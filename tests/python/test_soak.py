@@ -19,8 +19,8 @@ def soak(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_twenty_seconds_of_every_campaign(tmp_path):
-    code, out, err = soak("--minutes", "0.33", "--seed", "1", "--keep", str(tmp_path))
+def test_a_few_cases_of_every_campaign(tmp_path):
+    code, out, err = soak("--minutes", "0.1", "--seed", "1", "--keep", str(tmp_path))
     assert code == 0, out + err
     lines = out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [*CAMPAIGNS, "soak"], out
