@@ -318,14 +318,15 @@ TEST(Theorems, LeaveTheRandomNumbersAlone) {
 }
 
 TEST(Analyses, RefuseWhatIsNotThere) {
-  const auto mamba = small_model("mixer = { type = \"mamba\" }\nchannel = { type = \"none\" }");
+  const auto fnet = small_model("mixer = { type = \"fnet\" }\nchannel = { type = \"none\" }",
+                                "kind = \"encoder\"\n");
   const auto mha = small_model(kMha);
   const auto refusal = [](const std::string& what, const Subject& subject) {
     return test::message_of<UsageError>([&] { run(what, subject); });
   };
   for (const char* what : {"maps", "diversity", "rank", "sparsity", "experts", "memory"}) {
-    const std::string said = refusal(what, reading(mamba));
-    EXPECT_TRUE(said.find("mamba") != std::string::npos || said.find("none") != std::string::npos)
+    const std::string said = refusal(what, reading(fnet));
+    EXPECT_TRUE(said.find("fnet") != std::string::npos || said.find("none") != std::string::npos)
         << what << ": " << said;
   }
   EXPECT_NE(refusal("states", reading(mha)).find("keeps no recurrent state"), std::string::npos);

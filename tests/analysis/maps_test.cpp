@@ -217,6 +217,51 @@ TEST(Recording, MapsOfOtherMixersAreTheirLinearMaps) {
             .transpose(1, 2);
     expect_close(at::matmul(maps, v).transpose(1, 2).flatten(-2), y, "shaped");
   }
+  for (const bool causal : {false, true}) {
+    const auto [mixer, x, y, maps] = check("performer", "heads = 2\n", causal);
+    const auto p = mixer->named_parameters();
+    const Tensor v = at::matmul(x, p["qkv.weight"].narrow(0, 32, 16).t()).unflatten(-1, {2, 8});
+    const Tensor o = at::matmul(maps, v.transpose(1, 2)).transpose(1, 2).flatten(-2);
+    expect_close(at::matmul(o, p["output.weight"].t()), y, "performer");
+  }
+  for (const std::string scores : {"random", "dense"}) {
+    const auto [mixer, x, y, maps] =
+        check("synthesizer", "heads = 2\nscores = [\"" + scores + "\"]\n", true);
+    const auto p = mixer->named_parameters();
+    const Tensor v = at::matmul(x, p["value.weight"].t()).unflatten(-1, {2, 8});
+    const Tensor o = at::matmul(maps, v.transpose(1, 2)).transpose(1, 2).flatten(-2);
+    expect_close(at::matmul(o, p["output.weight"].t()), y, "synthesizer");
+  }
+  const Tensor future = at::ones({7, 7}, at::kBool).triu(1);
+  {
+    const auto [mixer, x, y, maps] = check("aft", "form = \"simple\"\n", true);
+    const auto p = mixer->named_parameters();
+    const Tensor k = at::matmul(x, p["qkv.weight"].narrow(0, 16, 16).t());  // [B, S, C]
+    const Tensor seen = k.transpose(1, 2)
+                            .unsqueeze(2)
+                            .expand({-1, -1, 7, -1})
+                            .masked_fill(future, -std::numeric_limits<double>::infinity());
+    expect_close(at::softmax(seen, -1).mean(1, true), maps, "aft");
+  }
+  {
+    const auto [mixer, x, y, maps] = check("mamba", "expand = 1\nd_state = 3\n", true);
+    const auto p = mixer->named_parameters();
+    const Tensor inner = at::matmul(x, p["input.weight"].narrow(0, 0, 16).t()).transpose(1, 2);
+    const Tensor conv = p["conv"];  // [I, W]
+    Tensor filtered = p["conv_bias"].unsqueeze(1) + at::zeros_like(inner);
+    for (int64_t back = 0; back < 4; ++back) {
+      filtered = filtered +
+                 conv.select(1, 3 - back).unsqueeze(1) * at::constant_pad_nd(inner, {back, -back});
+    }
+    const Tensor u = at::silu(filtered).transpose(1, 2);  // [B, T, I]
+    const auto selected = at::matmul(u, p["select.weight"].t()).split_with_sizes({1, 3, 3}, -1);
+    const Tensor dt = at::softplus(at::matmul(selected[0], p["step.weight"].t()) + p["step.bias"]);
+    const Tensor sums = (dt.unsqueeze(-1) * -p["A_log"].exp()).cumsum(1);  // [B, T, I, N]
+    const Tensor faded = (sums.unsqueeze(2) - sums.unsqueeze(1)).exp();
+    const Tensor direct =
+        at::einsum("btn,btsin,bsi,bsn->bts", {selected[2], faded, dt, selected[1]}) / 16;
+    expect_close(direct.masked_fill(future, 0).unsqueeze(1), maps, "mamba");
+  }
   for (const std::string type : {"retention", "gla"}) {
     const auto [mixer, x, y, maps] = check(type, "heads = 2\n", true);
     const auto p = mixer->named_parameters();

@@ -5,6 +5,8 @@
 //   y_t = (sigmoid(q_t) * sum_s e^{k_s + w[t,s]} v_s / sum_s e^{k_s + w[t,s]}) Wo
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
+#include "mixers/token/value_maps.h"
 #include "ops/aft/op.h"
 
 namespace headloom {
@@ -63,7 +65,7 @@ class Aft final : public TokenMixer {
     ops::AftOptions o;
     o.lengths = context.lengths;
     o.documents = context.documents;
-    return std::get<0>(mixed(x, o));
+    return std::get<0>(mixed(x, o, context.recording));
   }
 
   bool stateful() const override {
@@ -139,7 +141,8 @@ class Aft final : public TokenMixer {
   // Whether the biases belong to positions.
   bool bounded() const { return options_.form == "local" || options_.form == "full"; }
 
-  std::tuple<Tensor, Tensor> mixed(const Tensor& x, ops::AftOptions& o) const {
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, ops::AftOptions& o,
+                                   Recording* recording = nullptr) const {
     const int64_t last = o.offset + x.size(1);
     if (bounded() && last > longest_) {
       usage_error("aft: form \"", options_.form, "\" has biases for ", longest_,
@@ -150,6 +153,12 @@ class Aft final : public TokenMixer {
     o.bias = bias_;
     if (u_.defined()) o.bias = at::matmul(u_, v_.t());
     const auto parts = qkv_->forward(x).chunk(3, -1);
+    if (recording != nullptr && recording->wants("weights.composed")) {
+      // The averages before the gate, which is 1/2 everywhere at q = 0.
+      recording->put("weights.composed", mean_channel_map(parts[2], [&](const Tensor& v) {
+                       return 2 * std::get<0>(ops::aft(at::zeros_like(v), parts[1], v, o));
+                     }));
+    }
     const auto [y, state] = ops::aft(parts[0], parts[1], parts[2], o);
     return {output_->forward(y), state};
   }

@@ -12,6 +12,7 @@
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
+#include "mixers/token/value_maps.h"
 #include "ops/gated_linear_attention/op.h"
 #include "ops/gated_norm/op.h"
 
@@ -116,19 +117,10 @@ class Gla final : public TokenMixer {
                    const Tensor& documents, Recording& recording) {
     recording.put("decay", log_decay.exp());
     if (!recording.wants("weights.composed")) return;
-    const Tensor sums = log_decay.to(at::kDouble).cumsum(1);
-    std::vector<Tensor> rows;
-    for (int64_t t = 0; t < q.size(1); ++t) {
-      const Tensor faded = (sums.narrow(1, t, 1) - sums.narrow(1, 0, t + 1)).exp();
-      const Tensor row =
-          (q.narrow(1, t, 1).to(at::kDouble) * k.narrow(1, 0, t + 1) * faded).sum(-1);
-      rows.push_back(at::constant_pad_nd(row.transpose(1, 2), {0, q.size(1) - t - 1}));
-    }
-    Tensor maps = at::stack(rows, 2) / std::sqrt(static_cast<double>(q.size(3)));
-    if (documents.defined()) {
-      maps = maps.masked_fill(documents.unsqueeze(-1).ne(documents.unsqueeze(1)).unsqueeze(1), 0);
-    }
-    recording.put("weights.composed", maps.to(q.scalar_type()));
+    const Tensor maps = std::get<0>(ops::gated_linear_attention(
+        q, k, values_of_positions(q), log_decay, {.state = {}, .documents = documents}));
+    recording.put("weights.composed",
+                  maps.transpose(1, 2) / std::sqrt(static_cast<double>(q.size(3))));
   }
 
   static int64_t inner(const char* option, double factor, const char* what, int64_t heads,

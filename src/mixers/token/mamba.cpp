@@ -17,6 +17,7 @@
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
+#include "mixers/token/value_maps.h"
 #include "ops/causal_conv1d/op.h"
 #include "ops/linear/op.h"
 #include "ops/selective_scan/op.h"
@@ -119,6 +120,20 @@ class Mamba final : public TokenMixer {
       // exp(dt A), [B, T, I, N].
       const Tensor step = at::softplus((dt + step_->bias).to(wide));
       recording->put("decay", (step.unsqueeze(-1) * A).exp());
+    }
+    if (recording != nullptr && recording->wants("weights.composed")) {
+      // How h reads u: without D u_t and the gate.
+      recording->put(
+          "weights.composed", mean_channel_map(u, [&](const Tensor& values) {
+            return std::get<0>(ops::selective_scan(values, dt, A, selected[1], selected[2],
+                                                   {.D = {},
+                                                    .z = {},
+                                                    .delta_bias = step_->bias,
+                                                    .delta_softplus = true,
+                                                    .state = {},
+                                                    .documents = documents,
+                                                    .backend = {}}));
+          }));
     }
     std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2],
                                          {.D = D_,

@@ -26,6 +26,8 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
+#include "mixers/token/value_maps.h"
 #include "ops/gated_linear_attention/op.h"
 
 namespace headloom {
@@ -126,19 +128,27 @@ class Performer final : public TokenMixer {
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     const Heads h = project(x, {}, context.documents);
-    if (causal_) return joined(scan(mapped(h, {}), h, context.documents, nullptr));
     const int64_t length = x.size(1);
     Tensor real;  // [B, T, 1, 1]
-    if (context.lengths.defined()) {
+    if (!causal_ && context.lengths.defined()) {
       real = at::arange(length, context.lengths.options()).lt(context.lengths.unsqueeze(1));
       real = real.unsqueeze(-1).unsqueeze(-1);
     }
-    return joined(both_ways(mapped(h, real), h, real, context.documents));
+    const Mapped f = mapped(h, real);
+    const auto averages = [&](const Tensor& v) {
+      return divided(causal_ ? scan(f, v, context.documents, nullptr)
+                             : both_ways(f, v, real, context.documents));
+    };
+    if (context.recording != nullptr && context.recording->wants("weights.composed")) {
+      context.recording->put("weights.composed",
+                             averages(values_of_positions(h.v)).transpose(1, 2));
+    }
+    return joined(averages(h.v));
   }
 
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
     const Heads h = project(x, state.position, {});
-    return joined(scan(mapped(h, {}), h, {}, &state));
+    return joined(divided(scan(mapped(h, {}), h.v, {}, &state)));
   }
 
   void redraw(int64_t step, uint64_t seed, int64_t layer) override {
@@ -240,7 +250,7 @@ class Performer final : public TokenMixer {
   // These give numerators and denominators, [B, T, H, D + 1].
 
   // `state`, unless null, is what was before, and becomes what is after.
-  Tensor scan(const Mapped& f, const Heads& h, const Tensor& documents, MixerState* state) const {
+  Tensor scan(const Mapped& f, const Tensor& v, const Tensor& documents, MixerState* state) const {
     Tensor c, log_decay;
     if (softmax_) {
       c = running_maximum(f.largest, documents);
@@ -260,19 +270,17 @@ class Performer final : public TokenMixer {
     } else {
       log_decay = at::zeros_like(f.k);
     }
-    const auto type = h.v.scalar_type();
+    const auto type = v.scalar_type();
     Tensor before;
     if (state != nullptr) before = state->recurrent["performer"];
     const auto [sums, after] =
-        ops::gated_linear_attention(f.q.to(type), keys(f, c, {}).to(type), with_ones(h.v),
-                                    log_decay, {.state = before, .documents = documents});
+        ops::gated_linear_attention(f.q.to(type), keys(f, c, {}).to(type), with_ones(v), log_decay,
+                                    {.state = before, .documents = documents});
     if (state != nullptr) state->recurrent["performer"] = after;
     return sums;
   }
 
-  Tensor both_ways(const Mapped& f, const Heads& h, const Tensor& real,
-                   const Tensor& documents) const {
-    Tensor v = h.v;
+  Tensor both_ways(const Mapped& f, Tensor v, const Tensor& real, const Tensor& documents) const {
     // Padding may hold anything, so it is replaced rather than multiplied by 0.
     if (real.defined()) v = at::where(real, v, at::zeros({}, v.options()));
     v = with_ones(v);
@@ -297,12 +305,14 @@ class Performer final : public TokenMixer {
     return at::cat({v, at::ones_like(v.narrow(-1, 0, 1))}, -1);
   }
 
-  Tensor joined(const Tensor& sums) const {
+  static Tensor divided(const Tensor& sums) {
     const int64_t dim = sums.size(-1) - 1;
     // A sequence of no length has sums of 0.
     const Tensor all = sums.narrow(-1, dim, 1).clamp_min(std::numeric_limits<float>::min());
-    return output_->forward((sums.narrow(-1, 0, dim) / all).flatten(-2));
+    return sums.narrow(-1, 0, dim) / all;
   }
+
+  Tensor joined(const Tensor& averages) const { return output_->forward(averages.flatten(-2)); }
 
   const PerformerOptions options_;
   const bool causal_, softmax_;

@@ -11,6 +11,7 @@
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
+#include "mixers/token/value_maps.h"
 #include "ops/gated_norm/op.h"
 #include "ops/retention/op.h"
 
@@ -123,19 +124,10 @@ class Retention final : public TokenMixer {
                    Recording& recording) {
     recording.put("decay", 1 - lost);
     if (!recording.wants("weights.composed")) return;
-    const int64_t length = q.size(1);
-    const Tensor place = at::arange(length, q.options().dtype(at::kLong).requires_grad(false));
-    const Tensor distance = place.unsqueeze(1) - place;  // [T, S]
-    const Tensor decay =
-        at::exp(distance.clamp_min(0).to(at::kDouble) * at::log1p(-lost).view({-1, 1, 1}));
-    Tensor hidden = distance.lt(0).unsqueeze(0).unsqueeze(0);
-    if (documents.defined()) {
-      hidden = hidden.logical_or(documents.unsqueeze(-1).ne(documents.unsqueeze(1)).unsqueeze(1));
-    }
-    const Tensor scores = at::matmul(q.transpose(1, 2), k.transpose(1, 2).transpose(-1, -2)) /
-                          std::sqrt(static_cast<double>(q.size(3)));
+    const Tensor maps = std::get<0>(
+        ops::retention(q, k, values_of_positions(q), 1 - lost, {.documents = documents}));
     recording.put("weights.composed",
-                  (scores * decay.to(scores.scalar_type())).masked_fill(hidden, 0));
+                  maps.transpose(1, 2) / std::sqrt(static_cast<double>(q.size(3))));
   }
 
   // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -

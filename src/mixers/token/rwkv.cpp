@@ -10,6 +10,7 @@
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
 #include "mixers/rwkv_start.h"
+#include "mixers/token/value_maps.h"
 #include "ops/token_shift/op.h"
 #include "ops/wkv/op.h"
 
@@ -80,31 +81,20 @@ class Rwkv final : public TokenMixer {
     // In bfloat16 the rates of slow channels would be rounded.
     const Tensor rates = time_decay_.to(at::toOpMathType(x.scalar_type())).exp();
     const Tensor k = key_->forward(parts[0]);
-    if (recording != nullptr) show(k, rates, documents, *recording);
+    if (recording != nullptr) {
+      // The factors by which each channel's sums fade a position [C], and its averages before the
+      // receptance.
+      recording->put("decay", rates.neg().exp());
+      if (recording->wants("weights.composed")) {
+        ops::WkvOptions plain;
+        plain.documents = documents;
+        recording->put("weights.composed", mean_channel_map(k, [&](const Tensor& v) {
+                         return std::get<0>(ops::wkv(k, v, rates, bonus_, plain));
+                       }));
+      }
+    }
     const auto [y, end] = ops::wkv(k, value_->forward(parts[1]), rates, bonus_, o);
     return {output_->forward(y), end};
-  }
-
-  // The factors by which each channel's sums fade a position [C], and the weights of its average,
-  // their mean over the channels [B, 1, T, S].
-  void show(const Tensor& k, const Tensor& rates, const Tensor& documents,
-            Recording& recording) const {
-    recording.put("decay", rates.neg().exp());
-    if (!recording.wants("weights.composed")) return;
-    const int64_t length = k.size(1);
-    const Tensor place = at::arange(length, k.options().dtype(at::kLong).requires_grad(false));
-    std::vector<Tensor> rows;
-    for (int64_t t = 0; t < length; ++t) {
-      const Tensor age = (t - 1 - place.narrow(0, 0, t)).to(rates.scalar_type()).unsqueeze(-1);
-      const Tensor bonus = bonus_.to(rates.scalar_type()).unsqueeze(0);
-      Tensor logits = k.narrow(1, 0, t + 1) + at::cat({age * rates.neg(), bonus});  // [B, t + 1, C]
-      if (documents.defined()) {
-        const Tensor other = documents.narrow(1, 0, t + 1).ne(documents.narrow(1, t, 1));
-        logits = logits.masked_fill(other.unsqueeze(-1), -std::numeric_limits<double>::infinity());
-      }
-      rows.push_back(at::constant_pad_nd(at::softmax(logits, 1).mean(-1), {0, length - t - 1}));
-    }
-    recording.put("weights.composed", at::stack(rows, 1).unsqueeze(1));
   }
 
   Tensor mix_;                 // [3, C]

@@ -15,7 +15,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
-#include "ops/composed_attention/op.h"
+#include "mixers/token/attention_maps.h"
 
 namespace headloom {
 namespace {
@@ -114,7 +114,7 @@ class Synthesizer final : public TokenMixer {
     Places places{.count = length};
     if (context.documents.defined()) places.ids = places_in_documents(context.documents);
     const auto [q, k] = compared(x, {});
-    return attend(x, q, k, by_head(value_->forward(x)), places, o);
+    return attend(x, q, k, by_head(value_->forward(x)), places, o, context);
   }
 
   MixerState initial_state(const CachePolicy& policy) const override {
@@ -147,7 +147,7 @@ class Synthesizer final : public TokenMixer {
     o.causal = x.size(1) > 1;
     o.mask =
         context.padding_mask.defined() ? context.padding_mask : seen.padding_mask(seen.longest);
-    return attend(x, q, k, v, places, o);
+    return attend(x, q, k, v, places, o, context);
   }
 
   std::optional<int64_t> longest() const override { return longest_; }
@@ -261,7 +261,7 @@ class Synthesizer final : public TokenMixer {
 
   // v [B, S, H, D] under the masks of `o`; q and k as compared() gives them, k of all S keys.
   Tensor attend(const Tensor& x, Tensor q, Tensor k, const Tensor& v, const Places& places,
-                ops::ComposedAttentionOptions& o) const {
+                ops::ComposedAttentionOptions& o, const MixerContext& context) const {
     if (places.count > longest_) {
       usage_error("synthesizer: the sequence has ", places.count,
                   " positions, but its scores are for ", longest_, " at most (model.max_length).");
@@ -277,7 +277,7 @@ class Synthesizer final : public TokenMixer {
       q = at::zeros({x.size(0), x.size(1), options_.heads, 1}, v.options());
       k = at::zeros({x.size(0), v.size(1), 1, 1}, v.options());
     }
-    return output_->forward(ops::composed_attention(q, k, v, o).flatten(-2));
+    return output_->forward(shown_attention(q, k, v, o, context).flatten(-2));
   }
 
   const SynthesizerOptions options_;
