@@ -2,13 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include "mixers/dropout.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 
 namespace headloom {
 
 StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainOptions& options,
-                              int64_t step, at::Device device, Communicator& group) {
+                              int64_t step, at::Device device, GradientSum& sum) {
+  Communicator& group = sum.group();
   const int64_t pieces = options.accumulate, shares = pieces * group.size();
   std::vector<data::Batch> batches;
   Tensor targets = at::zeros({}, at::kLong);
@@ -22,6 +24,14 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
   const auto count = targets.item<double>();
   Tensor loss = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble)), balance;
   AuxiliaryOutputs auxiliary;  // its load adds up over the pieces
+  const PartOfBatch part(group.rank(), group.size());
+  if (group.size() > 1) {
+    auxiliary.sum_counts = [&](const Tensor& counts) {
+      const Tensor all = counts.cpu().clone();
+      group.sum({all});
+      return all.to(counts.device());
+    };
+  }
   for (const data::Batch& batch : batches) {
     Tensor mean;
     auxiliary.loss = Tensor();
@@ -38,14 +48,13 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
       balance = balance.defined() ? balance + extra.detach() : extra.detach();
       mean = mean + extra;
     }
+    if (&batch == &batches.back()) sum.begin();
     mean.backward();
   }
+  sum.finish();
   std::vector<Tensor> sums = {loss};
   if (balance.defined()) sums.push_back(balance);
   for (auto& [layer, load] : auxiliary.load) sums.push_back(load);
-  for (const Tensor& p : model.parameters()) {
-    if (p.grad().defined()) sums.push_back(p.grad());
-  }
   group.sum(sums);
   StepLoss out{.loss = loss.item<double>(), .load = std::move(auxiliary.load)};
   if (balance.defined()) out.balance_loss = balance.item<double>();
