@@ -2,16 +2,16 @@
 
 ``load`` reads a trained model and ``model`` makes a new one; ``mixer`` and ``channel_mixer`` build single layers: all are
 ordinary ``torch.nn.Module``s. ``composed_attention`` is attention whose maps are convolved and mixed across heads; the other
-operators are in ``headloom.ops``. ``headloom.transformers`` and ``headloom.lm_eval`` fit into those libraries.
+operators are in ``headloom.ops``. ``headloom.analysis`` looks into models. ``headloom.transformers`` and ``headloom.lm_eval`` fit into those libraries.
 """
 
 from headloom import _library as _library  # loads the operators
-from headloom import ops
+from headloom import analysis, ops
 from headloom._compare import compare
 from headloom._model import Model, Preset, State, load, model, presets
 from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
-from headloom._training import balance_experts, parameter_groups
+from headloom._training import balance_experts, parameter_groups, redraw_features
 from headloom.attention import HeadMix, composed_attention
 from headloom.mixers import (
     ChannelMixer,
@@ -34,6 +34,7 @@ __all__ = [
     "Preset",
     "State",
     "Tokenizer",
+    "analysis",
     "balance_experts",
     "channel_mixer",
     "channel_mixers",
@@ -46,6 +47,7 @@ __all__ = [
     "ops",
     "parameter_groups",
     "presets",
+    "redraw_features",
     "tensorboard",
 ]
 __version__ = "0.1.0"

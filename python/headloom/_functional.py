@@ -178,6 +178,9 @@ class FunctionalModule(Part):
     def _move(self, load: List[Tensor]) -> None:
         raise NotImplementedError
 
+    def _redraw(self, step: int, seed: int) -> None:
+        """Draws random features anew where ``step`` is one that asks for it. Channel mixers have none."""
+
     def _tensors(self) -> List[Tensor]:
         """The parameters and buffers in the C++ module's order."""
         tensors = []

@@ -199,6 +199,18 @@ class Model(FunctionalModule):
         source_lengths: Optional[Tensor] = None,
         auxiliary: Literal[True],
     ) -> Tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        lengths: Optional[Tensor] = None,
+        documents: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
+        maps: Sequence[str],
+    ) -> Tuple[Tensor, Dict[str, Tensor]]: ...
 
     def forward(
         self,
@@ -210,7 +222,8 @@ class Model(FunctionalModule):
         source: Optional[Tensor] = None,
         source_lengths: Optional[Tensor] = None,
         auxiliary: bool = False,
-    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        maps: Optional[Sequence[str]] = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tensor], Tuple[Tensor, Dict[str, Tensor]]]:
         """Logits.
 
         Args:
@@ -223,16 +236,24 @@ class Model(FunctionalModule):
             source_lengths: ``[B]`` int64, as ``lengths``.
             auxiliary: also return what the layers want added to the loss, a scalar (mixtures of experts: the
                 balance of their load).
+            maps: also return what layers compute on the way, since forward hooks see no inner module: names such as
+                ``"weights"`` or ``"input"``, of every layer, or ``"layer3.weights"`` of one (docs/analyses.md lists
+                them). Gradients flow through them.
 
         Returns:
             ``[B, T, vocabulary]``; ``[B, classes]`` of a model that labels its input, ``[B, T, classes]`` of one that
-            tags it, ``[B, T, 2]`` (begin and end) of one that finds a span; with ``auxiliary`` a pair.
+            tags it, ``[B, T, 2]`` (begin and end) of one that finds a span; with ``auxiliary`` a pair; with ``maps`` a
+            pair, whose second part has each tensor under its full name, ``"layer3.weights"``.
 
         Raises:
             ValueError: an input does not fit the model, or a parameter that was replaced does not fit its place; the
                 message names it.
             TypeError: an input is no tensor.
         """
+        if maps is not None:
+            if auxiliary:
+                raise ValueError("model: maps and auxiliary are of two calls, expected one of them.")
+            return self._record(inputs, lengths, documents, segments, source, source_lengths, maps)
         found = self._run(inputs, lengths, documents, segments, source, source_lengths, auxiliary=auxiliary)
         if auxiliary:
             return found[0], found[1]
@@ -321,8 +342,50 @@ class Model(FunctionalModule):
         self._count(found[2 if auxiliary else 1 :])
         return found
 
+    def _record(
+        self,
+        inputs: Tensor,
+        lengths: Optional[Tensor],
+        documents: Optional[Tensor],
+        segments: Optional[Tensor],
+        source: Optional[Tensor],
+        source_lengths: Optional[Tensor],
+        maps: Sequence[str],
+    ) -> Tuple[Tensor, Dict[str, Tensor]]:
+        """The logits, and what is wanted of the inside."""
+        if isinstance(maps, str) or not all(isinstance(name, str) for name in maps):
+            raise TypeError(f'maps is {shown(maps)}, expected a list of names such as ["weights"].')
+        expect_tensors(
+            self._what,
+            "inputs",
+            inputs=inputs,
+            lengths=lengths,
+            documents=documents,
+            segments=segments,
+            source=source,
+            source_lengths=source_lengths,
+        )
+        images = inputs if self.config["kind"] == "vit" else None
+        output, names, values = torch.ops.headloom.record(
+            self.spec,
+            self._tensors(),
+            self.training,
+            list(maps),
+            None if images is not None else inputs,
+            lengths,
+            documents,
+            segments,
+            source,
+            source_lengths,
+            images,
+        )
+        return output, dict(zip(names, values))
+
     def _move(self, load: List[Tensor]) -> None:
         torch.ops.headloom.balance_model(self.spec, self._tensors(), load)
+
+    def _redraw(self, step: int, seed: int) -> None:
+        torch.ops.headloom.redraw_model(self.spec, self._tensors(), step, seed)
 
     def extra_repr(self) -> str:
         parameters = sum(p.numel() for p in self.parameters())

@@ -1,4 +1,4 @@
-"""What a training loop does beside gradients: groups of parameters, and the balance of experts."""
+"""What a training loop does beside gradients: groups of parameters, the balance of experts, new random features."""
 
 from __future__ import annotations
 
@@ -82,3 +82,26 @@ def balance_experts(
             own, counts = counts[: len(part._load)], counts[len(part._load) :]
             part._balance(own)
     return None
+
+
+def redraw_features(model: nn.Module, step: int, seed: int = 0) -> None:
+    """Draws the random features of ``performer`` anew where it is time, as ``headloom train`` does.
+
+    Each mixer's option ``redraw`` says after how many steps that is. What is drawn follows from ``step`` and ``seed`` alone,
+    so that a run that is resumed, and every process of a run, draws the same; torch's generator is left alone. The features
+    are buffers, which ``state_dict`` holds. Calls in between use those that there are.
+
+    Args:
+        model: any module, of which a :class:`Model` or :class:`Mixer` may be a part.
+        step: optimiser steps so far; call this behind each.
+        seed: of the run.
+
+    Example:
+        >>> for step in range(1, steps + 1):
+        ...     optimizer.step()
+        ...     headloom.redraw_features(model, step)
+    """
+    parts = [module for module in model.modules() if isinstance(module, FunctionalModule)]
+    with torch.no_grad():
+        for place, part in enumerate(parts):
+            part._redraw(step, seed + place)

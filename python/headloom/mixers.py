@@ -55,6 +55,9 @@ class Mixer(FunctionalModule):
     if TYPE_CHECKING:
         __call__ = forward
 
+    def _redraw(self, step: int, seed: int) -> None:
+        torch.ops.headloom.redraw_mixer(self.spec, self._tensors(), step, seed)
+
 
 class ChannelMixer(FunctionalModule):
     """A channel mixer (feed-forward part), ``[B, T, C] -> [B, T, C]``; made by :func:`channel_mixer`.

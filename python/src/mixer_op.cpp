@@ -68,16 +68,20 @@ Pool& channel_pool() {
   return *pool;
 }
 
+Pool& mixer_pool() {
+  static auto* pool = new Pool(build_token_mixer);  // threads may outlive static storage
+  return *pool;
+}
+
 Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool training,
              const std::optional<Tensor>& lengths, const std::optional<Tensor>& documents,
              const std::optional<Tensor>& memory) {
-  static auto* pool = new Pool(build_token_mixer);  // threads may outlive static storage
   MixerContext context;
   context.documents = documents.value_or(Tensor());
   context.memory = memory.value_or(Tensor());
   (memory ? context.memory_lengths : context.lengths) = lengths.value_or(Tensor());
   return with_parameters<TokenMixer>(
-      *pool, spec, params, {{"x", x}, {"memory", context.memory}}, training,
+      mixer_pool(), spec, params, {{"x", x}, {"memory", context.memory}}, training,
       [&](TokenMixer& module) { return module.forward(x, context); });
 }
 
@@ -113,6 +117,14 @@ void balance_channel_mixer(std::string_view spec, at::TensorList params, at::Ten
       });
 }
 
+void redraw_mixer(std::string_view spec, at::TensorList params, int64_t step, int64_t seed) {
+  with_parameters<TokenMixer>(mixer_pool(), spec, params, {}, /*training=*/true,
+                              [&](TokenMixer& module) {
+                                module.redraw(step, static_cast<uint64_t>(seed), /*layer=*/0);
+                                return true;
+                              });
+}
+
 // A registry as rows of tab-separated text: "mixer name doc source", each followed by its options
 // as "option key type default doc".
 template <typename SpecType>
@@ -141,6 +153,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor? documents=None, bool auxiliary=False) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def("balance_channel_mixer(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
+  m.def("redraw_mixer(str spec, Tensor(a!)[] params, int step, int seed) -> ()");
   m.def("mixer_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def(
       "channel_mixer_tensors(str spec, bool values=True) -> "
@@ -152,6 +165,7 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("mixer", mixer);
   m.impl("channel_mixer", channel_mixer);
   m.impl("balance_channel_mixer", balance_channel_mixer);
+  m.impl("redraw_mixer", redraw_mixer);
   m.impl("mixer_tensors", [](std::string_view spec, bool values) {
     return new_tensors(build_token_mixer, spec, values);
   });

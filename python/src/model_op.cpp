@@ -10,6 +10,7 @@
 #include "interop/convert.h"
 #include "model/check.h"
 #include "model/generation.h"
+#include "model_pool.h"
 #include "ops/linear_cross_entropy/op.h"
 #include "train/load.h"
 
@@ -51,10 +52,7 @@ std::shared_ptr<Module> build(const std::string& spec) {
   return build_model(config);
 }
 
-Pool& pool() {
-  static auto* pool = new Pool(build);  // never destroyed: threads may outlive static storage
-  return *pool;
-}
+Pool& pool() { return model_pool(); }
 
 // --- Forward --------------------------------------------------------------------------------
 
@@ -117,6 +115,13 @@ void balance_model(std::string_view spec, at::TensorList params, at::TensorList 
     std::map<int64_t, Tensor> by_layer;
     for (size_t i = 0; i < layers.size(); ++i) by_layer[layers[i]] = load[i];
     built.balance(by_layer);
+    return true;
+  });
+}
+
+void redraw_model(std::string_view spec, at::TensorList params, int64_t step, int64_t seed) {
+  with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
+    built.redraw(step, static_cast<uint64_t>(seed));
     return true;
   });
 }
@@ -362,6 +367,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "Tensor");
   m.def("model_spec(str toml) -> (str spec, str json)");
   m.def("balance_model(str spec, Tensor(a!)[] params, Tensor[] load) -> ()");
+  m.def("redraw_model(str spec, Tensor(a!)[] params, int step, int seed) -> ()");
   m.def("model_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("preset_rows() -> str[]");
   m.def(
@@ -374,6 +380,7 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("extend", extend);
   m.impl("model_spec", model_spec);
   m.impl("balance_model", balance_model);
+  m.impl("redraw_model", redraw_model);
   m.impl("model_tensors",
          [](std::string_view spec, bool values) { return new_tensors(build, spec, values); });
   m.impl("preset_rows", preset_rows);
@@ -382,4 +389,10 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
 }
 
 }  // namespace
+
+Pool& model_pool() {
+  static auto* pool = new Pool(build);  // never destroyed: threads may outlive static storage
+  return *pool;
+}
+
 }  // namespace headloom::python

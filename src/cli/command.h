@@ -31,6 +31,7 @@ Command serve_command();
 Command compare_command();
 Command report_command();
 Command describe_command();
+Command analyze_command();
 Command bench_command();
 Command list_command();
 Command vocabulary_command();

@@ -188,7 +188,7 @@ int run_describe(DescribeArguments a) {
   std::printf(
       "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "
       "sizes, K mean visible keys, R rank, I hidden or inner width, N numbers of state a channel, "
-      "W positions of a convolution, T length, V vocabulary.\n");
+      "W positions of a convolution, M random features, T length, V vocabulary.\n");
   return 0;
 }
 

@@ -24,8 +24,8 @@ int run(int argc, char** argv) {
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
   for (const Command& command :
        {train_command(), compare_command(), report_command(), generate_command(), serve_command(),
-        eval_command(), describe_command(), bench_command(), list_command(), vocabulary_command(),
-        tokenize_command(), import_command(), export_command()}) {
+        eval_command(), describe_command(), analyze_command(), bench_command(), list_command(),
+        vocabulary_command(), tokenize_command(), import_command(), export_command()}) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.setup(*sub));

@@ -21,6 +21,8 @@
 
 namespace headloom {
 
+class Recording;  // mixers/recording.h
+
 // What a layer knows of the model it is built into.
 struct LayerShape {
   int64_t width = 256;  // C
@@ -59,6 +61,8 @@ struct MixerContext {
   Tensor padding_mask = {};
   // Training: where layers leave auxiliary losses and statistics.
   AuxiliaryOutputs* auxiliary = nullptr;
+  // Where layers and mixers show what they compute; null: nobody looks. Not while decoding.
+  Recording* recording = nullptr;
   // Training: each layer's inputs alone are kept, and its backward computes the layer again.
   bool checkpoint = false;
   // The layer's place among all of its model's, an encoder's before its decoder's.
@@ -111,6 +115,14 @@ struct MixerTraits {
   bool stateful = true;          // causal, it can decode from a state, at least with some options
 };
 
+// The linear maps of attention heads as products see them: score map h is x W_q[h] (x W_k[h])^T
+// before positions and scale, output map h' reads x W_v[h'] and is written by W_o[h'].
+struct HeadProjections {
+  Tensor q, k;  // [H, C, D]
+  Tensor v;     // [H', C, E]
+  Tensor o;     // [H', E, C]
+};
+
 // With LayerShape::short_conv = W every token mixer reads x + conv(x) instead of x, where conv is a
 // causal depthwise convolution over W positions without a bias or an activation: the layer
 // "Canon-A" of Allen-Zhu 2025 (Physics of Language Models, part 4.1), whose code starts its filters
@@ -143,6 +155,9 @@ class TokenMixer : public Mixer {
   // `length` positions.
   double state_bytes(int64_t length) const;
 
+  // Without biases and norms; absent where the mixer has no heads of this form.
+  virtual std::optional<HeadProjections> head_projections() const { return {}; }
+
   // Whether forward() starts near the identity, so that a block needs no skip around it.
   virtual bool keeps_input() const { return false; }
 
@@ -157,6 +172,12 @@ class TokenMixer : public Mixer {
   virtual MixerState initial_state(const CachePolicy& policy) const {
     (void)policy;
     return {};
+  }
+  // Behind each optimiser step, `step` of them so far: draws what is random about the mixer again
+  // where it is time. What it draws follows from the arguments alone; `layer` is the layer's place
+  // among all of its model's.
+  virtual void redraw(int64_t step, uint64_t seed, int64_t layer) {
+    (void)step, (void)seed, (void)layer;
   }
   // Positions that there are weights for; absent: any number.
   virtual std::optional<int64_t> longest() const { return {}; }

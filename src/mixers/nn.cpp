@@ -195,15 +195,24 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const int64_t length = x.size(1);
   prepare(std::max(seen.longest + length, seen.capacity), x);
-  // Of the next positions, [T, P], or [B, T, P] where sequences differ.
+  if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length));
+  // A narrow(), in one operator.
   const auto rows = [&](const Tensor& table) {
     const int64_t pairs = table.size(1);
-    if (!seen.left_padding.defined()) {
-      // A narrow(), in one operator.
-      return table.as_strided({length, pairs}, {pairs, 1}, seen.longest * pairs);
-    }
-    const Tensor next = seen.position_ids(length);
-    return table.index_select(0, next.flatten()).view({next.size(0), length, pairs});
+    return table.as_strided({length, pairs}, {pairs, 1}, seen.longest * pairs);
+  };
+  return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
+}
+
+Tensor Rotary::apply_at(const Tensor& x, const Tensor& places) {
+  prepare(x.size(1), x);
+  return rotated(x, places);
+}
+
+Tensor Rotary::rotated(const Tensor& x, const Tensor& places) const {
+  const auto rows = [&](const Tensor& table) {
+    return table.index_select(0, places.flatten())
+        .view({places.size(0), places.size(1), table.size(1)});
   };
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }
@@ -222,6 +231,14 @@ void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {
   auto parts = apply(both, seen).split_with_sizes({q.size(2), k.size(2)}, 2);
   q = std::move(parts[0]);
   k = std::move(parts[1]);
+}
+
+Tensor places_in_documents(const Tensor& documents) {
+  const int64_t length = documents.size(1);
+  const Tensor place = at::arange(length, documents.options());
+  const Tensor begins = documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
+  const Tensor first = at::constant_pad_nd(begins * place.narrow(0, 1, length - 1), {1, 0});
+  return place - std::get<0>(at::cummax(first, 1));
 }
 
 Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options) {

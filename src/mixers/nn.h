@@ -138,12 +138,16 @@ class Rotary {
   static Rotary retention(int64_t head_dim);
   // x [B, T, H, D], the positions after those `seen`.
   Tensor apply(const Tensor& x, const Positions& seen = {});
+  // x [B, T, H, D] at positions `places` [B, T] int64, all of them below T.
+  Tensor apply_at(const Tensor& x, const Tensor& places);
   // Both in place of themselves, without a gradient; at once where they lie side by side, as parts
   // of one projection do.
   void apply(Tensor& q, Tensor& k, const Positions& seen);
 
  private:
   void prepare(int64_t length, const Tensor& like);
+  // x rotated as positions `places` [B or 1, T] say, for which the tables are prepared.
+  Tensor rotated(const Tensor& x, const Tensor& places) const;
 
   PositionOptions options_;
   bool interleaved_;
@@ -151,6 +155,9 @@ class Rotary {
   double span_;       // freq_i = base^(-2i / span)
   Tensor cos_, sin_;  // [L, rotary/2], grown on demand
 };
+
+// How many positions of its document stand before each: documents [B, T] int64 -> [B, T] int64.
+Tensor places_in_documents(const Tensor& documents);
 
 // ALiBi (Press et al. 2022): -slope_h * distance with slope_h = 2^(-8(h+1)/H). [1, H, T, S].
 Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options);

@@ -17,7 +17,9 @@ namespace headloom {
   X(shaped)                      \
   X(aft)                         \
   X(mamba)                       \
-  X(gla)
+  X(gla)                         \
+  X(performer)                   \
+  X(synthesizer)
 
 #define HEADLOOM_CHANNEL_MIXERS(X) \
   X(mlp)                           \

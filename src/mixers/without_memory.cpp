@@ -42,7 +42,8 @@ void check_overflow(const c10::Error& error) {
 }
 
 void check_weights_fit(const torch::nn::Module& module, const char* what) {
-  const double count = parameter_count(module);
+  double count = parameter_count(module);
+  for (const Tensor& b : module.buffers()) count += static_cast<double>(b.numel());
   check_fits(str(what, " needs"), 4 * count, human_count(count) + " parameters in float32",
              "a smaller width, depth or vocabulary needs less");
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mixers/recording.h"
 #include "model/activation_checkpoint.h"
 #include "model/branches.h"
 
@@ -74,6 +75,10 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
   }
 }
 
+std::string Layers::place(size_t layer) const {
+  return str(plan_.part, plan_.part.empty() ? "" : ".", "layer", layer);
+}
+
 bool Layers::stateful() const {
   return std::all_of(layers_.begin(), layers_.end(),
                      [](const Layer& layer) { return layer.mixer->stateful(); });
@@ -89,8 +94,14 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
     if (context.auxiliary != nullptr && context.auxiliary->measures_branches) {
       context.auxiliary->branches[own.layer].residual = root_mean_square(x);
     }
-    const bool checkpoint = context.checkpoint && at::GradMode::is_enabled() && x.requires_grad();
+    if (context.recording != nullptr) {
+      context.recording->enter(place(i));
+      context.recording->put("input", x);
+    }
+    const bool checkpoint = context.checkpoint && context.recording == nullptr &&
+                            at::GradMode::is_enabled() && x.requires_grad();
     x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
+    if (context.recording != nullptr) context.recording->put("output", x);
   }
   return norm_ ? norm_->forward(x) : x;
 }

@@ -37,6 +37,8 @@ class Layers {
   // Whether every token mixer has a decoding state.
   bool stateful() const;
   const std::vector<Layer>& all() const { return layers_; }
+  // "layer3", or "decoder.layer3": the layer's name among the parameters and in a Recording.
+  std::string place(size_t layer) const;
   // The place of the first layer among all of the model's: MixerContext::layer.
   int64_t first() const { return plan_.first; }
 

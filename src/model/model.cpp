@@ -53,6 +53,14 @@ void Model::balance(const std::map<int64_t, Tensor>& load) const {
   }
 }
 
+void Model::redraw(int64_t step, uint64_t seed) const {
+  for (const Layers* layers : stacks_) {
+    for (size_t i = 0; i < layers->all().size(); ++i) {
+      layers->all()[i].mixer->redraw(step, seed, layers->first() + static_cast<int64_t>(i));
+    }
+  }
+}
+
 const std::vector<std::string>& model_kinds() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> out;
@@ -68,6 +76,7 @@ MixerContext ModelInput::context() const {
   out.documents = documents;
   out.auxiliary = auxiliary;
   out.checkpoint = checkpoint;
+  out.recording = recording;
   return out;
 }
 

@@ -17,6 +17,7 @@ struct ModelInput {
   Tensor images = {};          // [B, channels, height, width]
   AuxiliaryOutputs* auxiliary = nullptr;  // training: what layers leave beside their output
   bool checkpoint = false;                // training: layers are computed again in the backward
+  Recording* recording = nullptr;         // what layers show of their inside
 
   // What layers see of it.
   MixerContext context() const;
@@ -45,6 +46,8 @@ class Model : public Module {
   // Behind each optimiser step: ChannelMixer::balance() of every layer that `load`
   // (AuxiliaryOutputs::load of the whole step) has.
   void balance(const std::map<int64_t, Tensor>& load) const;
+  // Behind each optimiser step: TokenMixer::redraw() of every layer.
+  void redraw(int64_t step, uint64_t seed) const;
   // Cost of what stands before and behind the layers, a position of `length`, norms and positions
   // left out.
   virtual std::vector<Cost> own_costs(int64_t length) const = 0;

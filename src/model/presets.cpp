@@ -220,6 +220,12 @@ const std::vector<ModelPreset>& model_presets() {
       {"gla-tiny", "5M: gated linear attention and SwiGLU at width 256, 6 layers, no positions",
        "Yang et al. 2024",
        size(256, 6) + "position = { type = \"none\" }\n" + layer("type = \"gla\"")},
+      {"performer-tiny", "5M: attention by 111 random features a head, width 256, 6 layers",
+       "Choromanski et al. 2021", size(256, 6) + layer("type = \"performer\", heads = 8")},
+      {"synthesizer-tiny", "5M: scores made from each query alone, width 256, 6 layers",
+       "Tay et al. 2021",
+       size(256, 6) + "position = { type = \"learned\" }\n" +
+           layer("type = \"synthesizer\", heads = 8, scores = \"dense\"")},
       {"deepseek_moe-tiny",
        "width 256, 6 layers: 16 routed experts of which 3 work, one shared, the first layer dense",
        "Dai et al. 2024",

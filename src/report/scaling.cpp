@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
+#include <map>
 #include <random>
 
 #include "core/text.h"
@@ -102,14 +103,12 @@ double worth_of(const PowerLaw& law, double compute, const PowerLaw& baseline,
 
 bool known(const Interval& interval) { return !std::isnan(interval.low); }
 
-// One draw of seeds with replacement for each rung, and what every family's losses are by it.
-struct Resampled {
-  std::vector<PowerLaw> laws;  // a family each
-};
+// The law of every family, fitted to one draw of seeds with replacement for each rung.
+using Replicate = std::vector<PowerLaw>;
 
-std::vector<Resampled> resample(const Comparison& c, const std::vector<FamilyFit>& families,
+std::vector<Replicate> resample(const Comparison& c, const std::vector<FamilyFit>& families,
                                 const std::vector<const TaskSummary*>& tasks) {
-  std::vector<Resampled> out;
+  std::vector<Replicate> out;
   std::mt19937_64 random(1);
   const size_t seeds = c.seeds.size();
   if (seeds < 2) return out;
@@ -118,7 +117,7 @@ std::vector<Resampled> resample(const Comparison& c, const std::vector<FamilyFit
     for (const TaskSummary* task : tasks) {
       for (size_t i = 0; i < seeds; ++i) drawn[task].push_back(c.seeds[random() % seeds]);
     }
-    Resampled replicate;
+    Replicate replicate;
     for (const FamilyFit& family : families) {
       std::vector<double> losses;
       for (const Rung& rung : family.rungs) {
@@ -133,8 +132,8 @@ std::vector<Resampled> resample(const Comparison& c, const std::vector<FamilyFit
         }
         losses.push_back(count > 0 ? sum / count : rung.loss());
       }
-      replicate.laws.push_back(
-          family.law.factors.empty() ? PowerLaw{} : fit(family.rungs, losses, kReplicateGrid));
+      replicate.push_back(family.law.factors.empty() ? PowerLaw{}
+                                                     : fit(family.rungs, losses, kReplicateGrid));
     }
     out.push_back(std::move(replicate));
   }
@@ -248,7 +247,7 @@ std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
     for (size_t i = 0; i < kGrid; ++i) {
       ladder.grid.push_back(low * std::pow(high / low, static_cast<double>(i) / (kGrid - 1)));
     }
-    const std::vector<Resampled> replicates = resample(c, ladder.families, tasks);
+    const std::vector<Replicate> replicates = resample(c, ladder.families, tasks);
     const FamilyFit& base = ladder.families.front();
     const bool based = base.model == &c.models.front() && !base.law.factors.empty();
     for (size_t f = 0; f < ladder.families.size(); ++f) {
@@ -256,22 +255,21 @@ std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
       if (family.law.factors.empty()) continue;
       const auto over = [&](auto&& value) {
         std::vector<double> values;
-        for (const Resampled& r : replicates) values.push_back(value(r));
+        for (const Replicate& r : replicates) values.push_back(value(r));
         return interval_of(std::move(values));
       };
-      family.floor = over([&](const Resampled& r) { return r.laws[f].floor; });
-      family.exponent = over([&](const Resampled& r) { return r.laws[f].exponents[0]; });
+      family.floor = over([&](const Replicate& r) { return r[f].floor; });
+      family.exponent = over([&](const Replicate& r) { return r[f].exponents[0]; });
       for (const double at : ladder.grid) {
-        family.bands.push_back(over([&](const Resampled& r) { return r.laws[f].at({at}); }));
+        family.bands.push_back(over([&](const Replicate& r) { return r[f].at({at}); }));
       }
       if (!based || f == 0) continue;
       const auto range = trusted(base.rungs);
       for (const Rung& rung : family.rungs) {
         Equivalence e{.factor = worth_of(family.law, rung.compute, base.law, range)};
         if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
-        e.interval = over([&](const Resampled& r) {
-          return worth_of(r.laws[f], rung.compute, r.laws[0], range);
-        });
+        e.interval =
+            over([&](const Replicate& r) { return worth_of(r[f], rung.compute, r[0], range); });
         family.worth.push_back(e);
       }
     }

@@ -244,6 +244,7 @@ class Trainer {
       stop_diverged("the gradient's norm", point.gradient_norm, point.step);
     }
     model_->balance(found.load);
+    model_->redraw(point.step, static_cast<uint64_t>(options_.seed));
     for (const auto& [layer, load] : found.load) point.expert_load[layer] = shares_of(load);
     state_.step = point.step;
     state_.tokens += options_.batch * work_unit(*task_).per_sequence;

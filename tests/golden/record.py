@@ -362,13 +362,31 @@ def retention(t, hyper, checkouts):
     }
 
 
-# Linformer, FNet, talking heads.
+# Linformer, Performer, FNet, talking heads.
 
 
 @recorder("linformer", "linformer")
 def linformer(t, hyper, checkouts):
     code = package(checkouts["linformer"], "linformer.linformer")
     module = code.LinformerSelfAttention(hyper["dim"], hyper["seq_len"], k=hyper["k"], heads=hyper["heads"])
+    out, grads = run_module(module, t)
+    return {"out": out, **grads}
+
+
+@recorder("performer_softmax performer_relu", "performer-pytorch")
+def performer(t, hyper, checkouts):
+    # The authors' JAX code, which this one transcribes, takes the gradient of the largest exponents too.
+    edits = [("keepdim=True).detach()", "keepdim=True)")]
+    with absent("local_attention", "axial_positional_embedding", "performer_pytorch", "performer_pytorch.reversible"):
+        code = load(checkouts["performer-pytorch"] / "performer_pytorch" / "performer_pytorch.py", *edits)
+    module = code.SelfAttention(
+        hyper["dim"],
+        heads=hyper["heads"],
+        dim_head=hyper["dim"] // hyper["heads"],
+        nb_features=hyper["m"],
+        generalized_attention=hyper["kernel"] == "relu",
+    )
+    module.fast_attention.projection_matrix.copy_(t["features"])
     out, grads = run_module(module, t)
     return {"out": out, **grads}
 

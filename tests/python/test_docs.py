@@ -86,6 +86,11 @@ PARTS = {
     "aft": ("aft", [{"form": "local"}, {"form": "full"}, {"form": "full", "factor": 3}]),
     "mamba": ("mamba", [{}]),
     "gla": ("gla", [{}]),
+    "performer": ("performer", [{"heads": 4}]),
+    "synthesizer": (
+        "synthesizer",
+        [{"heads": 4, "scores": ["dense", "random", "factorized_dense", "factorized_random", "dot_product"]}],
+    ),
     "moe": ("moe", [{"routed": 4, "active": 2, "shared": 1, "bias_speed": 0.1}]),
     "mlp": (None, [{}]),
     "swiglu": (None, [{"gate_groups": 4}]),

@@ -92,7 +92,8 @@ def test_trains_with_a_torch_optimiser(trained):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert all(p.grad is not None for p in trained.parameters())
-    assert all(not torch.equal(before[name], value) for name, value in trained.state_dict().items())
+    assert all(not torch.equal(before[name], value) for name, value in trained.named_parameters())
+    assert all(torch.equal(before[name], value) for name, value in trained.named_buffers())
 
 
 def test_state_dict_goes_round(trained):
@@ -106,7 +107,8 @@ def test_state_dict_goes_round(trained):
     assert not torch.equal(other(x), trained(x))
     other.load_state_dict(torch.load(stream, weights_only=True))
     assert torch.equal(other(x), trained(x))
-    assert list(trained.state_dict()) == [n for n, _ in trained.named_parameters()]
+    own = [n for n, _ in trained.named_parameters()] + [n for n, _ in trained.named_buffers()]
+    assert sorted(trained.state_dict()) == sorted(own)
 
 
 def test_deepcopy_is_independent(trained):
@@ -204,7 +206,7 @@ def test_exports(layer):
 def test_opcheck(layer):
     operator = torch.ops.headloom.mixer if isinstance(layer, headloom.Mixer) else torch.ops.headloom.channel_mixer
     torch.library.opcheck(
-        operator, (layer.spec, inputs().requires_grad_(), list(layer.parameters()), True)
+        operator, (layer.spec, inputs().requires_grad_(), layer._tensors(), True)
     )
 
 
@@ -301,6 +303,67 @@ def test_experts_want_balance():
     balance.backward()
     assert layer.gate.weight.grad.abs().sum() > 0
     assert make("swiglu")(x, auxiliary=True)[1] == 0
+
+
+def test_performer_is_its_formula_in_pytorch():
+    layer = headloom.mixer("performer", WIDTH, heads=4, features=20, eps=0.01, position="none", causal=False)
+    x = 2 * inputs()
+    with torch.no_grad():
+        layer.qkv.weight.mul_(10)
+    q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in layer.qkv.weight.matmul(x.mT).mT.chunk(3, -1))
+    root = 8**-0.25
+
+    def features(z, over):
+        exponent = torch.einsum("bhtd,md->bhtm", z * root, layer.features)
+        half = (z * root).square().sum(-1, keepdim=True) / 2
+        return torch.exp(exponent - half - exponent.amax(over, keepdim=True)) + 0.01
+
+    weights = features(q, -1) @ features(k, (-1, -2)).mT
+    o = (weights / weights.sum(-1, keepdim=True)) @ v
+    torch.testing.assert_close(layer(x), o.transpose(1, 2).flatten(2) @ layer.output.weight.T)
+
+
+def test_synthesizer_is_its_formula_in_pytorch():
+    layer = headloom.mixer("synthesizer", WIDTH, heads=4, scores=["dense", "random"], max_length=11)
+    x = inputs()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    hidden = torch.relu(torch.nn.functional.linear(x, layer.dense_hidden.weight, layer.dense_hidden.bias))
+    dense = torch.nn.functional.linear(hidden.unflatten(-1, (4, 8)).transpose(1, 2), layer.dense.weight, layer.dense.bias)
+    share = layer.mixture.softmax(0)
+    scores = share[0] * dense[..., :LENGTH] + share[1] * layer.random[:, :LENGTH, :LENGTH]
+    scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    v = (x @ layer.value.weight.T).unflatten(-1, (4, 8)).transpose(1, 2)
+    o = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(x), o @ layer.output.weight.T)
+
+
+def test_features_are_drawn_again():
+    layers = torch.nn.Sequential(*(headloom.mixer("performer", WIDTH, heads=4, redraw=3) for _ in range(2)))
+    start = [layer.features.clone() for layer in layers]
+    for step in (1, 2, 4):
+        headloom.redraw_features(layers, step)
+    assert all(torch.equal(layer.features, before) for layer, before in zip(layers, start))
+    drawn = torch.random.get_rng_state()
+    headloom.redraw_features(layers, 3)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    third = [layer.features.clone() for layer in layers]
+    assert not torch.equal(third[0], start[0]) and not torch.equal(third[0], third[1])
+    other = copy.deepcopy(layers)
+    headloom.redraw_features(other, 6)
+    assert not torch.equal(other[0].features, third[0])
+    headloom.redraw_features(other, 3)
+    assert torch.equal(other[1].features, third[1])
+    headloom.redraw_features(other, 3, seed=9)
+    assert not torch.equal(other[1].features, third[1])
+    # A model's features are drawn as in `headloom train`; what has none stays as it is.
+    model = headloom.model(width=WIDTH, depth=2, vocabulary=5, layer=[{"mixer": {"type": "performer", "redraw": 2}}])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    headloom.redraw_features(model, 2)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"layer0.mixer.features", "layer1.mixer.features"}
+    headloom.redraw_features(headloom.channel_mixer("moe", WIDTH), 1000)
 
 
 def test_wrong_shapes_and_counts():

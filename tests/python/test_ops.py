@@ -12,6 +12,7 @@ BEHIND = {
     "channel_mixer",
     "channel_mixer_rows",
     "channel_mixer_tensors",
+    "analyze",
     "extend",
     "load",
     "mixer",
@@ -21,6 +22,9 @@ BEHIND = {
     "model_spec",
     "model_tensors",
     "preset_rows",
+    "record",
+    "redraw_mixer",
+    "redraw_model",
     "save",
 }
 

@@ -289,8 +289,12 @@ def test_slow_clients_and_many_of_them(place):
         time.sleep(0.3)
         assert server.complete(prompt="a", max_tokens=3, temperature=0)["choices"] == expected
         idle.append(socket.create_connection(("127.0.0.1", server.port)))
-        time.sleep(0.3)
-        status, answer = server.ask("GET", "/health")
+        deadline = time.monotonic() + 5  # until the server has accepted it
+        while True:
+            status, answer = server.ask("GET", "/health")
+            if status == 503 or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
         assert status == 503 and answer["error"]["code"] == "too_many_connections"
         assert answer["error"]["message"] == "there are 14 connections already; try later."
         # They have ten seconds for their headers.

@@ -76,6 +76,41 @@ TEST_F(Resume, IsBitExactInBfloat16) {
                bytes_of(file(whole(), 20, "model.safetensors")));
 }
 
+// Performer's features are drawn again in step 8, behind the checkpoint of step 6.
+TEST(ResumeFeatures, RandomFeaturesAreDrawnAgainBitForBit) {
+  const TempFolder folder;
+  const auto run = [&](const char* name, const std::string& train, int64_t redraw) {
+    Node config = tiny_run("steps = 10\n" + train);
+    config.set("model", parse_toml(str("width = 16\ndepth = 2\n[[layer]]\nmixer = { type = "
+                                       "'performer', heads = 2, redraw = ",
+                                       redraw, " }\nchannel = { type = 'mlp', hidden = 8 }\n"),
+                                   "model"));
+    train_quietly(config, {.folder = folder.path(name)});
+    return config;
+  };
+  const auto model = [&](const char* name, int step) {
+    return folder.path(str(name, "/checkpoints/step-", step, "/model.safetensors"));
+  };
+  const auto features = [&](const char* name, int step, int layer) {
+    for (const auto& [key, value] : read_safetensors(model(name, step))) {
+      if (key == str("layer", layer, ".mixer.features")) return value.clone();
+    }
+    return Tensor();
+  };
+  const std::string sixth = "eval_every = 10\ncheckpoint_every = 6\n";
+  const Node config = run("whole", sixth, 4);
+  copy_folder(folder.path("whole"), folder.path("half"));
+  train_quietly(config, {.folder = folder.path("half"), .checkpoint = "6"});
+  EXPECT_TRUE(bytes_of(model("whole", 10)) == bytes_of(model("half", 10)));
+  EXPECT_FALSE(at::equal(features("whole", 6, 0), features("whole", 10, 0)));
+  EXPECT_FALSE(at::equal(features("whole", 10, 0), features("whole", 10, 1)));
+  // Neither evaluations nor the pieces of a step draw.
+  run("evaluated", "eval_every = 1\ncheckpoint_every = 10\naccumulate = 4\n", 4);
+  EXPECT_TRUE(at::equal(features("evaluated", 10, 1), features("whole", 10, 1)));
+  run("never", sixth, 0);
+  EXPECT_TRUE(at::equal(features("never", 6, 0), features("never", 10, 0)));
+}
+
 TEST_F(Resume, ActivationCheckpointingChangesNothing) {
   Node again = config();
   apply_override(again, "train.activation_checkpointing=true");

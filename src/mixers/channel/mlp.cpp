@@ -1,6 +1,7 @@
 // The two-layer feed-forward network (Vaswani et al. 2017): W2 f(W1 x).
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/positionwise/op.h"
 
 namespace headloom {
@@ -30,9 +31,13 @@ class Mlp final : public ChannelMixer {
         "down", std::make_shared<Linear>(hidden, shape.width, bias, shape.output_std()));
   }
 
-  Tensor compute(const Tensor& x, const MixerContext&) override {
-    const Tensor h = up_->forward(x);
-    return down_->forward(activate(h));
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
+    const Tensor h = activate(up_->forward(x));
+    if (context.recording != nullptr) {
+      context.recording->put("units", h);
+      context.recording->put("unit_values", down_->weight);
+    }
+    return down_->forward(h);
   }
 
   std::vector<Cost> costs() const override { return {linear_cost("mlp", "4 C I", {up_, down_})}; }

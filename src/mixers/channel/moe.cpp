@@ -15,6 +15,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/moe/op.h"
 #include "ops/positionwise/op.h"
 
@@ -103,6 +104,14 @@ class Moe final : public ChannelMixer {
     if (options_.renormalise) weight = weight / (weight.sum(1, true) + 1e-20);
     if (options_.scaling != 1) weight = weight * options_.scaling;
     if (context.auxiliary != nullptr) observe(scores, choice, context);
+    if (context.recording != nullptr) {
+      const auto of_position = [&](const Tensor& t) {
+        return t.unflatten(0, x.sizes().slice(0, 2));
+      };
+      context.recording->put("experts", of_position(choice));
+      context.recording->put("expert_weights", of_position(weight));
+      context.recording->put("expert_scores", of_position(scores));
+    }
     Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
     if (!shared_up_) return y;
     return y + shared_down_->forward(ops::swiglu(shared_up_->forward(x)));

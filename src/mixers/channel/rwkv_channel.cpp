@@ -4,6 +4,7 @@
 //   y = sigmoid(Wr x^r) * (Wv relu(Wk x^k)^2)     x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "mixers/rwkv_start.h"
 #include "ops/token_shift/op.h"
 
@@ -43,7 +44,12 @@ class RwkvChannel final : public ChannelMixer {
     }
     const std::vector<Tensor> parts = ops::token_shift(x, mix_, shift);
     const Tensor k = at::relu(key_->forward(parts[0]));
-    return at::sigmoid(receptance_->forward(parts[1])) * value_->forward(k * k);
+    const Tensor units = k * k;
+    if (context.recording != nullptr) {
+      context.recording->put("units", units);
+      context.recording->put("unit_values", value_->weight);
+    }
+    return at::sigmoid(receptance_->forward(parts[1])) * value_->forward(units);
   }
 
   double state_bytes() const override { return 4.0 * static_cast<double>(mix_.size(1)); }

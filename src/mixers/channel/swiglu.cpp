@@ -2,6 +2,7 @@
 // published models: softmax(Wm x) over m groups of hidden units scales each group.
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/positionwise/op.h"
 
 namespace headloom {
@@ -38,11 +39,15 @@ class SwiGlu final : public ChannelMixer {
     }
   }
 
-  Tensor compute(const Tensor& x, const MixerContext&) override {
+  Tensor compute(const Tensor& x, const MixerContext& context) override {
     Tensor h = ops::swiglu(up_->forward(x));
     if (gate_) {
       const Tensor weights = at::softmax(gate_->forward(x), -1).unsqueeze(-1);
       h = (h.unflatten(-1, {gate_->weight.size(0), -1}) * weights).flatten(-2);
+    }
+    if (context.recording != nullptr) {
+      context.recording->put("units", h);
+      context.recording->put("unit_values", down_->weight);
     }
     return down_->forward(h);
   }

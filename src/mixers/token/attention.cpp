@@ -2,8 +2,9 @@
 
 #include "core/sizes.h"
 #include "mixers/token/attend.h"
-#include "ops/positionwise/op.h"
+#include "mixers/token/attention_maps.h"
 #include "ops/linear/op.h"
+#include "ops/positionwise/op.h"
 
 namespace headloom {
 
@@ -126,8 +127,33 @@ Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
     o.bias = order_maps(alibi_bias(sizes_.maps, h.q.size(1), h.k.size(1), h.q.options()), 1);
   }
   compose(x, memory, o);
-  const Tensor heads = finish(ops::composed_attention(order_maps(h.q, 2), h.k, h.v, o));
+  const Tensor heads =
+      finish(shown_attention(order_maps(h.q, 2), h.k, h.v, o, context, own_order()));
   return output_->forward(heads.flatten(-2));
+}
+
+Tensor Attention::own_order() const {
+  const Tensor own = at::arange(sizes_.maps, at::kLong);
+  const Tensor order = order_maps(own, 0);
+  return order.is_same(own) ? Tensor() : order.argsort();
+}
+
+std::optional<HeadProjections> Attention::head_projections() const {
+  const auto rows = qkv_->weight.split_with_sizes(
+      {sizes_.maps * sizes_.head_dim, sizes_.keys * sizes_.head_dim, sizes_.values * sizes_.v_dim});
+  // [heads, C, size], each group's as often as maps read it.
+  const auto heads = [](const Tensor& weight, int64_t present, int64_t maps) {
+    return weight.unflatten(0, {present, -1}).transpose(1, 2).repeat_interleave(maps / present, 0);
+  };
+  const Tensor& written = output_->weight;  // [C, H' E]
+  const Tensor order = own_order();
+  HeadProjections out{.q = heads(rows[0], sizes_.maps, sizes_.maps),
+                      .k = heads(rows[1], sizes_.keys, sizes_.maps),
+                      .v = heads(rows[2], sizes_.values, sizes_.outputs),
+                      .o = written.t().unflatten(0, {sizes_.outputs, sizes_.v_dim})};
+  // The operator maps its own order of maps to key heads.
+  if (order.defined()) out.k = out.k.index_select(0, order);
+  return out;
 }
 
 Tensor Attention::compute_next(const Tensor& x, MixerState& state, const MixerContext& context) {

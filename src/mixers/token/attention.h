@@ -52,6 +52,7 @@ class Attention : public TokenMixer {
   // refuse.
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override;
+  std::optional<HeadProjections> head_projections() const override;
   MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths) override;
   Tensor extend_cross(const Tensor& x, MixerState& state) override;
 
@@ -62,7 +63,7 @@ class Attention : public TokenMixer {
                        ops::ComposedAttentionOptions& options);
   // Query maps (or what else is per map along `dim`) in the order in which the operator maps them
   // to key heads.
-  virtual Tensor order_maps(const Tensor& t, int64_t dim) {
+  virtual Tensor order_maps(const Tensor& t, int64_t dim) const {
     (void)dim;
     return t;
   }
@@ -90,6 +91,8 @@ class Attention : public TokenMixer {
   // The same of self-attention without a gradient, in an operator a part: decoding's steps are
   // short, and their operators many.
   Heads project_step(const Tensor& x);
+  // Which of order_maps()'s maps is map h; undefined: h itself.
+  Tensor own_order() const;
   // With QK-norm, where it is on.
   Heads normed(Heads h) const;
 

@@ -86,7 +86,7 @@ class Differential final : public Attention {
  protected:
   // The operator gives map p the key map floor(p / r). Under "pair" all first maps of the heads
   // that share value head g therefore come before all their second maps.
-  Tensor order_maps(const Tensor& t, int64_t dim) override { return ordered(t, dim); }
+  Tensor order_maps(const Tensor& t, int64_t dim) const override { return ordered(t, dim); }
 
   void compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions& o) override {
     const auto wide = at::toOpMathType(lambda_q1_.scalar_type());

@@ -11,6 +11,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/gated_linear_attention/op.h"
 #include "ops/gated_norm/op.h"
 
@@ -55,7 +56,7 @@ class Gla final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    return std::get<0>(mixed(x, {}, context.documents));
+    return std::get<0>(mixed(x, {}, context.documents, context.recording));
   }
 
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
@@ -86,7 +87,8 @@ class Gla final : public TokenMixer {
   int64_t head_dim() const { return keys_ / heads_; }  // of queries and keys
 
   // The output and the state after x.
-  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents) {
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
+                                   Recording* recording = nullptr) {
     const auto by_head = [&](const Tensor& t) {
       return t.unflatten(-1, {heads_, t.size(-1) / heads_});
     };
@@ -96,6 +98,9 @@ class Gla final : public TokenMixer {
     const auto wide = at::toOpMathType(x.scalar_type());
     const Tensor log_decay =
         at::log_sigmoid(decay_up_->forward(decay_down_->forward(x)).to(wide)) / normalizer_;
+    if (recording != nullptr) {
+      show(by_head(parts[0]), by_head(parts[1]), by_head(log_decay), documents, *recording);
+    }
     const auto [o, last] =
         ops::gated_linear_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]),
                                     by_head(log_decay), {.state = state, .documents = documents});
@@ -103,6 +108,27 @@ class Gla final : public TokenMixer {
     const Tensor y =
         ops::gated_norm(o, by_head(gate_->forward(x)), at::full({}, eps, x.options().dtype(wide)));
     return {output_->forward((y * norm_.to(y.scalar_type())).flatten(-2)), last};
+  }
+
+  // The decays [B, T, H, D] and the maps that the recurrence stands for [B, H, T, S]:
+  // sum_d q[t, d] D^-1/2 k[s, d] prod_{s < r <= t} alpha[r, d].
+  static void show(const Tensor& q, const Tensor& k, const Tensor& log_decay,
+                   const Tensor& documents, Recording& recording) {
+    recording.put("decay", log_decay.exp());
+    if (!recording.wants("weights.composed")) return;
+    const Tensor sums = log_decay.to(at::kDouble).cumsum(1);
+    std::vector<Tensor> rows;
+    for (int64_t t = 0; t < q.size(1); ++t) {
+      const Tensor faded = (sums.narrow(1, t, 1) - sums.narrow(1, 0, t + 1)).exp();
+      const Tensor row =
+          (q.narrow(1, t, 1).to(at::kDouble) * k.narrow(1, 0, t + 1) * faded).sum(-1);
+      rows.push_back(at::constant_pad_nd(row.transpose(1, 2), {0, q.size(1) - t - 1}));
+    }
+    Tensor maps = at::stack(rows, 2) / std::sqrt(static_cast<double>(q.size(3)));
+    if (documents.defined()) {
+      maps = maps.masked_fill(documents.unsqueeze(-1).ne(documents.unsqueeze(1)).unsqueeze(1), 0);
+    }
+    recording.put("weights.composed", maps.to(q.scalar_type()));
   }
 
   static int64_t inner(const char* option, double factor, const char* what, int64_t heads,

@@ -8,8 +8,8 @@
 // none (each head its own), headwise (all heads of a layer), kv (E = F besides), layerwise (one E
 // for all heads, keys, values and layers).
 #include "core/sizes.h"
-#include "mixers/mixer.h"
-#include "ops/composed_attention/op.h"
+#include "mixers/recording.h"
+#include "mixers/token/attention_maps.h"
 
 namespace headloom {
 namespace {
@@ -98,9 +98,29 @@ class Linformer final : public TokenMixer {
     }
     ops::ComposedAttentionOptions o;
     o.causal = false;
-    const Tensor heads =
-        ops::composed_attention(q, project(k, e_), project(v, f_.defined() ? f_ : e_), o);
+    const Tensor& of_values = f_.defined() ? f_ : e_;
+    k = project(k, e_);
+    const Tensor heads = shown_attention(q, k, project(v, of_values), o, context);
+    if (context.recording != nullptr && context.recording->wants("weights.composed")) {
+      // Of the positions themselves: P F^T.
+      const Tensor rows = of_values.narrow(-2, 0, length).transpose(-2, -1);
+      context.recording->put("weights.composed",
+                             at::matmul(ops::composed_attention_weights(q, k, o), rows));
+    }
     return output_->forward(heads.flatten(-2));
+  }
+
+  std::optional<HeadProjections> head_projections() const override {
+    const auto part = [&](int64_t index) {
+      const int64_t width = output_->weight.size(0);
+      return qkv_->weight.narrow(0, index * width, width)
+          .unflatten(0, {options_.heads, -1})
+          .transpose(1, 2);
+    };
+    return HeadProjections{.q = part(0),
+                           .k = part(1),
+                           .v = part(2),
+                           .o = output_->weight.t().unflatten(0, {options_.heads, -1})};
   }
 
   std::vector<Cost> own_costs(int64_t) const override {

@@ -16,6 +16,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/causal_conv1d/op.h"
 #include "ops/linear/op.h"
 #include "ops/selective_scan/op.h"
@@ -73,7 +74,7 @@ class Mamba final : public TokenMixer {
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     Tensor rows, h;
-    return mixed(x, rows, h, context.documents);
+    return mixed(x, rows, h, context.documents, context.recording);
   }
 
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
@@ -101,7 +102,8 @@ class Mamba final : public TokenMixer {
  private:
   // y after x, given what was before it and changed to what it leaves: the last rows of x'
   // [B, W - 1, I] and h [B, I, N].
-  Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const Tensor& documents) const {
+  Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const Tensor& documents,
+               Recording* recording = nullptr) const {
     const std::vector<Tensor> parts = input_->forward(x).split(inner_, -1);
     Tensor u, y;
     std::tie(u, rows) = ops::causal_conv1d(
@@ -111,8 +113,14 @@ class Mamba final : public TokenMixer {
         select_->forward(u).split_with_sizes({dt_rank_, d_state_, d_state_}, -1);
     // In bfloat16 the rates would be rounded.
     const auto wide = at::toOpMathType(x.scalar_type());
-    std::tie(y, h) = ops::selective_scan(u, ops::linear(selected[0], step_->weight, step_->scale),
-                                         A_log_.to(wide).exp().neg(), selected[1], selected[2],
+    const Tensor dt = ops::linear(selected[0], step_->weight, step_->scale);
+    const Tensor A = A_log_.to(wide).exp().neg();
+    if (recording != nullptr && recording->wants("decay")) {
+      // exp(dt A), [B, T, I, N].
+      const Tensor step = at::softplus((dt + step_->bias).to(wide));
+      recording->put("decay", (step.unsqueeze(-1) * A).exp());
+    }
+    std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2],
                                          {.D = D_,
                                           .z = parts[1],
                                           .delta_bias = step_->bias,

@@ -10,6 +10,7 @@
 // float32 sums do not need it.
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "ops/gated_norm/op.h"
 #include "ops/retention/op.h"
 
@@ -61,7 +62,7 @@ class Retention final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    return std::get<0>(mixed(x, {}, context.documents, {}));
+    return std::get<0>(mixed(x, {}, context.documents, {}, context.recording));
   }
 
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
@@ -92,7 +93,7 @@ class Retention final : public TokenMixer {
  private:
   // The output and the state after x, which stands behind the positions `seen`.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
-                                   const Positions& seen) {
+                                   const Positions& seen, Recording* recording = nullptr) {
     const int64_t heads = options_.heads, width = x.size(-1);
     const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * width, values_}, -1);
     const auto by_head = [](const Tensor& t, int64_t count) {
@@ -105,6 +106,7 @@ class Retention final : public TokenMixer {
     // any number of positions, it would become 0.
     const Tensor lost = at::exp2((-5 - at::arange(heads, real)).clamp_min(-1000));
     const Tensor gamma = 1 - lost;
+    if (recording != nullptr) show(turned[0], turned[1], lost, documents, *recording);
     const auto [o, last] =
         ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
                        {.state = state, .documents = documents, .chunk = options_.chunk});
@@ -116,18 +118,33 @@ class Retention final : public TokenMixer {
     return {output_->forward(y.flatten(-2)), last};
   }
 
+  // The maps of the parallel form, ((q k^T) D^-1/2) * Dm [B, H, T, S], and gamma [H].
+  static void show(const Tensor& q, const Tensor& k, const Tensor& lost, const Tensor& documents,
+                   Recording& recording) {
+    recording.put("decay", 1 - lost);
+    if (!recording.wants("weights.composed")) return;
+    const int64_t length = q.size(1);
+    const Tensor place = at::arange(length, q.options().dtype(at::kLong).requires_grad(false));
+    const Tensor distance = place.unsqueeze(1) - place;  // [T, S]
+    const Tensor decay =
+        at::exp(distance.clamp_min(0).to(at::kDouble) * at::log1p(-lost).view({-1, 1, 1}));
+    Tensor hidden = distance.lt(0).unsqueeze(0).unsqueeze(0);
+    if (documents.defined()) {
+      hidden = hidden.logical_or(documents.unsqueeze(-1).ne(documents.unsqueeze(1)).unsqueeze(1));
+    }
+    const Tensor scores = at::matmul(q.transpose(1, 2), k.transpose(1, 2).transpose(-1, -2)) /
+                          std::sqrt(static_cast<double>(q.size(3)));
+    recording.put("weights.composed",
+                  (scores * decay.to(scores.scalar_type())).masked_fill(hidden, 0));
+  }
+
   // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -
   // lost, which is 1 in float64 from head 49 on.
   static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
                          const Positions& seen) {
-    // In the document, from 1.
-    Tensor age = (seen.position_ids(length) + 1).to(lost.scalar_type());
-    if (documents.defined()) {
-      const Tensor begins =
-          documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
-      const Tensor before = age.narrow(1, 0, length - 1) * begins;
-      age = age - at::constant_pad_nd(std::get<0>(at::cummax(before, 1)), {1, 0});
-    }
+    const Tensor place =
+        documents.defined() ? places_in_documents(documents) : seen.position_ids(length);
+    const Tensor age = (place + 1).to(lost.scalar_type());
     return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
   }
 

@@ -8,6 +8,7 @@
 #include <ATen/OpMathType.h>
 
 #include "mixers/mixer.h"
+#include "mixers/recording.h"
 #include "mixers/rwkv_start.h"
 #include "ops/token_shift/op.h"
 #include "ops/wkv/op.h"
@@ -36,7 +37,7 @@ class Rwkv final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    return std::get<0>(mixed(x, {}, {}, context.documents));
+    return std::get<0>(mixed(x, {}, {}, context.documents, context.recording));
   }
 
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
@@ -67,7 +68,7 @@ class Rwkv final : public TokenMixer {
  private:
   // y and the sums after x, given what was before it: its last position [B, C] and the sums.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& last, const Tensor& sums,
-                                   const Tensor& documents) const {
+                                   const Tensor& documents, Recording* recording = nullptr) const {
     ops::TokenShiftOptions shift;
     shift.last = last;
     shift.documents = documents;
@@ -78,9 +79,32 @@ class Rwkv final : public TokenMixer {
     o.documents = documents;
     // In bfloat16 the rates of slow channels would be rounded.
     const Tensor rates = time_decay_.to(at::toOpMathType(x.scalar_type())).exp();
-    const auto [y, end] =
-        ops::wkv(key_->forward(parts[0]), value_->forward(parts[1]), rates, bonus_, o);
+    const Tensor k = key_->forward(parts[0]);
+    if (recording != nullptr) show(k, rates, documents, *recording);
+    const auto [y, end] = ops::wkv(k, value_->forward(parts[1]), rates, bonus_, o);
     return {output_->forward(y), end};
+  }
+
+  // The factors by which each channel's sums fade a position [C], and the weights of its average,
+  // their mean over the channels [B, 1, T, S].
+  void show(const Tensor& k, const Tensor& rates, const Tensor& documents,
+            Recording& recording) const {
+    recording.put("decay", rates.neg().exp());
+    if (!recording.wants("weights.composed")) return;
+    const int64_t length = k.size(1);
+    const Tensor place = at::arange(length, k.options().dtype(at::kLong).requires_grad(false));
+    std::vector<Tensor> rows;
+    for (int64_t t = 0; t < length; ++t) {
+      const Tensor age = (t - 1 - place.narrow(0, 0, t)).to(rates.scalar_type()).unsqueeze(-1);
+      const Tensor bonus = bonus_.to(rates.scalar_type()).unsqueeze(0);
+      Tensor logits = k.narrow(1, 0, t + 1) + at::cat({age * rates.neg(), bonus});  // [B, t + 1, C]
+      if (documents.defined()) {
+        const Tensor other = documents.narrow(1, 0, t + 1).ne(documents.narrow(1, t, 1));
+        logits = logits.masked_fill(other.unsqueeze(-1), -std::numeric_limits<double>::infinity());
+      }
+      rows.push_back(at::constant_pad_nd(at::softmax(logits, 1).mean(-1), {0, length - t - 1}));
+    }
+    recording.put("weights.composed", at::stack(rows, 1).unsqueeze(1));
   }
 
   Tensor mix_;                 // [3, C]

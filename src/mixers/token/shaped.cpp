@@ -9,7 +9,9 @@
 // g_r = g_s = 1 at the start. The maps are not held: the softmax term is the operator's, the
 // identity's is v, the last a running mean of v.
 #include "core/sizes.h"
+#include "mixers/recording.h"
 #include "mixers/token/attend.h"
+#include "mixers/token/attention_maps.h"
 
 namespace headloom {
 namespace {
@@ -60,7 +62,11 @@ class Shaped final : public TokenMixer {
     o.lengths = context.lengths;
     o.documents = context.documents;
     if (alibi()) o.bias = alibi_bias(options_.heads, q.size(1), k.size(1), q.options());
-    return shape(ops::composed_attention(q, k, v, o), v, mean_seen(v, context));
+    const Tensor attended = shown_attention(q, k, v, o, context);
+    if (context.recording != nullptr && context.recording->wants("weights.composed")) {
+      context.recording->put("weights.composed", shaped_maps(q, k, o));
+    }
+    return shape(attended, v, mean_seen(v, context));
   }
 
   // What is forgotten under a policy leaves the softmax alone: the mean is of all that was seen.
@@ -131,6 +137,16 @@ class Shaped final : public TokenMixer {
     const Tensor y =
         attended * gain(beta_) + own * gain(alpha_) - mean.to(own.scalar_type()) * gain(gamma_);
     return y.flatten(-2);
+  }
+
+  // A' [B, H, T, S]. Scores of 0 give U.
+  Tensor shaped_maps(const Tensor& q, const Tensor& k, ops::ComposedAttentionOptions o) const {
+    const auto gain = [](const Tensor& g) { return g.view({-1, 1, 1}); };
+    const Tensor attended = ops::composed_attention_weights(q, k, o);
+    o.bias = Tensor();
+    const Tensor uniform = ops::composed_attention_weights(at::zeros_like(q), k, o);
+    const Tensor identity = at::eye(q.size(1), q.options());
+    return attended * gain(beta_) + identity * gain(alpha_) - uniform * gain(gamma_);
   }
 
   static Tensor wide(const Tensor& v) {

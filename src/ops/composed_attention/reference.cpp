@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/composed_attention/op.h"
+#include "ops/composed_attention/trace.h"
 
 // Batch and sequence lengths stay symbolic (SymInt) so that torch.compile does not specialise on
 // them.
@@ -182,17 +183,52 @@ Tensor composed_attention_reference(const Tensor& q, const Tensor& k, const Tens
 
 namespace {
 
+// mix(), and its terms where `trace` asks for them. A term alone is the mix of its weights over a
+// static matrix of zeros, which takes the place of the skip.
+Tensor mix_traced(const Tensor& x, const HeadMix& m, CompositionTrace* trace) {
+  const Tensor y = mix(x, m);
+  if (trace == nullptr) return y;
+  trace->after = y;
+  if (!m.defined()) return y;
+  HeadMix part;
+  part.groups = m.groups;
+  part.static_matrix = m.static_matrix;
+  trace->by_static = mix(x, part);
+  const int64_t heads = x.size(1), own = heads / m.groups;
+  const Tensor nothing = at::zeros(
+      m.groups == 1 ? std::vector<int64_t>{heads, heads} : std::vector<int64_t>{m.groups, own, own},
+      x.options().requires_grad(false));
+  part.static_matrix = nothing;
+  if (m.q_down.defined() || m.q_gate.defined()) {
+    HeadMix query = part;
+    query.q_down = m.q_down;
+    query.q_up = m.q_up;
+    query.q_gate = m.q_gate;
+    trace->by_query = mix(x, query);
+  }
+  if (m.k_down.defined() || m.k_gate.defined()) {
+    HeadMix key = part;
+    key.k_down = m.k_down;
+    key.k_up = m.k_up;
+    key.k_gate = m.k_gate;
+    trace->by_key = mix(x, key);
+  }
+  return y;
+}
+
 Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
-               const ComposedAttentionOptions& o) {
+               const ComposedAttentionOptions& o, CompositionTrace* trace = nullptr) {
   const double scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   Tensor a = at::matmul(q.transpose(1, 2) * scale,
                         repeat_heads(k.transpose(1, 2), q.size(2)).transpose(-1, -2));
   if (o.bias.defined()) a = a + o.bias;
+  if (trace != nullptr) trace->before = a;
   if (o.pre_conv.defined()) {
     const bool exact = o.conv_mask == "exact";
     a = convolve(hide(a, exact ? visible.without_causal : visible.all, 0), o.pre_conv, o, exact);
+    if (trace != nullptr) trace->convolved = a;
   }
-  a = mix(a, o.pre);
+  a = mix_traced(a, o.pre, trace);
   // The lowest finite number instead of -inf: a row with no visible key then has finite gradients.
   const auto wide = at::toOpMathType(a.scalar_type());
   a = a.to(wide);
@@ -204,6 +240,36 @@ Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
   return hide(hide(p, visible.all, 0), some, 0).to(q.scalar_type());
 }
 
+Tensor traced(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o,
+              const Visibility& visible, ComposedAttentionTrace* trace) {
+  CompositionTrace* after = trace == nullptr ? nullptr : &trace->weights;
+  Tensor p = weights(q, k, visible, o, trace == nullptr ? nullptr : &trace->scores);
+  if (after != nullptr) after->before = p;
+  if (o.post_conv.defined()) {
+    p = hide(convolve(p, o.post_conv, o, false), visible.all, 0);
+    if (after != nullptr) after->convolved = p;
+  }
+  p = mix_traced(p, o.post, after);
+  return at::matmul(p, repeat_heads(v.transpose(1, 2), p.size(1))).transpose(1, 2);
+}
+
+// sum_r down[r, h] up[r, h'] + gate[h] for h = h', within each of the groups: [B, L, H, H].
+Tensor dense_map(const Tensor& down, const Tensor& up, const Tensor& gate, int64_t groups) {
+  Tensor out;
+  if (down.defined()) {
+    const int64_t heads = down.size(-1), own = heads / groups;
+    out = at::zeros({down.size(0), down.size(1), heads, heads}, down.options());
+    for (int64_t g = 0; g < groups; ++g) {
+      const Tensor block =
+          at::matmul(down.narrow(-1, g * own, own).transpose(-1, -2), up.narrow(-1, g * own, own));
+      out.narrow(2, g * own, own).narrow(3, g * own, own).copy_(block);
+    }
+  }
+  if (!gate.defined()) return out;
+  const Tensor diagonal = at::diag_embed(gate);
+  return out.defined() ? out + diagonal : diagonal;
+}
+
 }  // namespace
 
 Tensor composed_attention_weights(const Tensor& q, const Tensor& k,
@@ -213,13 +279,28 @@ Tensor composed_attention_weights(const Tensor& q, const Tensor& k,
 
 Tensor composed_attention_maps(const Tensor& q, const Tensor& k, const Tensor& v,
                                const ComposedAttentionOptions& o) {
+  return traced(q, k, v, o, visibility(q, k, o), nullptr);
+}
+
+Tensor composed_attention_traced(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const ComposedAttentionOptions& o, ComposedAttentionTrace& trace) {
   const Visibility visible = visibility(q, k, o);
-  Tensor p = weights(q, k, visible, o);
-  if (o.post_conv.defined()) {
-    p = hide(convolve(p, o.post_conv, o, false), visible.all, 0);
+  trace.visible = visible.all;
+  return traced(q, k, v, o, visible, &trace);
+}
+
+CompositionMaps composition_maps(const HeadMix& m, int64_t heads, const at::TensorOptions& like) {
+  CompositionMaps maps;
+  if (!m.static_matrix.defined()) {
+    maps.by_static = at::eye(heads, like);
+  } else if (m.static_matrix.dim() == 3) {
+    maps.by_static = at::block_diag(m.static_matrix.unbind(0));
+  } else {
+    maps.by_static = m.static_matrix;
   }
-  p = mix(p, o.post);
-  return at::matmul(p, repeat_heads(v.transpose(1, 2), p.size(1))).transpose(1, 2);
+  maps.by_query = dense_map(m.q_down, m.q_up, m.q_gate, m.groups);
+  maps.by_key = dense_map(m.k_down, m.k_up, m.k_gate, m.groups);
+  return maps;
 }
 
 }  // namespace headloom::ops

@@ -1,0 +1,194 @@
+#include "analysis/analysis.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/text.h"
+#include "train/codec.h"
+
+namespace headloom::analysis {
+namespace {
+
+std::string types_of(const std::vector<std::string>& types) {
+  std::vector<std::string> once;
+  for (const std::string& type : types) {
+    if (std::find(once.begin(), once.end(), type) == once.end()) once.push_back(type);
+  }
+  return join(once, " and ");
+}
+
+}  // namespace
+
+const std::vector<Entry>& analyses() {
+  static const std::vector<Entry> entries = {
+      {"maps", "attention maps before and after composition, and hidden states", "Xiao et al. 2024",
+       true, true, maps},
+      {"diversity", "how different the heads are: captured variance and similarity",
+       "Xiao et al. 2024, figure 5", true, false, diversity},
+      {"rank", "rank and singular values of the maps against head size and length",
+       "Bhojanapalli et al. 2020; Wang et al. 2020", true, true, rank},
+      {"noise", "the share of attention on the answer against the rest", "Ye et al. 2024", true,
+       true, noise},
+      {"experts", "load and specialisation of experts", "Dai et al. 2024", true, true, experts},
+      {"states", "norms of recurrent states and the spectrum of decays",
+       "Peng et al. 2023; Sun et al. 2023; Gu & Dao 2023", true, true, states},
+      {"memory", "which tokens a hidden unit fires on, and what it writes", "Geva et al. 2021",
+       true, true, memory},
+      {"sparsity", "attention as a graph: edges, distances, sinks", "Joshi 2020", true, true,
+       sparsity},
+      {"params", "parameters and FLOPs of each part, and what the mechanism adds",
+       "Xiao et al. 2024, table 2", true, false, params},
+      {"theorems", "the theorems of the papers, computed",
+       "Xiao et al. 2024; Bhojanapalli et al. 2020; Sun et al. 2023; Oren et al. 2024", false,
+       false, theorems},
+  };
+  return entries;
+}
+
+const Entry& find_analysis(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Entry& entry : analyses()) {
+    if (entry.name == name) return entry;
+    names.push_back(entry.name);
+  }
+  const std::string near = nearest(name, names);
+  usage_error(
+      "there is no analysis '", name, "'",
+      near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
+}
+
+Findings analyze(const Entry& entry, const Subject& subject) {
+  if (entry.model && subject.model == nullptr) {
+    usage_error(entry.name, " is of a model, but there is none.");
+  }
+  const bool reads = subject.input.tokens.defined() || subject.input.images.defined();
+  if (entry.input && !reads) usage_error(entry.name, " needs something that the model reads.");
+  const at::NoGradGuard no_grad;
+  return entry.run(subject);
+}
+
+std::string text_of(const Subject& subject, int64_t token) {
+  const auto place = static_cast<size_t>(token);
+  return place < subject.vocabulary.size() ? subject.vocabulary[place] : std::to_string(token);
+}
+
+std::vector<std::string> texts_of(const Subject& subject, const Tensor& tokens) {
+  std::vector<std::string> texts;
+  const Tensor flat = tokens.to(at::kLong).flatten().contiguous();
+  const int64_t* first = flat.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < flat.numel(); ++i) texts.push_back(text_of(subject, first[i]));
+  return texts;
+}
+
+std::vector<LayerPlace> chosen_layers(const Subject& subject) {
+  std::vector<LayerPlace> all;
+  for (const Layers* stack : subject.model->stacks()) {
+    for (size_t i = 0; i < stack->all().size(); ++i) {
+      all.push_back({.name = stack->place(i),
+                     .number = stack->first() + static_cast<int64_t>(i),
+                     .layer = &stack->all()[i]});
+    }
+  }
+  if (subject.layers.empty()) return all;
+  std::vector<LayerPlace> chosen;
+  for (const int64_t number : subject.layers) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const LayerPlace& l) { return l.number == number; });
+    if (found == all.end()) {
+      usage_error("there is no layer ", number, ", expected 0 to ", all.size() - 1, ".");
+    }
+    chosen.push_back(*found);
+  }
+  return chosen;
+}
+
+Recording record(const Subject& subject, const ModelInput& input, std::vector<std::string> names) {
+  const at::NoGradGuard no_grad;
+  Recording recording(std::move(names));
+  ModelInput own = input;
+  own.recording = &recording;
+  subject.model->forward(own);
+  return recording;
+}
+
+Recording record(const Subject& subject, std::vector<std::string> names) {
+  return record(subject, subject.input, std::move(names));
+}
+
+std::string mixers_of(const Subject& subject) {
+  std::vector<std::string> types;
+  for (const LayerPlace& place : chosen_layers(subject))
+    types.push_back(place.layer->mixer->type());
+  return types_of(types);
+}
+
+std::string channels_of(const Subject& subject) {
+  std::vector<std::string> types;
+  for (const LayerPlace& place : chosen_layers(subject)) {
+    types.push_back(place.layer->channel ? place.layer->channel->type() : "none");
+  }
+  return types_of(types);
+}
+
+std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads) {
+  if (!subject.heads.empty()) return subject.heads;
+  std::vector<int64_t> all(static_cast<size_t>(heads));
+  for (int64_t h = 0; h < heads; ++h) all[static_cast<size_t>(h)] = h;
+  return all;
+}
+
+Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place) {
+  if (subject.heads.empty()) return maps;
+  for (const int64_t head : subject.heads) {
+    if (head >= 0 && head < maps.size(1)) continue;
+    usage_error("there is no head ", head, " in ", place, ", expected 0 to ", maps.size(1) - 1,
+                ".");
+  }
+  return maps.index_select(1, at::tensor(subject.heads, at::kLong));
+}
+
+ModelInput shortened(const ModelInput& input, int64_t length) {
+  ModelInput out = input;
+  const auto cut = [&](Tensor& t) {
+    if (t.defined() && t.size(1) > length) t = t.narrow(1, 0, length);
+  };
+  cut(out.tokens);
+  cut(out.documents);
+  cut(out.segments);
+  if (out.lengths.defined()) out.lengths = out.lengths.clamp_max(length);
+  return out;
+}
+
+std::string shown_token(std::string_view bytes) {
+  std::string out;
+  const auto hexadecimal = [&](unsigned char byte) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    out += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+  };
+  for (size_t i = 0; i < bytes.size();) {
+    const auto byte = static_cast<unsigned char>(bytes[i]);
+    if (byte == '\n') {
+      out += "\u21b5";
+      ++i;
+      continue;
+    }
+    if (byte < 0x20 || byte == 0x7f) {
+      hexadecimal(byte);
+      ++i;
+      continue;
+    }
+    size_t length = byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    length = std::min(length, bytes.size() - i);
+    if (is_utf8(bytes.substr(i, length))) {
+      out += bytes.substr(i, length);
+      i += length;
+    } else {
+      hexadecimal(byte);
+      ++i;
+    }
+  }
+  return out;
+}
+
+}  // namespace headloom::analysis

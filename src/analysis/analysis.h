@@ -1,0 +1,127 @@
+// Analyses: functions from a loaded model, and mostly something that it reads, to named tensors,
+// tables and figures. The command line prints the tables and writes pages; Python returns the
+// tensors. docs/analyses.md says how each is read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "mixers/recording.h"
+#include "model/model.h"
+
+namespace headloom::analysis {
+
+using Cell = std::variant<std::string, int64_t, double>;
+
+struct Table {
+  std::string title;
+  std::vector<std::string> columns;
+  std::vector<std::vector<Cell>> rows = {};  // a cell for each column
+};
+
+struct Figure {
+  std::string drawing;  // SVG with what is read in it, by report/plot.h
+  std::string caption;
+};
+
+// What an analysis has found.
+struct Findings {
+  std::string title;
+  std::vector<std::string> sentences = {};  // the result in words
+  std::vector<Table> tables = {};
+  std::vector<Figure> figures = {};
+  std::vector<std::pair<std::string, Tensor>> tensors = {};
+};
+
+// What is analysed.
+struct Subject {
+  Model* model = nullptr;  // in evaluation mode; null where the analysis needs none
+  ModelInput input = {};   // B sequences; empty where the analysis reads none
+  std::vector<std::string> vocabulary =
+      {};  // what each token is shown as, valid UTF-8; may be empty
+  // noise: which token is asked for at each position, data::kIgnore elsewhere; of input.tokens'
+  // shape. Or which positions of the only sequence are the answer that its last one is to find.
+  Tensor targets = {}, answer = {};
+  std::vector<int64_t> layers = {};  // by their place among all of the model's; empty: all
+  std::vector<int64_t> heads = {};   // empty: all
+  int64_t top = 5;                   // how many a list shows
+};
+
+struct Entry {
+  std::string name;
+  std::string doc;     // one line
+  std::string source;  // paper
+  bool model;          // needs a model
+  bool input;          // needs something that the model reads
+  Findings (*run)(const Subject& subject);
+};
+const std::vector<Entry>& analyses();
+// Throws UsageError with the nearest name.
+const Entry& find_analysis(const std::string& name);
+
+// Runs it. Throws UsageError where the model has nothing of the kind, and for layers and heads that
+// it does not have.
+Findings analyze(const Entry& entry, const Subject& subject);
+
+// All but the figures.
+std::string to_json(const Findings& findings);
+// Tables and sentences for a terminal.
+std::string to_text(const Findings& findings);
+// One self-contained page.
+std::string to_html(const Findings& findings);
+
+// A token's bytes as text that can be shown: a line break as U+21B5, other control characters and
+// what is no UTF-8 as \xNN.
+std::string shown_token(std::string_view bytes);
+
+// --- What analyses share ------------------------------------------------------------------
+
+// What tokens [...] are shown as: their texts, or their numbers where there is no vocabulary.
+std::string text_of(const Subject& subject, int64_t token);
+std::vector<std::string> texts_of(const Subject& subject, const Tensor& tokens);
+
+// A layer of the model, of those that were asked for.
+struct LayerPlace {
+  std::string name;  // "layer3", as in a Recording
+  int64_t number;    // among all of the model's
+  const Layers::Layer* layer;
+};
+std::vector<LayerPlace> chosen_layers(const Subject& subject);
+
+// Runs the model without gradients on subject.input, or on another.
+Recording record(const Subject& subject, std::vector<std::string> names);
+Recording record(const Subject& subject, const ModelInput& input, std::vector<std::string> names);
+
+// The types of the token mixers, or of the channel mixers, of the chosen layers: "mamba and mha".
+std::string mixers_of(const Subject& subject);
+std::string channels_of(const Subject& subject);
+
+// maps [B, H, T, S] -> those of the heads that were asked for. Throws UsageError for heads that it
+// does not have; `place` is its layer.
+Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place);
+// The numbers of the heads behind these.
+std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
+
+// The context's first `length` positions alone.
+ModelInput shortened(const ModelInput& input, int64_t length);
+
+// --- The analyses, one file each ------------------------------------------------------------
+
+Findings maps(const Subject& subject);
+Findings diversity(const Subject& subject);
+Findings rank(const Subject& subject);
+Findings noise(const Subject& subject);
+Findings experts(const Subject& subject);
+Findings states(const Subject& subject);
+Findings memory(const Subject& subject);
+Findings sparsity(const Subject& subject);
+Findings params(const Subject& subject);
+Findings theorems(const Subject& subject);
+
+// The interactive page of maps(), in place of to_html().
+std::string maps_page(const Subject& subject, const Findings& findings);
+
+}  // namespace headloom::analysis

@@ -1,0 +1,84 @@
+// Attention maps before and after composition (Xiao et al. 2024, eq. 7 and 8), and hidden states.
+#include <ATen/ATen.h>
+
+#include "analysis/analysis.h"
+#include "core/text.h"
+
+namespace headloom::analysis {
+namespace {
+
+double rms_of(const Tensor& t) { return t.defined() ? root_mean_square(t) : std::nan(""); }
+
+// Of the pairs that a query sees: elsewhere scores are -inf and their parts 0.
+double visible_rms(const Tensor& part, const Tensor& scores) {
+  if (!part.defined()) return std::nan("");
+  const Tensor seen = scores.isfinite();
+  return part.size(1) == scores.size(1) ? rms_of(part.masked_select(seen)) : rms_of(part);
+}
+
+std::vector<std::string> map_names() {
+  std::vector<std::string> names = {"input", "output"};
+  for (const std::string prefix : {"", "cross."}) {
+    for (const std::string stage : {"scores", "weights"}) {
+      names.push_back(prefix + stage);
+      for (const char* part : {"convolved", "static", "query", "key", "composed", "map_static",
+                               "map_query", "map_key"}) {
+        names.push_back(prefix + stage + "." + part);
+      }
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+Findings maps(const Subject& subject) {
+  const std::vector<LayerPlace> layers = chosen_layers(subject);
+  std::vector<std::string> names;
+  for (const LayerPlace& place : layers) {
+    for (const std::string& name : map_names()) names.push_back(place.name + "." + name);
+  }
+  const Recording recording = record(subject, names);
+  Findings out{.title = "Attention maps"};
+  Table table{.title = "What the composition adds: root mean squares, relative to the static part",
+              .columns = {"layer", "mixer", "heads", "maps out", "scores: query-wise", "key-wise",
+                          "weights: query-wise", "key-wise", "input", "output"}};
+  bool any = false;
+  for (const auto& [name, tensor] : recording.tensors()) {
+    // Composition maps join heads; all others have a head each.
+    const bool map = tensor.dim() == 4 && name.find(".map_") == std::string::npos;
+    any |= map;
+    const std::string place = name.substr(0, name.find('.', name.find("layer")));
+    out.tensors.emplace_back(name, map ? chosen_heads(subject, tensor, place) : tensor);
+  }
+  if (!any) {
+    usage_error("this model has no attention maps: its token mixers are ", mixers_of(subject),
+                ", expected attention, retention, gla or rwkv.");
+  }
+  for (const LayerPlace& place : layers) {
+    const auto find = [&](const char* name) { return recording.find(place.name + "." + name); };
+    const Tensor scores = find("scores"), weights = find("weights"),
+                 last = find("weights.composed");
+    const auto relative = [&](const char* part, const char* base) {
+      return visible_rms(find(part), scores) / visible_rms(find(base), scores);
+    };
+    if (!last.defined() && !find("input").defined()) continue;
+    table.rows.push_back(
+        {place.name, place.layer->mixer->type(),
+         scores.defined() ? Cell(scores.size(1)) : Cell(std::nan("")),
+         last.defined() ? Cell(last.size(1)) : Cell(std::nan("")),
+         relative("scores.query", "scores.static"), relative("scores.key", "scores.static"),
+         relative("weights.query", "weights.static"), relative("weights.key", "weights.static"),
+         rms_of(find("input")), rms_of(find("output"))});
+  }
+  out.tables.push_back(std::move(table));
+  const Tensor& read = subject.input.tokens.defined() ? subject.input.tokens : subject.input.images;
+  out.sentences.push_back(
+      str("Maps of ", layers.size(), layers.size() == 1 ? " layer" : " layers", ", for ",
+          read.size(0), read.size(0) == 1 ? " sequence" : " sequences",
+          subject.input.tokens.defined() ? str(" of ", subject.input.tokens.size(1), " tokens.")
+                                         : std::string(".")));
+  return out;
+}
+
+}  // namespace headloom::analysis

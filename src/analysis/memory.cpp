@@ -1,0 +1,87 @@
+// A feed-forward layer as key-value memory (Geva et al. 2021): a hidden unit is a key that fires on
+// some texts, and its column of the second map is the value that it then writes.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "analysis/analysis.h"
+#include "core/text.h"
+
+namespace headloom::analysis {
+namespace {
+
+constexpr int64_t kFirings = 10;  // of a unit that are looked at
+constexpr int64_t kBefore = 4;    // tokens of context shown before one
+
+std::string quoted(const std::string& text) { return "\u201c" + text + "\u201d"; }
+
+}  // namespace
+
+Findings memory(const Subject& subject) {
+  const Recording recording = record(subject, {"units", "unit_values"});
+  Findings out{.title = "Hidden units as memory"};
+  Table table{
+      .title = "The most selective units of each layer",
+      .columns = {"layer", "unit", "largest / mean", "same token", "fires on", "writes towards"}};
+  const Tensor& tokens = subject.input.tokens;
+  for (const LayerPlace& place : chosen_layers(subject)) {
+    const Tensor units = recording.find(place.name + ".units");
+    if (!units.defined() || !tokens.defined()) continue;
+    const int64_t length = units.size(1);
+    Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
+    if (subject.input.lengths.defined() && units.size(1) == tokens.size(1)) {
+      const Tensor padding = at::arange(length).ge(subject.input.lengths.unsqueeze(1)).flatten();
+      flat = flat.masked_fill(padding.unsqueeze(1), 0);
+    }
+    const int64_t firings = std::min(kFirings, flat.size(0));
+    const auto [top, where] = flat.topk(firings, 0);  // [firings, units]
+    // A unit that is mostly quiet and now and then fires high is selective.
+    const Tensor selectivity = top[0] / flat.abs().mean(0).clamp_min(1e-30);
+    const Tensor chosen =
+        std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
+    const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
+    const Tensor all = tokens.to(at::kLong).flatten();
+    out.tensors.emplace_back(place.name + ".largest", top);
+    out.tensors.emplace_back(place.name + ".positions", where);
+    out.tensors.emplace_back(place.name + ".selectivity", selectivity);
+    for (int64_t i = 0; i < chosen.size(0); ++i) {
+      const int64_t unit = chosen[i].item<int64_t>();
+      const Tensor at_places = where.select(1, unit);
+      const Tensor fired_on = all.index_select(0, at_places);
+      const Tensor counts = at::bincount(fired_on);
+      std::vector<std::string> shown;
+      for (int64_t j = 0; j < std::min<int64_t>(3, firings); ++j) {
+        const int64_t n = at_places[j].item<int64_t>(), first = n - n % length;
+        const int64_t begin = std::max(first, n - kBefore);
+        std::string context;
+        for (const auto& text : texts_of(subject, all.narrow(0, begin, n - begin))) context += text;
+        shown.push_back(quoted(context + "[" + text_of(subject, all[n].item<int64_t>()) + "]"));
+      }
+      std::vector<std::string> written;
+      const std::string& kind = subject.model->config().kind;
+      if (values.defined() && (kind == "decoder" || kind == "encoder_decoder")) {
+        const Tensor logits =
+            subject.model->logits(values.select(1, unit).unsqueeze(0).unsqueeze(0)).flatten();
+        const Tensor best =
+            std::get<1>(logits.topk(std::min<int64_t>(subject.top, logits.size(0))));
+        for (const auto& text : texts_of(subject, best)) written.push_back(quoted(text));
+      }
+      table.rows.push_back(
+          {place.name, unit, selectivity[unit].item<double>(),
+           static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(firings),
+           join(shown), written.empty() ? std::string("–") : join(written, " ")});
+    }
+  }
+  if (table.rows.empty()) {
+    usage_error("memory is of hidden units that read tokens, but the channel mixers are ",
+                channels_of(subject), ", expected mlp, swiglu or rwkv_channel.");
+  }
+  out.tables.push_back(std::move(table));
+  out.sentences.push_back(
+      str("Same token: the share of a unit's ", kFirings,
+          " highest firings that are on one token. The token in brackets is the one that it fires "
+          "on. Writes towards: the tokens whose scores the unit's value raises most."));
+  return out;
+}
+
+}  // namespace headloom::analysis

@@ -1,0 +1,176 @@
+// Attention noise (Ye et al. 2024): how much of its attention a query that is asked something gives
+// to the answer in its context, and how much to the rest.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "analysis/analysis.h"
+#include "core/text.h"
+#include "data/task.h"
+
+namespace headloom::analysis {
+namespace {
+
+// A query and the keys that hold what it is asked for.
+struct Question {
+  int64_t sequence, query;
+  std::vector<int64_t> answer;
+};
+
+// Where a sequence holds the token that position t is asked for: the earlier places of it whose
+// surroundings agree most, counted as the asked tokens from t on that follow there and the tokens
+// up to t that stand before it.
+std::vector<int64_t> places_of(const int64_t* tokens, const int64_t* targets, int64_t length,
+                               int64_t t) {
+  constexpr int64_t kContext = 32;
+  std::vector<int64_t> best;
+  int64_t most = 0;
+  for (int64_t s = 0; s <= t; ++s) {
+    if (tokens[s] != targets[t]) continue;
+    int64_t same = 0;
+    for (int64_t i = 0; t + i < length && s + i <= t && targets[t + i] == tokens[s + i]; ++i)
+      ++same;
+    for (int64_t i = 0; i < kContext && s - 1 - i >= 0 && tokens[s - 1 - i] == tokens[t - i]; ++i) {
+      ++same;
+    }
+    if (same > most) best.clear();
+    most = std::max(most, same);
+    if (same == most) best.push_back(s);
+  }
+  return best;
+}
+
+std::vector<Question> questions_of(const Subject& subject, int64_t& unanswered) {
+  std::vector<Question> questions;
+  const Tensor tokens = subject.input.tokens.to(at::kLong).contiguous();
+  const int64_t batch = tokens.size(0), length = tokens.size(1);
+  if (subject.answer.defined()) {
+    const Tensor place = subject.answer.nonzero().flatten().to(at::kLong).contiguous();
+    const int64_t* first = place.const_data_ptr<int64_t>();
+    return {{.sequence = 0, .query = length - 1, .answer = {first, first + place.numel()}}};
+  }
+  const Tensor targets = subject.targets.to(at::kLong).contiguous();
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* own = tokens.const_data_ptr<int64_t>() + b * length;
+    const int64_t* asked = targets.const_data_ptr<int64_t>() + b * length;
+    for (int64_t t = 0; t < length; ++t) {
+      if (asked[t] == data::kIgnore) continue;
+      std::vector<int64_t> answer = places_of(own, asked, length, t);
+      if (answer.empty()) {
+        ++unanswered;
+      } else {
+        questions.push_back({.sequence = b, .query = t, .answer = std::move(answer)});
+      }
+    }
+  }
+  return questions;
+}
+
+struct Shares {
+  Tensor answer, rest, first;  // [H], means over the questions
+};
+
+// Of a row's absolute values: a negative weight on a key is attention to it.
+Shares shares_of(const Tensor& maps, const std::vector<Question>& questions) {
+  const int64_t heads = maps.size(1);
+  Shares sum{at::zeros({heads}, at::kDouble), at::zeros({heads}, at::kDouble),
+             at::zeros({heads}, at::kDouble)};
+  for (const Question& q : questions) {
+    const Tensor row = maps.select(0, q.sequence).select(1, q.query).to(at::kDouble).abs();
+    const Tensor share = row / row.sum(-1, true).clamp_min(1e-300);
+    const Tensor answer = share.index_select(1, at::tensor(q.answer, at::kLong)).sum(1);
+    sum.answer += answer;
+    sum.rest += share.sum(1) - answer;
+    sum.first += share.select(1, 0);
+  }
+  const auto count = static_cast<double>(questions.size());
+  return {sum.answer / count, sum.rest / count, sum.first / count};
+}
+
+}  // namespace
+
+Findings noise(const Subject& subject) {
+  const bool asked =
+      subject.targets.defined() && subject.targets.sizes() == subject.input.tokens.sizes();
+  if (!subject.answer.defined() && !asked) {
+    usage_error(
+        "noise needs a question: a run on a task whose answers stand in the context, such as "
+        "needle or recall, or a text and the answer in it.");
+  }
+  if (!subject.answer.defined()) {
+    const int64_t all = subject.targets.ne(data::kIgnore).sum().item<int64_t>();
+    if (2 * all > subject.targets.numel()) {
+      usage_error("the task asks for ", all, " of ", subject.targets.numel(),
+                  " tokens, so that no position is a question; expected a task such as needle or "
+                  "recall, or a text and the answer in it.");
+    }
+  }
+  int64_t unanswered = 0;
+  const std::vector<Question> questions = questions_of(subject, unanswered);
+  if (questions.empty()) {
+    usage_error("none of the ", unanswered,
+                " tokens that are asked for stands earlier in its sequence, so that no attention "
+                "can be on the answer.");
+  }
+  double chance = 0;
+  for (const Question& q : questions) {
+    chance += static_cast<double>(q.answer.size()) / static_cast<double>(q.query + 1);
+  }
+  chance /= static_cast<double>(questions.size());
+  const Recording recording = record(subject, {"weights", "weights.composed"});
+  Findings out{.title = "Attention noise"};
+  Table table{
+      .title = "Shares of a query's attention, mean over questions",
+      .columns = {"layer", "map", "head", "on the answer", "on the rest", "on the first key"}};
+  double before = 0, after = 0, best = 0;
+  std::string best_place;
+  int64_t layers = 0, plain_layers = 0;
+  for (const LayerPlace& place : chosen_layers(subject)) {
+    for (const bool composed : {false, true}) {
+      const Tensor whole =
+          recording.find(place.name + (composed ? ".weights.composed" : ".weights"));
+      // Linformer's weights are of projected keys.
+      if (!whole.defined() || whole.size(3) != whole.size(2)) continue;
+      const Tensor maps = chosen_heads(subject, whole, place.name);
+      const Shares shares = shares_of(maps, questions);
+      const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));
+      const char* name = composed ? "composed" : "softmax";
+      const double mean = shares.answer.mean().item<double>();
+      (composed ? after : before) += mean;
+      ++(composed ? layers : plain_layers);
+      for (int64_t h = 0; h < maps.size(1); ++h) {
+        const double own = shares.answer[h].item<double>();
+        table.rows.push_back({place.name, std::string(name), numbers[static_cast<size_t>(h)], own,
+                              shares.rest[h].item<double>(), shares.first[h].item<double>()});
+        if (composed && own > best) {
+          best = own;
+          best_place = str("head ", numbers[static_cast<size_t>(h)], " of ", place.name);
+        }
+      }
+      out.tensors.emplace_back(str(place.name, ".", name, ".answer"), shares.answer);
+      out.tensors.emplace_back(str(place.name, ".", name, ".rest"), shares.rest);
+    }
+  }
+  if (layers == 0) {
+    usage_error("noise is of attention maps, but the token mixers are ", mixers_of(subject),
+                ", which have none.");
+  }
+  out.tables.push_back(std::move(table));
+  const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
+  out.sentences.push_back(str(
+      questions.size(), " questions",
+      unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand in the context)")
+                     : std::string(),
+      ": the composed maps give ", percent(after / static_cast<double>(layers)),
+      " of their attention to the answer, mean over heads and layers",
+      plain_layers > 0
+          ? str("; the maps behind softmax ", percent(before / static_cast<double>(plain_layers)))
+          : std::string(),
+      "; equal attention to every key would give ", percent(chance), "."));
+  if (!best_place.empty()) {
+    out.sentences.push_back(str("The most, ", percent(best), ", comes from ", best_place, "."));
+  }
+  return out;
+}
+
+}  // namespace headloom::analysis

@@ -1,0 +1,126 @@
+// Ranks and singular values of attention maps against head size and length (Bhojanapalli et al.
+// 2020: scores of a head of size D have rank D at most; Wang et al. 2020, figure 1: the spectrum).
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "analysis/analysis.h"
+#include "core/text.h"
+#include "report/plot.h"
+
+namespace headloom::analysis {
+namespace {
+
+// Singular values of maps [..., T, S], descending.
+Tensor spectrum(const Tensor& maps) { return at::linalg_svdvals(maps.to(at::kDouble)); }
+
+// How many values are not rounding: above eps max(T, S) of the largest, with the eps of the type
+// in which the maps were computed. Mean over all but the last dimension.
+double mean_rank(const Tensor& values, const Tensor& maps) {
+  const double eps = maps.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23;
+  const auto size = static_cast<double>(std::max(maps.size(-1), maps.size(-2)));
+  const Tensor least = values.select(-1, 0).unsqueeze(-1) * (eps * size);
+  return values.gt(least).sum(-1).to(at::kDouble).mean().item<double>();
+}
+
+// exp(entropy) of the values' shares (Roy & Vetterli 2007, effective rank), mean.
+double effective_rank(const Tensor& values) {
+  const Tensor share = values / values.sum(-1, true).clamp_min(1e-300);
+  return at::xlogy(share, share).sum(-1).neg().exp().mean().item<double>();
+}
+
+// Cumulative share of the values.
+Tensor cumulative(const Tensor& values) {
+  return values.cumsum(-1) / values.sum(-1, true).clamp_min(1e-300);
+}
+
+// How many of the largest values have 90% of the sum, mean.
+double for_90(const Tensor& values) {
+  return (cumulative(values).lt(0.9).sum(-1) + 1).to(at::kDouble).mean().item<double>();
+}
+
+}  // namespace
+
+Findings rank(const Subject& subject) {
+  const Tensor& tokens = subject.input.tokens;
+  std::vector<int64_t> lengths;
+  if (tokens.defined() && !subject.input.source.defined()) {
+    for (int64_t n = tokens.size(1); n >= 4 && lengths.size() < 4; n /= 2) {
+      lengths.insert(lengths.begin(), n);
+    }
+  }
+  if (lengths.empty()) lengths.push_back(tokens.defined() ? tokens.size(1) : 0);  // 0: as it is
+  Findings out{.title = "Rank of attention maps"};
+  Table table{.title = "Means over heads and sequences",
+              .columns = {"layer", "mixer", "head size", "length", "rank of scores",
+                          "of composed scores", "rank of the map", "effective rank", "for 90%"}};
+  std::vector<report::Line> lines;
+  int64_t limited = 0, rows = 0;
+  for (const int64_t length : lengths) {
+    const ModelInput input = length == 0 ? subject.input : shortened(subject.input, length);
+    const Recording recording =
+        record(subject, input, {"scores.unmasked", "scores.composed_unmasked", "weights.composed"});
+    for (const LayerPlace& place : chosen_layers(subject)) {
+      const auto map = [&](const char* name) {
+        const Tensor t = recording.find(place.name + "." + name);
+        return t.defined() ? chosen_heads(subject, t, place.name) : t;
+      };
+      const Tensor weights = map("weights.composed");
+      if (!weights.defined()) continue;
+      const auto rank_of = [&](const Tensor& t) {
+        return t.defined() ? mean_rank(spectrum(t), t) : std::nan("");
+      };
+      const Tensor scores = map("scores.unmasked");
+      const Tensor values = spectrum(weights);
+      const auto heads = place.layer->mixer->head_projections();
+      const double score_rank = rank_of(scores);
+      const int64_t size = weights.size(-1);
+      if (scores.defined() && heads) {
+        ++rows;
+        limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
+      }
+      table.rows.push_back({place.name, place.layer->mixer->type(),
+                            heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, score_rank,
+                            rank_of(map("scores.composed_unmasked")), mean_rank(values, weights),
+                            effective_rank(values), for_90(values)});
+      out.tensors.emplace_back(str(place.name, ".length", size, ".singular_values"), values);
+      if (length != lengths.back()) continue;
+      const Tensor share = cumulative(values).flatten(0, 1).mean(0);
+      report::Line line{.label = place.name, .style = static_cast<int>(lines.size() % 13)};
+      for (int64_t i = 0; i < share.size(0); ++i) {
+        const double y = share[i].item<double>();
+        line.points.push_back({.x = static_cast<double>(i + 1), .y = y, .low = y, .high = y});
+      }
+      if (lines.size() < 6) lines.push_back(std::move(line));
+    }
+  }
+  if (table.rows.empty()) {
+    usage_error("rank is of attention maps, but the token mixers are ", mixers_of(subject),
+                ", which have none.");
+  }
+  const double last = static_cast<double>(lines[0].points.size());
+  out.figures.push_back(
+      {report::draw(report::LineChart{
+           .title = "Singular values of the maps",
+           .description = "Cumulative share of the sum of singular values, mean over heads.",
+           .x = report::make_axis("largest singular values", report::Unit::kCount, 1,
+                                  std::max(last, 2.0)),
+           .y = report::make_axis("share of their sum", report::Unit::kPercent, 0, 1),
+           .lines = lines}),
+       "The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
+       "2020, figure 1)."});
+  std::stable_sort(table.rows.begin(), table.rows.end(), [](const auto& a, const auto& b) {
+    return std::get<std::string>(a[0]) < std::get<std::string>(b[0]);
+  });
+  out.tables.push_back(std::move(table));
+  if (rows > 0) {
+    out.sentences.push_back(
+        str("In ", limited, " of ", rows,
+            " rows the head is smaller than the length, so that its scores cannot have full rank "
+            "(Bhojanapalli et al. 2020). A causal map is triangular and mostly has full rank all "
+            "the same; its effective rank says more."));
+  }
+  return out;
+}
+
+}  // namespace headloom::analysis

@@ -1,0 +1,114 @@
+// States of recurrent mixers: their norms along the sequence, and how fast they forget.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "analysis/analysis.h"
+#include "core/text.h"
+#include "model/autoregressive.h"
+#include "report/plot.h"
+
+namespace headloom::analysis {
+namespace {
+
+// Positions after which half of what was there is left.
+Tensor half_life(const Tensor& decay) {
+  return at::log(at::full({}, 0.5, at::kDouble)) / at::log(decay.to(at::kDouble));
+}
+
+// Low, median and high of values that may be infinite.
+std::vector<double> spread(const Tensor& values) {
+  const Tensor sorted = std::get<0>(values.flatten().sort());
+  const int64_t n = sorted.numel();
+  return {sorted[0].item<double>(), sorted[n / 2].item<double>(), sorted[n - 1].item<double>()};
+}
+
+}  // namespace
+
+Findings states(const Subject& subject) {
+  Findings out{.title = "Recurrent states"};
+  Table norms{.title = "Norm of the state, mean over sequences",
+              .columns = {"layer", "mixer", "state", "numbers", "first position", "middle", "last",
+                          "largest"}};
+  Table decays{.title = "Positions after which half is forgotten",
+               .columns = {"layer", "mixer", "decays", "shortest", "median", "longest"}};
+  const Recording recording = record(subject, {"decay"});
+  const std::vector<LayerPlace> layers = chosen_layers(subject);
+  for (const LayerPlace& place : layers) {
+    const Tensor decay = recording.find(place.name + ".decay");
+    if (!decay.defined()) continue;
+    const Tensor life = half_life(decay);
+    const std::vector<double> s = spread(life);
+    decays.rows.push_back(
+        {place.name, place.layer->mixer->type(), decay.numel(), s[0], s[1], s[2]});
+    out.tensors.emplace_back(place.name + ".decay", decay);
+  }
+  std::vector<report::Line> lines;
+  auto* decoder = dynamic_cast<AutoregressiveModel*>(subject.model);
+  const Tensor& tokens = subject.input.tokens;
+  if (decoder != nullptr && !decoder->config().kind.empty() &&
+      decoder->decoder_layers().stateful() && tokens.defined()) {
+    DecoderState state = decoder->initial_state(
+        {}, {.tokens = subject.input.source, .lengths = subject.input.source_lengths});
+    const auto& all = decoder->decoder_layers();
+    std::map<std::pair<int64_t, std::string>, std::vector<Tensor>> found;
+    std::map<std::pair<int64_t, std::string>, int64_t> sizes;
+    for (int64_t t = 0; t < tokens.size(1); ++t) {
+      decoder->extend(tokens.narrow(1, t, 1), state);
+      for (size_t l = 0; l < state.layers.size(); ++l) {
+        for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
+          if (!value.defined()) continue;
+          const std::pair key{all.first() + static_cast<int64_t>(l), name};
+          found[key].push_back(value.to(at::kDouble).flatten(1).norm(2, {1}));
+          sizes[key] = value[0].numel();
+        }
+      }
+    }
+    for (const LayerPlace& place : layers) {
+      for (const auto& [key, values] : found) {
+        if (key.first != place.number) continue;
+        const Tensor norm = at::stack(values, 1);  // [B, T]
+        const Tensor mean = norm.mean(0);
+        const int64_t n = mean.size(0);
+        norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, sizes[key],
+                              mean[0].item<double>(), mean[n / 2].item<double>(),
+                              mean[n - 1].item<double>(), mean.max().item<double>()});
+        out.tensors.emplace_back(place.name + ".norm." + key.second, norm);
+        if (lines.size() >= 6) continue;
+        report::Line line{.label = place.name + " " + key.second,
+                          .style = static_cast<int>(lines.size())};
+        for (int64_t t = 0; t < n; ++t) {
+          const double y = mean[t].item<double>();
+          if (std::isfinite(y)) {
+            line.points.push_back({.x = static_cast<double>(t + 1), .y = y, .low = y, .high = y});
+          }
+        }
+        lines.push_back(std::move(line));
+      }
+    }
+  }
+  if (norms.rows.empty() && decays.rows.empty()) {
+    usage_error("this model keeps no recurrent state: its token mixers are ", mixers_of(subject),
+                ", expected retention, gla, rwkv, mamba or another recurrence.");
+  }
+  if (!lines.empty()) {
+    double high = 0;
+    for (const auto& line : lines) {
+      for (const auto& point : line.points) high = std::max(high, point.y);
+    }
+    out.figures.push_back(
+        {report::draw(report::LineChart{
+             .title = "Norm of the states",
+             .description = "Mean over sequences, against the position.",
+             .x = report::make_axis("position", report::Unit::kCount, 1,
+                                    static_cast<double>(std::max<int64_t>(tokens.size(1), 2))),
+             .y = report::make_axis("norm", report::Unit::kPlain, 0, high),
+             .lines = lines}),
+         "A norm that levels off forgets as much as it takes in."});
+  }
+  if (!norms.rows.empty()) out.tables.push_back(std::move(norms));
+  if (!decays.rows.empty()) out.tables.push_back(std::move(decays));
+  return out;
+}
+
+}  // namespace headloom::analysis

@@ -1,0 +1,291 @@
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "analysis/analysis.h"
+#include "bench/overhead.h"
+#include "cli/arguments.h"
+#include "cli/command.h"
+#include "core/files.h"
+#include "core/text.h"
+#include "storage/safetensors.h"
+#include "train/codec.h"
+#include "train/device.h"
+#include "train/evaluate.h"
+#include "train/load.h"
+
+namespace headloom::cli {
+namespace {
+
+using analysis::Entry;
+using analysis::Findings;
+using analysis::Subject;
+
+constexpr const char* kOverhead = "overhead";
+constexpr int64_t kShownTokens = 64, kReadTokens = 256;
+
+struct AnalyzeArguments {
+  std::string run, what, checkpoint = "best", out, answer;
+  std::optional<std::string> text;
+  std::vector<int64_t> layers, heads;
+  int64_t sequences = 0, length = 0, top = 5;
+  double seconds = 4;
+  bool json = false, tensors = false;
+};
+
+std::vector<std::string> analysis_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : analysis::analyses()) names.push_back(entry.name);
+  names.emplace_back(kOverhead);
+  return names;
+}
+
+// A run of its own, or the name of an analysis that needs none.
+void sort_out(AnalyzeArguments& a) {
+  const std::vector<std::string> names = analysis_names();
+  const bool is_name = std::find(names.begin(), names.end(), a.run) != names.end();
+  if (a.what.empty() && is_name && !std::filesystem::exists(a.run)) std::swap(a.run, a.what);
+  if (!a.what.empty() && std::find(names.begin(), names.end(), a.what) == names.end()) {
+    const std::string near = nearest(a.what, names);
+    usage_error(
+        "there is no analysis '", a.what, "'",
+        near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
+  }
+  if (a.run.empty() && a.what != "theorems") {
+    usage_error(a.what.empty() ? "analyze" : a.what.c_str(),
+                " is of a run, expected: headloom analyze RUN ", a.what.empty() ? "[WHAT]" : a.what,
+                ".");
+  }
+}
+
+void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Subject& subject) {
+  const ModelConfig& config = run.config.model;
+  if (config.kind != "decoder" && config.kind != "encoder" && config.kind != "auto_encoder") {
+    usage_error("--text is for models that read one text, but this one is a \"", config.kind,
+                "\": leave it out, and held-out data are read.");
+  }
+  std::string text = *a.text;
+  if (text == "-")
+    text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  const std::vector<int64_t> tokens = codec.encode(text);
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count == 0) usage_error("--text is empty, expected at least one token.");
+  if (count > config.length()) {
+    usage_error("--text has ", count, " tokens, but the model reads at most ", config.length(),
+                " (model.max_length).");
+  }
+  subject.input.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
+  if (a.answer.empty()) return;
+  // The last place of the text where the answer stands.
+  const std::vector<std::string> pieces = codec.pieces(tokens);
+  std::string whole;
+  std::vector<size_t> ends;
+  for (const std::string& piece : pieces) ends.push_back((whole += piece).size());
+  const size_t found = whole.rfind(a.answer);
+  if (found == std::string::npos) {
+    usage_error("--answer is '", a.answer, "', which does not stand in --text.");
+  }
+  subject.answer = at::zeros({count}, at::kBool);
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t begin = i == 0 ? 0 : ends[static_cast<size_t>(i - 1)];
+    const size_t end = ends[static_cast<size_t>(i)];
+    if (end > found && begin < found + a.answer.size()) subject.answer[i] = true;
+  }
+}
+
+// Held-out sequences of the run's own task.
+void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
+  run.config.find_data();
+  const auto task = run.config.build_task();
+  const bool one = a.what == "maps";
+  const int64_t wanted = a.sequences > 0 ? a.sequences : one ? 1 : 8;
+  const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));
+  subject.input = model_input(batch);
+  subject.targets = batch.targets;
+  // A question needs the whole of its context.
+  if (a.what == "noise" && a.length == 0) return;
+  int64_t length = a.length > 0 ? a.length : one ? kShownTokens : kReadTokens;
+  const Tensor& tokens = subject.input.tokens;
+  if (!tokens.defined()) return;
+  if (a.length > 0 && a.length > tokens.size(1)) {
+    usage_error("--length is ", a.length, ", but the task's sequences have ", tokens.size(1),
+                " tokens.");
+  }
+  if (one && subject.input.lengths.defined()) {
+    length = std::min(length, std::max<int64_t>(1, subject.input.lengths.max().item<int64_t>()));
+  }
+  length = std::min(length, tokens.size(1));
+  if (subject.targets.defined() && subject.targets.sizes() == tokens.sizes()) {
+    subject.targets = subject.targets.narrow(1, 0, length);
+  }
+  subject.input = analysis::shortened(subject.input, length);
+}
+
+Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
+  const auto rows = bench::measure_overhead(
+      run.config.model, {.length = a.length, .batch = a.sequences, .seconds = a.seconds});
+  Findings out{.title = "Overhead against plain attention"};
+  analysis::Table table{
+      .title = "Untrained models of the same sizes on this machine, timed in turn",
+      .columns = {"work", "against", "length", "tokens/s", "plain tokens/s", "speed over plain",
+                  "lowest", "highest"}};
+  for (const bench::Overhead& row : rows) {
+    // Speed is the inverse of time; the extremes change places.
+    table.rows.push_back({row.work, row.baseline, row.length, row.tokens / row.timed.a.median,
+                          row.tokens / row.timed.b.median, 1 / row.timed.ratio.median,
+                          1 / row.timed.ratio.high, 1 / row.timed.ratio.low});
+  }
+  out.tables.push_back(std::move(table));
+  out.sentences.push_back(
+      "Speeds are medians of pairs, with the lowest and highest pair; 1 is as fast as plain "
+      "attention (Xiao et al. 2024, table 6).");
+  return out;
+}
+
+// The first kShownTokens of the first sequence.
+ModelInput first_alone(ModelInput input) {
+  for (Tensor* t : {&input.tokens, &input.lengths, &input.documents, &input.segments, &input.source,
+                    &input.source_lengths, &input.images}) {
+    if (t->defined()) *t = t->narrow(0, 0, 1);
+  }
+  return input.tokens.defined() ? analysis::shortened(input, kShownTokens) : input;
+}
+
+// Where the files go; "" for nowhere.
+std::string out_folder(const AnalyzeArguments& a) {
+  if (!a.out.empty() || a.run.empty()) return a.out;
+  return a.run + "/analysis";
+}
+
+void write_files(const AnalyzeArguments& a, const std::string& name, const Subject& subject,
+                 const Findings& findings) {
+  const std::string folder = out_folder(a);
+  if (folder.empty()) return;
+  make_folders(folder);
+  const std::string base = folder + "/" + name;
+  write_file(base + ".html",
+             name == "maps" ? analysis::maps_page(subject, findings) : analysis::to_html(findings));
+  write_file(base + ".json", analysis::to_json(findings) + "\n");
+  if (a.tensors && !findings.tensors.empty()) {
+    NamedTensors tensors;
+    for (const auto& [key, value] : findings.tensors) tensors.emplace_back(key, value.contiguous());
+    write_safetensors(base + ".safetensors", tensors);
+  }
+  std::fprintf(stderr, "%s.html\n", base.c_str());
+}
+
+int run_analyze(AnalyzeArguments a) {
+  sort_out(a);
+  Subject subject{.layers = a.layers, .heads = a.heads, .top = a.top};
+  std::optional<LoadedRun> run;
+  if (!a.run.empty()) {
+    run.emplace(load_run(a.run, a.checkpoint));
+    subject.model = run->model.get();
+  }
+  const bool overhead_only = a.what == kOverhead;
+  const bool reads =
+      run && !overhead_only &&
+      (a.what.empty() || analysis::find_analysis(a.what).input || a.what == "diversity" || a.text);
+  if (!a.answer.empty() && !a.text) usage_error("--answer stands in a --text, but there is none.");
+  if (reads) {
+    if (run->config.model.kind != "vit") {
+      const Codec codec(run->config);
+      const int64_t vocabulary = run->config.model.vocabulary.value_or(0);
+      for (int64_t token = 0; token < vocabulary; ++token) {
+        subject.vocabulary.push_back(analysis::shown_token(codec.name(token)));
+      }
+      if (a.text) read_text(a, *run, codec, subject);
+    }
+    if (!a.text) read_task(a, *run, subject);
+  }
+  const std::optional<Autocast> autocast =
+      run ? std::optional<Autocast>(std::in_place, run->config.train.dtype) : std::nullopt;
+  const auto one = [&](const std::string& name) {
+    if (name == kOverhead) {
+      Findings found = overhead(a, *run);
+      write_files(a, name, subject, found);
+      return found;
+    }
+    Subject own = subject;
+    // A page of maps has one sequence.
+    if (name == "maps" && a.what.empty()) own.input = first_alone(own.input);
+    Findings found = analysis::analyze(analysis::find_analysis(name), own);
+    write_files(a, name, own, found);
+    return found;
+  };
+  if (!a.what.empty()) {
+    const Findings found = one(a.what);
+    std::printf("%s",
+                (a.json ? analysis::to_json(found) + "\n" : analysis::to_text(found)).c_str());
+    return 0;
+  }
+  // Every analysis that the model has something for; timings are asked for by name.
+  nlohmann::ordered_json all;
+  for (const Entry& entry : analysis::analyses()) {
+    if (!entry.model) continue;
+    try {
+      const Findings found = one(entry.name);
+      all[entry.name] = nlohmann::ordered_json::parse(analysis::to_json(found));
+      if (a.json) continue;
+      std::printf("%-10s %s\n", entry.name.c_str(), entry.doc.c_str());
+      for (const std::string& sentence : found.sentences) std::printf("  %s\n", sentence.c_str());
+    } catch (const UsageError& error) {
+      all[entry.name] = {{"refused", error.what()}};
+      if (!a.json) std::printf("%-10s not here: %s\n", entry.name.c_str(), error.what());
+    }
+  }
+  if (a.json) std::printf("%s\n", all.dump(1).c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command analyze_command() {
+  return {
+      "analyze", "attention maps, head diversity, rank, noise, experts, states, overhead, theorems",
+      "headloom analyze runs/text maps --text 'To be, or not to be'",
+      [](CLI::App& app) -> std::function<int()> {
+        auto a = std::make_shared<AnalyzeArguments>();
+        std::string what = "which analysis; without it all that the model has something for:";
+        for (const Entry& entry : analysis::analyses())
+          what += str("\n", entry.name, ": ", entry.doc);
+        what += str("\n", kOverhead, ": speed of training and decoding against plain attention");
+        app.add_option("run", a->run, "folder of a run; theorems needs none");
+        app.add_option("what", a->what, what);
+        app.add_option("--text", a->text,
+                       "what the model reads; - reads standard input; held-out data by default");
+        app.add_option("--answer", a->answer,
+                       "noise: the part of --text that its last token is to find");
+        app.add_option("--layers", a->layers, "numbers of layers, as in 0,3; all by default")
+            ->delimiter(',')
+            ->check(whole_number(0));
+        app.add_option("--heads", a->heads, "numbers of heads; all by default")
+            ->delimiter(',')
+            ->check(whole_number(0));
+        app.add_option("--sequences", a->sequences,
+                       "held-out sequences to read, 8 by default and 1 for maps; of overhead: "
+                       "sequences of a training step")
+            ->check(whole_number(1));
+        app.add_option("--length", a->length,
+                       "tokens of each, 256 by default, 64 for maps, all for noise; of overhead: "
+                       "positions")
+            ->check(whole_number(1));
+        app.add_option("--top", a->top, "how many a list shows")
+            ->check(whole_number(1))
+            ->capture_default_str();
+        app.add_option("--seconds", a->seconds, "overhead: time for each measurement")
+            ->check(real_number(positive()))
+            ->capture_default_str();
+        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default");
+        app.add_flag("--tensors", a->tensors, "also write WHAT.safetensors there");
+        app.add_flag("--json", a->json, "print the result as JSON");
+        return [a] { return run_analyze(*a); };
+      }};
+}
+
+}  // namespace headloom::cli

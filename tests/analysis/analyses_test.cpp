@@ -1,0 +1,360 @@
+// Each analysis against a direct computation in float64, and what it refuses.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "analysis/analysis.h"
+#include "data/task.h"
+#include "model/autoregressive.h"
+#include "model/describe.h"
+#include "testing/errors.h"
+
+namespace headloom::analysis {
+namespace {
+
+std::shared_ptr<Model> small_model(const std::string& layer, const std::string& more = "") {
+  ModelConfig config;
+  read_fields(parse_toml("width = 16\ndepth = 2\nvocabulary = 11\nmax_length = 24\n" + more +
+                             "[[layer]]\n" + layer,
+                         "test"),
+              config, "model");
+  at::manual_seed(3);
+  const auto model = build_model(config);
+  model->to(at::kDouble);
+  model->eval();
+  const at::NoGradGuard no_grad;
+  for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.3);
+  return model;
+}
+
+Tensor few_tokens(int64_t batch, int64_t length) {
+  at::manual_seed(5);
+  return at::randint(0, 11, {batch, length}, at::kLong);
+}
+
+Subject reading(const std::shared_ptr<Model>& model, const Tensor& tokens = few_tokens(2, 9)) {
+  return {.model = model.get(), .input = {.tokens = tokens}};
+}
+
+Findings run(const std::string& what, const Subject& subject) {
+  return analyze(find_analysis(what), subject);
+}
+
+Tensor tensor_of(const Findings& found, const std::string& name) {
+  for (const auto& [key, value] : found.tensors) {
+    if (key == name) return value;
+  }
+  ADD_FAILURE() << name;
+  return at::zeros({});
+}
+
+double number(const Table& table, size_t row, const std::string& column) {
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    if (table.columns[c] != column) continue;
+    const Cell& cell = table.rows.at(row).at(c);
+    if (const auto* whole = std::get_if<int64_t>(&cell)) return static_cast<double>(*whole);
+    return std::get<double>(cell);
+  }
+  ADD_FAILURE() << column;
+  return 0;
+}
+
+const std::string kMha = "mixer = { type = \"mha\", heads = 4 }";
+const std::string kDcmha = "mixer = { type = \"dcmha\", heads = 4 }";
+
+// The products themselves, flattened, by a singular value decomposition.
+TEST(Diversity, IsTheCapturedVarianceOfTheFlattenedProducts) {
+  for (const std::string& layer : {kMha, kDcmha,
+                                   std::string("mixer = { type = \"mha\", heads = 4, "
+                                               "kv_heads = 2, head_dim = 6 }")}) {
+    const auto model = small_model(layer);
+    const Findings found = run("diversity", {.model = model.get()});
+    const auto heads = chosen_layers({.model = model.get()})[1].layer->mixer->head_projections();
+    const auto direct = [](const Tensor& products) {
+      const Tensor s = at::linalg_svdvals(products.flatten(1)).square();
+      return s.cumsum(0) / s.sum();
+    };
+    const Tensor qk = direct(at::matmul(heads->q, heads->k.transpose(1, 2)));
+    const Tensor ov = direct(at::matmul(heads->v, heads->o));
+    EXPECT_TRUE(at::allclose(tensor_of(found, "layer1.qk"), qk, 1e-9, 1e-9)) << layer;
+    EXPECT_TRUE(at::allclose(tensor_of(found, "layer1.ov"), ov, 1e-9, 1e-9)) << layer;
+    EXPECT_TRUE(at::allclose(tensor_of(found, "qk"),
+                             (tensor_of(found, "layer0.qk") + tensor_of(found, "layer1.qk")) / 2,
+                             1e-12));
+  }
+}
+
+TEST(Diversity, SimilarityIsTheMeanCosine) {
+  const auto model = small_model(kDcmha);
+  const Subject subject = reading(model);
+  const Findings found = run("diversity", subject);
+  const Recording r = record(subject, {"weights", "weights.composed"});
+  for (const bool composed : {false, true}) {
+    const Tensor maps = r.find(composed ? "layer0.weights.composed" : "layer0.weights");
+    double sum = 0;
+    for (int64_t i = 0; i < 4; ++i) {
+      for (int64_t j = 0; j < i; ++j) {
+        const Tensor a = maps.select(1, i).flatten(), b = maps.select(1, j).flatten();
+        sum += (a.dot(b) / (a.norm() * b.norm())).item<double>();
+      }
+    }
+    EXPECT_NEAR(
+        number(found.tables[0], 0, composed ? "similarity, composed" : "similarity, weights"),
+        sum / 6, 1e-9);
+  }
+}
+
+TEST(Rank, ScoresOfAHeadHaveItsRank) {
+  const auto model = small_model(kDcmha + "\nblock = { type = \"sequential\" }",
+                                 "position = { type = \"none\" }\n");
+  const Findings found = run("rank", reading(model, few_tokens(1, 20)));
+  const Table& table = found.tables[0];
+  for (size_t row = 0; row < table.rows.size(); ++row) {
+    const double length = number(table, row, "length");
+    EXPECT_EQ(number(table, row, "head size"), 4);
+    EXPECT_LE(number(table, row, "rank of scores"), std::min(4.0, length));
+    // Composition lifts the limit of a head's size (Xiao et al. 2024, theorem 2.1).
+    if (length > 10) {
+      EXPECT_GT(number(table, row, "of composed scores"), 4);
+      EXPECT_EQ(number(table, row, "rank of scores"), 4);
+    }
+  }
+  const Subject subject = reading(model, few_tokens(1, 20));
+  const Tensor maps = record(subject, {"weights.composed"}).find("layer0.weights.composed");
+  const Tensor values = tensor_of(found, "layer0.length20.singular_values");
+  const Tensor gram = at::matmul(maps, maps.transpose(-1, -2));
+  const Tensor direct = at::linalg_eigvalsh(gram).flip(-1).clamp_min(0).sqrt();
+  EXPECT_TRUE(at::allclose(values, direct, 1e-6, 1e-5));
+}
+
+TEST(Sparsity, CountsEdgesOfKnownMaps) {
+  // With W_q = 0 every query sees its keys equally.
+  const auto model = small_model(kMha);
+  const at::NoGradGuard no_grad;
+  for (auto& item : model->named_parameters()) {
+    if (item.key().ends_with("mixer.qkv.weight")) item.value().narrow(0, 0, 16).zero_();
+  }
+  const Findings found = run("sparsity", reading(model, few_tokens(2, 10)));
+  const Table& table = found.tables[0];
+  ASSERT_EQ(table.rows.size(), 8U);
+  double edges = 0, entropy = 0, distance = 0, first = 0;
+  for (int n = 1; n <= 10; ++n) {
+    edges += std::ceil(0.9 * n - 1e-9) / 10;
+    entropy += std::log(n) / 10;
+    distance += (n - 1) / 2.0 / 10;
+    first += 1.0 / n / 10;
+  }
+  EXPECT_NEAR(number(table, 3, "visible keys"), 5.5, 1e-12);
+  EXPECT_NEAR(number(table, 3, "edges for 90%"), edges, 1e-12);
+  EXPECT_NEAR(number(table, 3, "entropy"), entropy, 1e-9);
+  EXPECT_NEAR(number(table, 3, "mean distance"), distance, 1e-9);
+  EXPECT_NEAR(number(table, 3, "on the first"), first, 1e-9);
+  EXPECT_NEAR(number(table, 3, "on itself"), first, 1e-9);
+  EXPECT_NEAR(number(table, 3, "largest in-degree"), first, 1e-9);  // all see the first key
+}
+
+TEST(Noise, IsTheShareOnTheAnswer) {
+  const auto model = small_model(kDcmha);
+  // recall: key 3 has value 7 at position 2, key 4 has 8; 3 is asked for at the end.
+  const Tensor tokens = at::tensor({1, 3, 7, 4, 8, 2, 7, 3}, at::kLong).unsqueeze(0);
+  Tensor targets = at::full({1, 8}, data::kIgnore, at::kLong);
+  targets[0][7] = 7;
+  Subject subject = reading(model, tokens);
+  subject.targets = targets;
+  const Findings found = run("noise", subject);
+  const Recording r = record(subject, {"weights", "weights.composed"});
+  for (const bool composed : {false, true}) {
+    const Tensor maps = r.find(composed ? "layer1.weights.composed" : "layer1.weights");
+    const Tensor row = maps[0].select(1, 7).abs();
+    const Tensor share = row.select(1, 2) / row.sum(1);  // the 7 behind the 3, not the other one
+    const std::string name = composed ? "layer1.composed" : "layer1.softmax";
+    EXPECT_TRUE(at::allclose(tensor_of(found, name + ".answer"), share, 1e-12));
+    EXPECT_TRUE(at::allclose(tensor_of(found, name + ".rest"), 1 - share, 1e-9));
+  }
+  // An answer of several tokens is found as a whole; of a text it is given.
+  Subject given = reading(model, tokens);
+  given.answer = at::zeros({8}, at::kBool);
+  given.answer[3] = given.answer[4] = true;
+  const Tensor row = r.find("layer0.weights")[0].select(1, 7);
+  EXPECT_TRUE(at::allclose(tensor_of(run("noise", given), "layer0.softmax.answer"),
+                           row.narrow(1, 3, 2).sum(1), 1e-12));
+}
+
+TEST(Noise, RefusesWhatIsNoQuestion) {
+  const auto model = small_model(kMha);
+  Subject subject = reading(model);
+  EXPECT_NE(test::message_of<UsageError>([&] { run("noise", subject); }).find("needs a question"),
+            std::string::npos);
+  subject.targets = subject.input.tokens;
+  EXPECT_NE(test::message_of<UsageError>([&] { run("noise", subject); }).find("18 of 18 tokens"),
+            std::string::npos);
+  subject.targets = at::full({2, 9}, data::kIgnore, at::kLong);
+  subject.targets[0][0] = (subject.input.tokens[0][0].item<int64_t>() + 1) % 11;
+  EXPECT_NE(test::message_of<UsageError>([&] { run("noise", subject); }).find("none of the 1"),
+            std::string::npos);
+}
+
+TEST(Experts, CountsTheChoices) {
+  const auto model = small_model(
+      kMha + "\nchannel = { type = \"moe\", routed = 4, active = 2, shared = 1, hidden = 8 }");
+  const Subject subject = reading(model);
+  const Findings found = run("experts", subject);
+  const Tensor choice = record(subject, {"experts"}).find("layer1.experts");
+  ASSERT_EQ(choice.sizes(), at::IntArrayRef({2, 9, 2}));
+  const Tensor load = tensor_of(found, "layer1.load");
+  for (int64_t e = 0; e < 4; ++e) {
+    EXPECT_EQ(load[e].item<double>(), choice.eq(e).sum().item<double>());
+  }
+  EXPECT_EQ(load.sum().item<double>(), 36);
+  // Choices are a function of the hidden state, so the information lies between nothing and all.
+  const double information = number(found.tables[0], 1, "says of the token");
+  EXPECT_GE(information, 0);
+  EXPECT_LE(information, 1 + 1e-12);
+  const Tensor counts = tensor_of(found, "layer1.tokens_of_experts").to(at::kDouble) / 36;
+  double direct = 0;
+  for (int64_t e = 0; e < counts.size(0); ++e) {
+    for (int64_t k = 0; k < counts.size(1); ++k) {
+      const double p = counts[e][k].item<double>();
+      if (p > 0) {
+        direct += p * std::log(p / (counts[e].sum().item<double>() *
+                                    counts.select(1, k).sum().item<double>()));
+      }
+    }
+  }
+  const Tensor token = counts.sum(0);
+  EXPECT_NEAR(information, direct / -(token * token.log()).sum().item<double>(), 1e-9);
+}
+
+TEST(States, NormsAreThoseOfTheRecurrence) {
+  const auto model = small_model("mixer = { type = \"retention\", heads = 2 }");
+  const Subject subject = reading(model);
+  const Findings found = run("states", subject);
+  auto& decoder = dynamic_cast<AutoregressiveModel&>(*model);
+  DecoderState state = decoder.initial_state();
+  decoder.extend(subject.input.tokens, state);
+  const Tensor whole = state.layers[1].mixer.recurrent.at("retention");
+  const Tensor norm = tensor_of(found, "layer1.norm.retention");
+  ASSERT_EQ(norm.sizes(), at::IntArrayRef({2, 9}));
+  EXPECT_TRUE(at::allclose(norm.select(1, 8), whole.to(at::kDouble).flatten(1).norm(2, {1}), 1e-6));
+  const Tensor decay = tensor_of(found, "layer0.decay");
+  EXPECT_NEAR(decay[0].item<double>(), 1 - 1.0 / 32, 1e-12);
+  const Table& decays = found.tables[1];
+  EXPECT_NEAR(number(decays, 0, "shortest"), std::log(0.5) / std::log(1 - 1.0 / 32), 1e-9);
+}
+
+TEST(States, DecaysOfEveryRecurrence) {
+  for (const char* type : {"gla", "mamba", "rwkv"}) {
+    const auto model = small_model(std::string("mixer = { type = \"") + type + "\" }");
+    const Tensor decay = tensor_of(run("states", reading(model)), "layer0.decay");
+    EXPECT_GE(decay.min().item<double>(), 0) << type;
+    EXPECT_LE(decay.max().item<double>(), 1) << type;
+  }
+  const auto model = small_model("mixer = { type = \"mamba\" }");
+  const Tensor decay = tensor_of(run("states", reading(model)), "layer0.decay");
+  EXPECT_EQ(decay.sizes(), at::IntArrayRef({2, 9, 32, 16}));
+  // exp(dt A_n) for A_n = -exp(A_log): its logarithms are in the ratios of A.
+  const Tensor log = decay.log();
+  const Tensor a = model->named_parameters()["layer0.mixer.A_log"].exp();
+  EXPECT_TRUE(at::allclose(log.select(-1, 3) / log.select(-1, 0),
+                           (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
+}
+
+TEST(Memory, FindsWhatAUnitFiresOn) {
+  const auto model = small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }");
+  const Subject subject = reading(model);
+  const Findings found = run("memory", subject);
+  const Tensor units = record(subject, {"units"}).find("layer0.units");
+  ASSERT_EQ(units.sizes(), at::IntArrayRef({2, 9, 12}));
+  const Tensor flat = units.flatten(0, 1);
+  EXPECT_TRUE(at::equal(tensor_of(found, "layer0.largest")[0], std::get<0>(flat.max(0))));
+  EXPECT_TRUE(at::equal(tensor_of(found, "layer0.positions")[0], flat.argmax(0)));
+  // The first row's unit writes towards the tokens that its column of the second map scores most.
+  const auto unit = static_cast<int64_t>(number(found.tables[0], 0, "unit"));
+  const Tensor value = model->named_parameters()["layer0.channel.down.weight"].select(1, unit);
+  const Tensor scores = at::matmul(model->named_parameters()["embedding"], value);
+  const auto best = std::to_string(scores.argmax().item<int64_t>());
+  EXPECT_TRUE(std::get<std::string>(found.tables[0].rows[0][5]).starts_with("\u201c" + best));
+}
+
+TEST(Params, AddsUpToTheModel) {
+  const auto model = small_model(kDcmha);
+  const Findings found = run("params", {.model = model.get()});
+  int64_t all = 0;
+  for (const Tensor& p : model->parameters()) all += p.numel();
+  double sum = 0;
+  for (size_t row = 0; row < found.tables[0].rows.size(); ++row) {
+    sum += number(found.tables[0], row, "parameters");
+  }
+  EXPECT_EQ(sum, static_cast<double>(all));
+}
+
+TEST(Theorems, Hold) {
+  const Findings found = run("theorems", {});
+  const auto& t = found.tables;
+  ASSERT_EQ(t.size(), 6U);
+  EXPECT_LT(number(t[0], 0, "largest error"), 1e-12 * number(t[0], 0, "size"));
+  EXPECT_LT(number(t[0], 1, "largest error"), 1e-12 * number(t[0], 1, "size"));
+  EXPECT_GT(number(t[0], 2, "largest error"), 1);
+  for (size_t row = 0; row < 3; ++row) EXPECT_LT(number(t[1], row, "largest error of P"), 1e-13);
+  for (size_t row = 4; row < t[1].rows.size(); ++row) {
+    EXPECT_GT(number(t[1], row, "largest error of P"), 1e-3);
+  }
+  EXPECT_NEAR(number(t[2], 0, "least error over W_k W_q from -50 to 50"), 0.25, 1e-12);
+  for (size_t row = 0; row < 3; ++row) EXPECT_GT(number(t[3], row, "largest difference"), 0.1);
+  for (size_t row = 0; row < 3; ++row) EXPECT_EQ(number(t[4], row, "largest error"), 0);
+  for (size_t row = 0; row < t[5].rows.size(); ++row) {
+    EXPECT_LT(number(t[5], row, "decoding - recurrence"), 1e-12);
+  }
+  EXPECT_LT(number(t[5], 0, "decoding - full attention"), 1e-12);
+  EXPECT_GT(number(t[5], 3, "decoding - full attention"), 1e-3);
+}
+
+TEST(Theorems, LeaveTheRandomNumbersAlone) {
+  at::manual_seed(1);
+  const Tensor expected = at::rand({3});
+  at::manual_seed(1);
+  run("theorems", {});
+  EXPECT_TRUE(at::equal(at::rand({3}), expected));
+}
+
+TEST(Analyses, RefuseWhatIsNotThere) {
+  const auto mamba = small_model("mixer = { type = \"mamba\" }\nchannel = { type = \"none\" }");
+  const auto mha = small_model(kMha);
+  const auto refusal = [](const std::string& what, const Subject& subject) {
+    return test::message_of<UsageError>([&] { run(what, subject); });
+  };
+  for (const char* what : {"maps", "diversity", "rank", "sparsity", "experts", "memory"}) {
+    const std::string said = refusal(what, reading(mamba));
+    EXPECT_TRUE(said.find("mamba") != std::string::npos || said.find("none") != std::string::npos)
+        << what << ": " << said;
+  }
+  EXPECT_NE(refusal("states", reading(mha)).find("keeps no recurrent state"), std::string::npos);
+  Subject layers = reading(mha);
+  layers.layers = {0, 5};
+  EXPECT_EQ(refusal("maps", layers), "there is no layer 5, expected 0 to 1.");
+  Subject heads = reading(mha);
+  heads.heads = {4};
+  EXPECT_EQ(refusal("rank", heads), "there is no head 4 in layer0, expected 0 to 3.");
+  EXPECT_EQ(refusal("rank", {.model = mha.get()}), "rank needs something that the model reads.");
+  EXPECT_EQ(refusal("rank", {}), "rank is of a model, but there is none.");
+  EXPECT_EQ(test::message_of<UsageError>([] { find_analysis("divercity"); }),
+            "there is no analysis 'divercity'; did you mean 'diversity'?");
+}
+
+TEST(Analyses, ShowTokens) {
+  EXPECT_EQ(shown_token("a\n\x01\xff\xc3\xa4 "), "a\u21b5\\x01\\xff\u00e4 ");
+}
+
+// Texts cannot break out of the page's data.
+TEST(Analyses, PagesEscapeTexts) {
+  const auto model = small_model(kMha);
+  Subject subject = reading(model);
+  subject.vocabulary.assign(11, "</script><b>&\"");
+  const Findings found = run("maps", subject);
+  const std::string page = maps_page(subject, found);
+  EXPECT_EQ(page.find("<b>"), std::string::npos);
+  EXPECT_EQ(page.find("http"), std::string::npos);  // no network
+}
+
+}  // namespace
+}  // namespace headloom::analysis

@@ -1,0 +1,207 @@
+"""headloom.analysis and model(tokens, maps=[...]), and the command headloom analyze."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import headloom
+from cli_support import headloom as command
+from cli_support import make_place, refused
+
+LAYER = {"mixer": {"type": "dcmha", "heads": 4}, "channel": {"type": "swiglu", "hidden": 24}}
+SIZES = {"width": 16, "depth": 2, "max_length": 32, "tokenizer": "bytes"}
+
+
+def make(layer=LAYER, **options):
+    torch.manual_seed(0)
+    model = headloom.model(layer=[layer], **{**SIZES, **options}).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn_like(p)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make()
+
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def test_maps_come_with_the_logits(model):
+    logits, maps = model(TOKENS, maps=["weights", "layer1.scores.composed", "input"])
+    assert set(maps) == {"layer0.weights", "layer1.weights", "layer1.scores.composed", "layer0.input", "layer1.input"}
+    assert torch.allclose(logits, model(TOKENS), atol=1e-10)
+    torch.testing.assert_close(maps["layer1.weights"], maps["layer1.scores.composed"].softmax(-1))
+    assert maps["layer1.weights"].shape == (1, 4, 8, 8)
+    logits.sum().backward()
+
+
+def test_gradients_flow_through_maps(model):
+    _, maps = model(TOKENS, maps=["weights.composed"])
+    maps["layer0.weights.composed"].square().sum().backward()
+    gradient = dict(model.named_parameters())["layer0.mixer.w2"].grad
+    assert gradient is not None and gradient.abs().max() > 0
+    model.zero_grad()
+
+
+def test_maps_refuse(model):
+    with pytest.raises(ValueError, match="has no 'weigths' to show; did you mean 'weights'"):
+        model(TOKENS, maps=["weigths"])
+    with pytest.raises(TypeError, match=r'expected a list of names such as \["weights"\]'):
+        model(TOKENS, maps="weights")
+    with pytest.raises(ValueError, match="of two calls"):
+        model(TOKENS, maps=["weights"], auxiliary=True)
+    mamba = make({"mixer": {"type": "mamba"}, "channel": {"type": "none"}})
+    with pytest.raises(ValueError, match="has no 'weights' to show; it has decay, input, output"):
+        mamba(TOKENS, maps=["weights", "decay"])
+
+
+def test_maps(model, tmp_path):
+    found = headloom.analysis.maps(model, "To be, or not", layers=[1], heads=[0, 2])
+    weights = found.arrays["layer1.weights.composed"]
+    assert weights.shape == (1, 2, 13, 13) and not any(name.startswith("layer0") for name in found.arrays)
+    _, direct = model(model.encode("To be, or not").unsqueeze(0), maps=["layer1.weights.composed"])
+    np.testing.assert_allclose(weights, direct["layer1.weights.composed"].detach().numpy()[:, [0, 2]])
+    added = found.tables[0].column("weights: query-wise")[0]
+    assert isinstance(added, float) and added > 0
+    found.save(tmp_path / "maps.html")
+    page = (tmp_path / "maps.html").read_text()
+    assert "http" not in page and "src=" not in page  # one file, without network
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert "".join(data["tokens"]) == "To be, or not" and data["panels"][0]["maps"][0]["heads"] == [0, 2]
+    assert "<iframe" in found._repr_html_()
+    with pytest.raises(ValueError, match="no layer 2, expected 0 to 1"):
+        headloom.analysis.maps(model, "To be", layers=[2])
+    with pytest.raises(ValueError, match="has 40 tokens, but the model reads at most 32"):
+        headloom.analysis.maps(model, "x" * 40)
+    with pytest.raises(TypeError, match="layers is 'all'"):
+        headloom.analysis.maps(model, "x", layers="all")
+
+
+def test_diversity(model):
+    """The flattened products themselves, in NumPy."""
+    found = headloom.analysis.diversity(model, "To be, or not to be")
+    weight = dict(model.named_parameters())["layer0.mixer.qkv.weight"].detach().numpy()
+    q, k = (weight[i * 16 : (i + 1) * 16].reshape(4, 4, 16) for i in (0, 1))
+    products = np.einsum("hdc,hde->hce", q, k).reshape(4, -1)
+    shares = np.linalg.svd(products, compute_uv=False) ** 2
+    np.testing.assert_allclose(found.arrays["layer0.qk"], shares.cumsum() / shares.sum())
+    assert -1 <= found.tables[0].column("similarity, composed")[0] <= 1
+
+
+def test_rank_and_sparsity(model):
+    found = headloom.analysis.rank(model, "To be, or not to be")
+    tokens = model.encode("To be, or not to be").unsqueeze(0)
+    _, maps = model(tokens, maps=["layer0.weights.composed"])
+    direct = np.linalg.svd(maps["layer0.weights.composed"].detach().numpy(), compute_uv=False)
+    np.testing.assert_allclose(found.arrays["layer0.length19.singular_values"], direct, atol=1e-9)
+    assert max(found.tables[0].column("rank of scores")) <= 4
+    edges = headloom.analysis.sparsity(model, tokens).arrays["layer0.edges"]
+    assert edges.shape == (1, 4, 19) and (edges[..., 0] == 1).all() and (edges <= np.arange(1, 20)).all()
+
+
+def test_noise(model):
+    text = "The code is 4213. The code is"
+    found = headloom.analysis.noise(model, text, answer=" 4213")
+    _, maps = model(model.encode(text).unsqueeze(0), maps=["layer1.weights"])
+    row = maps["layer1.weights"].detach().numpy()[0, :, -1]
+    np.testing.assert_allclose(found.arrays["layer1.softmax.answer"], row[:, 11:16].sum(-1))
+    with pytest.raises(ValueError, match="'9' which does not stand|does not stand in the text"):
+        headloom.analysis.noise(model, text, answer="9")
+    with pytest.raises(ValueError, match="needs a question"):
+        headloom.analysis.noise(model, text)
+
+
+def test_memory_states_experts_params(model):
+    assert headloom.analysis.memory(model, "To be, or not", top=3).arrays["layer0.largest"].shape == (10, 24)
+    with pytest.raises(ValueError, match="keeps no recurrent state"):
+        headloom.analysis.states(model, "To be")
+    retention = make({"mixer": {"type": "retention", "heads": 2}})
+    np.testing.assert_allclose(headloom.analysis.states(retention, "To be").arrays["layer1.decay"], [31 / 32, 63 / 64])
+    moe = make({"mixer": {"type": "mha", "heads": 2}, "channel": {"type": "moe", "routed": 4, "active": 2, "hidden": 8}})
+    assert headloom.analysis.experts(moe, "To be, or").arrays["layer0.load"].sum() == 18
+    parts = headloom.analysis.params(model).tables[0]
+    assert sum(parts.column("parameters")) == sum(p.numel() for p in model.parameters())
+    with pytest.raises(KeyError, match="no column 'size'"):
+        parts.column("size")
+
+
+def test_theorems():
+    found = headloom.analysis.theorems()
+    assert len(found.tables) == 6
+    assert max(found.tables[4].column("largest error")) == 0
+    assert found.tables[4].column("second row") == ["100 56 12"] * 3
+
+
+def test_encoder_decoder_and_images():
+    writer = make(kind="encoder_decoder", max_source_length=32)
+    found = headloom.analysis.maps(writer, "write", source="what is read")
+    assert found.arrays["decoder.layer0.cross.weights"].shape == (1, 4, 5, 12)
+    image = {"channels": 1, "height": 8, "width": 8, "patch": 4}
+    torch.manual_seed(0)
+    vit = headloom.model(
+        kind="vit", width=16, depth=1, classes=3, image=image, pool="first", position={"type": "learned"}, layer=[LAYER]
+    ).eval()
+    found = headloom.analysis.maps(vit, torch.randn(1, 1, 8, 8))
+    assert found.arrays["layer0.weights"].shape == (1, 4, 5, 5)
+    assert '"class","0,0","0,1","1,0","1,1"' in found.html
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = make_place(tmp_path_factory.mktemp("analyze"))
+    return folder
+
+
+def test_command(place):
+    run = "runs/text"
+    done = command("analyze", run, "maps", "--text", "The quick", "--heads", "1", "--tensors", cwd=place)
+    assert "layer0" in done.stdout and done.stderr.strip().endswith("maps.html")
+    assert (place / run / "analysis" / "maps.html").exists()
+    tensors = headloom.load(place / run)
+    _, direct = tensors(tensors.encode("The quick").unsqueeze(0), maps=["layer0.weights"])
+    from safetensors.torch import load_file
+
+    kept = load_file(place / run / "analysis" / "maps.safetensors")
+    torch.testing.assert_close(kept["layer0.weights"], direct["layer0.weights"][:, 1:])
+    table = json.loads(command("analyze", run, "diversity", "--json", cwd=place).stdout)["tables"][0]
+    assert table["rows"][0][0] == "layer0" and table["rows"][0][2] == 2
+    everything = json.loads(command("analyze", run, "--json", "--out", "pages", cwd=place).stdout)
+    assert "refused" in everything["experts"] and "tables" in everything["sparsity"]
+    assert (place / "pages" / "rank.html").exists()
+    assert "100 56 12" in command("analyze", "theorems", cwd=place).stdout
+
+
+def test_overhead(place):
+    found = headloom.analysis.overhead(place / "runs" / "text", seconds=0.05)
+    assert found.tables[0].column("work") == ["training step", "decoding a token"]
+    assert all(speed > 0 for speed in found.tables[0].column("speed over plain"))
+    with pytest.raises(ValueError, match="--length is 99, but the model reads at most 16"):
+        headloom.analysis.overhead(place / "runs" / "text", length=99)
+    with pytest.raises(RuntimeError, match="is not the folder of a run"):
+        headloom.analysis.overhead(place / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["runs/text", "mapps"], "there is no analysis 'mapps'; did you mean 'maps'?"),
+        (["runs/text", "maps", "--layers", "2"], "there is no layer 2, expected 0 to 1."),
+        (["runs/text", "maps", "--heads", "5"], "there is no head 5 in layer0, expected 0 to 1."),
+        (["runs/text", "maps", "--text", "x" * 17], "--text has 17 tokens, but the model reads at most 16"),
+        (["runs/text", "maps", "--text", ""], "--text is empty"),
+        (["runs/text", "maps", "--length", "17"], "--length is 17, but the task's sequences have 16 tokens."),
+        (["runs/text", "experts"], "expected moe"),
+        (["runs/text", "states"], "keeps no recurrent state"),
+        (["runs/text", "noise"], "no position is a question"),
+        (["runs/text", "noise", "--text", "abc", "--answer", "z"], "--answer is 'z', which does not stand in --text."),
+        (["runs/text", "noise", "--answer", "z"], "--answer stands in a --text, but there is none."),
+        (["rank"], "rank is of a run, expected: headloom analyze RUN rank."),
+    ],
+)
+def test_command_refuses(place, arguments, said):
+    assert said in refused("analyze", *arguments, cwd=place)
