@@ -91,6 +91,7 @@ int run_train(TrainArguments& a) {
                   " processes already, and each would start more; leave one of the two out.");
     }
     check_can_distribute();
+    expect_comparison(read_config(a), a.config.path, false);  // before any process is started
     return start_ranks(a.processes, rank_command(a), interrupted);
   }
   if (!place) return train_here(a, nullptr);

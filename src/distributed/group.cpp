@@ -35,9 +35,10 @@ std::unique_ptr<Group> Group::connect(const Place&, const GroupOptions&) {
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
+#include <mutex>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -153,10 +154,7 @@ class GlooGroup final : public Group {
     watcher_ = std::thread([this] { watch(); });
   }
 
-  ~GlooGroup() override {
-    finished_ = true;
-    if (watcher_.joinable()) watcher_.join();
-  }
+  ~GlooGroup() override { stop_watching(); }
 
   int64_t rank() const override { return place_.rank; }
   int64_t size() const override { return place_.size; }
@@ -319,18 +317,16 @@ class GlooGroup final : public Group {
   // those that are gone.
   void watch() {
     bool answered = false;
-    while (!finished_) {
-      std::this_thread::sleep_for(milliseconds(300));
+    while (!finished_within(milliseconds(300))) {
       try {
         if (!answered && watched_->check({"roll call"})) {
           answered = true;
           watched_->set(key("present", rank()), std::string("1"));
         }
         if (!watched_->check({"cause"})) continue;
-        leave_within(5);
+        if (finished_within(std::chrono::seconds(5))) return;
       } catch (const std::exception&) {
-        if (finished_) return;
-        leave_within(5);
+        if (finished_within(std::chrono::seconds(5))) return;
         // Nobody can be asked who has failed.
         if (!ending_) {
           std::fprintf(
@@ -340,24 +336,31 @@ class GlooGroup final : public Group {
               static_cast<long long>(rank()), host_name().c_str(), place_.address.c_str(),
               static_cast<long long>(place_.port));
         }
-        std::_Exit(1);
       }
-      if (!finished_) std::_Exit(1);
+      std::_Exit(1);
     }
   }
 
-  void leave_within(int seconds) const {
-    for (int i = 0; i < 10 * seconds && !finished_; ++i) {
-      std::this_thread::sleep_for(milliseconds(100));
+  // Whether the main thread is done with the others now or within `time`.
+  bool finished_within(milliseconds time) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return woken_.wait_for(lock, time, [this] { return finished_; });
+  }
+
+  void stop_watching() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      finished_ = true;
     }
+    woken_.notify_all();
+    if (watcher_.joinable()) watcher_.join();
   }
 
   // All are done: nobody leaves before, so that no connection ends under another's last words.
   void finish() {
     set(key("done", rank()), "1");
     expect_all("done");
-    finished_ = true;
-    watcher_.join();
+    stop_watching();
     gloo_.reset();
     set(key("left", rank()), "1");
     if (rank() == 0 && !place_.served) {
@@ -436,7 +439,10 @@ class GlooGroup final : public Group {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   std::vector<Greeting> greetings_;
   std::thread watcher_;
-  std::atomic<bool> finished_ = false, ending_ = false;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool finished_ = false;  // under mutex_
+  std::atomic<bool> ending_ = false;
   double waited_ = 0;
 };
 

@@ -88,6 +88,8 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
     place.job = job(variable);
     if (!variable("MASTER_PORT").empty()) {
       place.port = number(variable, "MASTER_PORT", 1, 65535);
+    } else if (place.job.empty() && !variable("MASTER_ADDR").empty()) {
+      place.port = 29500;  // nothing else that all machines know; PyTorch's own
     } else {
       Fnv1a hash;
       // MPICH says nothing of its job: its processes on one machine have one parent.
