@@ -402,7 +402,9 @@ class GlooGroup final : public Group {
   // rank's.
   [[noreturn]] void end(const std::string& why, int code, bool own = true) {
     ending_ = true;
-    const std::string text = own ? str("rank ", rank(), " on host ", host_name(), ": ", why) : why;
+    const bool named = !own || why.starts_with("rank ");
+    const std::string text =
+        named ? why : str("rank ", rank(), " on host ", host_name(), ": ", why);
     bool first = true;
     try {
       first = store_->add("failures", 1) == 1;

@@ -119,7 +119,7 @@ class Ranks {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
     if (code_ == 0) {
       code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-      end_ = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+      end_ = std::chrono::steady_clock::now() + std::chrono::seconds(7);
       // One that was killed says nothing itself.
       if (WIFSIGNALED(status) && store_->add("failures", 1) == 1) {
         const std::string why = str(

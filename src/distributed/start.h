@@ -11,7 +11,7 @@ namespace headloom {
 // job (Place), and waits until all have ended. Each has its share of the processor's cores as
 // OMP_NUM_THREADS, unless that is set. They write to this process's output. `interrupted` is asked
 // now and then, and passed on once. Where one of them fails, the others end; what is left of them
-// after 15 seconds is killed. Returns 0, or the exit code of the first that has failed.
+// after 7 seconds is killed. Returns 0, or the exit code of the first that has failed.
 int start_ranks(int64_t count, const std::vector<std::string>& command,
                 const std::function<bool()>& interrupted);
 

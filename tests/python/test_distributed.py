@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 from cli_support import BINARY, ENVIRONMENT, TEXT, headloom, weights
-from distributed_support import free_port, has_gloo, model, LAUNCHERS, finish, start_rank, train_together
+from distributed_support import LAUNCHERS, finish, free_port, has_gloo, model, start_rank, torchrun, train_together
 from safetensors.torch import load_file
 
 pytestmark = [
@@ -97,12 +97,12 @@ def test_every_launcher_starts_the_same_run(place):
     """Of the launchers that are not here, by the variables that they set."""
     processes = {}
     for launcher in LAUNCHERS:
-        port, out = free_port(), f"by {launcher}"
+        port, out = free_port(), f"as {launcher}"
         processes[launcher] = [start_rank(launcher, rank, 2, port, ["train", "mha.toml", "--out", out], place) for rank in range(2)]
     for launcher, both in processes.items():
         codes, said = finish(both)
         assert (codes, said) == ([0, 0], []), launcher
-        assert same_weights(place / f"by {launcher}", place / "mha-2"), launcher
+        assert same_weights(place / f"as {launcher}", place / "mha-2"), launcher
 
 
 def test_torchrun_starts_the_same_run(place):
