@@ -33,9 +33,9 @@ RAGGED = 'type = "recall"\nvocabulary = 32\nsegments = ["16:2:9", "24:2:8"]\neva
 # A model, its task, and the numbers of processes that train it. 1, 2, 3 and 4 of them share 12 sequences equally.
 KINDS = {
     "mha": (model('{ type = "mha", heads = 2 }', extra="dropout = 0.1"), TASK, [1, 2, 3, 4]),
-    "dcmha": (model('{ type = "dcmha", heads = 2 }'), TASK, [1, 3]),
-    "moe": (model('{ type = "mha", heads = 2 }', MOE, "dropout = 0.1"), RAGGED, [1, 2, 3]),
-    "mamba": (model('{ type = "mamba" }'), TASK, [1, 4]),
+    "dcmha": (model('{ type = "dcmha", heads = 2 }'), TASK, [1, 2]),
+    "moe": (model('{ type = "mha", heads = 2 }', MOE, "dropout = 0.1"), RAGGED, [1, 3]),
+    "mamba": (model('{ type = "mamba" }'), TASK, [1, 2]),
     "simplified": (model('{ type = "shaped", heads = 2 }', block='{ type = "simplified" }'), TASK, [1, 2]),
     "reverse": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\ndropout = 0.1'), REVERSE, [1, 3]),
 }
