@@ -222,8 +222,8 @@ class GlooGroup final : public Group {
       const int code = body();
       finish();
       return code;
-    } catch (const LostRank& error) {
-      end_after_loss(error.what());
+    } catch (const LostRank&) {
+      end_after_loss();
     } catch (const UsageError& error) {
       end(error.what(), 2);
     } catch (const std::exception& error) {
@@ -327,15 +327,7 @@ class GlooGroup final : public Group {
         if (finished_within(std::chrono::seconds(5))) return;
       } catch (const std::exception&) {
         if (finished_within(std::chrono::seconds(5))) return;
-        // Nobody can be asked who has failed.
-        if (!ending_) {
-          std::fprintf(
-              stderr,
-              "headloom: rank %lld on host %s has lost the process at %s, port %lld, where "
-              "the ranks meet.\n",
-              static_cast<long long>(rank()), host_name().c_str(), place_.address.c_str(),
-              static_cast<long long>(place_.port));
-        }
+        if (!ending_.exchange(true)) say_store_is_gone();
       }
       std::_Exit(1);
     }
@@ -371,7 +363,7 @@ class GlooGroup final : public Group {
     }
   }
 
-  [[noreturn]] void end_after_loss(const std::string& why) {
+  [[noreturn]] void end_after_loss() {
     ending_ = true;
     const double start = seconds_now();
     const auto passed = [&] { return seconds_now() - start; };
@@ -383,19 +375,25 @@ class GlooGroup final : public Group {
       if (!is_set("cause")) {
         const std::vector<int64_t> gone = without("present"), busy = without("lost");
         const std::string which =
-            !gone.empty()   ? named(gone) + " no longer answers: it was killed, or it hangs."
-            : !busy.empty() ? str(named(busy), " has not come to the others within ",
-                                  options_.timeout, " seconds (--timeout).")
-                            : "the connection between the ranks is broken: " + why;
+            !gone.empty() ? named(gone) + " no longer answers: it was killed, or it hangs."
+            : !busy.empty()
+                ? str(named(busy), " has not come to the others within ", options_.timeout,
+                      " seconds (--timeout).")
+                : "the connection between the ranks broke, though all of them are there.";
         end(which + " All ranks end; go on from the last checkpoint with --resume.", 1,
             /*own=*/false);
       }
-    } catch (const std::exception&) {  // the store is gone, and with it rank 0 or the launcher
-      say(str("rank ", rank(), " on host ", host_name(), " has lost ",
-              place_.served ? "the launcher" : "rank 0",
-              ", which was killed or has ended; go on from the last checkpoint with --resume."));
+    } catch (const std::exception&) {
+      say_store_is_gone();
     }
     leave(1);
+  }
+
+  // With it rank 0 or the launcher. Nobody can be asked who has failed, so every rank says this.
+  void say_store_is_gone() const {
+    say(str("rank ", rank(), " on host ", host_name(), " has lost ",
+            place_.served ? "the launcher" : "rank 0",
+            ", which was killed or has ended; go on from the last checkpoint with --resume."));
   }
 
   // Ends this process after a failure. The first of all processes says why. `own`: it is this

@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <c10/util/Logging.h>
+
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -13,6 +15,12 @@
 
 namespace headloom {
 namespace {
+
+// What goes wrong is said in a sentence: c10d would write a stack of its own beside it.
+void silence_c10d() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+}
 
 void check_resolves(const Place& place, const std::string& here) {
   addrinfo hints{}, *found = nullptr;
@@ -34,6 +42,7 @@ std::string host_name() {
 }
 
 c10::intrusive_ptr<c10d::TCPStore> serve_store() {
+  silence_c10d();
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -47,8 +56,7 @@ c10::intrusive_ptr<c10d::Store> part_of_job(const c10::intrusive_ptr<c10d::Store
 }
 
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::milliseconds timeout) {
-  // What goes wrong is said here, in a sentence: c10d would write a stack of its own beside it.
-  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  silence_c10d();
   const std::string here = str("rank ", place.rank, " on host ", host_name());
   check_resolves(place, here);
   c10d::TCPStoreOptions options;

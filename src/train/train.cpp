@@ -25,6 +25,7 @@
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
+#include "train/scaling.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -48,15 +49,10 @@ std::vector<double> shares_of(const Tensor& counts) {
   return {share.const_data_ptr<double>(), share.const_data_ptr<double>() + share.numel()};
 }
 
-// Throws UsageError where `processes` cannot share each piece of a batch equally.
+// Throws UsageError where `processes` cannot share a run.
 void check_shares(const TrainOptions& options, int64_t processes) {
   if (processes == 1) return;
-  if (options.batch % (options.accumulate * processes) != 0) {
-    usage_error("'train.batch' is ", options.batch, " in ", options.accumulate, " piece",
-                options.accumulate > 1 ? "s" : "", ", which ", processes,
-                " processes cannot share equally, expected a multiple of ",
-                options.accumulate * processes, ".");
-  }
+  check_equal_shares(options, processes);
   if (options.device != "cpu") {
     usage_error("'train.device' is \"", options.device, "\", expected \"cpu\" where ", processes,
                 " processes share a run.");
@@ -148,13 +144,6 @@ class Trainer {
     return session;
   }
 
-  // This process's part of a step, by which its memory goes.
-  TrainOptions own_options() const {
-    TrainOptions own = options_;
-    own.batch /= group_.size();
-    return own;
-  }
-
   void check_same_data(const data::Task& task) {
     if (group_.size() == 1) return;
     const std::string own = fingerprint(task);
@@ -185,9 +174,7 @@ class Trainer {
   }
 
   std::shared_ptr<data::Task> make_task(const TrainControl& control) {
-    RunConfig own = config_;
-    own.train = own_options();
-    check_training_fits(own);
+    check_training_fits(config_, group_.size());
     auto task = config_.build_task();
     check_same_data(*task);
     check_split(*task, split_named(config_.train.eval_split));
@@ -198,7 +185,7 @@ class Trainer {
 
   std::shared_ptr<Model> make_model() {
     seed_random(static_cast<uint64_t>(options_.seed), device_);
-    check_training_fits(*build_without_memory(config_.model), *task_, own_options());
+    check_training_fits(*build_without_memory(config_.model), *task_, options_, group_.size());
     auto model = build_model(config_.model);
     model->to(device_);
     return model;
@@ -257,8 +244,8 @@ class Trainer {
   Evaluation evaluated(Split split) {
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
-                    std::max<int64_t>(own_options().batch / options_.accumulate, 1), {}, split,
-                    &group_);
+                    std::max<int64_t>(options_.batch / options_.accumulate / group_.size(), 1), {},
+                    split, &group_);
   }
 
   // NaN where nothing asks for it. `e` is the evaluation that is reported.

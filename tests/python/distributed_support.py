@@ -68,6 +68,7 @@ def finish(processes, seconds=60):
     codes, said = [], []
     for process in processes:
         _, err = process.communicate(timeout=seconds)
+        assert "frame #" not in err, err
         codes.append(process.returncode)
         said += [line.removeprefix("headloom: ") for line in err.splitlines() if line.startswith("headloom: ")]
     return codes, said

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from cli_support import BINARY, ENVIRONMENT, TEXT, headloom, weights
+from cli_support import BINARY, ENVIRONMENT, TEXT, headloom, refused, weights
 from distributed_support import LAUNCHERS, finish, free_port, has_gloo, model, start_rank, torchrun, train_together
 from safetensors.torch import load_file
 
@@ -184,3 +184,30 @@ def test_other_commands_read_the_checkpoints(tmp_path):
     assert headloom("generate", "run", "--prompt", "The ", "--tokens", 4, cwd=tmp_path).stdout.startswith("The ")
     headloom("export", "run", "--out", "hf", cwd=tmp_path)
     assert (tmp_path / "hf/model.safetensors").exists()
+
+
+def test_describe_estimates_several_machines(place):
+    options = ["--bandwidth", 8, "--speed", 0.5, "--length", 32]
+    described = json.loads(headloom("describe", "mha.toml", "--machines", 4, *options, "--json", cwd=place).stdout)
+    step, parameters = 3 * described["flops_per_token"] * 12 * 32, described["parameters"]
+    rows = described["machines"]["numbers"]
+    assert [row["machines"] for row in rows] == [1, 2, 4]
+    for row in rows:
+        n, none, sharded = row["machines"], row["none"], row["optimizer"]
+        share = 4 * parameters * (n - 1) / n
+        assert row["compute_seconds"] == pytest.approx(step / 0.5e9 / n)
+        assert (none["bytes_sent"], sharded["bytes_sent"]) == pytest.approx((2 * share, 3 * share))
+        assert none["reduce_seconds"] == sharded["reduce_seconds"] == pytest.approx(2 * share / 1e9)
+        hidden = max(2 / 3 * row["compute_seconds"], none["reduce_seconds"])
+        assert none["step_seconds"] == pytest.approx(row["compute_seconds"] / 3 + hidden)
+        assert sharded["step_seconds"] == pytest.approx(none["step_seconds"] + share / 1e9)
+        assert none["efficiency"] == pytest.approx(row["compute_seconds"] / none["step_seconds"])
+        assert none["memory"] - sharded["memory"] == pytest.approx(8 * parameters * (n - 1) / n)
+    assert rows[0]["none"]["efficiency"] == 1 and rows[0]["none"]["memory"] == described["training_memory"]["peak"]
+    # At that number the sums take as long as the backward.
+    limit = described["machines"]["hidden_up_to"]
+    assert 2 / 3 * step / 0.5e9 / limit == pytest.approx(8 * parameters * (limit - 1) / limit / 1e9)
+    shown = headloom("describe", "mha.toml", "--machines", 4, *options, cwd=place).stdout
+    assert f"up to {limit:.3g} machines" in shown
+    assert "needs --bandwidth" in refused("describe", "mha.toml", "--machines", 2, cwd=place)
+    assert "expected a multiple of 5" in refused("describe", "mha.toml", "--machines", 5, *options, cwd=place)

@@ -39,6 +39,7 @@ def place(tmp_path_factory):
 
 
 def sentences(text):
+    assert "frame #" not in text, text
     return [line.removeprefix("headloom: ") for line in text.splitlines() if line.startswith("headloom: ")]
 
 
@@ -120,6 +121,24 @@ def test_interrupted_processes_save(place, accidents):
     assert code == 1 and len(said) == 1 and said[0].startswith("interrupted; step "), said
     assert (place / f"interrupted/checkpoints/step-{said[0].split()[2]}").exists()
     assert seconds < 10 + SLACK
+
+
+def test_the_process_is_gone_where_the_others_meet(place):
+    """Rank 0, of those that were not started by torchrun, or our own launcher: each of those that are left says so."""
+    port = free_port()
+    two = [start_rank("MPICH", rank, 2, port, ["train", "x.toml", "--out", "met", "--set", "train.steps=100000"], place) for rank in range(2)]
+    process, ranks = started(place, "orphans", "--processes", 2, "--set", "train.steps=100000", command=[str(BINARY)])
+    while not (place / "met/checkpoints/step-40").exists() and two[0].poll() is None:
+        time.sleep(0.01)
+    began = time.time()
+    process.kill()
+    two[0].kill()
+    codes, said = finish(two)
+    after = ", which was killed or has ended; go on from the last checkpoint with --resume."
+    assert (codes, said) == ([-9, 1], [f"rank 1 on host {HOST} has lost rank 0{after}"])
+    said = sentences(process.communicate(timeout=60)[1])  # ends with the last rank
+    assert sorted(said) == [f"rank {rank} on host {HOST} has lost the launcher{after}" for rank in range(2)]
+    assert time.time() - began < 10 + SLACK
 
 
 def both(place, first, second, launcher="torchrun", **environments):

@@ -99,24 +99,26 @@ class Campaign:
         elif done.code != 0:
             raise Broken(what, f"nobody was hit, but it ended with {done.code}: {done.err[-300:]!r}")
         expect(what, [*self.arguments(out), "--processes", processes], self.place, seconds=120)
-        return what
+        return what if hit is not None else "faster than the signal"
 
     def under_torchrun(self, processes, out, random):
         what = "restarted by torchrun"
         port = str(random.randint(20000, 60000))
         command = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port, "--max-restarts", 4]
         process = start([*command, "--no-python", BINARY, *self.arguments(out)], self.place, binary=sys.executable)
+        hits = 0
         for _ in range(2):
             deadline = time.monotonic() + 60
             while len(ranks_of(process.pid)) < processes and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             if self.hit(process, processes, out, signal.SIGKILL, random) is None:
                 break
+            hits += 1
             time.sleep(1)
         done = finish(process, 180)
         if done.code != 0:
             raise Broken(what, f"it ended with {done.code}: {done.err[-1500:]!r}")
-        return what
+        return f"{what} {hits} times"
 
     def close(self):
         pass
