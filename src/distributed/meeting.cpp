@@ -1,3 +1,5 @@
+#ifdef HEADLOOM_GLOO  // a PyTorch without it may lack all of c10d
+
 #include "distributed/meeting.h"
 
 #include <netdb.h>
@@ -80,3 +82,5 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
 }
 
 }  // namespace headloom
+
+#endif

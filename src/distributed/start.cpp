@@ -1,3 +1,5 @@
+#ifdef HEADLOOM_GLOO  // a PyTorch without it may lack all of c10d
+
 #include "distributed/start.h"
 
 #include <fcntl.h>
@@ -147,3 +149,5 @@ int start_ranks(int64_t count, const std::vector<std::string>& command,
 }
 
 }  // namespace headloom
+
+#endif

@@ -23,10 +23,10 @@ symbols = 8
 count = 6
 eval_sequences = 4
 [train]
-steps = 400
+steps = 240
 batch = 4
 warmup = 4
-eval_every = 200
+eval_every = 120
 checkpoint_every = 40
 """
 
@@ -113,7 +113,7 @@ def test_torchrun_goes_on_after_a_process_was_killed(place, accidents):
     ranks, code, said, _ = accidents["restarted"]
     assert code == 0
     assert all(f"rank 1 on host {HOST} (process {ranks[1]})" in sentence for sentence in said), said
-    assert weights(place / "restarted", 400) == weights(place / "whole", 400)
+    assert weights(place / "restarted", 240) == weights(place / "whole", 240)
 
 
 def test_interrupted_processes_save(place, accidents):
