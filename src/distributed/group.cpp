@@ -120,6 +120,17 @@ std::string names_of_interfaces() {
   return out;
 }
 
+bool is_loopback(const std::string& interface) {
+  bool out = false;
+  struct ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return out;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_name == interface) out = (i->ifa_flags & IFF_LOOPBACK) != 0;
+  }
+  ::freeifaddrs(first);
+  return out;
+}
+
 // The address of this machine by which it reaches `host`, as a number; "" where it does not.
 std::string own_address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
@@ -299,15 +310,20 @@ class GlooGroup final : public Group {
   }
 
   auto device() const -> decltype(c10d::ProcessGroupGloo::createDeviceForHostname("")) {
+    bool together = true;
+    for (const Greeting& one : greetings_) together = together && one.host == greetings_[0].host;
     if (!options_.interface.empty()) {
       if (::if_nametoindex(options_.interface.c_str()) == 0) {
         usage_error("--interface ", options_.interface, ": there is no such network on host ",
                     host_name(), ", expected one of ", names_of_interfaces(), ".");
       }
+      if (!together && is_loopback(options_.interface)) {
+        usage_error("--interface ", options_.interface,
+                    ": other hosts do not reach this network of host ", host_name(),
+                    ", expected one of ", names_of_interfaces(), ".");
+      }
       return c10d::ProcessGroupGloo::createDeviceForInterface(options_.interface);
     }
-    bool together = true;
-    for (const Greeting& one : greetings_) together = together && one.host == greetings_[0].host;
     if (together) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
     const std::string own = own_address_towards(place_.address);
     if (own.empty() || own.starts_with("127.")) {
@@ -333,7 +349,7 @@ class GlooGroup final : public Group {
         if (finished_within(std::chrono::seconds(5))) return;
       } catch (const std::exception&) {
         if (finished_within(std::chrono::seconds(5))) return;
-        if (!ending_.exchange(true)) say_store_is_gone();
+        if (!ending_.exchange(true)) say_once(store_is_gone());
       }
       std::_Exit(1);
     }
@@ -371,6 +387,7 @@ class GlooGroup final : public Group {
 
   [[noreturn]] void end_after_loss() {
     ending_ = true;
+    leave_at_the_latest(store_is_gone());
     const double start = seconds_now();
     const auto passed = [&] { return seconds_now() - start; };
     try {
@@ -390,16 +407,26 @@ class GlooGroup final : public Group {
             /*own=*/false);
       }
     } catch (const std::exception&) {
-      say_store_is_gone();
+      say_once(store_is_gone());
     }
     leave(1);
   }
 
   // With it rank 0 or the launcher. Nobody can be asked who has failed, so every rank says this.
-  void say_store_is_gone() const {
-    say(str("rank ", rank(), " on host ", host_name(), " has lost ",
-            place_.served ? "the launcher" : "rank 0",
-            ", which was killed or has ended; go on from the last checkpoint with --resume."));
+  std::string store_is_gone() const {
+    return str("rank ", rank(), " on host ", host_name(), " has lost ",
+               place_.served ? "the launcher" : "rank 0",
+               ", which was killed or has ended; go on from the last checkpoint with --resume.");
+  }
+
+  // Ends this process with `why`, unless something was said, where the store does not answer: a
+  // host that is cut off from the network does not even refuse.
+  void leave_at_the_latest(const std::string& why) {
+    std::thread([this, why] {
+      std::this_thread::sleep_for(std::chrono::seconds(12));
+      say_once(why);
+      std::_Exit(1);
+    }).detach();
   }
 
   // Ends this process after a failure. The first of all processes says why. `own`: it is this
@@ -409,17 +436,19 @@ class GlooGroup final : public Group {
     const bool named = !own || why.starts_with("rank ");
     const std::string text =
         named ? why : str("rank ", rank(), " on host ", host_name(), ": ", why);
+    leave_at_the_latest(text);
     bool first = true;
     try {
       first = store_->add("failures", 1) == 1;
       if (first) set("cause", text);
     } catch (const std::exception&) {  // then the launcher, or rank 0, is gone as well
     }
-    if (first) say(text);
+    if (first) say_once(text);
     leave(code);
   }
 
-  static void say(const std::string& text) {
+  void say_once(const std::string& text) {
+    if (said_.exchange(true)) return;
     const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
     std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");
   }
@@ -448,7 +477,7 @@ class GlooGroup final : public Group {
   std::mutex mutex_;
   std::condition_variable woken_;
   bool finished_ = false;  // under mutex_
-  std::atomic<bool> ending_ = false;
+  std::atomic<bool> ending_ = false, said_ = false;
   double waited_ = 0;
 };
 
