@@ -87,13 +87,13 @@ void print_branches(const ModelConfig& model,
 // One row of what machines cost that share a step.
 struct ScalingRow {
   int64_t machines = 1;
-  StepCost plain, sharded;                      // train.shard = "none", "optimizer"
+  StepCost plain = {}, sharded = {};            // train.shard = "none", "optimizer"
   double plain_memory = 0, sharded_memory = 0;  // bytes a machine
 };
 
 struct Scaling {
-  std::vector<ScalingRow> rows;
-  double hidden_up_to = 0, least_step = 0;
+  std::vector<ScalingRow> rows = {};
+  double hidden_up_to = 0, limit_step = 0;
 };
 
 // For 1, 2, 4, ... machines that can share a batch equally, up to a.machines.
@@ -112,7 +112,7 @@ Scaling scaling(const DescribeArguments& a, const Model& model, const SequenceSi
                   .machine_flops = 1e9 * a.speed,
                   .bytes_a_second = 1e9 / 8 * a.bandwidth};
   Scaling out{.hidden_up_to = hidden_up_to(step),
-              .least_step = 8 * step.parameters / step.bytes_a_second};
+              .limit_step = 8 * step.parameters / step.bytes_a_second};
   std::vector<int64_t> numbers;
   for (int64_t n = 1; n < a.machines; n *= 2) numbers.push_back(n);
   numbers.push_back(a.machines);
@@ -143,13 +143,13 @@ void print_scaling(const DescribeArguments& a, const Scaling& found) {
   }
   std::printf(
       "at %g GFLOP/s a machine and %g Gbit/s between them, the sums of gradients are hidden behind "
-      "the backward up to %.3g machines; no number of machines makes a step shorter than %.3g s.\n",
-      a.speed, a.bandwidth, found.hidden_up_to, found.least_step);
+      "the backward up to %.3g machines; with ever more machines a step nears %.3g s.\n",
+      a.speed, a.bandwidth, found.hidden_up_to, found.limit_step);
 }
 
 nlohmann::ordered_json scaling_json(const Scaling& found) {
   nlohmann::ordered_json json = {{"hidden_up_to", found.hidden_up_to},
-                                 {"least_step_seconds", found.least_step}};
+                                 {"limit_step_seconds", found.limit_step}};
   for (const ScalingRow& row : found.rows) {
     const auto cost = [](const StepCost& c, double memory) {
       return nlohmann::ordered_json{{"bytes_sent", c.bytes},      {"reduce_seconds", c.reduce},
