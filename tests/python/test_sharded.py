@@ -129,6 +129,7 @@ def test_a_sharded_checkpoint_goes_on_with_the_same_bits(found):
         assert torch.equal(value, found[1]["resumed"][name]), name
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_one_process_reads_a_sharded_checkpoint(found, alone):
     state = {"model": new(2).state_dict()}
     dcp.load(state, checkpoint_id=found[0] / "dcp")
