@@ -1,6 +1,7 @@
 // The parallel block of GPT-J (Wang & Komatsuzaki 2021) and GPT-NeoX:
 // x + mixer(norm x) + channel(norm' x), one norm or two.
 #include "blocks/block.h"
+#include "mixers/dropout.h"
 
 namespace headloom {
 namespace {
@@ -33,7 +34,7 @@ class Parallel final : public Block {
     Tensor y = mixer_->run(normed, own);
     if (cross_) y = y + cross_->run_cross(input(cross_norm_), context);
     if (channel_) y = y + channel_->run(input(channel_norm_), own);
-    if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
+    if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
     return x + y;
   }
 

@@ -1,6 +1,7 @@
 // The classic block: token mixer, cross-attention where there is a memory, channel mixer, each with
 // a skip. Pre-norm (Xiong et al. 2020) or post-norm (Vaswani et al. 2017).
 #include "blocks/block.h"
+#include "mixers/dropout.h"
 
 namespace headloom {
 namespace {
@@ -38,7 +39,7 @@ class Sequential final : public Block {
   template <typename F>
   Tensor branch(const Tensor& x, const Norm& norm, const F& f) const {
     Tensor y = f(post_ ? x : norm.forward(x));
-    if (dropout_ > 0) y = at::dropout(y, dropout_, is_training());
+    if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
     return post_ ? norm.forward(x + y) : x + y;
   }
 

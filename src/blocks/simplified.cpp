@@ -7,6 +7,7 @@
 // g_a = g_m = 1 and g_f = 0.1 at the start, trainable. Where the model has no norms, the first
 // layer keeps its own (RMSNorm). comb is an option, trainable too.
 #include "blocks/block.h"
+#include "mixers/dropout.h"
 
 namespace headloom {
 namespace {
@@ -61,7 +62,7 @@ class Simplified final : public Block {
  private:
   Tensor scaled(const Tensor& y, const Tensor& gain, bool branch = true) const {
     const Tensor out = y * gain.to(y.scalar_type());
-    return branch && dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
+    return branch && dropout_ > 0 ? batch_dropout(out, dropout_, is_training()) : out;
   }
 
   const bool serial_;

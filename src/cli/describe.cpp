@@ -11,6 +11,7 @@
 #include "model/branches.h"
 #include "train/config.h"
 #include "train/run_folder.h"
+#include "train/scaling.h"
 #include "train/training_memory.h"
 
 namespace headloom::cli {
@@ -19,6 +20,8 @@ namespace {
 struct DescribeArguments {
   ConfigArguments config;
   int64_t length = 0;
+  int64_t machines = 1;
+  double bandwidth = 0, speed = 0;  // Gbit/s, GFLOP/s
   bool json = false;
 };
 
@@ -81,6 +84,86 @@ void print_branches(const ModelConfig& model,
   }
 }
 
+// One row of what machines cost that share a step.
+struct ScalingRow {
+  int64_t machines = 1;
+  StepCost plain = {}, sharded = {};            // train.shard = "none", "optimizer"
+  double plain_memory = 0, sharded_memory = 0;  // bytes a machine
+};
+
+struct Scaling {
+  std::vector<ScalingRow> rows = {};
+  double hidden_up_to = 0, limit_step = 0;
+};
+
+// For 1, 2, 4, ... machines that can share a batch equally, up to a.machines.
+Scaling scaling(const DescribeArguments& a, const Model& model, const SequenceSizes& sequence,
+                const ModelCosts& costs, TrainOptions options) {
+  if (a.bandwidth <= 0 || a.speed <= 0) {
+    usage_error("--machines ", a.machines,
+                " needs --bandwidth, the Gbit/s between two machines, and --speed, the GFLOP/s "
+                "that one reaches in training.");
+  }
+  check_equal_shares(options, a.machines);
+  // The backward of a matrix product is two of them.
+  SharedStep step{.flops = 3 * costs.flops_per_token * static_cast<double>(options.batch) *
+                           static_cast<double>(sequence.length),
+                  .parameters = static_cast<double>(costs.parameters),
+                  .machine_flops = 1e9 * a.speed,
+                  .bytes_a_second = 1e9 / 8 * a.bandwidth};
+  Scaling out{.hidden_up_to = hidden_up_to(step),
+              .limit_step = 8 * step.parameters / step.bytes_a_second};
+  std::vector<int64_t> numbers;
+  for (int64_t n = 1; n < a.machines; n *= 2) numbers.push_back(n);
+  numbers.push_back(a.machines);
+  for (const int64_t n : numbers) {
+    if (options.batch % (options.accumulate * n) != 0) continue;
+    ScalingRow row{.machines = n};
+    for (const bool shard : {false, true}) {
+      step.shard_optimizer = shard;
+      options.shard = shard ? "optimizer" : "none";
+      (shard ? row.sharded : row.plain) = step_cost(step, n);
+      (shard ? row.sharded_memory : row.plain_memory) =
+          training_memory(model, sequence, options, n).peak;
+    }
+    out.rows.push_back(row);
+  }
+  return out;
+}
+
+void print_scaling(const DescribeArguments& a, const Scaling& found) {
+  std::printf("\n%8s %10s %10s %10s %10s %11s %12s   %s\n", "machines", "compute", "sent", "reduce",
+              "step", "efficiency", "memory", "train.shard = \"optimizer\": step, memory");
+  for (const ScalingRow& row : found.rows) {
+    std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %12s   %.3g s, %s\n",
+                static_cast<long long>(row.machines), row.plain.compute,
+                human_bytes(row.plain.bytes).c_str(), row.plain.reduce, row.plain.step,
+                100 * row.plain.efficiency, human_bytes(row.plain_memory).c_str(), row.sharded.step,
+                human_bytes(row.sharded_memory).c_str());
+  }
+  std::printf(
+      "at %g GFLOP/s a machine and %g Gbit/s between them, the sums of gradients are hidden behind "
+      "the backward up to %.3g machines; with ever more machines a step nears %.3g s.\n",
+      a.speed, a.bandwidth, found.hidden_up_to, found.limit_step);
+}
+
+nlohmann::ordered_json scaling_json(const Scaling& found) {
+  nlohmann::ordered_json json = {{"hidden_up_to", found.hidden_up_to},
+                                 {"limit_step_seconds", found.limit_step}};
+  for (const ScalingRow& row : found.rows) {
+    const auto cost = [](const StepCost& c, double memory) {
+      return nlohmann::ordered_json{{"bytes_sent", c.bytes},      {"reduce_seconds", c.reduce},
+                                    {"gather_seconds", c.gather}, {"step_seconds", c.step},
+                                    {"efficiency", c.efficiency}, {"memory", memory}};
+    };
+    json["numbers"].push_back({{"machines", row.machines},
+                               {"compute_seconds", row.plain.compute},
+                               {"none", cost(row.plain, row.plain_memory)},
+                               {"optimizer", cost(row.sharded, row.sharded_memory)}});
+  }
+  return json;
+}
+
 int run_describe(DescribeArguments a) {
   const std::string folder = a.config.path;
   const bool of_run = std::filesystem::is_directory(folder);
@@ -104,13 +187,14 @@ int run_describe(DescribeArguments a) {
   const ModelCosts costs = model_costs(*built, length);
   const std::optional<MeasuredState> measured = measured_state(*built, length);
   const std::optional<std::vector<BranchScale>> branches = measured_branches(model, length);
-  const TrainingMemory training = training_memory(
-      *built,
-      {.length = length,
-       .source_length = model.kind == "encoder_decoder" ? length : 0,
-       // A decoder predicts every position; what else there is depends on the task.
-       .targets = built->config().head || model.kind == "vit" ? 1.0 : static_cast<double>(length)},
-      config.train);
+  const SequenceSizes sequence{
+      .length = length,
+      .source_length = model.kind == "encoder_decoder" ? length : 0,
+      // A decoder predicts every position; what else there is depends on the task.
+      .targets = built->config().head || model.kind == "vit" ? 1.0 : static_cast<double>(length)};
+  const TrainingMemory training = training_memory(*built, sequence, config.train);
+  std::optional<Scaling> machines;
+  if (a.machines > 1) machines = scaling(a, *built, sequence, costs, config.train);
   if (a.json) {
     nlohmann::ordered_json json = {{"length", length},
                                    {"parameters", costs.parameters},
@@ -143,6 +227,7 @@ int run_describe(DescribeArguments a) {
                                {"activations", training.activations},
                                {"scores", training.scores},
                                {"peak", training.peak}};
+    if (machines) json["machines"] = scaling_json(*machines);
     for (const Cost& c : costs.parts) {
       json["parts"].push_back({{"part", c.part},
                                {"formula", c.formula},
@@ -185,6 +270,7 @@ int run_describe(DescribeArguments a) {
   print_branches(model, branches);
   std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
               100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
+  if (machines) print_scaling(a, *machines);
   std::printf(
       "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "
       "sizes, K mean visible keys, R rank, I hidden or inner width, N numbers of state a channel, "
@@ -202,6 +288,13 @@ Command describe_command() {
             a->config.add(app, "configuration file, or the folder of a run");
             app.add_option("--length", a->length, "sequence length; the task's by default")
                 ->check(whole_number(1, kLargestSize));
+            app.add_option("--machines", a->machines,
+                           "estimate a training step that so many machines share")
+                ->check(whole_number(1, 1024));
+            app.add_option("--bandwidth", a->bandwidth, "between two machines, in Gbit/s")
+                ->check(real_number(Range<double>{.low = 1e-6, .high = 1e9}));
+            app.add_option("--speed", a->speed, "that a machine reaches in training, in GFLOP/s")
+                ->check(real_number(Range<double>{.low = 1e-6, .high = 1e12}));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run_describe(*a); };
           }};

@@ -7,8 +7,11 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/platform.h"
 #include "core/shell.h"
 #include "core/text.h"
+#include "distributed/group.h"
+#include "distributed/start.h"
 #include "train/interrupt.h"
 #include "train/run_folder.h"
 
@@ -21,6 +24,8 @@ struct TrainArguments {
   bool resume = false;
   std::string checkpoint, from;
   bool json = false;
+  int64_t processes = 1;
+  GroupOptions group;
 };
 
 // CONFIG with what it leaves to the run in --from, then its --set overrides.
@@ -42,6 +47,27 @@ Node read_config(const TrainArguments& a) {
   return root;
 }
 
+// The command that a rank runs: this one without --processes.
+std::vector<std::string> rank_command(const TrainArguments& a) {
+  std::vector<std::string> out = {program_path(), "train", a.config.path, "--out", a.out};
+  for (const std::string& one : a.config.overrides) out.insert(out.end(), {"--set", one});
+  if (a.resume) out.emplace_back("--resume");
+  if (!a.checkpoint.empty()) out.insert(out.end(), {"--checkpoint", a.checkpoint});
+  if (!a.from.empty()) out.insert(out.end(), {"--from", a.from});
+  if (a.json) out.emplace_back("--json");
+  out.insert(out.end(), {"--timeout", str(a.group.timeout)});
+  if (!a.group.interface.empty()) out.insert(out.end(), {"--interface", a.group.interface});
+  return out;
+}
+
+// What must be the same for all ranks.
+std::string configuration_text(const TrainArguments& a) {
+  return str(to_toml(read_config(a)), "\n", a.out, "\n", a.resume, "\n", a.checkpoint, "\n",
+             a.from);
+}
+
+int train_here(const TrainArguments& a, Communicator* group);
+
 int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run folder in place of a configuration goes on with that run.
@@ -57,15 +83,36 @@ int run_train(TrainArguments& a) {
                 "on from the checkpoint of step ",
                 a.from, " say --checkpoint ", a.from, ".");
   }
+  install_interrupt_handler();
+  const std::optional<Place> place = place_among_ranks();
+  if (a.processes > 1) {
+    if (place) {
+      usage_error("--processes ", a.processes, ": ", place->launcher, " has started ", place->size,
+                  " processes already, and each would start more; leave one of the two out.");
+    }
+    check_can_distribute();
+    expect_comparison(read_config(a), a.config.path, false);  // before any process is started
+    return start_ranks(a.processes, rank_command(a), interrupted);
+  }
+  if (!place) return train_here(a, nullptr);
+  const std::unique_ptr<Group> group = Group::connect(*place, a.group);
+  return group->run([&] {
+    group->meet(configuration_text(a));
+    return train_here(a, group.get());
+  });
+}
+
+int train_here(const TrainArguments& a, Communicator* group) {
   const TrainControl control{.folder = a.out,
                              .resume = a.resume,
                              .checkpoint = a.from.empty() ? a.checkpoint : "",
                              .from = a.from,
-                             .from_checkpoint = a.checkpoint.empty() ? "best" : a.checkpoint};
-  install_interrupt_handler();
+                             .from_checkpoint = a.checkpoint.empty() ? "best" : a.checkpoint,
+                             .group = group};
   const Node root = read_config(a);
   expect_comparison(root, a.config.path, false);
   const TrainOutcome outcome = train(root, control);
+  if (group != nullptr && group->rank() > 0) return outcome.interrupted ? 1 : 0;
   if (outcome.interrupted) {
     std::fprintf(
         stderr,
@@ -110,6 +157,17 @@ Command train_command() {
             app.add_option("--checkpoint", a->checkpoint,
                            "best, last or a step: with --from the one to begin with (best by "
                            "default); else go on from it and drop newer ones");
+            app.add_option("--processes", a->processes,
+                           "processes of this machine that share every batch; torchrun, mpirun and "
+                           "srun start them by themselves, on several machines too")
+                ->check(whole_number(1, 1024));
+            app.add_option("--interface", a->group.interface,
+                           "network by which the processes talk, as 'ip link' names it; by default "
+                           "the one that reaches the first")
+                ->type_name("NAME");
+            app.add_option("--timeout", a->group.timeout,
+                           "seconds that a process waits for the others before all end")
+                ->check(real_number(Range<double>{.low = 1, .high = 1e6}));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run_train(*a); };
           }};

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 
 namespace headloom {
@@ -14,6 +15,8 @@ struct AuxiliaryOutputs {
   // Of each layer with experts, by MixerContext::layer: how many choices each expert got [experts],
   // int64.
   std::map<int64_t, at::Tensor> load;
+  // Sums counts over all processes that train on parts of one batch; empty: there are no others.
+  std::function<at::Tensor(const at::Tensor&)> sum_counts = {};
   // Where `measures_branches` is set: of each layer, by MixerContext::layer, the root mean square
   // of what its token mixer puts out and of the residual stream that it is added to.
   struct Branch {

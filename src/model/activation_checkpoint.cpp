@@ -78,6 +78,9 @@ struct Checkpoint : torch::CustomClassHolder {
   MixerContext context;  // without what each call brings: memory and auxiliary outputs
   RandomState random;
   AutocastState autocast;
+  // What AuxiliaryOutputs::sum_counts gave the first time, in order: the second call does not talk
+  // to other processes.
+  std::vector<Tensor> sums;
 
   Checkpoint(std::shared_ptr<Block> of, const Tensor& x, const MixerContext& given)
       : block(std::move(of)), context(given), random(x.device()), autocast(x.device().type()) {
@@ -103,7 +106,16 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
                                AuxiliaryOutputs* auxiliary) {
     ctx->save_for_backward(inputs.vec());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return call->run(inputs, *auxiliary);
+    AuxiliaryOutputs& own = *auxiliary;
+    if (const auto sum = own.sum_counts) {
+      own.sum_counts = [call, sum](const Tensor& counts) {
+        call->sums.push_back(sum(counts));
+        return call->sums.back();
+      };
+    }
+    variable_list out = call->run(inputs, own);
+    own.sum_counts = nullptr;
+    return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -116,6 +128,10 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       inputs.push_back(t.detach().requires_grad_(t.requires_grad()));
     }
     AuxiliaryOutputs again;  // its statistics were counted before
+    size_t next = 0;
+    if (!call.sums.empty()) {
+      again.sum_counts = [&](const Tensor&) { return call.sums.at(next++); };
+    }
     const at::AutoGradMode with_gradients(true);
     RandomState now(inputs[0].device());
     call.random.restore();
@@ -134,6 +150,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 Tensor checkpointed(const std::shared_ptr<Block>& block, const Tensor& x,
                     const MixerContext& context) {
   AuxiliaryOutputs own;
+  if (context.auxiliary != nullptr) own.sum_counts = context.auxiliary->sum_counts;
   variable_list inputs = {x};
   if (context.memory.defined()) inputs.push_back(context.memory);
   const variable_list out = CheckpointFunction::apply(

@@ -89,7 +89,7 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
   }
   if (norm_) x = norm_->forward(x);
   if (projection_) x = projection_->forward(x);
-  return config_.dropout > 0 ? at::dropout(x, config_.dropout, training) : x;
+  return config_.dropout > 0 ? batch_dropout(x, config_.dropout, training) : x;
 }
 
 TokenHead::TokenHead(Module& owner, const ModelConfig& config, const Tensor& table)
@@ -202,7 +202,7 @@ Tensor LabelHead::pool(const Tensor& x, const Tensor& lengths, bool training) co
     y = x.mean(1);
   }
   if (pooler_) y = at::tanh(pooler_->forward(y));
-  return config_.dropout > 0 ? at::dropout(y, config_.dropout, training) : y;
+  return config_.dropout > 0 ? batch_dropout(y, config_.dropout, training) : y;
 }
 
 std::vector<Cost> LabelHead::costs(int64_t length) const {

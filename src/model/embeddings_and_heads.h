@@ -3,6 +3,7 @@
 // Like Layers, each registers its parameters in the model that owns it.
 #pragma once
 
+#include "mixers/dropout.h"
 #include "model/config.h"
 
 namespace headloom {
@@ -64,7 +65,7 @@ class PositionHead {
   PositionHead(Module& owner, const ModelConfig& config);
   // The dropout before the classifier; of a span there is none, as in BERT.
   Tensor drop(const Tensor& x, bool training) const {
-    return dropout_ > 0 ? at::dropout(x, dropout_, training) : x;
+    return dropout_ > 0 ? batch_dropout(x, dropout_, training) : x;
   }
   // [..., C] -> [..., classes], or [..., 2].
   Tensor forward(const Tensor& hidden) const { return linear_->forward(hidden); }

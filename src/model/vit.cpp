@@ -93,7 +93,7 @@ Tensor Vit::hidden(const ModelInput& input) {
   }
   if (positions_.defined()) x = x + positions_;
   if (embedding_norm_) x = embedding_norm_->forward(x);
-  if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
+  if (config_.dropout > 0) x = batch_dropout(x, config_.dropout, is_training());
   return label_.pool(layers_.forward(x, input.context()), {}, is_training());
 }
 

@@ -133,14 +133,13 @@ void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState st
   });
 }
 
-void CheckpointStore::save(const torch::nn::Module& model, const AdamW& optimizer,
+void CheckpointStore::save(const torch::nn::Module& model, NamedTensors optimizer,
                            TrainState state) const {
   state.product_routes = ops::product_routes();
   publish(state, [&](const std::string& where) {
     state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
-    NamedTensors rest = optimizer.state();
-    for (auto& random : random_states(device_of(model))) rest.push_back(std::move(random));
-    state.files[kOptimizer] = stored(write_safetensors(where + "/" + kOptimizer, rest));
+    for (auto& random : random_states(device_of(model))) optimizer.push_back(std::move(random));
+    state.files[kOptimizer] = stored(write_safetensors(where + "/" + kOptimizer, optimizer));
     write_file(where + "/state.json", state_json(state));
   });
   std::vector<int64_t> present = steps();

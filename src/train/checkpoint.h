@@ -32,14 +32,14 @@ class CheckpointStore {
   // Whether the checkpoint has weights alone, as one that was imported.
   bool has_weights_alone(int64_t step) const;
 
-  // Writes step state.step, then removes all but the two newest and the best.
-  void save(const torch::nn::Module& model, const AdamW& optimizer, TrainState state) const;
+  // Writes step state.step, then removes all but the two newest and the best. `optimizer` is
+  // AdamW::state().
+  void save(const torch::nn::Module& model, NamedTensors optimizer, TrainState state) const;
   // Writes a checkpoint of weights alone, from which no training can go on.
   void save_weights(const torch::nn::Module& model, TrainState state) const;
-  // Restores weights, optimiser, the random generators of the CPU and of the model's device, and the
-  // routes that matrix products took, so that a resumed run gives the same bits.
-  // Throws Error naming the file that is missing or damaged, and an intact older step where there
-  // is one.
+  // Restores weights, optimiser, the random generators of the CPU and of the model's device, and
+  // the routes that matrix products took, so that a resumed run gives the same bits. Throws Error
+  // naming the file that is missing or damaged, and an intact older step where there is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
   // Weights only, of the checkpoint that find() gives. Where that is replaced or removed by a run
   // that goes on while it is read, it is looked for again.

@@ -53,6 +53,10 @@ void TrainOptions::fields(Fields& f) {
   f.field("checkpoint_every", checkpoint_every, "steps between checkpoints; absent: eval_every",
           at_least(1));
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));
+  f.field("shard", shard,
+          "what several processes share out instead of keeping all of it: nothing, or the "
+          "optimiser's state (ZeRO-1)",
+          {"none", "optimizer"});
   f.list("group", groups,
          "parameters with a rate or weight decay of their own; the first group that names a "
          "parameter counts");

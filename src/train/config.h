@@ -38,6 +38,7 @@ struct TrainOptions {
   std::optional<double> stop_accuracy;
   std::optional<int64_t> checkpoint_every;  // eval_every when absent
   int64_t seed = 1;
+  std::string shard = "none";
   std::vector<ParameterGroup> groups;  // a parameter belongs to the first that names it
 
   void fields(Fields& f);

@@ -227,7 +227,7 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
 }
 
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
-                    const std::optional<Pieces>& pieces, Split split) {
+                    const std::optional<Pieces>& pieces, Split split, Communicator* group) {
   at::NoGradGuard no_grad;
   Decoder* const decoder = pieces ? &reader(model, task) : nullptr;
   const bool training = model.is_training();
@@ -235,9 +235,11 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   check_split(task, split);
   model.eval();
   const int64_t total = std::min(sequences, sequences_in(task, split));
-  Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
+  // Loss, targets and right answers of each sequence.
+  const Tensor found = at::zeros({total, 3}, at::kDouble);
   Evaluation out;
   for (int64_t first = 0; first < total; first += batch) {
+    if (group != nullptr && first / batch % group->size() != group->rank()) continue;
     const data::Batch data =
         to_device(split_batch(task, split, first, std::min(batch, total - first)), device);
     const int64_t count = data.targets.size(0);
@@ -272,20 +274,21 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
     const Tensor right = task.exact_match()
                              ? scored.hit.reshape({count, -1}).all(1)
                              : scored.hit.logical_and(wanted).reshape({count, -1}).sum(1);
-    // Loss, targets and right answers of each sequence.
-    const Tensor rows = at::stack({scored.loss, wanted.reshape({count, -1}).sum(1).to(at::kDouble),
-                                   right.to(at::kDouble)},
-                                  1)
-                            .cpu();
-    for (int64_t row = 0; row < count; ++row) {
-      const double* const of = rows.const_data_ptr<double>() + 3 * row;
-      losses.add(of[0], of[1]);
-      const bool alike = task.accuracy() == data::Accuracy::share;
-      answers.add(alike ? of[2] / of[1] : of[2], alike || task.exact_match() ? 1 : of[1]);
-      out.tokens += static_cast<int64_t>(of[1]);
-    }
-    out.sequences += count;
+    found.narrow(0, first, count)
+        .copy_(at::stack({scored.loss, wanted.reshape({count, -1}).sum(1).to(at::kDouble),
+                          right.to(at::kDouble)},
+                         1));
   }
+  if (group != nullptr) group->sum({found});
+  Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
+  for (int64_t row = 0; row < total; ++row) {
+    const double* const of = found.const_data_ptr<double>() + 3 * row;
+    losses.add(of[0], of[1]);
+    const bool alike = task.accuracy() == data::Accuracy::share;
+    answers.add(alike ? of[2] / of[1] : of[2], alike || task.exact_match() ? 1 : of[1]);
+    out.tokens += static_cast<int64_t>(of[1]);
+  }
+  out.sequences = total;
   out.loss = losses.mean();
   out.accuracy = answers.mean();
   out.loss_error = losses.standard_error();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/task.h"
+#include "distributed/communicator.h"
 #include "model/decoder.h"
 
 namespace headloom {
@@ -68,8 +69,10 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
 
 // At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss
 // is the same to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError
-// where the model or the data cannot be read in pieces, and where the data cannot be split.
+// where the model or the data cannot be read in pieces, and where the data cannot be split. The
+// processes of `group`, where it is given, take the batches in turn; all get the whole result.
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
-                    const std::optional<Pieces>& pieces = {}, Split split = Split::all);
+                    const std::optional<Pieces>& pieces = {}, Split split = Split::all,
+                    Communicator* group = nullptr);
 
 }  // namespace headloom

@@ -2,26 +2,57 @@
 
 #include <ATen/ATen.h>
 
+#include "mixers/dropout.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 
 namespace headloom {
 
+// Returns the number of targets of this process's shares of the pieces and all others'. Makes each
+// share as long as the longest of its piece: some tasks pad what they give to its longest sequence,
+// and dropout and experts see the padding.
+static int64_t join_shares(std::vector<data::Batch>& shares, Communicator& group) {
+  const auto pieces = static_cast<int64_t>(shares.size());
+  const Tensor own = at::zeros({1 + pieces}, at::kLong);
+  int64_t* const fact = own.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < pieces; ++i) {
+    const data::Batch& share = shares[static_cast<size_t>(i)];
+    fact[0] += share.targets.ne(data::kIgnore).sum().item<int64_t>();
+    fact[1 + i] = share.inputs.defined() ? share.inputs.size(1) : 0;
+  }
+  const Tensor all = at::stack(group.gather(own));
+  const Tensor longest = all.amax(0);
+  for (int64_t i = 0; i < pieces; ++i) {
+    data::Batch& share = shares[static_cast<size_t>(i)];
+    const int64_t missing = longest[1 + i].item<int64_t>() - fact[1 + i];
+    if (missing == 0) continue;
+    share.inputs = at::constant_pad_nd(share.inputs, {0, missing}, 0);
+    share.targets = at::constant_pad_nd(share.targets, {0, missing}, data::kIgnore);
+  }
+  return all.select(1, 0).sum().item<int64_t>();
+}
+
 StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainOptions& options,
-                              int64_t step, at::Device device, Communicator& group) {
+                              int64_t step, at::Device device, GradientSum& sum) {
+  Communicator& group = sum.group();
   const int64_t pieces = options.accumulate, shares = pieces * group.size();
   std::vector<data::Batch> batches;
-  Tensor targets = at::zeros({}, at::kLong);
   for (int64_t i = 0; i < pieces; ++i) {
     const int64_t share = step * shares + i * group.size() + group.rank();
     batches.push_back(task.train_batch(share, options.batch / shares));
-    targets += batches.back().targets.ne(data::kIgnore).sum();
   }
-  group.sum({targets});
   // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
-  const auto count = targets.item<double>();
+  const auto count = static_cast<double>(join_shares(batches, group));
   Tensor loss = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble)), balance;
   AuxiliaryOutputs auxiliary;  // its load adds up over the pieces
+  const PartOfBatch part(group.rank(), group.size());
+  if (group.size() > 1) {
+    auxiliary.sum_counts = [&](const Tensor& counts) {
+      const Tensor all = counts.cpu().clone();
+      group.sum({all});
+      return all.to(counts.device());
+    };
+  }
   for (const data::Batch& batch : batches) {
     Tensor mean;
     auxiliary.loss = Tensor();
@@ -38,14 +69,13 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
       balance = balance.defined() ? balance + extra.detach() : extra.detach();
       mean = mean + extra;
     }
+    if (&batch == &batches.back()) sum.begin();
     mean.backward();
   }
+  sum.finish();
   std::vector<Tensor> sums = {loss};
   if (balance.defined()) sums.push_back(balance);
   for (auto& [layer, load] : auxiliary.load) sums.push_back(load);
-  for (const Tensor& p : model.parameters()) {
-    if (p.grad().defined()) sums.push_back(p.grad());
-  }
   group.sum(sums);
   StepLoss out{.loss = loss.item<double>(), .load = std::move(auxiliary.load)};
   if (balance.defined()) out.balance_loss = balance.item<double>();

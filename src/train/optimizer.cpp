@@ -35,7 +35,10 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
           "' that the model does not know.");
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : options_(options) {
+AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, Communicator* group)
+    : options_(options),
+      group_(options.shard == "optimizer" && group != nullptr && group->size() > 1 ? group
+                                                                                   : nullptr) {
   const std::set<std::string> decayed = decayed_parameters(model);
   for (const auto& item : model.named_buffers()) buffers_.insert(item.key());
   std::vector<bool> used(options.groups.size());
@@ -58,9 +61,20 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : opti
     Group& group = groups_[index];
     group.names.push_back(item.key());
     group.parameters.push_back(p);
-    group.means.push_back(at::zeros_like(p));
-    group.squares.push_back(at::zeros_like(p));
     group.steps.push_back(at::zeros({}, p.options().dtype(at::kFloat)));
+  }
+  for (Group& group : groups_) {
+    for (const Tensor& p : group.parameters) {
+      group.firsts.push_back(elements_);
+      elements_ += p.numel();
+    }
+  }
+  for (Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      const Tensor own = part_of(group.parameters[i].detach(), group.firsts[i]);
+      group.means.push_back(at::zeros_like(own));
+      group.squares.push_back(at::zeros_like(own));
+    }
   }
   for (size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
@@ -73,6 +87,28 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options) : opti
         "\", which names no parameter that is in no earlier group; the model's parameters are ",
         names, ", ...");
   }
+}
+
+Tensor AdamW::part_of(const Tensor& whole, int64_t first) const {
+  if (!shared()) return whole;
+  const int64_t begin = part_begin(group_->rank()), end = part_begin(group_->rank() + 1);
+  const int64_t low = std::clamp<int64_t>(begin - first, 0, whole.numel());
+  const int64_t high = std::clamp<int64_t>(end - first, low, whole.numel());
+  return whole.view(-1).narrow(0, low, high - low);
+}
+
+Tensor AdamW::joined(const std::vector<Tensor>& parts) const {
+  // All give as much: parts differ by one element.
+  const int64_t most = (elements_ + group_->size() - 1) / group_->size();
+  const Tensor own = at::cat(parts);
+  const Tensor padded = at::zeros({most}, own.options());
+  padded.narrow(0, 0, own.numel()).copy_(own);
+  std::vector<Tensor> all = group_->gather(padded);
+  for (int64_t i = 0; i < group_->size(); ++i) {
+    Tensor& part = all[static_cast<size_t>(i)];
+    part = part.narrow(0, 0, part_begin(i + 1) - part_begin(i));
+  }
+  return at::cat(all);
 }
 
 double AdamW::step(double lr) {
@@ -90,7 +126,7 @@ double AdamW::step(double lr) {
     at::_foreach_mul_(gradients, options_.clip / (norm + 1e-6));
   }
   for (Group& group : groups_) {
-    std::vector<Tensor> p, g, m, v, s;
+    std::vector<Tensor> p, g, m, v, s, counted;
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       const Tensor& parameter = group.parameters[i];
       Tensor gradient = parameter.grad();
@@ -100,27 +136,58 @@ double AdamW::step(double lr) {
       if (gradient.strides() != parameter.strides()) {
         gradient = at::empty_like(parameter).copy_(gradient);
       }
-      p.push_back(parameter);
-      g.push_back(gradient);
+      parameter.mutable_grad() = Tensor();
+      counted.push_back(group.steps[i]);
+      if (group.means[i].numel() == 0) continue;  // another process's
+      p.push_back(part_of(parameter, group.firsts[i]));
+      g.push_back(part_of(gradient, group.firsts[i]));
       m.push_back(group.means[i]);
       v.push_back(group.squares[i]);
       s.push_back(group.steps[i]);
-      parameter.mutable_grad() = Tensor();
     }
+    if (!counted.empty()) at::_foreach_add_(counted, 1);
     if (p.empty()) continue;
-    at::_foreach_add_(s, 1);
     at::_fused_adamw_(p, g, m, v, {}, s, group.lr * lr, options_.beta1, options_.beta2,
                       group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  }
+  if (!shared()) return norm;
+  std::vector<Tensor> parts;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      parts.push_back(part_of(group.parameters[i], group.firsts[i]));
+    }
+  }
+  const Tensor all = joined(parts);
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      const Tensor& p = group.parameters[i];
+      p.copy_(all.narrow(0, group.firsts[i], p.numel()).view(p.sizes()));
+    }
   }
   return norm;
 }
 
 NamedTensors AdamW::state() const {
+  const at::NoGradGuard no_grad;
+  Tensor all_means, all_squares;
+  if (shared()) {
+    std::vector<Tensor> means, squares;
+    for (const Group& group : groups_) {
+      means.insert(means.end(), group.means.begin(), group.means.end());
+      squares.insert(squares.end(), group.squares.begin(), group.squares.end());
+    }
+    all_means = joined(means);
+    all_squares = joined(squares);
+  }
   NamedTensors out;
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.names.size(); ++i) {
-      out.emplace_back("mean." + group.names[i], group.means[i]);
-      out.emplace_back("square." + group.names[i], group.squares[i]);
+      const Tensor& p = group.parameters[i];
+      const auto whole = [&](const Tensor& own, const Tensor& all) {
+        return shared() ? all.narrow(0, group.firsts[i], p.numel()).view(p.sizes()) : own;
+      };
+      out.emplace_back("mean." + group.names[i], whole(group.means[i], all_means));
+      out.emplace_back("square." + group.names[i], whole(group.squares[i], all_squares));
       out.emplace_back("steps." + group.names[i], group.steps[i]);
     }
   }
@@ -133,7 +200,26 @@ void AdamW::load(const NamedTensors& state, const std::string& path) {
   std::erase_if(own, [&](const auto& item) {
     return buffers_.contains(item.first.substr(item.first.find('.') + 1));
   });
-  copy_tensors(own, this->state(), path);
+  NamedTensors targets;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.names.size(); ++i) {
+      const auto whole = [&](const Tensor& kept) {
+        return shared() ? at::empty_like(group.parameters[i]) : kept;
+      };
+      targets.emplace_back("mean." + group.names[i], whole(group.means[i]));
+      targets.emplace_back("square." + group.names[i], whole(group.squares[i]));
+      targets.emplace_back("steps." + group.names[i], group.steps[i]);
+    }
+  }
+  copy_tensors(own, targets, path);
+  if (!shared()) return;
+  auto target = targets.begin();
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.names.size(); ++i, target += 3) {
+      group.means[i].copy_(part_of(target[0].second.detach(), group.firsts[i]));
+      group.squares[i].copy_(part_of(target[1].second.detach(), group.firsts[i]));
+    }
+  }
 }
 
 }  // namespace headloom

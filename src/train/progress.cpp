@@ -6,8 +6,10 @@
 
 namespace headloom {
 
-Progress::Progress(std::string label)
-    : label_(label.empty() ? "" : std::move(label) + "  "), terminal_(::isatty(STDERR_FILENO)) {}
+Progress::Progress(std::string label, bool silent)
+    : label_(label.empty() ? "" : std::move(label) + "  "),
+      silent_(silent),
+      terminal_(::isatty(STDERR_FILENO)) {}
 
 Progress::~Progress() { clear(); }
 
@@ -17,6 +19,7 @@ void Progress::clear() {
 }
 
 bool Progress::due() const {
+  if (silent_) return false;
   const auto pause = std::chrono::milliseconds(terminal_ ? 200 : 10000);
   return last_.time_since_epoch().count() == 0 || std::chrono::steady_clock::now() - last_ >= pause;
 }
@@ -34,6 +37,7 @@ void Progress::update(const std::string& text) {
 }
 
 void Progress::line(const std::string& text) {
+  if (silent_) return;
   clear();
   std::fprintf(stderr, "%s%s\n", label_.c_str(), text.c_str());
   std::fflush(stderr);

@@ -9,7 +9,8 @@ namespace headloom {
 
 class Progress {
  public:
-  explicit Progress(std::string label);
+  // `silent`: nothing is shown.
+  explicit Progress(std::string label, bool silent = false);
   ~Progress();
   // Whether it is time to show something again.
   bool due() const;
@@ -21,7 +22,7 @@ class Progress {
  private:
   void clear();
   const std::string label_;
-  const bool terminal_;
+  const bool silent_, terminal_;
   bool drawn_ = false;
   std::chrono::steady_clock::time_point last_;
 };

@@ -112,6 +112,7 @@ std::string state_json(const TrainState& state) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
   if (!state.product_routes.empty()) json["product_routes"] = state.product_routes;
+  if (!state.other_routes.empty()) json["product_routes_of_ranks"] = state.other_routes;
   json["crc64"] = checksum(json);
   return json.dump(1) + "\n";
 }
@@ -132,6 +133,9 @@ TrainState parse_state(const std::string& text, const std::string& path) {
       state.files[name] = {file.at("bytes").get<int64_t>(), file.at("crc64").get<uint64_t>()};
     }
     if (json.contains("product_routes")) json.at("product_routes").get_to(state.product_routes);
+    if (json.contains("product_routes_of_ranks")) {
+      json.at("product_routes_of_ranks").get_to(state.other_routes);
+    }
   } catch (const Json::exception&) {
     fail(path, ": is damaged or not a checkpoint's state.");
   }
@@ -139,6 +143,7 @@ TrainState parse_state(const std::string& text, const std::string& path) {
 }
 
 Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
+  if (path_.empty()) return;
   std::string present, kept;
   if (std::filesystem::exists(path_)) present = read_file(path_);
   std::istringstream lines(present);
@@ -197,6 +202,7 @@ std::string Metrics::divergence() const {
 }
 
 void Metrics::append(const std::string& line) {
+  if (path_.empty()) return;
   std::ofstream file(path_, std::ios::app);
   file << line << "\n";
   file.flush();
@@ -228,6 +234,10 @@ void Metrics::add(const EvalPoint& p) {
                {"train_loss", number(p.train_loss)}};
   if (std::isfinite(p.validation_accuracy)) json["validation_accuracy"] = p.validation_accuracy;
   if (!p.expert_load.empty()) json["expert_load"] = to_json(p.expert_load);
+  for (const RankUse& use : p.ranks) {
+    json["ranks"].push_back(
+        {{"peak_memory_bytes", use.peak_memory}, {"waiting_seconds", use.waiting}});
+  }
   append(json.dump());
 }
 

@@ -26,6 +26,8 @@ struct TrainState {
   double best_loss = 0;
   std::map<std::string, StoredFile> files;
   std::map<std::string, std::string> product_routes = {};  // ops/product/product.h
+  // Those of the other processes that the run was shared by, from rank 1 on.
+  std::vector<std::map<std::string, std::string>> other_routes = {};
 };
 
 // The text carries its own checksum, so that damage is found on reading.
@@ -34,6 +36,12 @@ TrainState parse_state(const std::string& json, const std::string& path);
 
 // The share of all choices that each expert got, by the layer's index.
 using ExpertLoad = std::map<int64_t, std::vector<double>>;
+
+// What a process that shares a run with others has used so far.
+struct RankUse {
+  int64_t peak_memory = -1;  // bytes above what it held before; -1: not measured
+  double waiting = 0;        // seconds in which it waited for the others
+};
 
 // One evaluation on held-out data.
 struct EvalPoint {
@@ -51,6 +59,8 @@ struct EvalPoint {
   std::vector<double> loss_parts = {}, accuracy_parts = {};
   // By which train.stop_accuracy ends a run; NaN where that is not set.
   double validation_accuracy = std::numeric_limits<double>::quiet_NaN();
+  // By rank; empty where one process trains.
+  std::vector<RankUse> ranks = {};
 };
 
 // One line of metrics.jsonl: a step's training loss, or an evaluation.
@@ -63,8 +73,8 @@ struct StepPoint {
 
 class Metrics {
  public:
-  // Opens RUN/metrics.jsonl; lines of steps after `step` (of a run that went on past its last
-  // checkpoint) are dropped.
+  // Opens RUN/metrics.jsonl; "" for no file: then the points are only kept. Lines of steps after
+  // `step` (of a run that went on past its last checkpoint) are dropped.
   Metrics(std::string path, int64_t step);
   void add(const StepPoint& point);
   void add(const EvalPoint& point);

@@ -7,11 +7,17 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <memory>
+#include <sstream>
 
+#include "core/hash.h"
 #include "core/memory.h"
 #include "core/text.h"
+#include "distributed/gradient_sum.h"
+#include "mixers/nn.h"
 #include "model/describe.h"
-#include "train/communicator.h"
+#include "ops/product/product.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/gradients.h"
@@ -19,6 +25,7 @@
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
+#include "train/scaling.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -42,20 +49,63 @@ std::vector<double> shares_of(const Tensor& counts) {
   return {share.const_data_ptr<double>(), share.const_data_ptr<double>() + share.numel()};
 }
 
+// Throws UsageError where `processes` cannot share a run.
+void check_shares(const TrainOptions& options, int64_t processes) {
+  if (processes == 1) return;
+  check_equal_shares(options, processes);
+  if (options.device != "cpu") {
+    usage_error("'train.device' is \"", options.device, "\", expected \"cpu\" where ", processes,
+                " processes share a run.");
+  }
+}
+
+// Of what a task gives first, so that processes notice that their data differ.
+std::string fingerprint(const data::Task& task) {
+  Fnv1a text;
+  text.add(task.describe());
+  for (const data::Batch& batch : {task.train_batch(0, 1), task.eval_batch(0, 1)}) {
+    for (const Tensor& t : {batch.inputs, batch.targets, batch.source, batch.images}) {
+      if (!t.defined()) continue;
+      const Tensor whole = t.contiguous();
+      text.add({static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});
+    }
+  }
+  return str(std::hex, text.value());
+}
+
+// Lines "CLASS=ROUTE" and back.
+std::string routes_text(const std::map<std::string, std::string>& routes) {
+  std::string out;
+  for (const auto& [name, route] : routes) out += name + "=" + route + "\n";
+  return out;
+}
+std::map<std::string, std::string> read_routes(const std::string& text) {
+  std::map<std::string, std::string> out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.rfind('=');
+    out[line.substr(0, at)] = line.substr(at + 1);
+  }
+  return out;
+}
+
 // The parts of a run, and the loop over them.
 class Trainer {
  public:
   Trainer(RunConfig config, const TrainControl& control)
-      : config_(std::move(config)),
+      : group_(control.group == nullptr ? alone_ : *control.group),
+        config_(std::move(config)),
         device_(find_device(config_.train.device)),
         of_comparison_(control.of_comparison),
-        progress_(control.label),
-        session_(control, config_, progress_),
+        folder_(control.folder),
+        progress_(control.label, /*silent=*/!first()),
+        session_(make_session(control)),
         task_(make_task(control)),
         model_(make_model()),
-        optimizer_(*model_, options_),
-        state_(session_.open(*model_, optimizer_)),
-        metrics_(control.folder + "/metrics.jsonl", state_.step) {}
+        gradients_(model_->parameters(), group_),
+        optimizer_(*model_, options_, &group_),
+        state_(open()),
+        metrics_(first() ? control.folder + "/metrics.jsonl" : "", state_.step) {}
 
   TrainOutcome run() {
     TrainOutcome out;
@@ -77,9 +127,56 @@ class Trainer {
   }
 
  private:
+  bool first() const { return group_.rank() == 0; }
+
+  // The first process alone holds the folder. What it takes from there into the configuration, the
+  // others take from it.
+  std::unique_ptr<RunSession> make_session(const TrainControl& control) {
+    check_shares(options_, group_.size());
+    std::unique_ptr<RunSession> session;
+    if (first()) session = std::make_unique<RunSession>(control, config_, progress_);
+    if (group_.size() == 1) return session;
+    const std::string text = group_.gather_text(first() ? run_config_toml(config_) : "")[0];
+    if (!first()) {
+      config_ = read_run_config(parse_toml(text, folder_ + "/config.toml"));
+      config_.find_data();
+    }
+    return session;
+  }
+
+  void check_same_data(const data::Task& task) {
+    if (group_.size() == 1) return;
+    const std::string own = fingerprint(task);
+    if (group_.gather_text(own)[0] == own) return;
+    usage_error("the data are not those of rank 0 (", task.describe(),
+                "); all ranks read the same files.");
+  }
+
+  // Begins the run, or goes on from the checkpoint that the first process has chosen.
+  TrainState open() {
+    TrainState state;
+    if (first()) state = session_->open(*model_, optimizer_);
+    if (group_.size() == 1) return state;
+    const bool goes_on = group_.any(!state.files.empty());
+    const std::string step = group_.gather_text(std::to_string(state.step))[0];
+    if (goes_on && !first()) {
+      state = CheckpointStore(folder_).load(std::stoll(step), *model_, optimizer_);
+    }
+    const at::NoGradGuard no_grad;
+    std::vector<Tensor> tensors;
+    for (const auto& [name, tensor] : named_tensors(*model_)) tensors.push_back(tensor);
+    group_.broadcast(tensors);
+    const auto rank = static_cast<size_t>(group_.rank());
+    if (state.other_routes.size() + 1 == static_cast<size_t>(group_.size()) && rank > 0) {
+      ops::use_product_routes(state.other_routes[rank - 1]);
+    }
+    return state;
+  }
+
   std::shared_ptr<data::Task> make_task(const TrainControl& control) {
-    check_training_fits(config_);
+    check_training_fits(config_, group_.size());
     auto task = config_.build_task();
+    check_same_data(*task);
     check_split(*task, split_named(config_.train.eval_split));
     if (config_.train.stop_accuracy) check_split(*task, Split::validation);
     if (!control.from.empty()) check_same_model(config_, control.from);
@@ -88,7 +185,7 @@ class Trainer {
 
   std::shared_ptr<Model> make_model() {
     seed_random(static_cast<uint64_t>(options_.seed), device_);
-    check_training_fits(*build_without_memory(config_.model), *task_, options_);
+    check_training_fits(*build_without_memory(config_.model), *task_, options_, group_.size());
     auto model = build_model(config_.model);
     model->to(device_);
     return model;
@@ -112,16 +209,18 @@ class Trainer {
 
   // Whether the evaluation of this step ends the run early. What is reported is not asked: of many
   // evaluations the first that is good enough is better than it deserves.
-  bool reached_accuracy() const {
+  bool reached_accuracy() {
+    if (!options_.stop_accuracy) return false;
     const std::vector<EvalPoint>& done = metrics_.evaluations();
-    return options_.stop_accuracy && !done.empty() && done.back().step == state_.step &&
-           done.back().validation_accuracy >= *options_.stop_accuracy;
+    // The first process has those from before a resume, too.
+    return group_.any(first() && !done.empty() && done.back().step == state_.step &&
+                      done.back().validation_accuracy >= *options_.stop_accuracy);
   }
 
   void step() {
     const double start = now();
     const StepLoss found =
-        accumulate_gradients(*model_, *task_, options_, state_.step, device_, group_);
+        accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
     StepPoint point{.step = state_.step + 1,
                     .loss = found.loss,
                     .lr = options_.lr_at(state_.step),
@@ -145,7 +244,8 @@ class Trainer {
   Evaluation evaluated(Split split) {
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
-                    std::max<int64_t>(options_.batch / options_.accumulate, 1), {}, split);
+                    std::max<int64_t>(options_.batch / options_.accumulate / group_.size(), 1), {},
+                    split, &group_);
   }
 
   // NaN where nothing asks for it. `e` is the evaluation that is reported.
@@ -169,7 +269,8 @@ class Trainer {
                           .accuracy_error = e.accuracy_error,
                           .loss_parts = e.loss_parts,
                           .accuracy_parts = e.accuracy_parts,
-                          .validation_accuracy = validation_accuracy(e)};
+                          .validation_accuracy = validation_accuracy(e),
+                          .ranks = used()};
     if (!state_.best_step || e.loss < state_.best_loss) {
       state_.best_step = state_.step;
       state_.best_loss = e.loss;
@@ -179,21 +280,51 @@ class Trainer {
                        formatted("%.4f", e.loss), quality(e), "  ", speed()));
   }
 
+  // What each process has used.
+  std::vector<RankUse> used() {
+    if (group_.size() == 1) return {};
+    const Tensor own =
+        at::tensor({static_cast<double>(memory_.bytes()), group_.waited()}, at::kDouble);
+    std::vector<RankUse> out;
+    for (const Tensor& one : group_.gather(own)) {
+      out.push_back({.peak_memory = static_cast<int64_t>(one[0].item<double>()),
+                     .waiting = one[1].item<double>()});
+    }
+    return out;
+  }
+
   void save() {
     // The update after the last loss may have ruined the weights: that is no good checkpoint.
     at::NoGradGuard no_grad;
     const double norm = at::stack(at::_foreach_norm(model_->parameters())).sum().item<double>();
     if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
-    if (group_.rank() == 0) session_.checkpoints().save(*model_, optimizer_, state_);
+    check_same_weights(norm);
+    NamedTensors optimizer = optimizer_.state();
+    state_.other_routes.clear();
+    if (group_.size() > 1) {
+      const auto all = group_.gather_text(routes_text(ops::product_routes()));
+      for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
+    }
+    if (first()) session_->checkpoints().save(*model_, std::move(optimizer), state_);
+    group_.any(false);  // nobody goes on before the checkpoint is there
+  }
+
+  // All processes compute the same update of the same weights.
+  void check_same_weights(double norm) {
+    const std::vector<Tensor> norms = group_.gather(at::full({1}, norm, at::kDouble));
+    for (size_t i = 1; i < norms.size(); ++i) {
+      if (norms[i].item<double>() == norms[0].item<double>()) continue;
+      fail("the weights of rank ", i, " are no longer those of rank 0 after step ", state_.step,
+           "; nothing was saved.");
+    }
   }
 
   // Every process comes here at the same step: loss and gradients are sums over all of them.
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
-    const CheckpointStore& store = session_.checkpoints();
+    const CheckpointStore store(folder_);
     const auto steps = store.steps();
     // The sign of a NaN means nothing.
-    fail(session_.folder(), ": ", what, " became ", std::isnan(value) ? "nan" : str(value),
-         " at step ", step,
+    fail(folder_, ": ", what, " became ", std::isnan(value) ? "nan" : str(value), " at step ", step,
          steps.empty() ? "; there is no checkpoint before it."
                        : str("; the last good checkpoint is ", store.folder(steps.back()), "."),
          " A lower train.lr or a longer train.warmup may help.");
@@ -226,16 +357,18 @@ class Trainer {
   }
 
   // Made in this order: each needs those before it.
+  Communicator alone_, &group_;
   RunConfig config_;
   const TrainOptions& options_ = config_.train;
   const at::Device device_;
-  Communicator group_;
   PeakMemory memory_;
   const bool of_comparison_;
+  const std::string folder_;
   Progress progress_;
-  RunSession session_;
+  const std::unique_ptr<RunSession> session_;  // of the first process
   const std::shared_ptr<data::Task> task_;
   const std::shared_ptr<Model> model_;
+  GradientSum gradients_;
   AdamW optimizer_;
   TrainState state_;
   Metrics metrics_;

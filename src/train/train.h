@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/config.h"
+#include "distributed/communicator.h"
 #include "train/state.h"
 
 namespace headloom {
@@ -17,8 +18,9 @@ struct TrainControl {
   std::string checkpoint = {};  // or from this one: "best", "last" or a step
   std::string from = {};        // the folder of a run whose weights a new run begins with
   std::string from_checkpoint = "best";
-  std::string label = {};      // stands before progress lines
-  bool of_comparison = false;  // compare() holds the comparison and its runs' configurations
+  std::string label = {};         // stands before progress lines
+  bool of_comparison = false;     // compare() holds the comparison and its runs' configurations
+  Communicator* group = nullptr;  // the processes that share the run; nullptr: there is one
 };
 
 struct TrainOutcome {
@@ -38,7 +40,9 @@ struct TrainOutcome {
 // run that goes on may change what may_change() says: the configuration before is then kept beside
 // the new one. Progress goes to stderr. Throws UsageError for a bad config and Error for files that
 // fail and for a folder in use; a non-finite loss is reported as Error naming the step and the last
-// good checkpoint. Ctrl-C (interrupt.h) finishes the step, saves and returns with `interrupted`.
+// good checkpoint. All processes of control.group call it alike; the first one alone writes and
+// shows anything, and the folder is on a disk that all see. Ctrl-C (interrupt.h) finishes the step,
+// saves and returns with `interrupted`.
 TrainOutcome train(const Node& config, const TrainControl& control);
 
 }  // namespace headloom

@@ -61,9 +61,9 @@ SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task) {
   return out;
 }
 
-void check_step_fits(const Model& model, const SequenceSizes& sequence,
-                     const TrainOptions& options) {
-  const TrainingMemory need = training_memory(model, sequence, options);
+void check_step_fits(const Model& model, const SequenceSizes& sequence, const TrainOptions& options,
+                     int64_t processes) {
+  const TrainingMemory need = training_memory(model, sequence, options, processes);
   check_fits("this training needs", need.peak, need.parts(),
              "a smaller model.width, model.depth or train.batch, a larger train.accumulate or "
              "train.activation_checkpointing needs less");
@@ -78,20 +78,21 @@ std::string TrainingMemory::parts() const {
 }
 
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
-                               const TrainOptions& options) {
+                               const TrainOptions& options, int64_t processes) {
   const ModelConfig& config = model.config();
   const bool narrow = options.dtype == "bfloat16";
   const double count = parameter_count(model);
+  const auto ranks = static_cast<double>(processes);
   const double sequences =
-      static_cast<double>(options.batch) / static_cast<double>(options.accumulate);
+      static_cast<double>(options.batch) / static_cast<double>(options.accumulate) / ranks;
   const double bytes = narrow ? 2 : 4;
   const auto width = static_cast<double>(config.width);
   const auto length = static_cast<double>(sequence.length);
   const auto source = static_cast<double>(sequence.source_length);
   TrainingMemory out;
   out.parameters = (narrow ? 6 : 4) * count;
-  out.gradients = 4 * count;
-  out.optimizer = 8 * count;
+  out.gradients = (processes > 1 ? 8 : 4) * count;
+  out.optimizer = 8 * count / (options.shard == "optimizer" ? ranks : 1);
   double largest = 0, again = 0;
   for (const Layers* layers : model.stacks()) {
     const double positions = layers->part() == "encoder" ? source : length;
@@ -131,27 +132,28 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
     out.scores = std::min(bytes * targets * classes, static_cast<double>(ops::kScoreBytes)) +
                  2 * bytes * (targets + classes) * width;
   }
-  out.batch = static_cast<double>(options.batch) * sequence.bytes;
+  out.batch = static_cast<double>(options.batch) / ranks * sequence.bytes;
   const double passing = out.activations + out.scores;
   out.peak = out.parameters + out.optimizer + out.batch +
              (options.accumulate > 1 ? out.gradients + passing : std::max(out.gradients, passing));
   return out;
 }
 
-void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options) {
+void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
+                         int64_t processes) {
   SequenceSizes sequence = sequence_sizes(model, data::sizes_of(task));
-  check_step_fits(model, sequence, options);
+  check_step_fits(model, sequence, options, processes);
   // One sequence fits now. Others may have fewer targets: half of its own is what is counted on.
   sequence.targets = 0.5 * task.train_batch(0, 1).targets.ne(data::kIgnore).sum().item<double>();
-  check_step_fits(model, sequence, options);
+  check_step_fits(model, sequence, options, processes);
 }
 
-void check_training_fits(RunConfig& config) {
+void check_training_fits(RunConfig& config, int64_t processes) {
   const auto sizes = config.task->known_sizes();
   if (!sizes) return;
   config.fit(*sizes);
   const auto model = build_without_memory(config.model);
-  check_step_fits(*model, sequence_sizes(*model, *sizes), config.train);
+  check_step_fits(*model, sequence_sizes(*model, *sizes), config.train, processes);
 }
 
 }  // namespace headloom

@@ -13,7 +13,7 @@ namespace headloom {
 // docs/reliability.md has the figures.
 struct TrainingMemory {
   double parameters = 0;  // float32, and in bfloat16 the copies that are multiplied
-  double gradients = 0;   // float32
+  double gradients = 0;   // float32, twice where processes exchange them
   double optimizer = 0;   // AdamW's two moments
   // What all layers leave for the backward pass; with train.activation_checkpointing their inputs,
   // and what the one leaves that is computed again.
@@ -36,14 +36,15 @@ struct SequenceSizes {
   double targets = 0;                     // of the loss
   double bytes = 0;                       // of its inputs and targets
 };
-// `model` may be without memory.
+// Of each of `processes` that share every step. `model` may be without memory.
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
-                               const TrainOptions& options);
+                               const TrainOptions& options, int64_t processes = 1);
 
 // Throws UsageError with the numbers where a step does not fit this process.
-void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options);
+void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
+                         int64_t processes = 1);
 // The same before the task is built, which may take long: of what its options alone say. Fills in
 // what the model takes from it.
-void check_training_fits(RunConfig& config);
+void check_training_fits(RunConfig& config, int64_t processes = 1);
 
 }  // namespace headloom

@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-CAMPAIGNS = ["kills", "files", "data", "requests", "locks", "memory"]
+CAMPAIGNS = ["kills", "ranks", "files", "data", "requests", "locks", "memory"]
 
 
 def soak(*arguments):

@@ -128,24 +128,24 @@ TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
   EXPECT_TRUE(contains(said, "matrix, vector, kernel")) << said;
 }
 
-// The same batch on its own process and on two that share it: equal gradients, and all see the
-// sums.
+// The same batch on its own process and on two that share it: the parts add up, in the first step,
+// which learns when gradients are complete, and in the second, which sends them as they come.
 TEST(AccumulateGradients, ProcessesShareABatch) {
   struct Half : Communicator {
     explicit Half(int64_t rank) : number(rank) {}
     int64_t rank() const override { return number; }
     int64_t size() const override { return 2; }
-    // Hands over what this one has, and takes what the other had.
+    // The other has as many targets, as long sequences and gradients of the same parameters.
+    std::vector<Tensor> gather(const Tensor& own) override { return {own, own}; }
     void sum(const std::vector<Tensor>& tensors) override {
-      if (tensors.size() == 1) {  // the targets
-        targets = tensors[0].item<int64_t>();
-        tensors[0].mul_(2);
-        return;
-      }
-      for (const Tensor& t : tensors) sums.push_back(t.clone());
+      if (tensors[0].scalar_type() == at::kLong) tensors[0].mul_(2);
     }
-    int64_t number, targets = 0;
-    std::vector<Tensor> sums;
+    // Gradients stay this process's part.
+    std::function<void()> start_sum(const Tensor& tensor) override {
+      elements += tensor.numel();
+      return [] {};
+    }
+    int64_t number, elements = 0;
   };
   RunConfig run = read_run_config(parse_toml(
       "[model]\nwidth = 16\ndepth = 1\n[[model.layer]]\nmixer = { type = 'mha', heads = 2 }\n"
@@ -155,25 +155,36 @@ TEST(AccumulateGradients, ProcessesShareABatch) {
   at::manual_seed(3);
   const auto model = build_model(run.model);
   Communicator alone;
-  const StepLoss whole = accumulate_gradients(*model, *task, run.train, 5, at::kCPU, alone);
+  GradientSum of_one(model->parameters(), alone);
+  const StepLoss whole = accumulate_gradients(*model, *task, run.train, 5, at::kCPU, of_one);
   std::vector<Tensor> expected;
-  for (const Tensor& p : model->parameters()) expected.push_back(p.grad().clone());
-  double loss = 0;
-  std::vector<Tensor> sums;
+  int64_t elements = 0;
+  for (const Tensor& p : model->parameters()) {
+    expected.push_back(p.grad().clone());
+    elements += p.numel();
+  }
+  std::array<double, 2> loss = {};
+  std::array<std::vector<Tensor>, 2> sums;
   for (int64_t rank = 0; rank < 2; ++rank) {
-    model->zero_grad();
     Half half(rank);
-    loss += accumulate_gradients(*model, *task, run.train, 5, at::kCPU, half).loss;
-    if (sums.empty()) {
-      sums = half.sums;
-    } else {
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] += half.sums[i];
+    GradientSum of_two(model->parameters(), half);
+    for (size_t time = 0; time < 2; ++time) {
+      model->zero_grad();
+      half.elements = 0;
+      loss[time] += accumulate_gradients(*model, *task, run.train, 5, at::kCPU, of_two).loss;
+      EXPECT_EQ(half.elements, elements);  // each is sent once
+      size_t i = 0;
+      for (const Tensor& p : model->parameters()) {
+        if (rank == 0) sums[time].push_back(at::zeros_like(p));
+        sums[time][i++] += p.grad();
+      }
     }
   }
-  EXPECT_NEAR(loss, whole.loss, 1e-6);
-  ASSERT_EQ(sums.size(), expected.size() + 1);  // the loss comes first
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(close(sums[i + 1], expected[i], 1e-5)) << i;
+  for (size_t time = 0; time < 2; ++time) {
+    EXPECT_NEAR(loss[time], whole.loss, 1e-6);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(sums[time][i], expected[i], 1e-5)) << time << " " << i;
+    }
   }
 }
 

@@ -319,7 +319,7 @@ TEST(Readers, MeetWholeCheckpointsOnly) {
       TrainState state;
       state.step = step;
       state.best_step = step;
-      store.save(*writer.model, optimizer, state);
+      store.save(*writer.model, optimizer.state(), state);
     }
     done = true;
   });

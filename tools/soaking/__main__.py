@@ -19,12 +19,13 @@ import files
 import kills
 import locks
 import memory
+import ranks
 import serving
 from program import BINARY, ROOT, Broken
 
 # Each has a class Campaign(place, seed) with case(number, random), which returns what was tried and raises Broken, and close();
 # SHARE is its part of the time, DOC what it does.
-CAMPAIGNS = {"kills": kills, "files": files, "data": data, "requests": serving, "locks": locks, "memory": memory}
+CAMPAIGNS = {"kills": kills, "ranks": ranks, "files": files, "data": data, "requests": serving, "locks": locks, "memory": memory}
 
 MOST_KEPT = 50  # failures whose files stay
 

@@ -54,14 +54,14 @@ def text_run(place, name="text", more="", steps=4):
 
 
 def figures(run):
-    """metrics.jsonl without times, which differ; each step must be there once."""
+    """metrics.jsonl without times and memory, which differ; each step must be there once."""
     path = run / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for kind in ("loss", "eval_loss"):
         steps = [line["step"] for line in lines if kind in line]
         if sorted(set(steps)) != steps:
             raise Broken("metrics", f"{path.name} has the steps of '{kind}' {steps}, expected each once and in order")
-    return [{key: value for key, value in line.items() if not key.endswith("seconds")} for line in lines]
+    return [{key: value for key, value in line.items() if key != "ranks" and not key.endswith("seconds")} for line in lines]
 
 
 def last_checkpoint(run):

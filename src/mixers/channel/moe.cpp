@@ -177,8 +177,11 @@ class Moe final : public ChannelMixer {
     Tensor& sum = auxiliary.load[context.layer];
     sum = sum.defined() ? sum + counts : counts;
     if (options_.balance > 0) {
+      // f is the whole batch's, which makes the loss of its parts add up to its own.
+      const Tensor of_all = auxiliary.sum_counts ? auxiliary.sum_counts(counts) : counts;
+      const int64_t choices = auxiliary.sum_counts ? of_all.sum().item<int64_t>() : flat.numel();
       const Tensor load =
-          counts.to(at::kFloat) / static_cast<double>(std::max<int64_t>(flat.numel(), 1));
+          of_all.to(at::kFloat) / static_cast<double>(std::max<int64_t>(choices, 1));
       const Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
       const Tensor loss =

@@ -1,0 +1,67 @@
+// Sums of gradients over all processes, begun while the backward goes on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "distributed/communicator.h"
+
+namespace headloom {
+
+// Parameters are dealt to buckets of about 4 MB in the reverse of their order, in which gradients
+// become ready. A bucket is sent when the gradients of all its parameters are there; buckets leave
+// in the same order in every process, whatever becomes ready first (Li et al. 2020, PyTorch
+// Distributed, section 3.2.3).
+//
+// A parameter's gradient may come in several parts, as where layers that share it are computed
+// again. How many parts there are is learned in the first backward, which sends everything at its
+// end. Where a part comes after its bucket has left, the bucket is summed once more.
+class GradientSum {
+ public:
+  // `group` must outlive it. Does nothing where one process is alone.
+  GradientSum(std::vector<at::Tensor> parameters, Communicator& group);
+  ~GradientSum();
+  GradientSum(const GradientSum&) = delete;
+  GradientSum& operator=(const GradientSum&) = delete;
+
+  // The next backward is the last one of this step.
+  void begin();
+  // Sends what is left, waits, and gives the parameters the sums as gradients. A parameter without
+  // a gradient in any process has none afterwards.
+  void finish();
+  Communicator& group() const { return group_; }
+
+ private:
+  struct Parameter {
+    at::Tensor value;
+    // Kept: the tensor itself only points to it. Its type differs between releases of PyTorch.
+    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
+    uintptr_t hook = 0;
+    size_t bucket = 0;
+    int64_t offset = 0;                // in its bucket
+    int64_t parts = 0, expected = -1;  // of its gradient; -1: not yet known
+  };
+  struct Bucket {
+    std::vector<size_t> parameters;
+    int64_t elements = 0;
+    at::Tensor flat;
+    std::function<void()> wait;
+    bool late = false;  // a part of a gradient came after it had left
+  };
+  void arrived(size_t parameter);
+  bool ready(const Bucket& bucket) const;
+  void send(Bucket& bucket);
+
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  Communicator& group_;
+  bool active_ = false;
+  size_t sent_ = 0;  // buckets
+};
+
+}  // namespace headloom

@@ -1,0 +1,493 @@
+#include "distributed/group.h"
+
+#include "core/hash.h"
+#include "core/problem.h"
+#include "distributed/start.h"
+
+#ifndef HEADLOOM_GLOO
+
+namespace headloom {
+
+void check_can_distribute() {
+  usage_error(
+      "training on several processes needs a PyTorch with gloo, which this Headloom was built "
+      "without.");
+}
+
+std::unique_ptr<Group> Group::connect(const Place&, const GroupOptions&) {
+  check_can_distribute();
+  return nullptr;
+}
+
+int start_ranks(int64_t, const std::vector<std::string>&, const std::function<bool()>&) {
+  check_can_distribute();
+  return 2;
+}
+
+}  // namespace headloom
+
+#else
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <torch/version.h>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "distributed/meeting.h"
+
+namespace headloom {
+
+void check_can_distribute() {}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+double seconds_now() {
+  using Clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// What each process says of itself before they connect.
+struct Greeting {
+  std::string host, process, version, torch, configuration, threads;
+
+  std::string text() const {
+    return str(host, "\n", process, "\n", version, "\n", torch, "\n", configuration, "\n", threads,
+               "\n");
+  }
+  static Greeting read(const std::string& text) {
+    std::istringstream lines(text);
+    Greeting out;
+    for (std::string* line :
+         {&out.host, &out.process, &out.version, &out.torch, &out.configuration, &out.threads}) {
+      std::getline(lines, *line);
+    }
+    return out;
+  }
+};
+
+// Throws where two processes differ in what must be equal.
+void compare(const std::vector<Greeting>& all) {
+  struct Part {
+    const char* what;
+    std::string Greeting::* member;
+    const char* advice;
+  };
+  const std::array parts = {
+      Part{"Headloom ", &Greeting::version, "; install the same one everywhere."},
+      Part{"PyTorch ", &Greeting::torch, "; install the same one everywhere."},
+      Part{"the configuration and options with the hash ", &Greeting::configuration,
+           "; start all ranks with the same command and files."},
+      Part{"the number of threads ", &Greeting::threads, "; set OMP_NUM_THREADS alike."}};
+  for (const Part& part : parts) {
+    for (size_t i = 1; i < all.size(); ++i) {
+      const std::string &here = all[i].*part.member, &first = all[0].*part.member;
+      if (here == first) continue;
+      usage_error("rank ", i, " on host ", all[i].host, " has ", part.what, here,
+                  ", but rank 0 on host ", all[0].host, " has ", first, part.advice);
+    }
+  }
+}
+
+std::string names_of_interfaces() {
+  std::string out;
+  struct ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return out;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    const std::string name = i->ifa_name;
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
+    out += (out.empty() ? "" : ", ") + name;
+  }
+  ::freeifaddrs(first);
+  return out;
+}
+
+bool is_loopback(const std::string& interface) {
+  bool out = false;
+  struct ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return out;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_name == interface) out = (i->ifa_flags & IFF_LOOPBACK) != 0;
+  }
+  ::freeifaddrs(first);
+  return out;
+}
+
+// The address of this machine by which it reaches `host`, as a number; "" where it does not.
+std::string own_address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  std::string out;
+  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own{};
+  socklen_t length = sizeof own;
+  std::array<char, INET_ADDRSTRLEN> text{};
+  // Nothing is sent: the system only chooses a route.
+  if (fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+      ::inet_ntop(AF_INET, &own.sin_addr, text.data(), text.size()) != nullptr) {
+    out = text.data();
+  }
+  if (fd >= 0) ::close(fd);
+  ::freeaddrinfo(found);
+  return out;
+}
+
+// What c10d throws while it talks to the others, as LostRank.
+template <typename F>
+auto talking(const F& f) {
+  try {
+    return f();
+  } catch (const std::exception& error) {
+    throw LostRank(error.what());
+  }
+}
+
+class GlooGroup final : public Group {
+ public:
+  GlooGroup(const Place& place, const GroupOptions& options) : place_(place), options_(options) {
+    store_ = open_store(place, milliseconds(static_cast<int64_t>(1000 * options.timeout)));
+    watched_ = store_->clone();
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  ~GlooGroup() override { stop_watching(); }
+
+  int64_t rank() const override { return place_.rank; }
+  int64_t size() const override { return place_.size; }
+  double waited() const override { return waited_; }
+
+  void sum(const std::vector<at::Tensor>& tensors) override {
+    std::vector<std::function<void()>> waits;
+    for (const at::Tensor& tensor : tensors) {
+      const at::Tensor flat = tensor.is_contiguous() ? tensor : tensor.contiguous();
+      waits.push_back(start_sum(flat));
+      if (flat.is_same(tensor)) continue;
+      waits.back()();
+      tensor.copy_(flat);
+      waits.pop_back();
+    }
+    for (const auto& wait : waits) wait();
+  }
+
+  std::function<void()> start_sum(const at::Tensor& tensor) override {
+    std::vector<at::Tensor> own = {tensor.detach()};
+    const auto work = talking([&] { return gloo_->allreduce(own); });
+    return [this, work] { wait(*work); };
+  }
+
+  void broadcast(const std::vector<at::Tensor>& tensors) override {
+    for (const at::Tensor& tensor : tensors) {
+      std::vector<at::Tensor> own = {tensor.detach()};
+      wait(*talking([&] { return gloo_->broadcast(own); }));
+    }
+  }
+
+  std::vector<at::Tensor> gather(const at::Tensor& tensor) override {
+    std::vector<at::Tensor> own = {tensor};
+    std::vector<std::vector<at::Tensor>> all(1);
+    for (int64_t i = 0; i < size(); ++i) all[0].push_back(at::empty_like(tensor));
+    wait(*talking([&] { return gloo_->allgather(all, own); }));
+    return all[0];
+  }
+
+  void meet(const std::string& configuration) override {
+    const Greeting own{.host = host_name(),
+                       .process = std::to_string(::getpid()),
+                       .version = HEADLOOM_VERSION,
+                       .torch = TORCH_VERSION,
+                       .configuration = hash_text(configuration),
+                       .threads = std::to_string(at::get_num_threads())};
+    set(key("greeting", rank()), own.text());
+    expect_all("greeting");
+    for (int64_t i = 0; i < size(); ++i) {
+      greetings_.push_back(Greeting::read(get(key("greeting", i))));
+    }
+    compare(greetings_);
+    connect_gloo();
+    const at::Tensor count = at::full({2}, rank() + 1, at::kLong);
+    sum({count});
+    const int64_t expected = size() * (size() + 1) / 2;
+    if (count[0].item<int64_t>() != expected || count[1].item<int64_t>() != expected) {
+      fail("the ranks do not understand each other: the sum of their numbers is ",
+           count[0].item<int64_t>(), ", expected ", expected, ".");
+    }
+  }
+
+  int run(const std::function<int()>& body) override {
+    try {
+      const int code = body();
+      finish();
+      return code;
+    } catch (const LostRank&) {
+      end_after_loss();
+    } catch (const UsageError& error) {
+      end(error.what(), 2);
+    } catch (const std::exception& error) {
+      end(problem_of(error), 1);
+    }
+  }
+
+ private:
+  static std::string key(const char* what, int64_t rank) { return str(what, "/", rank); }
+  void set(const std::string& name, const std::string& text) { store_->set(name, text); }
+  std::string get(const std::string& name) {
+    const std::vector<uint8_t> bytes = store_->get(name);
+    return {bytes.begin(), bytes.end()};
+  }
+  bool is_set(const std::string& name) { return store_->check({name}); }
+
+  std::vector<int64_t> without(const char* what) {
+    std::vector<int64_t> out;
+    for (int64_t i = 0; i < size(); ++i) {
+      if (!is_set(key(what, i))) out.push_back(i);
+    }
+    return out;
+  }
+
+  // "rank 1 on host a (process 12) and rank 2 on host b (process 7)".
+  std::string named(const std::vector<int64_t>& ranks) const {
+    std::string out;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (i > 0) out += i + 1 == ranks.size() ? " and " : ", ";
+      out += str("rank ", ranks[i]);
+      const auto at = static_cast<size_t>(ranks[i]);
+      if (at >= greetings_.size()) continue;
+      out += str(" on host ", greetings_[at].host, " (process ", greetings_[at].process, ")");
+    }
+    return out;
+  }
+
+  // Waits until every rank has set its key.
+  void expect_all(const char* what) {
+    const double start = seconds_now();
+    for (std::vector<int64_t> left; !(left = without(what)).empty();) {
+      if (is_set("cause")) throw LostRank("another rank has failed.");
+      if (seconds_now() - start > options_.timeout) {
+        fail(named(left), left.size() > 1 ? " have" : " has", " not come within ", options_.timeout,
+             " seconds; are all ranks started?");
+      }
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  }
+
+  void wait(c10d::Work& work) {
+    const double start = seconds_now();
+    talking([&] { return work.wait(); });
+    waited_ += seconds_now() - start;
+  }
+
+  void connect_gloo() {
+    auto options = c10d::ProcessGroupGloo::Options::create(
+        milliseconds(static_cast<int64_t>(1000 * options_.timeout)));
+    options->devices.push_back(device());
+    talking([&] {
+      gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>("gloo", store_), static_cast<int>(rank()),
+          static_cast<int>(size()), options);
+      return 0;
+    });
+  }
+
+  auto device() const -> decltype(c10d::ProcessGroupGloo::createDeviceForHostname("")) {
+    bool together = true;
+    for (const Greeting& one : greetings_) together = together && one.host == greetings_[0].host;
+    if (!options_.interface.empty()) {
+      if (::if_nametoindex(options_.interface.c_str()) == 0) {
+        usage_error("--interface ", options_.interface, ": there is no such network on host ",
+                    host_name(), ", expected one of ", names_of_interfaces(), ".");
+      }
+      if (!together && is_loopback(options_.interface)) {
+        usage_error("--interface ", options_.interface,
+                    ": other hosts do not reach this network of host ", host_name(),
+                    ", expected one of ", names_of_interfaces(), ".");
+      }
+      return c10d::ProcessGroupGloo::createDeviceForInterface(options_.interface);
+    }
+    if (together) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    const std::string own = own_address_towards(place_.address);
+    if (own.empty() || own.starts_with("127.")) {
+      usage_error("host ", host_name(), " reaches ", place_.address, " by the address ",
+                  own.empty() ? "(none)" : own,
+                  ", which other hosts do not reach; name the network with --interface, one of ",
+                  names_of_interfaces(), ".");
+    }
+    return c10d::ProcessGroupGloo::createDeviceForHostname(own);
+  }
+
+  // A thread of its own answers for this process while it computes, and ends it where it waits for
+  // those that are gone.
+  void watch() {
+    bool answered = false;
+    while (!finished_within(milliseconds(300))) {
+      try {
+        if (!answered && watched_->check({"roll call"})) {
+          answered = true;
+          watched_->set(key("present", rank()), std::string("1"));
+        }
+        if (!watched_->check({"cause"})) continue;
+        if (finished_within(std::chrono::seconds(5))) return;
+      } catch (const std::exception&) {
+        if (finished_within(std::chrono::seconds(5))) return;
+        if (!ending_.exchange(true)) say_once(store_is_gone());
+      }
+      std::_Exit(1);
+    }
+  }
+
+  // Whether the main thread is done with the others now or within `time`.
+  bool finished_within(milliseconds time) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return woken_.wait_for(lock, time, [this] { return finished_; });
+  }
+
+  void stop_watching() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      finished_ = true;
+    }
+    woken_.notify_all();
+    if (watcher_.joinable()) watcher_.join();
+  }
+
+  // All are done: nobody leaves before, so that no connection ends under another's last words.
+  void finish() {
+    set(key("done", rank()), "1");
+    expect_all("done");
+    stop_watching();
+    gloo_.reset();
+    set(key("left", rank()), "1");
+    if (rank() == 0 && !place_.served) {
+      const double start = seconds_now();
+      while (!without("left").empty() && seconds_now() - start < 5) {
+        std::this_thread::sleep_for(milliseconds(20));
+      }
+    }
+  }
+
+  [[noreturn]] void end_after_loss() {
+    ending_ = true;
+    leave_at_the_latest(store_is_gone());
+    const double start = seconds_now();
+    const auto passed = [&] { return seconds_now() - start; };
+    try {
+      set(key("lost", rank()), "1");
+      set("roll call", "1");
+      // Who has failed may be about to say so.
+      while (passed() < 4 && !is_set("cause")) std::this_thread::sleep_for(milliseconds(50));
+      if (!is_set("cause")) {
+        const std::vector<int64_t> gone = without("present"), busy = without("lost");
+        const std::string which =
+            !gone.empty() ? named(gone) + " no longer answers: it was killed, or it hangs."
+            : !busy.empty()
+                ? str(named(busy), " has not come to the others within ", options_.timeout,
+                      " seconds (--timeout).")
+                : "the connection between the ranks broke, though all of them are there.";
+        end(which + " All ranks end; go on from the last checkpoint with --resume.", 1,
+            /*own=*/false);
+      }
+    } catch (const std::exception&) {
+      say_once(store_is_gone());
+    }
+    leave(1);
+  }
+
+  // With it rank 0 or the launcher. Nobody can be asked who has failed, so every rank says this.
+  std::string store_is_gone() const {
+    return str("rank ", rank(), " on host ", host_name(), " has lost ",
+               place_.served ? "the launcher" : "rank 0",
+               ", which was killed or has ended; go on from the last checkpoint with --resume.");
+  }
+
+  // Ends this process with `why`, unless something was said, where the store does not answer: a
+  // host that is cut off from the network does not even refuse.
+  void leave_at_the_latest(const std::string& why) {
+    std::thread([this, why] {
+      std::this_thread::sleep_for(std::chrono::seconds(12));
+      say_once(why);
+      std::_Exit(1);
+    }).detach();
+  }
+
+  // Ends this process after a failure. The first of all processes says why. `own`: it is this
+  // rank's.
+  [[noreturn]] void end(const std::string& why, int code, bool own = true) {
+    ending_ = true;
+    const bool named = !own || why.starts_with("rank ");
+    const std::string text =
+        named ? why : str("rank ", rank(), " on host ", host_name(), ": ", why);
+    leave_at_the_latest(text);
+    bool first = true;
+    try {
+      first = store_->add("failures", 1) == 1;
+      if (first) set("cause", text);
+    } catch (const std::exception&) {  // then the launcher, or rank 0, is gone as well
+    }
+    if (first) say_once(text);
+    leave(code);
+  }
+
+  void say_once(const std::string& text) {
+    if (said_.exchange(true)) return;
+    const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
+    std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");
+  }
+
+  // Without destructors: they would wait for connections on which nobody answers.
+  [[noreturn]] void leave(int code) {
+    std::fflush(nullptr);
+    try {
+      set(key("left", rank()), "1");
+      const double start = seconds_now();
+      while (rank() == 0 && !place_.served && !without("left").empty() &&
+             seconds_now() - start < 5) {
+        std::this_thread::sleep_for(milliseconds(50));
+      }
+    } catch (const std::exception&) {
+    }
+    std::_Exit(code);
+  }
+
+  const Place place_;
+  const GroupOptions options_;
+  c10::intrusive_ptr<c10d::Store> store_, watched_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
+  std::vector<Greeting> greetings_;
+  std::thread watcher_;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool finished_ = false;  // under mutex_
+  std::atomic<bool> ending_ = false, said_ = false;
+  double waited_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Group> Group::connect(const Place& place, const GroupOptions& options) {
+  check_can_distribute();
+  return std::make_unique<GlooGroup>(place, options);
+}
+
+}  // namespace headloom
+
+#endif

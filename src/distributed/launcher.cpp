@@ -1,0 +1,111 @@
+#include "distributed/launcher.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+
+#include "core/error.h"
+#include "core/hash.h"
+
+namespace headloom {
+namespace {
+
+using Variable = std::function<std::string(const std::string&)>;
+
+struct LauncherVariables {
+  const char* launcher;
+  const char *rank, *size, *local_size;
+};
+// torchrun's go first: programs set them beside those of MPI, which they were started by.
+constexpr std::array kLaunchers = {
+    LauncherVariables{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
+    LauncherVariables{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    LauncherVariables{"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+    // Those of the step: a batch script has SLURM_NTASKS too, but is one process.
+    LauncherVariables{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"},
+};
+
+int64_t number(const Variable& variable, const std::string& name, int64_t low, int64_t high) {
+  const std::string text = variable(name);
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, value);
+  if (read.ec != std::errc() || read.ptr != end || value < low || value > high) {
+    usage_error("the variable ", name, " is \"", text, "\", expected a whole number from ", low,
+                " to ", high, ".");
+  }
+  return value;
+}
+
+std::string address(const Variable& variable, const LauncherVariables& of, int64_t size) {
+  const std::string given = variable("MASTER_ADDR");
+  if (!given.empty()) return given;
+  const std::string step = variable("SLURM_STEP_NODELIST");
+  const std::string nodes = step.empty() ? variable("SLURM_JOB_NODELIST") : step;
+  if (!nodes.empty()) return first_host(nodes);
+  if (variable(of.local_size) == std::to_string(size)) return "127.0.0.1";
+  usage_error("the variable MASTER_ADDR is not set, and ", of.launcher,
+              " does not say where rank 0 is; set it to the name or address of rank 0's machine "
+              "for all ranks.");
+}
+
+// What tells jobs on one machine apart.
+std::string job(const Variable& variable) {
+  std::string out;
+  for (const char* name :
+       {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID",
+        "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "PMI_JOBID"}) {
+    const std::string value = variable(name);
+    if (!value.empty()) out += str("/", value);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string first_host(const std::string& list) {
+  const size_t bracket = list.find('[');
+  const size_t comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
+  const size_t end = list.find_first_of(",-]", bracket);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+}
+
+std::optional<Place> place_among_ranks(const Variable& variable) {
+  constexpr int64_t kMost = 100000;
+  for (const LauncherVariables& of : kLaunchers) {
+    if (variable(of.rank).empty() || variable(of.size).empty()) continue;
+    Place place;
+    place.launcher = of.launcher;
+    place.size = number(variable, of.size, 1, kMost);
+    place.rank = number(variable, of.rank, 0, place.size - 1);
+    if (place.size == 1) return std::nullopt;
+    place.address = address(variable, of, place.size);
+    place.served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    place.job = job(variable);
+    if (!variable("MASTER_PORT").empty()) {
+      place.port = number(variable, "MASTER_PORT", 1, 65535);
+    } else if (place.job.empty() && !variable("MASTER_ADDR").empty()) {
+      place.port = 29500;  // nothing else that all machines know; PyTorch's own
+    } else {
+      Fnv1a hash;
+      // MPICH says nothing of its job: its processes on one machine have one parent.
+      hash.add(place.job.empty() ? std::to_string(::getppid()) : place.job);
+      place.port = 20000 + static_cast<int64_t>(hash.value() % 40000);
+    }
+    return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<Place> place_among_ranks() {
+  return place_among_ranks([](const std::string& name) {
+    const char* const value = std::getenv(name.c_str());
+    return std::string(value == nullptr ? "" : value);
+  });
+}
+
+}  // namespace headloom

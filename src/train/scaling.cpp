@@ -1,0 +1,37 @@
+#include "train/scaling.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace headloom {
+
+StepCost step_cost(const SharedStep& step, int64_t machines) {
+  const auto n = static_cast<double>(machines);
+  const double share = 4 * step.parameters * (n - 1) / n;
+  StepCost out{.compute = step.flops / step.machine_flops / n, .bytes = 2 * share};
+  out.reduce = 2 * share / step.bytes_a_second;
+  if (step.shard_optimizer) {
+    out.bytes += share;
+    out.gather = share / step.bytes_a_second;
+  }
+  out.step = out.compute / 3 + std::max(2 * out.compute / 3, out.reduce) + out.gather;
+  out.efficiency = out.compute / out.step;
+  return out;
+}
+
+double hidden_up_to(const SharedStep& step) {
+  // 2/3 flops / (machine_flops n) = 8 parameters (n - 1) / n / bytes_a_second
+  return 1 +
+         2.0 / 3 * step.flops / step.machine_flops * step.bytes_a_second / (8 * step.parameters);
+}
+
+void check_equal_shares(const TrainOptions& options, int64_t processes) {
+  if (options.batch % (options.accumulate * processes) == 0) return;
+  usage_error("'train.batch' is ", options.batch, " in ", options.accumulate, " piece",
+              options.accumulate > 1 ? "s" : "", ", which ", processes,
+              " processes cannot share equally, expected a multiple of ",
+              options.accumulate * processes, ".");
+}
+
+}  // namespace headloom

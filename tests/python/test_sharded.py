@@ -1,0 +1,141 @@
+"""PyTorch's own ways to train on several processes, on Headloom's Python models: DistributedDataParallel, FSDP2 and distributed checkpoints."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import headloom
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from distributed_support import free_port
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+EXPERTS = {"type": "moe", "routed": 4, "active": 2, "shared": 1, "hidden": 8, "scores": "sigmoid", "bias_speed": 1e-2}
+# An odd width, which two processes cannot share equally.
+LAYERS = [
+    {"mixer": {"type": "dcmha", "heads": 3}, "channel": EXPERTS},
+    {"mixer": {"type": "mamba"}, "channel": {"type": "swiglu", "hidden": 20}},
+]
+
+
+def new(seed):
+    torch.manual_seed(seed)
+    return headloom.model(width=15, depth=2, vocabulary=32, max_length=12, layer=LAYERS, position={"type": "none"})
+
+
+def adamw(model):
+    return torch.optim.AdamW(headloom.parameter_groups(model), lr=1e-2)
+
+
+def step(model, optimizer, number, rank=0, size=1, run=None):
+    """The mean loss of one of the parts of a batch of four; `run` makes the scores."""
+    tokens = torch.randint(32, (4, 13), generator=torch.Generator().manual_seed(number)).chunk(size)[rank]
+    scores = (run or model)(tokens[:, :-1])
+    loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    headloom.balance_experts(model)
+    return loss.detach()
+
+
+def whole(model):
+    """A state dict without shards."""
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in model.state_dict().items()}
+
+
+def as_rank(folder):
+    """What each of the two processes does."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), {}
+
+    model = new(0)
+    optimizer, replica = adamw(model), DistributedDataParallel(model)
+    for number in range(4):
+        step(model, optimizer, number, rank, 2, replica)
+    found["ddp"] = whole(model)
+
+    model = fully_shard(new(0))
+    register_fsdp_forward_method(model, "loss")
+    optimizer = adamw(model)
+    for number in range(2):
+        step(model, optimizer, number, rank, 2)
+    dcp.save(dict(zip(["model", "optimizer"], get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder / "dcp")
+    for number in range(2, 4):
+        step(model, optimizer, number, rank, 2)
+    found["fsdp"] = whole(model)
+    tokens = torch.arange(12).unsqueeze(0)
+    with torch.no_grad():
+        found["loss"] = model.loss(tokens, tokens).detach()
+
+    model = fully_shard(new(1))
+    optimizer = adamw(model)
+    state = dict(zip(["model", "optimizer"], get_state_dict(model, optimizer), strict=True))
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for number in range(2, 4):
+        step(model, optimizer, number, rank, 2)
+    found["resumed"] = whole(model)
+
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    os._exit(0)  # gloo's threads and the interpreter's end do not go together
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    port, processes = str(free_port()), []
+    for rank in range(2):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, __file__, str(folder)]
+        processes.append(subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    return folder, torch.load(folder / "found.pt")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The model of one process, after two steps and after four."""
+    model = new(0)
+    optimizer, states = adamw(model), []
+    for number in range(4):
+        step(model, optimizer, number)
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    return model, states
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(found, alone, way):
+    torch.testing.assert_close(found[1][way], alone[1][3], atol=2e-4, rtol=0)
+
+
+def test_a_sharded_model_has_its_loss(found, alone):
+    tokens = torch.arange(12).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(found[1]["loss"], alone[0].loss(tokens, tokens), atol=1e-3, rtol=0)
+
+
+def test_a_sharded_checkpoint_goes_on_with_the_same_bits(found):
+    for name, value in found[1]["fsdp"].items():
+        assert torch.equal(value, found[1]["resumed"][name]), name
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_reads_a_sharded_checkpoint(found, alone):
+    state = {"model": new(2).state_dict()}
+    dcp.load(state, checkpoint_id=found[0] / "dcp")
+    torch.testing.assert_close(state["model"], alone[1][1], atol=2e-4, rtol=0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    as_rank(pathlib.Path(sys.argv[1]))
