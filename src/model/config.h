@@ -105,6 +105,9 @@ struct ModelPreset {
   std::string doc;
   std::string source;
   std::string toml;  // a [model] table's content
+  // Parameters as published: exact where the model was released, else as the paper rounds them.
+  // 0: not published, or of a vocabulary that is not the preset's.
+  int64_t published = 0;
 };
 const std::vector<ModelPreset>& model_presets();
 

@@ -1,4 +1,7 @@
 // Named models. Shapes follow the papers; the "-tiny" ones train in minutes on a laptop.
+#include <initializer_list>
+#include <utility>
+
 #include "model/config.h"
 
 namespace headloom {
@@ -18,15 +21,16 @@ std::string local_global(const std::string& mixer) {
   return layer(mixer + ", window = 256") + layer(mixer);
 }
 
-// Pythia's block (Biderman et al. 2023) as DCPythia uses it: parallel branches with two LayerNorms,
-// biases, GELU, rotary on a quarter of the head, QK-norm.
-std::string pythia(int64_t width, int64_t depth, int64_t heads, const char* type) {
-  return size(width, depth) +
-         str("norm = \"layer_norm\"\nbias = true\ntied = false\n"
-             "position = { type = \"rope\", fraction = 0.25 }\n[[layer]]\nmixer = { type = \"",
-             type, "\", heads = ", heads,
-             ", qk_norm = true }\nchannel = { type = \"mlp\" }\n"
-             "block = { type = \"parallel\", norms = 2 }\n");
+// Pythia (Biderman et al. 2023): parallel branches with two LayerNorms, biases, GELU, rotary on a
+// quarter of the head. A layer for each of `mixers`.
+std::string pythia(int64_t width, int64_t depth, std::initializer_list<std::string> mixers) {
+  std::string out = size(width, depth) +
+                    "norm = \"layer_norm\"\nbias = true\ntied = false\n"
+                    "position = { type = \"rope\", fraction = 0.25 }\n";
+  for (const std::string& mixer : mixers) {
+    out += layer(mixer, "type = \"mlp\"") + "block = { type = \"parallel\", norms = 2 }\n";
+  }
+  return out;
 }
 
 // RetNet gives the difference of its mixer's 8 C^2 weights to attention's 4 C^2 back in a
@@ -54,16 +58,16 @@ std::string aft(int64_t width, int64_t depth, const char* form) {
 
 // BERT (Devlin et al. 2019): post-norm, learned positions, two segments, biases, GELU, a
 // transform before the tied output, the first position through a pooler for labels.
-std::string bert(int64_t width, int64_t depth, const std::string& mixer) {
+std::string bert(int64_t width, int64_t depth, const std::string& mixer,
+                 const char* channel = "type = \"mlp\"") {
   return "kind = \"encoder\"\n" + size(width, depth) +
          str("norm = \"layer_norm\"\nnorm_eps = 1e-12\nembedding_norm = true\nfinal_norm = "
              "false\n"
              "bias = true\noutput_bias = true\nsegments = 2\ntransform = true\npool = \"first\"\n"
              "pooler = true\ndropout = 0.1\nposition = { type = \"learned\" }\n[[layer]]\n"
              "mixer = { ",
-             mixer,
-             " }\nchannel = { type = \"mlp\" }\n"
-             "block = { type = \"sequential\", norm_place = \"post\" }\n");
+             mixer, " }\nchannel = { ", channel,
+             " }\nblock = { type = \"sequential\", norm_place = \"post\" }\n");
 }
 
 std::string bert(int64_t width, int64_t depth, int64_t heads) {
@@ -126,26 +130,151 @@ std::string deepseek_moe(int64_t width, int64_t depth, int64_t heads, int64_t de
   return out;
 }
 
-}  // namespace
+// The language models of Bhojanapalli et al. 2020: 6 layers of width 256, a ReLU network of 1024.
+std::string lm1b(int64_t heads, int64_t head_dim) {
+  return "vocabulary = 32000\n" + size(256, 6) +
+         "norm = \"layer_norm\"\nposition = { type = \"sinusoidal\" }\n" +
+         layer(str("type = \"mha\", heads = ", heads, ", head_dim = ", head_dim),
+               "type = \"mlp\", hidden = 1024, activation = \"relu\"");
+}
 
-const std::vector<ModelPreset>& model_presets() {
-  static const std::vector<ModelPreset> presets = {
-      {"transformer++", "405M: RoPE, SwiGLU, RMSNorm, no biases", "Xiao et al. 2024, table 3",
-       size(1024, 24) + layer("type = \"mha\", heads = 16")},
-      {"transformer++-124m", "124M, the size of GPT-2", "Radford et al. 2019",
-       size(768, 12) + layer("type = \"mha\", heads = 12")},
+// A published size of a family. `heads` is 0 where the family has none.
+struct Size {
+  const char* name;
+  int64_t width, depth, heads, vocabulary;
+  int64_t published;  // as in ModelPreset
+};
+
+using Presets = std::vector<ModelPreset>;
+
+// One preset for each size; `toml` makes the model's table but for its vocabulary.
+void add_sizes(Presets& out, const char* doc, const char* source,
+               std::string (*toml)(const Size& size), std::initializer_list<Size> sizes) {
+  for (const Size& s : sizes) {
+    const std::string heads = s.heads > 0 ? str(", ", s.heads, " heads") : "";
+    out.push_back({s.name,
+                   str(doc, ": width ", s.width, ", ", s.depth, " layers", heads, ", vocabulary ",
+                       s.vocabulary),
+                   source, str("vocabulary = ", s.vocabulary, "\n", toml(s)), s.published});
+  }
+}
+
+// The sizes of the papers. With a vocabulary they are the published models, ready to be counted.
+void add_published(Presets& out) {
+  // 405 = 302 + 2 x 51.5: input and output embeddings are counted, and they are not tied.
+  add_sizes(out, "RoPE, SwiGLU, RMSNorm, no biases", "Xiao et al. 2024, table 3",
+            [](const Size& s) {
+              return "tied = false\n" + size(s.width, s.depth) +
+                     layer(str("type = \"mha\", heads = ", s.heads));
+            },
+            {{"transformer++", 1024, 24, 16, 50257, 405'000'000},
+             {"transformer++-834m", 1536, 24, 24, 50257, 834'000'000},
+             {"transformer++-1.4b", 2048, 24, 32, 50257, 1'400'000'000}});
+  // The paper names these by the size of the transformer++ that they are compared with.
+  // Composition adds 2.7% to it.
+  add_sizes(out, "transformer++ with composed heads, local and global layers in turn",
+            "Xiao et al. 2024, table 3",
+            [](const Size& s) {
+              return "tied = false\n" + size(s.width, s.depth) +
+                     local_global(str("type = \"dcmha\", heads = ", s.heads));
+            },
+            {{"dcformer++", 1024, 24, 16, 50257, 0},
+             {"dcformer++-834m", 1536, 24, 24, 50257, 0},
+             {"dcformer++-1.4b", 2048, 24, 32, 50257, 0}});
+  add_sizes(out, "the released DCFormer-2.8B: Pythia's shape with SwiGLU and RMSNorm, QK-norm",
+            "Xiao et al. 2024, section 4.2",
+            [](const Size& s) {
+              const std::string mixer =
+                  str("type = \"dcmha\", heads = ", s.heads, ", qk_norm = true");
+              const char* channel = "type = \"swiglu\", hidden = 6912";
+              return "tied = false\n" + size(s.width, s.depth) +
+                     layer(mixer + ", window = 256", channel) + layer(mixer, channel);
+            },
+            {{"dcformer++-2.8b", 2560, 32, 32, 50257, 0}});
+  // The vocabularies are padded for the hardware, and more so for larger models.
+  add_sizes(out, "parallel blocks, LayerNorm, rotary on a quarter of the head",
+            "Biderman et al. 2023",
+            [](const Size& s) {
+              return pythia(s.width, s.depth, {str("type = \"mha\", heads = ", s.heads)});
+            },
+            {{"pythia-2.8b", 2560, 32, 32, 50304, 2'775'208'960},
+             {"pythia-6.9b", 4096, 32, 32, 50432, 6'857'302'016},
+             {"pythia-12b", 5120, 36, 40, 50688, 11'846'072'320}});
+  add_sizes(out, "Pythia with composed heads and QK-norm, local and global layers in turn",
+            "Xiao et al. 2024, section 4.2",
+            [](const Size& s) {
+              const std::string mixer =
+                  str("type = \"dcmha\", heads = ", s.heads, ", qk_norm = true");
+              return pythia(s.width, s.depth, {mixer + ", window = 256", mixer});
+            },
+            {{"dcpythia-2.8b", 2560, 32, 32, 50257, 0}, {"dcpythia-6.9b", 4096, 32, 32, 50257, 0}});
+  // LLaMA 3's vocabulary, tied.
+  add_sizes(out, "the placement of the released models", "Golovneva et al. 2025, section 4.2",
+            [](const Size& s) {
+              return size(s.width, s.depth) +
+                     "position = { type = \"rope\", layout = \"interleaved\", base = 100000 }\n" +
+                     layer(str("type = \"multi_token\", preset = \"released\", heads = ", s.heads));
+            },
+            {{"multi_token-880m", 1536, 24, 16, 128256, 880'000'000}});
+  // The paper does not name its vocabulary; GPT-2's is a choice. With it the second size has
+  // 2.65B parameters, so "2.7b" is a name and no count.
+  add_sizes(out, "retention and a feed-forward network of 2 width, LayerNorm",
+            "Sun et al. 2023, table 2",
+            [](const Size& s) { return retnet(s.width, s.depth, s.heads); },
+            {{"retnet-1.3b", 2048, 24, 8, 50257, 1'300'000'000},
+             {"retnet-2.7b", 2560, 32, 10, 50257, 0},
+             {"retnet-6.7b", 4096, 32, 16, 50257, 6'700'000'000}});
+  add_sizes(out, "RWKV-4", "Peng et al. 2023, table 2",
+            [](const Size& s) { return rwkv(s.width, s.depth, false); },
+            {{"rwkv-169m", 768, 12, 0, 50277, 169'342'464},
+             {"rwkv-430m", 1024, 24, 0, 50277, 430'397'440},
+             {"rwkv-1.5b", 2048, 24, 0, 50277, 1'515'106'304},
+             {"rwkv-3b", 2560, 32, 0, 50277, 2'984'627'200},
+             {"rwkv-7b", 4096, 32, 0, 50277, 7'393'000'000},
+             {"rwkv-14b", 5120, 40, 0, 50277, 14'150'000'000}});
+  // The tokenizer's 50277 tokens, padded to a multiple of 8.
+  add_sizes(out, "mamba blocks without channel mixers", "Gu & Dao 2023",
+            [](const Size& s) { return mamba(s.width, s.depth); },
+            {{"mamba-130m", 768, 24, 0, 50280, 129'135'360},
+             {"mamba-370m", 1024, 48, 0, 50280, 371'516'416},
+             {"mamba-790m", 1536, 48, 0, 50280, 793'204'224},
+             {"mamba-1.4b", 2048, 48, 0, 50280, 1'372'178'432},
+             {"mamba-2.8b", 2560, 64, 0, 50280, 2'768'345'600}});
+  for (const int64_t heads : {4, 8, 16, 32, 70}) {
+    out.push_back({str("fixed_head-lm1b-", heads),
+                   str(heads, " heads of size 32 at width 256, 6 layers; sinusoidal positions"),
+                   "Bhojanapalli et al. 2020, figure 1", lm1b(heads, 32)});
+  }
+  for (const int64_t heads : {4, 16, 32}) {
+    out.push_back(
+        {str("standard_head-lm1b-", heads),
+         str("fixed_head-lm1b-", heads, " with heads of size ", 256 / heads, ", width / heads"),
+         "Bhojanapalli et al. 2020, figure 3", lm1b(heads, 256 / heads)});
+  }
+  for (const auto& [heads, published] :
+       {std::pair{8, 168'000'000}, {12, 193'000'000}, {16, 218'000'000}, {32, 319'000'000}}) {
+    out.push_back({str("fixed_head-bert-", heads),
+                   str("BERT of width 512, 24 layers, with ", heads, " heads of size 128"),
+                   "Bhojanapalli et al. 2020, table 2",
+                   "vocabulary = 30000\nmax_length = 512\n" +
+                       bert(512, 24, str("type = \"mha\", heads = ", heads, ", head_dim = 128"),
+                            "type = \"mlp\", hidden = 4096"),
+                   published});
+  }
+}
+
+Presets all_presets() {
+  Presets presets = {
+      {"transformer++-124m", "the size of GPT-2, vocabulary 50257", "Radford et al. 2019",
+       "vocabulary = 50257\n" + size(768, 12) + layer("type = \"mha\", heads = 12"), 124'000'000},
       {"transformer++-tiny", "5M: width 256, 6 layers", "Xiao et al. 2024",
        size(256, 6) + layer("type = \"mha\", heads = 8")},
-      {"dcformer++", "405M: transformer++ with composed heads, local and global layers in turn",
-       "Xiao et al. 2024", size(1024, 24) + local_global("type = \"dcmha\", heads = 16")},
       {"dcformer++-tiny", "5M: dcformer++ at width 256, 6 layers", "Xiao et al. 2024",
        size(256, 6) + local_global("type = \"dcmha\", heads = 8")},
       {"pythia-tiny", "parallel blocks, LayerNorm, partial RoPE, QK-norm", "Biderman et al. 2023",
-       pythia(256, 6, 8, "mha")},
+       pythia(256, 6, {"type = \"mha\", heads = 8, qk_norm = true"})},
       {"dcpythia-tiny", "pythia-tiny with composed heads", "Xiao et al. 2024",
-       pythia(256, 6, 8, "dcmha")},
-      {"dcpythia-2.8b", "2.8B: Pythia's shape with composed heads", "Xiao et al. 2024, table 3",
-       pythia(2560, 32, 32, "dcmha")},
+       pythia(256, 6, {"type = \"dcmha\", heads = 8, qk_norm = true"})},
       {"talking_heads-tiny", "static head mixing before and after softmax", "Shazeer et al. 2020",
        size(256, 6) + layer("type = \"talking_heads\", heads = 8")},
       {"differential-tiny", "the difference of two attention maps a head", "Ye et al. 2024",
@@ -160,11 +289,11 @@ const std::vector<ModelPreset>& model_presets() {
            layer("type = \"multi_token\", preset = \"released\", heads = 8")},
       {"gqa-tiny", "grouped-query attention, 8 query and 2 key heads", "Ainslie et al. 2023",
        size(256, 6) + layer("type = \"mha\", heads = 8, kv_heads = 2")},
-      {"fixed_head-tiny", "16 heads of size 64 at width 256: head size free of width / heads",
+      {"fixed_head-tiny", "16 heads of size 32 at width 256: head size free of width / heads",
        "Bhojanapalli et al. 2020",
-       size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 64", "type = \"mlp\"")},
+       size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 32", "type = \"mlp\"")},
       {"gptj-6b", "6B: parallel branches below one norm, partial interleaved RoPE",
-       "Wang & Komatsuzaki 2021", gptj(4096, 28, 16)},
+       "Wang & Komatsuzaki 2021", "vocabulary = 50400\n" + gptj(4096, 28, 16), 6'050'882'784},
       {"gptj-tiny", "gptj-6b at width 256, 6 layers; half of each head is rotated",
        "Wang & Komatsuzaki 2021", gptj(256, 6, 8)},
       {"bert-tiny", "4M with BERT's vocabulary: encoder, width 128, 2 layers", "Turc et al. 2019",
@@ -186,9 +315,9 @@ const std::vector<ModelPreset>& model_presets() {
       {"dctransformer-tiny", "transformer-tiny with composed heads, in cross-attention too",
        "Vaswani et al. 2017; Xiao et al. 2024", vaswani(128, 2, 4, "dcmha")},
       {"ViT-S/16", "22M: images in patches of 16, width 384, 12 layers",
-       "Dosovitskiy et al. 2020; Beyer et al. 2022", vit(384, 12, 6, 16, "mha")},
+       "Dosovitskiy et al. 2020; Beyer et al. 2022", vit(384, 12, 6, 16, "mha"), 22'000'000},
       {"ViT-M/16", "39M: width 512, 12 layers", "Xiao et al. 2024, table 7",
-       vit(512, 12, 8, 16, "mha")},
+       vit(512, 12, 8, 16, "mha"), 39'000'000},
       {"DCViT-S/16", "ViT-S/16 with composed heads", "Xiao et al. 2024, table 7",
        vit(384, 12, 6, 16, "dcmha")},
       {"vit-tiny", "for images of 32 x 32: patches of 4, width 128, 4 layers",
@@ -197,12 +326,8 @@ const std::vector<ModelPreset>& model_presets() {
        vit(128, 4, 4, 4, "dcmha")},
       {"retnet-tiny", "5M: retention and a feed-forward network of 2 width, LayerNorm",
        "Sun et al. 2023", retnet(256, 6, 4)},
-      {"retnet-1.3b", "1.3B: the smallest size of the paper", "Sun et al. 2023, table 2",
-       retnet(2048, 24, 8)},
       {"rwkv-tiny", "5M: RWKV-4's time and channel mixing at width 256, 6 layers",
        "Peng et al. 2023", rwkv(256, 6, true)},
-      {"rwkv-169m", "169M: the smallest of the released RWKV-4 models; vocabulary 50277",
-       "Peng et al. 2023", rwkv(768, 12, false)},
       {"simplified-tiny", "no skip around attention, values or output projection, ReLU, RMSNorm",
        "He & Hofmann 2024", size(256, 6) + simplified("serial")},
       {"simplified_parallel-tiny", "simplified-tiny with the feed-forward network beside attention",
@@ -212,11 +337,9 @@ const std::vector<ModelPreset>& model_presets() {
       {"aft-simple-tiny", "5M: attention-free, without position biases", "Zhai et al. 2021",
        aft(256, 6, "simple")},
       {"aft-local-enwik8", "38M: the paper's model of characters, biases for 32 distances",
-       "Zhai et al. 2021, section 5.2", aft(512, 12, "local")},
+       "Zhai et al. 2021, section 5.2", aft(512, 12, "local"), 38'000'000},
       {"mamba-tiny", "5M: mamba blocks without channel mixers at width 256, 12 layers",
        "Gu & Dao 2023", mamba(256, 12)},
-      {"mamba-130m", "129M: the smallest of the released Mamba models; vocabulary 50277",
-       "Gu & Dao 2023", mamba(768, 24)},
       {"gla-tiny", "5M: gated linear attention and SwiGLU at width 256, 6 layers, no positions",
        "Yang et al. 2024",
        size(256, 6) + "position = { type = \"none\" }\n" + layer("type = \"gla\"")},
@@ -234,8 +357,17 @@ const std::vector<ModelPreset>& model_presets() {
        "Dai et al. 2024, section 5.1.2",
        "vocabulary = 102400\ntied = false\ninit_std = 0.006\n" +
            deepseek_moe(2048, 28, 16, 10944,
-                        "hidden = 1408, routed = 64, shared = 2, active = 6, balance = 0.001")},
+                        "hidden = 1408, routed = 64, shared = 2, active = 6, balance = 0.001"),
+       16'400'000'000},
   };
+  add_published(presets);
+  return presets;
+}
+
+}  // namespace
+
+const std::vector<ModelPreset>& model_presets() {
+  static const Presets presets = all_presets();
   return presets;
 }
 

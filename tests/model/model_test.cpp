@@ -2,8 +2,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <regex>
+#include <utility>
 
 #include "model/describe.h"
 #include "support.h"
@@ -25,6 +27,58 @@ TEST(Presets, AllBuild) {
     EXPECT_EQ(model->stacks().back()->all().size(), config.layers.size()) << preset.name;
     EXPECT_FALSE(preset.doc.empty());
     EXPECT_FALSE(preset.source.empty());
+  }
+}
+
+// The model of a preset with the sizes that `headloom describe` fills in.
+ModelConfig described(const std::string& preset) {
+  ModelConfig config = model_of(str("preset = '", preset, "'"));
+  config.complete({.vocabulary = 256,
+                   .length = 1024,
+                   .classes = 1000,
+                   .segments = 2,
+                   .image = {3, 224, 224},
+                   .head = config.kind == "encoder" ? "tokens" : ""});
+  return config;
+}
+
+TEST(Presets, HaveThePublishedParameters) {
+  int64_t published = 0;
+  for (const ModelPreset& preset : model_presets()) {
+    if (preset.published == 0) continue;
+    ++published;
+    const int64_t count = count_parameters(described(preset.name));
+    int64_t last_digit = 1;  // what a 1 counts at the last place that the source states
+    while (preset.published % (10 * last_digit) == 0) last_digit *= 10;
+    if (last_digit < 100'000) {
+      EXPECT_EQ(count, preset.published) << preset.name;
+    } else {
+      const auto stated = static_cast<double>(preset.published);
+      const double tolerance = std::max(0.01 * stated, 0.5 * static_cast<double>(last_digit));
+      EXPECT_NEAR(static_cast<double>(count), stated, tolerance) << preset.name;
+    }
+  }
+  EXPECT_GE(published, 20);
+}
+
+TEST(Presets, CompositionAddsWhatItsNetworksHave) {
+  // Two sides, before and after softmax: w1 [C, 4H], w2 [4H, 4H] and a gate [C, H] for rank 2.
+  const auto added = [](const ModelConfig& c, int64_t heads) {
+    return c.depth * 4 * (5 * c.width * heads + 16 * heads * heads);
+  };
+  for (const auto& [size, heads] : {std::pair{"", 16}, {"-834m", 24}, {"-1.4b", 32}}) {
+    const ModelConfig plain = described(str("transformer++", size));
+    EXPECT_EQ(count_parameters(described(str("dcformer++", size))) - count_parameters(plain),
+              added(plain, heads))
+        << size;
+  }
+  for (const std::string size : {"-2.8b", "-6.9b"}) {
+    const int64_t heads = 32;
+    ModelConfig plain = described("pythia" + size);
+    plain.vocabulary = 50257;  // DCPythia's is not padded
+    EXPECT_EQ(count_parameters(described("dcpythia" + size)) - count_parameters(plain),
+              added(plain, heads) + plain.depth * 2 * plain.width / heads)  // and QK-norm's scales
+        << size;
   }
 }
 

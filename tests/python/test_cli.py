@@ -554,12 +554,14 @@ def test_a_task_of_another_kind_is_refused(place, tmp_path):
 def test_big_presets_are_described_without_being_built(tmp_path):
     presets = json.loads(headloom("list", "presets", "--json", cwd=tmp_path).stdout)["presets"]
     assert {"bert-base", "ViT-S/16", "DCViT-S/16", "gptj-6b", "transformer-base"} <= {p["name"] for p in presets}
-    for name, setting, millions in [
-        ("gptj-6b", "model.vocabulary=50400", 6050.9),
-        ("bert-base", "model.vocabulary=30522", 109.5),
-        ("deepseek_moe-16b", "model.vocabulary=102400", 16375.7),
-        ("ViT-S/16", "model.width=384", 21.97),
+    for name, keys, millions in [
+        ("gptj-6b", "", 6050.9),
+        ("bert-base", "vocabulary = 30522", 109.5),
+        ("deepseek_moe-16b", "", 16375.7),
+        ("pythia-12b", "", 11846.1),
+        ("rwkv-14b", "", 14148.6),
+        ("ViT-S/16", "", 21.97),
     ]:
-        (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n")
-        done = headloom("describe", "model.toml", "--json", "--length", 512, "--set", setting, cwd=tmp_path)
+        (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n{keys}\n")
+        done = headloom("describe", "model.toml", "--json", "--length", 512, cwd=tmp_path)
         assert json.loads(done.stdout)["parameters"] / 1e6 == pytest.approx(millions, rel=2e-3), name

@@ -1,6 +1,7 @@
 """Every configuration that comes with the project can be built: its tasks, its models, its settings."""
 
 import random
+import re
 
 import pytest
 from cli_support import ROOT, headloom
@@ -28,9 +29,35 @@ def test_protocols_are_among_them():
     assert names >= {"mqar.toml", "recall_state.toml", "mad_cpu.toml", "text_small.toml"}
 
 
+PAPERS = [path for path in CONFIGURATIONS if path.parent.name == "papers"]
+
+
+def test_every_paper_is_among_them():
+    names = {path.stem for path in PAPERS}
+    for author in ("golovneva", "xiao", "ye", "bhojanapalli", "he", "dai"):
+        assert any(name.startswith(author + "_") for name in names), author
+    described = (ROOT / "docs" / "tasks.md").read_text()
+    assert all(f"`{path.name}`" in described for path in PAPERS)
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_paper_says_what_is_published_and_what_departs(path):
+    """A claim is tested with five seeds and one list of rates; the header names its source and what is different here."""
+    text = path.read_text()
+    header = text[: text.index("\ntitle = ")]
+    assert all(line.startswith("#") for line in header.splitlines())
+    assert re.match(r"# .*20\d\d", header), "the first line names the paper"
+    for heading in ("# Published", "# Departures: ", "# TIME"):
+        assert heading in header, heading
+    assert "\nseeds = [1, 2, 3, 4, 5]\n" in text
+    assert "extensions = 0" in text
+    rates = re.search(r"\blr = \[(.*?)\]", text).group(1).split(",")
+    assert 2 <= len(rates) <= 3
+
+
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_a_configuration_is_built(path, folder):
-    if "[[models]]" not in path.read_text():
+    if not re.search(r"^(\[\[models\]\]|models = )", path.read_text(), re.MULTILINE):
         assert "parameters" in headloom("describe", path, cwd=ROOT).stdout
         return
     out = folder / "runs" / path.stem
