@@ -1,38 +1,37 @@
-"""Triton kernels of composed attention.
+"""Triton kernels of composed attention: everything between its matrix products.
 
-For one sequence of the batch, head h, query t and key s, with the letters that this file uses for tiles::
+For one sequence of the batch, head h, query t and key s::
 
-    a   [h,t,s] = scale q[t,h] . k[s,h]                                scores
+    a   [h,t,s] = scale q[t,h] . k[s,h] + bias                         scores, by a matrix product before
     a'  [h,t,s] = mix_pre(a), -inf where s is invisible to t
     p   [h,t,s] = exp(a' - L[h,t]),   L[h,t] = log sum_s exp a'        weights
     p'  [h,t,s] = mix_post(p), 0 where invisible
-    out [t,h]   = sum_s p'[h,t,s] v[s,h]
+    out [t,h]   = sum_s p'[h,t,s] v[s,h]                               by a matrix product after
 
-A mix takes maps x to maps y (DCMHA, Xiao et al. 2024, equation 7). All sums over h stay inside a group of n heads::
+A mix takes maps x to maps y (DCMHA, Xiao et al. 2024, equation 7). All sums over h stay inside a group of heads::
 
     y[h'] = x[h'] or sum_h x[h] M[h,h']
           + sum_r z_r[t,s] qu[t,r,h'] + x[h'] qg[t,h'],     z_r[t,s] = sum_h x[h,t,s] qd[t,r,h]
           + sum_r w_r[t,s] ku[s,r,h'] + x[h'] kg[s,h'],     w_r[t,s] = sum_h x[h,t,s] kd[s,r,h]
 
-Heads meet only in z and w: 2R maps for all heads of a group, the *inner maps*. So one kernel sums inner maps over the heads
-(a program has one tile of queries and keys and loops over the heads), and the next kernel goes on with one head in each program, as
-flash attention does, and adds a correction of rank R to each tile. A static M has rank n; its sum over h is a product of
-its own, ``static_kernel``.
+z and w are the mix's *inner maps*. They need all heads of a group, and the softmax needs all keys of a row. So a program
+has a few rows t and all heads of one group, and goes over the keys in tiles [heads, rows, keys]. Inner maps and weights
+never leave the registers. The maps that the products exchange with these kernels are those of a *chunk* of queries
+(``composed_attention.py``): their memory is proportional to S and the same for every T.
 
-The inner maps of a *chunk* of queries are in memory at a time. Their size is proportional to S and the same for every T.
+Backward, from g = dout . v and L. A mix in reverse is the same mix with ``down`` and ``up`` exchanged and M transposed::
 
-Backward, from dout and L; a mix in reverse is the same mix with ``down`` and ``up`` exchanged and M transposed::
+    dp  = mix_post^T(g)        da' = p (dp - delta),   delta[h,t] = sum_s p dp
+    da  = mix_pre^T(da')       dq = scale da k,   dk = scale da^T q,   dv = p'^T dout       by matrix products after
 
-    dp' = dout . v          dp = mix_post^T(dp')       da' = p (dp - delta),  delta[h,t] = sum_s p dp
-    da  = mix_pre^T(da')    dq = scale da k            dk = scale da^T q      dv = p'^T dout
+and the weights of a mix from x to y, with dz and dw the inner maps of the reversed mix of dy::
+
     dqd[t,r,h] = sum_s x[h] dz_r,     dqu[t,r,h] = sum_s dy[h] z_r,     dqg[t,h] = sum_s x[h] dy[h]
-    dkd, dku, dkg: the same with sums over t            dM[h,h'] = sum_ts x[h] dy[h']
+    dkd, dku, dkg: the same with sums over t and w                       dM[h,h'] = sum_ts x[h] dy[h']
 
-where dz and dw, the inner maps of the reverse, are summed from dy with ``up``.
-
-Products take the inputs' type and sum in float32; everything between products is float32; maps in memory have the inputs' type.
-Each element of each result is written by one program, so results do not depend on the order in which programs run.
-What is invisible is removed by selection and never by a product with 0, so that a NaN there goes nowhere.
+A program writes its share of a sum over t to a place of its own, and the shares are added in a fixed order afterwards:
+results do not depend on the order in which programs run. What is invisible is removed by selection and never by a product
+with 0, so that a NaN there does not reach a mix. Arithmetic is in float32; maps in memory have the inputs' type.
 """
 
 from __future__ import annotations
@@ -44,68 +43,94 @@ import triton.language as tl
 
 
 class Call(NamedTuple):
-    """What all kernels read of a call. H, Gk, Gv, D, E and causal are constants of the compilation."""
+    """What both kernels read of a call. H, groups and causal are constants of the compilation."""
 
-    q: Any  # [B, T, H, D]
-    k: Any  # [B, S, Gk, D]
-    v: Any  # [B, S, Gv, E]
-    q_batch: Any  # strides in elements; the last dimension is contiguous
-    q_row: Any
-    q_head: Any
-    k_batch: Any
-    k_row: Any
-    k_head: Any
-    v_batch: Any
-    v_row: Any
-    v_head: Any
     lengths: Any  # [B] int64 or None
     documents: Any  # [B, S] int64 or None
-    lse: Any  # L: [B, H, T] float32
+    mask: Any  # bytes or None, with these strides
+    mask_batch: Any
+    mask_row: Any
+    mask_key: Any
+    lse: Any  # L: [B, H, T] float32; +inf where a row sees nothing
     T: Any
     S: Any
-    scale: Any
     window: Any  # or None
     first: Any  # the chunk has the queries from `first` up to `last` ...
     last: Any
-    left: Any  # ... and its maps the keys from `left` on
-    rows: Any  # the size of a map in memory: [rows, columns]
+    left: Any  # ... and its maps the keys from `left` up to `right`
+    right: Any
+    rows: Any  # a map in memory is [rows, columns]; [B, H] of them
     columns: Any
     H: Any
-    Gk: Any
-    Gv: Any
-    D: Any
-    E: Any
+    groups: Any
     causal: Any
 
 
 class Mix(NamedTuple):
-    """One mix and the maps in memory that belong to it. What a mix does not have is None, a rank 0 or False."""
+    """One mix. What it does not have is None or a rank of 0, constants of the compilation."""
 
-    q: Any  # [B, H, 2 RQ + 1, T]: down, up, gate
-    k: Any  # [B, H, 2 RK + 1, S]
-    inner: Any  # [B, groups, RQ + RK, rows, columns]: z, w
-    inner_grad: Any  # the same: dz, dw
-    raw: Any  # [B, H, rows, columns]: x, for a static matrix
-    raw_grad: Any  # the same: dy
-    product: Any  # the same: sum_h x[h] M[h,h']
-    product_grad: Any  # the same: sum_h' M[h,h'] dy[h']
+    static: Any  # M: [groups, n, n]
+    q_down: Any  # [B, T, RQ, H]
+    q_up: Any
+    q_gate: Any  # [B, T, 1, H]
+    k_down: Any  # [B, RK, H, S]: a tile of keys is contiguous
+    k_up: Any
+    k_gate: Any  # [B, 1, H, S]
     RQ: Any
     RK: Any
-    groups: Any
-    static: Any
+
+
+class MixGradient(NamedTuple):
+    """Where the gradients of a mix go: float32, None where the mix has no such weight."""
+
+    static: Any  # [programs, n, n]
+    q_down: Any  # as in Mix
+    q_up: Any
+    q_gate: Any
+    k_down: Any  # [row tiles of the chunk, B, RK, H, columns]
+    k_up: Any
+    k_gate: Any
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tiles
+# The place of a program, and its tiles
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def visible_tile(c, b, t, s):
-    """Which keys s [N] the queries t [M] see: boolean [M, N], false beyond T and S."""
+def place(c, M: tl.constexpr, HP: tl.constexpr):
+    """Sequence, group, heads [HP], which of them exist, and queries [M]. With a causal mask the longest rows start first."""
+    b = tl.program_id(1) // c.groups
+    group = tl.program_id(1) % c.groups
+    inside = tl.arange(0, HP) < c.H // c.groups
+    h = group * (c.H // c.groups) + tl.arange(0, HP)
+    t = c.first + (tl.num_programs(0) - 1 - tl.program_id(0)) * M + tl.arange(0, M)
+    return b.to(tl.int64), group, h, inside, t
+
+
+@triton.jit
+def key_range(c, b, t_first, t_last, N: tl.constexpr):
+    """The keys of the chunk that queries from t_first up to t_last may see; the first on the boundary of a tile."""
+    past = c.S - c.T
+    begin = c.left
+    end = c.right
+    if c.causal:
+        end = tl.minimum(end, t_last + past)
+    if c.window is not None:
+        begin = tl.maximum(begin, t_first + past - c.window + 1)
+        if not c.causal:
+            end = tl.minimum(end, t_last + past + c.window - 1)
+    if c.lengths is not None:
+        end = tl.minimum(end, tl.load(c.lengths + b).to(tl.int32))
+    return c.left + (begin - c.left) // N * N, end
+
+
+@triton.jit
+def visible(c, b, t, s):
+    """Which keys s [N] the queries t [M] see: boolean [M, N], false beyond the chunk."""
     position = t + (c.S - c.T)
     distance = position[:, None] - s[None, :]
-    seen = (t < c.T)[:, None] & (s < c.S)[None, :]
+    seen = (t < c.last)[:, None] & (s < c.right)[None, :]
     if c.causal:
         seen &= distance >= 0
     if c.window is not None:
@@ -115,94 +140,53 @@ def visible_tile(c, b, t, s):
     if c.lengths is not None:
         seen &= (s < tl.load(c.lengths + b))[None, :]
     if c.documents is not None:
-        row = c.documents + b.to(tl.int64) * c.S
-        of_query = tl.load(row + position, mask=(t < c.T) & (position >= 0), other=0)
-        of_key = tl.load(row + s, mask=s < c.S, other=0)
+        of_query = tl.load(c.documents + b * c.S + position, mask=(t < c.last) & (position >= 0), other=0)
+        of_key = tl.load(c.documents + b * c.S + s, mask=s < c.right, other=0)
         seen &= of_query[:, None] == of_key[None, :]
+    if c.mask is not None:
+        row = b * c.mask_batch + t.to(tl.int64)[:, None] * c.mask_row
+        seen &= tl.load(c.mask + row + s.to(tl.int64)[None, :] * c.mask_key, mask=seen, other=0) != 0
     return seen
 
 
 @triton.jit
-def key_range(c, b, t_first, t_last, N: tl.constexpr):
-    """The keys, rounded down to a tile, that queries from t_first up to t_last may see."""
-    past = c.S - c.T
-    begin = 0
-    end = c.S
-    if c.causal:
-        end = tl.minimum(end, t_last + past)
-    if c.window is not None:
-        begin = tl.maximum(begin, t_first + past - c.window + 1)
-        if not c.causal:
-            end = tl.minimum(end, t_last + past + c.window - 1)
-    if c.lengths is not None:
-        end = tl.minimum(end, tl.load(c.lengths + b).to(tl.int32))
-    return begin // N * N, end
+def map_tile(c, b, h, t, s):
+    """Where the tile [HP, M, N] stands in the maps of the chunk."""
+    row = ((b * c.H + h)[:, None] * c.rows + (t - c.first)[None, :]) * c.columns
+    return row[:, :, None] + (s - c.left)[None, None, :]
 
 
 @triton.jit
-def query_range(c, s_first, s_last, M: tl.constexpr):
-    """The queries of the chunk, from a multiple of a tile on, that may see keys from s_first up to s_last."""
-    past = c.S - c.T
-    begin = c.first
-    end = c.last
-    if c.causal:
-        begin = tl.maximum(begin, s_first - past)
-    if c.window is not None:
-        end = tl.minimum(end, s_last - past + c.window - 1)
-        if not c.causal:
-            begin = tl.maximum(begin, s_first - past - c.window + 1)
-    return begin // M * M, end
+def load_map(maps, at, seen, inside):
+    """A tile of maps, 0 where it is not seen."""
+    return tl.load(maps + at, mask=inside[:, None, None] & seen[None, :, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_rows(pointer, rows, stride, limit, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """Rows of a matrix as [rows, PADDED]; 0 beyond `limit` rows and SIZE columns."""
-    columns = tl.arange(0, PADDED)
-    inside = (rows < limit)[:, None] & (columns < SIZE)[None, :]
-    return tl.load(pointer + rows.to(tl.int64)[:, None] * stride + columns[None, :], mask=inside, other=0.0)
+def store_map(maps, at, tile, c, t, s, inside):
+    there = inside[:, None, None] & ((t < c.last)[:, None] & (s < c.right)[None, :])[None, :, :]
+    tl.store(maps + at, tile.to(maps.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def load_q(c, b, h, t, PADDED: tl.constexpr):
-    return load_rows(c.q + b.to(tl.int64) * c.q_batch + h * c.q_head, t, c.q_row, c.T, c.D, PADDED)
+def query_place(c, b, h, r, R: tl.constexpr, t):
+    """Where the query-wise weights of rank r stand: [HP, M] in [B, T, R, H]."""
+    return ((b * c.T + t) * R + r)[None, :] * c.H + h[:, None]
 
 
 @triton.jit
-def load_k(c, b, h, s, PADDED: tl.constexpr):
-    head = h // (c.H // c.Gk)
-    return load_rows(c.k + b.to(tl.int64) * c.k_batch + head * c.k_head, s, c.k_row, c.S, c.D, PADDED)
+def query_weight(pointer, c, b, h, inside, r, R: tl.constexpr, t):
+    """The weights of rank r as a tile [HP, M, 1]."""
+    there = inside[:, None] & (t < c.last)[None, :]
+    return tl.load(pointer + query_place(c, b, h, r, R, t), mask=there, other=0.0).to(tl.float32)[:, :, None]
 
 
 @triton.jit
-def load_v(c, b, h, s, PADDED: tl.constexpr):
-    head = h // (c.H // c.Gv)
-    return load_rows(c.v + b.to(tl.int64) * c.v_batch + head * c.v_head, s, c.v_row, c.S, c.E, PADDED)
-
-
-@triton.jit
-def load_grad_out(c, grad_out, b, h, t, PADDED: tl.constexpr):
-    """Rows of dout, which is contiguous [B, T, H, E]."""
-    start = b.to(tl.int64) * c.T * (c.H * c.E) + h * c.E
-    return load_rows(grad_out + start, t, c.H * c.E, c.T, c.E, PADDED)
-
-
-@triton.jit
-def product(x, y):
-    """x y with float32 sums. Tensor cores make products of float32 as three of tf32."""
-    return tl.dot(x, y, input_precision="tf32x3")
-
-
-@triton.jit
-def dot_rows(x, y, seen):
-    """x [M, d] and y [N, d]: all scalar products, [M, N], 0 where not seen."""
-    return tl.where(seen, product(x, tl.trans(y)), 0.0)
-
-
-@triton.jit
-def map_tile(maps, number, c, t, s):
-    """Pointers to a tile of the map with this number."""
-    row = (t - c.first)[:, None] * c.columns + (s - c.left)[None, :]
-    return maps + number.to(tl.int64) * c.rows * c.columns + row
+def key_weight(pointer, c, b, h, inside, r, R: tl.constexpr, s):
+    """The key-wise weights of rank r, from [B, R, H, S], as a tile [HP, 1, N]."""
+    at = ((b * R + r) * c.H + h)[:, None] * c.S + s[None, :]
+    there = inside[:, None] & (s < c.right)[None, :]
+    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float32)[:, None, :]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -211,493 +195,255 @@ def map_tile(maps, number, c, t, s):
 
 
 @triton.jit
-def query_weight(c, mix, b, h, index, t):
-    """One of the query-wise weights of head h: [M]."""
-    row = (b * c.H + h).to(tl.int64) * (2 * mix.RQ + 1) + index
-    return tl.load(mix.q + row * c.T + t, mask=t < c.T, other=0.0)
+def inner_maps(x, c, mix, b, h, inside, t, s, REVERSE: tl.constexpr):
+    """The inner maps z_0.., w_0.. of x: a tuple of RQ + RK tiles [M, N]. In reverse those of dy, with `up` for `down`."""
+    maps = ()
+    for r in tl.static_range(mix.RQ):
+        weight = query_weight(mix.q_up if REVERSE else mix.q_down, c, b, h, inside, r, mix.RQ, t)
+        maps = maps + (tl.sum(x * weight, 0),)
+    for r in tl.static_range(mix.RK):
+        weight = key_weight(mix.k_up if REVERSE else mix.k_down, c, b, h, inside, r, mix.RK, s)
+        maps = maps + (tl.sum(x * weight, 0),)
+    return maps
 
 
 @triton.jit
-def key_weight(c, mix, b, h, index, s):
-    """One of the key-wise weights of head h: [N]."""
-    row = (b * c.H + h).to(tl.int64) * (2 * mix.RK + 1) + index
-    return tl.load(mix.k + row * c.S + s, mask=s < c.S, other=0.0)
+def static_product(x, static, group, HEADS: tl.constexpr, REVERSE: tl.constexpr):
+    """sum_h M[h,h'] x[h], in reverse sum_h' M[h,h'] x[h'], in the type of M."""
+    HP: tl.constexpr = x.shape[0]
+    i = tl.arange(0, HP)
+    at = i[:, None] * HEADS + i[None, :] if REVERSE else i[None, :] * HEADS + i[:, None]
+    there = (i < HEADS)[:, None] & (i < HEADS)[None, :]
+    matrix = tl.load(static + group * HEADS * HEADS + at, mask=there, other=0.0)
+    flat = tl.reshape(x, [HP, x.shape[1] * x.shape[2]]).to(matrix.dtype)
+    return tl.reshape(tl.dot(matrix, flat, input_precision="ieee"), [HP, x.shape[1], x.shape[2]])
 
 
 @triton.jit
-def mixed(x, c, mix, b, h, t, s, seen, REVERSE: tl.constexpr):
-    """The tile y[h] of a mix of x, with the inner maps in memory; in reverse, the tile dx[h] of dy. 0 where not seen."""
-    if mix.static:
-        if REVERSE:
-            number = map_tile(mix.product_grad, b * c.H + h, c, t, s)
-        else:
-            number = map_tile(mix.product, b * c.H + h, c, t, s)
-        y = tl.load(number, mask=seen, other=0.0).to(tl.float32)
-    else:
-        y = x
-    inner = mix.inner_grad if REVERSE else mix.inner
-    first = (b * mix.groups + h // (c.H // mix.groups)) * (mix.RQ + mix.RK)
-    if mix.q is not None:
-        y += x * query_weight(c, mix, b, h, 2 * mix.RQ, t)[:, None]
-        for r in tl.static_range(mix.RQ):
-            z = tl.load(map_tile(inner, first + r, c, t, s), mask=seen, other=0.0)
-            y += z * query_weight(c, mix, b, h, r if REVERSE else mix.RQ + r, t)[:, None]
-    if mix.k is not None:
-        y += x * key_weight(c, mix, b, h, 2 * mix.RK, s)[None, :]
-        for r in tl.static_range(mix.RK):
-            w = tl.load(map_tile(inner, first + mix.RQ + r, c, t, s), mask=seen, other=0.0)
-            y += w * key_weight(c, mix, b, h, r if REVERSE else mix.RK + r, s)[None, :]
-    return tl.where(seen, y, 0.0)
+def mixed(x, maps, c, mix, b, group, h, inside, t, s, REVERSE: tl.constexpr):
+    """The mix y of x, with x's inner maps. In reverse dx of dy."""
+    y = x
+    if mix.static is not None:
+        y = static_product(x, mix.static, group, c.H // c.groups, REVERSE)
+    for r in tl.static_range(mix.RQ):
+        weight = query_weight(mix.q_down if REVERSE else mix.q_up, c, b, h, inside, r, mix.RQ, t)
+        y += maps[r][None, :, :] * weight
+    for r in tl.static_range(mix.RK):
+        weight = key_weight(mix.k_down if REVERSE else mix.k_up, c, b, h, inside, r, mix.RK, s)
+        y += maps[mix.RQ + r][None, :, :] * weight
+    if mix.q_gate is not None:
+        y += x * query_weight(mix.q_gate, c, b, h, inside, 0, 1, t)
+    if mix.k_gate is not None:
+        y += x * key_weight(mix.k_gate, c, b, h, inside, 0, 1, s)
+    return y
 
 
 @triton.jit
-def zero_tiles(COUNT: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    tiles = ()
-    for _ in tl.static_range(COUNT):
-        tiles = tiles + (tl.zeros([M, N], tl.float32),)
-    return tiles
+def mix_tile(x, c, mix, b, group, h, inside, t, s, REVERSE: tl.constexpr):
+    maps = inner_maps(x, c, mix, b, h, inside, t, s, REVERSE)
+    return mixed(x, maps, c, mix, b, group, h, inside, t, s, REVERSE)
 
 
 @triton.jit
-def zero_vectors(COUNT: tl.constexpr, M: tl.constexpr):
-    vectors = ()
-    for _ in tl.static_range(COUNT):
-        vectors = vectors + (tl.zeros([M], tl.float32),)
-    return vectors
+def weight_tile(a, lse, c, pre, b, group, h, inside, t, s, seen):
+    """p of a tile of scores."""
+    mixed_scores = mix_tile(a, c, pre, b, group, h, inside, t, s, False)
+    return tl.where(inside[:, None, None] & seen[None, :, :], tl.exp(mixed_scores - lse[:, :, None]), 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gradients of a mix's weights
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def add_inner(sums, x, c, mix, b, h, t, s, REVERSE: tl.constexpr):
-    """Adds what head h contributes to the tiles of the inner maps: x times `down`, in reverse dy times `up`."""
+def zero_sums(mix, HP: tl.constexpr, M: tl.constexpr):
+    """Sums over s: d down, d up for each rank, then d gate: [HP, M] each. After them dM [HP, HP]."""
+    sums = ()
+    for _ in tl.static_range(2 * mix.RQ):
+        sums = sums + (tl.zeros([HP, M], tl.float32),)
+    if mix.q_gate is not None:
+        sums = sums + (tl.zeros([HP, M], tl.float32),)
+    if mix.static is not None:
+        sums = sums + (tl.zeros([HP, HP], tl.float32),)
+    return sums
+
+
+@triton.jit
+def add_sums(sums, x, dy, maps, grad_maps, mix):
+    """Adds a tile to the sums over s."""
     new = ()
     for r in tl.static_range(mix.RQ):
-        weight = query_weight(c, mix, b, h, mix.RQ + r if REVERSE else r, t)
-        new = new + (sums[r] + x * weight[:, None],)
-    for r in tl.static_range(mix.RK):
-        weight = key_weight(c, mix, b, h, mix.RK + r if REVERSE else r, s)
-        new = new + (sums[mix.RQ + r] + x * weight[None, :],)
+        new = new + (sums[2 * r] + tl.sum(x * grad_maps[r][None, :, :], 2),)
+        new = new + (sums[2 * r + 1] + tl.sum(dy * maps[r][None, :, :], 2),)
+    if mix.q_gate is not None:
+        new = new + (sums[2 * mix.RQ] + tl.sum(x * dy, 2),)
+    if mix.static is not None:
+        HP: tl.constexpr = x.shape[0]
+        flat: tl.constexpr = x.shape[1] * x.shape[2]
+        of_x = tl.reshape(x, [HP, flat]).to(mix.static.dtype.element_ty)
+        of_dy = tl.reshape(dy, [HP, flat]).to(mix.static.dtype.element_ty)
+        last: tl.constexpr = 2 * mix.RQ + (0 if mix.q_gate is None else 1)
+        new = new + (sums[last] + tl.dot(of_x, tl.trans(of_dy), input_precision="ieee"),)
     return new
 
 
 @triton.jit
-def store_inner(sums, maps, c, mix, b, group, t, s):
-    first = (b * mix.groups + group) * (mix.RQ + mix.RK)
-    for r in tl.static_range(mix.RQ + mix.RK):
-        tl.store(map_tile(maps, first + r, c, t, s), sums[r])
-
-
-@triton.jit
-def add_query_gradients(sums, x, dy, c, mix, b, h, t, s, seen):
-    """Adds a tile's part to the gradients of the query-wise weights (down, up, gate) of head h: vectors [M]."""
-    first = (b * mix.groups + h // (c.H // mix.groups)) * (mix.RQ + mix.RK)
-    down = ()
-    up = ()
+def store_sums(sums, to, c, mix, b, h, inside, t):
+    there = inside[:, None] & (t < c.last)[None, :]
     for r in tl.static_range(mix.RQ):
-        z = tl.load(map_tile(mix.inner, first + r, c, t, s), mask=seen, other=0.0)
-        dz = tl.load(map_tile(mix.inner_grad, first + r, c, t, s), mask=seen, other=0.0)
-        down = down + (sums[r] + tl.sum(x * dz, 1),)
-        up = up + (sums[mix.RQ + r] + tl.sum(dy * z, 1),)
-    return down + up + (sums[2 * mix.RQ] + tl.sum(x * dy, 1),)
+        at = query_place(c, b, h, r, mix.RQ, t)
+        tl.store(to.q_down + at, sums[2 * r], mask=there)
+        tl.store(to.q_up + at, sums[2 * r + 1], mask=there)
+    if mix.q_gate is not None:
+        tl.store(to.q_gate + query_place(c, b, h, 0, 1, t), sums[2 * mix.RQ], mask=there)
+    if mix.static is not None:
+        HEADS: tl.constexpr = c.H // c.groups
+        i = tl.arange(0, inside.shape[0])
+        program = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
+        at = program * (HEADS * HEADS) + i[:, None] * HEADS + i[None, :]
+        last: tl.constexpr = 2 * mix.RQ + (0 if mix.q_gate is None else 1)
+        tl.store(to.static + at, sums[last], mask=(i < HEADS)[:, None] & (i < HEADS)[None, :])
 
 
 @triton.jit
-def add_key_gradients(sums, x, dy, c, mix, b, h, t, s, seen):
-    """The same of the key-wise weights: vectors [N]."""
-    first = (b * mix.groups + h // (c.H // mix.groups)) * (mix.RQ + mix.RK) + mix.RQ
-    down = ()
-    up = ()
+def store_share(pointer, share, c, b, h, inside, r, R: tl.constexpr, s):
+    """This program's share [HP, N] of a key-wise gradient, into [row tiles, B, R, H, columns]."""
+    batch = tl.num_programs(1) // c.groups
+    at = (((tl.program_id(0).to(tl.int64) * batch + b) * R + r) * c.H + h)[:, None] * c.columns + (s - c.left)[None, :]
+    tl.store(pointer + at, share, mask=inside[:, None] & (s < c.right)[None, :])
+
+
+@triton.jit
+def store_key_shares(to, x, dy, maps, grad_maps, c, mix, b, h, inside, s):
     for r in tl.static_range(mix.RK):
-        w = tl.load(map_tile(mix.inner, first + r, c, t, s), mask=seen, other=0.0)
-        dw = tl.load(map_tile(mix.inner_grad, first + r, c, t, s), mask=seen, other=0.0)
-        down = down + (sums[r] + tl.sum(x * dw, 0),)
-        up = up + (sums[mix.RK + r] + tl.sum(dy * w, 0),)
-    return down + up + (sums[2 * mix.RK] + tl.sum(x * dy, 0),)
+        down = tl.sum(x * grad_maps[mix.RQ + r][None, :, :], 1)
+        up = tl.sum(dy * maps[mix.RQ + r][None, :, :], 1)
+        store_share(to.k_down, down, c, b, h, inside, r, mix.RK, s)
+        store_share(to.k_up, up, c, b, h, inside, r, mix.RK, s)
+    if mix.k_gate is not None:
+        store_share(to.k_gate, tl.sum(x * dy, 1), c, b, h, inside, 0, 1, s)
 
 
 @triton.jit
-def weights(a, c, pre, b, h, t, s, seen):
-    """p: the weights after softmax of scores a, with L from memory."""
-    lse = tl.load(c.lse + (b * c.H + h).to(tl.int64) * c.T + t, mask=t < c.T, other=0.0)
-    return tl.where(seen, tl.exp(mixed(a, c, pre, b, h, t, s, seen, False) - lse[:, None]), 0.0)
+def store_no_key_shares(to, c, mix, b, h, inside, s, HP: tl.constexpr, N: tl.constexpr):
+    """Zeros for keys that the program's queries do not see."""
+    nothing = tl.zeros([HP, N], tl.float32)
+    for r in tl.static_range(mix.RK):
+        store_share(to.k_down, nothing, c, b, h, inside, r, mix.RK, s)
+        store_share(to.k_up, nothing, c, b, h, inside, r, mix.RK, s)
+    if mix.k_gate is not None:
+        store_share(to.k_gate, nothing, c, b, h, inside, 0, 1, s)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Inner maps: a program has a tile of queries and keys and loops over the heads of a group
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def tile_of_group(c, groups, M: tl.constexpr, N: tl.constexpr):
-    """The place of a program: sequence, group, queries, keys, and whether any of these keys may be visible."""
-    s_first = c.left + tl.program_id(0) * N
-    t_first = c.first + tl.program_id(1) * M
-    b = tl.program_id(2) // groups
-    begin, end = key_range(c, b, t_first, tl.minimum(t_first + M, c.T), N)
-    some = (s_first + N > begin) & (s_first < end)
-    return b, tl.program_id(2) % groups, t_first + tl.arange(0, M), s_first + tl.arange(0, N), some
-
-
-@triton.jit
-def score_maps_kernel(c, pre, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
-    """Inner maps of the mix before softmax, from the scores a."""
-    b, group, t, s, some = tile_of_group(c, pre.groups, M, N)
-    if some:
-        seen = visible_tile(c, b, t, s)
-        heads = c.H // pre.groups
-        sums = zero_tiles(pre.RQ + pre.RK, M, N)
-        for h in range(group * heads, group * heads + heads):
-            a = dot_rows(load_q(c, b, h, t, D), load_k(c, b, h, s, D), seen) * c.scale
-            if pre.static:
-                tl.store(map_tile(pre.raw, b * c.H + h, c, t, s), a)
-            sums = add_inner(sums, a, c, pre, b, h, t, s, False)
-        store_inner(sums, pre.inner, c, pre, b, group, t, s)
-
-
-@triton.jit
-def weight_maps_kernel(c, pre, post, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
-    """Inner maps of the mix after softmax, from the weights p."""
-    b, group, t, s, some = tile_of_group(c, post.groups, M, N)
-    if some:
-        seen = visible_tile(c, b, t, s)
-        heads = c.H // post.groups
-        sums = zero_tiles(post.RQ + post.RK, M, N)
-        for h in range(group * heads, group * heads + heads):
-            a = dot_rows(load_q(c, b, h, t, D), load_k(c, b, h, s, D), seen) * c.scale
-            p = weights(a, c, pre, b, h, t, s, seen)
-            if post.static:
-                tl.store(map_tile(post.raw, b * c.H + h, c, t, s), p)
-            sums = add_inner(sums, p, c, post, b, h, t, s, False)
-        store_inner(sums, post.inner, c, post, b, group, t, s)
-
-
-@triton.jit
-def weight_grad_maps_kernel(c, post, grad_out, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr):
-    """Inner maps of the reversed mix after softmax, from dp' = dout . v."""
-    b, group, t, s, some = tile_of_group(c, post.groups, M, N)
-    if some:
-        seen = visible_tile(c, b, t, s)
-        heads = c.H // post.groups
-        sums = zero_tiles(post.RQ + post.RK, M, N)
-        for h in range(group * heads, group * heads + heads):
-            dy = dot_rows(load_grad_out(c, grad_out, b, h, t, E), load_v(c, b, h, s, E), seen)
-            if post.static:
-                tl.store(map_tile(post.raw_grad, b * c.H + h, c, t, s), dy)
-            sums = add_inner(sums, dy, c, post, b, h, t, s, True)
-        store_inner(sums, post.inner_grad, c, post, b, group, t, s)
-
-
-@triton.jit
-def load_delta(c, delta, b, h, t):
-    return tl.load(delta + (b * c.H + h).to(tl.int64) * c.T + t, mask=t < c.T, other=0.0)
-
-
-@triton.jit
-def score_grad_maps_kernel(
-    c, pre, post, grad_out, delta, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr
-):
-    """Inner maps of the reversed mix before softmax, from da' = p (dp - delta)."""
-    b, group, t, s, some = tile_of_group(c, pre.groups, M, N)
-    if some:
-        seen = visible_tile(c, b, t, s)
-        heads = c.H // pre.groups
-        sums = zero_tiles(pre.RQ + pre.RK, M, N)
-        for h in range(group * heads, group * heads + heads):
-            a = dot_rows(load_q(c, b, h, t, D), load_k(c, b, h, s, D), seen) * c.scale
-            p = weights(a, c, pre, b, h, t, s, seen)
-            dy = dot_rows(load_grad_out(c, grad_out, b, h, t, E), load_v(c, b, h, s, E), seen)
-            dp = mixed(dy, c, post, b, h, t, s, seen, True)
-            da = tl.where(seen, p * (dp - load_delta(c, delta, b, h, t)[:, None]), 0.0)
-            if pre.static:
-                tl.store(map_tile(pre.raw_grad, b * c.H + h, c, t, s), da)
-            sums = add_inner(sums, da, c, pre, b, h, t, s, True)
-        store_inner(sums, pre.inner_grad, c, pre, b, group, t, s)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Static matrices
+# The kernels
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def head_rows(maps, c, b, h, inside, t, s):
-    """Pointers to the values of maps h [n] at query t and keys s [N]: [n, N]."""
-    row = (t - c.first) * c.columns + (s - c.left)
-    return maps + (b * c.H + h).to(tl.int64)[:, None] * c.rows * c.columns + row[None, :]
+def forward_kernel(c, pre, post, maps, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Turns the scores a of a chunk into p' in place, and writes L."""
+    b, group, h, inside, t = place(c, M, HP)
+    t_first = tl.min(t, 0)
+    begin, end = key_range(c, b, t_first, tl.minimum(t_first + M, c.last), N)
 
-
-@triton.jit
-def static_kernel(c, raw, result, matrix, groups, REVERSE: tl.constexpr, HEADS: tl.constexpr, N: tl.constexpr):
-    """result[h'] = sum_h raw[h] M[h,h'] (in reverse, with M transposed) for one query and a tile of keys."""
-    t = c.first + tl.program_id(1)
-    b = tl.program_id(2) // groups
-    group = tl.program_id(2) % groups
-    s_first = c.left + tl.program_id(0) * N
-    begin, end = key_range(c, b, t, t + 1, N)
-    if (s_first + N > begin) & (s_first < end):
-        s = s_first + tl.arange(0, N)
-        size = c.H // groups
-        inside = tl.arange(0, HEADS)
-        h = group * size + inside
-        seen = (inside < size)[:, None] & visible_tile(c, b, t + tl.zeros([1], tl.int32), s)
-        x = tl.load(head_rows(raw, c, b, h, inside, t, s), mask=seen, other=0.0)
-        square = (inside < size)[:, None] & (inside < size)[None, :]
-        at = matrix + group * size * size
-        if REVERSE:
-            at += inside[:, None] * size + inside[None, :]
-        else:
-            at += inside[None, :] * size + inside[:, None]
-        m = tl.load(at, mask=square, other=0.0)
-        tl.store(head_rows(result, c, b, h, inside, t, s), product(m, x), mask=(inside < size)[:, None])
-
-
-@triton.jit
-def static_gradient_kernel(c, raw, raw_grad, sums, groups, HEADS: tl.constexpr, N: tl.constexpr):
-    """sums[b, g, t] = sum_s x[h] dy[h'] for one query t: [B, g, rows, n, n] float32."""
-    row = tl.program_id(0)
-    b = tl.program_id(1) // groups
-    group = tl.program_id(1) % groups
-    t = c.first + row
-    size = c.H // groups
-    inside = tl.arange(0, HEADS)
-    h = group * size + inside
-    begin, end = key_range(c, b, t, t + 1, N)
-    total = tl.zeros([HEADS, HEADS], tl.float32)
+    # L, from the largest score so far and the sum of exp(a' - largest).
+    largest = tl.full([HP, M], float("-inf"), tl.float32)
+    total = tl.zeros([HP, M], tl.float32)
     for s_first in range(begin, end, N):
         s = s_first + tl.arange(0, N)
-        seen = (inside < size)[:, None] & visible_tile(c, b, t + tl.zeros([1], tl.int32), s)
-        x = tl.load(head_rows(raw, c, b, h, inside, t, s), mask=seen, other=0.0)
-        dy = tl.load(head_rows(raw_grad, c, b, h, inside, t, s), mask=seen, other=0.0)
-        total += product(x, tl.trans(dy))
-    to = sums + ((b * groups + group) * c.rows + row).to(tl.int64) * size * size
-    square = (inside < size)[:, None] & (inside < size)[None, :]
-    tl.store(to + inside[:, None] * size + inside[None, :], total, mask=square)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Rows: a program has one head and a tile of queries and goes over the keys
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def row_of_head(c, M: tl.constexpr, N: tl.constexpr):
-    """The place of a program: head, sequence, queries, first and last key. The longest rows start first."""
-    h = tl.program_id(0)
-    b = tl.program_id(2)
-    t_first = c.first + (tl.num_programs(1) - 1 - tl.program_id(1)) * M
-    begin, end = key_range(c, b, t_first, tl.minimum(t_first + M, c.T), N)
-    return h, b, t_first + tl.arange(0, M), begin, end
-
-
-@triton.jit
-def add_exponentials(a, seen, largest, total):
-    """Adds a tile to the sum of exp(a - largest), as the largest score grows: exponentials, factor of what came before."""
-    a = tl.where(seen, a, float("-inf"))
-    grown = tl.maximum(largest, tl.max(a, 1))
-    base = tl.where(grown == float("-inf"), 0.0, grown)
-    factor = tl.exp(largest - base)
-    e = tl.exp(a - base[:, None])
-    return e, factor, grown, total * factor + tl.sum(e, 1)
-
-
-@triton.jit
-def store_lse(c, b, h, t, largest, total):
-    """L of the rows. A row that sees nothing has +inf, so that each of its weights is exp(-inf)."""
+        seen = visible(c, b, t, s)
+        a = load_map(maps, map_tile(c, b, h, t, s), seen, inside)
+        a = mix_tile(a, c, pre, b, group, h, inside, t, s, False)
+        a = tl.where(inside[:, None, None] & seen[None, :, :], a, float("-inf"))
+        grown = tl.maximum(largest, tl.max(a, 2))
+        base = tl.where(grown == float("-inf"), 0.0, grown)
+        total = total * tl.exp(largest - base) + tl.sum(tl.exp(a - base[:, :, None]), 2)
+        largest = grown
+    # A row that sees nothing has L = +inf, so that each of its weights is exp(-inf) = 0.
     lse = tl.where(total == 0.0, float("inf"), largest + tl.log(total))
-    tl.store(c.lse + (b * c.H + h).to(tl.int64) * c.T + t, lse, mask=t < c.T)
+    tl.store(
+        c.lse + (b * c.H + h)[:, None] * c.T + t[None, :], lse, mask=inside[:, None] & (t < c.last)[None, :]
+    )
 
-
-@triton.jit
-def lse_kernel(c, pre, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
-    """L[h,t] = log sum_s exp a'."""
-    h, b, t, begin, end = row_of_head(c, M, N)
-    q = load_q(c, b, h, t, D)
-    largest = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
+    # The product after reads whole rows of the chunk: 0 where no query of this program sees a key.
+    for s_first in range(c.left, begin, N):
+        s = s_first + tl.arange(0, N)
+        store_map(maps, map_tile(c, b, h, t, s), tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
     for s_first in range(begin, end, N):
         s = s_first + tl.arange(0, N)
-        seen = visible_tile(c, b, t, s)
-        a = dot_rows(q, load_k(c, b, h, s, D), seen) * c.scale
-        a = mixed(a, c, pre, b, h, t, s, seen, False)
-        _, _, largest, total = add_exponentials(a, seen, largest, total)
-    store_lse(c, b, h, t, largest, total)
-
-
-@triton.jit
-def store_out(out, value, c, b, h, t, PADDED: tl.constexpr):
-    columns = tl.arange(0, PADDED)
-    row = (b.to(tl.int64) * c.T + t) * (c.H * c.E) + h * c.E
-    tl.store(out + row[:, None] + columns[None, :], value, mask=(t < c.T)[:, None] & (columns < c.E)[None, :])
-
-
-@triton.jit
-def online_kernel(c, pre, post, out, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
-    """out and L in one pass, where the mix after softmax has no term across heads: it commutes with the sum's factor."""
-    h, b, t, begin, end = row_of_head(c, M, N)
-    q = load_q(c, b, h, t, D)
-    largest = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    value = tl.zeros([M, E], tl.float32)
-    for s_first in range(begin, end, N):
+        seen = visible(c, b, t, s)
+        at = map_tile(c, b, h, t, s)
+        p = weight_tile(load_map(maps, at, seen, inside), lse, c, pre, b, group, h, inside, t, s, seen)
+        p = mix_tile(p, c, post, b, group, h, inside, t, s, False)
+        store_map(maps, at, tl.where(seen[None, :, :], p, 0.0), c, t, s, inside)
+    for s_first in range(begin + tl.cdiv(tl.maximum(end - begin, 0), N) * N, c.right, N):
         s = s_first + tl.arange(0, N)
-        seen = visible_tile(c, b, t, s)
-        a = dot_rows(q, load_k(c, b, h, s, D), seen) * c.scale
-        a = mixed(a, c, pre, b, h, t, s, seen, False)
-        e, factor, largest, total = add_exponentials(a, seen, largest, total)
-        e = mixed(e, c, post, b, h, t, s, seen, False)
-        v = load_v(c, b, h, s, E)
-        value = value * factor[:, None] + product(e.to(v.dtype), v)
-    value = value / tl.where(total == 0.0, 1.0, total)[:, None]
-    store_out(out, value, c, b, h, t, E)
-    store_lse(c, b, h, t, largest, total)
+        store_map(maps, map_tile(c, b, h, t, s), tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
 
 
 @triton.jit
-def output_kernel(c, pre, post, out, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
-    """out[t,h] = sum_s p'[h,t,s] v[s,h], with L and the inner maps of both mixes from memory."""
-    h, b, t, begin, end = row_of_head(c, M, N)
-    q = load_q(c, b, h, t, D)
-    value = tl.zeros([M, E], tl.float32)
-    for s_first in range(begin, end, N):
-        s = s_first + tl.arange(0, N)
-        seen = visible_tile(c, b, t, s)
-        a = dot_rows(q, load_k(c, b, h, s, D), seen) * c.scale
-        p = mixed(weights(a, c, pre, b, h, t, s, seen), c, post, b, h, t, s, seen, False)
-        v = load_v(c, b, h, s, E)
-        value += product(p.to(v.dtype), v)
-    store_out(out, value, c, b, h, t, E)
-
-
-@triton.jit
-def store_query_gradients(to, sums, c, mix, b, h, t):
-    for i in tl.static_range(2 * mix.RQ + 1):
-        row = (b * c.H + h).to(tl.int64) * (2 * mix.RQ + 1) + i
-        tl.store(to + row * c.T + t, sums[i], mask=t < c.T)
-
-
-@triton.jit
-def delta_kernel(
-    c, pre, post, grad_out, delta, grad_post, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr
+def backward_kernel(
+    c, pre, post, maps, grads, to_pre, to_post, HP: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
-    """delta[h,t] = sum_s p dp, and the gradients of the query-wise weights after softmax, which are such sums too."""
-    h, b, t, begin, end = row_of_head(c, M, N)
-    q = load_q(c, b, h, t, D)
-    do = load_grad_out(c, grad_out, b, h, t, E)
-    total = tl.zeros([M], tl.float32)
-    sums = zero_vectors(2 * post.RQ + 1, M)
+    """Turns the scores a in `maps` into da and g = dout . v in `grads` into p', in place; writes the mixes' gradients."""
+    b, group, h, inside, t = place(c, M, HP)
+    t_first = tl.min(t, 0)
+    begin, end = key_range(c, b, t_first, tl.minimum(t_first + M, c.last), N)
+    lse = tl.load(
+        c.lse + (b * c.H + h)[:, None] * c.T + t[None, :], mask=inside[:, None] & (t < c.last)[None, :], other=0.0
+    )
+
+    # delta, and what else of the mix after softmax is a sum over s.
+    delta = tl.zeros([HP, M], tl.float32)
+    sums = zero_sums(post, HP, M)
     for s_first in range(begin, end, N):
         s = s_first + tl.arange(0, N)
-        seen = visible_tile(c, b, t, s)
-        a = dot_rows(q, load_k(c, b, h, s, D), seen) * c.scale
-        p = weights(a, c, pre, b, h, t, s, seen)
-        dy = dot_rows(do, load_v(c, b, h, s, E), seen)
-        total += tl.sum(p * mixed(dy, c, post, b, h, t, s, seen, True), 1)
-        if grad_post is not None:
-            sums = add_query_gradients(sums, p, dy, c, post, b, h, t, s, seen)
-    tl.store(delta + (b * c.H + h).to(tl.int64) * c.T + t, total, mask=t < c.T)
-    if grad_post is not None:
-        store_query_gradients(grad_post, sums, c, post, b, h, t)
+        seen = visible(c, b, t, s)
+        at = map_tile(c, b, h, t, s)
+        p = weight_tile(load_map(maps, at, seen, inside), lse, c, pre, b, group, h, inside, t, s, seen)
+        g = load_map(grads, at, seen, inside)
+        grad_inner = inner_maps(g, c, post, b, h, inside, t, s, True)
+        dp = mixed(g, grad_inner, c, post, b, group, h, inside, t, s, True)
+        delta += tl.sum(p * dp, 2)
+        sums = add_sums(sums, p, g, inner_maps(p, c, post, b, h, inside, t, s, False), grad_inner, post)
+    store_sums(sums, to_post, c, post, b, h, inside, t)
 
-
-@triton.jit
-def grad_query_kernel(
-    c, pre, post, grad_out, delta, grad_q, grad_pre, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr
-):
-    """dq = scale da k, and the gradients of the query-wise weights before softmax."""
-    h, b, t, begin, end = row_of_head(c, M, N)
-    q = load_q(c, b, h, t, D)
-    do = load_grad_out(c, grad_out, b, h, t, E)
-    of_row = load_delta(c, delta, b, h, t)
-    dq = tl.zeros([M, D], tl.float32)
-    sums = zero_vectors(2 * pre.RQ + 1, M)
+    for s_first in range(c.left, begin, N):
+        s = s_first + tl.arange(0, N)
+        at = map_tile(c, b, h, t, s)
+        store_map(maps, at, tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
+        store_map(grads, at, tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
+        store_no_key_shares(to_pre, c, pre, b, h, inside, s, HP, N)
+        store_no_key_shares(to_post, c, post, b, h, inside, s, HP, N)
+    sums = zero_sums(pre, HP, M)
     for s_first in range(begin, end, N):
         s = s_first + tl.arange(0, N)
-        seen = visible_tile(c, b, t, s)
-        k = load_k(c, b, h, s, D)
-        a = dot_rows(q, k, seen) * c.scale
-        p = weights(a, c, pre, b, h, t, s, seen)
-        dp = mixed(dot_rows(do, load_v(c, b, h, s, E), seen), c, post, b, h, t, s, seen, True)
-        dy = tl.where(seen, p * (dp - of_row[:, None]), 0.0)
-        if grad_pre is not None:
-            sums = add_query_gradients(sums, a, dy, c, pre, b, h, t, s, seen)
-        da = mixed(dy, c, pre, b, h, t, s, seen, True)
-        dq += product(da.to(k.dtype), k)
-    columns = tl.arange(0, D)
-    to = grad_q + (b.to(tl.int64) * c.T + t)[:, None] * (c.H * c.D) + h * c.D + columns[None, :]
-    tl.store(to, dq * c.scale, mask=(t < c.T)[:, None] & (columns < c.D)[None, :])
-    if grad_pre is not None:
-        store_query_gradients(grad_pre, sums, c, pre, b, h, t)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Columns: a program has one head and a tile of keys and goes over the queries of the chunk
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def add_key_gradients_to(to, sums, c, mix, b, h, s):
-    for i in tl.static_range(2 * mix.RK + 1):
-        row = (b * c.H + h).to(tl.int64) * (2 * mix.RK + 1) + i
-        at = to + row * c.S + s
-        tl.store(at, tl.load(at, mask=s < c.S, other=0.0) + sums[i], mask=s < c.S)
-
-
-@triton.jit
-def add_rows_to(to, value, c, b, h, s, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """Adds to rows s of [B, H, S, SIZE] float32, which this program alone writes."""
-    columns = tl.arange(0, PADDED)
-    inside = (s < c.S)[:, None] & (columns < SIZE)[None, :]
-    at = to + ((b * c.H + h).to(tl.int64) * c.S + s)[:, None] * SIZE + columns[None, :]
-    tl.store(at, tl.load(at, mask=inside, other=0.0) + value, mask=inside)
-
-
-@triton.jit
-def grad_key_kernel(
-    c,
-    pre,
-    post,
-    grad_out,
-    delta,
-    grad_k,
-    grad_v,
-    grad_pre,
-    grad_post,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-):
-    """dk = scale da^T q, dv = p'^T dout, and the gradients of the key-wise weights: the chunk's part is added."""
-    h = tl.program_id(0)
-    b = tl.program_id(2)
-    s_first = c.left + tl.program_id(1) * N
-    s = s_first + tl.arange(0, N)
-    k = load_k(c, b, h, s, D)
-    v = load_v(c, b, h, s, E)
-    dk = tl.zeros([N, D], tl.float32)
-    dv = tl.zeros([N, E], tl.float32)
-    pre_sums = zero_vectors(2 * pre.RK + 1, N)
-    post_sums = zero_vectors(2 * post.RK + 1, N)
-    begin, end = query_range(c, s_first, s_first + N, M)
-    for t_first in range(begin, end, M):
-        t = t_first + tl.arange(0, M)
-        seen = visible_tile(c, b, t, s)
-        q = load_q(c, b, h, t, D)
-        do = load_grad_out(c, grad_out, b, h, t, E)
-        a = dot_rows(q, k, seen) * c.scale
-        p = weights(a, c, pre, b, h, t, s, seen)
-        dv += product(tl.trans(mixed(p, c, post, b, h, t, s, seen, False).to(do.dtype)), do)
-        dp = dot_rows(do, v, seen)
-        if grad_post is not None:
-            post_sums = add_key_gradients(post_sums, p, dp, c, post, b, h, t, s, seen)
-        dp = mixed(dp, c, post, b, h, t, s, seen, True)
-        dy = tl.where(seen, p * (dp - load_delta(c, delta, b, h, t)[:, None]), 0.0)
-        if grad_pre is not None:
-            pre_sums = add_key_gradients(pre_sums, a, dy, c, pre, b, h, t, s, seen)
-        da = mixed(dy, c, pre, b, h, t, s, seen, True)
-        dk += product(tl.trans(da.to(q.dtype)), q)
-    add_rows_to(grad_k, dk * c.scale, c, b, h, s, c.D, D)
-    add_rows_to(grad_v, dv, c, b, h, s, c.E, E)
-    if grad_pre is not None:
-        add_key_gradients_to(grad_pre, pre_sums, c, pre, b, h, s)
-    if grad_post is not None:
-        add_key_gradients_to(grad_post, post_sums, c, post, b, h, s)
+        seen = visible(c, b, t, s)
+        at = map_tile(c, b, h, t, s)
+        a = load_map(maps, at, seen, inside)
+        g = load_map(grads, at, seen, inside)
+        score_inner = inner_maps(a, c, pre, b, h, inside, t, s, False)
+        p = mixed(a, score_inner, c, pre, b, group, h, inside, t, s, False)
+        p = tl.where(inside[:, None, None] & seen[None, :, :], tl.exp(p - lse[:, :, None]), 0.0)
+        inner = inner_maps(p, c, post, b, h, inside, t, s, False)
+        grad_inner = inner_maps(g, c, post, b, h, inside, t, s, True)
+        store_key_shares(to_post, p, g, inner, grad_inner, c, post, b, h, inside, s)
+        composed = mixed(p, inner, c, post, b, group, h, inside, t, s, False)
+        store_map(grads, at, tl.where(seen[None, :, :], composed, 0.0), c, t, s, inside)
+        dp = mixed(g, grad_inner, c, post, b, group, h, inside, t, s, True)
+        da = tl.where(seen[None, :, :], p * (dp - delta[:, :, None]), 0.0)
+        grad_inner = inner_maps(da, c, pre, b, h, inside, t, s, True)
+        store_key_shares(to_pre, a, da, score_inner, grad_inner, c, pre, b, h, inside, s)
+        sums = add_sums(sums, a, da, score_inner, grad_inner, pre)
+        da = mixed(da, grad_inner, c, pre, b, group, h, inside, t, s, True)
+        store_map(maps, at, tl.where(seen[None, :, :], da, 0.0), c, t, s, inside)
+    store_sums(sums, to_pre, c, pre, b, h, inside, t)
+    for s_first in range(begin + tl.cdiv(tl.maximum(end - begin, 0), N) * N, c.right, N):
+        s = s_first + tl.arange(0, N)
+        at = map_tile(c, b, h, t, s)
+        store_map(maps, at, tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
+        store_map(grads, at, tl.zeros([HP, M, N], tl.float32), c, t, s, inside)
+        store_no_key_shares(to_pre, c, pre, b, h, inside, s, HP, N)
+        store_no_key_shares(to_post, c, post, b, h, inside, s, HP, N)
