@@ -362,7 +362,7 @@ def forward_kernel(c, pre, post, maps, HP: tl.constexpr, M: tl.constexpr, N: tl.
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(a - base[:, :, None]), 2)
         largest = grown
     # A row that sees nothing has L = +inf, so that each of its weights is exp(-inf) = 0.
-    lse = tl.where(total == 0.0, float("inf"), largest + tl.log(total))
+    lse = tl.where(total == 0.0, float("inf"), largest + tl.log(tl.where(total == 0.0, 1.0, total)))
     tl.store(
         c.lse + (b * c.H + h)[:, None] * c.T + t[None, :], lse, mask=inside[:, None] & (t < c.last)[None, :]
     )
