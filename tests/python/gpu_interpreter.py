@@ -193,3 +193,33 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch):
     monkeypatch.setattr(gpu, "tile", lambda heads, backward: gpu.Tile(8, 16, 4))
     for x, y in zip(found, case.kernels()):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_stands_behind_the_operator():
+    """Schemas, autograd formula and gradients: the kernels take the CPU's dispatch key and serve the operator itself.
+
+    This is the last test of the file, because the key stays theirs."""
+    library = torch.library.Library("headloom", "IMPL", "CPU")
+    calls = []
+
+    def forward(*arguments):
+        calls.append("forward")
+        return gpu.forward(*arguments)
+
+    def backward(*arguments):
+        calls.append("backward")
+        return gpu.backward(*arguments)
+
+    library.impl("composed_attention_fused", forward, allow_override=True)
+    library.impl("composed_attention_backward", backward, allow_override=True)
+    case = Case(B=1, pre=DCMHA, post={"rank_k": 1})
+    case.k.requires_grad_()
+    case.pre[2].requires_grad_()
+    wanted = [case.k, case.pre[2]]
+    found = torch.ops.headloom.composed_attention(*case.arguments(), "fused")
+    expected = torch.ops.headloom.composed_attention(*case.arguments(), "reference")
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted, case.grad), torch.autograd.grad(expected, wanted, case.grad)
+    )
+    assert calls == ["forward", "backward"]
