@@ -112,7 +112,7 @@ def _poisoned_memory(monkeypatch):
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter's time goes by the number of tiles, not by their size."""
-    monkeypatch.setattr(gpu, "tile", lambda heads, backward: gpu.Tile(16, 32, 4))
+    monkeypatch.setattr(gpu, "tile", lambda mix, backward: gpu.Tile(16, 32, 4))
 
 
 def compare(case, tolerance=2e-5):
@@ -190,7 +190,7 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch):
     """Sums over heads are the same for any tile; sums over keys differ by rounding."""
     case = Case(B=1, pre=DCMHA, post=DCMHA)
     found = case.kernels()
-    monkeypatch.setattr(gpu, "tile", lambda heads, backward: gpu.Tile(8, 16, 4))
+    monkeypatch.setattr(gpu, "tile", lambda mix, backward: gpu.Tile(8, 4, 4))
     for x, y in zip(found, case.kernels()):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 

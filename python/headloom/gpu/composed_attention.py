@@ -1,6 +1,6 @@
-"""Composed attention on NVIDIA GPUs: matrix products by PyTorch, everything between them by Triton (``kernels.py``).
+"""Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
 
-The queries are taken in chunks. For a chunk, a product makes the scores of all heads, a kernel turns them into composed
+The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
 weights in place, and a product makes the output. The maps of one chunk are in memory at a time.
 
 ``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
@@ -17,11 +17,9 @@ from torch import Tensor
 
 from headloom.gpu import kernels
 
-# Enough programs for each of some 130 multiprocessors to have two, when a program has 4 rows. More rows would only take
-# memory; the products are large with fewer.
-ROWS = 1024
-# Bytes of the maps of a chunk, unless 64 rows need more.
-MAPS = 512 << 20
+# Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
+# processor takes to launch it.
+MAPS = 128 << 20
 
 Tensors = Sequence[Optional[Tensor]]
 
@@ -34,16 +32,10 @@ class Tile(NamedTuple):
     warps: int
 
 
-def padded_heads(heads: int, static: bool) -> int:
-    """The heads of a group as a tile has them: a power of two, at least 16 where they enter a matrix product."""
-    return max(triton.next_power_of_2(heads), 16 if static else 1)
-
-
-def tile(heads: int, backward: bool) -> Tile:
-    """The tile for so many (padded) heads of a group; ``docs/gpu.md`` has what it takes of a multiprocessor."""
-    M = 4
-    N = max(16, min(64, (2048 if backward else 4096) // (heads * M)))
-    return Tile(M, N, 8)
+def tile(mix: kernels.Mix, backward: bool) -> Tile:
+    """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
+    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1)
+    return Tile(32 if inner <= 4 else 16, 128, 8)
 
 
 class Chunk(NamedTuple):
@@ -111,20 +103,18 @@ class Problem:
         self.documents = None if documents is None else documents.contiguous()
         self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
         self.scale = self.D**-0.5 if scale is None else scale
-        heads = self.H // self.groups
-        self.heads = padded_heads(heads, self.pre.static is not None or self.post.static is not None)
+        self.static = self.pre.static is not None or self.post.static is not None
 
     def chunks(self) -> Iterator[Chunk]:
-        """At least one query has a key: a row of maps is never empty."""
-        fit = MAPS // max(self.B * self.H * self.S * self.q.element_size(), 1)
-        rows = max(64, min(-(-ROWS // (self.B * self.groups)), fit) // 64 * 64)
-        return chunks(self.T, self.S, min(rows, ROWS), self.causal, self.window)
+        keys = self.S if self.window is None else min(self.S, 2 * self.window + 512)
+        rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1)
+        return chunks(self.T, self.S, max(64, rows // 64 * 64), self.causal, self.window)
 
     def maps(self, chunk: Chunk) -> Tensor:
-        """Fresh memory for the maps of a chunk: [B, H, rows, keys], each row aligned."""
+        """Fresh memory for the maps of a chunk: [B, H, rows, keys]. Rows are aligned; products with M need them joined."""
         keys = chunk.right - chunk.left
-        size = (self.B, self.H, chunk.last - chunk.first, -(-keys // 8) * 8)
-        return self.q.new_empty(size)[..., :keys]
+        columns = keys if self.static else -(-keys // 8) * 8
+        return self.q.new_empty((self.B, self.H, chunk.last - chunk.first, columns))[..., :keys]
 
     def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
         """a of a chunk, from its queries by head."""
@@ -150,7 +140,6 @@ class Problem:
             chunk.last,
             chunk.left,
             chunk.right,
-            maps.shape[2],
             maps.stride(2),
             constant(self.H),
             constant(self.groups),
@@ -164,6 +153,7 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def pack(mix: Tensors, groups: int) -> kernels.Mix:
+    """A mix as the kernels read it: weights [B, R, H, T or S], so that a tile's are contiguous."""
     if not mix:
         zero = triton.language.constexpr(0)
         return kernels.Mix(None, None, None, None, None, None, None, zero, zero)
@@ -172,26 +162,26 @@ def pack(mix: Tensors, groups: int) -> kernels.Mix:
     def rank(down: Optional[Tensor]) -> triton.language.constexpr:
         return triton.language.constexpr(0 if down is None else down.shape[2])
 
-    def of_queries(weight: Optional[Tensor]) -> Optional[Tensor]:
-        return None if weight is None else weight.contiguous()
-
-    def of_keys(weight: Optional[Tensor]) -> Optional[Tensor]:
+    def packed(weight: Optional[Tensor]) -> Optional[Tensor]:
         return None if weight is None else weight.permute(0, 2, 3, 1).contiguous()
 
     def gate(weight: Optional[Tensor]) -> Optional[Tensor]:
-        return None if weight is None else weight.unsqueeze(2)
+        return None if weight is None else packed(weight.unsqueeze(2))
 
     return kernels.Mix(
-        None if static is None else static.contiguous(),
-        of_queries(q_down),
-        of_queries(q_up),
-        of_queries(gate(q_gate)),
-        of_keys(k_down),
-        of_keys(k_up),
-        of_keys(gate(k_gate)),
+        None if static is None else static.view(groups, *static.shape[-2:]),
+        packed(q_down),
+        packed(q_up),
+        gate(q_gate),
+        packed(k_down),
+        packed(k_up),
+        gate(k_gate),
         rank(q_down),
         rank(k_down),
     )
+
+
+NO_MIX = pack([], 1)
 
 
 def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
@@ -215,9 +205,46 @@ def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> N
     total += torch.bmm(x.mT, y).view(total.shape).to(total.dtype).mul_(scale)
 
 
-def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object) -> None:
-    grid = (-(-(chunk.last - chunk.first) // of.M), p.B * p.groups)
-    kernel[grid](*arguments, HP=p.heads, M=of.M, N=of.N, num_warps=of.warps)
+def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
+    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h'], of maps whose rows are joined; None without M."""
+    if mix.static is None:
+        return None
+    matrix = mix.static if reverse else mix.static.mT
+    return torch.matmul(matrix, joined(maps, mix)).view(maps.shape)
+
+
+def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
+    """[B, H, rows, keys] as [B, groups, heads of a group, places]."""
+    groups, heads = mix.static.shape[:2]
+    return maps.view(maps.shape[0], groups, heads, -1)
+
+
+def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
+    grid = (-(-(chunk.right - chunk.left) // of.N), -(-(chunk.last - chunk.first) // of.M), p.B * p.groups)
+    kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps)
+
+
+def mix_maps(
+    p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
+) -> Optional[Tensor]:
+    """Runs ``mix_kernel``; for scores, log sum_s exp y of the chunk's rows: [B, H, rows]."""
+    if mix.static is not None and exp:
+        # M's product needs the weights themselves.
+        mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
+        exp = False
+    of = tile(mix, False)
+    sums = None
+    if to == "scores":
+        sums = row_shares(p, chunk, of, lse).fill_(float("-inf"))
+    call = p.call(chunk, lse, maps)
+    run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
+    return None if sums is None else sums.logsumexp(0).squeeze(1)
+
+
+def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
+    """Memory for a number of each tile, head and query."""
+    tiles = -(-(chunk.right - chunk.left) // of.N)
+    return lse.new_empty((tiles, p.B, 1, p.H, chunk.last - chunk.first))
 
 
 def forward(*arguments: object) -> List[Tensor]:
@@ -234,9 +261,11 @@ def forward(*arguments: object) -> List[Tensor]:
             lse[:, :, rows].fill_(float("inf"))
             continue
         maps = p.scores(by_head(p.q[:, rows]), chunk)
-        run(
-            kernels.forward_kernel, p, chunk, tile(p.heads, False), p.call(chunk, lse, maps), p.pre, p.post, maps
-        )
+        found = mix_maps(p, chunk, lse, p.pre, maps, maps, "scores")
+        assert found is not None
+        # With +inf, each weight of a row that sees nothing is exp(-inf).
+        lse[:, :, rows] = found.masked_fill_(found == float("-inf"), float("inf"))
+        mix_maps(p, chunk, lse, p.post, maps, maps, "composed", exp=True)
         part = p.q.new_empty((p.B, p.H, chunk.last - chunk.first, p.E))
         multiply(part, maps, p.v[..., chunk.left : chunk.right, :])
         out[:, rows] = part.transpose(1, 2)
@@ -246,74 +275,91 @@ def forward(*arguments: object) -> List[Tensor]:
 class MixGradients:
     """The gradients of a mix, as the chunks' parts are added."""
 
-    def __init__(self, mix: kernels.Mix, p: Problem) -> None:
+    def __init__(self, mix: kernels.Mix) -> None:
         self.mix = mix
-
-        def of_queries(weight: Optional[Tensor]) -> Optional[Tensor]:
-            # A chunk without keys writes nothing.
-            return None if weight is None else torch.zeros_like(weight, dtype=torch.float32)
-
-        self.static, self.q_down, self.q_up, self.q_gate, self.k_down, self.k_up, self.k_gate = map(
-            of_queries, mix[:7]
-        )
-
-    def places(self, p: Problem, chunk: Chunk, of: Tile, columns: int) -> kernels.MixGradient:
-        """Where the kernel writes: gradients of the queries' weights in place, shares of the others in fresh memory."""
-        tiles = -(-(chunk.last - chunk.first) // of.M)
-        heads = p.H // p.groups
-
-        def shares(total: Optional[Tensor]) -> Optional[Tensor]:
-            return None if total is None else total.new_empty((tiles, *total.shape[:3], columns))
-
-        static = None
-        if self.static is not None:
-            static = self.static.new_empty((tiles, p.B, p.groups, heads, heads))
-        return kernels.MixGradient(
-            static,
-            self.q_down,
-            self.q_up,
-            self.q_gate,
-            shares(self.k_down),
-            shares(self.k_up),
-            shares(self.k_gate),
-        )
-
-    def add(self, places: kernels.MixGradient, chunk: Chunk) -> None:
-        keys = chunk.right - chunk.left
-        if self.static is not None:
-            self.static += places.static.sum((0, 1)).view(self.static.shape)
-        for total, shares in zip((self.k_down, self.k_up, self.k_gate), places[4:]):
-            if total is not None:
-                total[..., chunk.left : chunk.right] += shares.sum(0)[..., :keys]
-
-    def finished(self) -> List[Optional[Tensor]]:
-        """In the order and layout of the operator's list."""
-
-        def of_keys(total: Optional[Tensor]) -> Optional[Tensor]:
-            return None if total is None else total.permute(0, 3, 1, 2)
-
-        def gate(total: Optional[Tensor]) -> Optional[Tensor]:
-            return None if total is None else total.squeeze(2)
-
-        return [
-            self.static,
-            self.q_down,
-            self.q_up,
-            gate(self.q_gate),
-            of_keys(self.k_down),
-            of_keys(self.k_up),
-            gate(of_keys(self.k_gate)),
+        # Zeros: a chunk without keys writes nothing.
+        self.static, *self.weights = [
+            None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in mix[:7]
         ]
+
+    def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
+        """Zeros, because programs whose queries see no key write nothing."""
+        rows, keys = chunk.last - chunk.first, chunk.right - chunk.left
+        sizes = [(-(-keys // of.N), rows)] * 3 + [(-(-rows // of.M), columns)] * 3
+        return kernels.Shares(
+            *(
+                None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
+                for total, (tiles, size) in zip(self.weights, sizes)
+            )
+        )
+
+    def add_static(self, x: Tensor, dy: Tensor) -> None:
+        if self.static is not None:
+            self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
+
+    def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
+        places = [(chunk.first, chunk.last)] * 3 + [(chunk.left, chunk.right)] * 3
+        for total, share, (first, last) in zip(self.weights, shares, places):
+            if total is not None:
+                total[..., first:last] += share.sum(0)[..., : last - first]
+
+    def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
+        """In the order and layout of the operator's list."""
+        found = [self.static, *(None if t is None else t.permute(0, 3, 1, 2) for t in self.weights)]
+        # A gate has no rank, and M no group where there is one.
+        return [t if t is None else t.reshape(given.shape) for t, given in zip(found, mix)]
+
+
+def mix_backward(
+    p: Problem,
+    chunk: Chunk,
+    lse: Tensor,
+    total: MixGradients,
+    maps: Tensor,
+    grads: Tensor,
+    out: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
+    delta: Optional[Tensor] = None,
+) -> Optional[Tensor]:
+    """Runs ``mix_backward_kernel``; with `out`, sum_s x dx of the chunk's rows: [B, H, rows]."""
+    mix = total.mix
+    if mix.static is not None and weights is not None:
+        # M's products need dy itself.
+        grads.sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights)  # type: ignore[index]
+        weights = None
+    total.add_static(maps, grads)
+    of = tile(mix, True)
+    shares = total.shares(chunk, of, maps.stride(2))
+    sums = None if out is None else row_shares(p, chunk, of, lse).zero_()
+    run(
+        kernels.mix_backward_kernel,
+        p,
+        chunk,
+        of,
+        p.call(chunk, lse, maps),
+        mix,
+        maps,
+        None if out is None else static_product(mix, maps),
+        out,
+        weights,
+        delta,
+        grads,
+        static_product(mix, grads, reverse=True),
+        sums,
+        shares,
+    )
+    total.add(shares, chunk)
+    return None if sums is None else sums.sum(0).squeeze(1)
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     """The gradient of each differentiable tensor that is there; the schema of ``headloom::composed_attention_backward``."""
     *call, kept, wanted = arguments
     p = Problem(*call)  # type: ignore[arg-type]
-    lse = kept[0]  # type: ignore[index]
-    bias = call[11]
-    of = tile(p.heads, True)
-    pre, post = MixGradients(p.pre, p), MixGradients(p.post, p)
+    lse: Tensor = kept[0]  # type: ignore[index]
+    bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
+    pre, post = MixGradients(p.pre), MixGradients(p.post)
+    delta = torch.zeros_like(lse)
     dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
     dk = torch.zeros_like(p.k, dtype=torch.float32)
     dv = torch.zeros_like(p.v, dtype=torch.float32)
@@ -326,42 +372,32 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         rows, keys = slice(chunk.first, chunk.last), slice(chunk.left, chunk.right)
         queries = by_head(p.q[:, rows])
         of_out = by_head(grad_out[:, rows])
-        maps = p.scores(queries, chunk)
+        scores = p.scores(queries, chunk)
+        weights = p.maps(chunk)
+        mix_maps(p, chunk, lse, p.pre, scores, weights, "weights")
         grad_maps = p.maps(chunk)
         multiply(grad_maps, of_out, p.v[..., keys, :].mT)
-        to_pre, to_post = (g.places(p, chunk, of, maps.stride(2)) for g in (pre, post))
-        run(
-            kernels.backward_kernel,
-            p,
-            chunk,
-            of,
-            p.call(chunk, lse, maps),
-            p.pre,
-            p.post,
-            maps,
-            grad_maps,
-            to_pre,
-            to_post,
-        )
-        pre.add(to_pre, chunk)
-        post.add(to_post, chunk)
-        da, weights = maps, grad_maps
+        composed = p.maps(chunk)
+        found = mix_backward(p, chunk, lse, post, weights, grad_maps, out=composed)
+        assert found is not None
+        delta[:, :, rows] = found
+        add_transposed(dv[..., keys, :], composed, of_out)
+        mix_backward(p, chunk, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         part = torch.empty_like(queries)
-        multiply(part, da, p.k[..., keys, :], p.scale)
+        multiply(part, grad_maps, p.k[..., keys, :], p.scale)
         dq[:, rows] = part.transpose(1, 2)
-        add_transposed(dk[..., keys, :], da, queries, p.scale)
-        add_transposed(dv[..., keys, :], weights, of_out)
+        add_transposed(dk[..., keys, :], grad_maps, queries, p.scale)
         if dbias is not None:
-            add_bias_gradient(dbias, da, chunk)
+            add_bias_gradient(dbias, grad_maps, chunk)
     found: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),
         (p.v, dv.transpose(1, 2)),
-        *zip(call[3] or [None] * 7, pre.finished()),  # type: ignore[call-overload]
-        *zip(call[4] or [None] * 7, post.finished()),  # type: ignore[call-overload]
+        *mix_gradients(call[3], pre),  # type: ignore[arg-type]
+        *mix_gradients(call[4], post),  # type: ignore[arg-type]
         (None, None),
         (None, None),
-        (bias, dbias),  # type: ignore[list-item]
+        (bias, dbias),
     ]
     out = []
     for bit, (tensor, gradient) in enumerate(found):
@@ -371,6 +407,11 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         is_wanted = wanted >> bit & 1  # type: ignore[operator]
         out.append(gradient.to(tensor.dtype).contiguous() if is_wanted else tensor.new_empty(0))
     return out
+
+
+def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
+    """The seven tensors of a mix beside their gradients."""
+    return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
 
 
 def add_bias_gradient(total: Tensor, da: Tensor, chunk: Chunk) -> None:
