@@ -8,6 +8,7 @@ records instead of starting a kernel.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -44,8 +45,13 @@ class Launch(NamedTuple):
     arguments: Dict[str, Any]
     warps: int
     chunk: gpu.Chunk
-    programs: int
-    problem: gpu.Problem
+
+    def name(self) -> str:
+        """What it does in a call."""
+        given = self.arguments
+        if "TO" in given:
+            return f"mix_kernel to {given['TO']}"
+        return "mix_backward_kernel " + ("before softmax" if given["out"] is None else "after softmax")
 
 
 def shape(B: int, T: int, H: int, D: int, pre: str, post: str, dtype: torch.dtype, device: str = "meta") -> List[Any]:
@@ -72,10 +78,9 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
     """The kernels that a call would start."""
     found: List[Launch] = []
 
-    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any) -> None:
-        named = dict(zip(kernel.arg_names, given), HP=p.heads, M=of.M, N=of.N)
-        programs = -(-(chunk.last - chunk.first) // of.M) * p.B * p.groups
-        found.append(Launch(kernel, named, of.warps, chunk, programs, p))
+    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
+        found.append(Launch(kernel, named, of.warps, chunk))
 
     launch, gpu.run = gpu.run, record
     try:
@@ -136,24 +141,25 @@ class Row(NamedTuple):
 
 
 def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
-    for H in heads:
-        for name in mixes:
-            for dtype in dtypes:
-                for backward in (False, True):
-                    # The second chunk: the first has other alignments.
-                    launch = launches(shape(1, 4096, H, 128, name, name, dtype), backward)[1]
-                    tile = "{HP} x {M} x {N}".format(**launch.arguments)
-                    for capability in capabilities:
-                        yield Row(
-                            capability,
-                            "backward" if backward else "forward",
-                            H,
-                            name,
-                            str(dtype).removeprefix("torch."),
-                            tile,
-                            launch.warps,
-                            resources(launch, capability),
-                        )
+    for H, name, dtype in itertools.product(heads, mixes, dtypes):
+        arguments = shape(1, 8192, H, 128, name, name, dtype)
+        for backward in (False, True):
+            # The second chunk's: the first has other alignments.
+            found = launches(arguments, backward)
+            second = [x for x in found if x.chunk.first > 0]
+            for launch in {x.name(): x for x in reversed(second)}.values():
+                tile = "{M} x {N}".format(**launch.arguments)
+                for capability in capabilities:
+                    yield Row(
+                        capability,
+                        launch.name(),
+                        H,
+                        name,
+                        str(dtype).removeprefix("torch."),
+                        tile,
+                        launch.warps,
+                        resources(launch, capability),
+                    )
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 def tile(mix: kernels.Mix, backward: bool) -> Tile:
     """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1)
-    return Tile(32 if inner <= 4 else 16, 128, 8)
+    return Tile(32 if inner <= 2 else 16 if inner <= 8 else 8, 128, 8)
 
 
 class Chunk(NamedTuple):
