@@ -41,12 +41,11 @@ def test_equal_the_reference_in_the_interpreter():
 def test_fit_into_a_multiprocessor(tmp_path):
     """At most 255 registers, nothing spilled, shared memory of the card: DCMHA at the size of Xiao et al. (2024).
 
-    bench/gpu_resources.py has more cases; docs/gpu.md has its table."""
+    The script ends with an error otherwise. docs/gpu.md has its table of more cases."""
     command = [str(ROOT / "bench/gpu_resources.py"), "--heads", "32", "--mixes", "dcmha, R 2"]
     table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
     for card in ("sm_80", "sm_90", "sm_100"):
-        for kernel in ("forward", "backward"):
-            assert f"| {card} | {kernel} | 32 |" in table
+        assert len([line for line in table.splitlines() if line.startswith(f"| {card} ")]) == 5
 
 
 def composed(backend=None, dtype=torch.bfloat16, heads=4, **arguments):
