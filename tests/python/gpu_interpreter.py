@@ -35,7 +35,7 @@ def poisoned(size, dtype, device=None):
 class Case:
     """Tensors of a call and the call's settings, in the operator's order."""
 
-    def __init__(self, B=2, T=11, S=11, H=6, D=20, E=12, Gk=None, Gv=None, pre=None, post=None, **settings):
+    def __init__(self, B=1, T=11, S=11, H=2, D=20, E=12, Gk=None, Gv=None, pre=None, post=None, **settings):
         torch.manual_seed(1)
         self.q = torch.randn(B, T, H, D)
         self.k = torch.randn(B, S, Gk or H, D)
@@ -134,11 +134,11 @@ CASES = {
     "query-wise after softmax": lambda: Case(post={"rank_q": 1}),
     "key-wise on both sides": lambda: Case(pre={"rank_k": 1}, post={"rank_k": 2}),
     "gates alone": lambda: Case(pre={"gates": True}, post={"gates": True}),
-    "dcmha": lambda: Case(pre=DCMHA, post=DCMHA),
+    "dcmha": lambda: Case(B=2, H=6, pre=DCMHA, post=DCMHA),
     "rank 4": lambda: Case(B=1, pre={"rank_q": 4}, post={"rank_k": 4}),
-    "static matrices": lambda: Case(pre={"static": True}, post={"static": True}),
-    "groups": lambda: Case(pre={**DCMHA, "groups": 2}, post={**DCMHA, "static": True, "groups": 2}),
-    "grouped keys": lambda: Case(post=DCMHA, Gk=2, Gv=3),
+    "static matrices": lambda: Case(B=2, H=3, pre={"static": True}, post={"static": True}),
+    "groups": lambda: Case(H=6, pre={**DCMHA, "groups": 2}, post={**DCMHA, "static": True, "groups": 2}),
+    "grouped keys": lambda: Case(B=2, H=6, post={"rank_q": 1}, Gk=2, Gv=3),
     "one query": lambda: Case(T=1, S=1, pre=DCMHA, post=DCMHA),
     "more keys than queries": lambda: Case(T=5, S=63, H=2, pre={"rank_q": 1}),
     "more queries than keys": lambda: Case(T=11, S=5, pre={"rank_k": 1}, post={"rank_q": 1}),
@@ -146,11 +146,11 @@ CASES = {
     "window": lambda: Case(T=40, S=40, H=2, pre={"rank_q": 1}, post={"rank_k": 1}, window=7),
     "bidirectional window": lambda: Case(T=40, S=40, H=2, post={"rank_q": 1}, window=3, causal=False),
     "window wider than all": lambda: Case(post={"rank_q": 1}, window=1 << 40),
-    "lengths": lambda: Case(pre={"rank_k": 1}, lengths=LENGTHS, causal=False),
-    "length 0": lambda: Case(post={"rank_k": 1}, lengths=torch.tensor([0, 2])),
-    "documents": lambda: Case(T=9, pre={"rank_q": 1}, documents=DOCUMENTS),
-    "mask": lambda: Case(pre={"rank_q": 1}, mask=torch.rand(2, 1, 11, 11) < 0.6),
-    "bias": lambda: Case(post={"rank_q": 1}, bias=torch.randn(6, 1, 11)),
+    "lengths": lambda: Case(B=2, pre={"rank_k": 1}, lengths=LENGTHS, causal=False),
+    "length 0": lambda: Case(B=2, post={"rank_k": 1}, lengths=torch.tensor([0, 2])),
+    "documents": lambda: Case(B=2, T=9, pre={"rank_q": 1}, documents=DOCUMENTS),
+    "mask": lambda: Case(B=2, pre={"rank_q": 1}, mask=torch.rand(2, 1, 11, 11) < 0.6),
+    "bias": lambda: Case(post={"rank_q": 1}, bias=torch.randn(2, 1, 11)),
     "scale": lambda: Case(B=1, post={"rank_q": 1}, scale=0.7),
     "no queries": lambda: Case(T=0, pre={"rank_q": 1}),
     "no keys": lambda: Case(S=0, pre={"rank_q": 1}, causal=False),
@@ -180,7 +180,7 @@ def test_float16_errs_like_its_rounding():
 def test_nan_in_means_nan_out():
     """A key's NaN reaches the queries that see it. Sums over the heads carry it to all heads, and to no earlier query."""
     case = Case(B=1, pre={"rank_q": 1})
-    case.k[0, 5, 2, 3] = float("nan")
+    case.k[0, 5, 1, 3] = float("nan")
     out = case.kernels()[0]
     assert out[0, 5:].isnan().all()
     assert out[0, :5].isfinite().all()

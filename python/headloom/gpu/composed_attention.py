@@ -35,7 +35,8 @@ class Tile(NamedTuple):
 def tile(mix: kernels.Mix, backward: bool) -> Tile:
     """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1)
-    return Tile(32 if inner <= 2 else 16 if inner <= 8 else 8, 128, 8)
+    M = 32 if inner <= 2 else 16 if inner <= 8 else 8
+    return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
 
 
 class Chunk(NamedTuple):
