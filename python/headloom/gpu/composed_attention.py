@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import triton
+import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from headloom.gpu import kernels
@@ -126,13 +126,15 @@ class Problem:
         return maps
 
     def call(self, chunk: Chunk, lse: Tensor, maps: Tensor) -> kernels.Call:
-        mask = (0, 0, 0) if self.mask is None else (self.mask.stride(0), self.mask.stride(2), self.mask.stride(3))
+        batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         constant = triton.language.constexpr
         return kernels.Call(
             self.lengths,
             self.documents,
             self.mask,
-            *mask,
+            batch,
+            row,
+            key,
             lse,
             self.T,
             self.S,
@@ -308,7 +310,7 @@ class MixGradients:
         """In the order and layout of the operator's list."""
         found = [self.static, *(None if t is None else t.permute(0, 3, 1, 2) for t in self.weights)]
         # A gate has no rank, and M no group where there is one.
-        return [t if t is None else t.reshape(given.shape) for t, given in zip(found, mix)]
+        return [None if t is None or given is None else t.reshape(given.shape) for t, given in zip(found, mix)]
 
 
 def mix_backward(
@@ -390,7 +392,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         add_transposed(dk[..., keys, :], grad_maps, queries, p.scale)
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps, chunk)
-    found: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
+    places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),
         (p.v, dv.transpose(1, 2)),
@@ -401,7 +403,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         (bias, dbias),
     ]
     out = []
-    for bit, (tensor, gradient) in enumerate(found):
+    for bit, (tensor, gradient) in enumerate(places):
         if tensor is None:
             continue
         assert gradient is not None

@@ -34,6 +34,8 @@ do not depend on the order in which programs run. What is invisible is removed b
 that a NaN there goes no further. Arithmetic is in float32; maps in memory have the inputs' type.
 """
 
+# What is under @triton.jit is Triton's language, not Python.
+# mypy: ignore-errors
 from __future__ import annotations
 
 from typing import Any, NamedTuple
