@@ -50,7 +50,7 @@ class Launch(NamedTuple):
         """What it does in a call."""
         given = self.arguments
         if "TO" in given:
-            return f"mix_kernel to {given['TO']}"
+            return f"mix_kernel to {given['TO']}" + (", with M" if given["product"] is not None else "")
         return "mix_backward_kernel " + ("before softmax" if given["out"] is None else "after softmax")
 
 
