@@ -1,0 +1,152 @@
+"""Composed attention on an NVIDIA GPU: is it right, and how fast is it? Prints tables to paste into an issue.
+
+First the output and all gradients are compared with the reference in float64, in three types; the script ends there if one is
+wrong. Then times are multiples of ``scaled_dot_product_attention``'s, medians over rounds in one process.
+
+    python bench/gpu.py --lengths 2048 4096 8192
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from typing import Any, Callable, Dict, List
+
+import torch
+from gpu_resources import MIXES, shape
+
+import headloom  # noqa: F401: loads the operators
+
+operator = torch.ops.headloom.composed_attention
+
+
+def leaves(arguments: List[Any]) -> List[torch.Tensor]:
+    return [t for t in [*arguments[:3], *arguments[3], *arguments[4]] if t is not None]
+
+
+def converted(arguments: List[Any], dtype: torch.dtype) -> List[Any]:
+    """A copy in another type, whose tensors want gradients."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, list):
+            return [one(v) for v in value]
+        return value.detach().to(dtype).requires_grad_() if isinstance(value, torch.Tensor) else value
+
+    return [one(a) for a in arguments]
+
+
+def with_gradients(arguments: List[Any], backend: str, grad: torch.Tensor) -> List[torch.Tensor]:
+    out = operator(*arguments, backend)
+    return [out.detach(), *torch.autograd.grad(out, leaves(arguments), grad.to(out.dtype))]
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    return ((x.double() - y).norm() / y.norm().clamp(min=1e-30)).item()
+
+
+def correct() -> bool:
+    """A kernel may err at most twice as much as the reference does in the same type."""
+    print("| mixes | type | largest relative error of output and gradients | of the reference in this type | right |")
+    print("|---|---|---|---|---|")
+    fine = True
+    for mixes in MIXES:
+        if mixes == "none":
+            continue
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            torch.manual_seed(1)
+            given = shape(2, 200, 6, 20, mixes, mixes, dtype, "cuda")
+            grad = torch.randn(2, 200, 6, 20, device="cuda").to(dtype)
+            exact = with_gradients(converted(given, torch.float64), "reference", grad)
+            ours = with_gradients(converted(given, dtype), "fused", grad)
+            again = with_gradients(converted(given, dtype), "fused", grad)
+            plain = with_gradients(converted(given, dtype), "reference", grad)
+            errors = [distance(x, y) for x, y in zip(ours, exact)]
+            allowed = [2 * distance(x, y) + 1e-5 for x, y in zip(plain, exact)]
+            right = all(e <= a for e, a in zip(errors, allowed))
+            right = right and all(torch.equal(x, y) for x, y in zip(ours, again))
+            fine = fine and right
+            print(f"| {mixes} | {dtype} | {max(errors):.1e} | {(max(allowed) - 1e-5) / 2:.1e} | {'yes' if right else 'NO'} |")
+    return fine
+
+
+def milliseconds(step: Callable[[], Any]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    step()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def steps(given: List[Any], compiled: bool) -> Dict[str, Callable[[], Any]]:
+    """Forward, and forward with backward, of each candidate."""
+    q, k, v = (x.transpose(1, 2) for x in given[:3])
+    grad = torch.randn_like(given[0])
+
+    def flash() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    reference = torch.compile(lambda: operator(*given, "reference")) if compiled else None
+    candidates: Dict[str, Callable[[], torch.Tensor]] = {"sdpa": flash, "ours": lambda: operator(*given, "fused")}
+    if reference is not None:
+        candidates["compiled reference"] = reference
+
+    found: Dict[str, Callable[[], Any]] = {}
+    for name, candidate in candidates.items():
+        wanted = list(given[:3]) if name == "sdpa" else leaves(given)
+
+        def forward(candidate: Any = candidate) -> None:
+            with torch.no_grad():
+                candidate()
+
+        def training(candidate: Any = candidate, wanted: Any = wanted) -> None:
+            torch.autograd.grad(candidate(), wanted, grad)
+
+        found[f"{name}, forward"] = forward
+        found[f"{name}, training"] = training
+    return found
+
+
+def times(lengths: List[int], mixes: List[str], rounds: int, compiled_up_to: int) -> None:
+    print("| mixes | T | what | ms, median | fastest to slowest | multiple of sdpa |")
+    print("|---|---|---|---|---|---|")
+    for name in mixes:
+        for T in lengths:
+            given = converted(shape(1, T, 32, 128, name, name, torch.bfloat16, "cuda"), torch.bfloat16)
+            todo = steps(given, compiled=compiled_up_to >= T)
+            for step in todo.values():
+                for _ in range(3):
+                    step()
+            found: Dict[str, List[float]] = {what: [] for what in todo}
+            for _ in range(rounds):
+                for what, step in todo.items():
+                    found[what].append(milliseconds(step))
+            for what, ms in found.items():
+                base = statistics.median(found["sdpa, " + what.rpartition(", ")[2]])
+                median = statistics.median(ms)
+                print(f"| {name} | {T} | {what} | {median:.3f} | {min(ms):.3f} to {max(ms):.3f} | {median / base:.2f} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
+    parser.add_argument("--mixes", nargs="+", default=["query-wise, R 1", "dcmha, R 2"], choices=list(MIXES))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--compiled-up-to", type=int, default=4096, help="the longest T of the compiled reference, which holds whole maps")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench/gpu.py: PyTorch sees no NVIDIA GPU; bench/gpu_model.py predicts without one.", file=sys.stderr)
+        return 1
+    card = torch.cuda.get_device_properties(0)
+    print(f"{card.name}, PyTorch {torch.__version__}, Triton {__import__('triton').__version__}\n")
+    if not correct():
+        print("\nResults are wrong, so nothing is timed.", file=sys.stderr)
+        return 1
+    print()
+    times(given.lengths, given.mixes, given.rounds, given.compiled_up_to)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

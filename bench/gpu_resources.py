@@ -1,0 +1,189 @@
+"""Compiles the Triton kernels of composed attention for GPUs that need not be there, and prints what each takes of a
+multiprocessor. ``python bench/gpu_resources.py`` prints the table of docs/gpu.md; a mix that breaks a limit ends with an error.
+
+The kernels and their arguments are those of a call: ``forward`` and ``backward`` run on meta tensors, with a launch that
+records instead of starting a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+import headloom  # noqa: F401: loads the operators
+from headloom.gpu import composed_attention as gpu
+
+# Shared memory that one program may have, in bytes (CUDA's programming guide, table of compute capabilities).
+SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+REGISTERS = 255
+
+# What a mix has: rank of query-wise and key-wise weights, gates, static matrix.
+MIXES: Dict[str, Tuple[int, int, bool, bool]] = {
+    "none": (0, 0, False, False),
+    "query-wise, R 1": (1, 0, False, False),
+    "dcmha, R 2": (2, 2, True, False),
+    "rank 4": (4, 4, True, False),
+    "static": (0, 0, False, True),
+    "static and R 2": (2, 2, True, True),
+}
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    arguments: Dict[str, Any]
+    warps: int
+    chunk: gpu.Chunk
+
+    def name(self) -> str:
+        """What it does in a call."""
+        given = self.arguments
+        if "TO" in given:
+            return f"mix_kernel to {given['TO']}" + (", with M" if given["product"] is not None else "")
+        return "mix_backward_kernel " + ("before softmax" if given["out"] is None else "after softmax")
+
+
+def shape(B: int, T: int, H: int, D: int, pre: str, post: str, dtype: torch.dtype, device: str = "meta") -> List[Any]:
+    """The operator's arguments for self-attention with a causal mask."""
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device).div_(H**0.5).to(dtype)
+
+    def mix(name: str) -> List[Optional[torch.Tensor]]:
+        query_rank, key_rank, gates, static = MIXES[name]
+        tensors = [random(H, H) if static else None]
+        for rank in (query_rank, key_rank):
+            tensors += [random(B, T, rank, H) if rank else None for _ in range(2)]
+            tensors += [random(B, T, H) if gates else None]
+        return tensors if any(t is not None for t in tensors) else []
+
+    q, k, v = (random(B, T, H, D).mul_(H**0.5) for _ in range(3))
+    return [
+        q, k, v, mix(pre), mix(post), 1, 1, None, None, "both", "double", None, True, None, None, None, None, None,
+    ]  # fmt: skip
+
+
+def launches(arguments: List[Any], backward: bool) -> List[Launch]:
+    """The kernels that a call would start."""
+    found: List[Launch] = []
+
+    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
+        found.append(Launch(kernel, named, of.warps, chunk))
+
+    launch, gpu.run = gpu.run, record
+    try:
+        out, lse = gpu.forward(*arguments, True)
+        if backward:
+            found.clear()
+            gpu.backward([out], *arguments, [lse], (1 << 20) - 1)
+    finally:
+        gpu.run = launch
+    return found
+
+
+class Resources(NamedTuple):
+    registers: int
+    spilled: int  # bytes of a thread's stack
+    shared: int  # bytes of a program
+
+
+def compiled(launch: Launch, capability: int) -> Any:
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    kernel = launch.kernel
+    options: Dict[str, Any] = {"num_warps": launch.warps}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, parsed = bind(**launch.arguments, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
+    return triton.compile(
+        ASTSource(kernel, signature, constants, attributes), target=target, options=parsed.__dict__
+    )
+
+
+def resources(launch: Launch, capability: int) -> Resources:
+    binary = compiled(launch, capability)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", text)}
+    return Resources(usage["REG"], usage["STACK"], binary.metadata.shared)
+
+
+class Row(NamedTuple):
+    capability: int
+    kernel: str
+    H: int
+    mixes: str
+    dtype: str
+    tile: str
+    warps: int
+    found: Resources
+
+    def fits(self) -> bool:
+        r = self.found
+        return r.registers <= REGISTERS and r.spilled == 0 and r.shared <= SHARED[self.capability]
+
+
+def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
+    for H, name, dtype in itertools.product(heads, mixes, dtypes):
+        arguments = shape(1, 8192, H, 128, name, name, dtype)
+        for backward in (False, True):
+            # The second chunk's: the first has other alignments.
+            found = launches(arguments, backward)
+            second = [x for x in found if x.chunk.first > 0]
+            for launch in {x.name(): x for x in reversed(second)}.values():
+                tile = "{M} x {N}".format(**launch.arguments)
+                for capability in capabilities:
+                    yield Row(
+                        capability,
+                        launch.name(),
+                        H,
+                        name,
+                        str(dtype).removeprefix("torch."),
+                        tile,
+                        launch.warps,
+                        resources(launch, capability),
+                    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90, 100])
+    parser.add_argument("--heads", type=int, nargs="+", default=[8, 12, 32, 64])
+    parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES))
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=["float32", "float16", "bfloat16"])
+    given = parser.parse_args()
+    dtypes = [getattr(torch, name) for name in given.dtypes]
+    print("| card | kernel | H | mixes | type | tile | warps | registers | spilled bytes | shared bytes |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    fits = True
+    for row in rows(given.capabilities, given.heads, given.mixes, dtypes):
+        fits = fits and row.fits()
+        print(
+            f"| sm_{row.capability} | {row.kernel} | {row.H} | {row.mixes} | {row.dtype} | {row.tile} | {row.warps} | "
+            f"{row.found.registers} | {row.found.spilled} | {row.found.shared} |",
+            flush=True,
+        )
+    if not fits:
+        print("a kernel needs more than a multiprocessor has", file=sys.stderr)
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,427 @@
+"""Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
+
+The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
+weights in place, and a product makes the output. The maps of one chunk are in memory at a time.
+
+``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
+their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import triton  # type: ignore[import-not-found]
+from torch import Tensor
+
+from headloom.gpu import kernels
+
+# Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
+# processor takes to launch it.
+MAPS = 128 << 20
+
+Tensors = Sequence[Optional[Tensor]]
+
+
+class Tile(NamedTuple):
+    """How a kernel is compiled: queries and keys of a tile, and warps of a program."""
+
+    M: int
+    N: int
+    warps: int
+
+
+def tile(mix: kernels.Mix, backward: bool) -> Tile:
+    """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
+    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1)
+    M = 32 if inner <= 2 else 16 if inner <= 8 else 8
+    return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
+
+
+class Chunk(NamedTuple):
+    """Queries from `first` up to `last`, and the keys that some of them may see."""
+
+    first: int
+    last: int
+    left: int
+    right: int
+
+
+def chunks(T: int, S: int, rows: int, causal: bool, window: Optional[int]) -> Iterator[Chunk]:
+    past = S - T
+    for first in range(0, T, rows):
+        last = min(first + rows, T)
+        left, right = 0, S
+        if causal:
+            right = min(right, max(last + past, 0))
+        if window is not None:
+            left = min(max(first + past - window + 1, 0), right)
+            if not causal:
+                right = max(min(right, last + past + window - 1), left)
+        yield Chunk(first, last, left, right)
+
+
+class Problem:
+    """A call's arguments as the kernels want them."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pre: Tensors,
+        post: Tensors,
+        pre_groups: int,
+        post_groups: int,
+        pre_conv: Optional[Tensor],
+        post_conv: Optional[Tensor],
+        conv_padding: str,
+        conv_mask: str,
+        bias: Optional[Tensor],
+        causal: bool,
+        window: Optional[int],
+        lengths: Optional[Tensor],
+        documents: Optional[Tensor],
+        mask: Optional[Tensor],
+        scale: Optional[float],
+    ) -> None:
+        self.B, self.T, self.H, self.D = q.shape
+        self.S, self.E = v.shape[1], v.shape[3]
+        self.Gk, self.Gv = k.shape[2], v.shape[2]
+        self.q = q
+        self.k = by_head(k)
+        self.v = by_head(v)
+        # A mix without terms across heads fits any grouping.
+        self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
+        self.pre = pack(pre, self.groups)
+        self.post = pack(post, self.groups)
+        self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
+        self.causal = causal
+        # A window that reaches over everything is none; the kernels add to it.
+        self.window = None if window is None or window >= self.S + self.T else window
+        self.lengths = None if lengths is None else lengths.contiguous()
+        self.documents = None if documents is None else documents.contiguous()
+        self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
+        self.scale = self.D**-0.5 if scale is None else scale
+        self.static = self.pre.static is not None or self.post.static is not None
+
+    def chunks(self) -> Iterator[Chunk]:
+        keys = self.S if self.window is None else min(self.S, 2 * self.window + 512)
+        rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1)
+        return chunks(self.T, self.S, max(64, rows // 64 * 64), self.causal, self.window)
+
+    def maps(self, chunk: Chunk) -> Tensor:
+        """Fresh memory for the maps of a chunk: [B, H, rows, keys]. Rows are aligned; products with M need them joined."""
+        keys = chunk.right - chunk.left
+        columns = keys if self.static else -(-keys // 8) * 8
+        return self.q.new_empty((self.B, self.H, chunk.last - chunk.first, columns))[..., :keys]
+
+    def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
+        """a of a chunk, from its queries by head."""
+        maps = self.maps(chunk)
+        multiply(maps, queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
+        if self.bias is not None:
+            maps += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
+        return maps
+
+    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor) -> kernels.Call:
+        batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
+        constant = triton.language.constexpr
+        return kernels.Call(
+            self.lengths,
+            self.documents,
+            self.mask,
+            batch,
+            row,
+            key,
+            lse,
+            self.T,
+            self.S,
+            self.window,
+            chunk.first,
+            chunk.last,
+            chunk.left,
+            chunk.right,
+            maps.stride(2),
+            constant(self.H),
+            constant(self.groups),
+            constant(self.causal),
+        )
+
+
+def by_head(x: Tensor) -> Tensor:
+    """[B, L, G, D] as [B, G, L, D], which products read without a copy of their own."""
+    return x.transpose(1, 2).contiguous()
+
+
+def pack(mix: Tensors, groups: int) -> kernels.Mix:
+    """A mix as the kernels read it: weights [B, R, H, T or S], so that a tile's are contiguous."""
+    if not mix:
+        zero = triton.language.constexpr(0)
+        return kernels.Mix(None, None, None, None, None, None, None, zero, zero)
+    static, q_down, q_up, q_gate, k_down, k_up, k_gate = mix
+
+    def rank(down: Optional[Tensor]) -> triton.language.constexpr:
+        return triton.language.constexpr(0 if down is None else down.shape[2])
+
+    def packed(weight: Optional[Tensor]) -> Optional[Tensor]:
+        return None if weight is None else weight.permute(0, 2, 3, 1).contiguous()
+
+    def gate(weight: Optional[Tensor]) -> Optional[Tensor]:
+        return None if weight is None else packed(weight.unsqueeze(2))
+
+    return kernels.Mix(
+        None if static is None else static.view(groups, *static.shape[-2:]),
+        packed(q_down),
+        packed(q_up),
+        gate(q_gate),
+        packed(k_down),
+        packed(k_up),
+        gate(k_gate),
+        rank(q_down),
+        rank(k_down),
+    )
+
+
+NO_MIX = pack([], 1)
+
+
+def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+    """out [B, H, M, N] = scale x [B, H, M, K] y [B, G, K, N]: heads share the groups of y."""
+    B, G = y.shape[:2]
+    n = x.shape[1] // G
+
+    def fold(z: Tensor) -> Tensor:
+        # [B, G, n, M, .] as [B G, n M, .]
+        return z.view(B * G, n * z.shape[2], z.shape[3])
+
+    torch.baddbmm(fold(out), fold(x), y.flatten(0, 1), beta=0, alpha=scale, out=fold(out))
+
+
+def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+    """total [B, G, N, K] += scale sum over the group's heads of x^T y, x [B, H, M, N], y [B, H, M, K]."""
+    B, G = total.shape[:2]
+    n = x.shape[1] // G
+    x = x.view(B * G, n * x.shape[2], x.shape[3])
+    y = y.view(B * G, n * y.shape[2], y.shape[3])
+    total += torch.bmm(x.mT, y).view(total.shape).to(total.dtype).mul_(scale)
+
+
+def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
+    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h'], of maps whose rows are joined; None without M."""
+    if mix.static is None:
+        return None
+    matrix = mix.static if reverse else mix.static.mT
+    return torch.matmul(matrix, joined(maps, mix)).view(maps.shape)
+
+
+def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
+    """[B, H, rows, keys] as [B, groups, heads of a group, places]."""
+    groups, heads = mix.static.shape[:2]
+    return maps.view(maps.shape[0], groups, heads, -1)
+
+
+def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
+    grid = (-(-(chunk.right - chunk.left) // of.N), -(-(chunk.last - chunk.first) // of.M), p.B * p.groups)
+    kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps)
+
+
+def mix_maps(
+    p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
+) -> Optional[Tensor]:
+    """Runs ``mix_kernel``; for scores, log sum_s exp y of the chunk's rows: [B, H, rows]."""
+    if mix.static is not None and exp:
+        # M's product needs the weights themselves.
+        mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
+        exp = False
+    of = tile(mix, False)
+    sums = None
+    if to == "scores":
+        sums = row_shares(p, chunk, of, lse).fill_(float("-inf"))
+    call = p.call(chunk, lse, maps)
+    run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
+    return None if sums is None else sums.logsumexp(0).squeeze(1)
+
+
+def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
+    """Memory for a number of each tile, head and query."""
+    tiles = -(-(chunk.right - chunk.left) // of.N)
+    return lse.new_empty((tiles, p.B, 1, p.H, chunk.last - chunk.first))
+
+
+def forward(*arguments: object) -> List[Tensor]:
+    """The output [B, T, H, E] and L [B, H, T]; the schema of ``headloom::composed_attention_fused``."""
+    p = Problem(*arguments[:-1])  # type: ignore[arg-type]  # without `training`
+    out = p.q.new_empty((p.B, p.T, p.H, p.E))
+    lse = p.q.new_empty((p.B, p.H, p.T), dtype=torch.float32)
+    if p.q.numel() == 0 or p.S == 0:
+        return [out.zero_(), lse.fill_(float("inf"))]
+    for chunk in p.chunks():
+        rows = slice(chunk.first, chunk.last)
+        if chunk.left == chunk.right:
+            out[:, rows].zero_()
+            lse[:, :, rows].fill_(float("inf"))
+            continue
+        maps = p.scores(by_head(p.q[:, rows]), chunk)
+        found = mix_maps(p, chunk, lse, p.pre, maps, maps, "scores")
+        assert found is not None
+        # With +inf, each weight of a row that sees nothing is exp(-inf).
+        lse[:, :, rows] = found.masked_fill_(found == float("-inf"), float("inf"))
+        mix_maps(p, chunk, lse, p.post, maps, maps, "composed", exp=True)
+        part = p.q.new_empty((p.B, p.H, chunk.last - chunk.first, p.E))
+        multiply(part, maps, p.v[..., chunk.left : chunk.right, :])
+        out[:, rows] = part.transpose(1, 2)
+    return [out, lse]
+
+
+class MixGradients:
+    """The gradients of a mix, as the chunks' parts are added."""
+
+    def __init__(self, mix: kernels.Mix) -> None:
+        self.mix = mix
+        # Zeros: a chunk without keys writes nothing.
+        self.static, *self.weights = [
+            None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in mix[:7]
+        ]
+
+    def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
+        """Zeros, because programs whose queries see no key write nothing."""
+        rows, keys = chunk.last - chunk.first, chunk.right - chunk.left
+        sizes = [(-(-keys // of.N), rows)] * 3 + [(-(-rows // of.M), columns)] * 3
+        return kernels.Shares(
+            *(
+                None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
+                for total, (tiles, size) in zip(self.weights, sizes)
+            )
+        )
+
+    def add_static(self, x: Tensor, dy: Tensor) -> None:
+        if self.static is not None:
+            self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
+
+    def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
+        places = [(chunk.first, chunk.last)] * 3 + [(chunk.left, chunk.right)] * 3
+        for total, share, (first, last) in zip(self.weights, shares, places):
+            if total is not None:
+                total[..., first:last] += share.sum(0)[..., : last - first]
+
+    def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
+        """In the order and layout of the operator's list."""
+        found = [self.static, *(None if t is None else t.permute(0, 3, 1, 2) for t in self.weights)]
+        # A gate has no rank, and M no group where there is one.
+        return [None if t is None or given is None else t.reshape(given.shape) for t, given in zip(found, mix)]
+
+
+def mix_backward(
+    p: Problem,
+    chunk: Chunk,
+    lse: Tensor,
+    total: MixGradients,
+    maps: Tensor,
+    grads: Tensor,
+    out: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
+    delta: Optional[Tensor] = None,
+) -> Optional[Tensor]:
+    """Runs ``mix_backward_kernel``; with `out`, sum_s x dx of the chunk's rows: [B, H, rows]."""
+    mix = total.mix
+    if mix.static is not None and weights is not None:
+        # M's products need dy itself.
+        grads.sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights)  # type: ignore[index]
+        weights = None
+    total.add_static(maps, grads)
+    of = tile(mix, True)
+    shares = total.shares(chunk, of, maps.stride(2))
+    sums = None if out is None else row_shares(p, chunk, of, lse).zero_()
+    run(
+        kernels.mix_backward_kernel,
+        p,
+        chunk,
+        of,
+        p.call(chunk, lse, maps),
+        mix,
+        maps,
+        None if out is None else static_product(mix, maps),
+        out,
+        weights,
+        delta,
+        grads,
+        static_product(mix, grads, reverse=True),
+        sums,
+        shares,
+    )
+    total.add(shares, chunk)
+    return None if sums is None else sums.sum(0).squeeze(1)
+
+
+def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
+    """The gradient of each differentiable tensor that is there; the schema of ``headloom::composed_attention_backward``."""
+    *call, kept, wanted = arguments
+    p = Problem(*call)  # type: ignore[arg-type]
+    lse: Tensor = kept[0]  # type: ignore[index]
+    bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
+    pre, post = MixGradients(p.pre), MixGradients(p.post)
+    delta = torch.zeros_like(lse)
+    dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
+    dk = torch.zeros_like(p.k, dtype=torch.float32)
+    dv = torch.zeros_like(p.v, dtype=torch.float32)
+    dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    grad_out = grads[0]
+    assert grad_out is not None
+    for chunk in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
+        if chunk.left == chunk.right:
+            continue
+        rows, keys = slice(chunk.first, chunk.last), slice(chunk.left, chunk.right)
+        queries = by_head(p.q[:, rows])
+        of_out = by_head(grad_out[:, rows])
+        scores = p.scores(queries, chunk)
+        weights = p.maps(chunk)
+        mix_maps(p, chunk, lse, p.pre, scores, weights, "weights")
+        grad_maps = p.maps(chunk)
+        multiply(grad_maps, of_out, p.v[..., keys, :].mT)
+        composed = p.maps(chunk)
+        found = mix_backward(p, chunk, lse, post, weights, grad_maps, out=composed)
+        assert found is not None
+        delta[:, :, rows] = found
+        add_transposed(dv[..., keys, :], composed, of_out)
+        mix_backward(p, chunk, lse, pre, scores, grad_maps, weights=weights, delta=delta)
+        part = torch.empty_like(queries)
+        multiply(part, grad_maps, p.k[..., keys, :], p.scale)
+        dq[:, rows] = part.transpose(1, 2)
+        add_transposed(dk[..., keys, :], grad_maps, queries, p.scale)
+        if dbias is not None:
+            add_bias_gradient(dbias, grad_maps, chunk)
+    places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
+        (p.q, dq),
+        (p.k, dk.transpose(1, 2)),
+        (p.v, dv.transpose(1, 2)),
+        *mix_gradients(call[3], pre),  # type: ignore[arg-type]
+        *mix_gradients(call[4], post),  # type: ignore[arg-type]
+        (None, None),
+        (None, None),
+        (bias, dbias),
+    ]
+    out = []
+    for bit, (tensor, gradient) in enumerate(places):
+        if tensor is None:
+            continue
+        assert gradient is not None
+        is_wanted = wanted >> bit & 1  # type: ignore[operator]
+        out.append(gradient.to(tensor.dtype).contiguous() if is_wanted else tensor.new_empty(0))
+    return out
+
+
+def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
+    """The seven tensors of a mix beside their gradients."""
+    return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
+
+
+def add_bias_gradient(total: Tensor, da: Tensor, chunk: Chunk) -> None:
+    """Adds da of a chunk to the gradient of a bias, summed where the bias was broadcast."""
+    place = total[(None,) * (4 - total.dim())]
+    if place.shape[2] > 1:
+        place = place[:, :, chunk.first : chunk.last]
+    if place.shape[3] > 1:
+        place = place[..., chunk.left : chunk.right]
+    place += da.float().sum_to_size(place.shape)

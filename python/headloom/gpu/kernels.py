@@ -1,0 +1,386 @@
+"""Triton kernels of composed attention: the mixes of maps, between its matrix products.
+
+For one sequence of the batch, head h, query t and key s::
+
+    a   [h,t,s] = scale q[t,h] . k[s,h] + bias                         scores, by a matrix product before
+    a'  [h,t,s] = mix_pre(a), -inf where s is invisible to t
+    p   [h,t,s] = exp(a' - L[h,t]),   L[h,t] = log sum_s exp a'        weights
+    p'  [h,t,s] = mix_post(p), 0 where invisible
+    out [t,h]   = sum_s p'[h,t,s] v[s,h]                               by a matrix product after
+
+A mix takes maps x to maps y (DCMHA, Xiao et al. 2024, equation 7). All sums over h stay inside a group of heads::
+
+    y[h'] = x[h'] or sum_h x[h] M[h,h']
+          + sum_r z_r[t,s] qu[t,r,h'] + x[h'] qg[t,h'],     z_r[t,s] = sum_h x[h,t,s] qd[t,r,h]
+          + sum_r w_r[t,s] ku[s,r,h'] + x[h'] kg[s,h'],     w_r[t,s] = sum_h x[h,t,s] kd[s,r,h]
+
+z and w are the mix's *inner maps*. A mix never joins two places (t, s). So a program has a tile of queries and keys. It goes
+over the heads of its group twice: once to sum the inner maps, which stay in registers, and once to make y. The second
+time a tile of x comes from a cache. Heads are a loop, so each thread has the same places of all heads, and sums over
+heads need no exchange between threads. Products with M are matrix products of whole maps, before the kernel.
+
+Backward, from g = dout . v and L. A mix in reverse is the same mix with ``down`` and ``up`` exchanged and M transposed::
+
+    dp  = mix_post^T(g)        da' = p (dp - delta),   delta[h,t] = sum_s p dp
+    da  = mix_pre^T(da')       dq = scale da k,   dk = scale da^T q,   dv = p'^T dout       by matrix products after
+
+and the weights of a mix from x to y, with dz and dw the inner maps of the reversed mix of dy::
+
+    dqd[t,r,h] = sum_s x[h] dz_r,     dqu[t,r,h] = sum_s dy[h] z_r,     dqg[t,h] = sum_s x[h] dy[h]
+    dkd, dku, dkg: the same with sums over t and w                       dM[h,h'] = sum_ts x[h] dy[h']
+
+A program writes its *share* of a sum to a place of its own, and the shares are added in a fixed order afterwards: results
+do not depend on the order in which programs run. What is invisible is removed by selection and never by a product with 0, so
+that a NaN there goes no further. Arithmetic is in float32; maps in memory have the inputs' type.
+"""
+
+# What is under @triton.jit is Triton's language, not Python.
+# mypy: ignore-errors
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Call(NamedTuple):
+    """What both kernels read of a call. H, groups and causal are constants of the compilation."""
+
+    lengths: Any  # [B] int64 or None
+    documents: Any  # [B, S] int64 or None
+    mask: Any  # bytes or None, with these strides
+    mask_batch: Any
+    mask_row: Any
+    mask_key: Any
+    lse: Any  # L: [B, H, T] float32; +inf where a row sees nothing
+    T: Any
+    S: Any
+    window: Any  # or None
+    first: Any  # the chunk has the queries from `first` up to `last` ...
+    last: Any
+    left: Any  # ... and its maps the keys from `left` up to `right`
+    right: Any
+    columns: Any  # a map in memory is [last - first, columns]; [B, H] of them
+    H: Any
+    groups: Any
+    causal: Any
+
+
+class Mix(NamedTuple):
+    """One mix. What it does not have is None or a rank of 0, constants of the compilation."""
+
+    static: Any  # M: [n, n] or [groups, n, n]; the kernels get the product with it
+    q_down: Any  # [B, RQ, H, T]
+    q_up: Any
+    q_gate: Any  # [B, 1, H, T]
+    k_down: Any  # [B, RK, H, S]
+    k_up: Any
+    k_gate: Any  # [B, 1, H, S]
+    RQ: Any
+    RK: Any
+
+
+class Shares(NamedTuple):
+    """Where the shares of a mix's gradients go: float32, None where the mix has no such weight."""
+
+    q_down: Any  # [key tiles, B, RQ, H, rows]
+    q_up: Any
+    q_gate: Any
+    k_down: Any  # [row tiles, B, RK, H, columns]
+    k_up: Any
+    k_gate: Any
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The place of a program, and its tiles
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place(c, M: tl.constexpr, N: tl.constexpr):
+    """Sequence, first and last head of the group, queries [M], keys [N]."""
+    b = (tl.program_id(2) // c.groups).to(tl.int64)
+    heads = c.H // c.groups
+    first = tl.program_id(2) % c.groups * heads
+    t = c.first + tl.program_id(1) * M + tl.arange(0, M)
+    s = c.left + tl.program_id(0) * N + tl.arange(0, N)
+    return b, first, first + heads, t, s
+
+
+@triton.jit
+def some_visible(c, b, M: tl.constexpr, N: tl.constexpr):
+    """False where positions alone tell that no query of the tile sees a key of it."""
+    past = c.S - c.T
+    t_first = c.first + tl.program_id(1) * M
+    t_last = tl.minimum(t_first + M, c.last) - 1
+    s_first = c.left + tl.program_id(0) * N
+    s_last = tl.minimum(s_first + N, c.right) - 1
+    some = s_first <= s_last
+    if c.causal:
+        some &= s_first <= t_last + past
+    if c.window is not None:
+        some &= s_last > t_first + past - c.window
+        if not c.causal:
+            some &= s_first < t_last + past + c.window
+    if c.lengths is not None:
+        some &= s_first < tl.load(c.lengths + b)
+    return some
+
+
+@triton.jit
+def visible(c, b, t, s):
+    """Which keys s [N] the queries t [M] see: boolean [M, N], false beyond the chunk."""
+    position = t + (c.S - c.T)
+    distance = position[:, None] - s[None, :]
+    seen = (t < c.last)[:, None] & (s < c.right)[None, :]
+    if c.causal:
+        seen &= distance >= 0
+    if c.window is not None:
+        seen &= distance < c.window
+        if not c.causal:
+            seen &= -distance < c.window
+    if c.lengths is not None:
+        seen &= (s < tl.load(c.lengths + b))[None, :]
+    if c.documents is not None:
+        of_query = tl.load(c.documents + b * c.S + position, mask=(t < c.last) & (position >= 0), other=0)
+        of_key = tl.load(c.documents + b * c.S + s, mask=s < c.right, other=0)
+        seen &= of_query[:, None] == of_key[None, :]
+    if c.mask is not None:
+        row = b * c.mask_batch + t.to(tl.int64)[:, None] * c.mask_row
+        seen &= tl.load(c.mask + row + s.to(tl.int64)[None, :] * c.mask_key, mask=seen, other=0) != 0
+    return seen
+
+
+@triton.jit
+def map_place(maps, c, b, h, t, s):
+    """Pointers to the tile [M, N] of head h."""
+    start = maps + (b * c.H + h) * (c.last - c.first) * c.columns
+    return start + (t - c.first)[:, None] * c.columns + (s - c.left)[None, :]
+
+
+@triton.jit
+def inside_chunk(c, t, s):
+    return (t < c.last)[:, None] & (s < c.right)[None, :]
+
+
+@triton.jit
+def load_map(maps, c, b, h, t, s):
+    return tl.load(map_place(maps, c, b, h, t, s), mask=inside_chunk(c, t, s), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_map(maps, tile, c, b, h, t, s):
+    """The map may be one that was loaded from: no thread stores before all have loaded."""
+    tl.debug_barrier()
+    tl.store(map_place(maps, c, b, h, t, s), tile.to(maps.dtype.element_ty), mask=inside_chunk(c, t, s))
+
+
+@triton.jit
+def load_row(rows, c, b, h, t):
+    """One number for each query: [M, 1] of [B, H, T]."""
+    return tl.load(rows + (b * c.H + h) * c.T + t, mask=t < c.last, other=0.0)[:, None]
+
+
+@triton.jit
+def store_share(shares, share, tile, c, b, h, r, R: tl.constexpr, i, size):
+    """A program's share, for the places i of [tiles, B, R, H, size]."""
+    batch = tl.num_programs(2) // c.groups
+    start = (((tile.to(tl.int64) * batch + b) * R + r) * c.H + h) * size
+    tl.store(shares + start + i, share, mask=i < size)
+
+
+@triton.jit
+def store_row_share(shares, share, c, b, h, r, R: tl.constexpr, t):
+    store_share(shares, share, tl.program_id(0), c, b, h, r, R, t - c.first, c.last - c.first)
+
+
+@triton.jit
+def store_column_share(shares, share, c, b, h, r, R: tl.constexpr, s):
+    store_share(shares, share, tl.program_id(1), c, b, h, r, R, s - c.left, c.columns)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mixes of a tile
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def query_weight(pointer, c, b, h, r, R: tl.constexpr, t):
+    """The query-wise weights of rank r: [M, 1]."""
+    at = ((b * R + r) * c.H + h) * c.T + t
+    return tl.load(pointer + at, mask=t < c.last, other=0.0).to(tl.float32)[:, None]
+
+
+@triton.jit
+def key_weight(pointer, c, b, h, r, R: tl.constexpr, s):
+    """The key-wise weights of rank r: [1, N]."""
+    at = ((b * R + r) * c.H + h) * c.S + s
+    return tl.load(pointer + at, mask=s < c.right, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def no_maps(mix, M: tl.constexpr, N: tl.constexpr):
+    maps = ()
+    for _ in tl.static_range(mix.RQ + mix.RK):
+        maps = maps + (tl.zeros([M, N], tl.float32),)
+    return maps
+
+
+@triton.jit
+def add_inner(maps, x, c, mix, b, h, t, s, REVERSE: tl.constexpr):
+    """Adds head h to the inner maps z_0.., w_0.. of x; in reverse to those of dy, with `up` for `down`."""
+    new = ()
+    for r in tl.static_range(mix.RQ):
+        weight = query_weight(mix.q_up if REVERSE else mix.q_down, c, b, h, r, mix.RQ, t)
+        new = new + (maps[r] + x * weight,)
+    for r in tl.static_range(mix.RK):
+        weight = key_weight(mix.k_up if REVERSE else mix.k_down, c, b, h, r, mix.RK, s)
+        new = new + (maps[mix.RQ + r] + x * weight,)
+    return new
+
+
+@triton.jit
+def mixed(x, product, maps, c, mix, b, h, t, s, REVERSE: tl.constexpr):
+    """The tile y[h] of a mix of x, with the inner maps of x and its product with M. In reverse dx[h] of dy."""
+    y = x
+    if mix.static is not None:
+        y = load_map(product, c, b, h, t, s)
+    for r in tl.static_range(mix.RQ):
+        y += maps[r] * query_weight(mix.q_down if REVERSE else mix.q_up, c, b, h, r, mix.RQ, t)
+    for r in tl.static_range(mix.RK):
+        weight = key_weight(mix.k_down if REVERSE else mix.k_up, c, b, h, r, mix.RK, s)
+        y += maps[mix.RQ + r] * weight
+    if mix.q_gate is not None:
+        y += x * query_weight(mix.q_gate, c, b, h, 0, 1, t)
+    if mix.k_gate is not None:
+        y += x * key_weight(mix.k_gate, c, b, h, 0, 1, s)
+    return y
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The kernels
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
+    """x as it stands in memory, or p = exp(a' - L) of a'."""
+    x = load_map(maps, c, b, h, t, s)
+    return tl.exp(x - load_row(c.lse, c, b, h, t)) if EXP else x
+
+
+@triton.jit
+def mix_kernel(
+    c,
+    mix,
+    maps,
+    product,
+    out,
+    sums,
+    EXP: tl.constexpr,  # x = exp(maps - L); otherwise x = maps
+    TO: tl.constexpr,  # "scores", "weights" or "composed"
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """y = mix(x). What goes to `out`, which may be `maps`, is y where a query sees a key, and otherwise:
+
+    "scores":   -inf; `sums` [key tiles, B, 1, H, rows] takes log sum_s exp y of the tile
+    "weights":  exp(y - L) of y, and 0
+    "composed": 0
+    """
+    b, first, last, t, s = place(c, M, N)
+    if some_visible(c, b, M, N):
+        seen = visible(c, b, t, s)
+        inner = no_maps(mix, M, N)
+        if mix.RQ + mix.RK > 0:
+            for h in range(first, last):
+                inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
+        for h in range(first, last):
+            x = load_x(maps, c, b, h, t, s, EXP)
+            y = mixed(x, product, inner, c, mix, b, h, t, s, False)
+            if TO == "scores":
+                # Sums are of what later kernels read, which is rounded.
+                y = tl.where(seen, y, float("-inf")).to(out.dtype.element_ty).to(tl.float32)
+                largest = tl.max(y, 1)
+                base = tl.where(largest == float("-inf"), 0.0, largest)
+                total = tl.sum(tl.exp(y - base[:, None]), 1)
+                log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
+                store_row_share(sums, log, c, b, h, 0, 1, t)
+            elif TO == "weights":
+                y = tl.where(seen, tl.exp(y - load_row(c.lse, c, b, h, t)), 0.0)
+            else:
+                y = tl.where(seen, y, 0.0)
+            store_map(out, y, c, b, h, t, s)
+    elif TO != "scores":
+        for h in range(first, last):
+            store_map(out, tl.zeros([M, N], tl.float32), c, b, h, t, s)
+
+
+@triton.jit
+def load_dy(grads, weights, delta, c, b, h, t, s, seen):
+    """dy where it is seen: as it stands in memory, or p (dp - delta) of dp."""
+    dy = load_map(grads, c, b, h, t, s)
+    if weights is not None:
+        dy = load_map(weights, c, b, h, t, s) * (dy - load_row(delta, c, b, h, t))
+    return tl.where(seen, dy, 0.0)
+
+
+@triton.jit
+def mix_backward_kernel(
+    c,
+    mix,
+    maps,
+    product,
+    out,
+    weights,
+    delta,
+    grads,
+    grad_product,
+    sums,
+    shares,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the mix's weights.
+
+    With `out`, which is after softmax: y there, and the tile's sum_s x dx in `sums`. With `weights` and `delta`, which is
+    before softmax: `grads` has dp instead of dy = p (dp - delta).
+    """
+    b, first, last, t, s = place(c, M, N)
+    if some_visible(c, b, M, N):
+        seen = visible(c, b, t, s)
+        inner = no_maps(mix, M, N)
+        grad_inner = no_maps(mix, M, N)
+        if mix.RQ + mix.RK > 0:
+            for h in range(first, last):
+                x = tl.where(seen, load_map(maps, c, b, h, t, s), 0.0)
+                inner = add_inner(inner, x, c, mix, b, h, t, s, False)
+                dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
+                grad_inner = add_inner(grad_inner, dy, c, mix, b, h, t, s, True)
+        for h in range(first, last):
+            x = tl.where(seen, load_map(maps, c, b, h, t, s), 0.0)
+            dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
+            for r in tl.static_range(mix.RQ):
+                store_row_share(shares.q_down, tl.sum(x * grad_inner[r], 1), c, b, h, r, mix.RQ, t)
+                store_row_share(shares.q_up, tl.sum(dy * inner[r], 1), c, b, h, r, mix.RQ, t)
+            for r in tl.static_range(mix.RK):
+                down = tl.sum(x * grad_inner[mix.RQ + r], 0)
+                up = tl.sum(dy * inner[mix.RQ + r], 0)
+                store_column_share(shares.k_down, down, c, b, h, r, mix.RK, s)
+                store_column_share(shares.k_up, up, c, b, h, r, mix.RK, s)
+            if mix.q_gate is not None:
+                store_row_share(shares.q_gate, tl.sum(x * dy, 1), c, b, h, 0, 1, t)
+            if mix.k_gate is not None:
+                store_column_share(shares.k_gate, tl.sum(x * dy, 0), c, b, h, 0, 1, s)
+            dx = tl.where(seen, mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), 0.0)
+            if out is not None:
+                store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)
+                y = tl.where(seen, mixed(x, product, inner, c, mix, b, h, t, s, False), 0.0)
+                store_map(out, y, c, b, h, t, s)
+            store_map(grads, dx, c, b, h, t, s)
+    else:
+        for h in range(first, last):
+            if out is not None:
+                store_map(out, tl.zeros([M, N], tl.float32), c, b, h, t, s)
+            store_map(grads, tl.zeros([M, N], tl.float32), c, b, h, t, s)

@@ -1,0 +1,53 @@
+// composed_attention on NVIDIA GPUs: which cases its kernels take. The kernels are Triton's, and
+// the Python package registers them with the dispatcher (python/headloom/gpu).
+#include "ops/composed_attention/declaration.h"
+
+namespace headloom::ops {
+namespace {
+
+constexpr int64_t kMaxTritonHeads = 64, kMaxTritonRank = 4;
+
+const char* triton_mix_reason(const HeadMix& m) {
+  for (const Tensor* down : {&m.q_down, &m.k_down}) {
+    if (down->defined() && down->size(2) > kMaxTritonRank) return "a mix has a rank above 4";
+  }
+  if (m.static_matrix.defined() && m.static_matrix.size(-1) != m.static_matrix.size(-2)) {
+    return "a static mix changes the number of maps";
+  }
+  return nullptr;
+}
+
+const char* triton_reason(const ComposedAttention::Arguments& a) {
+  const ComposedAttentionOptions& o = a.options;
+  static const c10::OperatorHandle fused =
+      c10::Dispatcher::singleton().findSchemaOrThrow("headloom::composed_attention_fused", "");
+  if (!fused.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+    return "the kernels for NVIDIA GPUs need Python and Triton (pip install 'headloom[gpu]')";
+  }
+  if (o.pre_conv.defined() || o.post_conv.defined()) {
+    return "the kernels for NVIDIA GPUs have no convolutions";
+  }
+  if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
+  if (a.q.size(2) > kMaxTritonHeads) return "there are more than 64 heads";
+  for (const HeadMix* m : {&o.pre, &o.post}) {
+    if (const char* reason = triton_mix_reason(*m)) return reason;
+  }
+  if (o.pre.defined() && o.post.defined() && o.pre.groups != o.post.groups) {
+    return "the mixes before and after softmax have different groups";
+  }
+  return nullptr;
+}
+
+// Without `forward` and `backward`: the dispatcher has them.
+[[maybe_unused]] const bool registered = [] {
+  detail::kernels<ComposedAttention>().push_back(
+      {.device = c10::kCUDA,
+       .types = {at::kFloat, at::kHalf, at::kBFloat16},
+       .limits = c10::str("up to ", kMaxTritonHeads, " maps, rank up to ", kMaxTritonRank,
+                          ", no convolutions, with Triton"),
+       .unsupported = triton_reason});
+  return true;
+}();
+
+}  // namespace
+}  // namespace headloom::ops

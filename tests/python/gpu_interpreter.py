@@ -1,0 +1,225 @@
+"""The Triton kernels in Triton's interpreter, on tensors of the CPU. test_gpu.py runs this file in a process of its own,
+because the interpreter is chosen when Triton is imported."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import headloom  # noqa: F401: loads the operators
+from headloom.gpu import composed_attention as gpu
+
+TENSORS = ("static", "q_down", "q_up", "q_gate", "k_down", "k_up", "k_gate")
+
+
+def mix(B, T, S, H, rank_q=0, rank_k=0, gates=False, static=False, groups=1):
+    """The operator's list of a mix, and its groups. Weights are small, so that no map becomes large."""
+    n = H // groups
+    shapes = dict.fromkeys(TENSORS)
+    if static:
+        shapes["static"] = (groups, n, n) if groups > 1 else (n, n)
+    if rank_q:
+        shapes["q_down"] = shapes["q_up"] = (B, T, rank_q, H)
+    if rank_k:
+        shapes["k_down"] = shapes["k_up"] = (B, S, rank_k, H)
+    if gates:
+        shapes["q_gate"], shapes["k_gate"] = (B, T, H), (B, S, H)
+    return [None if s is None else torch.randn(s) / math.sqrt(n) for s in shapes.values()], groups
+
+
+def poisoned(size, dtype, device=None):
+    return torch.full(size, float("nan") if dtype.is_floating_point else 85, dtype=dtype, device=device)
+
+
+class Case:
+    """Tensors of a call and the call's settings, in the operator's order."""
+
+    def __init__(self, B=1, T=11, S=11, H=2, D=20, E=12, Gk=None, Gv=None, pre=None, post=None, **settings):
+        torch.manual_seed(1)
+        self.q = torch.randn(B, T, H, D)
+        self.k = torch.randn(B, S, Gk or H, D)
+        self.v = torch.randn(B, S, Gv or H, E)
+        self.pre, self.pre_groups = mix(B, T, S, H, **pre) if pre else ([], 1)
+        self.post, self.post_groups = mix(B, T, S, H, **post) if post else ([], 1)
+        self.bias = settings.get("bias")
+        self.settings = settings
+        self.grad = torch.randn(B, T, H, E)
+
+    def tensors(self):
+        return [
+            t for t in (self.q, self.k, self.v, *self.pre, *self.post, self.bias) if t is not None
+        ]
+
+    def arguments(self, convert=lambda t: t):
+        def one(t):
+            return None if t is None else convert(t)
+
+        o = self.settings
+        return [
+            one(self.q),
+            one(self.k),
+            one(self.v),
+            [one(t) for t in self.pre],
+            [one(t) for t in self.post],
+            self.pre_groups,
+            self.post_groups,
+            None,
+            None,
+            "both",
+            "double",
+            one(self.bias),
+            o.get("causal", True),
+            o.get("window"),
+            o.get("lengths"),
+            o.get("documents"),
+            o.get("mask"),
+            o.get("scale"),
+        ]
+
+    def kernels(self, dtype=torch.float32):
+        """The output, and the gradients of all tensors, by the kernels."""
+        arguments = self.arguments(lambda t: t.to(dtype) if t.is_floating_point() else t)
+        out, lse = gpu.forward(*arguments, True)
+        grads = gpu.backward([self.grad.to(dtype)], *arguments, [lse], (1 << 20) - 1)
+        return [out, *grads]
+
+    def reference(self, dtype=torch.float64):
+        leaves = {}
+
+        def leaf(t):
+            if id(t) not in leaves:
+                leaves[id(t)] = t.to(dtype).requires_grad_()
+            return leaves[id(t)]
+
+        out = torch.ops.headloom.composed_attention(*self.arguments(leaf), "reference")
+        wanted = [leaves[id(t)] for t in self.tensors()]
+        return [out.detach(), *torch.autograd.grad(out, wanted, self.grad.to(dtype))]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch):
+    """Fresh memory is full of NaN: what nobody writes is noticed."""
+
+    def new_empty(self, *size, dtype=None, device=None):
+        sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        return poisoned(tuple(sizes), dtype or self.dtype, device)
+
+    monkeypatch.setattr(Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(torch, "empty_like", lambda t: poisoned(t.shape, t.dtype))
+
+
+@pytest.fixture(autouse=True)
+def _large_tiles(monkeypatch):
+    """The interpreter's time goes by the number of tiles, not by their size."""
+    monkeypatch.setattr(gpu, "tile", lambda mix, backward: gpu.Tile(16, 64, 4))
+
+
+def compare(case, tolerance=2e-5):
+    found, expected = case.kernels(), case.reference()
+    assert len(found) == len(expected)
+    for i, (x, y) in enumerate(zip(found, expected)):
+        assert x.shape == y.shape, i
+        largest = max(1.0, y.abs().max().item()) if y.numel() else 1.0
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=tolerance * largest, msg=lambda m: f"tensor {i}: {m}")
+
+
+DCMHA = {"rank_q": 2, "rank_k": 2, "gates": True}
+LENGTHS = torch.tensor([3, 9])
+DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3], [5] * 11])
+
+CASES = {
+    "plain": lambda: Case(),
+    "query-wise before softmax": lambda: Case(pre={"rank_q": 1}),
+    "query-wise after softmax": lambda: Case(post={"rank_q": 1}),
+    "key-wise on both sides": lambda: Case(pre={"rank_k": 1}, post={"rank_k": 2}),
+    "gates alone": lambda: Case(pre={"gates": True}, post={"gates": True}),
+    "dcmha": lambda: Case(B=2, H=6, pre=DCMHA, post=DCMHA),
+    "rank 4": lambda: Case(B=1, pre={"rank_q": 4}, post={"rank_k": 4}),
+    "static matrices": lambda: Case(B=2, H=3, pre={"static": True}, post={"static": True}),
+    "groups": lambda: Case(H=6, pre={**DCMHA, "groups": 2}, post={**DCMHA, "static": True, "groups": 2}),
+    "grouped keys": lambda: Case(B=2, H=6, post={"rank_q": 1}, Gk=2, Gv=3),
+    "one query": lambda: Case(T=1, S=1, pre=DCMHA, post=DCMHA),
+    "more keys than queries": lambda: Case(T=5, S=63, H=2, pre={"rank_q": 1}),
+    "more queries than keys": lambda: Case(T=11, S=5, pre={"rank_k": 1}, post={"rank_q": 1}),
+    "bidirectional": lambda: Case(pre=DCMHA, causal=False),
+    "window": lambda: Case(T=40, S=40, H=2, pre={"rank_q": 1}, post={"rank_k": 1}, window=7),
+    "bidirectional window": lambda: Case(T=40, S=40, H=2, post={"rank_q": 1}, window=3, causal=False),
+    "window wider than all": lambda: Case(post={"rank_q": 1}, window=1 << 40),
+    "lengths": lambda: Case(B=2, pre={"rank_k": 1}, lengths=LENGTHS, causal=False),
+    "length 0": lambda: Case(B=2, post={"rank_k": 1}, lengths=torch.tensor([0, 2])),
+    "documents": lambda: Case(B=2, T=9, pre={"rank_q": 1}, documents=DOCUMENTS),
+    "mask": lambda: Case(B=2, pre={"rank_q": 1}, mask=torch.rand(2, 1, 11, 11) < 0.6),
+    "bias": lambda: Case(post={"rank_q": 1}, bias=torch.randn(2, 1, 11)),
+    "scale": lambda: Case(B=1, post={"rank_q": 1}, scale=0.7),
+    "no queries": lambda: Case(T=0, pre={"rank_q": 1}),
+    "no keys": lambda: Case(S=0, pre={"rank_q": 1}, causal=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(name):
+    compare(CASES[name]())
+
+
+def test_chunks_add_up(monkeypatch):
+    """Three chunks of queries, of which the first sees no key, in tiles of the real size."""
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu.Problem, "chunks", lambda p: gpu.chunks(p.T, p.S, 3, p.causal, p.window))
+    compare(Case(B=1, T=8, S=5, H=4, pre={"rank_q": 1, "static": True}, post={"rank_k": 1, "gates": True}))
+
+
+def test_float16_errs_like_its_rounding():
+    case = Case(B=1, pre=DCMHA, post={**DCMHA, "static": True})
+    expected = case.reference()
+    for x, y, z in zip(case.kernels(torch.float16), case.reference(torch.float16), expected):
+        norm = z.norm()
+        assert (x - z).norm() <= 2 * (y - z).norm() + 1e-3 * norm
+
+
+def test_nan_in_means_nan_out():
+    """A key's NaN reaches the queries that see it. Sums over the heads carry it to all heads, and to no earlier query."""
+    case = Case(B=1, pre={"rank_q": 1})
+    case.k[0, 5, 1, 3] = float("nan")
+    out = case.kernels()[0]
+    assert out[0, 5:].isnan().all()
+    assert out[0, :5].isfinite().all()
+
+
+def test_results_do_not_depend_on_the_tiles(monkeypatch):
+    """Sums over heads are the same for any tile; sums over keys differ by rounding."""
+    case = Case(B=1, H=2, pre=DCMHA, post=DCMHA)
+    found = case.kernels()
+    monkeypatch.setattr(gpu, "tile", lambda mix, backward: gpu.Tile(8, 8, 4))
+    for x, y in zip(found, case.kernels(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_stands_behind_the_operator():
+    """Schemas, autograd formula and gradients: the kernels take the CPU's dispatch key and serve the operator itself.
+
+    This is the last test of the file, because the key stays theirs."""
+    library = torch.library.Library("headloom", "IMPL", "CPU")
+    calls = []
+
+    def forward(*arguments):
+        calls.append("forward")
+        return gpu.forward(*arguments)
+
+    def backward(*arguments):
+        calls.append("backward")
+        return gpu.backward(*arguments)
+
+    library.impl("composed_attention_fused", forward, allow_override=True)
+    library.impl("composed_attention_backward", backward, allow_override=True)
+    case = Case(B=1, pre=DCMHA, post={"rank_k": 1})
+    case.k.requires_grad_()
+    case.pre[2].requires_grad_()
+    wanted = [case.k, case.pre[2]]
+    found = torch.ops.headloom.composed_attention(*case.arguments(), "fused")
+    expected = torch.ops.headloom.composed_attention(*case.arguments(), "reference")
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted, case.grad), torch.autograd.grad(expected, wanted, case.grad)
+    )
+    assert calls == ["forward", "backward"]

@@ -1,0 +1,109 @@
+"""The kernels for NVIDIA GPUs, without a GPU: in Triton's interpreter, compiled ahead of time, and behind their dispatch key."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import headloom
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed (pip install 'headloom[gpu]')")
+
+
+def run(*command, folder, **environment):
+    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bench")])
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_triton
+def test_equal_the_reference_in_the_interpreter():
+    """The interpreter is chosen when Triton is imported: the tests of gpu_interpreter.py have a process of their own."""
+    file = Path(__file__).with_name("gpu_interpreter.py")
+    run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
+
+
+@needs_triton
+def test_fit_into_a_multiprocessor(tmp_path):
+    """At most 255 registers, nothing spilled, shared memory of the card: DCMHA at the size of Xiao et al. (2024).
+
+    The script ends with an error otherwise. docs/gpu.md has its table of more cases."""
+    command = [str(ROOT / "bench/gpu_resources.py"), "--heads", "32", "--mixes", "dcmha, R 2"]
+    table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
+    for card in ("sm_80", "sm_90", "sm_100"):
+        assert len([line for line in table.splitlines() if line.startswith(f"| {card} ")]) == 5
+
+
+def composed(backend=None, dtype=torch.bfloat16, heads=4, **arguments):
+    """A call on tensors of a GPU that have no memory. What runs is the operator's fake kernel."""
+    with FakeTensorMode(), torch.no_grad():
+        q = torch.empty(2, 7, heads, 16, device="cuda", dtype=dtype)
+        weights = torch.empty(2, 7, 1, heads, device="cuda", dtype=dtype)
+        mix = headloom.HeadMix(q_down=weights, q_up=weights)
+        given = {"post": mix, **{k: make() for k, make in arguments.items()}}
+        return headloom.composed_attention(q, q, q, **given, backend=backend)
+
+
+@pytest.mark.skipif(TRITON, reason="Triton is installed")
+def test_without_triton_the_reference_runs_and_says_why():
+    assert composed().shape == (2, 7, 4, 16)
+    with pytest.raises(NotImplementedError, match=r"need Python and Triton \(pip install 'headloom\[gpu\]'\)"):
+        composed("fused")
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_operator_takes_the_kernels(dtype):
+    out = composed("fused", dtype)
+    assert (out.shape, out.dtype, out.device.type) == ((2, 7, 4, 16), dtype, "cuda")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "reason, arguments",
+    [
+        ("have no convolutions", {"pre_conv": lambda: torch.empty(4, 3, 3, device="cuda", dtype=torch.bfloat16)}),
+        ("nothing is composed", {"post": lambda: None}),
+        (
+            "changes the number of maps",
+            {"post": lambda: headloom.HeadMix(static=torch.empty(4, 8, device="cuda", dtype=torch.bfloat16))},
+        ),
+        (
+            "have different groups",
+            {
+                "pre": lambda: headloom.HeadMix(
+                    q_gate=torch.empty(2, 7, 4, device="cuda", dtype=torch.bfloat16), groups=2
+                )
+            },
+        ),
+        ("float32, Half and bfloat16 only", {"dtype": torch.float64}),
+        ("more than 64 heads", {"heads": 65}),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_said(reason, arguments):
+    plain = {k: arguments[k] for k in ("dtype", "heads") if k in arguments}
+    made = {k: v for k, v in arguments.items() if k not in plain}
+    with pytest.raises(NotImplementedError, match=reason):
+        composed("fused", **plain, **made)
+    assert composed(**plain, **made).shape[:2] == (2, 7)
+
+
+@needs_triton
+def test_triton_is_not_loaded_before_it_is_needed():
+    """Importing Headloom must not cost Triton's import."""
+    code = "import sys, headloom.gpu; assert not any(m.startswith('headloom.gpu.') for m in sys.modules)"
+    run("-c", code, folder=ROOT)
