@@ -27,7 +27,7 @@ std::vector<std::string> models() {
   out.push_back(str(kSizes, "position = { type = 'none' }\n[[layer]]\nmixer = { type = 'rwkv' }\n",
                     "channel = { type = 'rwkv_channel' }\n"));
   out.push_back(str(kSizes, "[[layer]]\nmixer = { type = 'dcmha', heads = 4, window = 5 }\n"));
-  out.push_back(str(kSizes, "short_conv = 3\n", mha));
+  out.push_back(str(kSizes, mha, "block = { type = 'sequential', short_conv = 3 }\n"));
   return out;
 }
 

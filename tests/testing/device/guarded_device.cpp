@@ -480,11 +480,29 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+c10::OperatorHandle operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+// What ATen asks a device for whose convolutions it does not know.
+void convolve(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const auto op = operator_named("aten::convolution");
+  run_on_cpu(op, stack);
+}
+void convolve_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const auto op = operator_named("aten::convolution_backward");
+  const Tensor weight = torch::jit::peek(*stack, 2, 10).toTensor();
+  stack->insert(stack->end() - 7, at::IValue(std::vector<int64_t>{weight.size(0)}));
+  run_on_cpu(op, stack);
+}
+
 Tensor view(const Tensor& t, c10::IntArrayRef sizes) { return at::native::view(t, sizes); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
@@ -497,6 +515,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolve_backward>());
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
 }
 
 // Casts what autocast of CUDA casts. The list names types without their namespace.
