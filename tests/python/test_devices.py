@@ -53,9 +53,9 @@ with torch.no_grad():
         both_ways = name in ("fnet", "linformer")
         kind = dict(kind="encoder") if both_ways else {}
         model = headloom.model(width=32, depth=1, vocabulary=30, max_length=16, layer=[{"mixer": {"type": name}}], **kind)
-        model.eval()
+        held = model.eval().state_dict()
         with FakeTensorMode():
-            tensors = {key: away(t) for key, t in model.state_dict().items()}
+            tensors = {key: away(t) for key, t in held.items()}
             tokens = torch.empty(2, 8, dtype=torch.int64, device="cuda")
             logits = torch.func.functional_call(model, tensors, (tokens,))
             assert logits.shape == (2, 8, 30) and str(logits.device) == "cuda:0", name
@@ -74,7 +74,7 @@ import torch
 
 torch.ops.load_library(sys.argv[1])
 module = types.SimpleNamespace(
-    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0, _is_in_bad_fork=lambda: False,
+    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0, _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None,
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float32],
 )
 torch._register_device_module("guarded", module)
@@ -154,7 +154,7 @@ print("passed")
 
 
 def passes(code, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=HERE
     )
