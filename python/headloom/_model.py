@@ -710,7 +710,7 @@ class Model(FunctionalModule):
             rows = prompt if prompt.dim() == 2 else prompt.unsqueeze(0)
             new = [sample.tokens for sample in written(list(rows), False)]
             longest = max(map(len, new), default=0)
-            filled = torch.tensor([t + t[-1:] * (longest - len(t)) for t in new], dtype=torch.int64)
+            filled = torch.tensor([t + t[-1:] * (longest - len(t)) for t in new], dtype=torch.int64, device=rows.device)
             old = rows.to(torch.int64).repeat_interleave(num_samples, 0)
             whole = torch.cat([old, filled.view(len(new), longest)], 1)
             return whole[0] if prompt.dim() == 1 and num_samples == 1 else whole

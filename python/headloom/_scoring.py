@@ -27,6 +27,7 @@ def log_likelihoods(model: Model, pairs: Sequence[Pair], batch_size: int = 8) ->
         ValueError: a context is empty, or a continuation is longer than the model reads.
     """
     longest = context_length(model)
+    device = next(model.parameters()).device
     cut: List[Tuple[List[int], int]] = []  # all tokens, how many are scored
     for context, continuation in pairs:
         if not context:
@@ -45,7 +46,7 @@ def log_likelihoods(model: Model, pairs: Sequence[Pair], batch_size: int = 8) ->
         for row, i in enumerate(chosen):
             tokens = cut[i][0]
             inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
-        logits = model(inputs)
+        logits = model(inputs.to(device)).cpu()
         for row, i in enumerate(chosen):
             tokens, scored = cut[i]
             end = len(tokens) - 1

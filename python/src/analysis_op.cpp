@@ -73,13 +73,18 @@ Analyzed analyze(std::string_view spec, at::TensorList params, std::string_view 
                  const OptionalTensor& targets, const OptionalTensor& answer) {
   try {
     const analysis::Entry& entry = analysis::find_analysis(std::string(what));
-    analysis::Subject subject{.input = input_of(tokens, {}, {}, {}, source, {}, images),
-                              .vocabulary = vocabulary,
-                              .targets = targets.value_or(Tensor()),
-                              .answer = answer.value_or(Tensor()),
-                              .layers = layers.vec(),
-                              .heads = heads.vec(),
-                              .top = top};
+    // A text becomes tokens on the CPU, wherever the model is.
+    const auto there = [&](const OptionalTensor& t) {
+      return t && !params.empty() ? OptionalTensor(t->to(params[0].device())) : t;
+    };
+    analysis::Subject subject{
+        .input = input_of(there(tokens), {}, {}, {}, there(source), {}, there(images)),
+        .vocabulary = vocabulary,
+        .targets = targets.value_or(Tensor()),
+        .answer = answer.value_or(Tensor()),
+        .layers = layers.vec(),
+        .heads = heads.vec(),
+        .top = top};
     if (spec.empty()) return result_of(entry, subject);
     const Inputs given = {{"tokens", subject.input.tokens},
                           {"source", subject.input.source},

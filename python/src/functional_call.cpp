@@ -109,7 +109,8 @@ void FunctionalModule::clear_tensors() {
 
 void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs) {
   // Autocast brings types together, but leaves Double alone.
-  const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  const bool autocast =
+      at::autocast::is_autocast_enabled(params.empty() ? at::kCPU : params[0].device().type());
   const char* kind = "";
   std::string first;
   std::optional<at::ScalarType> type;

@@ -156,7 +156,8 @@ struct State : torch::CustomClassHolder {
   // Of the sequence that has seen most.
   int64_t position() const { return state.position.longest; }
   int64_t bytes() const { return state.bytes(); }
-  c10::intrusive_ptr<State> select(const Tensor& rows) const {
+  c10::intrusive_ptr<State> select(const Tensor& given) const {
+    const Tensor rows = given.cpu();
     TORCH_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == at::kLong && rows.numel() > 0,
                       "state: rows has shape ", rows.sizes(), " and type ", rows.scalar_type(),
                       ", expected the numbers [n] of at least one sequence.");
@@ -212,16 +213,16 @@ class GenerationFromPython : public torch::CustomClassHolder {
       : functional_(make_functional_module(build, spec)) {
     functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
-      TORCH_CHECK_VALUE(params[i].is_cpu(), "model: parameter '", functional_.parameters[i].name,
-                        "' is on ", params[i].device(), ", expected cpu to generate.");
+      TORCH_CHECK_VALUE(!params[i].is_meta(), "model: parameter '", functional_.parameters[i].name,
+                        "' is on meta, expected cpu or another device that has numbers to generate.");
     }
     functional_.module->eval();
     AutoregressiveModel& decoder = as_autoregressive(*functional_.module);
     const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
       std::vector<std::vector<int64_t>> texts;
       for (const Tensor& one : given) {
-        check_tokens(decoder, name, one.unsqueeze(0));
-        const Tensor tokens = one.to(at::kLong).contiguous();
+        check_tokens(decoder, name, one.cpu().unsqueeze(0));
+        const Tensor tokens = one.to(at::kCPU, at::kLong).contiguous();
         const int64_t* first = tokens.const_data_ptr<int64_t>();
         texts.emplace_back(first, first + tokens.numel());
       }

@@ -18,6 +18,15 @@ std::string types_of(const std::vector<std::string>& types) {
   return join(once, " and ");
 }
 
+ModelInput moved(const ModelInput& input, at::Device device) {
+  ModelInput out = input;
+  for (Tensor* t : {&out.tokens, &out.lengths, &out.documents, &out.segments, &out.source,
+                    &out.source_lengths, &out.images}) {
+    if (t->defined()) *t = t->to(device);
+  }
+  return out;
+}
+
 }  // namespace
 
 const std::vector<Entry>& analyses() {
@@ -65,7 +74,13 @@ Findings analyze(const Entry& entry, const Subject& subject) {
   const bool reads = subject.input.tokens.defined() || subject.input.images.defined();
   if (entry.input && !reads) usage_error(entry.name, " needs something that the model reads.");
   const at::NoGradGuard no_grad;
-  return entry.run(subject);
+  // The model runs where it is; what it read and what it shows is analysed on the CPU.
+  Subject own = subject;
+  own.input = moved(subject.input, at::kCPU);
+  for (Tensor* t : {&own.targets, &own.answer}) {
+    if (t->defined()) *t = t->cpu();
+  }
+  return entry.run(own);
 }
 
 std::string text_of(const Subject& subject, int64_t token) {
@@ -106,9 +121,10 @@ std::vector<LayerPlace> chosen_layers(const Subject& subject) {
 Recording record(const Subject& subject, const ModelInput& input, std::vector<std::string> names) {
   const at::NoGradGuard no_grad;
   Recording recording(std::move(names));
-  ModelInput own = input;
+  ModelInput own = moved(input, subject.model->device());
   own.recording = &recording;
   subject.model->forward(own);
+  recording.to_cpu();
   return recording;
 }
 

@@ -75,8 +75,8 @@ Findings diversity(const Subject& subject) {
   for (const LayerPlace& place : chosen_layers(subject)) {
     const auto heads = place.layer->mixer->head_projections();
     if (!heads) continue;
-    const Tensor of_scores = captured(inner_products(heads->q, heads->k.transpose(1, 2)));
-    const Tensor of_values = captured(inner_products(heads->v, heads->o));
+    const Tensor of_scores = captured(inner_products(heads->q, heads->k.transpose(1, 2))).cpu();
+    const Tensor of_values = captured(inner_products(heads->v, heads->o)).cpu();
     std::vector<Cell> row = {place.name,        place.layer->mixer->type(),
                              of_scores.size(0), of_scores[0].item<double>(),
                              needed(of_scores), of_values[0].item<double>(),

@@ -60,8 +60,9 @@ Findings memory(const Subject& subject) {
       std::vector<std::string> written;
       const std::string& kind = subject.model->config().kind;
       if (values.defined() && (kind == "decoder" || kind == "encoder_decoder")) {
+        const Tensor value = values.select(1, unit).to(subject.model->device());
         const Tensor logits =
-            subject.model->logits(values.select(1, unit).unsqueeze(0).unsqueeze(0)).flatten();
+            subject.model->logits(value.unsqueeze(0).unsqueeze(0)).flatten().cpu();
         const Tensor best =
             std::get<1>(logits.topk(std::min<int64_t>(subject.top, logits.size(0))));
         for (const auto& text : texts_of(subject, best)) written.push_back(quoted(text));

@@ -67,7 +67,7 @@ Findings states(const Subject& subject) {
     for (const LayerPlace& place : layers) {
       for (const auto& [key, values] : found) {
         if (key.first != place.number) continue;
-        const Tensor norm = at::stack(values, 1);  // [B, T]
+        const Tensor norm = at::stack(values, 1).cpu();  // [B, T]
         const Tensor mean = norm.mean(0);
         const int64_t n = mean.size(0);
         norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, sizes[key],

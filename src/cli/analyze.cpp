@@ -29,7 +29,7 @@ constexpr const char* kOverhead = "overhead";
 constexpr int64_t kShownTokens = 64, kReadTokens = 256;
 
 struct AnalyzeArguments {
-  std::string run, what, checkpoint = "best", out, answer;
+  std::string run, what, checkpoint = "best", device = "cpu", out, answer;
   std::optional<std::string> text;
   std::vector<int64_t> layers, heads;
   int64_t sequences = 0, length = 0, top = 5;
@@ -180,10 +180,15 @@ void write_files(const AnalyzeArguments& a, const std::string& name, const Subje
 
 int run_analyze(AnalyzeArguments a) {
   sort_out(a);
+  const at::Device device = find_device(a.device, "--device");
+  if (a.what == kOverhead && !device.is_cpu()) {
+    usage_error("overhead times the CPU, but --device is \"", a.device, "\", expected \"cpu\".");
+  }
   Subject subject{.layers = a.layers, .heads = a.heads, .top = a.top};
   std::optional<LoadedRun> run;
   if (!a.run.empty()) {
     run.emplace(load_run(a.run, a.checkpoint));
+    run->model->to(device);
     subject.model = run->model.get();
   }
   const bool overhead_only = a.what == kOverhead;
@@ -203,7 +208,8 @@ int run_analyze(AnalyzeArguments a) {
     if (!a.text) read_task(a, *run, subject);
   }
   const std::optional<Autocast> autocast =
-      run ? std::optional<Autocast>(std::in_place, run->config.train.dtype) : std::nullopt;
+      run ? std::optional<Autocast>(std::in_place, run->config.train.dtype, device.type())
+          : std::nullopt;
   const auto one = [&](const std::string& name) {
     if (name == kOverhead) {
       Findings found = overhead(a, *run);
@@ -280,6 +286,7 @@ Command analyze_command() {
         app.add_option("--seconds", a->seconds, "overhead: time for each measurement")
             ->check(real_number(positive()))
             ->capture_default_str();
+        add_device_option(app, a->device);
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
         app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default");
         app.add_flag("--tensors", a->tensors, "also write WHAT.safetensors there");

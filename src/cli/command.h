@@ -54,6 +54,9 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
 // --cache, what decoding states forget, and --cache-dtype, the type of what they keep.
 void add_cache_option(CLI::App& app, CachePolicy& cache);
 
+// --device, what the model runs on: a name for find_device() (train/device.h).
+void add_device_option(CLI::App& app, std::string& device);
+
 // --dtype and --quantize: the types that are computed in and that hold the weights. `more` ends
 // both descriptions.
 void add_precision_options(CLI::App& app, Precision& p,

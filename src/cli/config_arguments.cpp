@@ -50,6 +50,11 @@ void add_cache_option(CLI::App& app, CachePolicy& cache) {
       ->check(one_of({"int8"}));
 }
 
+void add_device_option(CLI::App& app, std::string& device) {
+  app.add_option("--device", device, "what the model runs on: cpu, cuda (the first) or cuda:N")
+      ->type_name("DEVICE");
+}
+
 void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {
   app.add_option("--dtype", p.dtype,
                  "compute in this type" + more + "; as it was trained by default")

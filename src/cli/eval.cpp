@@ -16,7 +16,7 @@ namespace headloom::cli {
 namespace {
 
 struct EvalArguments {
-  std::string model, checkpoint = "best", logits;
+  std::string model, checkpoint = "best", device = "cpu", logits;
   Precision precision;
   std::vector<std::string> overrides;
   int64_t sequences = 0, context = 0, piece = 0;
@@ -75,7 +75,9 @@ std::string how_it_was_read(const EvalArguments& a) {
 }
 
 int run_eval(const EvalArguments& a) {
+  const at::Device device = find_device(a.device, "--device");
   LoadedRun loaded = load_run(a.model, a.checkpoint);
+  loaded.model->to(device);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
   if (!a.overrides.empty() || a.context > 0) {
     Node root = write_fields(loaded.config);
@@ -104,13 +106,13 @@ int run_eval(const EvalArguments& a) {
   // evaluated are others.
   std::optional<double> trained_loss;
   if (a.precision.changes() || narrow_cache) {
-    const Autocast autocast(loaded.config.train.dtype);
+    const Autocast autocast(loaded.config.train.dtype, device.type());
     std::optional<Pieces> wide = pieces;
     if (wide) wide->cache.dtype.clear();
     trained_loss = evaluate(*loaded.model, *task, sequences, batch, wide).loss;
     hold_weights(loaded, a.precision);
   }
-  const Autocast autocast(loaded.config.train.dtype);
+  const Autocast autocast(loaded.config.train.dtype, device.type());
   const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, pieces);
   if (!a.logits.empty()) {
     at::NoGradGuard no_grad;
@@ -120,7 +122,7 @@ int run_eval(const EvalArguments& a) {
          {std::pair("tokens", first.inputs), std::pair("source", first.source),
           std::pair("images", first.images), std::pair("segments", first.segments),
           std::pair("lengths", first.lengths), std::pair("targets", first.targets),
-          std::pair("logits", loaded.model->forward(model_input(first)))}) {
+          std::pair("logits", loaded.model->forward(model_input(to_device(first, device))))}) {
       if (tensor.defined()) tensors.emplace_back(name, tensor);
     }
     write_safetensors(a.logits, tensors);
@@ -202,6 +204,7 @@ Command eval_command() {
         auto a = std::make_shared<EvalArguments>();
         app.add_option("model", a->model, "folder of a run")->required();
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        add_device_option(app, a->device);
         app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
             ->check(whole_number(1));
         auto* logits = app.add_option(

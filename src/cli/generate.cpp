@@ -20,7 +20,7 @@ namespace headloom::cli {
 namespace {
 
 struct GenerateArguments {
-  std::string model, checkpoint = "best", prompt;
+  std::string model, checkpoint = "best", device = "cpu", prompt;
   Precision precision;
   int64_t tokens = 256;
   uint64_t seed = 0;
@@ -92,7 +92,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     shown[i] += text;
   };
   Clock clock;
-  const Autocast autocast(loaded.config.train.dtype);
+  const Autocast autocast(loaded.config.train.dtype, device_of(*loaded.model).type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
   const auto running = [&] {
@@ -120,6 +120,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
 }
 
 int run_generate(GenerateArguments& a) {
+  const at::Device device = find_device(a.device, "--device");
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const std::string& kind = loaded.config.model.kind;
   if (kind != "decoder" && kind != "encoder_decoder") {
@@ -127,6 +128,7 @@ int run_generate(GenerateArguments& a) {
                 "\", which writes nothing, expected a decoder or an encoder_decoder.");
   }
   hold_weights(loaded, a.precision);
+  loaded.model->to(device);
   if (a.prompt == "-") {
     a.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
@@ -185,6 +187,7 @@ Command generate_command() {
             ->check(whole_number(0))
             ->capture_default_str();
         add_precision_options(app, a->precision);
+        add_device_option(app, a->device);
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
         return [a] { return run_generate(*a); };
       }};

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "model/decoder.h"
 #include "serve/limits.h"
+#include "train/device.h"
 #include "train/interrupt.h"
 #include "train/load.h"
 
@@ -17,7 +18,7 @@ namespace headloom::cli {
 namespace {
 
 struct ServeArguments {
-  std::string model, checkpoint = "best";
+  std::string model, checkpoint = "best", device = "cpu";
   Precision precision;
   serve::ServerOptions server;
   serve::EngineOptions engine;
@@ -35,6 +36,7 @@ void allow_files(int64_t connections) {
 }
 
 int run_serve(ServeArguments& a) {
+  const at::Device device = find_device(a.device, "--device");
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   const auto decoder = std::dynamic_pointer_cast<Decoder>(loaded.model);
   if (!decoder) {
@@ -46,6 +48,7 @@ int run_serve(ServeArguments& a) {
                 ": has a token mixer that reads whole sequences only, expected one with a state.");
   }
   hold_weights(loaded, a.precision);
+  decoder->to(device);
   const Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
@@ -116,6 +119,7 @@ Command serve_command() {
             app.footer(serve::limits_text() + "\n\n" + app.get_footer());
             add_cache_option(app, a->cache);
             add_precision_options(app, a->precision);
+            add_device_option(app, a->device);
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
             return [a] { return run_serve(*a); };
           }};

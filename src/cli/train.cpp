@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "distributed/group.h"
 #include "distributed/start.h"
+#include "train/device.h"
 #include "train/interrupt.h"
 #include "train/run_folder.h"
 
@@ -22,7 +23,7 @@ struct TrainArguments {
   ConfigArguments config;
   std::string out;
   bool resume = false;
-  std::string checkpoint, from;
+  std::string checkpoint, from, device;
   bool json = false;
   int64_t processes = 1;
   GroupOptions group;
@@ -44,6 +45,10 @@ Node read_config(const TrainArguments& a) {
   }
   if (!a.from.empty()) fill_from_run(root, a.from);
   for (const std::string& assignment : a.config.overrides) apply_override(root, assignment);
+  if (!a.device.empty()) {
+    find_device(a.device, "--device");
+    apply_override(root, str("train.device=\"", a.device, "\""));
+  }
   return root;
 }
 
@@ -150,6 +155,7 @@ Command train_command() {
             a->config.add(app, "configuration file, or the folder of a run to go on with");
             app.add_option("--out", a->out, "folder of the run; runs/NAME by default");
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");
+            add_device_option(app, a->device);
             app.add_option("--from", a->from,
                            "begin with the weights of this run or imported checkpoint; [model] and "
                            "the tokenizer are then its own")

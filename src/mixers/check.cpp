@@ -25,9 +25,7 @@ bool is_transforming() {
 
 bool is_transformed(const Tensor& t) { return t.defined() && t.key_set().has_any(modes()); }
 
-bool has_numbers(const Tensor& t) {
-  return !is_transforming() && !is_transformed(t) && !t.is_meta();
-}
+bool has_numbers(const Tensor& t) { return !is_transforming() && !is_transformed(t) && t.is_cpu(); }
 
 void check_features(const Module& module, const char* name, const Tensor& t, int64_t width) {
   if (!t.defined())

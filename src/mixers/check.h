@@ -12,7 +12,8 @@ namespace headloom {
 bool is_transforming();
 // Whether `t` is a tensor of such a mode.
 bool is_transformed(const Tensor& t);
-// Whether the numbers of `t` can be read now: it is real, not traced, and not on the meta device.
+// Whether the numbers of `t` can be read now, without waiting for a device: it is real, not traced,
+// and on the CPU.
 bool has_numbers(const Tensor& t);
 
 // `t` is [B, T, width] of a floating type, with T of at least 1.

@@ -72,17 +72,18 @@ int64_t Positions::of(int64_t b) const {
   return left_padding.defined() ? longest - left_padding[b].item<int64_t>() : longest;
 }
 
-at::Tensor Positions::position_ids(int64_t n) const {
-  const auto options =
-      left_padding.defined() ? left_padding.options() : at::TensorOptions().dtype(at::kLong);
+at::Tensor Positions::position_ids(int64_t n, at::Device device) const {
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
   const at::Tensor aligned = at::arange(longest, longest + n, options).unsqueeze(0);
-  return left_padding.defined() ? (aligned - left_padding.unsqueeze(1)).clamp_min(0) : aligned;
+  if (!left_padding.defined()) return aligned;
+  return (aligned - left_padding.to(device).unsqueeze(1)).clamp_min(0);
 }
 
-at::Tensor Positions::padding_mask(int64_t columns) const {
+at::Tensor Positions::padding_mask(int64_t columns, at::Device device) const {
   if (!left_padding.defined()) return {};
-  const at::Tensor place = at::arange(longest - columns, longest, left_padding.options());
-  return place.ge(left_padding.view({-1, 1, 1, 1}));
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
+  const at::Tensor place = at::arange(longest - columns, longest, options);
+  return place.ge(left_padding.to(device).view({-1, 1, 1, 1}));
 }
 
 Positions Positions::newest(int64_t columns) const {
@@ -161,7 +162,7 @@ void CacheTensor::put(const at::Tensor& t) {
   // CacheTensor as they come from a projection; of a step they are few, and copy_ takes longer to
   // begin than to copy them.
   const int64_t values = data_.stride(1), added = t.size(1);
-  const bool whole = t.scalar_type() == data_.scalar_type() && t.device() == data_.device() &&
+  const bool whole = t.scalar_type() == data_.scalar_type() && t.is_cpu() && data_.is_cpu() &&
                      t.numel() == batch_ * added * values && is_row(t);
   if (added > kSpare || !whole) {
     view(end_, added).copy_(t);
@@ -199,18 +200,23 @@ void CacheTensor::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
     sizes[1] = capacity;
     data = at::empty(sizes, data_.options());
   }
-  const size_t row = bytes_of_row(data_);
-  const int64_t has = data_.size(1);
-  const char* const from = static_cast<const char*>(data_.const_data_ptr());
-  char* const to = static_cast<char*>(data.data_ptr());
-  // Within the same memory a sequence moves in its own part.
-  at::parallel_for(0, batch_, 1, [&](int64_t first, int64_t last) {
-    for (int64_t b = first; b < last; ++b) {
-      std::memmove(to + static_cast<size_t>(b * capacity + begin) * row,
-                   from + static_cast<size_t>(b * has + begin_) * row,
-                   static_cast<size_t>(size()) * row);
-    }
-  });
+  if (data_.is_cpu()) {
+    const size_t row = bytes_of_row(data_);
+    const int64_t has = data_.size(1);
+    const char* const from = static_cast<const char*>(data_.const_data_ptr());
+    char* const to = static_cast<char*>(data.data_ptr());
+    // Within the same memory a sequence moves in its own part.
+    at::parallel_for(0, batch_, 1, [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) {
+        std::memmove(to + static_cast<size_t>(b * capacity + begin) * row,
+                     from + static_cast<size_t>(b * has + begin_) * row,
+                     static_cast<size_t>(size()) * row);
+      }
+    });
+  } else {  // within the same memory the two may overlap
+    const at::Tensor from = data.is_same(data_) ? kept().clone() : kept();
+    data.narrow(0, 0, batch_).narrow(1, begin, size()).copy_(from);
+  }
   end_ = begin + size();
   begin_ = begin;
   data_ = data;
@@ -227,6 +233,12 @@ void CacheTensor::keep_last(int64_t n) {
 void CacheTensor::keep(const at::Tensor& which) {
   if (!data_.defined()) return;
   const int64_t count = which.size(-1), capacity = data_.size(1), all = size();
+  if (!data_.is_cpu()) {
+    const at::Tensor index = which.to(data_.device()).expand({batch_, count});
+    const at::Tensor row = at::arange(batch_, index.options()).unsqueeze(1);
+    view(end_ - count, count).copy_(at::index(kept(), {row, index}));
+    return keep_last(count);
+  }
   const at::Tensor index = which.contiguous();
   const size_t row = bytes_of_row(data_);
   const auto bytes = [&](int64_t rows) { return static_cast<size_t>(rows) * row; };
@@ -274,7 +286,7 @@ CacheTensor CacheTensor::select(const at::Tensor& which, int64_t n) const {
   if (data_.defined()) {
     const int64_t count = std::min(n, size());
     out.reserved_ = std::max<int64_t>(reserved_ - (size() - count), 0);
-    out.append(data_.narrow(1, end_ - count, count).index_select(0, which));
+    out.append(data_.narrow(1, end_ - count, count).index_select(0, which.to(data_.device())));
   }
   return out;
 }
@@ -354,7 +366,8 @@ MixerState MixerState::select(const at::Tensor& which) const {
     out.cache.emplace(name, tensor.select(which, out.position.longest));
   }
   for (const auto& [name, tensor] : recurrent) {
-    out.recurrent[name] = tensor.defined() ? tensor.index_select(0, which) : tensor;
+    out.recurrent[name] =
+        tensor.defined() ? tensor.index_select(0, which.to(tensor.device())) : tensor;
   }
   return out;
 }
@@ -364,7 +377,7 @@ void MixerState::keep(const std::vector<int64_t>& which) {
   position = position.select(index);
   for (auto& [name, tensor] : cache) tensor.keep_sequences(which, position.longest);
   for (auto& [name, tensor] : recurrent) {
-    if (tensor.defined()) tensor = tensor.index_select(0, index);
+    if (tensor.defined()) tensor = tensor.index_select(0, index.to(tensor.device()));
   }
 }
 

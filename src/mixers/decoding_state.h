@@ -16,18 +16,19 @@ namespace headloom {
 // How many positions each sequence of a batch has seen. A batch is padded on the left: all
 // sequences end at the newest position, and one that has seen fewer begins later.
 struct Positions {
-  int64_t longest = 0;           // seen by the sequence that has seen most
-  at::Tensor left_padding = {};  // [B] int64: how many fewer each has seen; undefined: none has
-  int64_t capacity = 0;          // positions that memory is taken for in advance; 0: not known
+  int64_t longest = 0;  // seen by the sequence that has seen most
+  // [B] int64, on the CPU: how many fewer each has seen; undefined: none has.
+  at::Tensor left_padding = {};
+  int64_t capacity = 0;  // positions that memory is taken for in advance; 0: not known
 
   // What sequence `b` has seen.
   int64_t of(int64_t b) const;
-  // The position ids of the next `n`, [B, n] int64, or [1, n] where all have seen as many. 0 before
-  // a sequence's first.
-  at::Tensor position_ids(int64_t n) const;
-  // Which of the newest `columns` are a sequence's own, [B, 1, 1, columns] boolean; the others are
-  // left padding. Undefined: all.
-  at::Tensor padding_mask(int64_t columns) const;
+  // The position ids of the next `n`, [B, n] int64, or [1, n] where all have seen as many, on
+  // `device`. 0 before a sequence's first.
+  at::Tensor position_ids(int64_t n, at::Device device) const;
+  // Which of the newest `columns` are a sequence's own, [B, 1, 1, columns] boolean on `device`; the
+  // others are left padding. Undefined: all.
+  at::Tensor padding_mask(int64_t columns, at::Device device) const;
   // The newest `columns` alone, counted from 0.
   Positions newest(int64_t columns) const;
   Positions select(const at::Tensor& which) const;

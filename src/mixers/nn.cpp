@@ -28,6 +28,29 @@ std::vector<std::vector<Tensor*>> Module::release_tensors() {
   return slots;
 }
 
+void Module::to(at::Device device, bool non_blocking) {
+  const auto move = [&](const Tensor& t) {
+    if (!t.defined() || t.device() == device) return;  // or one of another slot that has moved
+    const Tensor moved = t.detach().to(device, non_blocking);
+    // As set_data() does, which takes a few types of devices alone.
+    t.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
+  };
+  for (const auto& module : modules()) {
+    const auto& own = dynamic_cast<const Module&>(*module);
+    for (const Tensor* slot : own.slots_) move(*slot);
+    for (const Tensor* slot : own.outside_) move(*slot);
+  }
+}
+
+at::Device Module::device() const {
+  for (const auto& module : modules()) {
+    for (const Tensor* slot : dynamic_cast<const Module&>(*module).slots_) {
+      if (slot->defined()) return slot->device();
+    }
+  }
+  return at::kCPU;
+}
+
 void Module::parameter(const std::string& name, Tensor& slot, const Tensor& value,
                        ParameterTraits traits) {
   slot = register_parameter(name, value);
@@ -91,6 +114,7 @@ void draw_uniform(Tensor weight, double limit) {
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
   parameter("weight", weight, normal({out, in}, std));
   if (with_bias) parameter("bias", bias, at::zeros({out}));
+  unregistered(scale);
 }
 
 Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight, scale, bias); }
@@ -195,7 +219,7 @@ void Rotary::prepare(int64_t length, const Tensor& like) {
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const int64_t length = x.size(1);
   prepare(std::max(seen.longest + length, seen.capacity), x);
-  if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length));
+  if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length, x.device()));
   // A narrow(), in one operator.
   const auto rows = [&](const Tensor& table) {
     const int64_t pairs = table.size(1);

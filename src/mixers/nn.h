@@ -38,10 +38,18 @@ class Module : public torch::nn::Module {
   void shared_parameter(Tensor& slot, const Tensor& value);
   // As parameter(), for what checkpoints hold but no gradient changes.
   void buffer(const std::string& name, Tensor& slot, const Tensor& value);
+  // `slot` is in no checkpoint, but goes to the device to which the parameters go.
+  void unregistered(Tensor& slot) { outside_.push_back(&slot); }
 
   // For each of named_tensors() where this module and its children keep it. The module has no
   // parameters from then on.
   std::vector<std::vector<Tensor*>> release_tensors();
+  // Takes every tensor of this module and its children to `device`, with those that are not
+  // registered.
+  void to(at::Device device, bool non_blocking = false) override;
+  using torch::nn::Module::to;
+  // Of its tensors; the CPU where it has none.
+  at::Device device() const;
   // The names of this module's own parameters that are registered as not decayed.
   const std::set<std::string>& undecayed() const { return undecayed_; }
 
@@ -51,7 +59,7 @@ class Module : public torch::nn::Module {
  private:
   using torch::nn::Module::register_buffer;     // leaves no slot
   using torch::nn::Module::register_parameter;  // leaves no slot
-  std::vector<Tensor*> slots_;
+  std::vector<Tensor*> slots_, outside_;
   std::set<std::string> undecayed_;
 };
 

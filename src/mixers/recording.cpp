@@ -41,6 +41,10 @@ void Recording::put(const std::string& name, const at::Tensor& value) {
   tensors_.emplace_back(key, value);
 }
 
+void Recording::to_cpu() {
+  for (auto& [name, tensor] : tensors_) tensor = tensor.cpu();
+}
+
 at::Tensor Recording::find(const std::string& full_name) const {
   for (const auto& [name, tensor] : tensors_) {
     if (name == full_name) return tensor;

@@ -29,6 +29,9 @@ class Recording {
   // Keeps `value` where it is wanted. A layer that runs twice keeps the last.
   void put(const std::string& name, const at::Tensor& value);
 
+  // Takes what was kept to the CPU.
+  void to_cpu();
+
   // Full names, in the order in which they came.
   const std::vector<std::pair<std::string, at::Tensor>>& tensors() const { return tensors_; }
   // Of a full name; undefined where it was not kept.

@@ -111,7 +111,9 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
                 ", but no layer keeps keys and values of which some could be forgotten, expected "
                 "\"full\".");
   }
-  read_source(source, out.layers);
+  const at::Device device = decoder_embedding().table().device();
+  const auto there = [&](const Tensor& t) { return t.defined() ? t.to(device) : t; };
+  read_source({.tokens = there(source.tokens), .lengths = there(source.lengths)}, out.layers);
   return out;
 }
 
@@ -132,10 +134,11 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) co
     usage_error(what(), ": tokens has ", tokens.size(0), " sequences, expected the ", batch,
                 " that the state has seen.");
   }
-  const Tensor x = decoder_embedding().forward(tokens, {}, false, state.position);
+  const at::Device device = decoder_embedding().table().device();
+  const Tensor x = decoder_embedding().forward(tokens.to(device), {}, false, state.position);
   state.position += tokens.size(1);
   MixerContext context;
-  context.padding_mask = state.position.padding_mask(state.position.longest);
+  context.padding_mask = state.position.padding_mask(state.position.longest, x.device());
   return decoder_layers().forward(x, context, &state.layers);
 }
 

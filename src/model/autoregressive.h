@@ -57,9 +57,10 @@ class AutoregressiveModel : public Model {
   // can.
   DecoderState initial_state(const CachePolicy& policy = {}, const Source& source = {}) const;
   // The next tokens [B, n] int64 of sequences that `state` has seen -> [B, n, C], equal to those
-  // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. A
-  // state of nothing becomes the initial one. Without gradients. Throws UsageError for tokens of
-  // another shape or number of sequences, or outside the vocabulary, and beyond learned positions.
+  // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. Tokens
+  // and source may be on the CPU, wherever the model is. A state of nothing becomes the initial
+  // one. Without gradients. Throws UsageError for tokens of another shape or number of sequences,
+  // or outside the vocabulary, and beyond learned positions.
   Tensor extend(const Tensor& tokens, DecoderState& state) const;
 
   // The layers that look back only.

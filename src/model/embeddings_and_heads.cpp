@@ -75,10 +75,12 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
       usage_error("the model has ", positions_.size(0), " learned positions (", max_length_key_,
                   "), but the sequence has ", end, " tokens.");
     }
-    x = x + (seen.left_padding.defined() ? at::embedding(positions_, seen.position_ids(length))
-                                         : positions_.narrow(0, seen.longest, length));
+    x = x + (seen.left_padding.defined()
+                 ? at::embedding(positions_, seen.position_ids(length, x.device()))
+                 : positions_.narrow(0, seen.longest, length));
   } else if (config_.position.type == "sinusoidal") {
-    x = x + sinusoidal(seen.position_ids(length), config_.width, x.options().requires_grad(false));
+    x = x + sinusoidal(seen.position_ids(length, x.device()), config_.width,
+                       x.options().requires_grad(false));
   }
   if (segments.defined() && !segments_.defined()) {
     usage_error(
@@ -107,6 +109,7 @@ TokenHead::TokenHead(Module& owner, const ModelConfig& config, const Tensor& tab
     return;
   }
   owner.shared_parameter(table_, table);
+  owner.unregistered(scale_);
   if (config.output_bias) {
     owner.parameter("output_bias", bias_, at::zeros({*config.vocabulary}));
   }

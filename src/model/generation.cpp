@@ -193,8 +193,9 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
           .logits = at::cat(logits).index_select(0, back)};
 }
 
+// On the CPU: sampling draws the same tokens wherever the model is, and reads a device once a step.
 Tensor Generation::logits_of(const Tensor& tokens, DecoderState& state) {
-  return model_.logits(model_.extend(tokens, state).select(1, -1));
+  return model_.logits(model_.extend(tokens, state).select(1, -1)).cpu();
 }
 
 }  // namespace headloom

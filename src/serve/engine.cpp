@@ -188,7 +188,7 @@ class Engine::Loop {
 
   void run() {
     const at::NoGradGuard no_grad;
-    const Autocast autocast(options_.dtype);
+    const Autocast autocast(options_.dtype, device_of(*model_).type());
     while (wait_for_work()) {
       try {
         drop_cancelled();
@@ -293,11 +293,11 @@ class Engine::Loop {
     const bool last = p.read + count == total;
     Tensor next;  // [1, V]
     if (p.scores()) {
-      const Tensor logits = model_->logits(hidden).squeeze(0);
+      const Tensor logits = model_->logits(hidden).squeeze(0).cpu();
       score(p, logits, p.read);
       next = logits.narrow(0, count - 1, 1);
     } else if (last && p.writes()) {
-      next = model_->logits(hidden.select(1, -1));
+      next = model_->logits(hidden.select(1, -1)).cpu();
     }
     p.read += count;
     {
@@ -396,7 +396,7 @@ class Engine::Loop {
     std::vector<int64_t> newest;
     for (const Row& row : rows_) newest.push_back(row.newest);
     const Tensor tokens = at::tensor(at::IntArrayRef(newest), at::kLong).unsqueeze(1);
-    const Tensor logits = model_->logits(model_->extend(tokens, state_).select(1, -1));
+    const Tensor logits = model_->logits(model_->extend(tokens, state_).select(1, -1)).cpu();
     for (size_t i = 0; i < rows_.size(); ++i) {
       write(rows_[i], logits.narrow(0, static_cast<int64_t>(i), 1));
     }

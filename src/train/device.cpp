@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -25,29 +26,55 @@ std::vector<std::pair<std::string, at::Generator>> generators(at::Device device)
   return out;
 }
 
+// "cuda" -> CUDA; nothing for what is no accelerator.
+std::optional<at::DeviceType> accelerator(const std::string& name) {
+  try {
+    const at::DeviceType type = at::Device(name).type();
+    if (at::accelerator::isAccelerator(type)) return type;
+  } catch (const c10::Error&) {
+  }
+  return std::nullopt;
+}
+
+// How many of a type there are; 0 where this PyTorch is built without it.
+int device_count(at::DeviceType type) {
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount()
+                                             : 0;
+}
+
 }  // namespace
 
 at::Device find_device(const std::string& name, const std::string& what) {
-  const bool cuda = name == "cuda" || name.starts_with("cuda:");
-  const std::string number = name.starts_with("cuda:") ? name.substr(5) : "0";
+  if (name == "cpu") return at::kCPU;
+  const size_t colon = name.find(':');
+  const std::string number = colon == std::string::npos ? "0" : name.substr(colon + 1);
   const bool counts = !number.empty() && number.size() < 4 &&
                       number.find_first_not_of("0123456789") == std::string::npos;
-  if (name != "cpu" && !(cuda && counts)) {
+  const std::optional<at::DeviceType> type = accelerator(name.substr(0, colon));
+  if (!type || !counts) {
     usage_error(what, " is \"", name, "\", expected \"cpu\", \"cuda\" or \"cuda:1\".");
   }
-  if (name == "cpu") return at::kCPU;
-  const int count = c10::impl::hasDeviceGuardImpl(at::kCUDA) && at::globalContext().hasCUDA()
-                        ? c10::impl::getDeviceGuardImpl(at::kCUDA)->deviceCount()
-                        : 0;
-  const int index = std::stoi(number);
+  const int count = device_count(*type), index = std::stoi(number);
+  const std::string kind = c10::DeviceTypeName(*type), lower = c10::DeviceTypeName(*type, true);
   if (index >= count) {
     usage_error(what, " is \"", name, "\", but ",
-                count == 0 ? std::string("this machine or this build of PyTorch has no CUDA device")
-                : count == 1 ? std::string("there is one CUDA device, \"cuda\"")
-                             : str("the CUDA devices are \"cuda:0\" to \"cuda:", count - 1, "\""),
+                count == 0   ? str("this machine or this build of PyTorch has no ", kind, " device")
+                : count == 1 ? str("there is one ", kind, " device, \"", lower, "\"")
+                             : str("the ", kind, " devices are \"", lower, ":0\" to \"", lower, ":",
+                                   count - 1, "\""),
                 ".");
   }
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+  return {*type, static_cast<c10::DeviceIndex>(index)};
+}
+
+std::vector<std::string> devices_here() {
+  std::vector<std::string> out = {"cpu"};
+  for (const at::DeviceType type : {at::kCUDA, at::kXPU, at::kMPS, at::kPrivateUse1}) {
+    for (int i = 0; i < device_count(type); ++i) {
+      out.push_back(at::Device(type, static_cast<c10::DeviceIndex>(i)).str());
+    }
+  }
+  return out;
 }
 
 at::Device device_of(const torch::nn::Module& model) { return model.parameters()[0].device(); }

@@ -1,4 +1,5 @@
-// The device of a run, "cpu" or "cuda", and what depends on it: where models and batches are, the
+// The device of a run, "cpu", "cuda" or another that PyTorch has, and what depends on it: where
+// models and batches are, the
 // random generators and autocast.
 #pragma once
 
@@ -12,9 +13,12 @@
 
 namespace headloom {
 
-// "cpu", "cuda" (the first) or "cuda:1". Throws UsageError, which begins with `what`, for other
-// names and for a device that this machine or this build of PyTorch does not have.
+// "cpu", "cuda" (the first), "cuda:1" or the name of another type of accelerator. Throws
+// UsageError, which begins with `what`, for other names and for a device that this machine or this
+// build of PyTorch does not have.
 at::Device find_device(const std::string& name, const std::string& what = "'train.device'");
+// The names that find_device() takes here: "cpu", "cuda:0", "cuda:1".
+std::vector<std::string> devices_here();
 
 // Of a model, whose parameters are all on one device.
 at::Device device_of(const torch::nn::Module& model);

@@ -22,17 +22,18 @@ ModelInput model_input(const data::Batch& batch) {
 
 namespace {
 
-// Of hidden states [..., C] and their targets [...].
+// Of hidden states [..., C] and their targets [...], which may be on the CPU: it chooses among them
+// then, without waiting for the device.
 BatchLoss loss_of(const Model& model, Tensor hidden, Tensor targets) {
   hidden = hidden.flatten(0, -2);
   targets = targets.flatten();
   const Tensor kept = targets.ne(data::kIgnore).nonzero().squeeze(1);
   const int64_t count = kept.numel();
   if (count < targets.numel()) {
-    hidden = hidden.index_select(0, kept);
+    hidden = hidden.index_select(0, kept.to(hidden.device()));
     targets = targets.index_select(0, kept);
   }
-  ScoreLoss loss = model.loss(hidden, targets);
+  ScoreLoss loss = model.loss(hidden, targets.to(hidden.device()));
   return {.sum = std::move(loss.sum), .targets = count, .best = std::move(loss.best)};
 }
 
@@ -216,12 +217,13 @@ void check_split(const data::Task& task, Split split) {
 
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,
                      bool checkpoint) {
-  ModelInput input = model_input(batch);
+  const data::Batch there = to_device(batch, model.device());
+  ModelInput input = model_input(there);
   input.auxiliary = auxiliary;
   input.checkpoint = checkpoint;
   const Tensor hidden = model.hidden(input);
-  if (batch.context.defined()) {
-    return span_loss(model.logits(hidden), batch.context, batch.targets);
+  if (there.context.defined()) {
+    return span_loss(model.logits(hidden), there.context, there.targets);
   }
   return loss_of(model, hidden, batch.targets);
 }

@@ -61,9 +61,10 @@ struct BatchLoss {
 
 ModelInput model_input(const data::Batch& batch);
 
-// Scores are computed only where there is a target. Layers leave their auxiliary losses in
-// `auxiliary`, where it is given; `sum` does not include them. `checkpoint`: layers keep only their
-// inputs for the backward, which computes them again.
+// The batch is as a task gives it, on the CPU, or where the model is. Scores are computed only
+// where there is a target. Layers leave their auxiliary losses in `auxiliary`, where it is given;
+// `sum` does not include them. `checkpoint`: layers keep only their inputs for the backward, which
+// computes them again.
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
                      bool checkpoint = false);
 

@@ -58,10 +58,7 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
     auxiliary.loss = Tensor();
     {
       const Autocast autocast(options.dtype, device.type());
-      mean =
-          batch_loss(model, to_device(batch, device), &auxiliary, options.activation_checkpointing)
-              .sum /
-          count;
+      mean = batch_loss(model, batch, &auxiliary, options.activation_checkpointing).sum / count;
     }
     loss += mean.detach();
     if (auxiliary.loss.defined()) {

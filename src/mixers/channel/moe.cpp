@@ -143,7 +143,7 @@ class Moe final : public ChannelMixer {
  private:
   // [N, routed], float32 or wider whatever x is and autocast wants.
   Tensor score(const Tensor& x) const {
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
     const Tensor logits = at::linear(x.to(wide), gate_->weight.to(wide));
     return options_.scores == "softmax" ? at::softmax(logits, -1) : at::sigmoid(logits);

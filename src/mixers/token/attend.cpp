@@ -104,7 +104,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   // With gaps, distances are no longer those between columns.
   Tensor positions;
   if (gaps && (how.window || how.bias)) {
-    positions = state.position.position_ids(added).expand({k.size(0), added});
+    positions = state.position.position_ids(added, k.device()).expand({k.size(0), added});
   }
   const auto computed = k.scalar_type();
   Tensor k_scale, v_scale;
@@ -130,7 +130,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   const int64_t columns = k.size(1), queries = q.size(1);
   const Tensor padding_mask = context.padding_mask.defined()
                                   ? context.padding_mask.narrow(-1, seen.longest - columns, columns)
-                                  : seen.padding_mask(columns);
+                                  : seen.padding_mask(columns, q.device());
   const Positions own = seen.newest(columns);  // in columns of the state
   // Keys that are turned anew at every step are needed in full.
   const bool in_int8 = k_scale.defined() && !(recounted && how.rotary != nullptr);
@@ -171,7 +171,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
       const Tensor keys = in_int8 ? ops::dequantized_heads(k, k_scale, computed) : k;
       return heaviest(q, keys, o, padding_mask, policy.budget);
     };
-    const Tensor chosen = gaps ? of_newest() : ends(own, policy.budget);
+    const Tensor chosen = gaps ? of_newest() : ends(own, policy.budget).to(k.device());
     for (const auto& [name, t] : of_keys) {
       if (t->defined()) state.cache.at(name).keep(chosen);
     }
@@ -198,7 +198,7 @@ Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state
   const int64_t queries = q.size(1);
   o.causal = false;
   o.lengths = state.recurrent.at("lengths");
-  const Tensor padding_mask = queries > added ? seen.padding_mask(queries) : Tensor();
+  const Tensor padding_mask = queries > added ? seen.padding_mask(queries, q.device()) : Tensor();
   if (padding_mask.defined()) o.mask = own_queries(padding_mask, queries);
   return ops::composed_attention(q, state.recurrent.at("key"), state.recurrent.at("value"), o)
       .narrow(1, queries - added, added);

@@ -218,7 +218,7 @@ class Performer final : public TokenMixer {
 
   Mapped mapped(const Heads& h, const Tensor& real) const {
     // Exponents keep their precision under autocast.
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto wide = at::toOpMathType(h.q.scalar_type());
     const double scale = std::pow(static_cast<double>(features_.size(1)), -0.25);
     const Tensor weights = features_.to(wide).t();

@@ -134,8 +134,8 @@ class Retention final : public TokenMixer {
   // lost, which is 1 in float64 from head 49 on.
   static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
                          const Positions& seen) {
-    const Tensor place =
-        documents.defined() ? places_in_documents(documents) : seen.position_ids(length);
+    const Tensor place = documents.defined() ? places_in_documents(documents)
+                                             : seen.position_ids(length, lost.device());
     const Tensor age = (place + 1).to(lost.scalar_type());
     return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
   }

@@ -78,7 +78,7 @@ class Shaped final : public TokenMixer {
     Tensor sums = wide(v).cumsum(1);
     if (before.defined()) sums = sums + before.unsqueeze(1);
     before = sums.select(1, sums.size(1) - 1).clone();
-    const Tensor seen = state.position.position_ids(x.size(1)) + 1;
+    const Tensor seen = state.position.position_ids(x.size(1), x.device()) + 1;
     AttendOptions how{.rotary = rotary_ ? &*rotary_ : nullptr};
     if (alibi()) {
       how.bias = [&, &q = q](const Tensor& distance) {

@@ -141,12 +141,13 @@ class Synthesizer final : public TokenMixer {
     seen += x.size(1);
     Places places{.count = seen.longest};
     if (seen.left_padding.defined()) {
-      places.ids = Positions{.left_padding = seen.left_padding}.position_ids(seen.longest);
+      places.ids =
+          Positions{.left_padding = seen.left_padding}.position_ids(seen.longest, x.device());
     }
     ops::ComposedAttentionOptions o;
     o.causal = x.size(1) > 1;
-    o.mask =
-        context.padding_mask.defined() ? context.padding_mask : seen.padding_mask(seen.longest);
+    o.mask = context.padding_mask.defined() ? context.padding_mask
+                                            : seen.padding_mask(seen.longest, x.device());
     return attend(x, q, k, v, places, o, context);
   }
 

@@ -39,7 +39,7 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
 }
 
 // Without `forward` and `backward`: the dispatcher has them.
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool cuda_registered = [] {
   detail::kernels<ComposedAttention>().push_back(
       {.device = c10::kCUDA,
        .types = {at::kFloat, at::kHalf, at::kBFloat16},

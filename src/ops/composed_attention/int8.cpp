@@ -50,12 +50,23 @@ void quantize_all(const Tensor& t, int8_t* codes, float* scales) {
   });
 }
 
+// The same in ATen, for other devices.
+std::pair<Tensor, Tensor> quantized_by_aten(const Tensor& t) {
+  const Tensor wide = t.to(at::kFloat), largest = wide.abs().amax(-1);
+  const Tensor finite = largest.isfinite(), used = finite.logical_and(largest.ge(1e-35));
+  const Tensor zero = at::zeros({}, wide.options());
+  const Tensor codes = at::where(used.unsqueeze(-1), wide * (127 / largest).unsqueeze(-1), zero);
+  const Tensor scales = at::where(used, largest / 127, zero);
+  return {codes.round().to(at::kChar),
+          scales.masked_fill(finite.logical_not(), std::numeric_limits<double>::quiet_NaN())};
+}
+
 }  // namespace
 
 std::pair<Tensor, Tensor> quantized_heads(const Tensor& t) {
-  const bool direct =
-      t.is_cpu() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16);
-  const Tensor at_hand = direct ? t : t.to(at::kCPU, at::kFloat);
+  if (!t.is_cpu()) return quantized_by_aten(t.detach());
+  const bool direct = t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16;
+  const Tensor at_hand = direct ? t : t.to(at::kFloat);
   const Tensor from = at_hand.stride(3) == 1 ? at_hand : at_hand.contiguous();
   const auto options = from.options().requires_grad(false);
   Tensor codes =
@@ -66,7 +77,7 @@ std::pair<Tensor, Tensor> quantized_heads(const Tensor& t) {
   } else {
     quantize_all<float>(from, codes.data_ptr<int8_t>(), scales.data_ptr<float>());
   }
-  return {codes.to(t.device()), scales.to(t.device())};
+  return {codes, scales};
 }
 
 Tensor dequantized_heads(const Tensor& values, const Tensor& scale, at::ScalarType type) {

@@ -266,13 +266,13 @@ OpCase gated_linear_attention_case(int64_t length, double forward_target, double
   return c;
 }
 
-std::vector<OpCase> cases() {
+std::vector<OpCase> gated_linear_attention_cases() {
   return {gated_linear_attention_case(2048, 0.35, 0.35),
           gated_linear_attention_case(4096, 0.18, 0.22),
           gated_linear_attention_case(2048, 0, 0, at::kBFloat16)};
 }
 
-const CaseFamily registered(cases);
+const CaseFamily gated_linear_attention_registered(gated_linear_attention_cases);
 
 }  // namespace
 

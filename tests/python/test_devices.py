@@ -1,0 +1,170 @@
+"""Other devices than the CPU, on a machine that has none.
+
+Each test is a process of its own. PyTorch's fake tensors say they are on CUDA; an autograd node on one would end the
+process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIBRARY = HERE.parents[1] / "build" / "lib" / "libheadloom_test_device.so"
+
+FAKE = """
+import headloom
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from test_operator_arguments import operators
+
+def away(t):
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
+
+def flat(result):
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+with torch.no_grad():
+    names = set()
+    for name, tensors, others in operators():
+        call = getattr(headloom.ops, name)
+        expected = flat(call(**tensors, **others))
+        with FakeTensorMode() as mode:
+            there = {key: away(t) for key, t in tensors.items()}
+            found = flat(call(**there, **others))
+            assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected], name
+            assert all(str(t.device) == "cuda:0" for t in found), (name, [t.device for t in found])
+            # Neither is a tensor on another device taken, nor moved.
+            for key in list(there)[1:]:
+                try:
+                    call(**{**there, key: torch.empty_like(there[key], device="cpu")}, **others)
+                except (ValueError, RuntimeError) as error:
+                    assert key in str(error) or "device" in str(error), (name, key, error)
+                else:
+                    raise AssertionError(f"{name} took {key} on the CPU")
+        names.add(name)
+    assert len(names) >= 15, names
+
+    # Whole models: every token mixer.
+    forward = 0
+    for name in headloom.mixers():
+        both_ways = name in ("fnet", "linformer")
+        kind = dict(kind="encoder") if both_ways else {}
+        model = headloom.model(width=32, depth=1, vocabulary=30, max_length=16, layer=[{"mixer": {"type": name}}], **kind)
+        held = model.eval().state_dict()
+        with FakeTensorMode():
+            tensors = {key: away(t) for key, t in held.items()}
+            tokens = torch.empty(2, 8, dtype=torch.int64, device="cuda")
+            logits = torch.func.functional_call(model, tensors, (tokens,))
+            assert logits.shape == (2, 8, 30) and str(logits.device) == "cuda:0", name
+        forward += 1
+    assert forward >= 14, forward
+print("passed")
+"""
+
+GUARDED = """
+import sys
+import types
+import warnings
+
+import headloom
+import torch
+
+torch.ops.load_library(sys.argv[1])
+module = types.SimpleNamespace(
+    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0, _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float32],
+)
+torch._register_device_module("guarded", module)
+
+def there(t):
+    return t.to("guarded:1")
+
+def train(model, tokens, steps=3):
+    optimizer = torch.optim.AdamW(headloom.parameter_groups(model), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        loss = model.loss(tokens, tokens.roll(-1, 1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        headloom.balance_experts(model)
+        headloom.redraw_features(model, step + 1)
+        losses.append(loss.item())
+    return losses
+
+torch.manual_seed(2)
+tokens = torch.randint(0, 30, (2, 12))
+layers = {
+    "dcmha": {"mixer": {"type": "dcmha", "heads": 4}},
+    "gla": {"mixer": {"type": "gla", "heads": 4}},
+    "mamba": {"mixer": {"type": "mamba"}, "channel": {"type": "none"}},
+    "performer": {
+        "mixer": {"type": "performer", "heads": 4, "redraw": 2},
+        "channel": {"type": "moe", "routed": 4, "active": 2, "hidden": 16, "bias_speed": 0.01},
+    },
+}
+for name, layer in layers.items():
+    torch.manual_seed(3)
+    here = headloom.model(width=32, depth=2, vocabulary=30, max_length=40, layer=[layer])
+    torch.manual_seed(3)
+    away = headloom.model(width=32, depth=2, vocabulary=30, max_length=40, layer=[layer]).to("guarded:1")
+    expected, found = train(here, tokens), train(away, there(tokens))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3, atol=1e-3)
+    assert all(p.device == torch.device("guarded:1") for p in away.parameters()), name
+    here.load_state_dict({key: t.cpu() for key, t in away.state_dict().items()})
+    here.eval(), away.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(away(there(tokens)).cpu(), here(tokens), rtol=1e-3, atol=1e-4)
+        with torch.autocast("guarded", torch.bfloat16):
+            narrow = away(there(tokens))
+        assert narrow.dtype == torch.bfloat16, (name, narrow.dtype)
+        torch.testing.assert_close(narrow.float().cpu(), here(tokens), rtol=0.1, atol=0.1)
+    # The same text, whichever device the prompt is on.
+    prompt = tokens[:, :4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        texts = [m.generate(p, 20, seed=5) for m, p in ((here, prompt), (away, prompt), (away, there(prompt)))]
+    assert texts[2].device == torch.device("guarded:1") and texts[1].device.type == "cpu"
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2].cpu()), name
+    states = [headloom.State(), headloom.State()]
+    pieces = [m.extend(p, s) for m, p, s in ((here, tokens, states[0]), (away, there(tokens), states[1]))]
+    torch.testing.assert_close(pieces[1].cpu(), pieces[0], rtol=1e-3, atol=1e-4)
+    two = states[1].select(torch.tensor([1, 1, 0]))
+    assert away.extend(there(tokens[[1, 1, 0], :1]), two).device == torch.device("guarded:1")
+    assert headloom.analysis.params(away).found
+    away.save(sys.argv[2] + "/" + name)
+    torch.testing.assert_close(headloom.load(sys.argv[2] + "/" + name)(tokens), here(tokens))
+
+found = headloom.analysis.diversity(
+    headloom.model(width=32, depth=1, vocabulary=30, max_length=40, layer=[layers["dcmha"]]).to("guarded:1"), tokens
+)
+assert found.arrays
+# A tensor on another device is refused by name.
+try:
+    away(tokens)
+except ValueError as error:
+    assert "tokens is on cpu, but the parameters are on guarded:1" in str(error), error
+else:
+    raise AssertionError("tokens on the CPU were taken")
+print("passed")
+"""
+
+
+def passes(code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=HERE
+    )
+    assert done.returncode == 0 and "passed" in done.stdout, done.stderr[-3000:]
+
+
+def test_operators_and_models_run_on_fake_cuda_tensors():
+    passes(FAKE)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not built")
+def test_models_run_on_another_device(tmp_path):
+    passes(GUARDED, LIBRARY, tmp_path)
