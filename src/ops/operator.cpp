@@ -11,6 +11,7 @@ std::string type_names(const std::vector<at::ScalarType>& types) {
     if (i > 0) out += i + 1 == types.size() ? " and " : ", ";
     out += types[i] == at::kFloat      ? "float32"
            : types[i] == at::kBFloat16 ? "bfloat16"
+           : types[i] == at::kHalf     ? "float16"
                                        : c10::toString(types[i]);
   }
   return out;
