@@ -83,6 +83,7 @@ import warnings
 
 import headloom
 import torch
+from headloom._scoring import log_likelihoods
 
 torch.ops.load_library(sys.argv[1])
 module = types.SimpleNamespace(
@@ -143,6 +144,9 @@ for name, layer in layers.items():
     states = [headloom.State(), headloom.State()]
     pieces = [m.extend(p, s) for m, p, s in ((here, tokens, states[0]), (away, there(tokens), states[1]))]
     torch.testing.assert_close(pieces[1].cpu(), pieces[0], rtol=1e-3, atol=1e-4)
+    pairs = [([1, 2, 3], [4, 5]), ([6], [7])]
+    scores = [[score for score, _ in log_likelihoods(m, pairs)] for m in (here, away)]
+    torch.testing.assert_close(torch.tensor(scores[1]), torch.tensor(scores[0]), rtol=1e-3, atol=1e-3)
     two = states[1].select(torch.tensor([1, 1, 0]))
     assert away.extend(there(tokens[[1, 1, 0], :1]), two).device == torch.device("guarded:1")
     assert headloom.analysis.params(away).found
