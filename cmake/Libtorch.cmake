@@ -1,5 +1,6 @@
 # Imports LibTorch from an installed PyTorch wheel as target headloom_torch (libtorch_cpu, libc10, OpenMP)
-# and headloom_libtorch (the umbrella library and, where PyTorch has it, libtorch_cuda, for executables).
+# and headloom_libtorch (the umbrella library, for executables). HEADLOOM_TORCH_CUDA is libtorch_cuda where
+# PyTorch has it.
 #
 # find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. HEADLOOM_TORCH_DIR (a
 # folder with include/ and lib/) overrides the search.
@@ -38,10 +39,9 @@ foreach(name c10 torch_cpu torch)
   set_target_properties(headloom_lib${name} PROPERTIES IMPORTED_LOCATION
                                                     "${HEADLOOM_TORCH_DIR}/lib/lib${name}.so")
 endforeach()
-# Nothing refers to it: its kernels and devices register themselves when it is loaded.
 if(EXISTS "${HEADLOOM_TORCH_DIR}/lib/libtorch_cuda.so")
   message(STATUS "PyTorch has CUDA")
-  target_link_libraries(headloom_libtorch INTERFACE "${HEADLOOM_TORCH_DIR}/lib/libtorch_cuda.so")
+  set(HEADLOOM_TORCH_CUDA "${HEADLOOM_TORCH_DIR}/lib/libtorch_cuda.so")
 endif()
 target_include_directories(
   headloom_torch SYSTEM INTERFACE "${HEADLOOM_TORCH_DIR}/include"

