@@ -172,15 +172,13 @@ TEST(Device, EveryTokenMixerIsTheSameUnderAutocast) {
   }
 }
 
-// A mixer alone, on the CPU and on the device.
-template <typename SpecType>
-auto mixers_of(const std::vector<Entry<SpecType>>& entries, const std::string& name,
-               const std::string& options) {
+// A channel mixer alone, on the CPU and on the device.
+auto channels_of(const std::string& name, const std::string& options) {
   LayerShape shape;
   shape.width = 32;
   const auto build = [&] {
     at::manual_seed(3);
-    const auto spec = make_spec(entries, "mixer", name);
+    const auto spec = make_spec(channel_mixers(), "channel mixer", name);
     read_fields(parse_toml(options, "test"), *spec, name);
     return spec->build(shape);
   };
@@ -189,13 +187,12 @@ auto mixers_of(const std::vector<Entry<SpecType>>& entries, const std::string& n
   return both;
 }
 
-// What a mixer keeps in float32 under autocast stays in float32 on every device.
-TEST(Device, AutocastLeavesAloneWhatMustBeExact) {
+// The choice of experts is in float32 under autocast, on every device.
+TEST(Device, AutocastLeavesTheScoresOfExpertsAlone) {
   at::NoGradGuard no_grad;
   at::manual_seed(7);
   const Tensor x = at::randn({2, 40, 32}) * 4;
-  const auto [experts, experts_away] =
-      mixers_of(channel_mixers(), "moe", "routed = 4\nactive = 2\nhidden = 16");
+  const auto [experts, experts_away] = channels_of("moe", "routed = 4\nactive = 2\nhidden = 16");
   const auto scores = [](ChannelMixer& mixer, const Tensor& t) {
     const Autocast autocast("bfloat16", t.device().type());
     Recording recording({"expert_scores"});
@@ -203,13 +200,6 @@ TEST(Device, AutocastLeavesAloneWhatMustBeExact) {
     return recording.find("expert_scores").cpu();
   };
   EXPECT_TRUE(close(scores(*experts_away, test::there(x)), scores(*experts, x), 1e-5));
-  const auto [plain, plain_away] = mixers_of(token_mixers(), "performer", "heads = 4");
-  const Tensor exact = plain->forward(x, {});
-  const auto error = [&](TokenMixer& mixer, const Tensor& t) {
-    const Autocast autocast("bfloat16", t.device().type());
-    return relative_error(mixer.forward(t, {}).cpu(), exact);
-  };
-  EXPECT_LE(error(*plain_away, test::there(x)), 1.25 * error(*plain, x));
 }
 
 TEST(Device, OptionsOfTokenMixersAreTheSame) {
