@@ -1,6 +1,6 @@
 // Every kind of model, token mixer, channel mixer, block and tiny preset on a device that is not
 // the CPU: the same values and gradients, and no wait for the device.
-#include "ops/case.h"
+#include "mixers/recording.h"
 #include "support.h"
 #include "train/device.h"
 
@@ -170,6 +170,36 @@ TEST(Device, EveryTokenMixerIsTheSameUnderAutocast) {
   for (const auto& entry : token_mixers()) {
     expect_same(kSizes + kind_for(entry.traits) + layer_of(entry.name), false, true);
   }
+}
+
+// A channel mixer alone, on the CPU and on the device.
+auto channels_of(const std::string& name, const std::string& options) {
+  LayerShape shape;
+  shape.width = 32;
+  const auto build = [&] {
+    at::manual_seed(3);
+    const auto spec = make_spec(channel_mixers(), "channel mixer", name);
+    read_fields(parse_toml(options, "test"), *spec, name);
+    return spec->build(shape);
+  };
+  std::pair both(build(), build());
+  both.second->to(kDevice);
+  return both;
+}
+
+// The choice of experts is in float32 under autocast, on every device.
+TEST(Device, AutocastLeavesTheScoresOfExpertsAlone) {
+  at::NoGradGuard no_grad;
+  at::manual_seed(7);
+  const Tensor x = at::randn({2, 40, 32}) * 4;
+  const auto [experts, experts_away] = channels_of("moe", "routed = 4\nactive = 2\nhidden = 16");
+  const auto scores = [](ChannelMixer& mixer, const Tensor& t) {
+    const Autocast autocast("bfloat16", t.device().type());
+    Recording recording({"expert_scores"});
+    mixer.forward(t, {.recording = &recording});
+    return recording.find("expert_scores").cpu();
+  };
+  EXPECT_TRUE(close(scores(*experts_away, test::there(x)), scores(*experts, x), 1e-5));
 }
 
 TEST(Device, OptionsOfTokenMixersAreTheSame) {

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "../train/support.h"
-#include "ops/case.h"
 #include "support.h"
 #include "train/device.h"
 #include "train/evaluate.h"
