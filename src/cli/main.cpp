@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "build.h"
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
@@ -110,8 +111,8 @@ int main(int argc, char** argv) {
   headloom::keep_freed_memory();  // for the next step
   const int code = guarded(argc, argv);
 #ifndef __SANITIZE_ADDRESS__
-  // LibTorch's destructors take every operator out of the dispatcher one by one, which costs a short
-  // command a third of its time. The process ends anyway, and all files are closed by now.
+  // LibTorch's destructors take every operator out of the dispatcher one by one, which costs a
+  // short command a third of its time. The process ends anyway, and all files are closed by now.
   std::fflush(nullptr);
   std::_Exit(code);
 #endif

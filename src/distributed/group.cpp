@@ -1,5 +1,6 @@
 #include "distributed/group.h"
 
+#include "build.h"
 #include "core/hash.h"
 #include "core/problem.h"
 #include "distributed/start.h"
@@ -47,6 +48,7 @@ int start_ranks(int64_t, const std::vector<std::string>&, const std::function<bo
 #include <mutex>
 #include <sstream>
 #include <thread>
+#define USE_C10D_GLOO  // without it the header of ProcessGroupGloo is empty
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 

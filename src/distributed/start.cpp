@@ -1,3 +1,5 @@
+#include "build.h"
+
 #ifdef HEADLOOM_GLOO  // a PyTorch without it may lack all of c10d
 
 #include "distributed/start.h"

@@ -151,7 +151,7 @@ FACTOR = 3
         ("mixer = { type = 'mha' }", ""),
         ("mixer = { type = 'mha' }", "train.accumulate = 4"),
         ("mixer = { type = 'mha' }", "model.depth = 1"),
-        ("mixer = { type = 'mha' }", "model.vocabulary = 30000\ntrain.batch = 16"),
+        ("mixer = { type = 'mha' }", "model.vocabulary = 30000\ntrain.batch = 8"),
         ("mixer = { type = 'mha' }", "train.activation_checkpointing = true\nmodel.depth = 8"),
         ("mixer = { type = 'dcmha' }", ""),
         ("mixer = { type = 'multi_token' }", ""),
@@ -159,14 +159,14 @@ FACTOR = 3
         ("mixer = { type = 'rwkv' }", ""),
         ("mixer = { type = 'mamba' }", ""),
         ("channel = { type = 'moe' }", ""),
-        ("mixer = { type = 'mha' }", "model.width = 64\ntrain.batch = 64\ntrain.dtype = 'bfloat16'"),
-        ("mixer = { type = 'rwkv' }", "model.width = 64\ntrain.batch = 64\ntrain.dtype = 'bfloat16'"),
+        ("mixer = { type = 'mha' }", "model.width = 64\ntrain.batch = 48\ntrain.dtype = 'bfloat16'"),
+        ("mixer = { type = 'rwkv' }", "model.width = 64\ntrain.batch = 48\ntrain.dtype = 'bfloat16'"),
     ],
 )
 def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     (tmp_path / "run.toml").write_text(
         f"[model]\nwidth = 256\ndepth = 3\n[[model.layer]]\n{layer}\n"
-        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 32\neval_every = 1\n"
+        "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 16\neval_every = 1\n"
     )
     sets = [word for change in changes.splitlines() for word in ("--set", change.replace(" ", ""))]
     described = run(BINARY, "describe", "run.toml", "--json", *sets, cwd=tmp_path)
@@ -174,7 +174,7 @@ def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
     done = run(BINARY, "train", "run.toml", "--json", *sets, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["peak_memory_bytes"]
-    assert measured > 150e6
+    assert measured > 80e6
     assert estimate / 2 < measured < FACTOR * estimate, (estimate / 2**20, measured / 2**20)
 
 
@@ -182,7 +182,7 @@ def big_step(place):
     """A configuration whose estimate fits an address space in which the libraries take a part, but not the rest."""
     (place / "big.toml").write_text(
         "[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\n"
-        "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 128\neval_every = 1\n"
+        "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 64\neval_every = 1\n"
     )
     described = json.loads(run(BINARY, "describe", "big.toml", "--json", cwd=place).stdout)
     return int(described["training_memory"]["peak"]) + (16 << 20)
@@ -199,7 +199,7 @@ def test_a_comparison_goes_on_after_a_run_without_memory(place):
     limit = big_step(place)
     (place / "both.toml").write_text(
         "seeds = [1]\nmatch_parameters = false\n[model]\nwidth = 256\ndepth = 4\n"
-        "[train]\nsteps = 1\nbatch = 128\neval_every = 1\n"
+        "[train]\nsteps = 1\nbatch = 64\neval_every = 1\n"
         "[[models]]\nname = 'large'\n[[models]]\nname = 'small'\nmodel = { width = 16, depth = 1 }\n"
         "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 128, eval_sequences = 8 }\n"
     )
