@@ -1,12 +1,16 @@
 """What the tests of the command line share: the binary, small configurations and a finished run."""
 
+import functools
 import os
 import pathlib
 import subprocess
 
+from fork_server import ForkServer
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+FORK_SERVER = ROOT / "build" / "lib" / "libheadloom_fork_server.so"
 
 MODEL = """
 [model]
@@ -64,11 +68,26 @@ task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
 """
 
 
-def headloom(*arguments, cwd, code=0, **options):
-    done = subprocess.run(
-        [str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, timeout=120, **options
-    )
+@functools.cache
+def fork_server():
+    return ForkServer(FORK_SERVER, BINARY, ENVIRONMENT)
+
+
+def run(*arguments, cwd=None, input=None, timeout=120, **options):
+    """Runs the command line to its end; the texts that it wrote are decoded. Other options are subprocess.run's."""
+    arguments = [str(argument) for argument in arguments]
+    if FORK_SERVER.exists() and not options:
+        done = fork_server().run(arguments, cwd, input, timeout)
+    else:
+        how = {"env": ENVIRONMENT, **options}
+        done = subprocess.run([str(BINARY), *arguments], cwd=cwd, input=input, timeout=timeout, capture_output=True, **how)
     done.stdout, done.stderr = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
+    return done
+
+
+def headloom(*arguments, code=0, **options):
+    """Runs the command line, which must end with this exit code."""
+    done = run(*arguments, **options)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from cli_support import BINARY, ENVIRONMENT, headloom
+from cli_support import BINARY, ENVIRONMENT, headloom, run
 
 
 
@@ -26,7 +26,7 @@ channel = {channel}
 @functools.cache
 def has_gloo():
     """Whether the program can train on several processes at all."""
-    done = subprocess.run([str(BINARY), "train", "none.toml", "--processes", "2"], env=ENVIRONMENT, capture_output=True, text=True)
+    done = run("train", "none.toml", "--processes", 2)
     return "built without" not in done.stderr
 
 

@@ -1,21 +1,16 @@
 """What the tests of import and export share."""
 
 import json
-import os
-import pathlib
-import subprocess
 
 import pytest
 import torch
+from cli_support import BINARY, ENVIRONMENT, run
 from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 MARK = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMON = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 LLAMA = {
     **COMMON,
@@ -33,11 +28,9 @@ def llama(**options):
 
 
 def headloom(*arguments, code=0):
-    done = subprocess.run([str(BINARY), *map(str, arguments)], env=ENVIRONMENT, capture_output=True, timeout=120)
-    message = done.stderr.decode(errors="replace")
-    written = done.stdout.decode(errors="replace")
-    assert done.returncode == code, written + message
-    return written if code == 0 else message
+    done = run(*arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
 
 
 def shaken(model):

@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 import pytest
+from cli_support import BINARY, run
 
 HERE = pathlib.Path(__file__).resolve().parent
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", HERE.parents[1] / "build" / "bin" / "headloom"))
 LIBRARY = HERE.parents[1] / "build" / "lib" / "libheadloom_test_device.so"
 
 FAKE = """
@@ -219,7 +219,7 @@ def test_commands_run_on_another_device(tmp_path, text):
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 def test_a_device_that_is_not_there_is_refused_first():
     for command in ("eval", "serve"):
-        done = subprocess.run([str(BINARY), command, "nowhere", "--device", "xpu:7"], capture_output=True, text=True)
+        done = run(command, "nowhere", "--device", "xpu:7")
         expected = '--device is "xpu:7", but this machine or this build of PyTorch has no XPU device.'
         assert done.returncode == 2 and expected in done.stderr, (command, done.stderr)
 

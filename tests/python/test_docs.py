@@ -2,24 +2,22 @@
 
 import contextlib
 import io
-import os
 import pathlib
 import re
-import subprocess
 
 import headloom
 import pytest
 import torch
+import cli_support
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "python.md"
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
-needs_binary = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+needs_binary = pytest.mark.skipif(not cli_support.BINARY.exists(), reason=f"{cli_support.BINARY} is not built")
 
 
 def headloom_prints(*arguments):
-    return subprocess.run([str(BINARY), *map(str, arguments)], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return cli_support.headloom(*arguments, cwd=ROOT).stdout
 
 
 def test_examples(tmp_path, monkeypatch):
@@ -57,10 +55,7 @@ def test_configuration_of_readme_runs(tmp_path):
     (corpus / "a.txt").write_text("what the weaver knows " * 400)
     run = tmp_path / "run"
     small = [f"--set={key}" for key in ("train.steps=2", "train.batch=2", "task.length=32", "model.max_length=32")]
-    done = subprocess.run(
-        [str(BINARY), "train", "config.toml", "--out", str(run), *small], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    cli_support.headloom("train", "config.toml", "--out", run, *small, cwd=tmp_path)
 
 
 # Options that together bring out all parameters of a mixer; each with the page that names them.

@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-import headloom
-from cli_support import BINARY, ENVIRONMENT
+from cli_support import BINARY, ENVIRONMENT, headloom
+from headloom import tensorboard
 
 CONFIG = """
 [model]
@@ -28,12 +28,6 @@ eval_every = 2
 """
 
 
-def run(*arguments, cwd, code=0):
-    done = subprocess.run([str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
@@ -43,18 +37,18 @@ def place(tmp_path_factory):
         "plain-2": ["train.seed=2"],
         "wide": ["model.width=32"],
     }.items():
-        run("train", "run.toml", "--out", name, *[w for c in changes for w in ("--set", c)], cwd=folder)
+        headloom("train", "run.toml", "--out", name, *[w for c in changes for w in ("--set", c)], cwd=folder)
     comparison = CONFIG.replace("[model]", "seeds = [1, 2]\n[model]", 1)
     comparison = re.sub(r"\[task\](.*?)\[train\]", "[train]", comparison, flags=re.S)
     (folder / "compare.toml").write_text(
         comparison + "[[models]]\nname = 'mha'\n[[tasks]]\nname = 'copying'\ntask = { type = 'copy', count = 4, eval_sequences = 8 }\n"
     )
-    run("compare", "compare.toml", "--out", "comparison", cwd=folder)
+    headloom("compare", "compare.toml", "--out", "comparison", cwd=folder)
     return folder
 
 
 def test_runs_that_differ_in_the_seed_are_one_model(place):
-    done = run("report", "plain", "plain-2", "wide", "--out", "all.html", "--json", cwd=place)
+    done = headloom("report", "plain", "plain-2", "wide", "--out", "all.html", "--json", cwd=place)
     report = json.loads(done.stdout)
     (task,) = report["tasks"]
     assert task["task"] == "copy" and sorted(m["model"] for m in task["models"]) == ["plain", "wide"]
@@ -65,12 +59,12 @@ def test_runs_that_differ_in_the_seed_are_one_model(place):
 
 
 def test_a_single_run_keeps_its_report(place):
-    run("report", "plain", cwd=place)
+    headloom("report", "plain", cwd=place)
     assert (place / "plain/report.html").exists()
 
 
 def test_a_comparison_stands_for_its_runs(place):
-    done = run("report", "comparison", "--json", cwd=place)
+    done = headloom("report", "comparison", "--json", cwd=place)
     report = json.loads(done.stdout)
     assert [t["task"] for t in report["tasks"]] == ["copying"] and report["finished"] == 2
     assert [m["model"] for m in report["tasks"][0]["models"]] == ["mha"]
@@ -79,9 +73,9 @@ def test_a_comparison_stands_for_its_runs(place):
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
     for split in ("all", "test"):
-        run("train", place / "run.toml", "--out", split, "--set", "task.symbols=2", "--set", "task.count=1", "--set", "train.steps=400",
+        headloom("train", place / "run.toml", "--out", split, "--set", "task.symbols=2", "--set", "task.count=1", "--set", "train.steps=400",
             "--set", "train.stop_accuracy=0.4", "--set", f"train.eval_split={split}", cwd=tmp_path)
-        report = json.loads(run("report", split, "--json", cwd=tmp_path).stdout)
+        report = json.loads(headloom("report", split, "--json", cwd=tmp_path).stdout)
         assert (report["finished"], report["running"]) == (1, 0)
         (task,) = report["tasks"]
         assert task["models"][0]["runs"][0]["points"][-1]["step"] < 400
@@ -100,12 +94,12 @@ def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
     ],
 )
 def test_what_cannot_be_reported_is_named(place, arguments, code, message):
-    assert message in run("report", *arguments, cwd=place, code=code).stderr
+    assert message in headloom("report", *arguments, cwd=place, code=code).stderr
 
 
 def test_a_copy_of_a_run_is_refused(place, tmp_path):
     subprocess.run(["cp", "-r", place / "plain", tmp_path / "copy"], check=True)
-    assert "same configuration and seed as plain" in run("report", "plain", tmp_path / "copy", cwd=place, code=2).stderr
+    assert "same configuration and seed as plain" in headloom("report", "plain", tmp_path / "copy", cwd=place, code=2).stderr
 
 
 def test_watching_serves_what_has_come(place, tmp_path):
@@ -128,8 +122,8 @@ def test_watching_serves_what_has_come(place, tmp_path):
 
 def test_metrics_for_tensorboard(place, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    target = headloom.tensorboard(place / "plain", tmp_path / "events")
-    headloom.tensorboard(place / "plain", tmp_path / "events")  # in place of the first
+    target = tensorboard(place / "plain", tmp_path / "events")
+    tensorboard(place / "plain", tmp_path / "events")  # in place of the first
     events = accumulator.EventAccumulator(target)
     events.Reload()
     lines = [json.loads(line) for line in (place / "plain/metrics.jsonl").read_text().splitlines()]
@@ -140,4 +134,4 @@ def test_metrics_for_tensorboard(place, tmp_path):
 
 def test_only_runs_have_metrics_for_tensorboard(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no metrics.jsonl"):
-        headloom.tensorboard(tmp_path)
+        tensorboard(tmp_path)

@@ -4,8 +4,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import os
-import pathlib
 import re
 import signal
 import socket
@@ -14,12 +12,10 @@ import time
 
 import pytest
 import torch
+from cli_support import BINARY, ENVIRONMENT, headloom
 from safetensors.torch import load_file
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 CORPUS = "The quick brown fox jumps over the lazy dog. Straße, 3 €, 😀!\n"
 ATTENTION = """
@@ -49,12 +45,6 @@ steps = 60
 batch = 8
 warmup = 5
 """
-
-
-def headloom(*arguments, cwd, code=0):
-    done = subprocess.run([str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, timeout=120)
-    assert done.returncode == code, done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +183,7 @@ def test_an_answer(attention, place):
     assert choice["index"] == 0 and choice["logprobs"] is None and choice["finish_reason"] == "length"
     assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
     written = headloom("generate", "attention", "--prompt", "The quick", "--tokens", 12, "--temperature", 0, cwd=place)
-    assert "The quick" + choice["text"] + "\n" == written.stdout.decode(errors="replace")
+    assert "The quick" + choice["text"] + "\n" == written.stdout
     # Texts, ids, several prompts, samples; the same seed gives the same text.
     ids = list(b"The quick")
     several = attention.complete(prompt=[ids, list(b"Stra")], max_tokens=12, temperature=0)["choices"]
@@ -215,7 +205,7 @@ def test_serve_forgets_as_told(place):
     assert answer["usage"]["completion_tokens"] == 100
     options = ["--tokens", 100, "--temperature", 0, "--cache", "sinks:9"]
     written = headloom("generate", "attention", "--prompt", "The quick", *options, cwd=place)
-    assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout.decode(errors="replace")
+    assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout
 
 
 def test_requests_side_by_side_are_answered_as_alone(attention):
@@ -442,7 +432,7 @@ def test_a_second_interrupt_ends_at_once(place):
 
 def test_what_cannot_be_served(place, attention):
     def refused(*arguments, code):
-        stderr = headloom("serve", *arguments, cwd=place, code=code).stderr.decode()
+        stderr = headloom("serve", *arguments, cwd=place, code=code).stderr
         (line,) = [line for line in stderr.splitlines() if line.startswith("headloom: ")]
         return line.removeprefix("headloom: ")
 

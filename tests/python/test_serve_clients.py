@@ -42,7 +42,7 @@ def test_nothing_is_allocated_before_it_is_checked(recurrence):
         assert error["param"] == param and error["type"] == "invalid_request_error", error
         assert error["message"].startswith(f"'{param}' ") and len(error["message"]) < 300
     assert peak(recurrence) - before < 100
-    help_ = headloom("serve", "--help", cwd=".").stdout.decode()
+    help_ = headloom("serve", "--help", cwd=".").stdout
     for limit in ["4194304 bytes", "65536", "1073741824", "2097152", "at most 20", "64 texts of 1024 bytes", "--max-batch + --max-queue + 8"]:
         assert limit in help_, limit
 
@@ -225,7 +225,7 @@ def test_pages_of_other_origins(place):
         assert headers(server, "OPTIONS", a, **evil)[1]["Access-Control-Allow-Headers"] == "Content-Type, Authorization"
     with serving("attention", place, "--cors", "*") as server:
         assert headers(server, "POST", b) == (200, {"Access-Control-Allow-Origin": "*"})
-    error = headloom("serve", "attention", "--cors", "a.example", cwd=place, code=2).stderr.decode()
+    error = headloom("serve", "attention", "--cors", "a.example", cwd=place, code=2).stderr
     assert "'a.example' is no origin, expected * or one like https://a.example" in error
 
 

@@ -1,19 +1,15 @@
 """tokenizer.json files read as the `tokenizers` package reads them, on random Unicode; damaged ones."""
 
 import json
-import os
-import pathlib
 import random
-import subprocess
 import unicodedata
 
 import pytest
+from cli_support import BINARY, headloom, run
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("HEADLOOM_BINARY", ROOT / "build" / "bin" / "headloom"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 LLAMA3 = (
@@ -168,9 +164,8 @@ KINDS = {
 
 def tokenize(path, texts):
     lines = "".join(json.dumps(text) + "\n" for text in texts)
-    done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=lines.encode(), capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return [json.loads(line) for line in done.stdout.decode().split("\n")[:-1]]
+    done = headloom("tokenize", path, "--json", input=lines.encode())
+    return [json.loads(line) for line in done.stdout.split("\n")[:-1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,8 +199,8 @@ def refused(path, content):
     if not isinstance(content, bytes):
         content = (content if isinstance(content, str) else json.dumps(content)).encode()
     path.write_bytes(content)
-    done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=b'"text"\n', capture_output=True)
-    message = done.stderr.decode()
+    done = run("tokenize", path, "--json", input=b'"text"\n')
+    message = done.stderr
     assert done.returncode in (1, 2), message
     assert message.startswith("headloom: ") and message.count("\n") == 1 and str(path) in message, message
     return message
@@ -268,6 +263,6 @@ def test_damage_gives_a_sentence(tmp_path):
         for _ in range(rng.randrange(1, 4)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)
-        done = subprocess.run([str(BINARY), "tokenize", str(path), "--json"], input=b'"some text"\n', capture_output=True)
+        done = run("tokenize", path, "--json", input=b'"some text"\n')
         assert done.returncode in (0, 1), done
-        assert done.returncode == 0 or done.stderr.startswith(b"headloom: "), done
+        assert done.returncode == 0 or done.stderr.startswith("headloom: "), done
