@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <limits>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -38,7 +37,7 @@ void release_free_memory() {
 void keep_freed_memory() {
 #ifdef __GLIBC__
   ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  ::mallopt(M_TRIM_THRESHOLD, -1);  // never
 #endif
 }
 
