@@ -343,7 +343,7 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
     scatter.dots.push_back(std::move(dot));
   }
   if (scatter.dots.empty()) return "";
-  for (const Floor& floor : t.task->floors) scatter.levels.push_back({floor.name, floor.quality});
+  for (const Floor& floor : t.task->floors) scatter.levels.push_back({"", floor.quality});
   const bool log = x_low > 0 && x_high / x_low > 8;
   const double x_margin = log ? 0 : std::max(0.12 * (x_high - x_low), 0.02 * x_high);
   scatter.x = make_axis(label, Unit::kCount, log ? x_low / 1.3 : std::max(0.0, x_low - x_margin),
@@ -383,6 +383,7 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
                 (t.task->lower_is_better ? "Lower" : "Higher") +
                 " is better; so is more speed, and less state. Whiskers are the 95% interval of "
                 "the metric and the range of the measured speeds.";
+  if (!t.task->floors.empty()) out.caption += " Dotted: what can be reached without learning.";
   out.data = {"Cost and quality on " + t.task->name,
               {"model", t.task->metric, "low", "high", "training per second", "training low",
                "training high", "decoding per second", "decoding low", "decoding high",

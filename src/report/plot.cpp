@@ -219,12 +219,19 @@ std::string draw_mark(const Mark& mark, const Frame& f) {
 
 std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
   std::string out;
+  std::vector<const Level*> named;
+  std::vector<double> wanted;
   for (const Level& level : levels) {
     if (!(level.y > f.y.low && level.y <= f.y.high)) continue;
     const double y = f.py(level.y);
     out += line_at(f.left, y, f.right, y, "floor");
     if (level.name.empty()) continue;
-    out += text_at(f.left + 4, y < f.top + 12 ? y + 12 : y - 4, "note", level.name);
+    named.push_back(&level);
+    wanted.push_back(y < f.top + 12 ? y + 12 : y - 4);
+  }
+  const std::vector<double> places = spread_labels(wanted, 13, f.top + 8, f.bottom - 4);
+  for (size_t i = 0; i < named.size(); ++i) {
+    out += text_at(f.left + 4, places[i], "note", named[i]->name);
   }
   return out;
 }
@@ -289,37 +296,40 @@ double radius_of(const Dot& dot) {
 
 struct Box {
   double left, top, right, bottom;
-  bool to_left = false;  // of the dot it names
+  double overlap(const Box& other) const {
+    const double w = std::min(right, other.right) - std::max(left, other.left);
+    const double h = std::min(bottom, other.bottom) - std::max(top, other.top);
+    return w > 0 && h > 0 ? w * h : 0;
+  }
 };
 
-// Where beside a dot its label covers least of what is already drawn.
-Box free_place(double x, double y, double radius, double width, const Frame& f,
-               const std::vector<Box>& taken) {
-  constexpr double kHeightOfLabel = 14;
-  const double d = radius + 4, h = kHeightOfLabel;
-  const double diagonal = 0.75 * d;
-  const Box places[] = {{x + d, y - h / 2, x + d + width, y + h / 2},
-                        {x - d - width, y - h / 2, x - d, y + h / 2, true},
-                        {x + diagonal, y - diagonal - h, x + diagonal + width, y - diagonal},
-                        {x + diagonal, y + diagonal, x + diagonal + width, y + diagonal + h},
-                        {x - diagonal - width, y - diagonal - h, x - diagonal, y - diagonal, true},
-                        {x - diagonal - width, y + diagonal, x - diagonal, y + diagonal + h, true}};
-  Box best = places[0];
+struct LabelPlace {
+  Box box;
+  bool to_left = false;  // of the dot it names
+  bool far = false;      // from it, so that a line leads there
+};
+
+// Where near a dot its label covers least of what is already drawn. Near places come first.
+LabelPlace free_place(double x, double y, double radius, double width, const Frame& f,
+                      const std::vector<Box>& taken) {
+  constexpr double kHeightOfLabel = 17, kPriceOfDistance = 0.6;
+  const double h = kHeightOfLabel;
+  LabelPlace best{};
   double least = kUnknown;
-  for (const Box& place : places) {
-    double cost = 0;
-    for (const Box& box : taken) {
-      const double w = std::min(place.right, box.right) - std::max(place.left, box.left);
-      const double t = std::min(place.bottom, box.bottom) - std::max(place.top, box.top);
-      if (w > 0 && t > 0) cost += w * t;
-    }
-    const double out_x =
-        std::max(0.0, f.left - place.left) + std::max(0.0, place.right - f.right - 10);
-    const double out_y = std::max(0.0, f.top - place.top) + std::max(0.0, place.bottom - f.bottom);
-    cost += 20 * (out_x + out_y);
-    if (!(cost >= least)) {
+  for (const double up :
+       {0.0, 0.75, -0.75, 1.5, -1.5, 2.5, -2.5, 3.5, -3.5, 4.5, -4.5, 5.5, -5.5}) {
+    const double d = (std::abs(up) < 0.5 ? 1 : 0.75) * (radius + 4);
+    const double top = y - up * h - h / 2;
+    for (const bool to_left : {false, true}) {
+      const double left = to_left ? x - d - width : x + d;
+      const Box box{left, top, left + width, top + h};
+      double cost = kPriceOfDistance * std::abs(up) * h;
+      for (const Box& other : taken) cost += box.overlap(other);
+      cost += 20 * (std::max(0.0, f.left - box.left) + std::max(0.0, box.right - f.right - 10));
+      cost += 20 * (std::max(0.0, f.top - box.top) + std::max(0.0, box.bottom - f.bottom));
+      if (cost >= least) continue;
       least = cost;
-      best = place;
+      best = {box, to_left, std::abs(up) > 1};
     }
   }
   return best;
@@ -491,8 +501,12 @@ std::string draw(const Scatter& scatter) {
   std::vector<Box> taken;
   std::vector<Reading> readings;
   for (const Dot& dot : scatter.dots) {
-    const double r = radius_of(dot);
-    taken.push_back({f.px(dot.x) - r, f.py(dot.y) - r, f.px(dot.x) + r, f.py(dot.y) + r});
+    const double r = radius_of(dot), x = f.px(dot.x), y = f.py(dot.y);
+    taken.push_back({x - r, y - r, x + r, y + r});
+    taken.push_back({x - 1.5, f.py(dot.high), x + 1.5, f.py(dot.low)});
+    if (dot.x_high > dot.x_low) {
+      taken.push_back({f.px(dot.x_low), y - 1.5, f.px(dot.x_high), y + 1.5});
+    }
   }
   for (const Dot& dot : scatter.dots) {
     const std::string css = series(dot.style);
@@ -508,11 +522,12 @@ std::string draw(const Scatter& scatter) {
     out +=
         str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
     const std::string label = shortened(dot.label);
-    const Box box =
-        free_place(x, y, radius, 7.2 * static_cast<double>(display_width(label)), f, taken);
+    const auto [box, to_left, far] =
+        free_place(x, y, radius, 9.6 * static_cast<double>(display_width(label)), f, taken);
     taken.push_back(box);
-    out += text_at(box.to_left ? box.right : box.left, box.bottom - 3,
-                   (box.to_left ? "label end " : "label ") + css, label);
+    const double end = to_left ? box.right : box.left;
+    if (far) out += line_at(x, y, end, (box.top + box.bottom) / 2, "leader " + css);
+    out += text_at(end, box.bottom - 4, (to_left ? "label end " : "label ") + css, label);
   }
   return with_readings(out + "</svg>", id, scatter.title, {readings});
 }

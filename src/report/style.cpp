@@ -113,6 +113,7 @@ svg .band { fill: var(--c); opacity: 0.15; }
 svg.many .band { opacity: 0.07; }
 svg .leader { fill: none; stroke: var(--c); stroke-width: 1; opacity: 0.4; }
 svg .label { fill: var(--c); font-weight: 560; }
+svg .label, svg .note { paint-order: stroke; stroke: var(--ground); stroke-width: 3px; stroke-linejoin: round; }
 svg .thin { stroke-width: 1; opacity: 0.6; }
 .plot { position: relative; }
 .plot input { appearance: none; position: absolute; width: 16px; height: 16px; margin: -8px 0 0 -8px;
