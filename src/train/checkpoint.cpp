@@ -5,7 +5,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
+#include <map>
+#include <sstream>
+#include <thread>
 
 #include "core/files.h"
 #include "core/text.h"
@@ -37,7 +41,65 @@ std::optional<FolderMark> mark_folder(const std::string& path) {
 
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
+// The file of one process's part of the optimiser's state, from 0.
+std::string part_name(int64_t part, int64_t parts) {
+  if (parts == 1) return kOptimizer;
+  const auto number = [](int64_t n) { return formatted("%05.0f", static_cast<double>(n)); };
+  return str("optimizer-", number(part + 1), "-of-", number(parts), ".safetensors");
+}
+
+// Names of the optimiser's files in a checkpoint, by part.
+std::vector<std::string> optimizer_files(const TrainState& state) {
+  std::vector<std::string> out;
+  for (const auto& [name, mark] : state.files) {
+    if (name.starts_with("optimizer")) out.push_back(name);
+  }
+  return out;
+}
+
+// Where several files have parts of a tensor's elements, those are put together in a row.
+NamedTensors read_parts(const std::string& where, const std::vector<std::string>& names) {
+  if (names.size() == 1) return read_safetensors(where + "/" + names[0]);
+  NamedTensors out;
+  std::map<std::string, std::vector<Tensor>> parts;
+  for (const std::string& name : names) {
+    for (auto& [tensor, values] : read_safetensors(where + "/" + name)) {
+      std::vector<Tensor>& found = parts[tensor];
+      if (found.empty()) out.emplace_back(tensor, Tensor());
+      found.push_back(values);
+    }
+  }
+  for (auto& [tensor, values] : out) {
+    const std::vector<Tensor>& found = parts[tensor];
+    values = found.size() == 1 ? found[0] : at::cat(found);
+  }
+  return out;
+}
+
 }  // namespace
+
+Snapshot Snapshot::take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
+                        bool copied) {
+  Snapshot out;
+  out.optimizer = optimizer.state();
+  out.state = std::move(state);
+  out.state.files.clear();  // of the checkpoint that the run went on from
+  out.part = optimizer.part();
+  out.parts = optimizer.parts();
+  out.state.product_routes = ops::product_routes();
+  if (out.part == 0) {
+    out.model = named_tensors(model);
+    for (auto& random : random_states(device_of(model))) out.optimizer.push_back(random);
+  }
+  if (!copied) return out;
+  for (NamedTensors* tensors : {&out.model, &out.optimizer}) {
+    for (auto& [name, tensor] : *tensors) {
+      tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false,
+                                  /*copy=*/true);
+    }
+  }
+  return out;
+}
 
 CheckpointStore::CheckpointStore(std::string run_folder)
     : run_(std::move(run_folder)), root_(run_ + "/checkpoints") {}
@@ -92,7 +154,7 @@ int64_t CheckpointStore::find(const std::string& which) const {
 bool CheckpointStore::has_weights_alone(int64_t step) const {
   const std::string path = folder(step) + "/state.json";
   try {
-    return !parse_state(read_file(path), path).files.contains(kOptimizer);
+    return optimizer_files(parse_state(read_file(path), path)).empty();
   } catch (const Error&) {  // loading it says what is wrong with it
     return false;
   }
@@ -107,40 +169,67 @@ void CheckpointStore::remove(int64_t step) const {
   fs::remove_all(gone, ignored);
 }
 
-void CheckpointStore::publish(const TrainState& state,
-                              const std::function<void(const std::string&)>& fill) const {
-  const std::string temporary = root_ + "/writing";
+void CheckpointStore::guarded(int64_t step, const std::function<void()>& write) const {
   const auto intact = steps();
   try {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    make_folders(temporary);
-    fill(temporary);
-    publish_folder(temporary, folder(state.step));
+    write();
   } catch (const Error& error) {
     std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    fail("the checkpoint of step ", state.step, " could not be saved: ", error.what(),
+    fs::remove_all(unfinished(), ignored);
+    fail("the checkpoint of step ", step, " could not be saved: ", error.what(),
          intact.empty() ? " There is no earlier checkpoint."
                         : str(" The checkpoint of step ", intact.back(), " is intact."));
   }
 }
 
+void CheckpointStore::prepare() const {
+  std::error_code ignored;
+  fs::remove_all(unfinished(), ignored);  // what a killed process left
+  make_folders(unfinished());
+}
+
 void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState state) const {
-  publish(state, [&](const std::string& where) {
+  guarded(state.step, [&] {
+    prepare();
+    const std::string where = unfinished();
     state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
     write_file(where + "/state.json", state_json(state));
+    publish_folder(where, folder(state.step));
   });
 }
 
-void CheckpointStore::save(const torch::nn::Module& model, NamedTensors optimizer,
-                           TrainState state) const {
-  state.product_routes = ops::product_routes();
-  publish(state, [&](const std::string& where) {
-    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
-    for (auto& random : random_states(device_of(model))) optimizer.push_back(std::move(random));
-    state.files[kOptimizer] = stored(write_safetensors(where + "/" + kOptimizer, optimizer));
+// The mark of the file is written last: the first process waits for that.
+void CheckpointStore::write_part(const Snapshot& snapshot) const {
+  guarded(snapshot.state.step, [&] {
+    const std::string path = unfinished() + "/" + part_name(snapshot.part, snapshot.parts);
+    const FileMark mark = write_safetensors(path, snapshot.optimizer);
+    write_file(path + ".mark", str(mark.bytes, " ", mark.crc));
+  });
+}
+
+void CheckpointStore::save(const Snapshot& snapshot, const std::atomic<bool>& cancelled) const {
+  at::NoGradGuard no_grad;
+  if (snapshot.part != 0) return write_part(snapshot);
+  TrainState state = snapshot.state;
+  guarded(state.step, [&] {
+    if (snapshot.parts == 1) prepare();
+    const std::string where = unfinished();
+    const std::string own = part_name(0, snapshot.parts);
+    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, snapshot.model));
+    state.files[own] = stored(write_safetensors(where + "/" + own, snapshot.optimizer));
+    for (int64_t part = 1; part < snapshot.parts; ++part) {
+      const std::string name = part_name(part, snapshot.parts);
+      const std::string mark = where + "/" + name + ".mark";
+      while (!fs::exists(mark)) {
+        require(!cancelled, "another process has ended.");
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      StoredFile& file = state.files[name];
+      std::istringstream(read_file(mark)) >> file.bytes >> file.crc;
+      fs::remove(mark);
+    }
     write_file(where + "/state.json", state_json(state));
+    publish_folder(where, folder(state.step));
   });
   std::vector<int64_t> present = steps();
   for (size_t i = 0; i + 2 < present.size(); ++i) {
@@ -160,15 +249,16 @@ TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) con
   const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");
   require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step,
           ".");
-  for (const char* name : {kModel, kOptimizer}) {
-    const auto mark = state.files.find(name);
-    if (mark == state.files.end() && name == kOptimizer && !with_optimizer) continue;
-    require(mark != state.files.end(), where, "/state.json: does not mention ", name, ".");
+  require(state.files.contains(kModel), where, "/state.json: does not mention ", kModel, ".");
+  const std::vector<std::string> optimizer = optimizer_files(state);
+  require(!with_optimizer || !optimizer.empty(), where, "/state.json: does not mention ",
+          kOptimizer, ".");
+  for (const auto& [name, mark] : state.files) {
     const std::string path = where + "/" + name;
     const FileMark found = mark_file(path);
-    require(found.bytes == mark->second.bytes, path, ": is truncated or damaged: it has ",
-            found.bytes, " bytes, expected ", mark->second.bytes, ".");
-    require(found.crc == mark->second.crc, path, ": is damaged: its checksum differs.");
+    require(found.bytes == mark.bytes, path, ": is truncated or damaged: it has ", found.bytes,
+            " bytes, expected ", mark.bytes, ".");
+    require(found.crc == mark.crc, path, ": is damaged: its checksum differs.");
   }
   return state;
 }
@@ -193,9 +283,10 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     at::NoGradGuard no_grad;
     copy_tensors(read_safetensors(where + "/" + kModel), named_tensors(model),
                  where + "/" + kModel);
-    NamedTensors rest = read_safetensors(where + "/" + kOptimizer);
-    restore_random(rest, device_of(model), where + "/" + kOptimizer);
-    optimizer.load(rest, where + "/" + kOptimizer);
+    const std::vector<std::string> names = optimizer_files(state);
+    NamedTensors rest = read_parts(where, names);
+    restore_random(rest, device_of(model), where + "/" + names[0]);
+    optimizer.load(rest, where + "/" + names[0]);
     ops::use_product_routes(state.product_routes);
     return state;
   } catch (const Error& error) {

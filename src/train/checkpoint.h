@@ -1,9 +1,12 @@
-// Checkpoints of a run: RUN/checkpoints/step-N/{model,optimizer}.safetensors and state.json.
+// Checkpoints of a run: RUN/checkpoints/step-N/{model,optimizer}.safetensors and state.json. Where
+// several processes share out the optimiser's state, each writes its own part of that:
+// optimizer-00001-of-00003.safetensors and so on.
 //
 // A checkpoint appears whole or not at all: it is written to a folder of another name, synced and
 // renamed. state.json marks size and checksum of the tensors' files, so damage is found on reading.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,6 +16,18 @@
 #include "train/state.h"
 
 namespace headloom {
+
+// What a checkpoint is written from, by this process.
+struct Snapshot {
+  NamedTensors model;      // of the first process
+  NamedTensors optimizer;  // with the random generators' states; of one of `parts`, this process's
+  TrainState state;
+  int64_t part = 0, parts = 1;
+
+  // With `copied` training can go on while the snapshot is written.
+  static Snapshot take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
+                       bool copied);
+};
 
 class CheckpointStore {
  public:
@@ -32,9 +47,12 @@ class CheckpointStore {
   // Whether the checkpoint has weights alone, as one that was imported.
   bool has_weights_alone(int64_t step) const;
 
-  // Writes step state.step, then removes all but the two newest and the best. `optimizer` is
-  // AdamW::state().
-  void save(const torch::nn::Module& model, NamedTensors optimizer, TrainState state) const;
+  // Makes the folder that save() fills. Before a snapshot in parts is saved the first process calls
+  // it, and the others wait for that.
+  void prepare() const;
+  // Writes the checkpoint of a snapshot, and removes all but the two newest and the best. Of a
+  // snapshot in parts the process of part 0 waits for the others' files, until `cancelled`.
+  void save(const Snapshot& snapshot, const std::atomic<bool>& cancelled = false) const;
   // Writes a checkpoint of weights alone, from which no training can go on.
   void save_weights(const torch::nn::Module& model, TrainState state) const;
   // Restores weights, optimiser, the random generators of the CPU and of the model's device, and
@@ -48,8 +66,10 @@ class CheckpointStore {
   void drop_after(int64_t step) const;
 
  private:
-  // Writes what `fill` puts into a folder as the checkpoint of state.step.
-  void publish(const TrainState& state, const std::function<void(const std::string&)>& fill) const;
+  std::string unfinished() const { return root_ + "/writing"; }
+  // Turns an error of `write` into a sentence about the checkpoint of `step`.
+  void guarded(int64_t step, const std::function<void()>& write) const;
+  void write_part(const Snapshot& snapshot) const;
   TrainState checked_state(int64_t step, bool with_optimizer = false) const;
   // A sentence naming the newest other checkpoint that is intact.
   std::string other_intact(int64_t step) const;

@@ -168,27 +168,16 @@ double AdamW::step(double lr) {
 }
 
 NamedTensors AdamW::state() const {
-  const at::NoGradGuard no_grad;
-  Tensor all_means, all_squares;
-  if (shared()) {
-    std::vector<Tensor> means, squares;
-    for (const Group& group : groups_) {
-      means.insert(means.end(), group.means.begin(), group.means.end());
-      squares.insert(squares.end(), group.squares.begin(), group.squares.end());
-    }
-    all_means = joined(means);
-    all_squares = joined(squares);
-  }
   NamedTensors out;
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.names.size(); ++i) {
-      const Tensor& p = group.parameters[i];
-      const auto whole = [&](const Tensor& own, const Tensor& all) {
-        return shared() ? all.narrow(0, group.firsts[i], p.numel()).view(p.sizes()) : own;
-      };
-      out.emplace_back("mean." + group.names[i], whole(group.means[i], all_means));
-      out.emplace_back("square." + group.names[i], whole(group.squares[i], all_squares));
-      out.emplace_back("steps." + group.names[i], group.steps[i]);
+      if (!shared() || group.means[i].numel() > 0) {
+        out.emplace_back("mean." + group.names[i], group.means[i]);
+        out.emplace_back("square." + group.names[i], group.squares[i]);
+      }
+      if (part() == 0) {
+        out.emplace_back("steps." + group.names[i], group.steps[i]);
+      }
     }
   }
   return out;
@@ -209,6 +198,13 @@ void AdamW::load(const NamedTensors& state, const std::string& path) {
       targets.emplace_back("mean." + group.names[i], whole(group.means[i]));
       targets.emplace_back("square." + group.names[i], whole(group.squares[i]));
       targets.emplace_back("steps." + group.names[i], group.steps[i]);
+    }
+  }
+  std::map<std::string, Tensor> target_of(targets.begin(), targets.end());
+  for (auto& [name, tensor] : own) {
+    const Tensor& target = target_of[name];
+    if (target.defined() && tensor.dim() == 1 && tensor.numel() == target.numel()) {
+      tensor = tensor.view(target.sizes());
     }
   }
   copy_tensors(own, targets, path);

@@ -23,11 +23,14 @@ class AdamW {
   // Clips, updates and clears the gradients, which all processes have whole. `lr` is that of
   // parameters without a group of their own. Returns the gradients' norm before clipping.
   double step(double lr);
-  // The whole state under the parameters' names: "mean.NAME", "square.NAME", "steps". All processes
-  // call it together.
+  // Of how many parts of the state this process has which; 0 of 1: all.
+  int64_t part() const { return shared() ? group_->rank() : 0; }
+  int64_t parts() const { return shared() ? group_->size() : 1; }
+  // The state under the parameters' names: "mean.NAME", "square.NAME", "steps.NAME". Where it is
+  // shared out, this process's elements of each parameter, in a row; the first has all steps.
   NamedTensors state() const;
-  // Takes this process's part of a whole state. Throws Error naming the tensor where `state` does
-  // not fit the parameters.
+  // Takes this process's part of a whole state, whose tensors may be rows of their elements. Throws
+  // Error naming the tensor where `state` does not fit the parameters.
   void load(const NamedTensors& state, const std::string& path);
 
  private:

@@ -25,7 +25,6 @@ class RunSession {
   // folder's configuration. `config` is complete.
   TrainState open(Model& model, AdamW& optimizer);
 
-  const CheckpointStore& checkpoints() const { return store_; }
   const std::string& folder() const { return control_.folder; }
 
  private:

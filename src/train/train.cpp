@@ -18,6 +18,7 @@
 #include "mixers/nn.h"
 #include "model/describe.h"
 #include "ops/product/product.h"
+#include "train/checkpoint_writer.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/gradients.h"
@@ -204,7 +205,7 @@ class Trainer {
       if (state_.step % options_.eval_every == 0 || at_end) evaluate_now();
       const bool last = at_end || reached_accuracy();
       const bool stop = group_.any(interrupted()) && !last;
-      if (state_.step % checkpoint_every == 0 || last || stop) save();
+      if (state_.step % checkpoint_every == 0 || last || stop) save(last || stop);
       if (stop) return false;
     }
     return true;
@@ -221,6 +222,7 @@ class Trainer {
   }
 
   void step() {
+    writer_.check();
     const double start = now();
     const StepLoss found =
         accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
@@ -296,20 +298,41 @@ class Trainer {
     return out;
   }
 
-  void save() {
+  // Training goes on while a copy is written, except behind the last step and where memory has no
+  // room for a copy.
+  void save(bool last) {
+    writer_.wait();  // for the checkpoint before
     // The update after the last loss may have ruined the weights: that is no good checkpoint.
     at::NoGradGuard no_grad;
     const double norm = at::stack(at::_foreach_norm(model_->parameters())).sum().item<double>();
     if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
     check_same_weights(norm);
-    NamedTensors optimizer = optimizer_.state();
     state_.other_routes.clear();
     if (group_.size() > 1) {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
-    if (first()) session_->checkpoints().save(*model_, std::move(optimizer), state_);
-    group_.any(false);  // nobody goes on before the checkpoint is there
+    const CheckpointStore store(folder_);
+    if (optimizer_.parts() > 1) {
+      if (first()) store.prepare();
+      group_.any(false);  // nobody writes before the folder is there
+    }
+    if (first() || optimizer_.parts() > 1) {
+      const bool waits = last || !copy_fits();
+      writer_.start([store, snapshot = Snapshot::take(*model_, optimizer_, state_, !waits)](
+                        const CheckpointWriter::Cancelled& c) { store.save(snapshot, c); });
+      if (waits) writer_.wait();
+    }
+    if (last) group_.any(false);  // nobody ends before the checkpoint is there
+  }
+
+  // Whether what a checkpoint holds can be there twice.
+  bool copy_fits() const {
+    double bytes = 0;
+    for (const NamedTensors& tensors : {named_tensors(*model_), optimizer_.state()}) {
+      for (const auto& [name, tensor] : tensors) bytes += static_cast<double>(tensor.nbytes());
+    }
+    return static_cast<double>(memory_.bytes()) + bytes < memory_limit().bytes;
   }
 
   // All processes compute the same update of the same weights.
@@ -323,7 +346,8 @@ class Trainer {
   }
 
   // Every process comes here at the same step: loss and gradients are sums over all of them.
-  [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) const {
+  [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) {
+    writer_.wait();
     const CheckpointStore store(folder_);
     const auto steps = store.steps();
     // The sign of a NaN means nothing.
@@ -375,6 +399,7 @@ class Trainer {
   AdamW optimizer_;
   TrainState state_;
   Metrics metrics_;
+  CheckpointWriter writer_;
 };
 
 }  // namespace
