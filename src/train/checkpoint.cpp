@@ -169,13 +169,14 @@ void CheckpointStore::remove(int64_t step) const {
   fs::remove_all(gone, ignored);
 }
 
-void CheckpointStore::guarded(int64_t step, const std::function<void()>& write) const {
+void CheckpointStore::guarded(int64_t step, const std::vector<std::string>& own,
+                              const std::function<void()>& write) const {
   const auto intact = steps();
   try {
     write();
   } catch (const Error& error) {
     std::error_code ignored;
-    fs::remove_all(unfinished(), ignored);
+    for (const std::string& path : own) fs::remove_all(path, ignored);
     fail("the checkpoint of step ", step, " could not be saved: ", error.what(),
          intact.empty() ? " There is no earlier checkpoint."
                         : str(" The checkpoint of step ", intact.back(), " is intact."));
@@ -189,7 +190,7 @@ void CheckpointStore::prepare() const {
 }
 
 void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState state) const {
-  guarded(state.step, [&] {
+  guarded(state.step, {unfinished()}, [&] {
     prepare();
     const std::string where = unfinished();
     state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
@@ -200,8 +201,8 @@ void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState st
 
 // The mark of the file is written last: the first process waits for that.
 void CheckpointStore::write_part(const Snapshot& snapshot) const {
-  guarded(snapshot.state.step, [&] {
-    const std::string path = unfinished() + "/" + part_name(snapshot.part, snapshot.parts);
+  const std::string path = unfinished() + "/" + part_name(snapshot.part, snapshot.parts);
+  guarded(snapshot.state.step, {path}, [&] {
     const FileMark mark = write_safetensors(path, snapshot.optimizer);
     write_file(path + ".mark", str(mark.bytes, " ", mark.crc));
   });
@@ -211,12 +212,15 @@ void CheckpointStore::save(const Snapshot& snapshot, const std::atomic<bool>& ca
   at::NoGradGuard no_grad;
   if (snapshot.part != 0) return write_part(snapshot);
   TrainState state = snapshot.state;
-  guarded(state.step, [&] {
+  const std::string where = unfinished(), own = part_name(0, snapshot.parts);
+  const std::string model_path = where + "/" + kModel, own_path = where + "/" + own;
+  // Without their folder the other processes would fail as well, and one of them might say so first.
+  const std::vector<std::string> failed =
+      snapshot.parts == 1 ? std::vector{where} : std::vector{model_path, own_path};
+  guarded(state.step, failed, [&] {
     if (snapshot.parts == 1) prepare();
-    const std::string where = unfinished();
-    const std::string own = part_name(0, snapshot.parts);
-    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, snapshot.model));
-    state.files[own] = stored(write_safetensors(where + "/" + own, snapshot.optimizer));
+    state.files[kModel] = stored(write_safetensors(model_path, snapshot.model));
+    state.files[own] = stored(write_safetensors(own_path, snapshot.optimizer));
     for (int64_t part = 1; part < snapshot.parts; ++part) {
       const std::string name = part_name(part, snapshot.parts);
       const std::string mark = where + "/" + name + ".mark";

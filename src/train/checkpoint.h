@@ -67,8 +67,10 @@ class CheckpointStore {
 
  private:
   std::string unfinished() const { return root_ + "/writing"; }
-  // Turns an error of `write` into a sentence about the checkpoint of `step`.
-  void guarded(int64_t step, const std::function<void()>& write) const;
+  // Turns an error of `write` into a sentence about the checkpoint of `step`, and removes what this
+  // process has written of it, the files or folders `own`.
+  void guarded(int64_t step, const std::vector<std::string>& own,
+               const std::function<void()>& write) const;
   void write_part(const Snapshot& snapshot) const;
   TrainState checked_state(int64_t step, bool with_optimizer = false) const;
   // A sentence naming the newest other checkpoint that is intact.

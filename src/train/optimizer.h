@@ -23,7 +23,7 @@ class AdamW {
   // Clips, updates and clears the gradients, which all processes have whole. `lr` is that of
   // parameters without a group of their own. Returns the gradients' norm before clipping.
   double step(double lr);
-  // Of how many parts of the state this process has which; 0 of 1: all.
+  // The state is in parts(), of which this process has part(); a single part is the whole state.
   int64_t part() const { return shared() ? group_->rank() : 0; }
   int64_t parts() const { return shared() ? group_->size() : 1; }
   // The state under the parameters' names: "mean.NAME", "square.NAME", "steps.NAME". Where it is

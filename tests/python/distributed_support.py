@@ -55,11 +55,11 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-def start_rank(launcher, rank, size, port, arguments, cwd, **environment):
+def start_rank(launcher, rank, size, port, arguments, cwd, command=(str(BINARY),), **environment):
     """One process as a launcher would start it."""
     variables = {name: str(value) for name, value in {**LAUNCHERS[launcher](rank, size, port), **environment}.items()}
     return subprocess.Popen(
-        [str(BINARY), *map(str, arguments)], cwd=cwd, env={**ENVIRONMENT, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *map(str, arguments)], cwd=cwd, env={**ENVIRONMENT, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -10,6 +10,7 @@ import time
 import pytest
 from cli_support import BINARY, ENVIRONMENT, TEXT, files, refused, weights
 from distributed_support import finish, free_port, has_gloo, model, ranks_of, start_rank, torchrun_command, train_together
+from torch.distributed import PrefixStore, TCPStore
 
 pytestmark = [
     pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built"),
@@ -75,6 +76,11 @@ def accidents(place):
     return found
 
 
+def saved(run):
+    """Whether there is a checkpoint. The first one is soon removed: the two newest and the best are kept."""
+    return any(run.glob("checkpoints/step-*"))
+
+
 def started(place, out, *arguments, command):
     """A training that has saved its first checkpoint, and the numbers of its processes."""
     process = subprocess.Popen(
@@ -82,7 +88,7 @@ def started(place, out, *arguments, command):
         cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.time() + 60
-    while not (place / out / "checkpoints/step-40").exists() and process.poll() is None and time.time() < deadline:
+    while not saved(place / out) and process.poll() is None and time.time() < deadline:
         time.sleep(0.005)
     assert process.poll() is None, process.communicate()
     return process, ranks_of(process.pid)
@@ -128,7 +134,7 @@ def test_the_process_is_gone_where_the_others_meet(place):
     port = free_port()
     two = [start_rank("MPICH", rank, 2, port, ["train", "x.toml", "--out", "met", "--set", "train.steps=100000"], place) for rank in range(2)]
     process, ranks = started(place, "orphans", "--processes", 2, "--set", "train.steps=100000", command=[str(BINARY)])
-    while not (place / "met/checkpoints/step-40").exists() and two[0].poll() is None:
+    while not saved(place / "met") and two[0].poll() is None:
         time.sleep(0.01)
     began = time.time()
     process.kill()
@@ -138,6 +144,20 @@ def test_the_process_is_gone_where_the_others_meet(place):
     assert (codes, said) == ([-9, 1], [f"rank 1 on host {HOST} has lost rank 0{after}"])
     said = sentences(process.communicate(timeout=60)[1])  # ends with the last rank
     assert sorted(said) == [f"rank {rank} on host {HOST} has lost the launcher{after}" for rank in range(2)]
+    assert time.time() - began < 10 + SLACK
+
+
+@pytest.mark.parametrize("steps", [40, 240])
+def test_the_disk_of_one_process_is_full(place, steps):
+    """At the end of the training, where rank 0 waits for the others' parts, and amid it."""
+    port, out = free_port(), f"full-{steps}"
+    arguments = ["train", "x.toml", "--out", out, "--set", 'train.shard="optimizer"', "--set", f"train.steps={steps}"]
+    little = ["sh", "-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "sh", str(BINARY)]
+    began = time.time()
+    codes, said = finish([start_rank("torchrun", r, 2, port, arguments, place, **({"command": little} if r else {})) for r in range(2)])
+    assert 0 not in codes and len(said) == 1, said
+    assert said[0].startswith(f"rank 1 on host {HOST}: the checkpoint of step 40 could not be saved: "), said
+    assert "File too large" in said[0] and said[0].endswith(" There is no earlier checkpoint."), said
     assert time.time() - began < 10 + SLACK
 
 
@@ -162,6 +182,22 @@ def test_processes_that_differ(place):
         f"rank 1 on host {HOST} has the number of threads 2, but rank 0 on host {HOST} has 1; set OMP_NUM_THREADS alike."
     )
     assert not (place / "differ").exists()
+
+
+@pytest.mark.parametrize("line, what", [(2, "Headloom"), (3, "PyTorch")])
+def test_processes_of_other_versions(place, line, what):
+    """This process plays rank 1 in the store where they meet, with another version."""
+    port = free_port()
+    process = start_rank("torchrun", 0, 2, port, ["train", "x.toml", "--out", "versions"], place)
+    store = PrefixStore("headloom", TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+    greeting = store.get("greeting/0").decode().split("\n")
+    ours, greeting[line] = greeting[line], "0.0.9"
+    store.set("greeting/1", "\n".join(greeting))
+    store.set("left/1", "1")  # rank 0 serves the store, and waits for the others before it ends
+    assert finish([process]) == ([2], [
+        f"rank 1 on host {HOST} has {what} 0.0.9, but rank 0 on host {HOST} has {ours}; install the same one everywhere."
+    ])  # fmt: skip
+    assert not (place / "versions").exists()
 
 
 def test_processes_with_other_data(tmp_path):
