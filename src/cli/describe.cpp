@@ -84,11 +84,16 @@ void print_branches(const ModelConfig& model,
   }
 }
 
+// What a step costs with one value of train.shard.
+struct ShardCost {
+  StepCost cost;
+  double memory = 0;  // bytes a machine
+};
+
 // One row of what machines cost that share a step.
 struct ScalingRow {
   int64_t machines = 1;
-  StepCost plain = {}, sharded = {};            // train.shard = "none", "optimizer"
-  double plain_memory = 0, sharded_memory = 0;  // bytes a machine
+  ShardCost none = {}, optimizer = {}, parameters = {};
 };
 
 struct Scaling {
@@ -119,27 +124,32 @@ Scaling scaling(const DescribeArguments& a, const Model& model, const SequenceSi
   for (const int64_t n : numbers) {
     if (options.batch % (options.accumulate * n) != 0) continue;
     ScalingRow row{.machines = n};
-    for (const bool shard : {false, true}) {
-      step.shard_optimizer = shard;
-      options.shard = shard ? "optimizer" : "none";
-      (shard ? row.sharded : row.plain) = step_cost(step, n);
-      (shard ? row.sharded_memory : row.plain_memory) =
-          training_memory(model, sequence, options, n).peak;
-    }
+    const auto cost = [&](const char* shard) {
+      step.shard = options.shard = shard;
+      return ShardCost{step_cost(step, n), training_memory(model, sequence, options, n).peak};
+    };
+    row.none = cost("none");
+    row.optimizer = cost("optimizer");
+    row.parameters = cost("parameters");
     out.rows.push_back(row);
   }
   return out;
 }
 
 void print_scaling(const DescribeArguments& a, const Scaling& found) {
-  std::printf("\n%8s %10s %10s %10s %10s %11s %12s   %s\n", "machines", "compute", "sent", "reduce",
-              "step", "efficiency", "memory", "train.shard = \"optimizer\": step, memory");
+  std::printf("\n%8s %10s %10s %10s %10s %11s %10s   %-22s %s\n", "machines", "compute", "sent",
+              "reduce", "step", "efficiency", "memory", "shard = \"optimizer\"",
+              "shard = \"parameters\"");
   for (const ScalingRow& row : found.rows) {
-    std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %12s   %.3g s, %s\n",
-                static_cast<long long>(row.machines), row.plain.compute,
-                human_bytes(row.plain.bytes).c_str(), row.plain.reduce, row.plain.step,
-                100 * row.plain.efficiency, human_bytes(row.plain_memory).c_str(), row.sharded.step,
-                human_bytes(row.sharded_memory).c_str());
+    const StepCost& none = row.none.cost;
+    const auto other = [](const ShardCost& c) {
+      return str(formatted("%.3g s", c.cost.step), ", ", human_bytes(c.memory));
+    };
+    std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %10s   %-22s %s\n",
+                static_cast<long long>(row.machines), none.compute, human_bytes(none.bytes).c_str(),
+                none.reduce, none.step, 100 * none.efficiency,
+                human_bytes(row.none.memory).c_str(), other(row.optimizer).c_str(),
+                other(row.parameters).c_str());
   }
   std::printf(
       "at %g GFLOP/s a machine and %g Gbit/s between them, the sums of gradients are hidden behind "
@@ -151,15 +161,17 @@ nlohmann::ordered_json scaling_json(const Scaling& found) {
   nlohmann::ordered_json json = {{"hidden_up_to", found.hidden_up_to},
                                  {"limit_step_seconds", found.limit_step}};
   for (const ScalingRow& row : found.rows) {
-    const auto cost = [](const StepCost& c, double memory) {
-      return nlohmann::ordered_json{{"bytes_sent", c.bytes},      {"reduce_seconds", c.reduce},
-                                    {"gather_seconds", c.gather}, {"step_seconds", c.step},
-                                    {"efficiency", c.efficiency}, {"memory", memory}};
+    const auto cost = [](const ShardCost& c) {
+      return nlohmann::ordered_json{
+          {"bytes_sent", c.cost.bytes},      {"reduce_seconds", c.cost.reduce},
+          {"gather_seconds", c.cost.gather}, {"step_seconds", c.cost.step},
+          {"efficiency", c.cost.efficiency}, {"memory", c.memory}};
     };
     json["numbers"].push_back({{"machines", row.machines},
-                               {"compute_seconds", row.plain.compute},
-                               {"none", cost(row.plain, row.plain_memory)},
-                               {"optimizer", cost(row.sharded, row.sharded_memory)}});
+                               {"compute_seconds", row.none.cost.compute},
+                               {"none", cost(row.none)},
+                               {"optimizer", cost(row.optimizer)},
+                               {"parameters", cost(row.parameters)}});
   }
   return json;
 }

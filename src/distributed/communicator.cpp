@@ -7,6 +7,11 @@
 
 namespace headloom {
 
+std::function<void()> Communicator::start_gather(const at::Tensor& own, const at::Tensor& all) {
+  all.copy_(own);
+  return [] {};
+}
+
 std::vector<std::string> Communicator::gather_text(const std::string& own) {
   const auto length = static_cast<int64_t>(own.size());
   std::vector<int64_t> lengths;

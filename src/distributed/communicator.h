@@ -26,6 +26,10 @@ class Communicator {
     (void)tensor;
     return [] {};
   }
+  // Begins to collect the elements of all processes' `own` in `all`, by rank. Neither may be touched
+  // until the function that comes back has been called: it waits for the end. May be under way while
+  // sums are, in any order to those.
+  virtual std::function<void()> start_gather(const at::Tensor& own, const at::Tensor& all);
   // Gives each contiguous tensor the values that it has in the first process.
   virtual void broadcast(const std::vector<at::Tensor>& tensors) { (void)tensors; }
   // The tensors of all processes, by rank.

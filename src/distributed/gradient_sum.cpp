@@ -5,14 +5,19 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 namespace headloom {
 
 // Small enough to be on its way while the backward goes on, large enough for the network.
 constexpr int64_t kBucketElements = int64_t{1} << 20;
 
-GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group) : group_(group) {
+GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group,
+                         ParameterShards* shards)
+    : group_(group), shards_(shards) {
   if (group.size() == 1) return;
+  std::unordered_map<const at::TensorImpl*, size_t> place;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter p{.value = parameters[i],
                 .accumulator = torch::autograd::impl::grad_accumulator(parameters[i])};
@@ -22,19 +27,26 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group
           arrived(i);
           return outputs;
         }));
+    place[parameters[i].unsafeGetTensorImpl()] = i;
     parameters_.push_back(std::move(p));
   }
+  if (shards != nullptr) {
+    for (size_t unit = shards->size(); unit-- > 0;) {
+      add_bucket();
+      for (const at::Tensor& p : shards->parameters(unit)) {
+        const size_t i = place.at(p.unsafeGetTensorImpl());
+        if (unit > 0) parameters_[i].expected = 1;
+        add_to_bucket(i);
+      }
+    }
+    return;
+  }
   for (size_t i = parameters_.size(); i-- > 0;) {
-    Parameter& p = parameters_[i];
     const bool same_type =
-        !buckets_.empty() &&
-        parameters_[buckets_.back().parameters[0]].value.scalar_type() == p.value.scalar_type();
-    if (!same_type || buckets_.back().elements >= kBucketElements) buckets_.emplace_back();
-    Bucket& bucket = buckets_.back();
-    p.bucket = buckets_.size() - 1;
-    p.offset = bucket.elements;
-    bucket.elements += p.value.numel();
-    bucket.parameters.push_back(i);
+        !buckets_.empty() && parameters_[buckets_.back().parameters[0]].value.scalar_type() ==
+                                 parameters_[i].value.scalar_type();
+    if (!same_type || buckets_.back().elements >= kBucketElements) add_bucket();
+    add_to_bucket(i);
   }
 }
 
@@ -42,10 +54,22 @@ GradientSum::~GradientSum() {
   for (const Parameter& p : parameters_) p.accumulator->del_post_hook(p.hook);
 }
 
+void GradientSum::add_to_bucket(size_t parameter) {
+  Parameter& p = parameters_[parameter];
+  Bucket& bucket = buckets_.back();
+  p.bucket = buckets_.size() - 1;
+  p.offset = bucket.elements;
+  bucket.elements += p.value.numel();
+  bucket.parameters.push_back(parameter);
+}
+
 void GradientSum::begin() {
   active_ = true;
   sent_ = 0;
-  for (Parameter& p : parameters_) p.parts = 0;
+  for (Parameter& p : parameters_) {
+    p.parts = 0;
+    p.present = false;
+  }
   for (Bucket& bucket : buckets_) bucket.late = false;
 }
 
@@ -60,18 +84,31 @@ void GradientSum::arrived(size_t parameter) {
   Parameter& p = parameters_[parameter];
   ++p.parts;
   if (p.bucket < sent_) buckets_[p.bucket].late = true;
-  while (sent_ < buckets_.size() && ready(buckets_[sent_])) send(buckets_[sent_++]);
+  while (sent_ < buckets_.size() && ready(buckets_[sent_])) send_next();
+}
+
+void GradientSum::send_next() {
+  if (shards_ != nullptr && sent_ > 0) receive(buckets_[sent_ - 1]);
+  send(buckets_[sent_++]);
 }
 
 void GradientSum::send(Bucket& bucket) {
   const at::NoGradGuard no_grad;
-  const auto options = parameters_[bucket.parameters[0]].value.options();
-  bucket.flat = at::empty({bucket.elements}, options.requires_grad(false));
+  std::vector<at::Tensor>& spare = spare_[bucket.elements];
+  if (spare.empty()) {
+    const auto options = parameters_[bucket.parameters[0]].value.options();
+    bucket.flat = at::empty({bucket.elements}, options.requires_grad(false));
+  } else {
+    bucket.flat = std::move(spare.back());
+    spare.pop_back();
+  }
   for (const size_t i : bucket.parameters) {
-    const Parameter& p = parameters_[i];
+    Parameter& p = parameters_[i];
     const at::Tensor place = bucket.flat.narrow(0, p.offset, p.value.numel()).view(p.value.sizes());
     if (p.value.grad().defined()) {
       place.copy_(p.value.grad());
+      p.present = true;
+      p.value.mutable_grad() = at::Tensor();
     } else {
       place.zero_();
     }
@@ -79,37 +116,60 @@ void GradientSum::send(Bucket& bucket) {
   bucket.wait = group_.start_sum(bucket.flat);
 }
 
+void GradientSum::receive(Bucket& bucket) {
+  if (!bucket.wait) return;
+  const at::NoGradGuard no_grad;
+  bucket.wait();
+  bucket.wait = nullptr;
+  for (const size_t i : bucket.parameters) {
+    Parameter& p = parameters_[i];
+    at::Tensor sum = bucket.flat.narrow(0, p.offset, p.value.numel()).view(p.value.sizes());
+    if (shards_ != nullptr) {
+      // What came before: of an earlier backward, or of this one.
+      const at::Tensor earlier = shards_->own(p.value).grad();
+      const at::Tensor before = earlier.defined() ? earlier : p.sum;
+      sum = shards_->part_of(sum, group_.rank());
+      if (before.defined()) {
+        before.add_(sum);
+      } else {
+        p.sum = shards_->gradient_memory(p.value).copy_(sum);
+      }
+    } else {
+      p.sum = p.sum.defined() ? p.sum.add_(sum) : sum;
+    }
+  }
+  if (shards_ != nullptr) spare_[bucket.elements].push_back(bucket.flat);
+  bucket.flat = at::Tensor();
+}
+
 void GradientSum::finish() {
   if (parameters_.empty()) return;
   const at::NoGradGuard no_grad;
   active_ = false;
-  while (sent_ < buckets_.size()) send(buckets_[sent_++]);
+  while (sent_ < buckets_.size()) send_next();
   // Of each parameter in how many processes it has a gradient, of each bucket where it was late.
   const auto count = static_cast<int64_t>(parameters_.size());
   const at::Tensor facts = at::zeros({count + static_cast<int64_t>(buckets_.size())}, at::kLong);
   int64_t* const fact = facts.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    fact[i] = p.value.grad().defined() ? 1 : 0;
-    p.expected = std::max(p.expected, p.parts);
+    fact[i] = p.present || p.value.grad().defined() ? 1 : 0;
+    if (shards_ == nullptr) p.expected = std::max(p.expected, p.parts);
   }
   for (size_t b = 0; b < buckets_.size(); ++b) fact[parameters_.size() + b] = buckets_[b].late;
   group_.sum({facts});
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    Bucket& bucket = buckets_[b];
-    bucket.wait();
-    if (fact[parameters_.size() + b] > 0) {
-      send(bucket);
-      bucket.wait();
-    }
-    for (const size_t i : bucket.parameters) {
-      const Parameter& p = parameters_[i];
-      if (fact[i] == 0) continue;
-      p.value.mutable_grad() =
-          bucket.flat.narrow(0, p.offset, p.value.numel()).view(p.value.sizes());
-    }
-    bucket.flat = at::Tensor();
-    bucket.wait = nullptr;
+    receive(buckets_[b]);
+    if (fact[parameters_.size() + b] == 0) continue;
+    send(buckets_[b]);
+    receive(buckets_[b]);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    const at::Tensor sum = std::exchange(p.sum, at::Tensor());
+    if (fact[i] == 0 || !sum.defined()) continue;
+    at::Tensor& target = shards_ != nullptr ? shards_->own(p.value) : p.value;
+    target.mutable_grad() = sum;
   }
 }
 

@@ -7,9 +7,10 @@
 
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
-#include "distributed/communicator.h"
+#include "distributed/parameter_shards.h"
 
 namespace headloom {
 
@@ -20,19 +21,25 @@ namespace headloom {
 //
 // A parameter's gradient may come in several parts, as where layers that share it are computed
 // again. How many parts there are is learned in the first backward, which sends everything at its
-// end. Where a part comes after its bucket has left, the bucket is summed once more.
+// end. What comes after a bucket has left is summed in a second turn.
+//
+// With ParameterShards a unit is a bucket, and each process keeps its own part of the sum. The first
+// unit leaves last; another one is sent when each of its parameters has had a gradient. No more than
+// two units' whole gradients are there at a time, and the first one's.
 class GradientSum {
  public:
-  // `group` must outlive it. Does nothing where one process is alone.
-  GradientSum(std::vector<at::Tensor> parameters, Communicator& group);
+  // `group` and `shards` must outlive it. Does nothing where one process is alone.
+  GradientSum(std::vector<at::Tensor> parameters, Communicator& group,
+              ParameterShards* shards = nullptr);
   ~GradientSum();
   GradientSum(const GradientSum&) = delete;
   GradientSum& operator=(const GradientSum&) = delete;
 
-  // The next backward is the last one of this step.
+  // The next backward is the last one before finish().
   void begin();
-  // Sends what is left, waits, and gives the parameters the sums as gradients. A parameter without
-  // a gradient in any process has none afterwards.
+  // Sends what is left, waits, and gives the parameters the sums as gradients. With shards their
+  // parts are added to the gradients of shards->own(). A parameter without a gradient in any
+  // process has none afterwards.
   void finish();
   Communicator& group() const { return group_; }
 
@@ -45,6 +52,8 @@ class GradientSum {
     size_t bucket = 0;
     int64_t offset = 0;                // in its bucket
     int64_t parts = 0, expected = -1;  // of its gradient; -1: not yet known
+    bool present = false;              // whether a gradient was sent
+    at::Tensor sum = {};               // or this process's part of it
   };
   struct Bucket {
     std::vector<size_t> parameters;
@@ -53,13 +62,22 @@ class GradientSum {
     std::function<void()> wait;
     bool late = false;  // a part of a gradient came after it had left
   };
+  void add_bucket() { buckets_.emplace_back(); }
+  void add_to_bucket(size_t parameter);
   void arrived(size_t parameter);
   bool ready(const Bucket& bucket) const;
+  void send_next();
   void send(Bucket& bucket);
+  // Waits for the bucket's sum and adds it to those of its parameters.
+  void receive(Bucket& bucket);
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
+  // Memory of buckets that have come back, by size: between the gradients that stay, the allocator
+  // would find no place for it again.
+  std::unordered_map<int64_t, std::vector<at::Tensor>> spare_;
   Communicator& group_;
+  ParameterShards* const shards_;
   bool active_ = false;
   size_t sent_ = 0;  // buckets
 };

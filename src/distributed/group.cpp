@@ -205,6 +205,13 @@ class GlooGroup final : public Group {
     }
   }
 
+  std::function<void()> start_gather(const at::Tensor& own, const at::Tensor& all) override {
+    if (!gathering_) gathering_ = new_gloo("gather");
+    at::Tensor given = own.detach(), taken = all.detach();
+    const auto work = talking([&] { return gathering_->_allgather_base(taken, given); });
+    return [this, work] { wait(*work); };
+  }
+
   std::vector<at::Tensor> gather(const at::Tensor& tensor) override {
     std::vector<at::Tensor> own = {tensor};
     std::vector<std::vector<at::Tensor>> all(1);
@@ -226,7 +233,7 @@ class GlooGroup final : public Group {
       greetings_.push_back(Greeting::read(get(key("greeting", i))));
     }
     compare(greetings_);
-    connect_gloo();
+    gloo_ = new_gloo("gloo");
     const at::Tensor count = at::full({2}, rank() + 1, at::kLong);
     sum({count});
     const int64_t expected = size() * (size() + 1) / 2;
@@ -299,15 +306,15 @@ class GlooGroup final : public Group {
     waited_ += seconds_now() - start;
   }
 
-  void connect_gloo() {
+  // Connections of their own, on which the order of calls is that of this name alone.
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> new_gloo(const char* name) const {
     auto options = c10d::ProcessGroupGloo::Options::create(
         milliseconds(static_cast<int64_t>(1000 * options_.timeout)));
     options->devices.push_back(device());
-    talking([&] {
-      gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(
-          c10::make_intrusive<c10d::PrefixStore>("gloo", store_), static_cast<int>(rank()),
+    return talking([&] {
+      return c10::make_intrusive<c10d::ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(rank()),
           static_cast<int>(size()), options);
-      return 0;
     });
   }
 
@@ -377,6 +384,7 @@ class GlooGroup final : public Group {
     set(key("done", rank()), "1");
     expect_all("done");
     stop_watching();
+    gathering_.reset();
     gloo_.reset();
     set(key("left", rank()), "1");
     if (rank() == 0 && !place_.served) {
@@ -473,7 +481,7 @@ class GlooGroup final : public Group {
   const Place place_;
   const GroupOptions options_;
   c10::intrusive_ptr<c10d::Store> store_, watched_;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_, gathering_;  // the second from its first use
   std::vector<Greeting> greetings_;
   std::thread watcher_;
   std::mutex mutex_;

@@ -12,6 +12,14 @@
 
 namespace headloom {
 
+std::vector<Tensor> Module::used_tensors() const {
+  std::vector<Tensor> out;
+  for (const auto& module : modules()) {
+    for (const Tensor* slot : dynamic_cast<const Module&>(*module).slots_) out.push_back(*slot);
+  }
+  return out;
+}
+
 std::vector<std::vector<Tensor*>> Module::release_tensors() {
   const auto registered = named_tensors(*this);
   std::unordered_map<const at::TensorImpl*, size_t> order;

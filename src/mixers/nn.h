@@ -41,6 +41,8 @@ class Module : public torch::nn::Module {
   // `slot` is in no checkpoint, but goes to the device to which the parameters go.
   void unregistered(Tensor& slot) { outside_.push_back(&slot); }
 
+  // The tensors that this module and its children compute with, those of other modules included.
+  std::vector<Tensor> used_tensors() const;
   // For each of named_tensors() where this module and its children keep it. The module has no
   // parameters from then on.
   std::vector<std::vector<Tensor*>> release_tensors();

@@ -28,7 +28,7 @@ class AutoEncoder final : public Model {
   };
 
   Embedding embedding_;
-  const Layers layers_;
+  Layers layers_;
   std::vector<Step> steps_;
   std::shared_ptr<Norm> output_norm_;
   std::shared_ptr<Linear> output_;

@@ -29,7 +29,7 @@ class Decoder final : public AutoregressiveModel {
   void read_source(const Source& source, std::vector<LayerState>& states) const override;
 
   Embedding embedding_;
-  const Layers layers_;
+  Layers layers_;
   TokenHead head_;
 };
 

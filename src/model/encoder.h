@@ -22,7 +22,7 @@ class Encoder final : public Model {
 
  private:
   Embedding embedding_;
-  const Layers layers_;
+  Layers layers_;
   std::optional<TokenHead> tokens_;  // one of the three
   std::optional<LabelHead> label_;
   std::optional<PositionHead> position_;  // tags and spans

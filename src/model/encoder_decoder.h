@@ -28,7 +28,7 @@ class EncoderDecoder final : public AutoregressiveModel {
   std::shared_ptr<Module> encoder_, decoder_;  // own the parameters of each side
   Tensor table_;                               // of both embeddings and the output
   Embedding target_embedding_, source_embedding_;
-  const Layers encoder_layers_, decoder_layers_;
+  Layers encoder_layers_, decoder_layers_;
   TokenHead head_;
 };
 

@@ -98,9 +98,15 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
       context.recording->enter(place(i));
       context.recording->put("input", x);
     }
+    if (watcher_ != nullptr) watcher_->begin(own.layer, /*backward=*/false);
     const bool checkpoint = context.checkpoint && context.recording == nullptr &&
                             at::GradMode::is_enabled() && x.requires_grad();
     x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
+    if (watcher_ != nullptr && x.requires_grad()) {
+      x.register_hook([watcher = watcher_, layer = own.layer](const Tensor&) {
+        watcher->begin(layer, /*backward=*/true);
+      });
+    }
     if (context.recording != nullptr) context.recording->put("output", x);
   }
   return norm_ ? norm_->forward(x) : x;

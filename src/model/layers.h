@@ -16,6 +16,14 @@ struct LayersPlan {
   std::optional<int64_t> memory_length = {};  // cross-attention reads at most as much
 };
 
+// Is told which layer computes next, where a layer's parameters are not always there.
+class LayerWatcher {
+ public:
+  virtual ~LayerWatcher() = default;
+  // `layer` (MixerContext::layer) begins its forward or its backward; another one has ended.
+  virtual void begin(int64_t layer, bool backward) = 0;
+};
+
 class Layers {
  public:
   struct Layer {
@@ -32,6 +40,9 @@ class Layers {
   Tensor forward(Tensor x, const MixerContext& context,
                  std::vector<LayerState>* states = nullptr) const;
 
+  // `watcher` must outlive this and every graph that forward() leaves; nullptr for none.
+  void watch(LayerWatcher* watcher) { watcher_ = watcher; }
+
   const std::string& part() const { return plan_.part; }
   bool causal() const { return plan_.causal; }
   // Whether every token mixer has a decoding state.
@@ -46,6 +57,7 @@ class Layers {
   const LayersPlan plan_;
   std::vector<Layer> layers_;
   std::shared_ptr<Norm> norm_;  // null where the model has no final norm
+  LayerWatcher* watcher_ = nullptr;
 };
 
 }  // namespace headloom

@@ -40,7 +40,7 @@ class Model : public Module {
 
   const ModelConfig& config() const { return config_; }
   // The runs of layers it is made of, for costs and for losses that mixers add.
-  const std::vector<const Layers*>& stacks() const { return stacks_; }
+  const std::vector<Layers*>& stacks() const { return stacks_; }
   // The layers that balance() changes, by their place among all, ascending.
   std::vector<int64_t> balanced() const;
   // Behind each optimiser step: ChannelMixer::balance() of every layer that `load`
@@ -54,7 +54,7 @@ class Model : public Module {
 
  protected:
   ModelConfig config_;
-  std::vector<const Layers*> stacks_;
+  std::vector<Layers*> stacks_;
 };
 
 // The model of config.kind. The sizes that come from the data must be set (ModelConfig::complete).

@@ -21,7 +21,7 @@ class Vit final : public Model {
   Tensor class_token_;  // [C]
   Tensor positions_;    // [length, C], learned
   std::shared_ptr<Norm> embedding_norm_;
-  const Layers layers_;
+  Layers layers_;
   LabelHead label_;
 };
 

@@ -145,4 +145,10 @@ FileMark mark_file(const std::string& path) {
           .crc = bytes.empty() ? 0 : crc(0, bytes.data(), bytes.size())};
 }
 
+StoredTensors as_stored(NamedTensors tensors) {
+  StoredTensors out;
+  for (auto& [name, tensor] : tensors) out.push_back({name, {std::move(tensor)}});
+  return out;
+}
+
 }  // namespace headloom

@@ -12,6 +12,11 @@ namespace headloom {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// Tensors of a file or of several, each whole or as the rows of its elements that the files have,
+// in order.
+using StoredTensors = std::vector<std::pair<std::string, std::vector<at::Tensor>>>;
+StoredTensors as_stored(NamedTensors tensors);
+
 // What identifies a file's content: its size and a CRC-64 of all its bytes.
 struct FileMark {
   int64_t bytes = 0;

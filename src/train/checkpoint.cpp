@@ -21,9 +21,6 @@ namespace headloom {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kModel = "model.safetensors";
-constexpr const char* kOptimizer = "optimizer.safetensors";
-
 // Which folder stands at a path, so that it is known when another one does.
 struct FolderMark {
   dev_t device = 0;
@@ -41,37 +38,53 @@ std::optional<FolderMark> mark_folder(const std::string& path) {
 
 StoredFile stored(const FileMark& mark) { return {.bytes = mark.bytes, .crc = mark.crc}; }
 
-// The file of one process's part of the optimiser's state, from 0.
-std::string part_name(int64_t part, int64_t parts) {
-  if (parts == 1) return kOptimizer;
+// What a checkpoint has a file of, or one for each part: "model" and "optimizer".
+std::string file_name(const std::string& what, int64_t part, int64_t parts) {
+  if (parts == 1) return what + ".safetensors";
   const auto number = [](int64_t n) { return formatted("%05.0f", static_cast<double>(n)); };
-  return str("optimizer-", number(part + 1), "-of-", number(parts), ".safetensors");
+  return str(what, "-", number(part + 1), "-of-", number(parts), ".safetensors");
 }
 
-// Names of the optimiser's files in a checkpoint, by part.
-std::vector<std::string> optimizer_files(const TrainState& state) {
+// Their names, by part.
+std::vector<std::string> files_of(const TrainState& state, const std::string& what) {
   std::vector<std::string> out;
   for (const auto& [name, mark] : state.files) {
-    if (name.starts_with("optimizer")) out.push_back(name);
+    if (name.starts_with(what)) out.push_back(name);
   }
   return out;
 }
 
-// Where several files have parts of a tensor's elements, those are put together in a row.
-NamedTensors read_parts(const std::string& where, const std::vector<std::string>& names) {
-  if (names.size() == 1) return read_safetensors(where + "/" + names[0]);
-  NamedTensors out;
-  std::map<std::string, std::vector<Tensor>> parts;
+// What the files have together; the tensors share their mappings.
+StoredTensors read_files(const std::string& where, const std::vector<std::string>& names) {
+  StoredTensors out;
+  std::map<std::string, size_t> place;
   for (const std::string& name : names) {
     for (auto& [tensor, values] : read_safetensors(where + "/" + name)) {
-      std::vector<Tensor>& found = parts[tensor];
-      if (found.empty()) out.emplace_back(tensor, Tensor());
-      found.push_back(values);
+      const auto [found, fresh] = place.try_emplace(tensor, out.size());
+      if (fresh) out.emplace_back(tensor, std::vector<Tensor>());
+      out[found->second].second.push_back(std::move(values));
     }
   }
-  for (auto& [tensor, values] : out) {
-    const std::vector<Tensor>& found = parts[tensor];
-    values = found.size() == 1 ? found[0] : at::cat(found);
+  return out;
+}
+
+void read_model(const TrainState& state, const std::string& where,
+                const torch::nn::Module& model) {
+  const std::vector<std::string> names = files_of(state, "model");
+  copy_tensors(read_files(where, names), named_tensors(model), where + "/" + names[0]);
+}
+
+// The model's tensors that this process writes: all, or its parts of those that have no memory, and
+// buffers with the first ones.
+NamedTensors own_tensors(const torch::nn::Module& model, ParameterShards& shards) {
+  NamedTensors out;
+  for (const auto& [name, tensor] : named_tensors(model)) {
+    if (shards.has(tensor)) {
+      const Tensor own = shards.own(tensor).detach();
+      if (own.numel() > 0) out.emplace_back(name, own);
+    } else if (shards.group().rank() == 0) {
+      out.emplace_back(name, tensor);
+    }
   }
   return out;
 }
@@ -79,7 +92,7 @@ NamedTensors read_parts(const std::string& where, const std::vector<std::string>
 }  // namespace
 
 Snapshot Snapshot::take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
-                        bool copied) {
+                        ParameterShards* released) {
   Snapshot out;
   out.optimizer = optimizer.state();
   out.state = std::move(state);
@@ -87,16 +100,41 @@ Snapshot Snapshot::take(const torch::nn::Module& model, const AdamW& optimizer, 
   out.part = optimizer.part();
   out.parts = optimizer.parts();
   out.state.product_routes = ops::product_routes();
-  if (out.part == 0) {
+  out.model_in_parts = released != nullptr;
+  if (out.model_in_parts) {
+    out.model = own_tensors(model, *released);
+  } else if (out.part == 0) {
     out.model = named_tensors(model);
+  }
+  if (out.part == 0) {
     for (auto& random : random_states(device_of(model))) out.optimizer.push_back(random);
   }
-  if (!copied) return out;
-  for (NamedTensors* tensors : {&out.model, &out.optimizer}) {
+  return out;
+}
+
+void Snapshot::copy() {
+  for (NamedTensors* tensors : {&model, &optimizer}) {
     for (auto& [name, tensor] : *tensors) {
       tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false,
                                   /*copy=*/true);
     }
+  }
+}
+
+double Snapshot::bytes() const {
+  double sum = 0;
+  for (const NamedTensors* tensors : {&model, &optimizer}) {
+    for (const auto& [name, tensor] : *tensors) sum += static_cast<double>(tensor.nbytes());
+  }
+  return sum;
+}
+
+std::vector<std::string> Snapshot::files(int64_t of_part) const {
+  std::vector<std::string> out = {file_name("optimizer", of_part, parts)};
+  if (model_in_parts) {
+    out.push_back(file_name("model", of_part, parts));
+  } else if (of_part == 0) {
+    out.push_back(file_name("model", 0, 1));
   }
   return out;
 }
@@ -154,7 +192,7 @@ int64_t CheckpointStore::find(const std::string& which) const {
 bool CheckpointStore::has_weights_alone(int64_t step) const {
   const std::string path = folder(step) + "/state.json";
   try {
-    return optimizer_files(parse_state(read_file(path), path)).empty();
+    return files_of(parse_state(read_file(path), path), "optimizer").empty();
   } catch (const Error&) {  // loading it says what is wrong with it
     return false;
   }
@@ -193,44 +231,54 @@ void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState st
   guarded(state.step, {unfinished()}, [&] {
     prepare();
     const std::string where = unfinished();
-    state.files[kModel] = stored(write_safetensors(where + "/" + kModel, named_tensors(model)));
+    const std::string name = file_name("model", 0, 1);
+    state.files[name] = stored(write_safetensors(where + "/" + name, named_tensors(model)));
     write_file(where + "/state.json", state_json(state));
     publish_folder(where, folder(state.step));
   });
 }
 
-// The mark of the file is written last: the first process waits for that.
-void CheckpointStore::write_part(const Snapshot& snapshot) const {
-  const std::string path = unfinished() + "/" + part_name(snapshot.part, snapshot.parts);
-  guarded(snapshot.state.step, {path}, [&] {
-    const FileMark mark = write_safetensors(path, snapshot.optimizer);
-    write_file(path + ".mark", str(mark.bytes, " ", mark.crc));
-  });
+std::vector<std::pair<std::string, FileMark>> CheckpointStore::write_files(
+    const Snapshot& snapshot) const {
+  std::vector<std::pair<std::string, FileMark>> out;
+  for (const std::string& name : snapshot.files(snapshot.part)) {
+    const NamedTensors& tensors = name.starts_with("model") ? snapshot.model : snapshot.optimizer;
+    out.emplace_back(name, write_safetensors(unfinished() + "/" + name, tensors));
+  }
+  return out;
 }
 
 void CheckpointStore::save(const Snapshot& snapshot, const std::atomic<bool>& cancelled) const {
   at::NoGradGuard no_grad;
-  if (snapshot.part != 0) return write_part(snapshot);
   TrainState state = snapshot.state;
-  const std::string where = unfinished(), own = part_name(0, snapshot.parts);
-  const std::string model_path = where + "/" + kModel, own_path = where + "/" + own;
+  const std::string where = unfinished();
   // Without their folder the other processes would fail as well, and one of them might say so first.
-  const std::vector<std::string> failed =
-      snapshot.parts == 1 ? std::vector{where} : std::vector{model_path, own_path};
-  guarded(state.step, failed, [&] {
-    if (snapshot.parts == 1) prepare();
-    state.files[kModel] = stored(write_safetensors(model_path, snapshot.model));
-    state.files[own] = stored(write_safetensors(own_path, snapshot.optimizer));
-    for (int64_t part = 1; part < snapshot.parts; ++part) {
-      const std::string name = part_name(part, snapshot.parts);
-      const std::string mark = where + "/" + name + ".mark";
-      while (!fs::exists(mark)) {
-        require(!cancelled, "another process has ended.");
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::vector<std::string> own;
+  for (const std::string& name : snapshot.files(snapshot.part)) own.push_back(where + "/" + name);
+  if (snapshot.parts == 1) own = {where};
+  if (snapshot.part != 0) {
+    guarded(state.step, own, [&] {
+      // The first process waits for the marks, so they are written last.
+      for (const auto& [name, mark] : write_files(snapshot)) {
+        write_file(where + "/" + name + ".mark", str(mark.bytes, " ", mark.crc));
       }
-      StoredFile& file = state.files[name];
-      std::istringstream(read_file(mark)) >> file.bytes >> file.crc;
-      fs::remove(mark);
+    });
+    return;
+  }
+  guarded(state.step, own, [&] {
+    if (snapshot.parts == 1) prepare();
+    for (const auto& [name, mark] : write_files(snapshot)) state.files[name] = stored(mark);
+    for (int64_t part = 1; part < snapshot.parts; ++part) {
+      for (const std::string& name : snapshot.files(part)) {
+        const std::string mark = where + "/" + name + ".mark";
+        while (!fs::exists(mark)) {
+          require(!cancelled, "another process has ended.");
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        StoredFile& file = state.files[name];
+        std::istringstream(read_file(mark)) >> file.bytes >> file.crc;
+        fs::remove(mark);
+      }
     }
     write_file(where + "/state.json", state_json(state));
     publish_folder(where, folder(state.step));
@@ -253,10 +301,11 @@ TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) con
   const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");
   require(state.step == step, where, "/state.json: says step ", state.step, ", expected ", step,
           ".");
-  require(state.files.contains(kModel), where, "/state.json: does not mention ", kModel, ".");
-  const std::vector<std::string> optimizer = optimizer_files(state);
-  require(!with_optimizer || !optimizer.empty(), where, "/state.json: does not mention ",
-          kOptimizer, ".");
+  for (const std::string what : {"model", "optimizer"}) {
+    if (what == "optimizer" && !with_optimizer) continue;
+    require(!files_of(state, what).empty(), where, "/state.json: does not mention ",
+            file_name(what, 0, 1), ".");
+  }
   for (const auto& [name, mark] : state.files) {
     const std::string path = where + "/" + name;
     const FileMark found = mark_file(path);
@@ -285,10 +334,11 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     const TrainState state = checked_state(step, /*with_optimizer=*/true);
     const std::string where = folder(step);
     at::NoGradGuard no_grad;
-    copy_tensors(read_safetensors(where + "/" + kModel), named_tensors(model),
-                 where + "/" + kModel);
-    const std::vector<std::string> names = optimizer_files(state);
-    NamedTensors rest = read_parts(where, names);
+    read_model(state, where, model);
+    ParameterShards* const shards = optimizer.shards();
+    if (shards != nullptr && shards->frees()) shards->take();  // before the optimiser needs memory
+    const std::vector<std::string> names = files_of(state, "optimizer");
+    StoredTensors rest = read_files(where, names);
     restore_random(rest, device_of(model), where + "/" + names[0]);
     optimizer.load(rest, where + "/" + names[0]);
     ops::use_product_routes(state.product_routes);
@@ -305,9 +355,8 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
     const auto before = mark_folder(folder(step));
     try {
       const TrainState state = checked_state(step);
-      const std::string path = folder(step) + "/" + kModel;
       at::NoGradGuard no_grad;
-      copy_tensors(read_safetensors(path), named_tensors(model), path);
+      read_model(state, folder(step), model);
       return state;
     } catch (const Error& error) {
       const bool stands = before && before == mark_folder(folder(step));

@@ -1,6 +1,6 @@
 // Checkpoints of a run: RUN/checkpoints/step-N/{model,optimizer}.safetensors and state.json. Where
-// several processes share out the optimiser's state, each writes its own part of that:
-// optimizer-00001-of-00003.safetensors and so on.
+// several processes share out the optimiser's state, each writes its own part of that,
+// optimizer-00001-of-00003.safetensors and so on, and so of the parameters where it shares those.
 //
 // A checkpoint appears whole or not at all: it is written to a folder of another name, synced and
 // renamed. state.json marks size and checksum of the tensors' files, so damage is found on reading.
@@ -19,14 +19,21 @@ namespace headloom {
 
 // What a checkpoint is written from, by this process.
 struct Snapshot {
-  NamedTensors model;      // of the first process
+  NamedTensors model;      // of the first process; with model_in_parts this process's parts
   NamedTensors optimizer;  // with the random generators' states; of one of `parts`, this process's
   TrainState state;
   int64_t part = 0, parts = 1;
+  bool model_in_parts = false;
 
-  // With `copied` training can go on while the snapshot is written.
+  // Shares its tensors with model and optimiser. `released` has the parameters where the model's
+  // are without memory.
   static Snapshot take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
-                       bool copied);
+                       ParameterShards* released = nullptr);
+  // Makes the tensors its own, so that training can go on while the snapshot is written.
+  void copy();
+  double bytes() const;
+  // The names of the files that the process of this part writes.
+  std::vector<std::string> files(int64_t of_part) const;
 };
 
 class CheckpointStore {
@@ -71,7 +78,7 @@ class CheckpointStore {
   // process has written of it, the files or folders `own`.
   void guarded(int64_t step, const std::vector<std::string>& own,
                const std::function<void()>& write) const;
-  void write_part(const Snapshot& snapshot) const;
+  std::vector<std::pair<std::string, FileMark>> write_files(const Snapshot& snapshot) const;
   TrainState checked_state(int64_t step, bool with_optimizer = false) const;
   // A sentence naming the newest other checkpoint that is intact.
   std::string other_intact(int64_t step) const;

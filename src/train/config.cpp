@@ -54,9 +54,9 @@ void TrainOptions::fields(Fields& f) {
           at_least(1));
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));
   f.field("shard", shard,
-          "what several processes share out instead of keeping all of it: nothing, or the "
-          "optimiser's state (ZeRO-1)",
-          {"none", "optimizer"});
+          "what several processes share out instead of keeping all of it: nothing, the optimiser's "
+          "state (ZeRO-1), or that, the gradients and the parameters (ZeRO-3)",
+          {"none", "optimizer", "parameters"});
   f.list("group", groups,
          "parameters with a rate or weight decay of their own; the first group that names a "
          "parameter counts");

@@ -105,14 +105,14 @@ NamedTensors random_states(at::Device device) {
   return out;
 }
 
-void restore_random(NamedTensors& stored, at::Device device, const std::string& path) {
+void restore_random(StoredTensors& stored, at::Device device, const std::string& path) {
   for (auto& [name, generator] : generators(device)) {
     const auto found = std::find_if(stored.begin(), stored.end(),
                                     [&](const auto& item) { return item.first == name; });
     require(found != stored.end() || name != kRandomState, path, ": has no tensor '", name, "'.");
     if (found == stored.end()) continue;
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(found->second.clone());
+    generator.set_state(found->second[0].clone());
   }
   std::erase_if(stored, [](const auto& item) { return item.first.starts_with(kRandomState); });
 }

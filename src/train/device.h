@@ -31,7 +31,7 @@ void seed_random(uint64_t seed, at::Device device);
 // Error naming `path` where the CPU's is not there. The state of a device that the stored run did
 // not use stays as it is.
 NamedTensors random_states(at::Device device);
-void restore_random(NamedTensors& stored, at::Device device, const std::string& path);
+void restore_random(StoredTensors& stored, at::Device device, const std::string& path);
 
 // Autocast to bfloat16 while it lives, where `dtype` says so.
 class Autocast {

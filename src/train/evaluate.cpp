@@ -240,8 +240,12 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   // Loss, targets and right answers of each sequence.
   const Tensor found = at::zeros({total, 3}, at::kDouble);
   Evaluation out;
-  for (int64_t first = 0; first < total; first += batch) {
-    if (group != nullptr && first / batch % group->size() != group->rank()) continue;
+  const int64_t ranks = group == nullptr ? 1 : group->size();
+  for (int64_t next = 0; next < total; next += ranks * batch) {
+    const int64_t own = next + (group == nullptr ? 0 : group->rank() * batch);
+    // Processes that share out the parameters compute as many batches as each other. Where one has
+    // none left, it computes the first one again, for nothing.
+    const int64_t first = own < total ? own : 0;
     const data::Batch data =
         to_device(split_batch(task, split, first, std::min(batch, total - first)), device);
     const int64_t count = data.targets.size(0);
@@ -276,6 +280,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
     const Tensor right = task.exact_match()
                              ? scored.hit.reshape({count, -1}).all(1)
                              : scored.hit.logical_and(wanted).reshape({count, -1}).sum(1);
+    if (own >= total) continue;
     found.narrow(0, first, count)
         .copy_(at::stack({scored.loss, wanted.reshape({count, -1}).sum(1).to(at::kDouble),
                           right.to(at::kDouble)},

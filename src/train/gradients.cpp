@@ -66,10 +66,12 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
       balance = balance.defined() ? balance + extra.detach() : extra.detach();
       mean = mean + extra;
     }
-    if (&batch == &batches.back()) sum.begin();
+    // With shared parameters whole gradients do not stay until the next piece.
+    const bool reduces = &batch == &batches.back() || options.shard == "parameters";
+    if (reduces) sum.begin();
     mean.backward();
+    if (reduces) sum.finish();
   }
-  sum.finish();
   std::vector<Tensor> sums = {loss};
   if (balance.defined()) sums.push_back(balance);
   for (auto& [layer, load] : auxiliary.load) sums.push_back(load);

@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "mixers/nn.h"
@@ -20,25 +21,58 @@ static std::string former_name(const std::string& name) {
   return name.substr(0, name.size() - kNow.size()) + std::string(kThen);
 }
 
-void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& path) {
-  std::map<std::string, Tensor> present(from.begin(), from.end());
+// Copies the elements from `first` on that `parts` have in a row to the row `to`.
+static void copy_elements(const std::vector<Tensor>& parts, int64_t first, const Tensor& to) {
+  const Tensor target = to.detach();
+  int64_t begin = 0;  // of the part
+  for (const Tensor& part : parts) {
+    const int64_t end = begin + part.numel();
+    const int64_t low = std::max(begin, first), high = std::min(end, first + target.numel());
+    if (low < high) {
+      target.narrow(0, low - first, high - low)
+          .copy_(part.reshape(-1).narrow(0, low - begin, high - low));
+    }
+    begin = end;
+  }
+}
+
+void copy_tensors(const StoredTensors& from,
+                  const std::vector<std::pair<std::string, CopyTarget>>& to,
+                  const std::string& path) {
+  std::map<std::string, std::vector<Tensor>> present(from.begin(), from.end());
   for (const auto& [name, target] : to) {
     auto found = present.find(name);
     if (found == present.end()) found = present.find(former_name(name));
     require(found != present.end(), path, ": has no tensor '", name, "' that the model expects.");
-    require(found->second.sizes() == target.sizes(), path, ": tensor '", name, "' has shape ",
-            found->second.sizes(), ", expected ", target.sizes(), ".");
-    target.detach().copy_(found->second);
+    const std::vector<Tensor>& parts = found->second;
+    int64_t elements = 0;
+    for (const Tensor& part : parts) elements += part.numel();
+    const bool row = parts[0].dim() == 1 && elements == c10::multiply_integers(target.shape);
+    require(row || (parts.size() == 1 && parts[0].sizes() == target.shape), path, ": tensor '",
+            name, "' has shape ", parts.size() == 1 ? parts[0].sizes() : at::IntArrayRef(elements),
+            ", expected ", target.shape, ".");
+    if (target.values.sizes() == target.shape) {
+      const Tensor whole = parts.size() == 1 ? parts[0] : at::cat(parts);
+      target.values.detach().copy_(whole.view(target.shape));
+    } else {
+      copy_elements(parts, target.first, target.values);
+    }
     present.erase(found);
   }
   require(present.empty(), path, ": has a tensor '", present.empty() ? "" : present.begin()->first,
           "' that the model does not know.");
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, Communicator* group)
-    : options_(options),
-      group_(options.shard == "optimizer" && group != nullptr && group->size() > 1 ? group
-                                                                                   : nullptr) {
+void copy_tensors(const StoredTensors& from, const NamedTensors& to, const std::string& path) {
+  std::vector<std::pair<std::string, CopyTarget>> targets;
+  for (const auto& [name, tensor] : to) {
+    targets.push_back({name, {.values = tensor, .shape = tensor.sizes()}});
+  }
+  copy_tensors(from, targets, path);
+}
+
+AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, ParameterShards* shards)
+    : options_(options), shards_(shards) {
   const std::set<std::string> decayed = decayed_parameters(model);
   for (const auto& item : model.named_buffers()) buffers_.insert(item.key());
   std::vector<bool> used(options.groups.size());
@@ -60,21 +94,9 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, Commun
     }
     Group& group = groups_[index];
     group.names.push_back(item.key());
-    group.parameters.push_back(p);
+    group.whole.push_back(p);
+    group.parameters.push_back(shards_ != nullptr ? shards_->own(p) : p);
     group.steps.push_back(at::zeros({}, p.options().dtype(at::kFloat)));
-  }
-  for (Group& group : groups_) {
-    for (const Tensor& p : group.parameters) {
-      group.firsts.push_back(elements_);
-      elements_ += p.numel();
-    }
-  }
-  for (Group& group : groups_) {
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      const Tensor own = part_of(group.parameters[i].detach(), group.firsts[i]);
-      group.means.push_back(at::zeros_like(own));
-      group.squares.push_back(at::zeros_like(own));
-    }
   }
   for (size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
@@ -89,26 +111,20 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, Commun
   }
 }
 
-Tensor AdamW::part_of(const Tensor& whole, int64_t first) const {
-  if (!shared()) return whole;
-  const int64_t begin = part_begin(group_->rank()), end = part_begin(group_->rank() + 1);
-  const int64_t low = std::clamp<int64_t>(begin - first, 0, whole.numel());
-  const int64_t high = std::clamp<int64_t>(end - first, low, whole.numel());
-  return whole.view(-1).narrow(0, low, high - low);
+void AdamW::make_moments(Group& group) {
+  if (!group.means.empty()) return;
+  for (const Tensor& p : group.parameters) {
+    group.means.push_back(at::zeros_like(p.detach()));
+    group.squares.push_back(at::zeros_like(p.detach()));
+  }
 }
 
-Tensor AdamW::joined(const std::vector<Tensor>& parts) const {
-  // All give as much: parts differ by one element.
-  const int64_t most = (elements_ + group_->size() - 1) / group_->size();
-  const Tensor own = at::cat(parts);
-  const Tensor padded = at::zeros({most}, own.options());
-  padded.narrow(0, 0, own.numel()).copy_(own);
-  std::vector<Tensor> all = group_->gather(padded);
-  for (int64_t i = 0; i < group_->size(); ++i) {
-    Tensor& part = all[static_cast<size_t>(i)];
-    part = part.narrow(0, 0, part_begin(i + 1) - part_begin(i));
-  }
-  return at::cat(all);
+double AdamW::gradient_norm(const std::vector<Tensor>& gradients) const {
+  const Tensor norms = at::stack(at::_foreach_norm(gradients));
+  if (shards_ == nullptr) return at::linalg_vector_norm(norms).item<double>();
+  const Tensor squares = norms.to(at::kDouble).square().sum();
+  shards_->group().sum({squares});
+  return std::sqrt(squares.item<double>());
 }
 
 double AdamW::step(double lr) {
@@ -120,12 +136,12 @@ double AdamW::step(double lr) {
     }
   }
   if (gradients.empty()) return 0;
-  const double norm =
-      at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients))).item<double>();
+  const double norm = gradient_norm(gradients);
   if (options_.clip > 0 && norm > options_.clip) {
     at::_foreach_mul_(gradients, options_.clip / (norm + 1e-6));
   }
   for (Group& group : groups_) {
+    make_moments(group);
     std::vector<Tensor> p, g, m, v, s, counted;
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       const Tensor& parameter = group.parameters[i];
@@ -138,9 +154,9 @@ double AdamW::step(double lr) {
       }
       parameter.mutable_grad() = Tensor();
       counted.push_back(group.steps[i]);
-      if (group.means[i].numel() == 0) continue;  // another process's
-      p.push_back(part_of(parameter, group.firsts[i]));
-      g.push_back(part_of(gradient, group.firsts[i]));
+      if (parameter.numel() == 0) continue;  // other processes have its elements
+      p.push_back(parameter);
+      g.push_back(gradient);
       m.push_back(group.means[i]);
       v.push_back(group.squares[i]);
       s.push_back(group.steps[i]);
@@ -150,28 +166,17 @@ double AdamW::step(double lr) {
     at::_fused_adamw_(p, g, m, v, {}, s, group.lr * lr, options_.beta1, options_.beta2,
                       group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
-  if (!shared()) return norm;
-  std::vector<Tensor> parts;
-  for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      parts.push_back(part_of(group.parameters[i], group.firsts[i]));
-    }
-  }
-  const Tensor all = joined(parts);
-  for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      const Tensor& p = group.parameters[i];
-      p.copy_(all.narrow(0, group.firsts[i], p.numel()).view(p.sizes()));
-    }
-  }
+  if (shards_ != nullptr) shards_->refresh();
   return norm;
 }
 
 NamedTensors AdamW::state() const {
   NamedTensors out;
-  for (const Group& group : groups_) {
+  // A copy of each group: before the first step zeros stand for the moments, which are made only when they are needed.
+  for (Group group : groups_) {
+    make_moments(group);
     for (size_t i = 0; i < group.names.size(); ++i) {
-      if (!shared() || group.means[i].numel() > 0) {
+      if (group.means[i].numel() > 0) {
         out.emplace_back("mean." + group.names[i], group.means[i]);
         out.emplace_back("square." + group.names[i], group.squares[i]);
       }
@@ -183,39 +188,24 @@ NamedTensors AdamW::state() const {
   return out;
 }
 
-void AdamW::load(const NamedTensors& state, const std::string& path) {
+void AdamW::load(const StoredTensors& state, const std::string& path) {
   // Runs of before had what is a buffer now as a parameter, which no gradient reached.
-  NamedTensors own = state;
+  StoredTensors own = state;
   std::erase_if(own, [&](const auto& item) {
     return buffers_.contains(item.first.substr(item.first.find('.') + 1));
   });
-  NamedTensors targets;
-  for (const Group& group : groups_) {
+  std::vector<std::pair<std::string, CopyTarget>> targets;
+  for (Group& group : groups_) {
+    make_moments(group);
     for (size_t i = 0; i < group.names.size(); ++i) {
-      const auto whole = [&](const Tensor& kept) {
-        return shared() ? at::empty_like(group.parameters[i]) : kept;
-      };
-      targets.emplace_back("mean." + group.names[i], whole(group.means[i]));
-      targets.emplace_back("square." + group.names[i], whole(group.squares[i]));
-      targets.emplace_back("steps." + group.names[i], group.steps[i]);
-    }
-  }
-  std::map<std::string, Tensor> target_of(targets.begin(), targets.end());
-  for (auto& [name, tensor] : own) {
-    const Tensor& target = target_of[name];
-    if (target.defined() && tensor.dim() == 1 && tensor.numel() == target.numel()) {
-      tensor = tensor.view(target.sizes());
+      const Tensor& whole = group.whole[i];
+      const int64_t first = shards_ != nullptr ? shards_->first_of(whole) : 0;
+      targets.push_back({"mean." + group.names[i], {group.means[i], whole.sizes(), first}});
+      targets.push_back({"square." + group.names[i], {group.squares[i], whole.sizes(), first}});
+      targets.push_back({"steps." + group.names[i], {group.steps[i], group.steps[i].sizes(), 0}});
     }
   }
   copy_tensors(own, targets, path);
-  if (!shared()) return;
-  auto target = targets.begin();
-  for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.names.size(); ++i, target += 3) {
-      group.means[i].copy_(part_of(target[0].second.detach(), group.firsts[i]));
-      group.squares[i].copy_(part_of(target[1].second.detach(), group.firsts[i]));
-    }
-  }
 }
 
 }  // namespace headloom

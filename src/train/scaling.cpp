@@ -11,11 +11,15 @@ StepCost step_cost(const SharedStep& step, int64_t machines) {
   const double share = 4 * step.parameters * (n - 1) / n;
   StepCost out{.compute = step.flops / step.machine_flops / n, .bytes = 2 * share};
   out.reduce = 2 * share / step.bytes_a_second;
-  if (step.shard_optimizer) {
-    out.bytes += share;
-    out.gather = share / step.bytes_a_second;
+  const double gathers = step.shard == "parameters" ? 2 : step.shard == "optimizer" ? 1 : 0;
+  out.bytes += gathers * share;
+  out.gather = gathers * share / step.bytes_a_second;
+  const double forward = out.compute / 3, backward = 2 * out.compute / 3;
+  if (step.shard == "parameters") {
+    out.step = std::max(forward, out.gather / 2) + std::max(backward, out.gather / 2 + out.reduce);
+  } else {
+    out.step = forward + std::max(backward, out.reduce) + out.gather;
   }
-  out.step = out.compute / 3 + std::max(2 * out.compute / 3, out.reduce) + out.gather;
   out.efficiency = out.compute / out.step;
   return out;
 }

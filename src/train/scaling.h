@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "train/config.h"
 
@@ -13,7 +14,7 @@ struct SharedStep {
   double parameters = 0;      // whose gradients are reduced, 4 bytes each
   double machine_flops = 0;   // of a machine, in a second
   double bytes_a_second = 0;  // that a machine sends, and receives at the same time
-  bool shard_optimizer = false;
+  std::string shard = "none";  // train.shard
 };
 
 struct StepCost {
@@ -22,13 +23,17 @@ struct StepCost {
   // Seconds that the gradients take on the network. They leave while the backward goes on, which is
   // two thirds of `compute`.
   double reduce = 0;
-  double gather = 0;      // seconds until everybody has the updated parameters, after the optimiser
-  double step = 0;        // seconds: compute / 3 + max(2 compute / 3, reduce) + gather
+  // Seconds in which the parts of the parameters are collected. With train.shard = "optimizer" that
+  // is once, after the optimiser; with "parameters" twice, during the forward and the backward.
+  double gather = 0;
+  double step = 0;        // seconds
   double efficiency = 0;  // of the machines' compute: the step of one, over `machines` such steps
 };
 
 // Gradients are summed by a ring, in which each of N machines sends 2 (N - 1) / N of them
-// (Patarasuk and Yuan 2009); train.shard = "optimizer" adds (N - 1) / N of the parameters.
+// (Patarasuk and Yuan 2009). To collect the parameters it sends (N - 1) / N of them. A step is
+//   none, optimizer: compute / 3 + max(2 compute / 3, reduce) + gather;
+//   parameters: max(compute / 3, gather / 2) + max(2 compute / 3, gather / 2 + reduce).
 // Latencies, and what a machine waits for slower ones, are not counted.
 StepCost step_cost(const SharedStep& step, int64_t machines);
 

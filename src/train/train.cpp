@@ -27,6 +27,7 @@
 #include "train/run_folder.h"
 #include "train/run_session.h"
 #include "train/scaling.h"
+#include "train/sharded_model.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -103,8 +104,9 @@ class Trainer {
         session_(make_session(control)),
         task_(make_task(control)),
         model_(make_model()),
-        gradients_(model_->parameters(), group_),
-        optimizer_(*model_, options_, &group_),
+        shards_(ShardedModel::make(*model_, options_, group_)),
+        gradients_(model_->parameters(), group_, shards()),
+        optimizer_(*model_, options_, shards()),
         state_(open()),
         metrics_(first() ? control.folder + "/metrics.jsonl" : "", state_.step) {}
 
@@ -129,6 +131,11 @@ class Trainer {
 
  private:
   bool first() const { return group_.rank() == 0; }
+  ParameterShards* shards() const { return shards_ ? &shards_->shards() : nullptr; }
+  // Where the parameters have memory only while the model computes.
+  ParameterShards* released() const {
+    return shards_ && shards()->frees() ? shards() : nullptr;
+  }
 
   // The first process alone holds the folder. What it takes from there into the configuration, the
   // others take from it.
@@ -165,9 +172,13 @@ class Trainer {
     }
     const at::NoGradGuard no_grad;
     std::vector<Tensor> tensors;
-    for (const auto& [name, tensor] : named_tensors(*model_)) tensors.push_back(tensor);
+    for (const auto& [name, tensor] : named_tensors(*model_)) {
+      // Where a checkpoint was read, each process has its own part of it already.
+      if (!goes_on || released() == nullptr || !shards()->has(tensor)) tensors.push_back(tensor);
+    }
     group_.broadcast(tensors);
     const auto rank = static_cast<size_t>(group_.rank());
+    if (shards_ && !(goes_on && released() != nullptr)) shards()->take();
     if (state.other_routes.size() + 1 == static_cast<size_t>(group_.size()) && rank > 0) {
       ops::use_product_routes(state.other_routes[rank - 1]);
     }
@@ -224,8 +235,7 @@ class Trainer {
   void step() {
     writer_.check();
     const double start = now();
-    const StepLoss found =
-        accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
+    const StepLoss found = gradients_of_step();
     StepPoint point{.step = state_.step + 1,
                     .loss = found.loss,
                     .lr = options_.lr_at(state_.step),
@@ -246,7 +256,13 @@ class Trainer {
     if (progress_.due()) show(point.loss);
   }
 
+  StepLoss gradients_of_step() {
+    const ShardedModel::Use use(shards_.get());
+    return accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
+  }
+
   Evaluation evaluated(Split split) {
+    const ShardedModel::Use use(shards_.get());
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
                     std::max<int64_t>(options_.batch / options_.accumulate / group_.size(), 1), {},
@@ -303,10 +319,7 @@ class Trainer {
   void save(bool last) {
     writer_.wait();  // for the checkpoint before
     // The update after the last loss may have ruined the weights: that is no good checkpoint.
-    at::NoGradGuard no_grad;
-    const double norm = at::stack(at::_foreach_norm(model_->parameters())).sum().item<double>();
-    if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
-    check_same_weights(norm);
+    check_weights();
     state_.other_routes.clear();
     if (group_.size() > 1) {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
@@ -318,28 +331,30 @@ class Trainer {
       group_.any(false);  // nobody writes before the folder is there
     }
     if (first() || optimizer_.parts() > 1) {
-      const bool waits = last || !copy_fits();
-      writer_.start([store, snapshot = Snapshot::take(*model_, optimizer_, state_, !waits)](
+      Snapshot snapshot = Snapshot::take(*model_, optimizer_, state_, released());
+      const bool waits =
+          last || static_cast<double>(memory_.bytes()) + snapshot.bytes() >= memory_limit().bytes;
+      if (!waits) snapshot.copy();
+      writer_.start([store, snapshot = std::move(snapshot)](
                         const CheckpointWriter::Cancelled& c) { store.save(snapshot, c); });
       if (waits) writer_.wait();
     }
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
   }
 
-  // Whether what a checkpoint holds can be there twice.
-  bool copy_fits() const {
-    double bytes = 0;
-    for (const NamedTensors& tensors : {named_tensors(*model_), optimizer_.state()}) {
-      for (const auto& [name, tensor] : tensors) bytes += static_cast<double>(tensor.nbytes());
+  // Weights that every process has are the same in all: all compute the same update.
+  void check_weights() {
+    at::NoGradGuard no_grad;
+    std::vector<Tensor> weights;
+    for (const Tensor& p : model_->parameters()) {
+      weights.push_back(released() != nullptr ? released()->own(p) : p);
     }
-    return static_cast<double>(memory_.bytes()) + bytes < memory_limit().bytes;
-  }
-
-  // All processes compute the same update of the same weights.
-  void check_same_weights(double norm) {
-    const std::vector<Tensor> norms = group_.gather(at::full({1}, norm, at::kDouble));
-    for (size_t i = 1; i < norms.size(); ++i) {
-      if (norms[i].item<double>() == norms[0].item<double>()) continue;
+    const double own = at::stack(at::_foreach_norm(weights)).sum().item<double>();
+    const std::vector<Tensor> norms = group_.gather(at::full({1}, own, at::kDouble));
+    for (size_t i = 0; i < norms.size(); ++i) {
+      const auto norm = norms[i].item<double>();
+      if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
+      if (released() != nullptr || norm == norms[0].item<double>()) continue;
       fail("the weights of rank ", i, " are no longer those of rank 0 after step ", state_.step,
            "; nothing was saved.");
     }
@@ -395,6 +410,7 @@ class Trainer {
   const std::unique_ptr<RunSession> session_;  // of the first process
   const std::shared_ptr<data::Task> task_;
   const std::shared_ptr<Model> model_;
+  const std::unique_ptr<ShardedModel> shards_;  // null where nothing is shared out
   GradientSum gradients_;
   AdamW optimizer_;
   TrainState state_;

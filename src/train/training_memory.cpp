@@ -7,6 +7,7 @@
 #include "mixers/without_memory.h"
 #include "model/describe.h"
 #include "ops/linear_cross_entropy/op.h"
+#include "train/sharded_model.h"
 
 namespace headloom {
 namespace {
@@ -91,8 +92,23 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
   const auto source = static_cast<double>(sequence.source_length);
   TrainingMemory out;
   out.parameters = (narrow ? 6 : 4) * count;
-  out.gradients = (processes > 1 ? 8 : 4) * count;
-  out.optimizer = 8 * count / (options.shard == "optimizer" ? ranks : 1);
+  out.gradients = 4 * count;
+  out.optimizer = 8 * count / (options.shard == "none" ? 1 : ranks);
+  double start = 0;
+  if (options.shard != "none" && processes > 1) {
+    const double whole = std::min(ShardedModel::whole_at_a_time(model), count);
+    const bool frees = options.shard == "parameters";
+    // The own parts. Whole gradients twice: where they are computed, and on their way.
+    out.gradients = 4 * count / ranks + 8 * whole;
+    if (!frees && options.accumulate > 1) out.gradients += 4 * count;
+    out.parameters += 4 * count / ranks;
+    if (frees) {
+      // The copies that are multiplied stay until the backward, unless it makes them again.
+      const double copies = narrow ? 2 * (options.activation_checkpointing ? whole : count) : 0;
+      out.parameters = 4 * count / ranks + 4 * whole + copies;
+      start = 4 * count;  // every process begins with the whole model
+    }
+  }
   double largest = 0, again = 0;
   for (const Layers* layers : model.stacks()) {
     const double positions = layers->part() == "encoder" ? source : length;
@@ -136,6 +152,7 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
   const double passing = out.activations + out.scores;
   out.peak = out.parameters + out.optimizer + out.batch +
              (options.accumulate > 1 ? out.gradients + passing : std::max(out.gradients, passing));
+  out.peak = std::max(out.peak, start);
   return out;
 }
 

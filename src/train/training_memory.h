@@ -12,8 +12,11 @@ namespace headloom {
 // Bytes. A real step of more than 200 MB takes between half and three times as many;
 // docs/reliability.md has the figures.
 struct TrainingMemory {
-  double parameters = 0;  // float32, and in bfloat16 the copies that are multiplied
-  double gradients = 0;   // float32, twice where processes exchange them
+  // float32, and in bfloat16 the copies that are multiplied; with train.shard the
+  // own parts as well.
+  double parameters = 0;
+  // float32; with train.shard the own parts, and what is whole at a time.
+  double gradients = 0;
   double optimizer = 0;   // AdamW's two moments
   // What all layers leave for the backward pass; with train.activation_checkpointing their inputs,
   // and what the one leaves that is computed again.

@@ -134,7 +134,8 @@ TEST(DeviceTraining, TheStateOfItsRandomNumbersIsKept) {
   EXPECT_EQ(states[1].first, str("random_state.", kName));
   const Tensor second = draw();
   EXPECT_FALSE(at::equal(first, second));
-  restore_random(states, kDevice, "states");
+  StoredTensors stored = as_stored(states);
+  restore_random(stored, kDevice, "states");
   EXPECT_TRUE(at::equal(draw(), second));
   // Beside the CPU's: neither moves the other.
   at::manual_seed(1);

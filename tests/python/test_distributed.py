@@ -61,10 +61,6 @@ def tensors(run, which="model", step=20):
     return {name: torch.cat([part[name].flatten() for part in parts if name in part]) for name in names}
 
 
-def optimizer_files(run):
-    return sorted((run / "checkpoints/step-20").glob("optimizer*.safetensors"))
-
-
 def assert_same_course(one, several):
     """That two runs have the same figures, to rounding."""
     for a, b in zip(lines(one), lines(several), strict=True):
@@ -128,29 +124,72 @@ def test_mpirun_starts_the_same_run(place):
     assert same_weights(place / "by mpirun", place / "mha-2")
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_the_optimisers_state_is_shared_out(place, number):
-    """ZeRO-1: an odd number of elements is cut within tensors."""
-    out = f"zero-{number}"
-    train_together(place, "mha.toml", out, number, "--set", 'train.shard="optimizer"')
-    assert_same_course(place / f"mha-{number}", place / out)
+SHARED = {
+    "zero-2": ("mha", 2, "optimizer"),
+    "zero-3": ("mha", 3, "optimizer"),
+    "all-2": ("mha", 2, "parameters"),
+    "all-moe": ("moe", 3, "parameters"),
+    "all-mamba": ("mamba", 2, "parameters"),
+    "all-reverse": ("reverse", 3, "parameters"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(place):
+    """Runs that share out the optimiser's state, or the parameters as well. Odd numbers of elements are cut within tensors."""
+    for out, (name, number, shard) in SHARED.items():
+        train_together(place, f"{name}.toml", out, number, "--set", f'train.shard="{shard}"')
+    return place
+
+
+@pytest.mark.parametrize("out", SHARED)
+def test_what_processes_share_out_is_the_same(shared, out):
+    name, number, shard = SHARED[out]
+    plain = f"{name}-{number}"
+    assert_same_course(shared / plain, shared / out)
     for which in ("model", "optimizer"):
-        whole, shared = (tensors(place / run, which=which) for run in (f"mha-{number}", out))
-        assert whole.keys() == shared.keys()
-        for name, value in whole.items():
-            torch.testing.assert_close(shared[name], value, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-    sizes = [sum(t.numel() for name, t in load_file(file).items() if name.startswith("mean.")) for file in optimizer_files(place / out)]
-    assert len(sizes) == number and max(sizes) - min(sizes) <= 1
+        whole, parts = (tensors(shared / run, which=which) for run in (plain, out))
+        assert whole.keys() == parts.keys()
+        for tensor, value in whole.items():
+            torch.testing.assert_close(parts[tensor], value, atol=1e-5, rtol=1e-4, msg=lambda text, tensor=tensor: f"{tensor}: {text}")
+    count = sum(t.numel() for t in tensors(shared / plain).values())
+    kinds = {"optimizer": "mean.", "model": ""} if shard == "parameters" else {"optimizer": "mean."}
+    for which, prefix in kinds.items():
+        files = sorted((shared / out / "checkpoints/step-20").glob(f"{which}-*.safetensors"))
+        sizes = [sum(t.numel() for tensor, t in load_file(file).items() if tensor.startswith(prefix)) for file in files]
+        assert len(sizes) == number and max(sizes) < 0.05 * count + count / number, sizes
 
 
-def test_a_part_of_a_checkpoint_is_missing(place):
-    shutil.copytree(place / "zero-3", place / "part")
-    missing = optimizer_files(place / "part")[1]
+def test_shared_parameters_in_pieces_and_computed_again(shared):
+    more = ["--set", "train.accumulate=2", "--set", "train.activation_checkpointing=true"]
+    train_together(shared, "reverse.toml", "pieces-plain", 2, *more)
+    train_together(shared, "reverse.toml", "pieces-shared", 2, *more, "--set", 'train.shard="parameters"')
+    assert_same_course(shared / "pieces-plain", shared / "pieces-shared")
+
+
+def test_shared_parameters_have_memory_while_their_layer_computes(tmp_path):
+    """The training state of 12.6M parameters takes 16 bytes each; a process alone has all of it."""
+    mixers = model('{ type = "mha", heads = 4 }', '{ type = "swiglu" }').replace("width = 16", "width = 256").replace("depth = 2", "depth = 16")
+    assert "width = 256" in mixers and "depth = 16" in mixers
+    (tmp_path / "deep.toml").write_text(mixers + f"[task]\n{TASK}\n" + TRAIN.replace("steps = 20", "steps = 2").replace("batch = 12", "batch = 4"))
+    peak = {}
+    for shard in ("none", "parameters"):
+        train_together(tmp_path, "deep.toml", shard, 4, "--set", f'train.shard="{shard}"')
+        (*_, last) = [line["ranks"] for line in lines(tmp_path / shard) if "ranks" in line]
+        peak[shard] = max(rank["peak_memory_bytes"] for rank in last)
+    assert peak["parameters"] < 0.6 * peak["none"], peak
+
+
+@pytest.mark.parametrize("which", ["optimizer", "model"])
+def test_a_part_of_a_checkpoint_is_missing(shared, which):
+    part = f"part-{which}"
+    shutil.copytree(shared / "all-moe", shared / part)
+    missing = shared / part / f"checkpoints/step-20/{which}-00002-of-00003.safetensors"
     missing.unlink()
     for number in (1, 3):
-        done = train_together(place, "part", "part", number, "--checkpoint", 20, "--set", "train.steps=22", code=1)
+        done = train_together(shared, part, part, number, "--checkpoint", 20, "--set", "train.steps=22", code=1)
         (said,) = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
-        assert str(missing.relative_to(place)) in said and "The checkpoint of step 10 is intact" in said
+        assert str(missing.relative_to(shared)) in said and "The checkpoint of step 10 is intact" in said
 
 
 def test_pieces_and_layers_that_are_computed_again(place):
@@ -171,32 +210,35 @@ def test_metrics_say_what_each_process_used(place):
             assert all(rank["peak_memory_bytes"] > 0 and rank["waiting_seconds"] >= 0 for rank in ranks)
 
 
-@pytest.mark.parametrize("shard", ["none", "optimizer"])
-def test_a_run_that_goes_on_gives_the_same_bits(place, shard):
-    number, whole = (2, "mha-2") if shard == "none" else (3, "zero-3")
-    again = f"again-{number}"
-    shutil.copytree(place / whole, place / again)
-    train_together(place, again, again, number, "--checkpoint", 10)
-    assert weights(place / again, 20) == weights(place / whole, 20)
-    assert [f.read_bytes() for f in optimizer_files(place / again)] == [f.read_bytes() for f in optimizer_files(place / whole)]
-    assert losses(place / again) == losses(place / whole)
+@pytest.mark.parametrize("whole, number", [("mha-2", 2), ("zero-3", 3), ("all-2", 2)])
+def test_a_run_that_goes_on_gives_the_same_bits(shared, whole, number):
+    again = f"again-{whole}"
+    shutil.copytree(shared / whole, shared / again)
+    train_together(shared, again, again, number, "--checkpoint", 10)
+    contents = [
+        {file.name: file.read_bytes() for file in (shared / run / "checkpoints/step-20").glob("*.safetensors")} for run in (whole, again)
+    ]
+    assert contents[0] == contents[1] and len(contents[0]) >= 2
+    assert losses(shared / again) == losses(shared / whole)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(place):
-    constant = ["--set", 'train.schedule="constant"']
-    train_together(place, "reverse.toml", "steady", 1, *constant)
-    train_together(place, "reverse.toml", "changing", 2, *constant, "--set", "train.steps=8", "--set", 'train.shard="optimizer"')
+@pytest.mark.parametrize("shard", ["optimizer", "parameters"])
+def test_a_run_goes_on_with_another_number_of_processes(place, shard):
+    constant, out = ["--set", 'train.schedule="constant"'], f"changing-{shard}"
+    if not (place / "steady").exists():
+        train_together(place, "reverse.toml", "steady", 1, *constant)
+    train_together(place, "reverse.toml", out, 2, *constant, "--set", "train.steps=8", "--set", f'train.shard="{shard}"')
     for number, steps in [(3, 14), (1, 20)]:
-        train_together(place, "changing", "changing", number, "--resume", "--set", f"train.steps={steps}")
-    assert len(losses(place / "changing")) == 20
-    for a, b in zip(losses(place / "steady"), losses(place / "changing"), strict=True):
+        train_together(place, out, out, number, "--resume", "--set", f"train.steps={steps}")
+    assert len(losses(place / out)) == 20
+    for a, b in zip(losses(place / "steady"), losses(place / out), strict=True):
         assert abs(a - b) < 1e-4
 
 
 def test_other_commands_read_the_checkpoints(tmp_path):
     (tmp_path / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
     (tmp_path / "text.toml").write_text(TEXT)
-    train_together(tmp_path, "text.toml", "run", 2)
+    train_together(tmp_path, "text.toml", "run", 2, "--set", 'train.shard="parameters"')
     assert "loss" in headloom("eval", "run", "--sequences", 4, cwd=tmp_path).stdout
     assert headloom("generate", "run", "--prompt", "The ", "--tokens", 4, cwd=tmp_path).stdout.startswith("The ")
     headloom("export", "run", "--out", "hf", cwd=tmp_path)
@@ -219,8 +261,14 @@ def test_describe_estimates_several_machines(place):
         assert none["step_seconds"] == pytest.approx(row["compute_seconds"] / 3 + hidden)
         assert sharded["step_seconds"] == pytest.approx(none["step_seconds"] + share / 1e9)
         assert none["efficiency"] == pytest.approx(row["compute_seconds"] / none["step_seconds"])
-        assert none["memory"] - sharded["memory"] == pytest.approx(8 * parameters * (n - 1) / n)
+        everything = row["parameters"]
+        assert everything["bytes_sent"] == pytest.approx(4 * share) and everything["gather_seconds"] == pytest.approx(2 * share / 1e9)
+        forward = max(row["compute_seconds"] / 3, share / 1e9)
+        assert everything["step_seconds"] == pytest.approx(forward + max(2 / 3 * row["compute_seconds"], 3 * share / 1e9))
     assert rows[0]["none"]["efficiency"] == 1 and rows[0]["none"]["memory"] == described["training_memory"]["peak"]
+    deep = ["--set", "model.width=256", "--set", "model.depth=16"]
+    rows = json.loads(headloom("describe", "mha.toml", "--machines", 4, *options, *deep, "--json", cwd=place).stdout)["machines"]["numbers"]
+    assert all(row["parameters"]["memory"] < row["optimizer"]["memory"] < row["none"]["memory"] for row in rows[1:])
     # At that number the sums take as long as the backward.
     limit = described["machines"]["hidden_up_to"]
     assert 2 / 3 * step / 0.5e9 / limit == pytest.approx(8 * parameters * (limit - 1) / limit / 1e9)

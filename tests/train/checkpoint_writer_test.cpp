@@ -75,7 +75,8 @@ TEST(Snapshot, ACopyStands) {
   TrainState state;
   state.step = 3;
   for (const Tensor& p : loaded.model->parameters()) before.push_back(p.clone());
-  const Snapshot snapshot = Snapshot::take(*loaded.model, optimizer, state, /*copied=*/true);
+  Snapshot snapshot = Snapshot::take(*loaded.model, optimizer, state);
+  snapshot.copy();
   for (Tensor& p : loaded.model->parameters()) p.add_(1);
   store.save(snapshot);
   store.load_weights("3", *loaded.model);
@@ -94,7 +95,8 @@ TEST(Snapshot, PartsAreOneCheckpoint) {
   store.load(2, *loaded.model, optimizer);
   TrainState state;
   state.step = 3;
-  Snapshot first = Snapshot::take(*loaded.model, optimizer, state, /*copied=*/true);
+  Snapshot first = Snapshot::take(*loaded.model, optimizer, state);
+  first.copy();
   Snapshot second = first;
   first.parts = second.parts = 2;
   second.part = 1;

@@ -137,7 +137,7 @@ TEST(Experts, ResumingGoesOnWithTheBiasAndReadsCheckpointsThatHadItAsAParameter)
     for (const auto& item : state) EXPECT_NE(item.first, name);
     state.emplace_back(name, at::zeros({4}));
   }
-  optimizer.load(state, "file");
+  optimizer.load(as_stored(state), "file");
   EXPECT_EQ(optimizer.state().size(), own);
 }
 

@@ -29,11 +29,13 @@ struct Parts : torch::nn::Module {
 // RWKV's time_decay was called decay in checkpoints of old.
 TEST(CopyTensors, ReadsTheNamesOfOldCheckpoints) {
   const Tensor now = at::zeros({3}), mean = at::zeros({3}), then = at::arange(3.0);
-  copy_tensors({{"layer0.mixer.decay", then}, {"mean.layer0.mixer.decay", then + 1}},
-               {{"layer0.mixer.time_decay", now}, {"mean.layer0.mixer.time_decay", mean}}, "old");
+  const NamedTensors old = {{"layer0.mixer.decay", then}, {"mean.layer0.mixer.decay", then + 1}};
+  copy_tensors(as_stored(old),
+               NamedTensors{{"layer0.mixer.time_decay", now}, {"mean.layer0.mixer.time_decay", mean}},
+               "old");
   EXPECT_TRUE(at::equal(now, then.to(now.scalar_type())));
   EXPECT_TRUE(at::equal(mean, now + 1));
-  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", then}}, {}, "old"); }),
+  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", {then}}}, NamedTensors{}, "old"); }),
                        "mixer.decay"));
 }
 
@@ -202,15 +204,15 @@ TEST(AdamW, LoadRefusesAStateThatDoesNotFit) {
   Parts parts;
   AdamW optimizer(parts, {});
   NamedTensors state = optimizer.state();
-  optimizer.load(state, "file");
+  optimizer.load(as_stored(state), "file");
   NamedTensors missing(state.begin() + 1, state.end());
-  EXPECT_TRUE(contains(message_of([&] { optimizer.load(missing, "file"); }),
+  EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(missing), "file"); }),
                        "file: has no tensor 'mean.matrix'"));
   NamedTensors extra = state;
   extra.emplace_back("other", at::ones({1}));
-  EXPECT_TRUE(contains(message_of([&] { optimizer.load(extra, "file"); }), "has a tensor 'other'"));
+  EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(extra), "file"); }), "has a tensor 'other'"));
   state[0].second = at::ones({4, 3});
-  EXPECT_TRUE(contains(message_of([&] { optimizer.load(state, "file"); }),
+  EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(state), "file"); }),
                        "'mean.matrix' has shape [4, 3], expected [3, 4]"));
 }
 

@@ -319,7 +319,7 @@ TEST(Readers, MeetWholeCheckpointsOnly) {
       TrainState state;
       state.step = step;
       state.best_step = step;
-      store.save(Snapshot::take(*writer.model, optimizer, state, /*copied=*/false));
+      store.save(Snapshot::take(*writer.model, optimizer, state));
     }
     done = true;
   });

@@ -48,7 +48,7 @@ class Campaign:
 
     def case(self, number, random):
         processes = random.choice([2, 3])
-        self.shard = random.choice(["none", "optimizer"])
+        self.shard = random.choice(["none", "optimizer", "parameters"])
         whole, out = self.undisturbed(processes), self.place / "disturbed"
         shutil.rmtree(out, ignore_errors=True)
         if number % 4 == 3:
