@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "core/text.h"
@@ -280,6 +281,34 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
 
 std::string tokens_a_parameter(double ratio) { return fixed(ratio, ratio < 10 ? 1 : 0); }
 
+// What is said of one task, or of several ("A and B", "all tasks").
+struct OnTask {
+  std::string what, task;
+};
+
+// What is said of several tasks is said once.
+std::vector<OnTask> together(const std::vector<OnTask>& said, size_t tasks) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<std::string>> named;
+  for (const OnTask& one : said) {
+    if (named[one.what].empty()) order.push_back(one.what);
+    named[one.what].push_back(one.task);
+  }
+  std::vector<OnTask> out;
+  for (const std::string& what : order) {
+    const bool all = tasks > 1 && named[what].size() == tasks;
+    out.push_back({what, all ? "all tasks" : list_of(named[what])});
+  }
+  return out;
+}
+
+// "`mha` on A and B".
+std::vector<std::string> by_tasks(const std::vector<OnTask>& said, size_t tasks) {
+  std::vector<std::string> out;
+  for (const OnTask& one : together(said, tasks)) out.push_back(one.what + " on " + one.task);
+  return out;
+}
+
 }  // namespace
 
 double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
@@ -466,7 +495,7 @@ std::string limits(const Comparison& c, const Summary& summary) {
   std::vector<std::string> out;
   double parameters = kUnknown, ratio = kUnknown, trained = kUnknown;
   bool error_known = true;
-  std::vector<std::string> moving;
+  std::vector<OnTask> moving, stopping;
   for (const TaskSummary& t : summary.tasks) {
     Rows falling;
     for (const Row& row : t.rows) {
@@ -487,10 +516,12 @@ std::string limits(const Comparison& c, const Summary& summary) {
       }
     }
     if (!falling.empty()) {
-      moving.push_back((falling.size() == t.rows.size() ? "all" : names(falling)) + " on " +
-                       t.task->name);
+      const bool all = falling.size() == t.rows.size() && t.rows.size() > 1;
+      moving.push_back({all ? "all models" : names(falling), t.task->name});
     }
+    if (!t.task->stopping.empty()) stopping.push_back({t.task->stopping, t.task->name});
   }
+  const size_t tasks = summary.tasks.size();
   if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
   if (ratio < 20) {
     out.push_back("training is early (" + count(trained) + " tokens are " +
@@ -498,23 +529,32 @@ std::string limits(const Comparison& c, const Summary& summary) {
                   " a parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
   }
   if (!moving.empty()) {
-    out.push_back("curves still move at the end (" + list_of(moving) +
+    out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
                   "), so that a longer training may order the models otherwise");
   }
-  for (const TaskInfo& task : c.tasks) {
-    if (!task.stopping.empty()) out.push_back("on " + task.name + ", " + task.stopping);
+  for (const OnTask& said : together(stopping, tasks)) {
+    out.push_back("on " + said.task + ", " + said.what);
   }
   if (c.swept.empty()) {
     out.push_back(
         "no training option was swept, so that a model that needs another learning rate "
         "than the one given is at a disadvantage");
   } else {
-    std::vector<std::string> edges;
-    for (const Choice& choice : c.choices) {
-      if (!choice.at_edge.empty()) edges.push_back("`" + choice.model + "` on " + choice.task);
+    std::vector<OnTask> edges;
+    for (const TaskInfo& task : c.tasks) {
+      std::vector<std::string> models;
+      size_t choices = 0;
+      for (const Choice& choice : c.choices) {
+        if (choice.task != task.name) continue;
+        ++choices;
+        if (!choice.at_edge.empty()) models.push_back("`" + choice.model + "`");
+      }
+      const bool all = models.size() == choices && choices > 1;
+      if (!models.empty()) edges.push_back({all ? "all models" : list_of(models), task.name});
     }
     if (!edges.empty()) {
-      out.push_back("the best value of the sweep is at its edge for " + list_of(edges));
+      out.push_back("the best value of the sweep is at its edge for " +
+                    list_of(by_tasks(edges, tasks)));
     }
     for (const std::string& key : c.swept) {
       std::set<std::string> values;

@@ -234,7 +234,7 @@ TEST(Report, DrawsTheSweepsWithWhatWasChosen) {
   EXPECT_EQ(count_of(html, ": lr = 0.004 was chosen"), 8u);
   EXPECT_EQ(count_of(html, "lr = 0.008 was chosen, at the edge of what was tried"), 2u);
   EXPECT_NE(html.find("the best value of the sweep is at its edge for <code>differential</code> on "
-                      "text"),
+                      "all tasks"),
             std::string::npos);
   // The runs of the sweep are no results.
   const Summary summary = summarize(swept());
@@ -405,6 +405,15 @@ TEST(Report, SaysWhatEndsRunsEarly) {
   EXPECT_EQ(to_text(c).find("validation data"), std::string::npos);
   c.tasks[0].stopping = "runs end once they reach an accuracy of 90.0% on validation data";
   EXPECT_NE(summarize(c).limits.find("; on mqar-64, runs end once they reach"), std::string::npos);
+}
+
+TEST(Report, SaysWhatLimitsSeveralTasksOnce) {
+  Comparison c = swept();
+  for (TaskInfo& task : c.tasks) task.stopping = "runs end early";
+  for (Choice& choice : c.choices) choice.at_edge = {"lr"};
+  const std::string limits = summarize(c).limits;
+  EXPECT_NE(limits.find("; on all tasks, runs end early; "), std::string::npos) << limits;
+  EXPECT_NE(limits.find("at its edge for all models on all tasks"), std::string::npos) << limits;
 }
 
 TEST(Report, SaysWhereNothingWasTested) {
