@@ -103,10 +103,13 @@ set_up_packages() {
 # PyTorch alone.
 torch_folder() {
   "$1" - "$torch_minimum" "$2" "${python_requirements[@]}" 2>/dev/null <<'PYTHON'
-import importlib.util, os, re, sys
+import importlib.metadata, os, re, sys
 minimum, what, *others = sys.argv[1:]
+# By the names of pip's packages: the module of pytest-xdist is called otherwise.
 for name in others if what == "all" else []:
-    if importlib.util.find_spec(name) is None:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         sys.exit()
 import torch
 version = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
@@ -170,6 +173,10 @@ set_up_python() {
   step "install $wanted into .venv (pip)" quiet make_venv "$system"
   python=$root/.venv/bin/python
   torch_dir=$(torch_folder "$python" all)
+  [[ -n $torch_dir ]] || {
+    echo ".venv is installed, but has no PyTorch of $torch_minimum or newer with ${python_requirements[*]}." >&2
+    return 1
+  }
 }
 
 set_up() {
