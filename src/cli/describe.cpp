@@ -84,7 +84,7 @@ void print_branches(const ModelConfig& model,
   }
 }
 
-// What a step costs with one value of train.shard.
+// What a step costs, shared in one way.
 struct ShardCost {
   StepCost cost;
   double memory = 0;  // bytes a machine
@@ -93,13 +93,46 @@ struct ShardCost {
 // One row of what machines cost that share a step.
 struct ScalingRow {
   int64_t machines = 1;
-  ShardCost none = {}, optimizer = {}, parameters = {};
+  ShardCost none = {}, optimizer = {}, parameters = {};  // by train.shard
+  std::optional<ShardCost> tensor = {};  // where so many can share out the layers
 };
 
 struct Scaling {
   std::vector<ScalingRow> rows = {};
   double hidden_up_to = 0, limit_step = 0;
 };
+
+// Where the layers are shared out by `machines`; nothing where they cannot be.
+std::optional<ShardCost> tensor_cost(const Model& whole, const SequenceSizes& sequence,
+                                     const TrainOptions& options, const SharedStep& step,
+                                     int64_t machines) {
+  ModelConfig config = whole.config();
+  config.tensor_parallel =
+      std::make_shared<TensorParallel>(TensorParallel{.size = machines, .rank = 0, .sum = {}});
+  std::shared_ptr<Model> part;
+  try {
+    part = build_without_memory(config);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+  double other = 0, mixers = 0;
+  for (const Cost& cost : whole.own_costs(sequence.length)) other += cost.flops_per_token;
+  for (const Layers* stack : whole.stacks()) {
+    for (const Layers::Layer& layer : stack->all()) {
+      mixers += 1 + (layer.cross ? 1 : 0) + (layer.channel ? 1 : 0);
+    }
+  }
+  const double tokens =
+      static_cast<double>(options.batch) * static_cast<double>(sequence.length);
+  // Of each mixer in the forward and in the backward, which may compute the forward again.
+  const double sums = mixers * (options.activation_checkpointing ? 3 : 2);
+  const CutStep cut{.layer_flops = step.flops - 3 * other * tokens,
+                    .other_flops = 3 * other * tokens,
+                    .summed_bytes = sums * 4 * tokens * static_cast<double>(config.width),
+                    .machine_flops = step.machine_flops,
+                    .bytes_a_second = step.bytes_a_second};
+  return ShardCost{step_cost(cut, machines), training_memory(*part, sequence, options).peak};
+}
 
 // For 1, 2, 4, ... machines that can share a batch equally, up to a.machines.
 Scaling scaling(const DescribeArguments& a, const Model& model, const SequenceSizes& sequence,
@@ -131,25 +164,27 @@ Scaling scaling(const DescribeArguments& a, const Model& model, const SequenceSi
     row.none = cost("none");
     row.optimizer = cost("optimizer");
     row.parameters = cost("parameters");
+    options.shard = "none";
+    if (n > 1) row.tensor = tensor_cost(model, sequence, options, step, n);
     out.rows.push_back(row);
   }
   return out;
 }
 
 void print_scaling(const DescribeArguments& a, const Scaling& found) {
-  std::printf("\n%8s %10s %10s %10s %10s %11s %10s   %-22s %s\n", "machines", "compute", "sent",
-              "reduce", "step", "efficiency", "memory", "shard = \"optimizer\"",
-              "shard = \"parameters\"");
+  std::printf("\n%8s %10s %10s %10s %10s %11s %10s   %-22s %-22s %s\n", "machines", "compute",
+              "sent", "reduce", "step", "efficiency", "memory", "shard = \"optimizer\"",
+              "shard = \"parameters\"", "tensor_parallel");
   for (const ScalingRow& row : found.rows) {
     const StepCost& none = row.none.cost;
     const auto other = [](const ShardCost& c) {
       return str(formatted("%.3g s", c.cost.step), ", ", human_bytes(c.memory));
     };
-    std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %10s   %-22s %s\n",
+    std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %10s   %-22s %-22s %s\n",
                 static_cast<long long>(row.machines), none.compute, human_bytes(none.bytes).c_str(),
                 none.reduce, none.step, 100 * none.efficiency,
                 human_bytes(row.none.memory).c_str(), other(row.optimizer).c_str(),
-                other(row.parameters).c_str());
+                other(row.parameters).c_str(), row.tensor ? other(*row.tensor).c_str() : "-");
   }
   std::printf(
       "at %g GFLOP/s a machine and %g Gbit/s between them, the sums of gradients are hidden behind "
@@ -172,6 +207,7 @@ nlohmann::ordered_json scaling_json(const Scaling& found) {
                                {"none", cost(row.none)},
                                {"optimizer", cost(row.optimizer)},
                                {"parameters", cost(row.parameters)}});
+    if (row.tensor) json["numbers"].back()["tensor_parallel"] = cost(*row.tensor);
   }
   return json;
 }

@@ -48,6 +48,7 @@ std::vector<std::string> traits_of(const MixerTraits& t) {
   add(t.cross_attention, "cross-attention");
   add(t.documents, "packed documents");
   add(t.stateful, "decoding state");
+  add(t.tensor_parallel, "tensor parallel");
   return out;
 }
 

@@ -41,6 +41,15 @@ void keep_freed_memory() {
 #endif
 }
 
+void return_freed_memory() {
+#ifdef __GLIBC__
+  // The thresholds that glibc chooses by itself after it has freed blocks of 16 MiB.
+  ::mallopt(M_MMAP_MAX, 65536);
+  ::mallopt(M_MMAP_THRESHOLD, 16 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 32 << 20);
+#endif
+}
+
 int64_t page_faults() {
   rusage usage{};
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_minflt : 0;

@@ -17,6 +17,8 @@ void release_free_memory();
 // Lets the allocator keep for later whatever is freed. By default glibc gives 32 MB and more back
 // at every free, and the next tensor faults its pages in again.
 void keep_freed_memory();
+// Back to the default.
+void return_freed_memory();
 
 // Pages of memory that the system has given to this process so far, each zeroed first; 0 where it
 // does not say.

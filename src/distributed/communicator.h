@@ -34,8 +34,12 @@ class Communicator {
   virtual void broadcast(const std::vector<at::Tensor>& tensors) { (void)tensors; }
   // The tensors of all processes, by rank.
   virtual std::vector<at::Tensor> gather(const at::Tensor& own) { return {own}; }
-  // Seconds that this process has waited for the others so far.
+  // Seconds that this process has waited for the others so far, those of its parts included.
   virtual double waited() const { return 0; }
+  // The processes of the numbers `ranks`, ascending and this one among them, as a communicator of
+  // their own that lives as long as this one. All processes call this in the same order, each with
+  // the ranks of its own part. Different parts have different names.
+  virtual Communicator& part(const std::string& name, const std::vector<int64_t>& ranks);
 
   // Texts of any lengths, by rank.
   std::vector<std::string> gather_text(const std::string& own);

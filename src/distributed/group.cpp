@@ -39,6 +39,7 @@ int start_ranks(int64_t, const std::vector<std::string>&, const std::function<bo
 #include <unistd.h>
 
 #include <torch/version.h>
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -165,18 +166,12 @@ auto talking(const F& f) {
   }
 }
 
-class GlooGroup final : public Group {
+using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+
+// What processes exchange by gloo, as the Communicator `Base`.
+template <typename Base>
+class OverGloo : public Base {
  public:
-  GlooGroup(const Place& place, const GroupOptions& options) : place_(place), options_(options) {
-    store_ = open_store(place, milliseconds(static_cast<int64_t>(1000 * options.timeout)));
-    watched_ = store_->clone();
-    watcher_ = std::thread([this] { watch(); });
-  }
-
-  ~GlooGroup() override { stop_watching(); }
-
-  int64_t rank() const override { return place_.rank; }
-  int64_t size() const override { return place_.size; }
   double waited() const override { return waited_; }
 
   void sum(const std::vector<at::Tensor>& tensors) override {
@@ -215,9 +210,75 @@ class GlooGroup final : public Group {
   std::vector<at::Tensor> gather(const at::Tensor& tensor) override {
     std::vector<at::Tensor> own = {tensor};
     std::vector<std::vector<at::Tensor>> all(1);
-    for (int64_t i = 0; i < size(); ++i) all[0].push_back(at::empty_like(tensor));
+    for (int64_t i = 0; i < this->size(); ++i) all[0].push_back(at::empty_like(tensor));
     wait(*talking([&] { return gloo_->allgather(all, own); }));
     return all[0];
+  }
+
+ protected:
+  // Connections of their own, on which the order of calls is that of this name alone.
+  virtual Gloo new_gloo(const std::string& name) const = 0;
+
+  Gloo gloo_, gathering_;  // the second from its first use
+
+ private:
+  void wait(c10d::Work& work) {
+    const double start = seconds_now();
+    talking([&] { return work.wait(); });
+    waited_ += seconds_now() - start;
+  }
+
+  double waited_ = 0;
+};
+
+// Some of a group's processes.
+class GlooPart final : public OverGloo<Communicator> {
+ public:
+  // `connect` makes the connections of a name.
+  GlooPart(int64_t rank, int64_t size, std::string name,
+           std::function<Gloo(const std::string&, int64_t rank, int64_t size)> connect)
+      : rank_(rank), size_(size), name_(std::move(name)), connect_(std::move(connect)) {
+    gloo_ = new_gloo("gloo");
+  }
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return size_; }
+
+ private:
+  Gloo new_gloo(const std::string& name) const override {
+    return connect_(name_ + "/" + name, rank_, size_);
+  }
+
+  const int64_t rank_, size_;
+  const std::string name_;
+  const std::function<Gloo(const std::string&, int64_t, int64_t)> connect_;
+};
+
+class GlooGroup final : public OverGloo<Group> {
+ public:
+  GlooGroup(const Place& place, const GroupOptions& options) : place_(place), options_(options) {
+    store_ = open_store(place, milliseconds(static_cast<int64_t>(1000 * options.timeout)));
+    watched_ = store_->clone();
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  ~GlooGroup() override { stop_watching(); }
+
+  int64_t rank() const override { return place_.rank; }
+  int64_t size() const override { return place_.size; }
+  double waited() const override {
+    double sum = OverGloo::waited();
+    for (const auto& part : parts_) sum += part->waited();
+    return sum;
+  }
+
+  Communicator& part(const std::string& name, const std::vector<int64_t>& ranks) override {
+    const auto own = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+    parts_.push_back(std::make_unique<GlooPart>(
+        own, static_cast<int64_t>(ranks.size()), str(name, "/", ranks.front()),
+        [this](const std::string& of, int64_t of_rank, int64_t of_size) {
+          return connect(of, of_rank, of_size);
+        }));
+    return *parts_.back();
   }
 
   void meet(const std::string& configuration) override {
@@ -300,21 +361,16 @@ class GlooGroup final : public Group {
     }
   }
 
-  void wait(c10d::Work& work) {
-    const double start = seconds_now();
-    talking([&] { return work.wait(); });
-    waited_ += seconds_now() - start;
-  }
+  Gloo new_gloo(const std::string& name) const override { return connect(name, rank(), size()); }
 
-  // Connections of their own, on which the order of calls is that of this name alone.
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> new_gloo(const char* name) const {
+  Gloo connect(const std::string& name, int64_t of_rank, int64_t of_size) const {
     auto options = c10d::ProcessGroupGloo::Options::create(
         milliseconds(static_cast<int64_t>(1000 * options_.timeout)));
     options->devices.push_back(device());
     return talking([&] {
       return c10::make_intrusive<c10d::ProcessGroupGloo>(
-          c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(rank()),
-          static_cast<int>(size()), options);
+          c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(of_rank),
+          static_cast<int>(of_size), options);
     });
   }
 
@@ -384,6 +440,7 @@ class GlooGroup final : public Group {
     set(key("done", rank()), "1");
     expect_all("done");
     stop_watching();
+    parts_.clear();
     gathering_.reset();
     gloo_.reset();
     set(key("left", rank()), "1");
@@ -481,14 +538,13 @@ class GlooGroup final : public Group {
   const Place place_;
   const GroupOptions options_;
   c10::intrusive_ptr<c10d::Store> store_, watched_;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_, gathering_;  // the second from its first use
+  std::vector<std::unique_ptr<GlooPart>> parts_;
   std::vector<Greeting> greetings_;
   std::thread watcher_;
   std::mutex mutex_;
   std::condition_variable woken_;
   bool finished_ = false;  // under mutex_
   std::atomic<bool> ending_ = false, said_ = false;
-  double waited_ = 0;
 };
 
 }  // namespace

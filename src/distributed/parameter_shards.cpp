@@ -52,10 +52,14 @@ ParameterShards::ParameterShards(std::vector<std::vector<Tensor>> units, bool fr
   }
 }
 
-Tensor ParameterShards::part_of(const Tensor& whole, int64_t rank) const {
-  const int64_t begin = part_begin(whole.numel(), rank, group_.size());
-  const int64_t end = part_begin(whole.numel(), rank + 1, group_.size());
+Tensor owned_elements(const Tensor& whole, int64_t rank, int64_t size) {
+  const int64_t begin = part_begin(whole.numel(), rank, size);
+  const int64_t end = part_begin(whole.numel(), rank + 1, size);
   return whole.detach().reshape(-1).narrow(0, begin, end - begin);
+}
+
+Tensor ParameterShards::part_of(const Tensor& whole, int64_t rank) const {
+  return owned_elements(whole, rank, group_.size());
 }
 
 bool ParameterShards::has(const Tensor& parameter) const {

@@ -11,6 +11,10 @@
 
 namespace headloom {
 
+// The elements of `whole` that process `rank` of `size` owns, in a row: n rank / size up to
+// n (rank + 1) / size.
+at::Tensor owned_elements(const at::Tensor& whole, int64_t rank, int64_t size);
+
 // Process r of N owns the elements [n r / N, n (r + 1) / N) of every parameter of n elements. Those
 // are kept beside the parameter, and an optimiser updates them. The parameters of a unit get the
 // values of all parts together.

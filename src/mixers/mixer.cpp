@@ -18,11 +18,24 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
   usage_error(type, " looks back only, but the model is not causal.");
 }
 
+[[noreturn]] void refuse_tensor_parallel(const std::string& type, const char* what,
+                                         int64_t processes) {
+  usage_error(type, " cannot share out its ", what, ", but 'train.tensor_parallel' is ", processes,
+              ", expected 1 (headloom list says which mixers can).");
+}
+
 [[noreturn]] void refuse_memory(const std::string& type) {
   usage_error(type, " does not read a memory; cross-attention needs an attention mixer.");
 }
 
 }  // namespace
+
+int64_t LayerShape::share(const char* option, int64_t count) const {
+  if (count % processes() == 0) return count / processes();
+  usage_error(option, " is ", count, ", which the ", processes(),
+              " processes of train.tensor_parallel cannot share equally, expected a multiple of ",
+              processes(), ".");
+}
 
 Cost linear_cost(const std::string& part, const std::string& formula,
                  const std::vector<std::shared_ptr<Linear>>& maps) {
@@ -61,7 +74,16 @@ Tensor TokenMixer::run(const Tensor& x, const MixerContext& context) {
   if (context.documents.defined() && !traits_.documents) refuse_documents(type());
   if (context.state != nullptr) return next(x, context.state->mixer, context);
   Tensor rows;
-  const Tensor y = compute(convolved(x, rows, context.documents), context);
+  const TensorParallel* const among = tensor_parallel_.get();
+  const Tensor in = convolved(read_by_all(x, among), rows, context.documents);
+  Tensor y;
+  if (among != nullptr && context.memory.defined()) {
+    MixerContext own = context;
+    own.memory = read_by_all(context.memory, among);
+    y = written_by_all(compute(in, own), among);
+  } else {
+    y = written_by_all(compute(in, context), among);
+  }
   // Cross-attention does not count: a branch is what the layer's own mixer adds.
   if (context.auxiliary != nullptr && context.auxiliary->measures_branches &&
       !context.memory.defined()) {
@@ -143,15 +165,19 @@ std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const
     usage_error(type(), ": short_conv is ", shape.short_conv,
                 ", which looks back only, but the model is not causal, expected 0.");
   }
+  if (shape.processes() > 1 && !traits().tensor_parallel) {
+    refuse_tensor_parallel(type(), "heads", shape.processes());
+  }
   std::shared_ptr<TokenMixer> built = make(shape);
+  built->tensor_parallel_ = shape.tensor_parallel;
   built->type_ = type();
   built->width_ = shape.width;
   built->traits_ = traits();
   built->causal_ = shape.causal;
   if (shape.short_conv > 0) {
     const double bound = 1 / std::sqrt(static_cast<double>(shape.short_conv));
-    built->parameter("short_conv", built->short_conv_,
-                     at::empty({shape.width, shape.short_conv}).uniform_(-bound, bound));
+    built->parameter("short_conv", built->short_conv_, at::empty({shape.width, shape.short_conv}));
+    draw_uniform(built->short_conv_, bound);
   }
   return built;
 }
@@ -160,6 +186,10 @@ std::shared_ptr<ChannelMixer> ChannelMixerSpec::build(const LayerShape& shape) c
   if (!shape.causal && !traits().bidirectional) refuse_both_ways(type());
   std::shared_ptr<ChannelMixer> built = make(shape);
   if (built) {
+    if (shape.processes() > 1 && !traits().tensor_parallel) {
+      refuse_tensor_parallel(type(), "hidden units", shape.processes());
+    }
+    built->tensor_parallel_ = shape.tensor_parallel;
     built->type_ = type();
     built->width_ = shape.width;
   }

@@ -42,6 +42,14 @@ struct LayerShape {
   // Parameters that several layers of one model have in common, by a name of the mixer's: the first
   // layer registers it and puts it here. Null: the layer stands alone.
   std::shared_ptr<std::map<std::string, Tensor>> shared = {};
+  // The processes that share out the layer's heads and hidden units; null: this one has all.
+  std::shared_ptr<const TensorParallel> tensor_parallel = {};
+
+  int64_t processes() const { return tensor_parallel ? tensor_parallel->size : 1; }
+  int64_t rank() const { return tensor_parallel ? tensor_parallel->rank : 0; }
+  // This process's equal share of `count` heads or units. Throws UsageError, which calls them
+  // `option`, where there is none.
+  int64_t share(const char* option, int64_t count) const;
 
   // Output projections start smaller so that the residual stream keeps its scale with depth.
   double output_std() const { return init_std / std::sqrt(2.0 * static_cast<double>(depth)); }
@@ -113,6 +121,7 @@ struct MixerTraits {
   bool cross_attention = false;  // can read a memory
   bool documents = true;         // can keep packed documents apart
   bool stateful = true;          // causal, it can decode from a state, at least with some options
+  bool tensor_parallel = false;  // processes can share out its heads, at least with some options
 };
 
 // The linear maps of attention heads as products see them: score map h is x W_q[h] (x W_k[h])^T
@@ -209,10 +218,12 @@ class TokenMixer : public Mixer {
   MixerTraits traits_;
   Tensor short_conv_;  // [C, W], the last tap is the position itself; undefined: none
   bool causal_ = true;
+  std::shared_ptr<const TensorParallel> tensor_parallel_;  // may be null
 };
 
 struct ChannelMixerTraits {
-  bool bidirectional = true;  // fits a model that looks both ways
+  bool bidirectional = true;     // fits a model that looks both ways
+  bool tensor_parallel = false;  // processes can share out its hidden units
 };
 
 class ChannelMixer : public Mixer {
@@ -224,7 +235,8 @@ class ChannelMixer : public Mixer {
   Tensor forward(const Tensor& x, const MixerContext& context);
   // forward() inside a model, which has checked what it was given.
   Tensor run(const Tensor& x, const MixerContext& context) {
-    const Tensor y = compute(x, context);
+    const Tensor y = written_by_all(compute(read_by_all(x, tensor_parallel_.get()), context),
+                                    tensor_parallel_.get());
     if (context.state != nullptr) context.state->channel.position += x.size(1);
     return y;
   }
@@ -241,6 +253,10 @@ class ChannelMixer : public Mixer {
  protected:
   // forward() of what was checked.
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
+
+ private:
+  friend class ChannelMixerSpec;
+  std::shared_ptr<const TensorParallel> tensor_parallel_;  // may be null
 };
 
 // The options of one kind of mixer or block. Its name and traits are those of its entry.

@@ -83,21 +83,35 @@ std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Modul
   return out;
 }
 
+// Calls f(module, the prefix of its parameters' names) for the module and all below it.
+template <typename F>
+static void for_each_module(const torch::nn::Module& module, const F& f) {
+  const auto call = [&](const torch::nn::Module& part, const std::string& prefix) {
+    if (const auto* own = dynamic_cast<const Module*>(&part)) f(*own, prefix);
+  };
+  call(module, "");
+  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
+    call(*part.value(), part.key() + ".");
+  }
+}
+
 std::set<std::string> decayed_parameters(const torch::nn::Module& module) {
   std::set<std::string> names;
   for (const auto& item : module.named_parameters()) {
     if (item.value().dim() >= 2) names.insert(item.key());
   }
-  const auto leave_out = [&](const torch::nn::Module& part, const std::string& prefix) {
-    const auto* own = dynamic_cast<const Module*>(&part);
-    if (own == nullptr) return;
-    for (const std::string& name : own->undecayed()) names.erase(prefix + name);
-  };
-  leave_out(module, "");
-  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
-    leave_out(*part.value(), part.key() + ".");
-  }
+  for_each_module(module, [&](const Module& part, const std::string& prefix) {
+    for (const std::string& name : part.undecayed()) names.erase(prefix + name);
+  });
   return names;
+}
+
+std::map<std::string, ParameterCut> parameter_cuts(const torch::nn::Module& module) {
+  std::map<std::string, ParameterCut> out;
+  for_each_module(module, [&](const Module& part, const std::string& prefix) {
+    for (const auto& [name, how] : part.cuts()) out.emplace(prefix + name, how);
+  });
+  return out;
 }
 
 namespace {
@@ -125,7 +139,20 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
   unregistered(scale);
 }
 
-Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight, scale, bias); }
+Tensor Linear::forward(const Tensor& x) const {
+  const bool shares = bias_share != 1 && bias.defined();
+  return ops::linear(x, weight, scale, shares ? bias * bias_share : bias);
+}
+
+void Linear::cut_outputs(const std::vector<int64_t>& segments) {
+  cut("weight", {.dim = 0, .segments = segments});
+  if (bias.defined()) cut("bias", {.dim = 0, .segments = segments});
+}
+
+void Linear::cut_inputs(int64_t processes) {
+  cut("weight", {.dim = 1, .segments = {weight.size(1)}});
+  bias_share = 1 / static_cast<double>(processes);
+}
 
 Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
   if (count == weight.size(0)) return forward(x);

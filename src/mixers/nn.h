@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "core/fields.h"
 #include "mixers/decoding_state.h"
+#include "mixers/tensor_parallel.h"
 
 namespace headloom {
 
@@ -38,6 +40,8 @@ class Module : public torch::nn::Module {
   void shared_parameter(Tensor& slot, const Tensor& value);
   // As parameter(), for what checkpoints hold but no gradient changes.
   void buffer(const std::string& name, Tensor& slot, const Tensor& value);
+  // Says how tensor parallelism has cut the parameter `name`.
+  void cut(const std::string& name, ParameterCut how) { cuts_[name] = std::move(how); }
   // `slot` is in no checkpoint, but goes to the device to which the parameters go.
   void unregistered(Tensor& slot) { outside_.push_back(&slot); }
 
@@ -54,6 +58,8 @@ class Module : public torch::nn::Module {
   at::Device device() const;
   // The names of this module's own parameters that are registered as not decayed.
   const std::set<std::string>& undecayed() const { return undecayed_; }
+  // How its own parameters are cut, those that are.
+  const std::map<std::string, ParameterCut>& cuts() const { return cuts_; }
 
   // Its name as the user knows it: how messages about what it was given begin.
   virtual std::string what() const { return "module"; }
@@ -63,6 +69,7 @@ class Module : public torch::nn::Module {
   using torch::nn::Module::register_parameter;  // leaves no slot
   std::vector<Tensor*> slots_, outside_;
   std::set<std::string> undecayed_;
+  std::map<std::string, ParameterCut> cuts_;
 };
 
 // The parameters of a module and, behind them, its buffers: what a checkpoint holds.
@@ -70,6 +77,8 @@ std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Modul
 // The names of the parameters that weight decay shrinks: matrices, unless their traits say
 // otherwise.
 std::set<std::string> decayed_parameters(const torch::nn::Module& module);
+// The parameters that tensor parallelism has cut.
+std::map<std::string, ParameterCut> parameter_cuts(const torch::nn::Module& module);
 
 // While one lives on this thread, normal() and draw_uniform() leave tensors as the allocator gives
 // them, which costs neither time nor memory: for counting the parameters of a model that never
@@ -98,10 +107,15 @@ struct Linear : Module {
   // From now on holds W as bfloat16, int8 (kChar) or with four bits a weight (Int4), if
   // `may_narrow` and it is not quantized already: it runs, but is not trained again.
   void convert(at::ScalarType type);
+  // Where tensor parallelism has cut the map: this process computes the outputs of `segments` alone,
+  // or adds what its inputs give and its share of the bias, as one of `processes`.
+  void cut_outputs(const std::vector<int64_t>& segments);
+  void cut_inputs(int64_t processes);
 
   Tensor weight, bias;
   Tensor scale;            // where W is quantized, as ops::linear takes it
   bool may_narrow = true;  // false where the mixer itself reads W, or needs it exact
+  double bias_share = 1;
 };
 
 // W as convert() holds it, and its scale.

@@ -132,7 +132,8 @@ LayerShape ModelConfig::shape(int64_t layer) const {
           .norm = norm,
           .norm_eps = norm_eps,
           .init_std = init_std,
-          .position = position};
+          .position = position,
+          .tensor_parallel = tensor_parallel};
 }
 
 void ModelConfig::complete(const DataSizes& data) {

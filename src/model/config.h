@@ -74,6 +74,10 @@ struct ModelConfig {
   std::vector<LayerConfig> layers{1};
   std::vector<LayerConfig> encoder_layers;  // of an encoder_decoder's encoder; layers when empty
 
+  // The processes that share out the layers of a model that is built; null: this one has all. No
+  // option of the model's.
+  std::shared_ptr<const TensorParallel> tensor_parallel;
+
   // "preset" is read first; the other keys override what it sets. It is not written back.
   void fields(Fields& f);
   LayerShape shape(int64_t layer) const;

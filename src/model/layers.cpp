@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "mixers/recording.h"
+#include "mixers/without_memory.h"
 #include "model/activation_checkpoint.h"
 #include "model/branches.h"
 
@@ -35,6 +36,30 @@ std::shared_ptr<TokenMixer> built_cross(const LayerConfig& layer, LayerShape sha
   return built(spec, shape, place + key);
 }
 
+// What `build` makes of the layer. With tensor parallelism this process's part of it, whose values
+// are those of the whole one: random numbers are drawn as one process draws them.
+template <typename Build>
+auto cut(const LayerShape& shape, const Build& build) {
+  if (shape.processes() == 1) return build(shape);
+  auto part = [&] {
+    const WithoutValues none;
+    return build(shape);
+  }();
+  if (!part || WithoutMemory::on()) return part;
+  LayerShape all = shape;
+  all.tensor_parallel = nullptr;
+  const auto cuts = parameter_cuts(*part);
+  const auto whole = named_tensors(*build(all)), own = named_tensors(*part);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto found = cuts.find(own[i].first);
+    own[i].second.detach().copy_(
+        found == cuts.end() ? whole[i].second
+                            : found->second.part_of(whole[i].second, shape.rank(), shape.processes()));
+  }
+  return part;
+}
+
 }  // namespace
 
 Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan) : plan_(plan) {
@@ -50,15 +75,22 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
     shape.short_conv = from.block->short_conv;
     const std::string place = str("model.", plan.key, "[", entry, "]");
     Layer layer;
-    layer.mixer = built(*from.mixer, shape, place + ".mixer");
-    if (config.equal_init) equalize(*layer.mixer, shape, place + ".mixer");
+    layer.mixer = cut(shape, [&](const LayerShape& of) {
+      auto mixer = built(*from.mixer, of, place + ".mixer");
+      if (config.equal_init && of.processes() == 1) equalize(*mixer, of, place + ".mixer");
+      return mixer;
+    });
     if (plan.memory_length) {
-      layer.cross = built_cross(from, shape, *plan.memory_length, place);
+      layer.cross = cut(shape, [&](const LayerShape& of) {
+        return built_cross(from, of, *plan.memory_length, place);
+      });
     } else if (from.cross && plan.part.empty()) {
       usage_error(place, ".cross is ", from.cross->type(),
                   ", but cross-attention belongs to kind = \"encoder_decoder\".");
     }
-    layer.channel = built(*from.channel, shape, place + ".channel");
+    layer.channel = cut(shape, [&](const LayerShape& of) {
+      return built(*from.channel, of, place + ".channel");
+    });
     const BlockParts parts{.shape = shape,
                            .mixer = layer.mixer,
                            .channel = layer.channel,

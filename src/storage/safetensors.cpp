@@ -147,7 +147,7 @@ FileMark mark_file(const std::string& path) {
 
 StoredTensors as_stored(NamedTensors tensors) {
   StoredTensors out;
-  for (auto& [name, tensor] : tensors) out.push_back({name, {std::move(tensor)}});
+  for (auto& [name, tensor] : tensors) out.push_back({name, {.parts = {std::move(tensor)}}});
   return out;
 }
 

@@ -12,9 +12,14 @@ namespace headloom {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Tensors of a file or of several, each whole or as the rows of its elements that the files have,
-// in order.
-using StoredTensors = std::vector<std::pair<std::string, std::vector<at::Tensor>>>;
+// What a file or several have of a tensor, in order: the whole, rows of its elements, or with
+// `segments` parts along dimension `dim`, of which each has so much of every segment.
+struct StoredTensor {
+  std::vector<at::Tensor> parts;
+  int64_t dim = 0;
+  std::vector<int64_t> segments = {};
+};
+using StoredTensors = std::vector<std::pair<std::string, StoredTensor>>;
 StoredTensors as_stored(NamedTensors tensors);
 
 // What identifies a file's content: its size and a CRC-64 of all its bytes.

@@ -54,24 +54,38 @@ std::vector<std::string> files_of(const TrainState& state, const std::string& wh
   return out;
 }
 
-// What the files have together; the tensors share their mappings.
-StoredTensors read_files(const std::string& where, const std::vector<std::string>& names) {
+// The parameter of a tensor of the model or of the optimiser.
+std::string parameter_of(const std::string& name) {
+  for (const std::string_view kind : {"mean.", "square."}) {
+    if (name.starts_with(kind)) return name.substr(kind.size());
+  }
+  return name;
+}
+
+// What the files that `state` names have together of `what`; the tensors share their mappings.
+StoredTensors read_files(const TrainState& state, const std::string& where,
+                         const std::vector<std::string>& names) {
   StoredTensors out;
   std::map<std::string, size_t> place;
   for (const std::string& name : names) {
     for (auto& [tensor, values] : read_safetensors(where + "/" + name)) {
       const auto [found, fresh] = place.try_emplace(tensor, out.size());
-      if (fresh) out.emplace_back(tensor, std::vector<Tensor>());
-      out[found->second].second.push_back(std::move(values));
+      if (fresh) out.emplace_back(tensor, StoredTensor());
+      StoredTensor& stored = out[found->second].second;
+      stored.parts.push_back(std::move(values));
+      const auto cut = state.cuts.find(parameter_of(tensor));
+      if (cut == state.cuts.end()) continue;
+      stored.dim = cut->second.dim;
+      stored.segments = cut->second.segments;
     }
   }
   return out;
 }
 
-void read_model(const TrainState& state, const std::string& where,
-                const torch::nn::Module& model) {
+void read_model(const TrainState& state, const std::string& where, const torch::nn::Module& model,
+                const CutModel* cut) {
   const std::vector<std::string> names = files_of(state, "model");
-  copy_tensors(read_files(where, names), named_tensors(model), where + "/" + names[0]);
+  copy_tensors(read_files(state, where, names), named_tensors(model), where + "/" + names[0], cut);
 }
 
 // The model's tensors that this process writes: all, or its parts of those that have no memory, and
@@ -100,8 +114,14 @@ Snapshot Snapshot::take(const torch::nn::Module& model, const AdamW& optimizer, 
   out.part = optimizer.part();
   out.parts = optimizer.parts();
   out.state.product_routes = ops::product_routes();
-  out.model_in_parts = released != nullptr;
-  if (out.model_in_parts) {
+  const CutModel* const cut = optimizer.cut();
+  out.model_in_parts = released != nullptr || cut != nullptr;
+  out.state.cuts.clear();
+  if (cut != nullptr) {
+    out.model = cut->to_store(named_tensors(model));
+    out.optimizer = cut->to_store(out.optimizer);
+    for (const auto& [name, how] : cut->cuts()) out.state.cuts[name] = {how.dim, how.segments};
+  } else if (out.model_in_parts) {
     out.model = own_tensors(model, *released);
   } else if (out.part == 0) {
     out.model = named_tensors(model);
@@ -334,11 +354,11 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     const TrainState state = checked_state(step, /*with_optimizer=*/true);
     const std::string where = folder(step);
     at::NoGradGuard no_grad;
-    read_model(state, where, model);
+    read_model(state, where, model, optimizer.cut());
     ParameterShards* const shards = optimizer.shards();
     if (shards != nullptr && shards->frees()) shards->take();  // before the optimiser needs memory
     const std::vector<std::string> names = files_of(state, "optimizer");
-    StoredTensors rest = read_files(where, names);
+    StoredTensors rest = read_files(state, where, names);
     restore_random(rest, device_of(model), where + "/" + names[0]);
     optimizer.load(rest, where + "/" + names[0]);
     ops::use_product_routes(state.product_routes);
@@ -348,7 +368,8 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
   }
 }
 
-TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Module& model) const {
+TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Module& model,
+                                         const CutModel* cut) const {
   constexpr int kAttempts = 20;
   for (int attempt = 1;; ++attempt) {
     const int64_t step = find(which);
@@ -356,7 +377,7 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
     try {
       const TrainState state = checked_state(step);
       at::NoGradGuard no_grad;
-      read_model(state, folder(step), model);
+      read_model(state, folder(step), model, cut);
       return state;
     } catch (const Error& error) {
       const bool stands = before && before == mark_folder(folder(step));

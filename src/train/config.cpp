@@ -57,9 +57,17 @@ void TrainOptions::fields(Fields& f) {
           "what several processes share out instead of keeping all of it: nothing, the optimiser's "
           "state (ZeRO-1), or that, the gradients and the parameters (ZeRO-3)",
           {"none", "optimizer", "parameters"});
+  f.field("tensor_parallel", tensor_parallel,
+          "processes that share out the heads and hidden units of every layer; the others share the "
+          "batch",
+          at_least(1));
   f.list("group", groups,
          "parameters with a rate or weight decay of their own; the first group that names a "
          "parameter counts");
+  if (tensor_parallel > 1 && shard != "none") {
+    usage_error("'train.tensor_parallel' is ", tensor_parallel, " and 'train.shard' is \"", shard,
+                "\", expected \"none\" where processes share out the layers.");
+  }
   if (batch % accumulate != 0) {
     usage_error("'train.accumulate' is ", accumulate,
                 ", expected a divisor of train.batch = ", batch, ".");

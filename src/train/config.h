@@ -39,6 +39,7 @@ struct TrainOptions {
   std::optional<int64_t> checkpoint_every;  // eval_every when absent
   int64_t seed = 1;
   std::string shard = "none";
+  int64_t tensor_parallel = 1;
   std::vector<ParameterGroup> groups;  // a parameter belongs to the first that names it
 
   void fields(Fields& f);

@@ -112,7 +112,7 @@ void restore_random(StoredTensors& stored, at::Device device, const std::string&
     require(found != stored.end() || name != kRandomState, path, ": has no tensor '", name, "'.");
     if (found == stored.end()) continue;
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(found->second[0].clone());
+    generator.set_state(found->second.parts[0].clone());
   }
   std::erase_if(stored, [](const auto& item) { return item.first.starts_with(kRandomState); });
 }

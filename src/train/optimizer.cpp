@@ -36,24 +36,38 @@ static void copy_elements(const std::vector<Tensor>& parts, int64_t first, const
   }
 }
 
+// The whole of a tensor that was cut. Throws Error where the parts do not fit each other.
+static Tensor joined(const StoredTensor& stored, const std::string& path, const std::string& name) {
+  int64_t own = 0;
+  for (const int64_t segment : stored.segments) own += segment;
+  for (const Tensor& part : stored.parts) {
+    const bool fits = stored.dim < part.dim() && part.sizes() == stored.parts[0].sizes() &&
+                      part.size(stored.dim) == own;
+    require(fits, path, ": tensor '", name, "' has a part of the shape ", part.sizes(),
+            ", which state.json does not say.");
+  }
+  return ParameterCut{.dim = stored.dim, .segments = stored.segments}.joined(stored.parts);
+}
+
 void copy_tensors(const StoredTensors& from,
                   const std::vector<std::pair<std::string, CopyTarget>>& to,
                   const std::string& path) {
-  std::map<std::string, std::vector<Tensor>> present(from.begin(), from.end());
+  std::map<std::string, StoredTensor> present(from.begin(), from.end());
   for (const auto& [name, target] : to) {
     auto found = present.find(name);
     if (found == present.end()) found = present.find(former_name(name));
     require(found != present.end(), path, ": has no tensor '", name, "' that the model expects.");
-    const std::vector<Tensor>& parts = found->second;
+    std::vector<Tensor> parts = found->second.parts;
+    if (!found->second.segments.empty()) parts = {joined(found->second, path, name)};
     int64_t elements = 0;
     for (const Tensor& part : parts) elements += part.numel();
     const bool row = parts[0].dim() == 1 && elements == c10::multiply_integers(target.shape);
-    require(row || (parts.size() == 1 && parts[0].sizes() == target.shape), path, ": tensor '",
+    require(row || (parts.size() == 1 && parts[0].sizes() == at::IntArrayRef(target.shape)), path, ": tensor '",
             name, "' has shape ", parts.size() == 1 ? parts[0].sizes() : at::IntArrayRef(elements),
-            ", expected ", target.shape, ".");
-    if (target.values.sizes() == target.shape) {
-      const Tensor whole = parts.size() == 1 ? parts[0] : at::cat(parts);
-      target.values.detach().copy_(whole.view(target.shape));
+            ", expected ", at::IntArrayRef(target.shape), ".");
+    if (target.part_of || target.values.sizes() == at::IntArrayRef(target.shape)) {
+      const Tensor whole = (parts.size() == 1 ? parts[0] : at::cat(parts)).view(target.shape);
+      target.values.detach().copy_(target.part_of ? target.part_of(whole) : whole);
     } else {
       copy_elements(parts, target.first, target.values);
     }
@@ -63,16 +77,27 @@ void copy_tensors(const StoredTensors& from,
           "' that the model does not know.");
 }
 
-void copy_tensors(const StoredTensors& from, const NamedTensors& to, const std::string& path) {
+CopyTarget copy_target(const std::string& name, const Tensor& values, const CutModel* cut) {
+  CopyTarget out{.values = values, .shape = values.sizes().vec()};
+  if (cut != nullptr && cut->is_cut(name)) {
+    out.shape = cut->whole_shape(name, values);
+    out.part_of = [cut, name](const Tensor& whole) { return cut->part_of(name, whole); };
+  }
+  return out;
+}
+
+void copy_tensors(const StoredTensors& from, const NamedTensors& to, const std::string& path,
+                  const CutModel* cut) {
   std::vector<std::pair<std::string, CopyTarget>> targets;
   for (const auto& [name, tensor] : to) {
-    targets.push_back({name, {.values = tensor, .shape = tensor.sizes()}});
+    targets.emplace_back(name, copy_target(name, tensor, cut));
   }
   copy_tensors(from, targets, path);
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, ParameterShards* shards)
-    : options_(options), shards_(shards) {
+AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, ParameterShards* shards,
+             const CutModel* cut)
+    : options_(options), shards_(shards), cut_(cut) {
   const std::set<std::string> decayed = decayed_parameters(model);
   for (const auto& item : model.named_buffers()) buffers_.insert(item.key());
   std::vector<bool> used(options.groups.size());
@@ -119,7 +144,15 @@ void AdamW::make_moments(Group& group) {
   }
 }
 
-double AdamW::gradient_norm(const std::vector<Tensor>& gradients) const {
+Communicator* AdamW::sharing() const {
+  if (shards_ != nullptr) return &shards_->group();
+  return cut_ != nullptr ? &cut_->layers() : nullptr;
+}
+
+double AdamW::gradient_norm(const std::vector<std::pair<std::string, Tensor>>& named) const {
+  if (cut_ != nullptr) return cut_->gradient_norm(named);
+  std::vector<Tensor> gradients;
+  for (const auto& [name, gradient] : named) gradients.push_back(gradient);
   const Tensor norms = at::stack(at::_foreach_norm(gradients));
   if (shards_ == nullptr) return at::linalg_vector_norm(norms).item<double>();
   const Tensor squares = norms.to(at::kDouble).square().sum();
@@ -130,13 +163,17 @@ double AdamW::gradient_norm(const std::vector<Tensor>& gradients) const {
 double AdamW::step(double lr) {
   at::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
+  std::vector<std::pair<std::string, Tensor>> named;
   for (const Group& group : groups_) {
-    for (const Tensor& p : group.parameters) {
-      if (p.grad().defined()) gradients.push_back(p.grad());
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      const Tensor gradient = group.parameters[i].grad();
+      if (!gradient.defined()) continue;
+      gradients.push_back(gradient);
+      named.emplace_back(group.names[i], gradient);
     }
   }
   if (gradients.empty()) return 0;
-  const double norm = gradient_norm(gradients);
+  const double norm = gradient_norm(named);
   if (options_.clip > 0 && norm > options_.clip) {
     at::_foreach_mul_(gradients, options_.clip / (norm + 1e-6));
   }
@@ -198,11 +235,19 @@ void AdamW::load(const StoredTensors& state, const std::string& path) {
   for (Group& group : groups_) {
     make_moments(group);
     for (size_t i = 0; i < group.names.size(); ++i) {
-      const Tensor& whole = group.whole[i];
-      const int64_t first = shards_ != nullptr ? shards_->first_of(whole) : 0;
-      targets.push_back({"mean." + group.names[i], {group.means[i], whole.sizes(), first}});
-      targets.push_back({"square." + group.names[i], {group.squares[i], whole.sizes(), first}});
-      targets.push_back({"steps." + group.names[i], {group.steps[i], group.steps[i].sizes(), 0}});
+      const auto add = [&](const std::string& kind, const Tensor& values) {
+        const std::string name = kind + group.names[i];
+        CopyTarget target = copy_target(name, values, cut_);
+        if (shards_ != nullptr) {
+          target.shape = group.whole[i].sizes().vec();
+          target.first = shards_->first_of(group.whole[i]);
+        }
+        targets.emplace_back(name, std::move(target));
+      };
+      add("mean.", group.means[i]);
+      add("square.", group.squares[i]);
+      const std::string steps = "steps." + group.names[i];
+      targets.emplace_back(steps, copy_target(steps, group.steps[i], nullptr));
     }
   }
   copy_tensors(own, targets, path);

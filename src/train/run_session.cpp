@@ -62,7 +62,8 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer) {
   std::string comment;
   if (!control_.from.empty()) {
     const TrainState theirs =
-        CheckpointStore(control_.from).load_weights(control_.from_checkpoint, model);
+        CheckpointStore(control_.from).load_weights(control_.from_checkpoint, model,
+                                                       optimizer.cut());
     comment = str("# Began with the weights of ", fs::absolute(control_.from).string(), ", step ",
                   theirs.step, ".\n");
     progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));

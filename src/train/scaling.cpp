@@ -24,6 +24,17 @@ StepCost step_cost(const SharedStep& step, int64_t machines) {
   return out;
 }
 
+StepCost step_cost(const CutStep& step, int64_t machines) {
+  const auto n = static_cast<double>(machines);
+  const double alone = (step.layer_flops + step.other_flops) / step.machine_flops;
+  StepCost out{.compute = (step.layer_flops / n + step.other_flops) / step.machine_flops,
+               .bytes = 2 * step.summed_bytes * (n - 1) / n};
+  out.reduce = out.bytes / step.bytes_a_second;
+  out.step = out.compute + out.reduce;
+  out.efficiency = alone / n / out.step;
+  return out;
+}
+
 double hidden_up_to(const SharedStep& step) {
   // 2/3 flops / (machine_flops n) = 8 parameters (n - 1) / n / bytes_a_second
   return 1 +

@@ -37,6 +37,17 @@ struct StepCost {
 // Latencies, and what a machine waits for slower ones, are not counted.
 StepCost step_cost(const SharedStep& step, int64_t machines);
 
+// A step whose layers the machines share out (train.tensor_parallel).
+struct CutStep {
+  double layer_flops = 0;     // forward and backward, of all layers
+  double other_flops = 0;     // of what every machine computes: embeddings and heads
+  double summed_bytes = 0;    // of all sums of the mixers' outputs and of their inputs' gradients
+  double machine_flops = 0;   // of a machine, in a second
+  double bytes_a_second = 0;  // that a machine sends, and receives at the same time
+};
+// Nothing is computed while the machines sum, so a step is compute + reduce.
+StepCost step_cost(const CutStep& step, int64_t machines);
+
 // Up to this number of machines (not whole) the sums of gradients are hidden behind the backward:
 // 2 compute / 3 = reduce. A step of more machines is bound by the network.
 double hidden_up_to(const SharedStep& step);

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "core/platform.h"
+
 namespace headloom {
 namespace {
 
@@ -69,6 +71,7 @@ double ShardedModel::whole_at_a_time(const Model& model) {
 ShardedModel::ShardedModel(Model& model, bool frees, Communicator& group)
     : model_(model), shards_(units_of(model, unit_of_), frees, group) {
   if (!frees) return;
+  return_freed_memory();  // of parameters and gradients, among which activations stay
   for (Layers* stack : model_.stacks()) stack->watch(this);
 }
 

@@ -111,6 +111,9 @@ std::string state_json(const TrainState& state) {
   for (const auto& [name, file] : state.files) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
+  for (const auto& [name, cut] : state.cuts) {
+    json["cuts"][name] = {{"dim", cut.dim}, {"segments", cut.segments}};
+  }
   if (!state.product_routes.empty()) json["product_routes"] = state.product_routes;
   if (!state.other_routes.empty()) json["product_routes_of_ranks"] = state.other_routes;
   json["crc64"] = checksum(json);
@@ -131,6 +134,13 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     state.best_loss = real(json, "best_loss");
     for (const auto& [name, file] : json.at("files").items()) {
       state.files[name] = {file.at("bytes").get<int64_t>(), file.at("crc64").get<uint64_t>()};
+    }
+    if (json.contains("cuts")) {
+      for (const auto& [name, cut] : json.at("cuts").items()) {
+        state.cuts[name] = {cut.at("dim").get<int64_t>(),
+                            cut.at("segments").get<std::vector<int64_t>>()};
+        require(state.cuts[name].dim >= 0, path, ": is damaged or not a checkpoint's state.");
+      }
     }
     if (json.contains("product_routes")) json.at("product_routes").get_to(state.product_routes);
     if (json.contains("product_routes_of_ranks")) {

@@ -11,6 +11,12 @@
 
 namespace headloom {
 
+// How a tensor is cut of which each file in parts has one part (mixers/tensor_parallel.h).
+struct StoredCut {
+  int64_t dim = 0;
+  std::vector<int64_t> segments;
+};
+
 struct StoredFile {
   int64_t bytes = 0;
   uint64_t crc = 0;
@@ -25,6 +31,7 @@ struct TrainState {
   std::optional<int64_t> best_step;
   double best_loss = 0;
   std::map<std::string, StoredFile> files;
+  std::map<std::string, StoredCut> cuts = {};  // by the parameter's name
   std::map<std::string, std::string> product_routes = {};  // ops/product/product.h
   // Those of the other processes that the run was shared by, from rank 1 on.
   std::vector<std::map<std::string, std::string>> other_routes = {};

@@ -19,6 +19,7 @@
 #include "model/describe.h"
 #include "ops/product/product.h"
 #include "train/checkpoint_writer.h"
+#include "train/cut_model.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/gradients.h"
@@ -100,19 +101,24 @@ class Trainer {
         device_(find_device(config_.train.device)),
         of_comparison_(control.of_comparison),
         folder_(control.folder),
+        from_(control.from),
+        from_checkpoint_(control.from_checkpoint),
         progress_(control.label, /*silent=*/!first()),
         session_(make_session(control)),
+        grid_(RankGrid::make(options_, group_, alone_)),
         task_(make_task(control)),
         model_(make_model()),
         shards_(ShardedModel::make(*model_, options_, group_)),
-        gradients_(model_->parameters(), group_, shards()),
-        optimizer_(*model_, options_, shards()),
+        gradients_(model_->parameters(), grid_.data, shards()),
+        optimizer_(*model_, options_, shards(), cut_.get()),
         state_(open()),
         metrics_(first() ? control.folder + "/metrics.jsonl" : "", state_.step) {}
 
   TrainOutcome run() {
     TrainOutcome out;
-    for (const Tensor& p : model_->parameters()) out.parameters += p.numel();
+    for (const auto& [name, p] : model_->named_parameters().pairs()) {
+      out.parameters += cut_ ? c10::multiply_integers(cut_->whole_shape(name, p)) : p.numel();
+    }
     // A comparison describes its tasks once.
     progress_.line(str(human_count(static_cast<double>(out.parameters)), " parameters, step ",
                        state_.step, " of ", options_.steps,
@@ -140,7 +146,6 @@ class Trainer {
   // The first process alone holds the folder. What it takes from there into the configuration, the
   // others take from it.
   std::unique_ptr<RunSession> make_session(const TrainControl& control) {
-    check_shares(options_, group_.size());
     std::unique_ptr<RunSession> session;
     if (first()) session = std::make_unique<RunSession>(control, config_, progress_);
     if (group_.size() == 1) return session;
@@ -169,6 +174,9 @@ class Trainer {
     const std::string step = group_.gather_text(std::to_string(state.step))[0];
     if (goes_on && !first()) {
       state = CheckpointStore(folder_).load(std::stoll(step), *model_, optimizer_);
+    } else if (cut_ && !from_.empty() && !first()) {
+      // Its part is not the first process's.
+      CheckpointStore(from_).load_weights(from_checkpoint_, *model_, cut_.get());
     }
     const at::NoGradGuard no_grad;
     std::vector<Tensor> tensors;
@@ -176,7 +184,7 @@ class Trainer {
       // Where a checkpoint was read, each process has its own part of it already.
       if (!goes_on || released() == nullptr || !shards()->has(tensor)) tensors.push_back(tensor);
     }
-    group_.broadcast(tensors);
+    grid_.data.broadcast(tensors);
     const auto rank = static_cast<size_t>(group_.rank());
     if (shards_ && !(goes_on && released() != nullptr)) shards()->take();
     if (state.other_routes.size() + 1 == static_cast<size_t>(group_.size()) && rank > 0) {
@@ -186,7 +194,9 @@ class Trainer {
   }
 
   std::shared_ptr<data::Task> make_task(const TrainControl& control) {
-    check_training_fits(config_, group_.size());
+    check_shares(options_, grid_.data.size());
+    config_.model.tensor_parallel = tensor_parallel(grid_.layers);
+    check_training_fits(config_, grid_.data.size());
     auto task = config_.build_task();
     check_same_data(*task);
     check_split(*task, split_named(config_.train.eval_split));
@@ -199,10 +209,12 @@ class Trainer {
     seed_random(static_cast<uint64_t>(options_.seed), device_);
     // Of the memory of the CPU.
     if (device_.is_cpu()) {
-      check_training_fits(*build_without_memory(config_.model), *task_, options_, group_.size());
+      check_training_fits(*build_without_memory(config_.model), *task_, options_,
+                          grid_.data.size());
     }
     auto model = build_model(config_.model);
     model->to(device_);
+    if (grid_.layers.size() > 1) cut_ = std::make_unique<CutModel>(*model, grid_.layers);
     return model;
   }
 
@@ -258,15 +270,18 @@ class Trainer {
 
   StepLoss gradients_of_step() {
     const ShardedModel::Use use(shards_.get());
-    return accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
+    StepLoss loss =
+        accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
+    if (cut_) cut_->sum_gradients();
+    return loss;
   }
 
   Evaluation evaluated(Split split) {
     const ShardedModel::Use use(shards_.get());
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
-                    std::max<int64_t>(options_.batch / options_.accumulate / group_.size(), 1), {},
-                    split, &group_);
+                    std::max<int64_t>(options_.batch / options_.accumulate / grid_.data.size(), 1),
+                    {}, split, &grid_.data);
   }
 
   // NaN where nothing asks for it. `e` is the evaluation that is reported.
@@ -330,7 +345,8 @@ class Trainer {
       if (first()) store.prepare();
       group_.any(false);  // nobody writes before the folder is there
     }
-    if (first() || optimizer_.parts() > 1) {
+    // Of processes with the same part of a cut model one writes it.
+    if (cut_ ? grid_.data.rank() == 0 : first() || optimizer_.parts() > 1) {
       Snapshot snapshot = Snapshot::take(*model_, optimizer_, state_, released());
       const bool waits =
           last || static_cast<double>(memory_.bytes()) + snapshot.bytes() >= memory_limit().bytes;
@@ -342,20 +358,26 @@ class Trainer {
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
   }
 
-  // Weights that every process has are the same in all: all compute the same update.
+  // Weights that several processes have are the same in these: all compute the same update.
   void check_weights() {
     at::NoGradGuard no_grad;
-    std::vector<Tensor> weights;
-    for (const Tensor& p : model_->parameters()) {
-      weights.push_back(released() != nullptr ? released()->own(p) : p);
+    const at::TensorOptions real = at::kDouble;
+    Tensor whole = at::zeros({1}, real), cut = at::zeros({1}, real);
+    for (const auto& [name, p] : model_->named_parameters().pairs()) {
+      const Tensor own = released() != nullptr ? released()->own(p) : p;
+      (cut_ && cut_->is_cut(name) ? cut : whole) += at::linalg_vector_norm(own).cpu();
     }
-    const double own = at::stack(at::_foreach_norm(weights)).sum().item<double>();
-    const std::vector<Tensor> norms = group_.gather(at::full({1}, own, at::kDouble));
+    const std::vector<Tensor> norms = group_.gather(at::cat({whole, cut}));
+    const auto layers = static_cast<size_t>(grid_.layers.size());
     for (size_t i = 0; i < norms.size(); ++i) {
-      const auto norm = norms[i].item<double>();
+      const auto norm = norms[i].sum().item<double>();
       if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
-      if (released() != nullptr || norm == norms[0].item<double>()) continue;
-      fail("the weights of rank ", i, " are no longer those of rank 0 after step ", state_.step,
+      const size_t peer = i % layers;  // has the same part of what is cut
+      const bool same =
+          norms[i][0].equal(norms[0][0]) && norms[i][1].equal(norms[peer][1]);
+      if (released() != nullptr || same) continue;
+      fail("the weights of rank ", i, " are no longer those of rank ",
+           norms[i][0].equal(norms[0][0]) ? peer : 0, " after step ", state_.step,
            "; nothing was saved.");
     }
   }
@@ -405,10 +427,12 @@ class Trainer {
   const at::Device device_;
   PeakMemory memory_;
   const bool of_comparison_;
-  const std::string folder_;
+  const std::string folder_, from_, from_checkpoint_;
   Progress progress_;
   const std::unique_ptr<RunSession> session_;  // of the first process
+  const RankGrid grid_;
   const std::shared_ptr<data::Task> task_;
+  std::unique_ptr<CutModel> cut_;  // null where this process has whole layers
   const std::shared_ptr<Model> model_;
   const std::unique_ptr<ShardedModel> shards_;  // null where nothing is shared out
   GradientSum gradients_;

@@ -39,7 +39,7 @@ struct SequenceSizes {
   double targets = 0;                     // of the loss
   double bytes = 0;                       // of its inputs and targets
 };
-// Of each of `processes` that share every step. `model` may be without memory.
+// Of each of `processes` that share every step's batch. `model` may be without memory.
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
                                const TrainOptions& options, int64_t processes = 1);
 

@@ -35,7 +35,7 @@ TEST(CopyTensors, ReadsTheNamesOfOldCheckpoints) {
                "old");
   EXPECT_TRUE(at::equal(now, then.to(now.scalar_type())));
   EXPECT_TRUE(at::equal(mean, now + 1));
-  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", {then}}}, NamedTensors{}, "old"); }),
+  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", {.parts = {then}}}}, NamedTensors{}, "old"); }),
                        "mixer.decay"));
 }
 

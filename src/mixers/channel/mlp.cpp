@@ -23,12 +23,19 @@ struct MlpOptions {
 class Mlp final : public ChannelMixer {
  public:
   Mlp(const MlpOptions& options, const LayerShape& shape) : activation_(options.activation) {
-    const int64_t hidden = options.hidden.value_or(4 * shape.width);
+    const int64_t hidden = shape.share("hidden", options.hidden.value_or(4 * shape.width));
+    if (shape.processes() > 1 && activation_ == "softmax") {
+      usage_error("mlp: activation is \"softmax\", which reads all hidden units, but the ",
+                  shape.processes(), " processes of train.tensor_parallel have some each.");
+    }
     const bool bias = options.bias || shape.bias;
     up_ =
         register_module("up", std::make_shared<Linear>(shape.width, hidden, bias, shape.init_std));
     down_ = register_module(
         "down", std::make_shared<Linear>(hidden, shape.width, bias, shape.output_std()));
+    if (shape.processes() == 1) return;
+    up_->cut_outputs({hidden});
+    down_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -59,7 +66,7 @@ class Mlp final : public ChannelMixer {
 
 ChannelMixerEntry mlp_channel() {
   return channel_mixer<Mlp, MlpOptions>("mlp", "two linear maps with an activation between",
-                                        "Vaswani et al. 2017");
+                                        "Vaswani et al. 2017", {.tensor_parallel = true});
 }
 
 }  // namespace headloom

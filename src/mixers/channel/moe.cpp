@@ -75,11 +75,12 @@ struct MoeOptions {
 
 class Moe final : public ChannelMixer {
  public:
-  Moe(const MoeOptions& options, const LayerShape& shape) : options_(options) {
+  Moe(const MoeOptions& options, const LayerShape& shape)
+      : options_(options), processes_(shape.processes()) {
     options.check();
     const int64_t width = shape.width, working = options.active + options.shared;
     hidden_ = options.hidden.value_or((8 * width / (3 * working) + 7) / 8 * 8);
-    hidden_ = std::max<int64_t>(hidden_, 1);
+    hidden_ = shape.share("hidden", std::max<int64_t>(hidden_, 1));
     gate_ = register_module("gate",
                             std::make_shared<Linear>(width, options.routed, false, shape.init_std));
     gate_->may_narrow = false;  // a choice has no small error
@@ -94,6 +95,13 @@ class Moe final : public ChannelMixer {
           std::make_shared<Linear>(options.shared * hidden_, width, false, shape.output_std()));
     }
     if (options.bias_speed) buffer("choice_bias", choice_bias_, at::zeros({options.routed}));
+    if (processes_ == 1) return;
+    // Every process has some units of each expert, and the whole gate.
+    cut("up", {.dim = 1, .segments = {hidden_, hidden_}});
+    cut("down", {.dim = 2, .segments = {hidden_}});
+    if (!shared_up_) return;
+    shared_up_->cut_outputs({options.shared * hidden_, options.shared * hidden_});
+    shared_down_->cut_inputs(processes_);
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -184,14 +192,19 @@ class Moe final : public ChannelMixer {
           of_all.to(at::kFloat) / static_cast<double>(std::max<int64_t>(choices, 1));
       const Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
-      const Tensor loss =
+      Tensor loss =
           (load * shares.mean(0)).sum() * (options_.balance * static_cast<double>(options_.routed));
+      if (processes_ > 1) {  // whose gradients of the gate and of x add up
+        const Tensor own = loss / static_cast<double>(processes_);
+        loss = own + (loss - own).detach();
+      }
       auxiliary.loss = auxiliary.loss.defined() ? auxiliary.loss + loss : loss;
     }
   }
 
   const MoeOptions options_;
-  int64_t hidden_;
+  const int64_t processes_;
+  int64_t hidden_;  // of this process
   std::shared_ptr<Linear> gate_, shared_up_, shared_down_;
   Tensor up_, down_;    // [routed, 2I, C] with the gate's rows first, [routed, C, I]
   Tensor choice_bias_;  // [routed], a buffer
@@ -202,7 +215,7 @@ class Moe final : public ChannelMixer {
 ChannelMixerEntry moe_channel() {
   return channel_mixer<Moe, MoeOptions>(
       "moe", "small SwiGLU experts of which each token chooses a few, and shared ones",
-      "Dai et al. 2024 (DeepSeekMoE)");
+      "Dai et al. 2024 (DeepSeekMoE)", {.tensor_parallel = true});
 }
 
 }  // namespace headloom

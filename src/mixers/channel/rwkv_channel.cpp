@@ -22,7 +22,8 @@ struct RwkvChannelOptions {
 class RwkvChannel final : public ChannelMixer {
  public:
   RwkvChannel(const RwkvChannelOptions& options, const LayerShape& shape) {
-    const int64_t width = shape.width, hidden = options.hidden.value_or(4 * width);
+    const int64_t width = shape.width;
+    const int64_t hidden = shape.share("hidden", options.hidden.value_or(4 * width));
     const Tensor start = RwkvStart(shape).key_mix();
     // Rows: of keys, receptance. The authors decay none of these.
     parameter("mix", mix_, at::stack({start, start}), {.decay = false});
@@ -32,6 +33,10 @@ class RwkvChannel final : public ChannelMixer {
         "receptance", std::make_shared<Linear>(width, width, shape.bias, shape.init_std));
     value_ = register_module(
         "value", std::make_shared<Linear>(hidden, width, shape.bias, shape.output_std()));
+    if (shape.processes() == 1) return;
+    // The gate multiplies each process's share of the values.
+    key_->cut_outputs({hidden});
+    value_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -77,7 +82,7 @@ class RwkvChannel final : public ChannelMixer {
 ChannelMixerEntry rwkv_channel_channel() {
   return channel_mixer<RwkvChannel, RwkvChannelOptions>(
       "rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
-      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false});
+      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom

@@ -23,27 +23,34 @@ class SwiGlu final : public ChannelMixer {
  public:
   SwiGlu(const SwigluOptions& options, const LayerShape& shape) {
     // 8/3 C keeps the parameters of a 4 C two-layer network; multiples of 8 suit the vector units.
-    const int64_t hidden = options.hidden.value_or((8 * shape.width / 3 + 7) / 8 * 8);
+    const int64_t all = options.hidden.value_or((8 * shape.width / 3 + 7) / 8 * 8);
+    const int64_t hidden = shape.share("hidden", all);
     // Rows 0..I of `up` are W1 (through SiLU), rows I..2I are W3.
     up_ = register_module(
         "up", std::make_shared<Linear>(shape.width, 2 * hidden, shape.bias, shape.init_std));
     down_ = register_module(
         "down", std::make_shared<Linear>(hidden, shape.width, shape.bias, shape.output_std()));
     if (options.gate_groups) {
-      if (hidden % *options.gate_groups != 0) {
+      if (all % *options.gate_groups != 0) {
         usage_error("swiglu: gate_groups is ", *options.gate_groups,
-                    ", expected a divisor of hidden = ", hidden, ".");
+                    ", expected a divisor of hidden = ", all, ".");
       }
+      groups_ = shape.share("gate_groups", *options.gate_groups);
+      first_group_ = shape.rank() * groups_;
       gate_ = register_module("gate", std::make_shared<Linear>(shape.width, *options.gate_groups,
                                                                false, shape.init_std));
     }
+    if (shape.processes() == 1) return;
+    up_->cut_outputs({hidden, hidden});
+    down_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     Tensor h = ops::swiglu(up_->forward(x));
     if (gate_) {
-      const Tensor weights = at::softmax(gate_->forward(x), -1).unsqueeze(-1);
-      h = (h.unflatten(-1, {gate_->weight.size(0), -1}) * weights).flatten(-2);
+      const Tensor weights = at::softmax(gate_->forward(x), -1);
+      h = (h.unflatten(-1, {groups_, -1}) * weights.narrow(-1, first_group_, groups_).unsqueeze(-1))
+              .flatten(-2);
     }
     if (context.recording != nullptr) {
       context.recording->put("units", h);
@@ -57,6 +64,7 @@ class SwiGlu final : public ChannelMixer {
   }
 
  private:
+  int64_t groups_ = 0, first_group_ = 0;  // of the gate, of this process
   std::shared_ptr<Linear> up_, down_, gate_;
 };
 
@@ -64,7 +72,8 @@ class SwiGlu final : public ChannelMixer {
 
 ChannelMixerEntry swiglu_channel() {
   return channel_mixer<SwiGlu, SwigluOptions>("swiglu", "gated feed-forward network with SiLU",
-                                              "Shazeer 2020; Xiao et al. 2024");
+                                              "Shazeer 2020; Xiao et al. 2024",
+                                              {.tensor_parallel = true});
 }
 
 }  // namespace headloom

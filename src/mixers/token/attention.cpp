@@ -27,10 +27,11 @@ AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape
                 " (or set head_dim).");
   }
   const int64_t dim = o.head_dim.value_or(shape.width / o.heads);
-  return {.maps = o.heads,
-          .keys = groups,
-          .values = groups,
-          .outputs = o.heads,
+  const int64_t heads = shape.share("heads", o.heads), own = shape.share("kv_heads", groups);
+  return {.maps = heads,
+          .keys = own,
+          .values = own,
+          .outputs = heads,
           .head_dim = dim,
           .v_dim = dim};
 }
@@ -38,6 +39,14 @@ AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape
 Tensor identity_mix(int64_t heads, int64_t groups, const at::TensorOptions& options) {
   const Tensor one = at::eye(heads / groups, options);
   return groups == 1 ? one : one.expand({groups, -1, -1}).contiguous();
+}
+
+Tensor grouped(const Tensor& matrix) {
+  return matrix.dim() == 2 ? matrix.unsqueeze(0) : matrix;
+}
+
+Tensor ungrouped(const Tensor& matrix) {
+  return matrix.defined() && matrix.dim() == 3 && matrix.size(0) == 1 ? matrix.squeeze(0) : matrix;
 }
 
 double lambda_init(int64_t layer) {
@@ -55,6 +64,11 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
       "qkv", std::make_shared<Linear>(shape.width, sizes.qkv_width(), shape.bias, shape.init_std));
   output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
                                                                shape.bias, shape.output_std()));
+  if (shape.processes() > 1) {
+    qkv_->cut_outputs({sizes.maps * sizes.head_dim, sizes.keys * sizes.head_dim,
+                       sizes.values * sizes.v_dim});
+    output_->cut_inputs(shape.processes());
+  }
   if (options.qk_norm) {
     parameter("q_norm", q_scale_, at::ones({sizes.head_dim}));
     parameter("k_norm", k_scale_, at::ones({sizes.head_dim}));
@@ -124,7 +138,9 @@ Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
   o.lengths = cross ? context.memory_lengths : context.lengths;
   if (!cross) o.documents = context.documents;
   if (shape_.position.type == "alibi" && !cross) {
-    o.bias = order_maps(alibi_bias(sizes_.maps, h.q.size(1), h.k.size(1), h.q.options()), 1);
+    const Tensor all = alibi_bias(shape_.processes() * sizes_.maps, h.q.size(1), h.k.size(1),
+                                  h.q.options());
+    o.bias = order_maps(all.narrow(1, shape_.rank() * sizes_.maps, sizes_.maps), 1);
   }
   compose(x, memory, o);
   const Tensor heads =

@@ -48,10 +48,12 @@ class Dcmha final : public Attention {
   Dcmha(const DcmhaOptions& options, const LayerShape& shape)
       : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
         keep_skip_(options.static_mix == "add") {
-    const int64_t heads = options.attention.heads, groups = options.groups;
-    if (heads % groups != 0) {
-      usage_error("dcmha: groups is ", groups, ", expected a divisor of heads = ", heads, ".");
+    if (options.attention.heads % options.groups != 0) {
+      usage_error("dcmha: groups is ", options.groups,
+                  ", expected a divisor of heads = ", options.attention.heads, ".");
     }
+    const int64_t heads = sizes_.maps, groups = shape.share("groups", options.groups);
+    const bool cut = shape.processes() > 1;
     for (const bool post : {false, true}) {
       if (!(post ? options.post : options.pre)) continue;
       if (options.query_wise) sides_.push_back({post, false});
@@ -65,17 +67,29 @@ class Dcmha final : public Attention {
     if (net_.w1) {
       register_module("w1", net_.w1);
       parameter("w2", net_.w2, net_.w2);
+      if (cut) {
+        net_.w1->cut_outputs(net_.segments(net_.w1->weight.size(0)));
+        this->cut("w2", {.dim = 1, .segments = {groups}});
+      }
     }
-    if (net_.gate) register_module("gate", net_.gate);
+    if (net_.gate) {
+      register_module("gate", net_.gate);
+      if (cut) net_.gate->cut_outputs(net_.segments(net_.gate->weight.size(0)));
+    }
     if (options.static_mix == "off") return;
     const auto matrix = [&] {
-      Tensor m = at::zeros_like(identity_mix(heads, groups));
+      const Tensor identity = identity_mix(heads, groups);
+      const Tensor m = at::zeros_like(cut ? grouped(identity) : identity);
       // Xavier normal: fan in and fan out are both H / g.
       const int64_t fan = heads / groups;
-      return keep_skip_ ? m : m.normal_(0, std::sqrt(1 / static_cast<double>(fan)));
+      return keep_skip_ ? m : normal(m.sizes(), std::sqrt(1 / static_cast<double>(fan)));
     };
-    if (options.pre) parameter("pre_static", pre_static_, matrix());
-    if (options.post) parameter("post_static", post_static_, matrix());
+    const auto learned = [&](const char* name, Tensor& slot) {
+      parameter(name, slot, matrix());
+      if (cut) this->cut(name, {.dim = 0, .segments = {groups}});
+    };
+    if (options.pre) learned("pre_static", pre_static_);
+    if (options.post) learned("post_static", post_static_);
   }
 
   std::vector<Cost> own_costs(int64_t length) const override {
@@ -129,7 +143,8 @@ class Dcmha final : public Attention {
       (key ? mix.k_up : mix.q_up) = weights[i].up;
       (key ? mix.k_gate : mix.q_gate) = weights[i].gate;
     }
-    const auto fixed = [&](const Tensor& matrix) {
+    const auto fixed = [&](const Tensor& learned) {
+      const Tensor matrix = ungrouped(learned);
       if (!keep_skip_ || !matrix.defined()) return matrix;
       return matrix + identity_mix(net_.heads, net_.groups, matrix.options().requires_grad(false));
     };
@@ -150,7 +165,7 @@ class Dcmha final : public Attention {
 TokenMixerEntry dcmha_mixer() {
   return token_mixer<Dcmha, DcmhaOptions>(
       "dcmha", "heads composed with weights computed from query and key tokens", "Xiao et al. 2024",
-      {.cross_attention = true});
+      {.cross_attention = true, .tensor_parallel = true});
 }
 
 }  // namespace headloom

@@ -44,10 +44,11 @@ AttentionSizes differential_sizes(const DifferentialOptions& o, const LayerShape
                 " (or set head_dim).");
   }
   const int64_t dim = o.attention.head_dim.value_or(shape.width / (2 * heads));
-  return {.maps = 2 * heads,
-          .keys = 2 * groups,
-          .values = groups,
-          .outputs = heads,
+  const int64_t own = shape.share("heads", heads), own_groups = shape.share("kv_heads", groups);
+  return {.maps = 2 * own,
+          .keys = 2 * own_groups,
+          .values = own_groups,
+          .outputs = own,
           .head_dim = dim,
           .v_dim = 2 * dim};
 }
@@ -59,7 +60,7 @@ class Differential final : public Attention {
         start_(lambda_init(shape.layer)),
         runs_(options.pairing == "pair" ? sizes_.values : sizes_.outputs) {
     const auto vector = [&](const char* name, Tensor& slot) {
-      parameter(name, slot, at::empty({sizes_.head_dim}).normal_(0, 0.1));
+      parameter(name, slot, normal({sizes_.head_dim}, 0.1));
     };
     vector("lambda_q1", lambda_q1_);
     vector("lambda_k1", lambda_k1_);
@@ -125,7 +126,7 @@ class Differential final : public Attention {
 TokenMixerEntry differential_mixer() {
   return token_mixer<Differential, DifferentialOptions>(
       "differential", "the difference of two softmax maps a head", "Ye et al. 2024",
-      {.cross_attention = true});
+      {.cross_attention = true, .tensor_parallel = true});
 }
 
 }  // namespace headloom

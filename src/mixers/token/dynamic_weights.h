@@ -36,6 +36,10 @@ struct DynamicWeightNetworks {
   void initialize(int64_t width, bool with_projection, bool with_gate);
   // Weights of sides [from, from + count), computed from x [B, L, C].
   std::vector<DynamicWeights> operator()(const Tensor& x, int64_t from, int64_t count) const;
+  // The rows of W1 or Wg, of `rows` of which each side has as many.
+  std::vector<int64_t> segments(int64_t rows) const {
+    return std::vector<int64_t>(static_cast<size_t>(sides), rows / sides);
+  }
   // Values of one side kept for a token.
   int64_t values_per_token() const;
 };

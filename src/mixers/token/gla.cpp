@@ -40,9 +40,9 @@ struct GlaOptions {
 class Gla final : public TokenMixer {
  public:
   Gla(const GlaOptions& options, const LayerShape& shape)
-      : heads_(options.heads),
-        keys_(inner("expand_k", options.expand_k, "keys", options.heads, shape.width)),
-        values_(inner("expand_v", options.expand_v, "values", options.heads, shape.width)),
+      : heads_(shape.share("heads", options.heads)),
+        keys_(inner("expand_k", options.expand_k, "keys", options.heads, shape)),
+        values_(inner("expand_v", options.expand_v, "values", options.heads, shape)),
         normalizer_(options.gate_normalizer) {
     const auto map = [&](const char* name, int64_t in, int64_t out, bool bias, double std) {
       return register_module(name, std::make_shared<Linear>(in, out, bias, std));
@@ -54,6 +54,11 @@ class Gla final : public TokenMixer {
     decay_up_ = map("decay_up", options.gate_rank, keys_, true, shape.init_std);
     parameter("norm", norm_, at::ones({values_ / heads_}));
     output_ = map("output", values_, width, shape.bias, shape.output_std());
+    if (shape.processes() == 1) return;
+    qkv_->cut_outputs({keys_, keys_, values_});
+    gate_->cut_outputs({values_});
+    decay_up_->cut_outputs({keys_});
+    output_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -123,17 +128,18 @@ class Gla final : public TokenMixer {
                   maps.transpose(1, 2) / std::sqrt(static_cast<double>(q.size(3))));
   }
 
+  // Keys or values of all of this process's heads.
   static int64_t inner(const char* option, double factor, const char* what, int64_t heads,
-                       int64_t width) {
-    const int64_t size = std::llround(factor * static_cast<double>(width));
+                       const LayerShape& shape) {
+    const int64_t width = shape.width, size = std::llround(factor * static_cast<double>(width));
     if (size < 1 || size % heads != 0) {
       usage_error("gla: ", option, " is ", factor, ", which makes ", size, " ", what, " at width ",
                   width, ", expected a multiple of heads = ", heads, ".");
     }
-    return size;
+    return size / shape.processes();
   }
 
-  const int64_t heads_, keys_, values_;  // H, H D, H E
+  const int64_t heads_, keys_, values_;  // H, H D, H E, of this process
   const double normalizer_;
   Tensor norm_;                                    // [E]
   std::shared_ptr<Linear> qkv_, gate_;             // rows of q, k, v; Wg
@@ -146,7 +152,7 @@ class Gla final : public TokenMixer {
 TokenMixerEntry gla_mixer() {
   return token_mixer<Gla, GlaOptions>(
       "gla", "linear attention whose states forget as the sequence says, linear in the length",
-      "Yang et al. 2024", {.bidirectional = false});
+      "Yang et al. 2024", {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom

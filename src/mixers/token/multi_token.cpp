@@ -81,6 +81,20 @@ int64_t groups_of(const std::string& choice, const MultiTokenOptions& o) {
   return o.attention.heads / o.mix_heads;
 }
 
+// The options of a process's own heads. Throws UsageError where a part reads heads of others.
+MultiTokenOptions own_options(const MultiTokenOptions& options, const LayerShape& shape) {
+  MultiTokenOptions own = options;
+  if (shape.processes() == 1) return own;
+  for (const auto& [name, mix] : {std::pair("pre_mix", &own.pre_mix), {"post_mix", &own.post_mix}}) {
+    if (*mix != "all") continue;
+    usage_error("multi_token: ", name, " is \"all\", but the ", shape.processes(),
+                " processes of train.tensor_parallel have some heads each, expected \"groups\" or "
+                "\"off\".");
+  }
+  own.attention.heads = shape.share("heads", own.attention.heads);
+  return own;
+}
+
 // A kernel that leaves the maps as they are: [H, c_q, c_k], or [H, c_h, c_q, c_k] with c_h > 1.
 Tensor identity_kernel(const MultiTokenOptions& o) {
   const int64_t heads = o.attention.heads, together = o.conv_heads;
@@ -107,23 +121,26 @@ class MultiToken final : public Attention {
  public:
   MultiToken(const MultiTokenOptions& options, const LayerShape& shape)
       : Attention(options.attention, AttentionSizes::plain(options.attention, shape), shape),
-        own_(options),
+        own_(own_options(options, shape)),
         factor_(options.depth_scale ? 1 - lambda_init(shape.layer) : 1) {
+    const auto learned = [&](const char* name, Tensor& slot, const Tensor& value) {
+      parameter(name, slot, value);
+      if (shape.processes() > 1) cut(name, {.dim = 0, .segments = {value.size(0)}});
+    };
     // A mixer that is no layer of a model has what its name says.
     const bool here = options.conv_layers == "all" || shape.alone || shape.layer % 4 == 2;
     if (options.pre_conv || options.post_conv) {
       // Built on every layer, so that options that do not fit are refused on every layer.
-      const Tensor kernel = identity_kernel(options);
-      if (here && options.pre_conv) parameter("pre_conv", pre_conv_, kernel.clone());
-      if (here && options.post_conv) parameter("post_conv", post_conv_, kernel.clone());
+      const Tensor kernel = identity_kernel(own_);
+      if (here && options.pre_conv) learned("pre_conv", pre_conv_, kernel.clone());
+      if (here && options.post_conv) learned("post_conv", post_conv_, kernel.clone());
     }
-    const int64_t heads = options.attention.heads;
-    if (options.pre_mix != "off") {
-      parameter("pre_mix", pre_mix_, identity_mix(heads, groups_of(options.pre_mix, options)));
-    }
-    if (options.post_mix != "off") {
-      parameter("post_mix", post_mix_, identity_mix(heads, groups_of(options.post_mix, options)));
-    }
+    const auto mix = [&](const std::string& choice) {
+      const Tensor matrix = identity_mix(own_.attention.heads, groups_of(choice, own_));
+      return shape.processes() > 1 ? grouped(matrix) : matrix;
+    };
+    if (options.pre_mix != "off") learned("pre_mix", pre_mix_, mix(options.pre_mix));
+    if (options.post_mix != "off") learned("post_mix", post_mix_, mix(options.post_mix));
     if (options.norm) parameter("norm", scale_, at::ones({sizes_.v_dim}));
     if (options.gate != "none") {
       const int64_t values = options.gate == "head" ? 1 : sizes_.v_dim;
@@ -187,9 +204,9 @@ class MultiToken final : public Attention {
     o.post_conv = post_conv_;
     o.conv_padding = own_.conv_padding;
     o.conv_mask = own_.conv_mask;
-    o.pre.static_matrix = pre_mix_;
+    o.pre.static_matrix = ungrouped(pre_mix_);
     o.pre.groups = groups(pre_mix_);
-    o.post.static_matrix = post_mix_;
+    o.post.static_matrix = ungrouped(post_mix_);
     o.post.groups = groups(post_mix_);
   }
 
@@ -214,7 +231,7 @@ class MultiToken final : public Attention {
 TokenMixerEntry multi_token_mixer() {
   return token_mixer<MultiToken, MultiTokenOptions>(
       "multi_token", "attention maps convolved over queries and keys and mixed across heads",
-      "Golovneva et al. 2025", {.cross_attention = true});
+      "Golovneva et al. 2025", {.cross_attention = true, .tensor_parallel = true});
 }
 
 }  // namespace headloom

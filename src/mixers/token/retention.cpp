@@ -34,7 +34,11 @@ struct RetentionOptions {
 class Retention final : public TokenMixer {
  public:
   Retention(const RetentionOptions& options, const LayerShape& shape)
-      : options_(options), rotary_(rotary(options, shape)) {
+      : options_(options),
+        rotary_(rotary(options, shape)),
+        heads_(shape.share("heads", options.heads)),
+        first_(shape.rank() * heads_),
+        keys_(shape.width / shape.processes()) {
     const int64_t width = shape.width;
     values_ = std::llround(options.value_factor * static_cast<double>(width));
     if (values_ < 1 || values_ % options.heads != 0) {
@@ -42,9 +46,10 @@ class Retention final : public TokenMixer {
                   " values at width ", width, ", expected a multiple of heads = ", options.heads,
                   ".");
     }
+    values_ /= shape.processes();
     // Rows: q, k, v.
     qkv_ = register_module(
-        "qkv", std::make_shared<Linear>(width, 2 * width + values_, shape.bias, shape.init_std));
+        "qkv", std::make_shared<Linear>(width, 2 * keys_ + values_, shape.bias, shape.init_std));
     gate_ = register_module("gate",
                             std::make_shared<Linear>(width, values_, shape.bias, shape.init_std));
     output_ = register_module(
@@ -55,11 +60,15 @@ class Retention final : public TokenMixer {
                    gain * std::sqrt(6.0 / static_cast<double>(weight.size(0) + weight.size(1))));
     };
     const double gain = std::exp2(-2.5);
-    xavier(qkv_->weight.narrow(0, 0, width), gain);
-    xavier(qkv_->weight.narrow(0, width, width), gain);
-    xavier(qkv_->weight.narrow(0, 2 * width, values_), gain);
+    xavier(qkv_->weight.narrow(0, 0, keys_), gain);
+    xavier(qkv_->weight.narrow(0, keys_, keys_), gain);
+    xavier(qkv_->weight.narrow(0, 2 * keys_, values_), gain);
     xavier(gate_->weight, gain);
     xavier(output_->weight, 1);
+    if (shape.processes() == 1) return;
+    qkv_->cut_outputs({keys_, keys_, values_});
+    gate_->cut_outputs({values_});
+    output_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -74,8 +83,8 @@ class Retention final : public TokenMixer {
   }
 
   std::vector<Cost> own_costs(int64_t length) const override {
-    const auto heads = static_cast<double>(options_.heads);
-    const double dim = static_cast<double>(output_->weight.size(0)) / heads;
+    const auto heads = static_cast<double>(heads_);
+    const double dim = static_cast<double>(keys_) / heads;
     const double values = static_cast<double>(values_) / heads;
     const double keys = static_cast<double>(std::min(options_.chunk, length) + 1) / 2;
     return {
@@ -87,16 +96,15 @@ class Retention final : public TokenMixer {
   }
 
   double own_state_bytes(int64_t) const override {
-    const int64_t dim = output_->weight.size(0) / options_.heads;
-    return 4.0 * static_cast<double>(dim * values_);
+    return 4.0 * static_cast<double>(keys_ / heads_ * values_);
   }
 
  private:
   // The output and the state after x, which stands behind the positions `seen`.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
                                    const Positions& seen, Recording* recording = nullptr) {
-    const int64_t heads = options_.heads, width = x.size(-1);
-    const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * width, values_}, -1);
+    const int64_t heads = heads_;
+    const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * keys_, values_}, -1);
     const auto by_head = [](const Tensor& t, int64_t count) {
       return t.unflatten(-1, {count, t.size(-1) / count});
     };
@@ -105,13 +113,13 @@ class Retention final : public TokenMixer {
     const auto real = x.options().dtype(at::kDouble).requires_grad(false);
     // What each head forgets a position, 1 - gamma. Behind 2^-1000, whose head forgets nothing in
     // any number of positions, it would become 0.
-    const Tensor lost = at::exp2((-5 - at::arange(heads, real)).clamp_min(-1000));
+    const Tensor lost = at::exp2((-5 - at::arange(first_, first_ + heads, real)).clamp_min(-1000));
     const Tensor gamma = 1 - lost;
     if (recording != nullptr) show(turned[0], turned[1], lost, documents, *recording);
     const auto [o, last] =
         ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
                        {.state = state, .documents = documents, .chunk = options_.chunk});
-    const int64_t dim = width / heads;
+    const int64_t dim = keys_ / heads;
     const Tensor eps =
         (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.size(1), documents, seen);
     const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
@@ -150,7 +158,10 @@ class Retention final : public TokenMixer {
 
   const RetentionOptions options_;
   Rotary rotary_;
-  int64_t values_;  // H E
+  // Of the H heads this process has `heads_`, from `first_` on.
+  const int64_t heads_, first_;
+  const int64_t keys_;  // heads_ D
+  int64_t values_;      // heads_ E
   std::shared_ptr<Linear> qkv_, gate_, output_;
 };
 
@@ -159,7 +170,7 @@ class Retention final : public TokenMixer {
 TokenMixerEntry retention_mixer() {
   return token_mixer<Retention, RetentionOptions>(
       "retention", "exponentially decaying attention without softmax, linear in the length",
-      "Sun et al. 2023", {.bidirectional = false});
+      "Sun et al. 2023", {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom

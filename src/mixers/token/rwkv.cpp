@@ -26,15 +26,21 @@ class Rwkv final : public TokenMixer {
     const ParameterTraits kept{.decay = false};
     // Rows: of keys, values, receptance.
     parameter("mix", mix_, at::stack({start.key_mix(), start.value_mix(), start.gate_mix()}), kept);
-    parameter("time_decay", time_decay_, start.time_decay(), kept);
-    parameter("bonus", bonus_, start.bonus(), kept);
-    const auto map = [&](const char* name, double std) {
-      return register_module(name, std::make_shared<Linear>(width, width, shape.bias, std));
+    // Channels are heads of size 1.
+    const int64_t own = shape.share("width", width), first = shape.rank() * own;
+    parameter("time_decay", time_decay_, start.time_decay().narrow(0, first, own).clone(), kept);
+    parameter("bonus", bonus_, start.bonus().narrow(0, first, own).clone(), kept);
+    const auto map = [&](const char* name, int64_t in, int64_t out, double std) {
+      return register_module(name, std::make_shared<Linear>(in, out, shape.bias, std));
     };
-    key_ = map("key", shape.init_std);
-    value_ = map("value", shape.init_std);
-    receptance_ = map("receptance", shape.init_std);
-    output_ = map("output", shape.output_std());
+    key_ = map("key", width, own, shape.init_std);
+    value_ = map("value", width, own, shape.init_std);
+    receptance_ = map("receptance", width, own, shape.init_std);
+    output_ = map("output", own, width, shape.output_std());
+    if (shape.processes() == 1) return;
+    for (const char* name : {"time_decay", "bonus"}) cut(name, {.dim = 0, .segments = {own}});
+    for (const auto& linear : {key_, value_, receptance_}) linear->cut_outputs({own});
+    output_->cut_inputs(shape.processes());
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
@@ -107,7 +113,7 @@ class Rwkv final : public TokenMixer {
 TokenMixerEntry rwkv_mixer() {
   return token_mixer<Rwkv>("rwkv",
                            "fading averages of the values, a rate a channel, linear in the length",
-                           "Peng et al. 2023 (RWKV-4)", {.bidirectional = false});
+                           "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom

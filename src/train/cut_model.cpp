@@ -1,0 +1,115 @@
+#include "train/cut_model.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <set>
+
+#include "distributed/parameter_shards.h"
+
+namespace headloom {
+namespace {
+
+// The parameters of the model's mixers that are not cut.
+std::vector<Tensor> uncut_of_mixers(const Model& model) {
+  std::vector<Tensor> out;
+  std::set<const at::TensorImpl*> seen;
+  const auto add = [&](const auto& mixer) {
+    if (!mixer) return;
+    const auto cuts = parameter_cuts(*mixer);
+    for (const auto& item : mixer->named_parameters()) {
+      if (cuts.contains(item.key())) continue;
+      if (seen.insert(item.value().unsafeGetTensorImpl()).second) out.push_back(item.value());
+    }
+  };
+  for (const Layers* stack : model.stacks()) {
+    for (const Layers::Layer& layer : stack->all()) {
+      add(layer.mixer);
+      add(layer.cross);
+      add(layer.channel);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+RankGrid RankGrid::make(const TrainOptions& options, Communicator& all, Communicator& alone) {
+  const int64_t among = options.tensor_parallel, n = all.size();
+  if (n % among != 0) {
+    usage_error("'train.tensor_parallel' is ", among, ", which does not divide the ", n,
+                n == 1 ? " process" : " processes", " of this run, expected a divisor.");
+  }
+  if (among == 1) return {.layers = alone, .data = all};
+  std::vector<int64_t> layers, data;
+  for (int64_t r = 0; r < n; ++r) {
+    if (r / among == all.rank() / among) layers.push_back(r);
+    if (r % among == all.rank() % among) data.push_back(r);
+  }
+  Communicator& own = all.part("layers", layers);
+  return {.layers = own, .data = data.size() == 1 ? alone : all.part("data", data)};
+}
+
+std::shared_ptr<const TensorParallel> tensor_parallel(Communicator& layers) {
+  if (layers.size() == 1) return nullptr;
+  return std::make_shared<TensorParallel>(
+      TensorParallel{.size = layers.size(), .rank = layers.rank(), .sum = [&](const Tensor& t) {
+                       layers.sum({t});
+                     }});
+}
+
+CutModel::CutModel(const Model& model, Communicator& layers)
+    : layers_(layers), cuts_(parameter_cuts(model)), read_whole_(uncut_of_mixers(model)) {}
+
+const ParameterCut* CutModel::cut(const std::string& name) const {
+  for (const char* prefix : {"", "mean.", "square."}) {
+    if (!name.starts_with(prefix)) continue;
+    const auto found = cuts_.find(name.substr(std::string_view(prefix).size()));
+    if (found != cuts_.end()) return &found->second;
+  }
+  return nullptr;
+}
+
+Tensor CutModel::part_of(const std::string& name, const Tensor& whole) const {
+  const ParameterCut* const how = cut(name);
+  return how == nullptr ? whole : how->part_of(whole, layers_.rank(), layers_.size());
+}
+
+std::vector<int64_t> CutModel::whole_shape(const std::string& name, const Tensor& own) const {
+  const ParameterCut* const how = cut(name);
+  return how == nullptr ? own.sizes().vec() : how->whole_shape(own.sizes(), layers_.size());
+}
+
+NamedTensors CutModel::to_store(const NamedTensors& own) const {
+  NamedTensors out;
+  for (const auto& [name, tensor] : own) {
+    if (tensor.dim() == 0 && layers_.rank() != 0) continue;
+    const bool whole = is_cut(name) || tensor.dim() == 0;
+    const Tensor stored =
+        whole ? tensor : owned_elements(tensor, layers_.rank(), layers_.size());
+    if (stored.numel() > 0) out.emplace_back(name, stored);
+  }
+  return out;
+}
+
+void CutModel::sum_gradients() const {
+  std::vector<Tensor> gradients;
+  for (const Tensor& p : read_whole_) {
+    if (p.grad().defined()) gradients.push_back(p.grad());
+  }
+  layers_.sum(gradients);
+}
+
+double CutModel::gradient_norm(const std::vector<std::pair<std::string, Tensor>>& own) const {
+  const Tensor squares = at::zeros({2}, at::kDouble);
+  for (const auto& [name, gradient] : own) {
+    squares[is_cut(name) ? 0 : 1] += at::linalg_vector_norm(gradient).to(at::kDouble).square();
+  }
+  // What is not cut is the same everywhere: the first process's counts.
+  const std::vector<Tensor> all = layers_.gather(squares);
+  Tensor sum = all[0][1].clone();
+  for (const Tensor& one : all) sum += one[0];
+  return std::sqrt(sum.item<double>());
+}
+
+}  // namespace headloom

@@ -1,0 +1,63 @@
+// A model whose layers the processes share out by heads and hidden units (train.tensor_parallel).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distributed/communicator.h"
+#include "model/model.h"
+#include "storage/safetensors.h"
+#include "train/config.h"
+
+namespace headloom {
+
+// With train.tensor_parallel = T rank r of N shares its layers with the ranks of equal r / T, and
+// its place in the batch with them. Those of equal r % T have the same parameters and other parts of
+// every batch.
+struct RankGrid {
+  Communicator& layers;  // those that share out the layers
+  Communicator& data;    // those that share the batch
+
+  // `alone` is a process without others. Throws UsageError where T does not divide the number of
+  // processes.
+  static RankGrid make(const TrainOptions& options, Communicator& all, Communicator& alone);
+};
+
+// What the mixers of such a model need to know of `layers`, which must outlive it; null where one
+// process has all.
+std::shared_ptr<const TensorParallel> tensor_parallel(Communicator& layers);
+
+// What there is to know and to do about the parts of a model's parameters.
+class CutModel {
+ public:
+  // `model` is built with ModelConfig::tensor_parallel among `layers`, which must outlive this.
+  CutModel(const Model& model, Communicator& layers);
+
+  Communicator& layers() const { return layers_; }
+  // This process's part of the whole tensor of a parameter's name, or of "mean." and "square." and
+  // that name; the tensor itself where it is not cut.
+  Tensor part_of(const std::string& name, const Tensor& whole) const;
+  std::vector<int64_t> whole_shape(const std::string& name, const Tensor& own) const;
+  bool is_cut(const std::string& name) const { return cut(name) != nullptr; }
+  const std::map<std::string, ParameterCut>& cuts() const { return cuts_; }
+  // What this process writes to a checkpoint: its part of what is cut, and of other tensors, which
+  // all have, an equal part of the elements in a row. Shares memory with `own`.
+  NamedTensors to_store(const NamedTensors& own) const;
+  // Behind a backward: adds up the gradients of what mixers read whole, of which every process has
+  // those of its own heads and units.
+  void sum_gradients() const;
+  // The norm of the whole gradient.
+  double gradient_norm(const std::vector<std::pair<std::string, Tensor>>& own) const;
+
+ private:
+  const ParameterCut* cut(const std::string& name) const;
+
+  Communicator& layers_;
+  std::map<std::string, ParameterCut> cuts_;
+  std::vector<Tensor> read_whole_;
+};
+
+}  // namespace headloom
