@@ -160,6 +160,84 @@ def test_what_processes_share_out_is_the_same(shared, out):
         assert len(sizes) == number and max(sizes) < 0.05 * count + count / number, sizes
 
 
+CUT = {
+    "mha": model('{ type = "mha", heads = 4, kv_heads = 2, qk_norm = true }', extra="dropout = 0.1\nbias = true"),
+    "dcmha": model('{ type = "dcmha", heads = 4, groups = 2, static = "add" }', block='{ type = "sequential", short_conv = 3 }'),
+    "differential": model('{ type = "differential", heads = 4 }', '{ type = "swiglu", hidden = 16, gate_groups = 4 }', block='{ type = "parallel" }'),
+    "multi_token": model('{ type = "multi_token", heads = 4, conv_layers = "all", gate = "full" }'),
+    "retention": model('{ type = "retention", heads = 4 }', '{ type = "mlp", hidden = 16 }'),
+    "rwkv": model('{ type = "rwkv" }', '{ type = "rwkv_channel", hidden = 16 }'),
+    "moe": model('{ type = "gla", heads = 4 }', MOE),
+    "reverse": model('{ type = "mha", heads = 4 }', extra='kind = "encoder_decoder"\ndropout = 0.1'),
+}
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """Runs of one process, of two that share out the layers, and of two pairs of these that share the batch."""
+    folder = tmp_path_factory.mktemp("cut")
+    for name, text in CUT.items():
+        # The gradients of retention's norms, of heads with small outputs, let rounding grow fast.
+        train = TRAIN.replace("lr = 5e-3", "lr = 1e-3") if name == "retention" else TRAIN
+        (folder / f"{name}.toml").write_text(text + f"[task]\n{REVERSE if name == 'reverse' else TASK}\n" + train)
+        train_together(folder, f"{name}.toml", f"{name}-one", 1)
+        train_together(folder, f"{name}.toml", f"{name}-2", 2, "--set", "train.tensor_parallel=2")
+    for name in ("dcmha", "moe"):
+        train_together(folder, f"{name}.toml", f"{name}-4", 4, "--set", "train.tensor_parallel=2")
+    return folder
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_processes_that_share_out_the_layers_compute_what_one_does(cut, name):
+    for several in [run for run in (cut / f"{name}-2", cut / f"{name}-4") if run.exists()]:
+        assert_same_course(cut / f"{name}-one", several)
+        norms = [[line["gradient_norm"] for line in lines(run) if "gradient_norm" in line] for run in (cut / f"{name}-one", several)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+        sizes = [sum(t.numel() for t in load_file(file).values()) for file in sorted((several / "checkpoints/step-20").glob("model-*"))]
+        assert len(sizes) == 2 and sizes[0] == pytest.approx(sizes[1], rel=0.05)
+
+
+def test_a_cut_run_goes_on_with_the_same_bits_and_with_other_numbers(cut):
+    for number in (2, 4):
+        whole, again = f"dcmha-{number}", f"again-{number}"
+        shutil.copytree(cut / whole, cut / again)
+        train_together(cut, again, again, number, "--checkpoint", 10)
+        files = [{file.name: file.read_bytes() for file in (cut / run / "checkpoints/step-20").glob("*.safetensors")} for run in (whole, again)]
+        assert files[0] == files[1] and len(files[0]) == 4
+    constant = ["--set", 'train.schedule="constant"']
+    train_together(cut, "reverse.toml", "steady", 1, *constant)
+    train_together(cut, "reverse.toml", "changing", 2, *constant, "--set", "train.steps=6", "--set", "train.tensor_parallel=2")
+    for number, among, shard, steps in [(4, 4, "none", 11), (3, 1, "parameters", 15), (2, 2, "none", 18), (1, 1, "none", 20)]:
+        shared = ["--set", f"train.tensor_parallel={among}", "--set", f'train.shard="{shard}"']
+        train_together(cut, "changing", "changing", number, "--resume", "--set", f"train.steps={steps}", *shared)
+    assert losses(cut / "changing") == pytest.approx(losses(cut / "steady"), abs=1e-4)
+
+
+def test_other_commands_read_a_cut_run_and_a_cut_run_begins_with_weights(cut):
+    found = [json.loads(headloom("eval", f"dcmha-{run}", "--sequences", 4, "--json", cwd=cut).stdout) for run in ("one", "2")]
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], abs=1e-4)
+    for number, out in [(1, "from-1"), (2, "from-2")]:
+        train_together(cut, "mha.toml", out, number, "--from", "mha-one", "--set", f"train.tensor_parallel={number}")
+    assert_same_course(cut / "from-1", cut / "from-2")
+    assert losses(cut / "from-1")[0] < losses(cut / "mha-one")[0]
+
+
+@pytest.mark.parametrize(
+    "number, options, said",
+    [
+        (3, ["train.tensor_parallel=2"], "'train.tensor_parallel' is 2, which does not divide the 3 processes of this run"),
+        (1, ["train.tensor_parallel=2"], "'train.tensor_parallel' is 2, which does not divide the 1 process of this run"),
+        (4, ["train.tensor_parallel=4"], "groups is 2, which the 4 processes of train.tensor_parallel cannot share equally"),
+        (2, ["train.tensor_parallel=2", 'train.shard="optimizer"'], "'train.shard' is \"optimizer\", expected \"none\""),
+        (2, ["train.tensor_parallel=2", 'model.layer=[{mixer={type="mamba"}}]'], "mamba cannot share out its heads"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_out(cut, number, options, said):
+    done = train_together(cut, "dcmha.toml", "refused", number, *[part for o in options for part in ("--set", o)], code=2)
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
+    assert said in sentence and not (cut / "refused").exists()
+
+
 def test_shared_parameters_in_pieces_and_computed_again(shared):
     more = ["--set", "train.accumulate=2", "--set", "train.activation_checkpointing=true"]
     train_together(shared, "reverse.toml", "pieces-plain", 2, *more)
@@ -266,9 +344,19 @@ def test_describe_estimates_several_machines(place):
         forward = max(row["compute_seconds"] / 3, share / 1e9)
         assert everything["step_seconds"] == pytest.approx(forward + max(2 / 3 * row["compute_seconds"], 3 * share / 1e9))
     assert rows[0]["none"]["efficiency"] == 1 and rows[0]["none"]["memory"] == described["training_memory"]["peak"]
+    for row in rows[1:]:
+        # What the layers of two mixers sum, in the forward and in the backward.
+        tensor, n = row.get("tensor_parallel"), row["machines"]
+        assert (tensor is None) == (n == 4)  # two heads
+        if tensor is None:
+            continue
+        summed = 2 * 2 * 2 * 4 * 12 * 32 * 16
+        assert tensor["bytes_sent"] == pytest.approx(2 * summed * (n - 1) / n)
+        assert row["compute_seconds"] < tensor["step_seconds"] - tensor["reduce_seconds"] < 2 * row["compute_seconds"]
     deep = ["--set", "model.width=256", "--set", "model.depth=16"]
     rows = json.loads(headloom("describe", "mha.toml", "--machines", 4, *options, *deep, "--json", cwd=place).stdout)["machines"]["numbers"]
     assert all(row["parameters"]["memory"] < row["optimizer"]["memory"] < row["none"]["memory"] for row in rows[1:])
+    assert rows[1]["tensor_parallel"]["memory"] < rows[1]["none"]["memory"]
     # At that number the sums take as long as the backward.
     limit = described["machines"]["hidden_up_to"]
     assert 2 / 3 * step / 0.5e9 / limit == pytest.approx(8 * parameters * (limit - 1) / limit / 1e9)
