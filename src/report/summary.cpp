@@ -41,7 +41,7 @@ std::vector<std::string> caveats(const Row& a, const Row& b) {
   const auto unequal = [&](double left, double right, const char* what) {
     const double ratio = left / right;
     if (left > 0 && right > 0 && std::abs(ratio - 1) > kSizeTolerance) {
-      out.push_back(times(ratio) + what);
+      out.push_back("`" + a.model->label + "` has " + times(ratio) + what);
     }
   };
   if (a.build && b.build) {

@@ -193,12 +193,12 @@ TEST(Answer, CaveatsMakeAClaimALead) {
   c.builds[1].parameters = 1009000;
   EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kBetter);
   c.builds[1].parameters = 1100000;
-  check(c, "1.10× the parameters");
+  check(c, "`dcmha` has 1.10× the parameters");
   c = clean;
   for (auto& run : c.runs) {
     if (run.model == "dcmha") run.points.back().tokens *= 2;
   }
-  check(c, "2.00× the tokens");
+  check(c, "`dcmha` has 2.00× the tokens");
   c = clean;
   c.builds[1].train_differences = "weight_decay = 0";
   check(c, "training options of `dcmha`: weight_decay = 0");
