@@ -107,8 +107,8 @@ struct Linear : Module {
   // From now on holds W as bfloat16, int8 (kChar) or with four bits a weight (Int4), if
   // `may_narrow` and it is not quantized already: it runs, but is not trained again.
   void convert(at::ScalarType type);
-  // Where tensor parallelism has cut the map: this process computes the outputs of `segments` alone,
-  // or adds what its inputs give and its share of the bias, as one of `processes`.
+  // Where tensor parallelism has cut the map: this process computes the outputs of `segments`
+  // alone, or adds what its inputs give and its share of the bias, as one of `processes`.
   void cut_outputs(const std::vector<int64_t>& segments);
   void cut_inputs(int64_t processes);
 

@@ -1,10 +1,10 @@
-// Tensor parallelism (Shoeybi et al. 2019, Megatron-LM, section 3): processes share out the heads of
-// every token mixer and the hidden units of every channel mixer.
+// Tensor parallelism (Shoeybi et al. 2019, Megatron-LM, section 3): processes share out the heads
+// of every token mixer and the hidden units of every channel mixer.
 //
 // Each process builds its mixers with its own heads and hidden units alone. They read all of x, and
 // what they write is added up over the processes: one sum a mixer in the forward and one in the
-// backward. A parameter that is not cut is the same in all processes, and its gradient is the sum of
-// theirs.
+// backward. A parameter that is not cut is the same in all processes, and its gradient is the sum
+// of theirs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ struct TensorParallel {
   std::function<void(const Tensor&)> sum;
 };
 
-// How a parameter is cut: along dimension `dim`, which consists of `segments`, of each of which every
-// process has an equal part. The segments are this process's.
+// How a parameter is cut. Its dimension `dim` consists of segments, and every process has an equal
+// part of each: `segments` are the sizes of these parts.
 struct ParameterCut {
   int64_t dim = 0;
   std::vector<int64_t> segments;

@@ -52,10 +52,10 @@ auto cut(const LayerShape& shape, const Build& build) {
   const auto whole = named_tensors(*build(all)), own = named_tensors(*part);
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < own.size(); ++i) {
-    const auto found = cuts.find(own[i].first);
-    own[i].second.detach().copy_(
-        found == cuts.end() ? whole[i].second
-                            : found->second.part_of(whole[i].second, shape.rank(), shape.processes()));
+    const auto how = cuts.find(own[i].first);
+    Tensor value = whole[i].second;
+    if (how != cuts.end()) value = how->second.part_of(value, shape.rank(), shape.processes());
+    own[i].second.detach().copy_(value);
   }
   return part;
 }

@@ -54,15 +54,7 @@ std::vector<std::string> files_of(const TrainState& state, const std::string& wh
   return out;
 }
 
-// The parameter of a tensor of the model or of the optimiser.
-std::string parameter_of(const std::string& name) {
-  for (const std::string_view kind : {"mean.", "square."}) {
-    if (name.starts_with(kind)) return name.substr(kind.size());
-  }
-  return name;
-}
-
-// What the files that `state` names have together of `what`; the tensors share their mappings.
+// What the files `names` of the checkpoint `state` have together; the tensors share their mappings.
 StoredTensors read_files(const TrainState& state, const std::string& where,
                          const std::vector<std::string>& names) {
   StoredTensors out;
@@ -272,7 +264,8 @@ void CheckpointStore::save(const Snapshot& snapshot, const std::atomic<bool>& ca
   at::NoGradGuard no_grad;
   TrainState state = snapshot.state;
   const std::string where = unfinished();
-  // Without their folder the other processes would fail as well, and one of them might say so first.
+  // Without their folder the other processes would fail as well, and one of them might say so
+  // first.
   std::vector<std::string> own;
   for (const std::string& name : snapshot.files(snapshot.part)) own.push_back(where + "/" + name);
   if (snapshot.parts == 1) own = {where};

@@ -58,8 +58,8 @@ void TrainOptions::fields(Fields& f) {
           "state (ZeRO-1), or that, the gradients and the parameters (ZeRO-3)",
           {"none", "optimizer", "parameters"});
   f.field("tensor_parallel", tensor_parallel,
-          "processes that share out the heads and hidden units of every layer; the others share the "
-          "batch",
+          "processes that share out the heads and hidden units of every layer; the others share "
+          "the batch",
           at_least(1));
   f.list("group", groups,
          "parameters with a rate or weight decay of their own; the first group that names a "

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "distributed/parameter_shards.h"
+#include "train/optimizer.h"
 
 namespace headloom {
 namespace {
@@ -62,12 +63,8 @@ CutModel::CutModel(const Model& model, Communicator& layers)
     : layers_(layers), cuts_(parameter_cuts(model)), read_whole_(uncut_of_mixers(model)) {}
 
 const ParameterCut* CutModel::cut(const std::string& name) const {
-  for (const char* prefix : {"", "mean.", "square."}) {
-    if (!name.starts_with(prefix)) continue;
-    const auto found = cuts_.find(name.substr(std::string_view(prefix).size()));
-    if (found != cuts_.end()) return &found->second;
-  }
-  return nullptr;
+  const auto found = cuts_.find(parameter_of(name));
+  return found != cuts_.end() ? &found->second : nullptr;
 }
 
 Tensor CutModel::part_of(const std::string& name, const Tensor& whole) const {
@@ -85,8 +82,7 @@ NamedTensors CutModel::to_store(const NamedTensors& own) const {
   for (const auto& [name, tensor] : own) {
     if (tensor.dim() == 0 && layers_.rank() != 0) continue;
     const bool whole = is_cut(name) || tensor.dim() == 0;
-    const Tensor stored =
-        whole ? tensor : owned_elements(tensor, layers_.rank(), layers_.size());
+    const Tensor stored = whole ? tensor : owned_elements(tensor, layers_.rank(), layers_.size());
     if (stored.numel() > 0) out.emplace_back(name, stored);
   }
   return out;

@@ -14,9 +14,9 @@
 
 namespace headloom {
 
-// With train.tensor_parallel = T rank r of N shares its layers with the ranks of equal r / T, and
-// its place in the batch with them. Those of equal r % T have the same parameters and other parts of
-// every batch.
+// With train.tensor_parallel = T rank r of N shares its layers with the ranks of equal r / T, which
+// read the same part of every batch. Those of equal r % T have the same parameters and read other
+// parts.
 struct RankGrid {
   Communicator& layers;  // those that share out the layers
   Communicator& data;    // those that share the batch

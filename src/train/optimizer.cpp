@@ -21,6 +21,13 @@ static std::string former_name(const std::string& name) {
   return name.substr(0, name.size() - kNow.size()) + std::string(kThen);
 }
 
+std::string parameter_of(const std::string& name) {
+  for (const std::string_view kind : {"mean.", "square."}) {
+    if (name.starts_with(kind)) return name.substr(kind.size());
+  }
+  return name;
+}
+
 // Copies the elements from `first` on that `parts` have in a row to the row `to`.
 static void copy_elements(const std::vector<Tensor>& parts, int64_t first, const Tensor& to) {
   const Tensor target = to.detach();
@@ -62,10 +69,11 @@ void copy_tensors(const StoredTensors& from,
     int64_t elements = 0;
     for (const Tensor& part : parts) elements += part.numel();
     const bool row = parts[0].dim() == 1 && elements == c10::multiply_integers(target.shape);
-    require(row || (parts.size() == 1 && parts[0].sizes() == at::IntArrayRef(target.shape)), path, ": tensor '",
-            name, "' has shape ", parts.size() == 1 ? parts[0].sizes() : at::IntArrayRef(elements),
-            ", expected ", at::IntArrayRef(target.shape), ".");
-    if (target.part_of || target.values.sizes() == at::IntArrayRef(target.shape)) {
+    const at::IntArrayRef shape = target.shape;
+    require(row || (parts.size() == 1 && parts[0].sizes() == shape), path, ": tensor '", name,
+            "' has shape ", parts.size() == 1 ? parts[0].sizes() : at::IntArrayRef(elements),
+            ", expected ", shape, ".");
+    if (target.part_of || target.values.sizes() == shape) {
       const Tensor whole = (parts.size() == 1 ? parts[0] : at::cat(parts)).view(target.shape);
       target.values.detach().copy_(target.part_of ? target.part_of(whole) : whole);
     } else {
@@ -209,7 +217,8 @@ double AdamW::step(double lr) {
 
 NamedTensors AdamW::state() const {
   NamedTensors out;
-  // A copy of each group: before the first step zeros stand for the moments, which are made only when they are needed.
+  // A copy of each group: before the first step zeros stand for the moments, which are made only
+  // when they are needed.
   for (Group group : groups_) {
     make_moments(group);
     for (size_t i = 0; i < group.names.size(); ++i) {

@@ -43,16 +43,19 @@ std::vector<Case> cases() {
   const std::string moe = "routed = 4\nactive = 2\nhidden = 12\n";
   return {
       {"mha", "heads = 6"},
-      {"mha", "heads = 12\nkv_heads = 6\nhead_dim = 10\nqk_norm = true\nwindow = 5", false, "alibi", true},
+      {"mha", "heads = 12\nkv_heads = 6\nhead_dim = 10\nqk_norm = true\nwindow = 5", false, "alibi",
+       true},
       {.mixer = "mha", .options = "heads = 6", .bias = true, .cross = true},
       {"dcmha", "heads = 12\ngroups = 6"},
       {"dcmha", "heads = 12\nkv_heads = 6\ngroups = 6\nstatic = \"add\"", false, "rope", false, 4},
-      {"dcmha", "heads = 12\ngroups = 6\nstatic = \"replace\"\nkey_wise = false\nprojection = false"},
+      {"dcmha",
+       "heads = 12\ngroups = 6\nstatic = \"replace\"\nkey_wise = false\nprojection = false"},
       {.mixer = "dcmha", .options = "heads = 6\ngroups = 6", .cross = true},
       {"differential", "heads = 6\nkv_heads = 6", false, "alibi"},
       {"differential", "heads = 12\nkv_heads = 6\npairing = \"repeat\"", false, "rope", true},
       {"multi_token", "heads = 12\nconv_layers = \"all\"\ngate = \"full\"\npre_mix = \"groups\""},
-      {"multi_token", "heads = 12\nconv_layers = \"all\"\nconv_heads = 2\npost_conv = true\nmix_heads = 2"},
+      {"multi_token",
+       "heads = 12\nconv_layers = \"all\"\nconv_heads = 2\npost_conv = true\nmix_heads = 2"},
       {"retention", "heads = 6"},
       {"gla", "heads = 6", false, "none", true},
       {"rwkv", "", false, "none", true, 3},
@@ -71,7 +74,8 @@ struct Result {
   std::map<std::string, Tensor> gradients;
 };
 
-Result run(const Case& c, Mixer& mixer, const Tensor& x, const Tensor& memory, const Tensor& weight) {
+Result run(const Case& c, Mixer& mixer, const Tensor& x, const Tensor& memory,
+           const Tensor& weight) {
   const Tensor in = x.detach().requires_grad_(true);
   MixerContext context;
   if (c.cross) context.memory = memory.detach().requires_grad_(true);
@@ -120,7 +124,8 @@ TEST_P(EveryCut, AddsUpToTheWhole) {
             cut ? cuts.at(name).part_of(values.at(name), rank, size) : values.at(name);
         ASSERT_EQ(own.numel(), value.numel()) << name;
         if (cut) {
-          ASSERT_EQ(cuts.at(name).whole_shape(own.sizes(), size), values.at(name).sizes().vec()) << name;
+          ASSERT_EQ(cuts.at(name).whole_shape(own.sizes(), size), values.at(name).sizes().vec())
+              << name;
         }
         at::NoGradGuard no_grad;
         own.view_as(value).copy_(value);
@@ -168,7 +173,8 @@ TEST(TensorParallel, HasACaseForEveryMixerThatCan) {
 TEST(TensorParallel, SaysWhatCannotBeShared) {
   const auto refusal = [](const std::string& mixer, const std::string& options, int64_t size) {
     LayerShape shape = test::shape_of(kWidth);
-    shape.tensor_parallel = std::make_shared<TensorParallel>(TensorParallel{.size = size, .rank = 0, .sum = {}});
+    shape.tensor_parallel =
+        std::make_shared<TensorParallel>(TensorParallel{.size = size, .rank = 0, .sum = {}});
     return test::message_of<UsageError>([&] { test::mixer(mixer, options, shape); });
   };
   EXPECT_EQ(refusal("mha", "heads = 6", 4),

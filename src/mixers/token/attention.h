@@ -37,9 +37,10 @@ struct AttentionSizes {
 // g > 1 groups.
 Tensor identity_mix(int64_t heads, int64_t groups, const at::TensorOptions& options = {});
 
-// Such a matrix with its dimension of groups, also where there is one group: what tensor parallelism
-// cuts has the same dimensions in every process. And as a HeadMix takes it.
+// Such a matrix with a dimension of groups, also where there is one group: tensor parallelism cuts
+// that dimension.
 Tensor grouped(const Tensor& matrix);
+// The same as a HeadMix takes it.
 Tensor ungrouped(const Tensor& matrix);
 
 // 0.8 - 0.6 exp(-0.3 layer), layers from 0: Differential Transformer's starting lambda.

@@ -16,7 +16,8 @@ class Mha final : public Attention {
 TokenMixerEntry mha_mixer() {
   return token_mixer<Mha, AttentionOptions>(
       "mha", "multi-head attention; grouped-query, multi-query and free head sizes by options",
-      "Vaswani et al. 2017; Bhojanapalli et al. 2020", {.cross_attention = true, .tensor_parallel = true});
+      "Vaswani et al. 2017; Bhojanapalli et al. 2020",
+      {.cross_attention = true, .tensor_parallel = true});
 }
 
 }  // namespace headloom

@@ -85,8 +85,10 @@ int64_t groups_of(const std::string& choice, const MultiTokenOptions& o) {
 MultiTokenOptions own_options(const MultiTokenOptions& options, const LayerShape& shape) {
   MultiTokenOptions own = options;
   if (shape.processes() == 1) return own;
-  for (const auto& [name, mix] : {std::pair("pre_mix", &own.pre_mix), {"post_mix", &own.post_mix}}) {
-    if (*mix != "all") continue;
+  const std::pair<const char*, std::string> mixes[] = {{"pre_mix", own.pre_mix},
+                                                       {"post_mix", own.post_mix}};
+  for (const auto& [name, mix] : mixes) {
+    if (mix != "all") continue;
     usage_error("multi_token: ", name, " is \"all\", but the ", shape.processes(),
                 " processes of train.tensor_parallel have some heads each, expected \"groups\" or "
                 "\"off\".");

@@ -113,7 +113,8 @@ class Rwkv final : public TokenMixer {
 TokenMixerEntry rwkv_mixer() {
   return token_mixer<Rwkv>("rwkv",
                            "fading averages of the values, a rate a channel, linear in the length",
-                           "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true});
+                           "Peng et al. 2023 (RWKV-4)",
+                           {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom
