@@ -1,0 +1,28 @@
+"""The example that says where a model of find_block fails."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from cli_support import BINARY, ENVIRONMENT, headloom
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = """
+task = { type = "find_block", blocks = 8, block_letters = 5, query_letters = 2, eval_sequences = 8 }
+model = { width = 16, depth = 1 }
+train = { steps = 2, batch = 2, eval_every = 2 }
+"""
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+def test_errors_of_find_block(tmp_path):
+    (tmp_path / "config.toml").write_text(RUN)
+    headloom("train", "config.toml", "--out", "run", cwd=tmp_path)
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT / "python")}
+    command = [sys.executable, str(ROOT / "examples" / "find_block_errors.py"), "run"]
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    shares = [float(line.split("%")[0]) for line in said if " of " in line and "%" in line[:8]]
+    # Untrained, it fails everywhere; every part of the sequences is counted.
+    assert min(shares) > 99 and "100.0% of   3000  all sequences" in said
+    assert sum(int(line.split()[2]) for line in said if "other blocks" in line) == 3000
