@@ -49,6 +49,7 @@ std::vector<std::string> traits_of(const MixerTraits& t) {
   add(t.documents, "packed documents");
   add(t.stateful, "decoding state");
   add(t.tensor_parallel, "tensor parallel");
+  add(t.context_parallel, "context parallel");
   return out;
 }
 

@@ -12,6 +12,11 @@ std::function<void()> Communicator::start_gather(const at::Tensor& own, const at
   return [] {};
 }
 
+std::function<void()> Communicator::start_shift(const at::Tensor& own, const at::Tensor& other) {
+  other.copy_(own);
+  return [] {};
+}
+
 Communicator& Communicator::part(const std::string&, const std::vector<int64_t>&) { return *this; }
 
 std::vector<std::string> Communicator::gather_text(const std::string& own) {

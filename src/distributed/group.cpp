@@ -207,6 +207,19 @@ class OverGloo : public Base {
     return [this, work] { wait(*work); };
   }
 
+  std::function<void()> start_shift(const at::Tensor& own, const at::Tensor& other) override {
+    const auto all = static_cast<int>(this->size()), rank = static_cast<int>(this->rank());
+    std::vector<at::Tensor> given = {own.detach()}, taken = {other.detach()};
+    // Numbers, so that what is sent later is not taken for what is sent now.
+    shifts_ = (shifts_ + 1) % (1 << 20);
+    const auto sends = talking([&] { return gloo_->send(given, (rank + 1) % all, shifts_); });
+    const auto takes = talking([&] { return gloo_->recv(taken, (rank + all - 1) % all, shifts_); });
+    return [this, sends, takes] {
+      wait(*takes);
+      wait(*sends);
+    };
+  }
+
   std::vector<at::Tensor> gather(const at::Tensor& tensor) override {
     std::vector<at::Tensor> own = {tensor};
     std::vector<std::vector<at::Tensor>> all(1);
@@ -229,6 +242,7 @@ class OverGloo : public Base {
   }
 
   double waited_ = 0;
+  int shifts_ = 0;
 };
 
 // Some of a group's processes.

@@ -24,6 +24,12 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
               ", expected 1 (headloom list says which mixers can).");
 }
 
+void check_context_parallel(const LayerShape& shape, const std::string& type, bool can) {
+  if (!shape.context_parallel || can) return;
+  usage_error(type, " cannot share out the positions of a sequence, but 'train.context_parallel' is ",
+              shape.context_parallel->size, ", expected 1 (headloom list says which mixers can).");
+}
+
 [[noreturn]] void refuse_memory(const std::string& type) {
   usage_error(type, " does not read a memory; cross-attention needs an attention mixer.");
 }
@@ -168,8 +174,14 @@ std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const
   if (shape.processes() > 1 && !traits().tensor_parallel) {
     refuse_tensor_parallel(type(), "heads", shape.processes());
   }
+  check_context_parallel(shape, type(), traits().context_parallel);
+  if (shape.context_parallel && shape.short_conv > 0) {
+    usage_error(type(), ": short_conv is ", shape.short_conv, ", but 'train.context_parallel' is ",
+                shape.context_parallel->size, ", expected 0 where positions are shared out.");
+  }
   std::shared_ptr<TokenMixer> built = make(shape);
   built->tensor_parallel_ = shape.tensor_parallel;
+  built->context_parallel_ = shape.context_parallel;
   built->type_ = type();
   built->width_ = shape.width;
   built->traits_ = traits();
@@ -189,6 +201,7 @@ std::shared_ptr<ChannelMixer> ChannelMixerSpec::build(const LayerShape& shape) c
     if (shape.processes() > 1 && !traits().tensor_parallel) {
       refuse_tensor_parallel(type(), "hidden units", shape.processes());
     }
+    check_context_parallel(shape, type(), traits().context_parallel);
     built->tensor_parallel_ = shape.tensor_parallel;
     built->type_ = type();
     built->width_ = shape.width;

@@ -16,6 +16,7 @@
 #include "core/fields.h"
 #include "core/text.h"
 #include "mixers/auxiliary.h"
+#include "mixers/context_parallel.h"
 #include "mixers/decoding_state.h"
 #include "mixers/nn.h"
 
@@ -44,6 +45,8 @@ struct LayerShape {
   std::shared_ptr<std::map<std::string, Tensor>> shared = {};
   // The processes that share out the layer's heads and hidden units; null: this one has all.
   std::shared_ptr<const TensorParallel> tensor_parallel = {};
+  // The processes that share out the positions of every sequence; null: this one has all.
+  std::shared_ptr<const ContextParallel> context_parallel = {};
 
   int64_t processes() const { return tensor_parallel ? tensor_parallel->size : 1; }
   int64_t rank() const { return tensor_parallel ? tensor_parallel->rank : 0; }
@@ -122,6 +125,7 @@ struct MixerTraits {
   bool documents = true;         // can keep packed documents apart
   bool stateful = true;          // causal, it can decode from a state, at least with some options
   bool tensor_parallel = false;  // processes can share out its heads, at least with some options
+  bool context_parallel = false;  // and the positions of its sequences
 };
 
 // The linear maps of attention heads as products see them: score map h is x W_q[h] (x W_k[h])^T
@@ -207,6 +211,8 @@ class TokenMixer : public Mixer {
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
   // The positions that `state` has seen are counted by the caller.
   virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
+  // The processes that share the positions of x in compute(); null where all are here.
+  const ContextParallel* context_parallel() const { return context_parallel_.get(); }
 
  private:
   friend class TokenMixerSpec;
@@ -218,12 +224,14 @@ class TokenMixer : public Mixer {
   MixerTraits traits_;
   Tensor short_conv_;  // [C, W], the last tap is the position itself; undefined: none
   bool causal_ = true;
-  std::shared_ptr<const TensorParallel> tensor_parallel_;  // may be null
+  std::shared_ptr<const TensorParallel> tensor_parallel_;    // may be null
+  std::shared_ptr<const ContextParallel> context_parallel_;  // may be null
 };
 
 struct ChannelMixerTraits {
   bool bidirectional = true;     // fits a model that looks both ways
   bool tensor_parallel = false;  // processes can share out its hidden units
+  bool context_parallel = true;  // each position is by itself, or those before it can be had
 };
 
 class ChannelMixer : public Mixer {

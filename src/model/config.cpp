@@ -133,7 +133,8 @@ LayerShape ModelConfig::shape(int64_t layer) const {
           .norm_eps = norm_eps,
           .init_std = init_std,
           .position = position,
-          .tensor_parallel = tensor_parallel};
+          .tensor_parallel = tensor_parallel,
+          .context_parallel = context_parallel};
 }
 
 void ModelConfig::complete(const DataSizes& data) {

@@ -77,6 +77,8 @@ struct ModelConfig {
   // The processes that share out the layers of a model that is built; null: this one has all. No
   // option of the model's.
   std::shared_ptr<const TensorParallel> tensor_parallel;
+  // And those that share out the positions of every sequence, of which this one has its own alone.
+  std::shared_ptr<const ContextParallel> context_parallel;
 
   // "preset" is read first; the other keys override what it sets. It is not written back.
   void fields(Fields& f);

@@ -16,7 +16,12 @@ void Decoder::read_source(const Source& source, std::vector<LayerState>&) const 
 }
 
 Tensor Decoder::hidden(const ModelInput& input) {
-  return layers_.forward(embedding_.forward(input.tokens, input.segments, is_training()),
+  const Tensor& tokens = input.tokens;
+  Positions before;
+  if (config_.context_parallel) {
+    before = config_.context_parallel->before(tokens.size(0), tokens.size(1));
+  }
+  return layers_.forward(embedding_.forward(tokens, input.segments, is_training(), before),
                          input.context());
 }
 

@@ -61,6 +61,9 @@ void TrainOptions::fields(Fields& f) {
           "processes that share out the heads and hidden units of every layer; the others share "
           "the batch",
           at_least(1));
+  f.field("context_parallel", context_parallel,
+          "processes that share out the positions of every sequence; the others share the batch",
+          at_least(1));
   f.list("group", groups,
          "parameters with a rate or weight decay of their own; the first group that names a "
          "parameter counts");

@@ -40,6 +40,7 @@ struct TrainOptions {
   int64_t seed = 1;
   std::string shard = "none";
   int64_t tensor_parallel = 1;
+  int64_t context_parallel = 1;
   std::vector<ParameterGroup> groups;  // a parameter belongs to the first that names it
 
   void fields(Fields& f);

@@ -36,19 +36,30 @@ std::vector<Tensor> uncut_of_mixers(const Model& model) {
 }  // namespace
 
 RankGrid RankGrid::make(const TrainOptions& options, Communicator& all, Communicator& alone) {
-  const int64_t among = options.tensor_parallel, n = all.size();
-  if (n % among != 0) {
-    usage_error("'train.tensor_parallel' is ", among, ", which does not divide the ", n,
-                n == 1 ? " process" : " processes", " of this run, expected a divisor.");
-  }
-  if (among == 1) return {.layers = alone, .data = all};
-  std::vector<int64_t> layers, data;
+  const int64_t t = options.tensor_parallel, s = options.context_parallel, n = all.size();
+  const auto check = [&](const char* option, int64_t value, int64_t processes) {
+    if (processes % value == 0) return;
+    usage_error("'train.", option, "' is ", value, ", which does not divide the ", processes,
+                processes == 1 ? " process" : " processes",
+                processes == n ? " of this run" : " with the same part of the layers",
+                ", expected a divisor.");
+  };
+  check("tensor_parallel", t, n);
+  check("context_parallel", s, n / t);
+  std::vector<int64_t> layers, context, data;
+  const int64_t own = all.rank();
   for (int64_t r = 0; r < n; ++r) {
-    if (r / among == all.rank() / among) layers.push_back(r);
-    if (r % among == all.rank() % among) data.push_back(r);
+    if (r / t == own / t) layers.push_back(r);
+    if (r % t != own % t) continue;
+    data.push_back(r);
+    if (r / (s * t) == own / (s * t)) context.push_back(r);
   }
-  Communicator& own = all.part("layers", layers);
-  return {.layers = own, .data = data.size() == 1 ? alone : all.part("data", data)};
+  const auto part = [&](const char* name, const std::vector<int64_t>& ranks) -> Communicator& {
+    return ranks.size() == 1 ? alone : all.part(name, ranks);
+  };
+  return {.layers = part("layers", layers),
+          .context = part("context", context),
+          .data = t == 1 ? all : part("data", data)};
 }
 
 std::shared_ptr<const TensorParallel> tensor_parallel(Communicator& layers) {
@@ -57,6 +68,17 @@ std::shared_ptr<const TensorParallel> tensor_parallel(Communicator& layers) {
       TensorParallel{.size = layers.size(), .rank = layers.rank(), .sum = [&](const Tensor& t) {
                        layers.sum({t});
                      }});
+}
+
+std::shared_ptr<const ContextParallel> context_parallel(Communicator& context) {
+  if (context.size() == 1) return nullptr;
+  return std::make_shared<ContextParallel>(ContextParallel{
+      .size = context.size(),
+      .rank = context.rank(),
+      .sum = [&](const Tensor& t) { context.sum({t}); },
+      .gather = [&](const Tensor& own) { return context.gather(own); },
+      .start_shift = [&](const Tensor& own,
+                         const Tensor& other) { return context.start_shift(own, other); }});
 }
 
 CutModel::CutModel(const Model& model, Communicator& layers)

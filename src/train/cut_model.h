@@ -14,21 +14,27 @@
 
 namespace headloom {
 
-// With train.tensor_parallel = T rank r of N shares its layers with the ranks of equal r / T, which
-// read the same part of every batch. Those of equal r % T have the same parameters and read other
-// parts.
+// With train.tensor_parallel = T and train.context_parallel = S rank r of N shares its layers with
+// the ranks of equal r / T, which read the same. Of those of equal r % T, which have the same
+// parameters, S in a row share every sequence, and all share the batch.
 struct RankGrid {
-  Communicator& layers;  // those that share out the layers
-  Communicator& data;    // those that share the batch
+  Communicator& layers;   // those that share out the layers
+  Communicator& context;  // those that share the positions of the same sequences
+  Communicator& data;     // those that share the batch, these in a row
 
-  // `alone` is a process without others. Throws UsageError where T does not divide the number of
+  // `alone` is a process without others. Throws UsageError where T S does not divide the number of
   // processes.
   static RankGrid make(const TrainOptions& options, Communicator& all, Communicator& alone);
+  // Equal parts of the batch.
+  int64_t shares() const { return data.size() / context.size(); }
 };
 
 // What the mixers of such a model need to know of `layers`, which must outlive it; null where one
 // process has all.
 std::shared_ptr<const TensorParallel> tensor_parallel(Communicator& layers);
+
+// The same of `context`.
+std::shared_ptr<const ContextParallel> context_parallel(Communicator& context);
 
 // What there is to know and to do about the parts of a model's parameters.
 class CutModel {

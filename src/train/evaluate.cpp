@@ -20,6 +20,21 @@ ModelInput model_input(const data::Batch& batch) {
           .images = batch.images};
 }
 
+data::Batch own_positions(const data::Batch& batch, const ContextParallel& among) {
+  const int64_t length = batch.inputs.size(1);
+  if (length % (2 * among.size) != 0) {
+    usage_error("'train.context_parallel' is ", among.size, ", but the sequences have ", length,
+                " positions, expected a multiple of ", 2 * among.size,
+                ": each process has two equal parts.");
+  }
+  if (batch.documents.defined()) {
+    usage_error("'train.context_parallel' is ", among.size,
+                ", but the task keeps documents apart within a sequence, expected "
+                "task.separate_documents = false.");
+  }
+  return {.inputs = among.rows_of(batch.inputs), .targets = among.rows_of(batch.targets)};
+}
+
 namespace {
 
 // Of hidden states [..., C] and their targets [...], which may be on the CPU: it chooses among them
@@ -237,18 +252,20 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   check_split(task, split);
   model.eval();
   const int64_t total = std::min(sequences, sequences_in(task, split));
-  // Loss, targets and right answers of each sequence.
+  const ContextParallel* const among = model.config().context_parallel.get();
+  const int64_t with_same = among == nullptr ? 1 : among->size;
+  // Loss, targets and wrong answers of each sequence.
   const Tensor found = at::zeros({total, 3}, at::kDouble);
   Evaluation out;
-  const int64_t ranks = group == nullptr ? 1 : group->size();
+  const int64_t ranks = group == nullptr ? 1 : group->size() / with_same;
   for (int64_t next = 0; next < total; next += ranks * batch) {
-    const int64_t own = next + (group == nullptr ? 0 : group->rank() * batch);
+    const int64_t own = next + (group == nullptr ? 0 : group->rank() / with_same * batch);
     // Processes that share out the parameters compute as many batches as each other. Where one has
     // none left, it computes the first one again, for nothing.
     const int64_t first = own < total ? own : 0;
-    const data::Batch data =
-        to_device(split_batch(task, split, first, std::min(batch, total - first)), device);
-    const int64_t count = data.targets.size(0);
+    const int64_t count = std::min(batch, total - first);
+    data::Batch data = to_device(split_batch(task, split, first, count), device);
+    if (among != nullptr) data = own_positions(data, *among);
     const Tensor wanted = data.targets.ne(data::kIgnore);
     SequenceScores scored;
     if (decoder == nullptr) {
@@ -277,22 +294,26 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
       }
       scored.hit = at::cat(hits, 1);
     }
-    const Tensor right = task.exact_match()
-                             ? scored.hit.reshape({count, -1}).all(1)
-                             : scored.hit.logical_and(wanted).reshape({count, -1}).sum(1);
     if (own >= total) continue;
+    // A sequence that is shared out has two rows here, `count` apart.
+    const auto of_sequences = [&](const Tensor& of_rows) {
+      return of_rows.to(at::kDouble).view({-1, count}).sum(0);
+    };
+    const auto number = [&](const Tensor& t) {
+      return of_sequences(t.reshape({t.size(0), -1}).sum(1));
+    };
+    const Tensor wrong = wanted.logical_and(scored.hit.logical_not());
     found.narrow(0, first, count)
-        .copy_(at::stack({scored.loss, wanted.reshape({count, -1}).sum(1).to(at::kDouble),
-                          right.to(at::kDouble)},
-                         1));
+        .copy_(at::stack({of_sequences(scored.loss), number(wanted), number(wrong)}, 1));
   }
   if (group != nullptr) group->sum({found});
   Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
   for (int64_t row = 0; row < total; ++row) {
     const double* const of = found.const_data_ptr<double>() + 3 * row;
     losses.add(of[0], of[1]);
-    const bool alike = task.accuracy() == data::Accuracy::share;
-    answers.add(alike ? of[2] / of[1] : of[2], alike || task.exact_match() ? 1 : of[1]);
+    const bool alike = task.accuracy() == data::Accuracy::share, exact = task.exact_match();
+    const double right = exact ? (of[2] == 0 ? 1 : 0) : of[1] - of[2];
+    answers.add(alike ? right / of[1] : right, alike || exact ? 1 : of[1]);
     out.tokens += static_cast<int64_t>(of[1]);
   }
   out.sequences = total;

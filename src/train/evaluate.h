@@ -61,6 +61,10 @@ struct BatchLoss {
 
 ModelInput model_input(const data::Batch& batch);
 
+// The positions of a decoder's batch that are this process's, as rows (ContextParallel::rows_of).
+// Throws UsageError where its sequences cannot be shared out.
+data::Batch own_positions(const data::Batch& batch, const ContextParallel& among);
+
 // The batch is as a task gives it, on the CPU, or where the model is. Scores are computed only
 // where there is a target. Layers leave their auxiliary losses in `auxiliary`, where it is given;
 // `sum` does not include them. `checkpoint`: layers keep only their inputs for the backward, which
@@ -71,7 +75,8 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
 // At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss
 // is the same to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError
 // where the model or the data cannot be read in pieces, and where the data cannot be split. The
-// processes of `group`, where it is given, take the batches in turn; all get the whole result.
+// processes of `group`, where it is given, take the batches in turn, those that share out positions
+// (ModelConfig::context_parallel) the same; all get the whole result.
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
                     const std::optional<Pieces>& pieces = {}, Split split = Split::all,
                     Communicator* group = nullptr);

@@ -8,9 +8,9 @@
 
 namespace headloom {
 
-// Returns the number of targets of this process's shares of the pieces and all others'. Makes each
-// share as long as the longest of its piece: some tasks pad what they give to its longest sequence,
-// and dropout and experts see the padding.
+// Returns the number of targets of the shares of all processes of `group`. Makes each share as long
+// as the longest of its piece: some tasks pad what they give to its longest sequence, and dropout
+// and experts see the padding.
 static int64_t join_shares(std::vector<data::Batch>& shares, Communicator& group) {
   const auto pieces = static_cast<int64_t>(shares.size());
   const Tensor own = at::zeros({1 + pieces}, at::kLong);
@@ -35,17 +35,24 @@ static int64_t join_shares(std::vector<data::Batch>& shares, Communicator& group
 StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainOptions& options,
                               int64_t step, at::Device device, GradientSum& sum) {
   Communicator& group = sum.group();
-  const int64_t pieces = options.accumulate, shares = pieces * group.size();
+  const ContextParallel* const among = model.config().context_parallel.get();
+  const int64_t with_same = among == nullptr ? 1 : among->size;
+  const int64_t of_piece = group.size() / with_same, own = group.rank() / with_same;
+  const int64_t pieces = options.accumulate, shares = pieces * of_piece;
   std::vector<data::Batch> batches;
   for (int64_t i = 0; i < pieces; ++i) {
-    const int64_t share = step * shares + i * group.size() + group.rank();
-    batches.push_back(task.train_batch(share, options.batch / shares));
+    batches.push_back(
+        task.train_batch(step * shares + i * of_piece + own, options.batch / shares));
   }
   // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
-  const auto count = static_cast<double>(join_shares(batches, group));
+  const auto count =
+      static_cast<double>(join_shares(batches, group)) / static_cast<double>(with_same);
+  if (among != nullptr) {
+    for (data::Batch& batch : batches) batch = own_positions(batch, *among);
+  }
   Tensor loss = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble)), balance;
   AuxiliaryOutputs auxiliary;  // its load adds up over the pieces
-  const PartOfBatch part(group.rank(), group.size());
+  const PartOfBatch part(own, of_piece, among);
   if (group.size() > 1) {
     auxiliary.sum_counts = [&](const Tensor& counts) {
       const Tensor all = counts.cpu().clone();
@@ -62,7 +69,7 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
     }
     loss += mean.detach();
     if (auxiliary.loss.defined()) {
-      const Tensor extra = auxiliary.loss / static_cast<double>(shares);
+      const Tensor extra = auxiliary.loss / static_cast<double>(pieces * group.size());
       balance = balance.defined() ? balance + extra.detach() : extra.detach();
       mean = mean + extra;
     }

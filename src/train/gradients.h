@@ -17,8 +17,9 @@ struct StepLoss {
 };
 
 // Adds to the parameters' gradients those of step `step` (from 0) over `options.batch` sequences,
-// cut into options.accumulate pieces. Each process of sum.group() takes its share of every piece;
-// the gradients, the loss and the load are sums over all of them.
+// cut into options.accumulate pieces. Each process of sum.group() takes its share of every piece,
+// as many in a row the same one as share out the positions (ModelConfig::context_parallel); the
+// gradients, the loss and the load are sums over all of them.
 StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainOptions& options,
                               int64_t step, at::Device device, GradientSum& sum);
 

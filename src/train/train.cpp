@@ -52,10 +52,10 @@ std::vector<double> shares_of(const Tensor& counts) {
   return {share.const_data_ptr<double>(), share.const_data_ptr<double>() + share.numel()};
 }
 
-// Throws UsageError where `processes` cannot share a run.
-void check_shares(const TrainOptions& options, int64_t processes) {
+// Throws UsageError where `processes` cannot share a run, and its batch in `shares`.
+void check_shares(const TrainOptions& options, int64_t processes, int64_t shares) {
   if (processes == 1) return;
-  check_equal_shares(options, processes);
+  check_equal_shares(options, shares);
   if (options.device != "cpu") {
     usage_error("'train.device' is \"", options.device, "\", expected \"cpu\" where ", processes,
                 " processes share a run.");
@@ -194,14 +194,19 @@ class Trainer {
   }
 
   std::shared_ptr<data::Task> make_task(const TrainControl& control) {
-    check_shares(options_, grid_.data.size());
+    check_shares(options_, group_.size(), grid_.shares());
     config_.model.tensor_parallel = tensor_parallel(grid_.layers);
+    config_.model.context_parallel = context_parallel(grid_.context);
     check_training_fits(config_, grid_.data.size());
     auto task = config_.build_task();
     check_same_data(*task);
     check_split(*task, split_named(config_.train.eval_split));
     if (config_.train.stop_accuracy) check_split(*task, Split::validation);
     if (!control.from.empty()) check_same_model(config_, control.from);
+    if (grid_.context.size() > 1 && task->goal() != data::Goal::next_token) {
+      usage_error("'train.context_parallel' is ", grid_.context.size(), ", but a model of kind \"",
+                  config_.model.kind, "\" is trained, expected a decoder.");
+    }
     return task;
   }
 
@@ -280,7 +285,7 @@ class Trainer {
     const ShardedModel::Use use(shards_.get());
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
-                    std::max<int64_t>(options_.batch / options_.accumulate / grid_.data.size(), 1),
+                    std::max<int64_t>(options_.batch / options_.accumulate / grid_.shares(), 1),
                     {}, split, &grid_.data);
   }
 

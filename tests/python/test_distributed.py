@@ -238,6 +238,67 @@ def test_what_cannot_be_shared_out(cut, number, options, said):
     assert said in sentence and not (cut / "refused").exists()
 
 
+CONTEXT = {
+    "mha": model('{ type = "mha", heads = 4, kv_heads = 2 }', MOE, "dropout = 0.1"),
+    "learned": model('{ type = "mha", heads = 2 }', extra='position = { type = "learned" }\nmax_length = 24\nbias = true'),
+    "retention": model('{ type = "retention", heads = 2 }', '{ type = "mlp", hidden = 16 }', "dropout = 0.1"),
+    "mamba": model('{ type = "mamba" }', '{ type = "none" }'),
+}
+TOGETHER = ["--set", "train.context_parallel=2"]
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    """Runs of one process, of two that share every sequence, and of two pairs of these that share the batch."""
+    folder = tmp_path_factory.mktemp("context")
+    for name, text in CONTEXT.items():
+        train = TRAIN.replace("lr = 5e-3", "lr = 1e-3") if name == "retention" else TRAIN
+        (folder / f"{name}.toml").write_text(text + f"[task]\n{RAGGED}\n" + train)
+        train_together(folder, f"{name}.toml", f"{name}-one", 1)
+        train_together(folder, f"{name}.toml", f"{name}-2", 2, *TOGETHER)
+    train_together(folder, "mha.toml", "mha-4", 4, *TOGETHER, "--set", "train.activation_checkpointing=true")
+    train_together(folder, "retention.toml", "retention-4", 4, *TOGETHER, "--set", "train.tensor_parallel=2")
+    train_together(folder, "mamba.toml", "mamba-4", 4, "--set", "train.context_parallel=4", "--set", 'train.shard="parameters"')
+    return folder
+
+
+@pytest.mark.parametrize("name", CONTEXT)
+def test_processes_that_share_every_sequence_compute_what_one_does(context, name):
+    for several in [run for run in (context / f"{name}-2", context / f"{name}-4") if run.exists()]:
+        assert_same_course(context / f"{name}-one", several)
+
+
+def test_a_run_that_shares_every_sequence_goes_on_with_the_same_bits_and_alone(context):
+    shutil.copytree(context / "mamba-2", context / "again")
+    train_together(context, "again", "again", 2, "--checkpoint", 10)
+    assert same_weights(context / "mamba-2", context / "again")
+    constant = ["--set", 'train.schedule="constant"']
+    train_together(context, "mha.toml", "steady", 1, *constant)
+    train_together(context, "mha.toml", "changing", 2, *constant, *TOGETHER, "--set", "train.steps=8")
+    train_together(context, "changing", "changing", 1, "--resume", "--set", "train.steps=20", "--set", "train.context_parallel=1")
+    assert losses(context / "changing") == pytest.approx(losses(context / "steady"), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "number, options, said",
+    [
+        (3, [], "'train.context_parallel' is 2, which does not divide the 3 processes of this run"),
+        (2, ["train.tensor_parallel=2"], "which does not divide the 1 process with the same part of the layers"),
+        (2, ['model.layer=[{mixer={type="dcmha",heads=2}}]'], "dcmha cannot share out the positions of a sequence"),
+    ],
+)  # fmt: skip
+def test_sequences_that_cannot_be_shared(context, number, options, said):
+    done = train_together(context, "mha.toml", "refused", number, *TOGETHER, *[part for o in options for part in ("--set", o)], code=2)
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
+    assert said in sentence and not (context / "refused").exists()
+
+
+def test_sequences_of_odd_lengths_are_not_shared(context):
+    (context / "odd.toml").write_text(CONTEXT["retention"] + f"[task]\n{TASK.replace('count = 6', 'count = 5')}\n" + TRAIN)
+    done = train_together(context, "odd.toml", "odd", 2, *TOGETHER, code=2)
+    assert "but the sequences have 10 positions, expected a multiple of 4" in done.stderr
+
+
 def test_shared_parameters_in_pieces_and_computed_again(shared):
     more = ["--set", "train.accumulate=2", "--set", "train.activation_checkpointing=true"]
     train_together(shared, "reverse.toml", "pieces-plain", 2, *more)

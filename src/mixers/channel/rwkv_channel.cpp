@@ -82,7 +82,7 @@ class RwkvChannel final : public ChannelMixer {
 ChannelMixerEntry rwkv_channel_channel() {
   return channel_mixer<RwkvChannel, RwkvChannelOptions>(
       "rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
-      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true});
+      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true, .context_parallel = false});
 }
 
 }  // namespace headloom

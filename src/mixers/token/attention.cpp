@@ -60,6 +60,11 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
     usage_error("window is ", *options.window,
                 ", but cross-attention reads the whole source, expected none.");
   }
+  if (shape.context_parallel && (options.window || shape.position.type == "alibi")) {
+    usage_error(options.window ? str("window is ", *options.window) : "position.type is \"alibi\"",
+                ", but 'train.context_parallel' is ", shape.context_parallel->size,
+                ", expected none where positions are shared out.");
+  }
   qkv_ = register_module(
       "qkv", std::make_shared<Linear>(shape.width, sizes.qkv_width(), shape.bias, shape.init_std));
   output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
@@ -128,9 +133,14 @@ Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
   const Tensor& memory = cross ? context.memory : x;
   Heads h = project(x, memory);
+  Positions before;
+  if (context_parallel() != nullptr) before = context_parallel()->before(x.size(0), x.size(1));
   if (rotary_ && !cross) {
-    h.q = rotary_->apply(h.q);
-    h.k = rotary_->apply(h.k);
+    h.q = rotary_->apply(h.q, before);
+    h.k = rotary_->apply(h.k, before);
+  }
+  if (context_parallel() != nullptr) {
+    return output_->forward(ring_attention(h.q, h.k, h.v, *context_parallel()).flatten(-2));
   }
   ops::ComposedAttentionOptions o;
   o.causal = shape_.causal && !cross;

@@ -106,6 +106,8 @@ class Mamba final : public TokenMixer {
   Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const Tensor& documents,
                Recording* recording = nullptr) const {
     const std::vector<Tensor> parts = input_->forward(x).split(inner_, -1);
+    const ContextParallel* const among = context_parallel();
+    if (among != nullptr) rows = last_rows_before(parts[0], *among);
     Tensor u, y;
     std::tie(u, rows) = ops::causal_conv1d(
         parts[0], conv_,
@@ -135,6 +137,18 @@ class Mamba final : public TokenMixer {
                                                     .backend = {}}));
           }));
     }
+    if (among != nullptr) {
+      const Tensor added = std::get<1>(ops::selective_scan(u, dt, A, selected[1], selected[2],
+                                                           {.D = {},
+                                                            .z = {},
+                                                            .delta_bias = step_->bias,
+                                                            .delta_softplus = true,
+                                                            .state = {},
+                                                            .documents = {},
+                                                            .backend = {}}));
+      const Tensor steps = at::softplus((dt + step_->bias).to(wide)).sum(1).unsqueeze(-1);
+      h = state_before(added, (steps * A).exp(), *among);
+    }
     std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2],
                                          {.D = D_,
                                           .z = parts[1],
@@ -144,6 +158,17 @@ class Mamba final : public TokenMixer {
                                           .documents = documents,
                                           .backend = {}});
     return output_->forward(y);
+  }
+
+  // The W - 1 rows before each row of positions that processes share out.
+  Tensor last_rows_before(const Tensor& x, const ContextParallel& among) const {
+    const int64_t reach = conv_.size(1) - 1;
+    if (x.size(1) < reach) {
+      usage_error("mamba: d_conv is ", conv_.size(1), ", which reaches further back than the ",
+                  x.size(1), " positions that a process has in a row, expected longer sequences or ",
+                  "fewer processes of train.context_parallel.");
+    }
+    return reach == 0 ? Tensor() : chunk_before(x.narrow(1, x.size(1) - reach, reach), among);
   }
 
   int64_t inner_, d_state_, dt_rank_;    // I, N, R
@@ -158,7 +183,7 @@ class Mamba final : public TokenMixer {
 TokenMixerEntry mamba_mixer() {
   return token_mixer<Mamba, MambaOptions>(
       "mamba", "a selective state space behind a short convolution, linear in the length",
-      "Gu & Dao 2023", {.bidirectional = false});
+      "Gu & Dao 2023", {.bidirectional = false, .context_parallel = true});
 }
 
 }  // namespace headloom

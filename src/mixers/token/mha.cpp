@@ -17,7 +17,7 @@ TokenMixerEntry mha_mixer() {
   return token_mixer<Mha, AttentionOptions>(
       "mha", "multi-head attention; grouped-query, multi-query and free head sizes by options",
       "Vaswani et al. 2017; Bhojanapalli et al. 2020",
-      {.cross_attention = true, .tensor_parallel = true});
+      {.cross_attention = true, .tensor_parallel = true, .context_parallel = true});
 }
 
 }  // namespace headloom

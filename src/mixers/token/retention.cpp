@@ -72,6 +72,10 @@ class Retention final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
+    if (context_parallel() != nullptr) {
+      const Positions before = context_parallel()->before(x.size(0), x.size(1));
+      return std::get<0>(mixed(x, {}, {}, before));
+    }
     return std::get<0>(mixed(x, {}, context.documents, {}, context.recording));
   }
 
@@ -116,9 +120,12 @@ class Retention final : public TokenMixer {
     const Tensor lost = at::exp2((-5 - at::arange(first_, first_ + heads, real)).clamp_min(-1000));
     const Tensor gamma = 1 - lost;
     if (recording != nullptr) show(turned[0], turned[1], lost, documents, *recording);
+    const Tensor values = by_head(parts[1], heads);
+    const Tensor before =
+        context_parallel() == nullptr ? state : state_of_others(turned[1], values, lost);
     const auto [o, last] =
-        ops::retention(turned[0], turned[1], by_head(parts[1], heads), gamma,
-                       {.state = state, .documents = documents, .chunk = options_.chunk});
+        ops::retention(turned[0], turned[1], values, gamma,
+                       {.state = before, .documents = documents, .chunk = options_.chunk});
     const int64_t dim = keys_ / heads;
     const Tensor eps =
         (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.size(1), documents, seen);
@@ -136,6 +143,21 @@ class Retention final : public TokenMixer {
         ops::retention(q, k, values_of_positions(q), 1 - lost, {.documents = documents}));
     recording.put("weights.composed",
                   maps.transpose(1, 2) / std::sqrt(static_cast<double>(q.size(3))));
+  }
+
+  // The state before each row of positions that processes share out: keys [B, L, H, D], values [B,
+  // L, H, E] -> [B, H, D, E].
+  Tensor state_of_others(const Tensor& keys, const Tensor& values, const Tensor& lost) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto wide = keys.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const int64_t length = keys.size(1);
+    const Tensor log_gamma = at::log1p(-lost);
+    const Tensor left = at::arange(length - 1, -1, -1, lost.options()).unsqueeze(-1) * log_gamma;
+    const Tensor weighted = keys.to(wide) * left.exp().to(wide).unsqueeze(-1);
+    const Tensor added =
+        at::matmul(weighted.permute({0, 2, 3, 1}), values.to(wide).transpose(1, 2));
+    const Tensor decay = (static_cast<double>(length) * log_gamma).exp().to(wide);
+    return state_before(added, decay.view({1, -1, 1, 1}), *context_parallel());
   }
 
   // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -
@@ -170,7 +192,7 @@ class Retention final : public TokenMixer {
 TokenMixerEntry retention_mixer() {
   return token_mixer<Retention, RetentionOptions>(
       "retention", "exponentially decaying attention without softmax, linear in the length",
-      "Sun et al. 2023", {.bidirectional = false, .tensor_parallel = true});
+      "Sun et al. 2023", {.bidirectional = false, .tensor_parallel = true, .context_parallel = true});
 }
 
 }  // namespace headloom
