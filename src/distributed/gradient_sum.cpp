@@ -17,7 +17,6 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group
                          ParameterShards* shards)
     : group_(group), shards_(shards) {
   if (group.size() == 1) return;
-  std::unordered_map<const at::TensorImpl*, size_t> place;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter p{.value = parameters[i],
                 .accumulator = torch::autograd::impl::grad_accumulator(parameters[i])};
@@ -27,14 +26,14 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group
           arrived(i);
           return outputs;
         }));
-    place[parameters[i].unsafeGetTensorImpl()] = i;
+    places_[parameters[i].unsafeGetTensorImpl()] = i;
     parameters_.push_back(std::move(p));
   }
   if (shards != nullptr) {
     for (size_t unit = shards->size(); unit-- > 0;) {
       add_bucket();
       for (const at::Tensor& p : shards->parameters(unit)) {
-        const size_t i = place.at(p.unsafeGetTensorImpl());
+        const size_t i = places_.at(p.unsafeGetTensorImpl());
         if (unit > 0) parameters_[i].expected = 1;
         add_to_bucket(i);
       }
@@ -45,7 +44,9 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, Communicator& group
     const bool same_type =
         !buckets_.empty() && parameters_[buckets_.back().parameters[0]].value.scalar_type() ==
                                  parameters_[i].value.scalar_type();
-    if (!same_type || buckets_.back().elements >= kBucketElements) add_bucket();
+    const int64_t largest = std::max(parameters_[i].value.numel(),
+                                     buckets_.empty() ? 0 : buckets_.back().elements);
+    if (!same_type || largest >= kBucketElements) add_bucket();
     add_to_bucket(i);
   }
 }
@@ -92,8 +93,23 @@ void GradientSum::send_next() {
   send(buckets_[sent_++]);
 }
 
-void GradientSum::send(Bucket& bucket) {
+bool GradientSum::take_rows(const at::Tensor& table, const at::Tensor& places,
+                            const at::Tensor& rows) {
+  const auto found = places_.find(table.unsafeGetTensorImpl());
+  if (!active_ || shards_ != nullptr || found == places_.end()) return false;
+  if (places.numel() * group_.size() >= table.size(0)) return false;
+  rows_.push_back({.parameter = found->second, .places = places, .rows = rows.contiguous()});
+  return true;
+}
+
+void GradientSum::send(Bucket& bucket, bool late) {
   const at::NoGradGuard no_grad;
+  if (bucket.idle && !late) {
+    bucket.late = std::any_of(bucket.parameters.begin(), bucket.parameters.end(), [&](size_t i) {
+      return parameters_[i].value.grad().defined();
+    });
+    return;
+  }
   std::vector<at::Tensor>& spare = spare_[bucket.elements];
   if (spare.empty()) {
     const auto options = parameters_[bucket.parameters[0]].value.options();
@@ -159,10 +175,23 @@ void GradientSum::finish() {
   for (size_t b = 0; b < buckets_.size(); ++b) fact[parameters_.size() + b] = buckets_[b].late;
   group_.sum({facts});
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    receive(buckets_[b]);
-    if (fact[parameters_.size() + b] == 0) continue;
-    send(buckets_[b]);
-    receive(buckets_[b]);
+    Bucket& bucket = buckets_[b];
+    receive(bucket);
+    if (fact[parameters_.size() + b] != 0) {
+      send(bucket, /*late=*/true);
+      receive(bucket);
+    }
+    bucket.idle = shards_ == nullptr &&
+                  std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                              [&](size_t i) { return fact[i] == 0; });
+  }
+  for (const Rows& own : std::exchange(rows_, {})) {
+    Parameter& p = parameters_[own.parameter];
+    if (!p.sum.defined()) p.sum = at::zeros_like(p.value);
+    const std::vector<at::Tensor> places = group_.gather(own.places);
+    const std::vector<at::Tensor> rows = group_.gather(own.rows);
+    for (size_t r = 0; r < rows.size(); ++r) p.sum.index_add_(0, places[r], rows[r]);
+    fact[own.parameter] = 1;
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];

@@ -23,6 +23,11 @@ namespace headloom {
 // again. How many parts there are is learned in the first backward, which sends everything at its
 // end. What comes after a bucket has left is summed in a second turn.
 //
+// The last gradient of a backward is the embedding's, whose table is often the largest parameter:
+// its sum could hide behind nothing. So what the tokens of the processes add to it is exchanged as
+// rows, where those are fewer than the table's. A table whose output weights are others has no
+// other gradient, and its bucket is not sent.
+//
 // With ParameterShards a unit is a bucket, and each process keeps its own part of the sum. The first
 // unit leaves last; another one is sent when each of its parameters has had a gradient. No more than
 // two units' whole gradients are there at a time, and the first one's.
@@ -37,6 +42,10 @@ class GradientSum {
 
   // The next backward is the last one before finish().
   void begin();
+  // Takes `rows` [n, C] of the gradient of `table`, for its rows `places` [n] int64, n being the same
+  // in all processes; finish() adds those of all. Returns false where the gradient had better be
+  // whole.
+  bool take_rows(const at::Tensor& table, const at::Tensor& places, const at::Tensor& rows);
   // Sends what is left, waits, and gives the parameters the sums as gradients. With shards their
   // parts are added to the gradients of shards->own(). A parameter without a gradient in any
   // process has none afterwards.
@@ -55,24 +64,32 @@ class GradientSum {
     bool present = false;              // whether a gradient was sent
     at::Tensor sum = {};               // or this process's part of it
   };
+  struct Rows {
+    size_t parameter;
+    at::Tensor places, rows;
+  };
   struct Bucket {
     std::vector<size_t> parameters;
     int64_t elements = 0;
     at::Tensor flat;
     std::function<void()> wait;
-    bool late = false;  // a part of a gradient came after it had left
+    bool late = false;  // a part of a gradient came after it had left, or though it was idle
+    bool idle = false;  // no process had a gradient to send the last time
   };
   void add_bucket() { buckets_.emplace_back(); }
   void add_to_bucket(size_t parameter);
   void arrived(size_t parameter);
   bool ready(const Bucket& bucket) const;
   void send_next();
-  void send(Bucket& bucket);
+  // Sends nothing of an idle one, unless it is `late`.
+  void send(Bucket& bucket, bool late = false);
   // Waits for the bucket's sum and adds it to those of its parameters.
   void receive(Bucket& bucket);
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
+  std::unordered_map<const at::TensorImpl*, size_t> places_;  // of parameters
+  std::vector<Rows> rows_;
   // Memory of buckets that have come back, by size: between the gradients that stay, the allocator
   // would find no place for it again.
   std::unordered_map<int64_t, std::vector<at::Tensor>> spare_;

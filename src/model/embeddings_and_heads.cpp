@@ -1,5 +1,6 @@
 #include "model/embeddings_and_heads.h"
 
+#include "model/row_gradients.h"
 #include "ops/linear/op.h"
 #include "ops/linear_cross_entropy/op.h"
 
@@ -17,7 +18,7 @@ Tensor embedded(const Tensor& table, const Tensor& tokens) {
   const bool index = tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt;
   const Tensor rows = index ? tokens : tokens.to(at::kLong);
   try {
-    return at::embedding(table, rows);
+    return embedding_by_rows(table, rows);
   } catch (const c10::IndexError&) {
     const auto [low, high] = at::aminmax(rows);
     const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "mixers/dropout.h"
+#include "model/row_gradients.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 
@@ -53,7 +54,11 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
   Tensor loss = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble)), balance;
   AuxiliaryOutputs auxiliary;  // its load adds up over the pieces
   const PartOfBatch part(own, of_piece, among);
+  std::optional<RowGradients> rows;
   if (group.size() > 1) {
+    rows.emplace([&](const Tensor& table, const Tensor& places, const Tensor& own_rows) {
+      return sum.take_rows(table, places, own_rows);
+    });
     auxiliary.sum_counts = [&](const Tensor& counts) {
       const Tensor all = counts.cpu().clone();
       group.sum({all});

@@ -38,6 +38,10 @@ KINDS = {
     "mamba": (model('{ type = "mamba" }'), TASK, [1, 2]),
     "simplified": (model('{ type = "shaped", heads = 2 }', block='{ type = "simplified" }'), TASK, [1, 2]),
     "reverse": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\ndropout = 0.1'), REVERSE, [1, 3]),
+    # Of a large table the processes exchange the rows that have gradients.
+    "tied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 70000"), TASK, [1, 3]),
+    "untied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 70000\ntied = false"), TASK, [1, 2]),
+    "two tables": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\nvocabulary = 900'), REVERSE, [1, 2]),
 }
 
 
