@@ -104,8 +104,7 @@ class Campaign:
 
     def under_torchrun(self, processes, out, random):
         what = "restarted by torchrun"
-        port = str(random.randint(20000, 60000))
-        command = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port, "--max-restarts", 4]
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, "--max-restarts", 4]
         process = start([*command, "--no-python", BINARY, *self.arguments(out)], self.place, binary=sys.executable)
         hits = 0
         for _ in range(2):
