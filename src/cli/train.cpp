@@ -1,6 +1,7 @@
 #include "train/train.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -73,6 +74,18 @@ std::string configuration_text(const TrainArguments& a) {
 
 int train_here(const TrainArguments& a, Communicator* group);
 
+// Has Slurm begin the job again, where this is one. It ends the present processes of the job.
+void requeue() {
+  const char* const job = std::getenv("SLURM_JOB_ID");
+  if (job == nullptr) return;
+  const std::string command = str("scontrol requeue ", shell_word(job));
+  std::fprintf(stderr, "headloom: the job shall begin again: %s\n", command.c_str());
+  if (std::system(command.c_str()) != 0) {
+    std::fprintf(stderr, "headloom: '%s' failed; submit the job again to go on.\n",
+                 command.c_str());
+  }
+}
+
 int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run folder in place of a configuration goes on with that run.
@@ -97,7 +110,9 @@ int run_train(TrainArguments& a) {
     }
     check_can_distribute();
     expect_comparison(read_config(a), a.config.path, false);  // before any process is started
-    return start_ranks(a.processes, rank_command(a), interrupted);
+    const int code = start_ranks(a.processes, rank_command(a), interrupted);
+    if (code != 0 && to_be_requeued()) requeue();
+    return code;
   }
   if (!place) return train_here(a, nullptr);
   const std::unique_ptr<Group> group = Group::connect(*place, a.group);
@@ -123,6 +138,7 @@ int train_here(const TrainArguments& a, Communicator* group) {
         stderr,
         "headloom: interrupted; step %lld is saved. Go on with: headloom train %s --resume\n",
         static_cast<long long>(outcome.step), shell_word(a.out).c_str());
+    if (outcome.requeue) requeue();
     return 1;
   }
   const EvalPoint last = outcome.evaluations.empty() ? EvalPoint{} : outcome.evaluations.back();

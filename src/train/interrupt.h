@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM.
+// Ctrl-C, SIGTERM, and SIGUSR1, by which Slurm announces that a job's time is over.
 #pragma once
 
 namespace headloom {
@@ -7,5 +7,7 @@ namespace headloom {
 // second one ends the process at once.
 void install_interrupt_handler();
 bool interrupted();
+// Whether SIGUSR1 was among the signals: the job shall begin again. It never ends the process.
+bool to_be_requeued();
 
 }  // namespace headloom

@@ -124,6 +124,7 @@ class Trainer {
                        state_.step, " of ", options_.steps,
                        of_comparison_ ? "" : "; " + task_->describe()));
     out.interrupted = !loop();
+    out.requeue = out.interrupted && group_.any(to_be_requeued());
     out.step = state_.step;
     out.seconds = state_.seconds;
     out.evaluations = metrics_.evaluations();

@@ -26,6 +26,7 @@ struct TrainControl {
 struct TrainOutcome {
   int64_t step = 0;
   bool interrupted = false;  // Ctrl-C: saved, can go on
+  bool requeue = false;      // by SIGUSR1 to any process (interrupt.h)
   int64_t parameters = 0;
   std::vector<EvalPoint> evaluations;
   double tokens_per_second = 0;  // median over steps, evaluations left out

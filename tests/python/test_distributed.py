@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from cli_support import BINARY, ENVIRONMENT, headloom, refused, weights
+from cli_support import BINARY, ENVIRONMENT, TEXT, headloom, refused, weights
 from distributed_support import LAUNCHERS, finish, free_port, has_gloo, model, start_rank, torchrun, train_together
 from safetensors.torch import load_file
 

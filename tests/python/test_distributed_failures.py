@@ -129,6 +129,35 @@ def test_interrupted_processes_save(place, accidents):
     assert seconds < 10 + SLACK
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_slurm_announces_the_end_of_a_job(place, works):
+    """Slurm's own command is played by a script, as there is no Slurm here."""
+    port, out, tools = free_port(), f"announced-{works}", place / f"tools-{works}"
+    tools.mkdir()
+    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tools}/asked\nexit {0 if works else 1}\n')
+    (tools / "scontrol").chmod(0o755)
+    arguments = ["train", "x.toml", "--out", out, "--set", "train.steps=100000"]
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    two = [start_rank("Slurm", rank, 2, port, arguments, place, **path) for rank in range(2)]
+    while not saved(place / out) and two[0].poll() is None:
+        time.sleep(0.01)
+    for process in two:
+        process.send_signal(signal.SIGUSR1)
+    codes, said = finish(two)
+    assert codes == [1, 1] and said[0].startswith("interrupted; step "), said
+    assert (place / out / f"checkpoints/step-{said[0].split()[2]}").exists()
+    failed = [f"'scontrol requeue {port}' failed; submit the job again to go on."]
+    assert said[1:] == [f"the job shall begin again: scontrol requeue {port}"] + ([] if works else failed)
+    assert (tools / "asked").read_text() == f"requeue {port}\n"
+
+
+def test_without_slurm_sigusr1_interrupts(place):
+    process, _ = started(place, "announced", "--processes", 2, "--set", "train.steps=100000", command=[str(BINARY)])
+    process.send_signal(signal.SIGUSR1)
+    said = sentences(process.communicate(timeout=60)[1])
+    assert process.returncode == 1 and len(said) == 1 and said[0].startswith("interrupted; step "), said
+
+
 def test_the_process_is_gone_where_the_others_meet(place):
     """Rank 0, of those that were not started by torchrun, or our own launcher: each of those that are left says so."""
     port = free_port()
