@@ -66,6 +66,7 @@ StepBench::StepBench(const ModelConfig& config, data::Batch batch, const TrainOp
     : options_(options), batch_(std::move(batch)) {
   seed_all();
   model_ = build_model(config);
+  hold_in(options_.dtype, *model_);
   optimizer_ = std::make_unique<AdamW>(*model_, options_);
 }
 

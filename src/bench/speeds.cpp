@@ -12,6 +12,7 @@
 #include "core/files.h"
 #include "core/json_text.h"
 #include "core/text.h"
+#include "train/device.h"
 #include "train/interrupt.h"
 #include "train/run_folder.h"
 
@@ -60,6 +61,7 @@ void measure(const RunConfig& config, const data::Task& task, report::Speed& spe
       !decoder->stacks()[0]->stateful()) {
     return;
   }
+  hold_in(config.train.dtype, *decoder);
   DecodeStep step(decoder, std::max<int64_t>(task.length() / 2, 1), config.train.dtype);
   speed.decode_tokens_per_second.push_back(1 / median_seconds(step, kTokens));
 }

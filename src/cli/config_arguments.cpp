@@ -58,7 +58,7 @@ void add_device_option(CLI::App& app, std::string& device) {
 void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {
   app.add_option("--dtype", p.dtype,
                  "compute in this type" + more + "; as it was trained by default")
-      ->check(one_of({"float32", "bfloat16"}));
+      ->check(one_of({"float32", "bfloat16", "float64"}));
   app.add_option("--quantize", p.quantize, "hold the weights of linear maps in this type" + more)
       ->check(one_of({"int8", "int4"}));
 }

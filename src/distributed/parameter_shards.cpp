@@ -25,8 +25,9 @@ ParameterShards::ParameterShards(std::vector<std::vector<Tensor>> units, bool fr
     Unit unit;
     std::vector<int64_t> of_rank(static_cast<size_t>(n), 0);
     for (const Tensor& p : parameters) {
-      require(p.scalar_type() == at::kFloat, "a parameter of type ", p.scalar_type(),
-              " cannot be shared out among processes, expected float32.");
+      require(p.scalar_type() == parameters[0].scalar_type(), "parameters of the types ",
+              parameters[0].scalar_type(), " and ", p.scalar_type(),
+              " cannot be shared out among processes, expected one type.");
       if (!p.is_contiguous() || p.storage().nbytes() != p.nbytes()) {
         const Tensor own = p.detach().clone(at::MemoryFormat::Contiguous);
         p.unsafeGetTensorImpl()->shallow_copy_from(own.getIntrusivePtr());
@@ -37,11 +38,12 @@ ParameterShards::ParameterShards(std::vector<std::vector<Tensor>> units, bool fr
       }
     }
     const int64_t longest = *std::max_element(of_rank.begin(), of_rank.end());
-    unit.joined = at::empty({longest}, at::kFloat);
+    unit.joined =
+        at::empty({longest}, parameters.empty() ? at::kFloat : parameters[0].scalar_type());
     int64_t first = 0;
     for (const Tensor& p : parameters) {
-      const int64_t count = part_begin(p.numel(), group.rank() + 1, n) -
-                            part_begin(p.numel(), group.rank(), n);
+      const int64_t count =
+          part_begin(p.numel(), group.rank() + 1, n) - part_begin(p.numel(), group.rank(), n);
       places_[p.unsafeGetTensorImpl()] = {units_.size(), unit.own.size()};
       unit.own.push_back(unit.joined.narrow(0, first, count));
       first += count;
@@ -98,8 +100,7 @@ void ParameterShards::free(Unit& unit, bool keep) {
   if (unit.released) return;
   unit.released = true;
   for (const Tensor& p : unit.parameters) {
-    at::DataPtr memory =
-        p.storage().set_data_ptr(at::DataPtr(nullptr, p.device()));
+    at::DataPtr memory = p.storage().set_data_ptr(at::DataPtr(nullptr, p.device()));
     p.storage().set_nbytes(0);
     if (keep) spare_[p.nbytes()].push_back(std::move(memory));
   }
@@ -116,7 +117,7 @@ void ParameterShards::request(size_t index) {
   if (unit.coming) return;
   const int64_t elements = group_.size() * unit.joined.numel();
   std::vector<Tensor>& spare = spare_all_[elements];
-  if (spare.empty()) spare.push_back(at::empty({elements}, at::kFloat));
+  if (spare.empty()) spare.push_back(at::empty({elements}, unit.joined.options()));
   unit.all = std::move(spare.back());
   spare.pop_back();
   unit.coming = group_.start_gather(unit.joined, unit.all);
@@ -128,7 +129,8 @@ void ParameterShards::gather(size_t index) {
   unit.coming();
   unit.coming = nullptr;
   const auto longest = unit.joined.numel();
-  const auto* from = unit.all.const_data_ptr<float>();
+  const auto element = static_cast<int64_t>(unit.joined.element_size());
+  const auto* from = static_cast<const char*>(unit.all.const_data_ptr());
   std::vector<int64_t> read(static_cast<size_t>(group_.size()), 0);  // of each process's row
   for (const Tensor& p : unit.parameters) {
     if (unit.released) {
@@ -140,12 +142,13 @@ void ParameterShards::gather(size_t index) {
     }
     // The bytes alone are written: what autograd has kept of the parameter stays valid, because its
     // values are those that it had.
-    auto* to = static_cast<float*>(p.storage().mutable_data());
+    auto* to = static_cast<char*>(p.storage().mutable_data());
     for (int64_t r = 0; r < group_.size(); ++r) {
       int64_t& at = read[static_cast<size_t>(r)];
       const int64_t begin = part_begin(p.numel(), r, group_.size());
       const int64_t count = part_begin(p.numel(), r + 1, group_.size()) - begin;
-      std::memcpy(to + begin, from + r * longest + at, static_cast<size_t>(count) * sizeof(float));
+      std::memcpy(to + begin * element, from + (r * longest + at) * element,
+                  static_cast<size_t>(count * element));
       at += count;
     }
   }

@@ -22,9 +22,9 @@ at::Tensor owned_elements(const at::Tensor& whole, int64_t rank, int64_t size);
 // A released parameter has a shape but no memory: reading its elements is an error of the program.
 class ParameterShards {
  public:
-  // `units` are lists of parameters, in float32. One that shares its memory with other tensors gets
-  // memory of its own. With `frees` parameters are released while nobody needs them, else they stay
-  // whole. `group` must outlive this.
+  // `units` are lists of parameters, all of one type. One that shares its memory with other tensors
+  // gets memory of its own. With `frees` parameters are released while nobody needs them, else they
+  // stay whole. `group` must outlive this.
   ParameterShards(std::vector<std::vector<at::Tensor>> units, bool frees, Communicator& group);
 
   Communicator& group() const { return group_; }

@@ -252,7 +252,7 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
     architectures.value = Array{Value(chosen->architecture)};
     config.set("architectures", std::move(architectures));
   }
-  config.set("torch_dtype", Value("float32"));
+  config.set("torch_dtype", Value(run.config.train.dtype == "float64" ? "float64" : "float32"));
   for (const Tensor& p : run.model->parameters()) result.parameters += p.numel();
   write_safetensors(out + "/model.safetensors",
                     parts(*run.model, chosen->rules(Settings(config, out + "/config.json"))));

@@ -83,7 +83,7 @@ Tensor Vit::hidden(const ModelInput& input) {
         " (channels, height, width), but got ",
         images.defined() ? size_of(images.sizes().slice(images.dim() == 4 ? 1 : 0)) : "none", ".");
   }
-  Tensor x = patch_->forward(image_patches(images, image.patch));
+  Tensor x = patch_->forward(image_patches(images.to(patch_->weight.scalar_type()), image.patch));
   if (config_.position.type == "sinusoidal") {
     x = x + sinusoidal_grid(*image.height / image.patch, *image.width / image.patch, config_.width,
                             x.options().requires_grad(false));

@@ -32,8 +32,11 @@ void TrainOptions::fields(Fields& f) {
           "AdamW: decay of matrices; vectors, and what its paper exempts, have none",
           at_least(0.0));
   f.field("clip", clip, "largest norm of all gradients together; 0: no limit", at_least(0.0));
-  f.field("dtype", dtype, "type of the forward pass; bfloat16 uses autocast",
-          {"float32", "bfloat16"});
+  f.field(
+      "dtype", dtype,
+      "type that is computed in; bfloat16 is autocast, with parameters in float32; in float64 the "
+      "parameters and the optimiser are float64 too, and there are no fused kernels",
+      {"float32", "bfloat16", "float64"});
   f.field("device", device, "where it is trained: cpu, cuda (the first) or cuda:N");
   f.field(
       "activation_checkpointing", activation_checkpointing,

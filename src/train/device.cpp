@@ -117,6 +117,15 @@ void restore_random(StoredTensors& stored, at::Device device, const std::string&
   std::erase_if(stored, [](const auto& item) { return item.first.starts_with(kRandomState); });
 }
 
+void hold_in(const std::string& dtype, torch::nn::Module& model) {
+  const at::ScalarType type = dtype == "float64" ? at::kDouble : at::kFloat;
+  const auto convert = [type](Tensor& t) {
+    if (t.is_floating_point() && t.scalar_type() != type) t.set_data(t.to(type));
+  };
+  for (Tensor& t : model.parameters()) convert(t);
+  for (Tensor& t : model.buffers()) convert(t);
+}
+
 Autocast::Autocast(const std::string& dtype, at::DeviceType device)
     : on_(dtype == "bfloat16"), device_(device) {
   if (!on_) return;

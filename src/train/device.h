@@ -33,6 +33,10 @@ void seed_random(uint64_t seed, at::Device device);
 NamedTensors random_states(at::Device device);
 void restore_random(StoredTensors& stored, at::Device device, const std::string& path);
 
+// Parameters and floating-point buffers of `model` in the type that holds them where `dtype` is
+// computed in: float64 for "float64", float32 for every other.
+void hold_in(const std::string& dtype, torch::nn::Module& model);
+
 // Autocast to bfloat16 while it lives, where `dtype` says so.
 class Autocast {
  public:

@@ -2,6 +2,7 @@
 
 #include "model/autoregressive.h"
 #include "train/checkpoint.h"
+#include "train/device.h"
 
 namespace headloom {
 
@@ -14,6 +15,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
     WithoutValues no_values;
     run.model = build_model(run.config.model);
   }
+  hold_in(run.config.train.dtype, *run.model);
   run.model->eval();
   run.step = store.load_weights(which, *run.model).step;
   return run;
@@ -34,10 +36,16 @@ void hold_weights(LoadedRun& run, const Precision& p) {
                 "\", expected a decoder or an encoder_decoder for weights in ", p.quantize, ".");
   }
   if (!p.dtype.empty()) {
-    if (p.dtype != "float32" && p.dtype != "bfloat16") {
-      usage_error("a model cannot compute in \"", p.dtype, "\", expected float32 or bfloat16.");
+    if (p.dtype != "float32" && p.dtype != "bfloat16" && p.dtype != "float64") {
+      usage_error("a model cannot compute in \"", p.dtype,
+                  "\", expected float32, bfloat16 or float64.");
     }
     run.config.train.dtype = p.dtype;
+    hold_in(p.dtype, *run.model);
+  }
+  if (!p.quantize.empty() && run.config.train.dtype == "float64") {
+    usage_error("weights in ", p.quantize,
+                " cannot be computed with in float64, expected --dtype float32 or bfloat16.");
   }
   if (decoder == nullptr) return;
   if (!p.quantize.empty()) {

@@ -22,7 +22,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which = "best")
 
 // How a run computes that only generates or is evaluated from now on.
 struct Precision {
-  std::string dtype = {};     // "float32" or "bfloat16"; "": as it was trained
+  std::string dtype = {};     // "float32", "bfloat16", "float64"; "": as it was trained
   std::string quantize = {};  // "int8" or "int4": a decoder's linear maps held so; ""
 
   bool changes() const { return !dtype.empty() || !quantize.empty(); }
@@ -30,9 +30,10 @@ struct Precision {
   std::string text() const;
 };
 
-// Takes run.config.train.dtype to what `p` says, and holds a decoder's linear maps in bfloat16
-// where it computes in that, or quantized. Throws UsageError for other types and for quantized
-// weights in a model that is no decoder.
+// Takes run.config.train.dtype to what `p` says, holds the model in float64 where it computes in
+// that, and a decoder's linear maps in bfloat16 where it computes in that, or quantized. Throws
+// UsageError for other types and for quantized weights in a model that is no decoder or computes in
+// float64.
 void hold_weights(LoadedRun& run, const Precision& p);
 
 }  // namespace headloom

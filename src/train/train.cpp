@@ -140,9 +140,7 @@ class Trainer {
   bool first() const { return group_.rank() == 0; }
   ParameterShards* shards() const { return shards_ ? &shards_->shards() : nullptr; }
   // Where the parameters have memory only while the model computes.
-  ParameterShards* released() const {
-    return shards_ && shards()->frees() ? shards() : nullptr;
-  }
+  ParameterShards* released() const { return shards_ && shards()->frees() ? shards() : nullptr; }
 
   // The first process alone holds the folder. What it takes from there into the configuration, the
   // others take from it.
@@ -220,6 +218,7 @@ class Trainer {
     }
     auto model = build_model(config_.model);
     model->to(device_);
+    hold_in(options_.dtype, *model);
     if (grid_.layers.size() > 1) cut_ = std::make_unique<CutModel>(*model, grid_.layers);
     return model;
   }
@@ -286,8 +285,8 @@ class Trainer {
     const ShardedModel::Use use(shards_.get());
     const Autocast autocast(options_.dtype, device_.type());
     return evaluate(*model_, *task_, options_.eval_sequences,
-                    std::max<int64_t>(options_.batch / options_.accumulate / grid_.shares(), 1),
-                    {}, split, &grid_.data);
+                    std::max<int64_t>(options_.batch / options_.accumulate / grid_.shares(), 1), {},
+                    split, &grid_.data);
   }
 
   // NaN where nothing asks for it. `e` is the evaluation that is reported.
@@ -357,8 +356,9 @@ class Trainer {
       const bool waits =
           last || static_cast<double>(memory_.bytes()) + snapshot.bytes() >= memory_limit().bytes;
       if (!waits) snapshot.copy();
-      writer_.start([store, snapshot = std::move(snapshot)](
-                        const CheckpointWriter::Cancelled& c) { store.save(snapshot, c); });
+      writer_.start([store, snapshot = std::move(snapshot)](const CheckpointWriter::Cancelled& c) {
+        store.save(snapshot, c);
+      });
       if (waits) writer_.wait();
     }
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
@@ -379,8 +379,7 @@ class Trainer {
       const auto norm = norms[i].sum().item<double>();
       if (!std::isfinite(norm)) stop_diverged("the weights' norm", norm, state_.step);
       const size_t peer = i % layers;  // has the same part of what is cut
-      const bool same =
-          norms[i][0].equal(norms[0][0]) && norms[i][1].equal(norms[peer][1]);
+      const bool same = norms[i][0].equal(norms[0][0]) && norms[i][1].equal(norms[peer][1]);
       if (released() != nullptr || same) continue;
       fail("the weights of rank ", i, " are no longer those of rank ",
            norms[i][0].equal(norms[0][0]) ? peer : 0, " after step ", state_.step,

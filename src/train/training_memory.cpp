@@ -139,7 +139,8 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
   const auto classes = static_cast<double>(config.has_classes() ? config.classes.value_or(0)
                                                                 : config.vocabulary.value_or(0));
   const double targets = sequences * sequence.targets;
-  if (config.has_classes()) {
+  const bool wide = options.dtype == "float64";
+  if (config.has_classes() || wide) {  // no fused kernel has float64
     // In float32 the logarithms of the scores' softmax, their gradient, and the scores' own.
     out.scores = 3 * 4 * targets * classes;
   } else {
@@ -147,6 +148,12 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
     // the backward scales them.
     out.scores = std::min(bytes * targets * classes, static_cast<double>(ops::kScoreBytes)) +
                  2 * bytes * (targets + classes) * width;
+  }
+  if (wide) {  // what is float32 above
+    for (double* part :
+         {&out.parameters, &out.gradients, &out.optimizer, &out.activations, &out.scores, &start}) {
+      *part *= 2;
+    }
   }
   out.batch = static_cast<double>(options.batch) / ranks * sequence.bytes;
   const double passing = out.activations + out.scores;

@@ -12,12 +12,12 @@ namespace headloom {
 // Bytes. A real step of more than 200 MB takes between half and three times as many;
 // docs/reliability.md has the figures.
 struct TrainingMemory {
-  // float32, and in bfloat16 the copies that are multiplied; with train.shard the
-  // own parts as well.
+  // float32 (in float64 all of this is twice as much), and in bfloat16 the copies that are
+  // multiplied; with train.shard the own parts as well.
   double parameters = 0;
   // float32; with train.shard the own parts, and what is whole at a time.
   double gradients = 0;
-  double optimizer = 0;   // AdamW's two moments
+  double optimizer = 0;  // AdamW's two moments
   // What all layers leave for the backward pass; with train.activation_checkpointing their inputs,
   // and what the one leaves that is computed again.
   double activations = 0;

@@ -67,7 +67,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("generate run --repetition-penalty 0", "--repetition-penalty is 0, expected above 0."),
         ("generate run --seed -1", "--seed is -1, expected at least 0."),
         ("generate run --samples 0", "--samples is 0, expected at least 1 and at most 1024."),
-        ("generate run --dtype flaot32", "--dtype is 'flaot32', expected one of float32, bfloat16; did you mean 'float32'?"),
+        ("generate run --dtype flaot32", "--dtype is 'flaot32', expected one of float32, bfloat16, float64; did you mean 'float32'?"),
         ("serve run --port 70000", "--port is 70000, expected at least 0 and at most 65535."),
         ("eval run --context 0", "--context is 0, expected at least 1."),
         ("eval run --context 8 --logits x", "eval: --logits and --context cannot be given together."),

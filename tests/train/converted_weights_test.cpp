@@ -147,7 +147,7 @@ TEST(NarrowWeights, WhatWritesNothingTakesNoInt8) {
   EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.quantize = "int2"}); }),
                        "\"int2\", expected int8 or int4"));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { hold_weights(run, {.dtype = "float16"}); }),
-                       "\"float16\", expected float32 or bfloat16"));
+                       "\"float16\", expected float32, bfloat16 or float64"));
 }
 
 TEST(NarrowWeights, ARunComputesInWhatIsAskedFor) {

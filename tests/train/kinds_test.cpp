@@ -116,6 +116,21 @@ Node config_of(const KindRun& run, const std::string& train) {
                     "run.toml");
 }
 
+TEST(Training, EveryKindLosesInFloat64WhatItLosesInFloat32) {
+  const TempFolder folder;
+  for (const KindRun& run : kind_runs(folder)) {
+    std::vector<double> losses;
+    for (const std::string type : {"float32", "float64"}) {
+      Node config =
+          config_of(run, str("steps = 3\nbatch = 8\neval_sequences = 16\ndtype = '", type, "'"));
+      config = merged(config, parse_toml("[model]\ndropout = 0.0\n", "model"));
+      const TrainOutcome outcome = train_quietly(config, {.folder = folder.path(run.name + type)});
+      losses.push_back(outcome.evaluations.back().loss);
+    }
+    EXPECT_NEAR(losses[0], losses[1], 1e-4) << run.name;
+  }
+}
+
 TEST(Training, EveryKindResumesBitForBit) {
   const TempFolder folder;
   for (const KindRun& run : kind_runs(folder)) {
