@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1e-4
 TASKS = {
-    "decoder": 'type = "text"\npaths = ["docs"]\nlength = 64',
-    "encoder": 'type = "masked_text"\npaths = ["docs"]\nlength = 64',
+    "decoder": 'type = "text"\npaths = ["text"]\nlength = 64',
+    "encoder": 'type = "masked_text"\npaths = ["text"]\nlength = 64',
     "encoder_decoder": 'type = "sequence"\nkind = "reverse"\nsymbols = 30\ncount = 16',
     "vit": 'type = "images"\nsize = 32',
 }
@@ -30,10 +30,10 @@ KINDS |= {"transformer-tiny": "encoder_decoder", "dctransformer-tiny": "encoder_
 KINDS |= {"vit-tiny": "vit", "dcvit-tiny": "vit"}
 
 
-def run(program, *arguments):
+def run(program, *arguments, cwd=None):
     done = subprocess.run(
         [str(a) for a in (program, *arguments)],
-        cwd=ROOT,
+        cwd=cwd,
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -49,13 +49,17 @@ def tiny_presets(program):
 
 def losses(program, preset, processes, arguments, folder):
     config = folder / "run.toml"
+    text = folder / "text/docs.txt"
+    if not text.exists():  # which would change where somebody edits a page between two runs
+        text.parent.mkdir()
+        text.write_text("".join(page.read_text() for page in sorted(ROOT.glob("docs/*.md"))))
     config.write_text(
         f'[model]\npreset = "{preset}"\n[task]\n{TASKS[KINDS.get(preset, "decoder")]}\n'
         f'[train]\nsteps = {arguments.steps}\nbatch = 12\nwarmup = 4\nlr = {arguments.lr}\ndtype = "{arguments.type}"\n'
         f"eval_every = {arguments.steps}\neval_sequences = 12\n"
     )
     out = folder / f"{preset}-{processes}"
-    run(program, "train", config, "--out", out, *(["--processes", processes] if processes > 1 else []))
+    run(program, "train", config, "--out", out, *(["--processes", processes] if processes > 1 else []), cwd=folder)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 

@@ -239,11 +239,13 @@ Rotary Rotary::retention(int64_t head_dim) {
 void Rotary::prepare(int64_t length, const Tensor& like) {
   const auto type = at::toOpMathType(like.scalar_type());
   const int64_t had = cos_.defined() ? cos_.size(0) : 0;
-  if (had >= length && cos_.device() == like.device() && cos_.scalar_type() == type) return;
+  const bool fits = had > 0 && cos_.device() == like.device() && cos_.scalar_type() == type;
+  if (fits && had >= length) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
-  const int64_t grown = std::max<int64_t>(length, 2 * had);
+  // Twice as long where it was too short: calls that take turns between types do not lengthen it.
+  const int64_t grown = std::max<int64_t>(length, fits ? 2 * had : had);
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
   const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
