@@ -321,7 +321,7 @@ struct BackwardTile {
         tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
         weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
       } else if (a.pre.present && a.pre.dynamic()) {
-        mix_apply(a.pre, by, {n, p.line, x + at, x + at, nullptr, false, w.inner});
+        mix_apply<MixOf::kOwn>(a.pre, by, {n, p.line, x + at, nullptr, 0, nullptr, false, w.inner});
       }
       softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
       if (!a.pre.present) return;

@@ -158,6 +158,12 @@ struct Neighbours {
 
 constexpr int64_t kNoLimit = 2 * kBlock;
 
+// n floats of `from`, or zeros where it is null, in whole vectors: up to VL - 1 more are read and
+// written.
+HL_INLINE void copy_vectors(const float* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += VL) store(to + i, from ? load(from + i) : zero());
+}
+
 // Row i of `to` [rows.end - rows.begin][ld] = keys [-left, kBlock + right) of
 // row rows.begin + i; 0 for rows outside `in` or of another document than `own`, and for keys >=
 // limit.
@@ -171,9 +177,11 @@ void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange ro
     }
     const int64_t at = r * line + head * kBlock;
     const float *before = from.block[0], *here = from.block[1], *after = from.block[2];
-    for (int64_t i = 0; i < left; ++i) to[i] = before ? before[at + kBlock - left + i] : 0;
-    for (int64_t s = 0; s < kBlock; ++s) to[left + s] = here ? here[at + s] : 0;
-    for (int64_t i = 0; i < right; ++i) to[left + kBlock + i] = after ? after[at + i] : 0;
+    // Each piece is written over what the one before it wrote too much; the last one's is in the
+    // next row or behind all rows, where the buffer has room.
+    copy_vectors(before ? before + at + kBlock - left : nullptr, left, to);
+    copy_vectors(here ? here + at : nullptr, kBlock, to + left);
+    copy_vectors(after ? after + at : nullptr, right, to + left + kBlock);
     for (int64_t i = limit + left < 0 ? 0 : limit + left; i < left + kBlock + right; ++i) to[i] = 0;
   }
 }

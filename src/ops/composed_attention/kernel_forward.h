@@ -25,15 +25,21 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
       continue;
     }
     const bool all = bits == ~uint64_t{0};
-    for (int64_t h = 0; h < a.H1; ++h) {
+    const auto highest = [&](int64_t h) {
       vf best = bcast(-FLT_MAX);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) {
         const vf e = load(row + h * kBlock + v * VL);
-        best = vmax(best, all ? e : select(lanes(bits, v), e, bcast(-FLT_MAX)));
+        best = vmax(all ? e : select(lanes(bits, v), e, bcast(-FLT_MAX)), best);
       }
-      top[h] = hmax(best);
+      return best;
+    };
+    int64_t first = 0;
+    for (; first + 4 <= a.H1; first += 4) {
+      hmax4(highest(first), highest(first + 1), highest(first + 2), highest(first + 3),
+            top + first);
     }
+    for (; first < a.H1; ++first) top[first] = hmax(highest(first));
     for (int64_t h = a.H1; h < p.heads_padded; ++h) top[h] = -FLT_MAX;
     for (int64_t h = 0; h < p.heads_padded; h += VL) {
       const vf old = load(m + h), now = vmax(old, load(top + h));
@@ -47,7 +53,7 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
       vf s = load(sum) * bcast(change[h]);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) {
-        vf e = vexp(load(row + h * kBlock + v * VL) - shift);
+        vf e = vexp_of_negative(load(row + h * kBlock + v * VL) - shift);
         if (!all) e = select(lanes(bits, v), e, zero());
         s = s + e;
         store(row + h * kBlock + v * VL, e);
@@ -84,6 +90,13 @@ HL_INLINE void rescaling(const Plan& p, const float* from, const float* to, floa
   }
 }
 
+// What makes weights of the softmax of the exponentials of one block and query.
+HL_INLINE void weight_factors(const Args& a, const Plan& p, const float* high,
+                              const float* block_high, const float* total, float* factor) {
+  rescaling(p, block_high, high, factor);
+  for (int64_t h = 0; h < a.H1; ++h) factor[h] *= total[h * 16];
+}
+
 // The weights of the softmax from one block's exponentials; `to` may be x. A row that is NaN is NaN
 // where it sees a key, and 0 elsewhere.
 void normalise(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
@@ -92,9 +105,9 @@ void normalise(const Args& a, const Plan& p, int64_t rows, const uint64_t* visib
   float factor[kMaxHeads];
   for (int64_t t = 0; t < rows; ++t) {
     const int64_t at = t * p.heads_padded;
-    rescaling(p, block_high + at, high + at, factor);
+    weight_factors(a, p, high + at, block_high + at, total + t * a.H1 * 16, factor);
     for (int64_t h = 0; h < a.H1; ++h) {
-      const float f = factor[h] * total[(t * a.H1 + h) * 16];
+      const float f = factor[h];
       const float* from = x + t * p.line + h * kBlock;
       float* row = to + t * p.line + h * kBlock;
 #pragma GCC unroll 16
@@ -182,6 +195,19 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
               w.block_high + i * high_size + high, w.total + r * a.H1 * 16,
               w.weights + i * p.chunk + row * p.line, to + row * p.line);
   };
+  // The same mixed, in one step: the mix takes the factors of the weights along. A row that is NaN
+  // is NaN for all keys of the block, which then only enter sums that are NaN already.
+  const auto scaled = [&](int64_t i, int64_t r, int64_t n, float* to) {
+    float factor[kFewRows * kMaxHeads];
+    const int64_t at = (tile.prob + r) * p.line;
+    for (int64_t t = r; t < r + n; ++t) {
+      const int64_t high = t * p.heads_padded;
+      weight_factors(a, p, w.high + high, w.block_high + i * high_size + high,
+                     w.total + t * a.H1 * 16, factor + (t - r) * p.heads_padded);
+    }
+    tile_mix_scaled(a.post, {w.post_q + r * a.H1 * a.post.q_width(), keys(i).post}, n, p.line,
+                    w.weights + i * p.chunk + at, factor, p.heads_padded, to + at);
+  };
   const auto values = [&](int64_t i, const float* x, const Upcoming& next) {
     value_product(a, p, rows, w, keys(i), seen_keys(p, tile, w.visible, i, tile.out), next, x);
   };
@@ -211,6 +237,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
       if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
       const float* mixed = x;
       few_rows(rows, [&](int64_t r, int64_t n) {
+        if (mixes_scaled(a.post)) return scaled(i, r, n, w.tile[1]);
         weights(i, r, n, w.tile[1]);
         mixed = mixed_weights(a, p, r, n, w, keys(i), x);
       });

@@ -16,15 +16,27 @@ struct MixWeights {
   const float* k;
 };
 
+// What a dynamic mix adds to: x itself; what y holds, the static mix of x; or x times a factor for
+// each query and map, which the mix is then of.
+enum class MixOf { kOwn, kOnto, kScaled };
+
 // y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and VB vectors
 // of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
 // which out; exchanging them gives the gradient with respect to x.
-template <int RQ, int RK, bool K, int TB, int VB>
-HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* base, float* y,
-                        int64_t line, const float* q, int64_t q_line, int q_in, int q_out,
-                        const float* k, int k_in, int k_out, float* inner, int64_t inner_line) {
+// HEADS is h1 - h0, or 0 where it is not known.
+template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB>
+HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* factor,
+                        int64_t factor_line, float* y, int64_t line, const float* q, int64_t q_line,
+                        int q_in, int q_out, const float* k, int k_in, int k_out, float* inner,
+                        int64_t inner_line) {
   constexpr int QW = 2 * RQ + 1;
   constexpr int KW = 2 * RK + 1;
+  const int64_t heads = HEADS > 0 ? HEADS : h1 - h0;
+  x += h0 * kBlock;
+  y = y ? y + h0 * kBlock : nullptr;
+  q += h0 * QW;
+  k += h0 * KW * kBlock;
+  if (OF == MixOf::kScaled) factor += h0;
   vf iq[TB][RQ > 0 ? RQ : 1][VB], ik[TB][RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4
   for (int t = 0; t < TB; ++t) {
@@ -37,7 +49,7 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
     }
   }
   if constexpr (RQ + RK > 0) {
-    for (int64_t h = h0; h < h1; ++h) {
+    for (int64_t h = 0; h < heads; ++h) {
       vf kd[RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4
       for (int r = 0; r < RK; ++r) {
@@ -49,7 +61,10 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
         const float* w = q + t * q_line + h * QW + q_in;
         vf a[VB];
 #pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) a[v] = load(x + t * line + h * kBlock + v * VL);
+        for (int v = 0; v < VB; ++v) {
+          a[v] = load(x + t * line + h * kBlock + v * VL);
+          if constexpr (OF == MixOf::kScaled) a[v] = a[v] * bcast(factor[t * factor_line + h]);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < RQ; ++r) {
           const vf weight = bcast(w[r]);
@@ -78,7 +93,7 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
     }
   }
   if (!y) return;
-  for (int64_t h = h0; h < h1; ++h) {
+  for (int64_t h = 0; h < heads; ++h) {
     vf ku[RK > 0 ? RK : 1][VB], kg[VB];
 #pragma GCC unroll 2
     for (int v = 0; v < VB; ++v) {
@@ -92,11 +107,12 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
       const float* w = q + t * q_line + h * QW;
       const int64_t at = t * line + h * kBlock;
       const vf q_gate = bcast(w[2 * RQ]);
-      vf out[VB];
+      vf own[VB], out[VB];
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) {
-        const vf gate = K ? q_gate + kg[v] : q_gate;
-        out[v] = fma(load(x + at + v * VL), gate, load(base + at + v * VL));
+        own[v] = load(x + at + v * VL);
+        if constexpr (OF == MixOf::kScaled) own[v] = own[v] * bcast(factor[t * factor_line + h]);
+        out[v] = OF == MixOf::kOnto ? load(y + at + v * VL) : own[v];
       }
 #pragma GCC unroll 4
       for (int r = 0; r < RQ; ++r) {
@@ -104,10 +120,14 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) out[v] = fma(iq[t][r][v], weight, out[v]);
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) out[v] = fma(ik[t][r][v], ku[r][v], out[v]);
+      for (int v = 0; v < VB; ++v) {
+        // A sum of its own: one sum would take as long as all its terms after each other.
+        vf key = RK > 0 ? ik[t][0][v] * ku[0][v] : zero();
+#pragma GCC unroll 4
+        for (int r = 1; r < RK; ++r) key = fma(ik[t][r][v], ku[r][v], key);
+        out[v] = fma(own[v], K ? q_gate + kg[v] : q_gate, out[v]);
+        if constexpr (RK > 0) out[v] = out[v] + key;
       }
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) store(y + at + v * VL, out[v]);
@@ -117,44 +137,47 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* bas
 
 struct MixCall {
   int64_t rows, line;
-  const float *x, *base;
-  float* y;      // may be x or base; null: only the inner products
+  const float* x;
+  const float* factor;  // MixOf::kScaled: [rows][factor_line]
+  int64_t factor_line;
+  float* y;      // may be x; null: only the inner products
   bool swapped;  // the gradient with respect to x: x is then the gradient of y
   float* inner;  // [rows][groups][rank_q + rank_k][kBlock] or null
 };
 
-template <int RQ, int RK, bool K>
+// A few queries after each other with all their keys: their maps are then in the first-level cache
+// for the second time that they are read.
+template <int RQ, int RK, bool K, MixOf OF>
 void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
 #if defined(CPU_CAPABILITY_AVX512)
   constexpr int TB = 2, VB = RQ + RK <= 4 ? 2 : 1;
 #else
-  constexpr int TB = RQ + RK <= 4 ? 2 : 1, VB = 1;
+  constexpr int TB = 1, VB = RQ + RK <= 4 ? 2 : 1;
 #endif
   constexpr int QW = 2 * RQ + 1;
   const int q_in = c.swapped ? RQ : 0, q_out = RQ - q_in;
   const int k_in = c.swapped ? RK : 0, k_out = RK - k_in;
   const int64_t heads = mix.in, size = heads / mix.groups;
   const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
-  for (int64_t g = 0; g < mix.groups; ++g) {
-    const int64_t h0 = g * size, h1 = h0 + size;
-    for (int64_t s = 0; s < kBlock; s += VB * VL) {
-      const auto at = [&](auto* p, int64_t t) { return p ? p + t * c.line + s : nullptr; };
-      const auto inner_at = [&](int64_t t) {
-        return c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
-      };
-      int64_t t = 0;
-      for (; t + TB <= c.rows; t += TB) {
-        mix_rows<RQ, RK, K, TB, VB>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
-                                    w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in,
-                                    k_out, inner_at(t), inner_line);
-      }
-      for (; t < c.rows; ++t) {
-        mix_rows<RQ, RK, K, 1, VB>(h0, h1, at(c.x, t), at(c.base, t), at(c.y, t), c.line,
-                                   w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in,
-                                   k_out, inner_at(t), inner_line);
+  const auto some = [&]<int ROWS, int HEADS>(int64_t t) {
+    const auto at = [&](auto* p, int64_t s) { return p ? p + t * c.line + s : nullptr; };
+    for (int64_t g = 0; g < mix.groups; ++g) {
+      const int64_t h0 = g * size, h1 = h0 + size;
+      for (int64_t s = 0; s < kBlock; s += VB * VL) {
+        float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
+        mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
+            h0, h1, at(c.x, s), c.factor + t * c.factor_line, c.factor_line, at(c.y, s), c.line,
+            w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
       }
     }
+  };
+  int64_t t = 0;
+  if (size == 8) {
+    for (; t + TB <= c.rows; t += TB) some.template operator()<TB, 8>(t);
+  } else {
+    for (; t + TB <= c.rows; t += TB) some.template operator()<TB, 0>(t);
   }
+  for (; t < c.rows; ++t) some.template operator()<1, 0>(t);
 }
 
 // Adds, for HB heads, the products that make the gradients of one side's
@@ -275,8 +298,10 @@ HL_INLINE void with_ranks(const Mix& m, F&& f) {
 #undef HL_RANK
 }
 
+template <MixOf OF>
 void mix_apply(const Mix& mix, const MixWeights& w, const MixCall& call) {
-  with_ranks(mix, [&]<int RQ, int RK, bool Q, bool K>() { mix_dynamic<RQ, RK, K>(mix, w, call); });
+  with_ranks(mix,
+             [&]<int RQ, int RK, bool Q, bool K>() { mix_dynamic<RQ, RK, K, OF>(mix, w, call); });
 }
 
 void mix_grad(const Mix& mix, const MixGradCall& call) {
@@ -284,21 +309,101 @@ void mix_grad(const Mix& mix, const MixGradCall& call) {
              [&]<int RQ, int RK, bool Q, bool K>() { mix_grad_dynamic<RQ, RK, Q, K>(mix, call); });
 }
 
-// y[h'] = sum_h M[h, h'] x[h], or with `transposed` the gradient dx[h] = sum_h'
-// M[h, h'] dy[h'].
-void mix_static(const Mix& mix, int64_t rows, int64_t line, const float* x, float* y,
-                bool transposed) {
+// y[m] = sum_h M[h * ld + m] x[h] for M < ROWS maps, IN maps of x and NV vectors of keys.
+template <int IN, int ROWS, int NV>
+HL_INLINE void static_block(const float* matrix, int64_t ld, const float* x, float* y) {
+  vf acc[ROWS][NV];
+#pragma GCC unroll 16
+  for (int h = 0; h < IN; ++h) {
+    vf b[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) b[v] = load(x + h * kBlock + v * VL);
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+      const vf a = bcast(matrix[h * ld + m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[m][v] = h == 0 ? a * b[v] : fma(a, b[v], acc[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(y + m * kBlock + v * VL, acc[m][v]);
+  }
+}
+
+// The same for `out` maps and a whole block of keys; IN is small, so that its loop is unrolled.
+template <int IN>
+HL_INLINE void static_rows(const float* matrix, int64_t ld, int64_t out, const float* x, float* y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  constexpr int ROWS = 8;
+#else
+  constexpr int ROWS = 4;
+#endif
+  for (int64_t s = 0; s < kBlock; s += 2 * VL) {
+    int64_t m = 0;
+    for (; m + ROWS <= out; m += ROWS) {
+      static_block<IN, ROWS, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+    }
+    for (; m + 2 <= out; m += 2) {
+      static_block<IN, 2, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+    }
+    if (m < out) static_block<IN, 1, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+  }
+}
+
+// y[h'] = sum_h M[h, h'] f[h] x[h], f 1 where `factor` is null (else [rows][factor_line]).
+void mix_static(const Mix& mix, int64_t rows, int64_t line, const float* x, const float* factor,
+                int64_t factor_line, float* y) {
+  const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;
+  const int64_t padded = (out + VL - 1) / VL * VL, ld = factor ? padded : out;
+  float own[kMaxHeads * kMaxHeads], scaled[kMaxHeads * kMaxHeads];
+  if (factor) {
+    for (int64_t h = 0; h < mix.in; ++h) {
+      for (int64_t m = 0; m < padded; m += VL) {
+        store(own + h * padded + m, load_some(mix.matrix + h * out + m, out - m));
+      }
+    }
+  }
+  for (int64_t t = 0; t < rows; ++t) {
+    const float* matrix = mix.matrix;
+    if (factor) {
+      for (int64_t h = 0; h < mix.in; ++h) {
+        const vf f = bcast(factor[t * factor_line + h]);
+        for (int64_t m = h * padded; m < (h + 1) * padded; m += VL) {
+          store(scaled + m, f * load(own + m));
+        }
+      }
+      matrix = scaled;
+    }
+    for (int64_t g = 0; g < mix.groups; ++g, matrix += in * ld) {
+      const float* source = x + t * line + g * in * kBlock;
+      float* target = y + t * line + g * out * kBlock;
+      switch (in) {
+        case 2:
+          static_rows<2>(matrix, ld, out, source, target);
+          break;
+        case 4:
+          static_rows<4>(matrix, ld, out, source, target);
+          break;
+        case 8:
+          static_rows<8>(matrix, ld, out, source, target);
+          break;
+        default:
+          gemm<false, false>(out, kBlock, in, matrix, ld, source, kBlock, target, kBlock);
+      }
+    }
+  }
+}
+
+// dx[h] = sum_h' M[h, h'] dy[h'].
+void mix_static_transposed(const Mix& mix, int64_t rows, int64_t line, const float* dy, float* dx) {
   const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t g = 0; g < mix.groups; ++g) {
-      const float* matrix = mix.matrix + g * in * out;
-      const float* source = x + t * line + g * (transposed ? out : in) * kBlock;
-      float* target = y + t * line + g * (transposed ? in : out) * kBlock;
-      if (transposed) {
-        gemm<false, true>(in, kBlock, out, matrix, out, source, kBlock, target, kBlock);
-      } else {
-        gemm<false, false>(out, kBlock, in, matrix, out, source, kBlock, target, kBlock);
-      }
+      gemm<false, true>(in, kBlock, out, mix.matrix + g * in * out, out,
+                        dy + t * line + g * out * kBlock, kBlock, dx + t * line + g * in * kBlock,
+                        kBlock);
     }
   }
 }

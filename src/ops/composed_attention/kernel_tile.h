@@ -444,20 +444,32 @@ void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile
 // where M is given.
 void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, const float* x,
               float* y, bool swapped, float* inner) {
-  const float* base = x;
   if (mix.matrix) {
-    mix_static(mix, rows, line, x, y, swapped);
-    base = y;
+    swapped ? mix_static_transposed(mix, rows, line, x, y)
+            : mix_static(mix, rows, line, x, nullptr, 0, y);
   }
-  if (mix.dynamic()) mix_apply(mix, w, {rows, line, x, base, y, swapped, inner});
+  if (!mix.dynamic()) return;
+  const MixCall call{rows, line, x, nullptr, 0, y, swapped, inner};
+  mix.matrix ? mix_apply<MixOf::kOnto>(mix, w, call) : mix_apply<MixOf::kOwn>(mix, w, call);
+}
+
+// y = Mix(f x) for a factor f [rows][factor_line] of each query and map; not where the mix has both
+// a static and a dynamic part.
+HL_INLINE bool mixes_scaled(const Mix& mix) {
+  return mix.present && !(mix.matrix && mix.dynamic());
+}
+void tile_mix_scaled(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line,
+                     const float* x, const float* factor, int64_t factor_line, float* y) {
+  if (mix.matrix) return mix_static(mix, rows, line, x, factor, factor_line, y);
+  mix_apply<MixOf::kScaled>(mix, w, {rows, line, x, factor, factor_line, y, false, nullptr});
 }
 
 // Calls f(first, n) for the rows of a tile, a few at a time: what several steps read and write
 // stays in the first-level cache, or near it.
+constexpr int64_t kFewRows = 8;
 template <typename F>
 HL_INLINE void few_rows(int64_t rows, F&& f) {
-  constexpr int64_t kRows = 8;
-  for (int64_t r = 0; r < rows; r += kRows) f(r, lesser(kRows, rows - r));
+  for (int64_t r = 0; r < rows; r += kFewRows) f(r, lesser(kFewRows, rows - r));
 }
 
 // The scores of block i after convolution and mix, for rows from `prob` on: into `weights`. Scores

@@ -4,7 +4,8 @@
 //
 // vmax and vmin give their second argument where either is NaN, on every instruction set:
 // vmax(bound, x) keeps a NaN in x, and vmax(x, best) leaves it out of a maximum that is kept in
-// `best`. hmax may or may not give NaN where a lane is NaN. above() is false where either is NaN.
+// `best`. hmax may or may not give NaN where a lane is NaN; hmax4 writes those of four vectors,
+// which takes less than one after the other. above() is false where either is NaN.
 #pragma once
 
 #include <cfloat>
@@ -34,6 +35,14 @@ HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 HL_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
+HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
+  const vf ab = vmax(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const vf cd = vmax(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  vf x = vmax(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  x = vmax(x, _mm512_permute_ps(x, 0x4e));
+  x = vmax(x, _mm512_permute_ps(x, 0xb1));
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x)));
+}
 // The lanes of vector v among the bits of a 64-key block.
 HL_INLINE vm lanes(uint64_t bits, int v) { return static_cast<__mmask16>(bits >> (16 * v)); }
 HL_INLINE vf select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
@@ -59,6 +68,14 @@ HL_INLINE float reduce(vf a, bool max) {
 }
 HL_INLINE float hmax(vf a) { return reduce(a, true); }
 HL_INLINE float hsum(vf a) { return reduce(a, false); }
+HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
+  const vf ab = vmax(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  const vf cd = vmax(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+  vf x = vmax(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  x = vmax(x, _mm256_permute_ps(x, 0xb1));  // a a c c b b d d
+  x = _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
+  _mm_storeu_ps(to, _mm256_castps256_ps128(x));
+}
 HL_INLINE vm lanes(uint64_t bits, int v) {
   const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i word = _mm256_set1_epi32(static_cast<int>((bits >> (8 * v)) & 255));
@@ -91,6 +108,12 @@ HL_INLINE float hmax(vf a) {
   return x > y ? x : y;
 }
 HL_INLINE float hsum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
+  to[0] = hmax(a);
+  to[1] = hmax(b);
+  to[2] = hmax(c);
+  to[3] = hmax(d);
+}
 HL_INLINE vm lanes(uint64_t bits, int v) {
   const int word = static_cast<int>(bits >> (4 * v));
   return vm{-(word & 1), -(word >> 1 & 1), -(word >> 2 & 1), -(word >> 3 & 1)};
@@ -161,6 +184,28 @@ HL_INLINE vf vexp(vf x) {
   vf r = fms(x, log2e, n);
   r = fma(x, bcast(1.92596303e-8f), r);
   return times_power_of_two(exp2_near_zero(r), n, biased);
+}
+
+// exp(x) for x <= 0 in fewer operations than vexp: its relative error is below 2e-7 + 1e-7 |x|,
+// which is little beside a sum of such exponentials that has a 1 in it. Below -87 the result is
+// 2^-126 or less, also for -infinity; NaN for NaN.
+HL_INLINE vf vexp_of_negative(vf x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const vf y = x * bcast(1.44269502f);
+  const vf r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // 0 for -infinity
+  vf p = bcast(0.001867130515165627f);  // 2^r for r in [0, 1], exact at 0
+  p = fma(p, r, bcast(0.009017029777169228f));
+  p = fma(p, r, bcast(0.05579991266131401f));
+  p = fma(p, r, bcast(0.24016444385051727f));
+  p = fma(p, r, bcast(0.6931512951850891f));
+  return _mm512_scalef_ps(fma(p, r, bcast(1.0f)), y);  // times 2^floor(y)
+#else
+  const vf log2e = bcast(1.44269502f);
+  x = vmax(bcast(-87.0f), x);
+  const vf biased = fma(x, log2e, bcast(kToInteger));
+  const vf n = biased - bcast(kToInteger);
+  return times_power_of_two(exp2_near_zero(fms(x, log2e, n)), n, biased);
+#endif
 }
 
 HL_INLINE vf zero() { return bcast(0.0f); }
