@@ -10,6 +10,11 @@
 namespace headloom::ops {
 namespace {
 
+// Of the third level of cache, which all threads share.
+constexpr int64_t kCachedBytes = int64_t{16} << 20;
+// Positions of a piece for each value of a hidden state, at least.
+constexpr int64_t kWorthAdding = 4;
+
 // The positions whose target is a class.
 std::vector<int64_t> counted(const Tensor& targets, int64_t classes) {
   std::vector<int64_t> out;
@@ -38,8 +43,11 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const Tensor best = at::empty({count}, a.targets.options());
   std::vector<float> sums(counts.size()), below(counts.size());
 
-  const int64_t most =
-      std::max<int64_t>(1, kScoreBytes / (classes * static_cast<int64_t>(a.hidden.element_size())));
+  // So few positions that their scores stay in the cache, unless their products would take less
+  // time than adding to the whole gradient of the weight once more.
+  const int64_t row = classes * static_cast<int64_t>(a.hidden.element_size());
+  const int64_t cached = std::max(kCachedBytes / row, kWorthAdding * a.hidden.size(1));
+  const int64_t most = std::max<int64_t>(1, std::min(kScoreBytes / row, cached));
   const int64_t pieces = (count + most - 1) / most;
   const int64_t rows = pieces > 0 ? (count + pieces - 1) / pieces : 0;
   const Tensor room = at::empty({rows, classes}, a.hidden.options());
@@ -102,8 +110,7 @@ void backward(const LinearCrossEntropy::Arguments& a, Backward<LinearCrossEntrop
   LinearCrossEntropy::Arguments& to = b.gradients;
   // What no position that counts has a part in stays 0, whatever the loss's gradient is.
   const Tensor ignored = a.targets.eq(kIgnoredTarget);
-  const Tensor grad =
-      ignored.all().item<bool>() ? at::zeros_like(b.grads[0]) : b.grads[0];
+  const Tensor grad = ignored.all().item<bool>() ? at::zeros_like(b.grads[0]) : b.grads[0];
   if (b.wants(to.hidden)) {
     to.hidden = (b.kept[0] * grad).masked_fill_(ignored.unsqueeze(1), 0);
   }

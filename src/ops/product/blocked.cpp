@@ -17,8 +17,14 @@ using product_kernel::Sizes;
 
 // Packed panels of B: they stay in the caches that the cores share.
 constexpr int64_t kBytesOfB = 8 << 20;
-// Starting threads takes as long as this many multiply-adds.
+// Starting threads takes as long as this many multiply-adds, or as packing this many bytes.
 constexpr int64_t kWorthThreads = 1 << 20;
+constexpr int64_t kWorthPacking = 64 << 10;
+// A product of few values of C, each a long sum, as the gradient of a weight is, has too few rows
+// for all threads. Its sums are cut into at most so many parts, which are added up at the end. The
+// sizes of the product alone decide, so that results do not depend on the number of threads.
+constexpr int64_t kFewSums = 1 << 16;
+constexpr int64_t kMostParts = 16;
 
 // Memory that a thread keeps from call to call, because fresh pages cost more than small products.
 class PanelMemory {
@@ -61,13 +67,16 @@ struct BlockedCall {
     const int64_t panels = parts(n1 - n0, sizes.nr);
     char* const b = static_cast<char*>(memory_of_b.of(panels * panel_bytes));
     const int64_t together = parts(panels, 4 * threads);
-    at::parallel_for(0, panels, threads == 1 ? panels : together, [&](int64_t first, int64_t last) {
+    const bool alone = threads == 1 || panels * panel_bytes < kWorthPacking;
+    at::parallel_for(0, panels, alone ? panels : together, [&](int64_t first, int64_t last) {
       pack(args, {0, 0, n0 + first * sizes.nr, std::min(n0 + last * sizes.nr, n1), k0, k1},
            b + first * panel_bytes);
     });
-    // Rows of C in one task, and columns where there are few rows. A task packs its rows of A.
-    const int64_t even = parts(parts(m, 4 * threads), sizes.mr) * sizes.mr;
-    const int64_t tall = std::clamp(even, std::min(2 * sizes.mr, sizes.mc), sizes.mc);
+    // Rows of C in one task, and columns where there are few rows. A task packs its rows of A. Each
+    // thread has as many tasks, of the same size: a smaller last one would leave a thread idle.
+    const int64_t tasks =
+        std::max(parts(m, sizes.mc), std::min(4 * threads, parts(m, 2 * sizes.mr)));
+    const int64_t tall = parts(m, std::min(parts(tasks, threads) * threads, m));
     const int64_t down = parts(m, tall);
     const int64_t across =
         threads == 1 ? 1 : std::min(panels, down >= 2 * threads ? 1 : parts(2 * threads, down));
@@ -98,6 +107,12 @@ struct BlockedCall {
   }
 };
 
+// Values along k in each part of the sums.
+int64_t length_of_part(int64_t m, int64_t n, int64_t k, const Sizes& sizes) {
+  if (m * n > kFewSums || k < 4 * sizes.kc) return k;
+  return parts(parts(k, kMostParts), sizes.kc) * sizes.kc;
+}
+
 }  // namespace
 
 void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
@@ -112,24 +127,42 @@ void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
   static product_kernel::SizesOf* const sizes_of = HL_CHOOSE(product_kernel::sizes);
   Held held;
   const Sizes sizes = sizes_of(kernel_type(a));
+  const int64_t length = length_of_part(m, n, k, sizes), pieces = parts(k, length);
   // A sum that is cut along k is kept in float32 between its parts.
-  const bool wide = k > sizes.kc && out.scalar_type() != at::kFloat;
-  const at::Tensor c = wide ? at::empty({m, n}, out.options().dtype(at::kFloat)) : out;
-  const int64_t work = m * n * k;
-  BlockedCall{.args = {.type = kernel_type(a),
-                       .out_type = kernel_type(c),
-                       .a = matrix(a),
-                       .b = matrix(b),
-                       .c = c.data_ptr(),
-                       .c_row = c.stride(0),
-                       .bias = wide ? held.floats(bias) : held.whole(bias)},
-              .m = m,
-              .n = n,
-              .k = k,
-              .sizes = sizes,
-              .threads = at::in_parallel_region() || work < kWorthThreads ? 1 : thread_count()}
-      .run(add);
-  if (wide) out.copy_(c);
+  const bool cut = pieces > 1, wide = k > sizes.kc && out.scalar_type() != at::kFloat;
+  const at::Tensor c =
+      cut || wide ? at::empty({pieces, m, n}, out.options().dtype(at::kFloat)) : out.unsqueeze(0);
+  const void* const offset = wide ? held.floats(bias) : held.whole(bias);
+  const int64_t threads =
+      at::in_parallel_region() || m * n * k < kWorthThreads ? 1 : thread_count();
+  const auto run = [&](int64_t piece) {
+    const int64_t first = piece * length, depth = std::min(length, k - first);
+    BlockedCall{.args = {.type = kernel_type(a),
+                         .out_type = kernel_type(c),
+                         .a = matrix(a.narrow(1, first, depth)),
+                         .b = matrix(b.narrow(0, first, depth)),
+                         .c = c.select(0, piece).data_ptr(),
+                         .c_row = c.stride(1),
+                         .bias = piece == 0 ? offset : nullptr},
+                .m = m,
+                .n = n,
+                .k = depth,
+                .sizes = sizes,
+                .threads = cut ? 1 : threads}
+        .run(add && !cut);
+  };
+  if (!cut) {
+    run(0);
+    if (wide) out.copy_(c.select(0, 0));
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < pieces; i = next++) run(i);
+  });
+  const at::Tensor sum = add ? out : c.select(0, 0);
+  for (int64_t i = add ? 0 : 1; i < pieces; ++i) sum.add_(c.select(0, i));
+  if (!add) out.copy_(sum);
 }
 
 }  // namespace headloom::ops

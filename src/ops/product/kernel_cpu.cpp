@@ -24,7 +24,7 @@ constexpr int64_t kSummed = 384, kSummedPairs = 4096;
 constexpr int64_t kBytesOfA = 256 << 10;
 
 template <typename T>
-constexpr bool kPairs = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
+constexpr bool kPairs = HL_BFLOAT16&& std::is_same_v<T, BFloat16>;
 // What a panel is made of: pairs along k where the processor multiplies such, floats elsewhere.
 template <typename T>
 using Element = std::conditional_t<kPairs<T>, Pair, float>;
@@ -64,8 +64,15 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
         transpose(four, whole, reinterpret_cast<const float*>(from),
                   outer * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(float)),
                   reinterpret_cast<float*>(to), kWidth);
-        for (int64_t i = four; i < count; ++i) {
-          for (int64_t line = 0; line < whole; ++line) one(i, line);
+        if (count >= 4 && count > four) {
+          // The last lines that are no four, with those before them.
+          transpose(4, whole, reinterpret_cast<const float*>(from + (count - 4) * outer),
+                    outer * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(float)),
+                    reinterpret_cast<float*>(to + count - 4), kWidth);
+        } else {
+          for (int64_t i = four; i < count; ++i) {
+            for (int64_t line = 0; line < whole; ++line) one(i, line);
+          }
         }
         l = whole;
       }
@@ -104,39 +111,39 @@ void finish_row(const float* sums, C* to, int64_t columns, bool add, const C* bi
   }
 }
 
-// M rows of C and `columns` of the panel's: the sums stay in registers.
-template <int M, typename E, typename C>
+// M rows of C and `columns` of the first kUsed vectors of the panel's: the sums stay in registers.
+template <int M, int kUsed, typename E, typename C>
 HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
                      bool add, const C* bias) {
-  vf sums[M][kVectors];
+  vf sums[M][kUsed];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) sums[i][j] = zero();
+    for (int j = 0; j < kUsed; ++j) sums[i][j] = zero();
   }
   for (int64_t l = 0; l < lines; ++l) {
-    decltype(load(b)) values[kVectors];
+    decltype(load(b)) values[kUsed];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) values[j] = load(b + l * kColumns + j * VL);
+    for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       const auto one = bcast(a[l * kRows + i]);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sums[i][j] = fma(one, values[j], sums[i][j]);
+      for (int j = 0; j < kUsed; ++j) sums[i][j] = fma(one, values[j], sums[i][j]);
     }
   }
-  if (columns < kColumns) {
+  if (columns < kUsed * VL) {
     float some[M][kColumns];
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) store(some[i] + j * VL, sums[i][j]);
+      for (int j = 0; j < kUsed; ++j) store(some[i] + j * VL, sums[i][j]);
     }
     for (int i = 0; i < M; ++i) finish_row(some[i], c + i * c_row, columns, add, bias);
     return;
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) {
+  for (int j = 0; j < kUsed; ++j) {
     const vf offset = bias == nullptr ? zero() : load(bias + j * VL);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
@@ -148,14 +155,14 @@ HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row,
   }
 }
 
-template <typename E, typename C>
+template <int kUsed, typename E, typename C>
 void rows(int count, int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
           bool add, const C* bias) {
   // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
   switch (count) {
-#define HL_ROWS(n)                                                                   \
-  case n:                                                                            \
-    if constexpr ((n) <= kRows) block<n>(lines, a, b, c, c_row, columns, add, bias); \
+#define HL_ROWS(n)                                                                          \
+  case n:                                                                                   \
+    if constexpr ((n) <= kRows) block<n, kUsed>(lines, a, b, c, c_row, columns, add, bias); \
     break;
     HL_ROWS(1)
     HL_ROWS(2)
@@ -217,8 +224,14 @@ void run(const Args& args, const Block& at, bool add, const void* packed, void* 
   for (int64_t n = at.n0; n < at.n1; n += kColumns, b += lines * kColumns) {
     for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
       const int count = panel_rows(at.m1 - m);
-      rows(count, lines, a + panel * lines * kRows, b, static_cast<C*>(args.c) + m * args.c_row + n,
-           args.c_row, at.n1 - n, add, bias == nullptr ? nullptr : bias + n);
+      const Element<T>* const rows_of_a = a + panel * lines * kRows;
+      C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
+      const C* const offset = bias == nullptr ? nullptr : bias + n;
+      if (at.n1 - n > VL) {
+        rows<kVectors>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, offset);
+      } else {
+        rows<1>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, offset);
+      }
       m += count;
     }
   }
