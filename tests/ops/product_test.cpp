@@ -18,12 +18,14 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-// Around the edges of panels (4, 6, 14 rows; 8, 16, 32 columns) and of blocks (384, 4096 summed).
-const std::vector<Sizes> kSizes = {{1, 1, 1},       {2, 3, 0},      {0, 4, 5},     {5, 0, 3},
-                                   {13, 31, 7},     {14, 32, 8},    {15, 33, 9},   {29, 65, 17},
-                                   {63, 20, 383},   {64, 100, 384}, {3, 130, 385}, {200, 70, 1000},
-                                   {17, 1000, 129}, {1000, 17, 63}, {5, 40, 4097}, {43, 37, 8200},
-                                   {250, 260, 270}, {1, 300, 770},  {300, 1, 770}, {6, 16, 2}};
+// Around the edges of panels (4, 6, 14 rows; 8, 16, 32 columns) and of blocks (384, 768, 4096
+// summed), and sums so long that they are cut into parts (1536, 3072, 16384 summed).
+const std::vector<Sizes> kSizes = {{1, 1, 1},       {2, 3, 0},      {0, 4, 5},      {5, 0, 3},
+                                   {13, 31, 7},     {14, 32, 8},    {15, 33, 9},    {29, 65, 17},
+                                   {63, 20, 383},   {64, 100, 384}, {3, 130, 385},  {200, 70, 1000},
+                                   {17, 1000, 129}, {1000, 17, 63}, {5, 40, 4097},  {43, 37, 8200},
+                                   {250, 260, 270}, {1, 300, 770},  {300, 1, 770},  {6, 16, 2},
+                                   {31, 16, 769},   {20, 45, 3073}, {33, 14, 16385}};
 
 // [rows, columns], laid out by rows, by columns, or with gaps in both directions.
 Tensor drawn(int64_t rows, int64_t columns, int layout) {
@@ -126,16 +128,18 @@ TEST(Product, BlockedDoesNotDependOnTheThreads) {
   at::manual_seed(6);
   const int threads = at::get_num_threads();
   for (const auto type : {at::kFloat, at::kBFloat16}) {
-    const Tensor a = at::randn({331, 700}).to(type), b = at::randn({523, 700}).to(type).t();
-    Tensor before;
-    for (const int count : {1, 2, 3, 5}) {
-      at::set_num_threads(count);
-      const Tensor out = at::empty({331, 523}, a.options());
-      ops::product_by("blocked", out, a, b);
-      if (before.defined()) {
-        EXPECT_TRUE(at::equal(out, before)) << count << " threads";
+    for (const Sizes& s : {Sizes{331, 523, 700}, Sizes{61, 33, 17000}}) {
+      const Tensor a = at::randn({s.m, s.k}).to(type), b = at::randn({s.n, s.k}).to(type).t();
+      Tensor before;
+      for (const int count : {1, 2, 3, 5}) {
+        at::set_num_threads(count);
+        const Tensor out = at::empty({s.m, s.n}, a.options());
+        ops::product_by("blocked", out, a, b);
+        if (before.defined()) {
+          EXPECT_TRUE(at::equal(out, before)) << count << " threads, " << s.k << " summed";
+        }
+        before = out;
       }
-      before = out;
     }
     at::set_num_threads(threads);
   }

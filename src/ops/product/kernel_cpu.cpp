@@ -1,5 +1,6 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 #include <algorithm>
+#include <cstring>
 
 #include "ops/kernel/pairs.h"
 #include "ops/kernel/transpose.h"
@@ -14,13 +15,17 @@ constexpr int kVectors = 2;
 constexpr int64_t kColumns = kVectors * VL;
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kRows = 14;
+constexpr int64_t kSummed = 768;
 #elif defined(CPU_CAPABILITY_AVX2) || defined(__aarch64__)
 constexpr int kRows = 6;
+constexpr int64_t kSummed = 384;
 #else
 constexpr int kRows = 4;
+constexpr int64_t kSummed = 384;
 #endif
-// Panels of both factors stay in the second level of cache.
-constexpr int64_t kSummed = 384, kSummedPairs = 4096;
+// Panels of both factors stay in the second level of cache. Each further part of a long sum reads
+// and writes all of C once more.
+constexpr int64_t kSummedPairs = 4096;
 constexpr int64_t kBytesOfA = 256 << 10;
 
 template <typename T>
@@ -41,6 +46,23 @@ HL_INLINE Element<T> element(const T* at, int64_t next, bool alone) {
     return {at->bits | high << 16};
   } else {
     return widen(*at);
+  }
+}
+
+// kCount elements of a panel's line, fewer than a vector has. Pairs are made of `row` and `next`.
+template <int64_t kCount, typename T>
+HL_INLINE void some_of_line(const T* row, const T* next, Element<T>* to) {
+  if constexpr (kPairs<T>) {
+    T low[VL] = {}, high[VL] = {};
+    Pair both[VL];
+    std::memcpy(low, row, kCount * sizeof(T));
+    std::memcpy(high, next, kCount * sizeof(T));
+    store_pair(both, load(low), load(high));
+    std::memcpy(to, both, kCount * sizeof(Pair));
+  } else if constexpr (std::is_same_v<T, float>) {
+    std::memcpy(to, row, kCount * sizeof(float));
+  } else {
+    for (int64_t i = 0; i < kCount; ++i) to[i] = widen(row[i]);
   }
 }
 
@@ -86,6 +108,11 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
         for (; i + VL <= count; i += VL) store_pair(line + i, load(row + i), load(row + inner + i));
       } else {
         for (; i + VL <= count; i += VL) store(line + i, load(row + i));
+      }
+      // The rest of a whole panel, whose size is known here.
+      if (kWidth % VL != 0 && count == kWidth) {
+        some_of_line<kWidth % VL>(row + i, row + inner + i, line + i);
+        continue;
       }
       for (; i < count; ++i) one(i, l);
     }
@@ -192,13 +219,24 @@ int64_t lines_of(const Block& at) {
   return (at.k1 - at.k0 + kDepth<T> - 1) / kDepth<T>;
 }
 
+// How many of the values that are summed over are packed before the next panel's, where the lines
+// of several panels are adjacent in memory: such lines are read together, and few at a time,
+// because they are often a power of two apart and share their places in the caches.
+template <typename T>
+int64_t values_at_once(bool adjacent, const Block& at) {
+  return adjacent ? 8 * kDepth<T> : at.k1 - at.k0;
+}
+
 template <typename T>
 void pack(const Args& args, const Block& at, void* to) {
   const int64_t panel = lines_of<T>(at) * kColumns;
-  auto* out = static_cast<Element<T>*>(to);
-  for (int64_t n = at.n0; n < at.n1; n += kColumns, out += panel) {
-    pack_panel<kColumns>(place<T>(args.b, at.k0, n), args.b.column, args.b.row,
-                         std::min(kColumns, at.n1 - n), at.k1 - at.k0, out);
+  const int64_t step = values_at_once<T>(args.b.column == 1, at);
+  for (int64_t k = at.k0; k < at.k1; k += step) {
+    auto* out = static_cast<Element<T>*>(to) + (k - at.k0) / kDepth<T> * kColumns;
+    for (int64_t n = at.n0; n < at.n1; n += kColumns, out += panel) {
+      pack_panel<kColumns>(place<T>(args.b, k, n), args.b.column, args.b.row,
+                           std::min(kColumns, at.n1 - n), std::min(step, at.k1 - k), out);
+    }
   }
 }
 
@@ -214,11 +252,15 @@ void run(const Args& args, const Block& at, bool add, const void* packed, void* 
   const int64_t lines = lines_of<T>(at);
   auto* const a = static_cast<Element<T>*>(room);
   const auto* b = static_cast<const Element<T>*>(packed);
-  for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
-    const int count = panel_rows(at.m1 - m);
-    pack_panel<kRows>(place<T>(args.a, m, at.k0), args.a.row, args.a.column, count, at.k1 - at.k0,
-                      a + panel * lines * kRows);
-    m += count;
+  const int64_t step = values_at_once<T>(args.a.row == 1, at);
+  for (int64_t k = at.k0; k < at.k1; k += step) {
+    auto* out = a + (k - at.k0) / kDepth<T> * kRows;
+    for (int64_t m = at.m0; m < at.m1; out += lines * kRows) {
+      const int count = panel_rows(at.m1 - m);
+      pack_panel<kRows>(place<T>(args.a, m, k), args.a.row, args.a.column, count,
+                        std::min(step, at.k1 - k), out);
+      m += count;
+    }
   }
   const auto* const bias = add ? nullptr : static_cast<const C*>(args.bias);
   for (int64_t n = at.n0; n < at.n1; n += kColumns, b += lines * kColumns) {
