@@ -5,7 +5,8 @@
 Width 768, 12 layers of 12 heads, MLP of 3072, LayerNorm, learned positions, tied vocabulary of 50257. A step is
 forward, cross-entropy, backward, clipping and PyTorch's fused AdamW; bfloat16 is autocast. Every peer has a process
 of its own. They take turns, so that a drift of the machine hits all. Results are medians over the rounds, and each
-ratio is of one round.
+ratio is of one round. "Memory kept" sets glibc's variables so that freed memory stays for the next step, as the
+command line does by itself; otherwise the system gives every step new pages, which it clears first.
 """
 
 import argparse
@@ -23,13 +24,16 @@ import mkl_freed
 
 WIDTH, DEPTH, HEADS, VOCABULARY = 768, 12, 12, 50257
 ROOT = Path(__file__).resolve().parents[1]
-# Name: the model that runs, whether MKL is freed.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
+# Name: the model that runs, whether MKL is freed, whether freed memory is kept.
 PEERS = {
-    "headloom": ("headloom", False),
-    "eager": ("eager", False),
-    "compiled": ("compiled", False),
-    "eager, MKL freed": ("eager", True),
-    "compiled, MKL freed": ("compiled", True),
+    "headloom": ("headloom", False, False),
+    "eager": ("eager", False, False),
+    "compiled": ("compiled", False, False),
+    "eager, MKL freed": ("eager", True, False),
+    "compiled, MKL freed": ("compiled", True, False),
+    "headloom, memory kept": ("headloom", False, True),
+    "compiled, MKL freed, memory kept": ("compiled", True, True),
 }
 # (type, peer): least speed of Headloom as a multiple of the peer's.
 TARGETS = {
@@ -130,12 +134,12 @@ def worker(kind, arguments):
 
 class Peer:
     def __init__(self, name, arguments, folder):
-        kind, freed = PEERS[name]
+        kind, freed, kept = PEERS[name]
         options = {"--type": arguments.type, "--length": arguments.length, "--batch": arguments.batch}
         options |= {"--threads": arguments.threads, "--steps": arguments.steps, "--worker": kind}
         self.process = subprocess.Popen(
             [sys.executable, __file__, *(str(x) for option in options.items() for x in option)],
-            env=mkl_freed.environment(folder) if freed else None,
+            env=(mkl_freed.environment(folder) if freed else dict(os.environ)) | (KEPT if kept else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -197,7 +201,7 @@ def main():
         target = row["target"]
         verdict = "" if target is None else f"{'PASS' if row['headloom_speed'] >= target else 'short of'} {target}"
         print(
-            f"{row['peer']:20} {row['seconds']:7.3f} s {row['tokens_per_second']:7.0f} tokens/s   Headloom's speed "
+            f"{row['peer']:32} {row['seconds']:7.3f} s {row['tokens_per_second']:7.0f} tokens/s   Headloom's speed "
             f"over it {row['headloom_speed']:.2f} ({row['low']:.2f} - {row['high']:.2f})  {verdict}"
         )
 
