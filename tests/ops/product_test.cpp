@@ -4,6 +4,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <cstring>
+
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -142,6 +144,44 @@ TEST(Product, BlockedDoesNotDependOnTheThreads) {
       }
     }
     at::set_num_threads(threads);
+  }
+}
+
+TEST(Product, AFactorThatIsMadeIsThatFactor) {
+  at::manual_seed(8);
+  const auto before = ops::product_routes();
+  for (const Sizes& s : kSizes) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Tensor a = at::randn({s.m, s.k}).to(type), b = at::randn({s.n, s.k}).to(type);
+      const Tensor scale = at::rand({s.n}) + 0.5, bias = at::randn({s.n}).to(type);
+      const ops::MadeFactor made{
+          .columns =
+              [&](int64_t n0, int64_t n1, int64_t k0, int64_t k1, void* to) {
+                const Tensor part = b.narrow(0, n0, n1 - n0).narrow(1, k0, k1 - k0).contiguous();
+                EXPECT_EQ(k0 % ops::MadeFactor::kStep, 0);
+                std::memcpy(to, part.const_data_ptr(), part.nbytes());
+              },
+          .scale = scale};
+      const Tensor sums = at::mm(a.to(at::kDouble), b.to(at::kDouble).t());
+      const Tensor exact = sums * scale + bias.to(at::kDouble);
+      const Tensor plain = (at::mm(a, b.t()) * scale).to(type) + bias;
+      const auto message = [&] {
+        return c10::str(type, " [", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
+      };
+      // As a whole, if another route is the fastest, and piece by piece.
+      for (const bool own : {false, true}) {
+        auto routes = ops::product_routes();
+        for (auto& [name, route] : routes) route = "blocked";
+        if (own) ops::use_product_routes(routes);
+        Poison poison;
+        const Tensor out = at::empty({s.m, s.n}, a.options()), again = at::empty_like(out);
+        ops::product(out, a, made, bias);
+        EXPECT_TRUE(errs_like_rounding(out, plain, exact, 1e-5)) << message();
+        ops::product(again, a, made, bias);
+        EXPECT_TRUE(at::equal(out, again)) << message();
+      }
+      ops::use_product_routes(before);
+    }
   }
 }
 

@@ -46,14 +46,11 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
     streamed(a, to);
     return outputs;
   }
-  const Tensor x = a.x.reshape({rows, a.weight.size(1)});
   if (!a.scale.defined()) {
-    product(to, x, a.weight.t(), a.bias);
+    product(to, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
     return outputs;
   }
-  product(to, x, a.weight.to(x.scalar_type()).t());
-  to.mul_(a.scale);
-  if (a.bias.defined()) to.add_(a.bias);
+  widened_product(a, to);
   return outputs;
 }
 
@@ -80,4 +77,21 @@ const Kernels<Linear> linear_cpu(
      .backward = backward});
 
 }  // namespace
+
+void widened_product(const Linear::Arguments& a, const Tensor& y) {
+  static linear_kernel::Widen* const widen = HL_CHOOSE(linear_kernel::widen);
+  Held held;
+  const int64_t in = a.x.size(-1);
+  const bool int4 = a.weight.scalar_type() == at::kByte;
+  const linear_kernel::WidenArgs args{
+      .weight = held.whole(a.weight),
+      .scale = int4 ? static_cast<const uint16_t*>(held.whole(a.scale)) : nullptr,
+      .in = in,
+      .type = kernel_type(a.x)};
+  const MadeFactor weight{.columns = [&](int64_t begin, int64_t end, int64_t i0, int64_t i1,
+                                         void* to) { widen(args, begin, end, i0, i1, to); },
+                          .scale = int4 ? Tensor() : a.scale};
+  product(y, a.x.reshape({y.size(0), in}), weight, a.bias);
+}
+
 }  // namespace headloom::ops

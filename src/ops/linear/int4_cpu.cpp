@@ -99,7 +99,7 @@ Tensor dequantized_int4(const Tensor& values, const Tensor& scale, int64_t in) {
 std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
   using namespace linear_kernel;
   static PrepareInt4* const prepare = HL_CHOOSE(prepare_int4);
-  static RunInt4 *const run = HL_CHOOSE(run_int4), *const widen = HL_CHOOSE(widen_int4);
+  static RunInt4* const run = HL_CHOOSE(run_int4);
   Held held;
   const int64_t in = a.x.size(-1), out = a.weight.size(0);
   const int64_t rows =
@@ -126,11 +126,9 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
       return y;
     }
   }
-  const Tensor wide = at::empty({out, in}, a.x.options());
-  args.y = wide.data_ptr();
-  for_runs_of_outputs(out, a.weight.size(1),
-                      [&](int64_t begin, int64_t end) { widen(args, begin, end); });
-  return {linear(a.x, wide, {}, a.bias)};
+  std::vector<Tensor> y = Linear::outputs(a, false);
+  widened_product(a, y[0].view({rows, out}));
+  return y;
 }
 
 }  // namespace headloom::ops

@@ -30,7 +30,11 @@ void for_runs_of_outputs(int64_t outputs, int64_t bytes, const F& f) {
   });
 }
 
-// Few rows in integers; more by a product with the weights widened to x's type.
+// y [M, O] by a dense product. Weights of eight or four bits are widened to x's type where it packs
+// them.
+void widened_product(const Linear::Arguments& a, const Tensor& y);
+
+// Few rows in integers; more by widened_product().
 std::vector<Tensor> int4_forward(const Linear::Arguments& a);
 
 }  // namespace headloom::ops

@@ -29,7 +29,7 @@ struct Int4Args {
   const uint8_t* weight;     // [out, groups * 16]
   const uint16_t* scale;     // [out, groups] bfloat16
   const void* bias;          // [out] or null
-  void* y;                   // [rows, out]; of widen_int4 the weights [out, in]
+  void* y;                   // [rows, out]
   char* prepared = nullptr;  // [rows, prepared_row(in, planes)], aligned to 64
 };
 
@@ -50,7 +50,17 @@ PrepareInt4 prepare_int4_DEFAULT, prepare_int4_AVX2, prepare_int4_AVX512, prepar
 // Outputs begin ... end of every row.
 using RunInt4 = void(const Int4Args& args, int64_t begin, int64_t end);
 RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
-// The weights of outputs begin ... end.
-RunInt4 widen_int4_DEFAULT, widen_int4_AVX2, widen_int4_AVX512, widen_int4_AVX512_BF16;
+
+// Some weights as values of a floating type: inputs i0 ... i1 of outputs begin ... end, [end -
+// begin, i1 - i0]. Of four bits, i0 is a multiple of kInt4Group.
+struct WidenArgs {
+  const void* weight;     // int8 [out, in], or four bits as in Int4Args
+  const uint16_t* scale;  // of four bits as in Int4Args; null for int8
+  int64_t in;
+  Type type;  // kFloat or kBFloat16
+};
+using Widen = void(const WidenArgs& args, int64_t begin, int64_t end, int64_t i0, int64_t i1,
+                   void* to);
+Widen widen_DEFAULT, widen_AVX2, widen_AVX512, widen_AVX512_BF16;
 
 }  // namespace headloom::ops::linear_kernel

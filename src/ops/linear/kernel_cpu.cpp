@@ -161,9 +161,11 @@ void HL_KERNEL(run_int4)(const Int4Args& args, int64_t begin, int64_t end) {
                                       : int4_outputs<3, float>(args, begin, end);
 }
 
-void HL_KERNEL(widen_int4)(const Int4Args& args, int64_t begin, int64_t end) {
-  return args.type == Type::kBFloat16 ? int4_weights<BFloat16>(args, begin, end)
-                                      : int4_weights<float>(args, begin, end);
+void HL_KERNEL(widen)(const WidenArgs& args, int64_t begin, int64_t end, int64_t i0, int64_t i1,
+                      void* to) {
+  return args.type == Type::kBFloat16
+             ? weights(args, begin, end, i0, i1, static_cast<BFloat16*>(to))
+             : weights(args, begin, end, i0, i1, static_cast<float*>(to));
 }
 
 }  // namespace headloom::ops::linear_kernel

@@ -259,32 +259,43 @@ bool int4_rows(const Int4Args& a, int64_t begin, int64_t end) {
   return true;
 }
 
-// Weights [begin, end) of the outputs as y's type.
+// Weights of outputs begin ... end and inputs i0 ... i1, of which the first begins a group.
 template <typename T>
-void int4_weights(const Int4Args& a, int64_t begin, int64_t end) {
+void int4_weights(const WidenArgs& a, int64_t begin, int64_t end, int64_t i0, int64_t i1, T* to) {
   const int64_t groups = (a.in + kInt4Group - 1) / kInt4Group;
-  for (int64_t output = begin; output < end; ++output) {
-    const uint8_t* weight = a.weight + output * groups * (kInt4Group / 2);
-    T* to = static_cast<T*>(a.y) + output * a.in;
-    for (int64_t first = 0; first < groups; first += kInt4Groups) {
+  for (int64_t output = begin; output < end; ++output, to += i1 - i0) {
+    const uint8_t* row = static_cast<const uint8_t*>(a.weight) + output * groups * (kInt4Group / 2);
+    for (int64_t i = i0; i < i1; i += kInt4Group) {
+      const int64_t group = i / kInt4Group, first = group / kInt4Groups * kInt4Groups;
       const int64_t in_block = groups - first < kInt4Groups ? groups - first : kInt4Groups;
-      for (int64_t g = 0; g < in_block; ++g) {
-        const float scale = widen(BFloat16{a.scale[output * groups + first + g]});
-        float values[kInt4Group];
-        for (int64_t half = 0; half < 2; ++half) {
-          const uint8_t* bytes = weight + half * 8 * in_block + 8 * g;
-          for (int64_t j = 0; j < 8; ++j) {
-            values[8 * half + j] = static_cast<float>((bytes[j] & 15) - 8) * scale;
-            values[16 + 8 * half + j] = static_cast<float>((bytes[j] >> 4) - 8) * scale;
-          }
+      const uint8_t* bytes = row + first * (kInt4Group / 2) + 8 * (group - first);
+      const float scale = widen(BFloat16{a.scale[output * groups + group]});
+      float values[kInt4Group];
+      for (int64_t half = 0; half < 2; ++half, bytes += 8 * in_block) {
+        for (int64_t j = 0; j < 8; ++j) {
+          values[8 * half + j] = static_cast<float>((bytes[j] & 15) - 8) * scale;
+          values[16 + 8 * half + j] = static_cast<float>((bytes[j] >> 4) - 8) * scale;
         }
-        const int64_t left = a.in - (first + g) * kInt4Group;
-        store_scaled(values, left < kInt4Group ? left : kInt4Group, 1,
-                     to + (first + g) * kInt4Group);
       }
-      weight += in_block * (kInt4Group / 2);
+      store_scaled(values, i1 - i < kInt4Group ? i1 - i : kInt4Group, 1, to + (i - i0));
     }
   }
+}
+
+template <typename T>
+void int8_weights(const WidenArgs& a, int64_t begin, int64_t end, int64_t i0, int64_t i1, T* to) {
+  for (int64_t output = begin; output < end; ++output, to += i1 - i0) {
+    const int8_t* from = static_cast<const int8_t*>(a.weight) + output * a.in + i0;
+    int64_t i = 0;
+    for (; i + VL <= i1 - i0; i += VL) store(to + i, load(from + i));
+    for (; i < i1 - i0; ++i) narrow(static_cast<float>(from[i]), to + i);
+  }
+}
+
+template <typename T>
+void weights(const WidenArgs& a, int64_t begin, int64_t end, int64_t i0, int64_t i1, T* to) {
+  a.scale == nullptr ? int8_weights(a, begin, end, i0, i1, to)
+                     : int4_weights(a, begin, end, i0, i1, to);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ using product_kernel::Sizes;
 
 // Packed panels of B: they stay in the caches that the cores share.
 constexpr int64_t kBytesOfB = 8 << 20;
+// Values of a MadeFactor that are packed at once: they stay in the first level of cache.
+constexpr int64_t kBytesMade = 16 << 10;
 // Starting threads takes as long as this many multiply-adds, or as packing this many bytes.
 constexpr int64_t kWorthThreads = 1 << 20;
 constexpr int64_t kWorthPacking = 64 << 10;
@@ -52,15 +54,35 @@ Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.
 
 struct BlockedCall {
   const Args args;
+  const MadeFactor* const made;  // where it is not null, there is no args.b
+  const int64_t made_from;       // its row that is multiplied with the first column of args.a
   const int64_t m, n, k;
   const Sizes sizes;
   const int64_t threads;
 
   int64_t lines(int64_t depth) const { return sizes.pairs ? (depth + 1) / 2 : depth; }
 
+  // Columns n0 ... n1 of B, of which the first begins a panel.
+  void pack_panels(int64_t n0, int64_t n1, int64_t k0, int64_t k1, char* to) const {
+    static product_kernel::Pack* const pack = HL_CHOOSE(product_kernel::pack);
+    if (made == nullptr) return pack(args, {0, 0, n0, n1, k0, k1}, to);
+    alignas(64) char values[kBytesMade];
+    const int64_t size = args.type == Type::kFloat ? sizeof(float) : sizeof(uint16_t);
+    const int64_t most = kBytesMade / (size * sizes.nr) / MadeFactor::kStep * MadeFactor::kStep;
+    for (int64_t left = n0; left < n1; left += sizes.nr, to += lines(k1 - k0) * sizes.b_line) {
+      const int64_t right = std::min(left + sizes.nr, n1);
+      for (int64_t top = k0; top < k1; top += most) {
+        const int64_t depth = std::min(most, k1 - top);
+        made->columns(left, right, made_from + top, made_from + top + depth, values);
+        Args part = args;
+        part.b = {values, 1, depth};
+        pack(part, {0, 0, 0, right - left, 0, depth}, to + lines(top - k0) * sizes.b_line);
+      }
+    }
+  }
+
   // All columns n0 ... n1 and rows of C, for k0 ... k1.
   void run(int64_t n0, int64_t n1, int64_t k0, int64_t k1, bool add) const {
-    static product_kernel::Pack* const pack = HL_CHOOSE(product_kernel::pack);
     static product_kernel::Run* const kernel = HL_CHOOSE(product_kernel::run);
     thread_local PanelMemory memory_of_b;
     const int64_t depth = lines(k1 - k0), panel_bytes = depth * sizes.b_line;
@@ -69,8 +91,8 @@ struct BlockedCall {
     const int64_t together = parts(panels, 4 * threads);
     const bool alone = threads == 1 || panels * panel_bytes < kWorthPacking;
     at::parallel_for(0, panels, alone ? panels : together, [&](int64_t first, int64_t last) {
-      pack(args, {0, 0, n0 + first * sizes.nr, std::min(n0 + last * sizes.nr, n1), k0, k1},
-           b + first * panel_bytes);
+      pack_panels(n0 + first * sizes.nr, std::min(n0 + last * sizes.nr, n1), k0, k1,
+                  b + first * panel_bytes);
     });
     // Rows of C in one task, and columns where there are few rows. A task packs its rows of A. Each
     // thread has as many tasks, of the same size: a smaller last one would leave a thread idle.
@@ -113,11 +135,10 @@ int64_t length_of_part(int64_t m, int64_t n, int64_t k, const Sizes& sizes) {
   return parts(parts(k, kMostParts), sizes.kc) * sizes.kc;
 }
 
-}  // namespace
-
-void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                     const at::Tensor& bias, bool add) {
-  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+// b is undefined where `made` is not null.
+void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                 const MadeFactor* made, const at::Tensor& bias, bool add) {
+  const int64_t m = a.size(0), k = a.size(1), n = out.size(1);
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (add) return;
@@ -132,6 +153,7 @@ void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
   const bool cut = pieces > 1, wide = k > sizes.kc && out.scalar_type() != at::kFloat;
   const at::Tensor c =
       cut || wide ? at::empty({pieces, m, n}, out.options().dtype(at::kFloat)) : out.unsqueeze(0);
+  const float* const scale = made == nullptr ? nullptr : held.whole<float>(made->scale);
   const void* const offset = wide ? held.floats(bias) : held.whole(bias);
   const int64_t threads =
       at::in_parallel_region() || m * n * k < kWorthThreads ? 1 : thread_count();
@@ -140,10 +162,13 @@ void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
     BlockedCall{.args = {.type = kernel_type(a),
                          .out_type = kernel_type(c),
                          .a = matrix(a.narrow(1, first, depth)),
-                         .b = matrix(b.narrow(0, first, depth)),
+                         .b = made == nullptr ? matrix(b.narrow(0, first, depth)) : Matrix{},
                          .c = c.select(0, piece).data_ptr(),
                          .c_row = c.stride(1),
+                         .scale = scale,
                          .bias = piece == 0 ? offset : nullptr},
+                .made = made,
+                .made_from = first,
                 .m = m,
                 .n = n,
                 .k = depth,
@@ -163,6 +188,18 @@ void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
   const at::Tensor sum = add ? out : c.select(0, 0);
   for (int64_t i = add ? 0 : 1; i < pieces; ++i) sum.add_(c.select(0, i));
   if (!add) out.copy_(sum);
+}
+
+}  // namespace
+
+void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                     const at::Tensor& bias, bool add) {
+  run_blocked(out, a, b, nullptr, bias, add);
+}
+
+void blocked_product(const at::Tensor& out, const at::Tensor& a, const MadeFactor& b,
+                     const at::Tensor& bias) {
+  run_blocked(out, a, {}, &b, bias, /*add=*/false);
 }
 
 }  // namespace headloom::ops

@@ -23,7 +23,8 @@ struct Args {
   Matrix a, b;                   // [m, k] and [k, n]
   void* c = nullptr;             // [m, n], rows of adjacent values
   int64_t c_row = 0;
-  const void* bias = nullptr;  // [n] or null
+  const float* scale = nullptr;  // [n] of the sums, or null
+  const void* bias = nullptr;    // [n] or null
 };
 
 // A range of the rows, of the columns and of what is summed over.
@@ -47,8 +48,8 @@ SizesOf sizes_DEFAULT, sizes_AVX2, sizes_AVX512, sizes_AVX512_BF16;
 using Pack = void(const Args& args, const Block& block, void* to);
 Pack pack_DEFAULT, pack_AVX2, pack_AVX512, pack_AVX512_BF16;
 
-// C[m0 ... m1, n0 ... n1] = the block's product and the bias, or += the block's product. `b` is
-// what pack() made of that block of B; `a` has room for the panels of m1 - m0 rows. C is of
+// C[m0 ... m1, n0 ... n1] = the block's product, scaled, and the bias, or += the block's product.
+// `b` is what pack() made of that block of B; `a` has room for the panels of m1 - m0 rows. C is of
 // `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
 using Run = void(const Args& args, const Block& block, bool add, const void* b, void* a);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;

@@ -129,9 +129,11 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
 
 // Writes `columns` sums to a row of C, fewer than a panel has.
 template <typename C>
-void finish_row(const float* sums, C* to, int64_t columns, bool add, const C* bias) {
+void finish_row(const float* sums, C* to, int64_t columns, bool add, const float* scale,
+                const C* bias) {
   for (int64_t j = 0; j < columns; j += VL) {
     vf sum = load(sums + j);
+    if (scale != nullptr) sum = sum * load_some(scale + j, columns - j);
     if (bias != nullptr) sum = sum + load_some(bias + j, columns - j);
     if (add) sum = sum + load_some(to + j, columns - j);
     store_some(to + j, sum, columns - j);
@@ -141,7 +143,7 @@ void finish_row(const float* sums, C* to, int64_t columns, bool add, const C* bi
 // M rows of C and `columns` of the first kUsed vectors of the panel's: the sums stay in registers.
 template <int M, int kUsed, typename E, typename C>
 HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
-                     bool add, const C* bias) {
+                     bool add, const float* scale, const C* bias) {
   vf sums[M][kUsed];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
@@ -166,16 +168,17 @@ HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row,
 #pragma GCC unroll 4
       for (int j = 0; j < kUsed; ++j) store(some[i] + j * VL, sums[i][j]);
     }
-    for (int i = 0; i < M; ++i) finish_row(some[i], c + i * c_row, columns, add, bias);
+    for (int i = 0; i < M; ++i) finish_row(some[i], c + i * c_row, columns, add, scale, bias);
     return;
   }
 #pragma GCC unroll 4
   for (int j = 0; j < kUsed; ++j) {
+    const vf factor = scale == nullptr ? bcast(1.0f) : load(scale + j * VL);
     const vf offset = bias == nullptr ? zero() : load(bias + j * VL);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       C* const to = c + i * c_row + j * VL;
-      vf sum = sums[i][j] + offset;
+      vf sum = sums[i][j] * factor + offset;
       if (add) sum = sum + load(to);
       store(to, sum);
     }
@@ -184,12 +187,12 @@ HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row,
 
 template <int kUsed, typename E, typename C>
 void rows(int count, int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
-          bool add, const C* bias) {
+          bool add, const float* scale, const C* bias) {
   // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
   switch (count) {
-#define HL_ROWS(n)                                                                          \
-  case n:                                                                                   \
-    if constexpr ((n) <= kRows) block<n, kUsed>(lines, a, b, c, c_row, columns, add, bias); \
+#define HL_ROWS(n)                                                                                 \
+  case n:                                                                                          \
+    if constexpr ((n) <= kRows) block<n, kUsed>(lines, a, b, c, c_row, columns, add, scale, bias); \
     break;
     HL_ROWS(1)
     HL_ROWS(2)
@@ -268,11 +271,12 @@ void run(const Args& args, const Block& at, bool add, const void* packed, void* 
       const int count = panel_rows(at.m1 - m);
       const Element<T>* const rows_of_a = a + panel * lines * kRows;
       C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
+      const float* const scale = args.scale == nullptr ? nullptr : args.scale + n;
       const C* const offset = bias == nullptr ? nullptr : bias + n;
       if (at.n1 - n > VL) {
-        rows<kVectors>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, offset);
+        rows<kVectors>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, scale, offset);
       } else {
-        rows<1>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, offset);
+        rows<1>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, scale, offset);
       }
       m += count;
     }

@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,6 +29,21 @@ namespace headloom::ops {
 // c10::ValueError where HEADLOOM_PRODUCTS names no route.
 void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
              const at::Tensor& bias = {}, bool add = false);
+
+// A factor b [K, N] that is not in memory in the type of the product: weights in fewer bits.
+struct MadeFactor {
+  // k0 and k1 of columns() are multiples of it, or k1 is K.
+  static constexpr int64_t kStep = 32;
+
+  // Writes columns n0 ... n1, rows k0 ... k1 of b in the type of a: the values of each column one
+  // after the other. Threads call it side by side.
+  std::function<void(int64_t n0, int64_t n1, int64_t k0, int64_t k1, void* to)> columns;
+  at::Tensor scale = {};  // [N] float32, of the sums; undefined: 1
+};
+// out = (a b) scale + bias. Where the fastest route of the product is Headloom's own, b is made
+// piece by piece where it is packed, and elsewhere as a whole.
+void product(const at::Tensor& out, const at::Tensor& a, const MadeFactor& b,
+             const at::Tensor& bias = {});
 
 // The route of each class of products that has been used or read from the file, by the class's
 // name: "float32 nt 256 x 1024 x 1024, 2 threads" has the layouts of a and b (n: rows, t: columns

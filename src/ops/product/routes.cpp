@@ -106,14 +106,14 @@ int power_of_four(int64_t size) {
   return (static_cast<int>(std::bit_width(static_cast<uint64_t>(size))) - 1) / 2;
 }
 
-ProductClass class_of(const Tensor& a, const Tensor& b, int threads) {
+ProductClass class_of(const Tensor& out, const Tensor& a, bool b_by_columns) {
   return {.bfloat16 = a.scalar_type() == at::kBFloat16,
           .a_by_columns = a.stride(1) != 1,
-          .b_by_columns = b.stride(1) != 1,
+          .b_by_columns = b_by_columns,
           .m = power_of_four(a.size(0)),
-          .n = power_of_four(b.size(1)),
+          .n = power_of_four(out.size(1)),
           .k = power_of_four(a.size(1)),
-          .threads = threads};
+          .threads = at::in_parallel_region() ? 1 : static_cast<int>(at::get_num_threads())};
 }
 
 std::string name_of(const ProductClass& c) {
@@ -159,24 +159,23 @@ class Choices {
 
   const Route& of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                   bool add) {
-    if (forced_ != nullptr) return *forced_;
-    if (a.size(0) * a.size(1) * b.size(1) < kWorthMeasuring) return routes()[0];
-    const ProductClass product_class =
-        class_of(a, b, at::in_parallel_region() ? 1 : static_cast<int>(at::get_num_threads()));
+    if (const Route* const given = unmeasured(out, a)) return *given;
+    const ProductClass product_class = class_of(out, a, b.stride(1) != 1);
     // Other threads wait, so that all products of a class take one route.
     const std::lock_guard lock(mutex_);
-    auto known = routes_.find(product_class);
-    if (known == routes_.end()) {
-      read();  // another process may have measured it meanwhile
-      known = routes_.find(product_class);
-    }
-    if (known == routes_.end()) {
-      const Route& best = fastest(add ? at::empty_like(out) : out, a, b, bias);
-      read();
-      known = routes_.emplace(product_class, &best).first;
-      write();
-    }
-    return *known->second;
+    if (const Route* const known = measured(product_class)) return *known;
+    const Route& best = fastest(add ? at::empty_like(out) : out, a, b, bias);
+    read();
+    const Route* const chosen = routes_.emplace(product_class, &best).first->second;
+    write();
+    return *chosen;
+  }
+
+  // Null for a class that nobody has measured.
+  const Route* known(const Tensor& out, const Tensor& a, bool b_by_columns) {
+    if (const Route* const given = unmeasured(out, a)) return given;
+    const std::lock_guard lock(mutex_);
+    return measured(class_of(out, a, b_by_columns));
   }
 
   std::map<std::string, std::string> all() {
@@ -201,6 +200,22 @@ class Choices {
       forced_ = &checked_route(name, "the environment variable HEADLOOM_PRODUCTS");
     }
     read();
+  }
+
+  // The route of a product that nobody measures, and null for others.
+  const Route* unmeasured(const Tensor& out, const Tensor& a) const {
+    if (forced_ != nullptr) return forced_;
+    return out.numel() * a.size(1) < kWorthMeasuring ? &routes()[0] : nullptr;
+  }
+
+  // Called with the mutex held.
+  const Route* measured(const ProductClass& product_class) {
+    auto known = routes_.find(product_class);
+    if (known == routes_.end()) {
+      read();  // another process may have measured it meanwhile
+      known = routes_.find(product_class);
+    }
+    return known == routes_.end() ? nullptr : known->second;
   }
 
   // The routes run in turn, so that what else the machine does meanwhile slows all of them down.
@@ -294,6 +309,30 @@ class Choices {
 void product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool add) {
   if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias, add);
   Choices::instance().of(out, a, b, bias, add).run(out, a, b, bias, add);
+}
+
+void product(const Tensor& out, const Tensor& a, const MadeFactor& b, const Tensor& bias) {
+  const int64_t n = out.size(1), k = a.size(1);
+  if (out.numel() == 0 || k == 0) return blocked_product(out, a, b, bias);
+  const Route* const own = &routes()[0];
+  if (Choices::instance().known(out, a, /*b_by_columns=*/true) == own) {
+    return blocked_product(out, a, b, bias);
+  }
+  const Tensor whole = at::empty({n, k}, a.options());
+  auto* const to = static_cast<char*>(whole.data_ptr());
+  const int64_t line = k * static_cast<int64_t>(whole.element_size());
+  constexpr int64_t kBytesAtOnce = 32 << 10;
+  at::parallel_for(0, n, std::max<int64_t>(1, kBytesAtOnce / line),
+                   [&](int64_t n0, int64_t n1) { b.columns(n0, n1, 0, k, to + n0 * line); });
+  const Tensor offset = b.scale.defined() ? Tensor() : bias;
+  const Route& route = Choices::instance().of(out, a, whole.t(), offset, /*add=*/false);
+  // The first product of a class shall round as the later ones do, which apply the scale before
+  // the sums are rounded.
+  if (&route == own) return blocked_product(out, a, b, bias);
+  route.run(out, a, whole.t(), offset, /*add=*/false);
+  if (!b.scale.defined()) return;
+  out.mul_(b.scale);
+  if (bias.defined()) out.add_(bias);
 }
 
 std::map<std::string, std::string> product_routes() { return Choices::instance().all(); }
