@@ -178,10 +178,16 @@ TEST(Training, ReversingIsLearned) {
 TEST(Training, PairsTagsAndSpansAreLearned) {
   const TempFolder folder;
   // Right are of guesses 50%; of letters without their neighbours 59%; of letters with digits 33%.
-  for (const auto& [name, right] :
-       {std::pair("pairs", 0.9), std::pair("tags", 0.75), std::pair("span", 0.8)}) {
-    Node config = config_of(kind_run(folder, name),
-                            "steps = 250\neval_every = 250\nbatch = 32\neval_sequences = 128");
+  struct Learned {
+    const char* name;
+    double right;
+    int steps;
+  };
+  // When spans begin to be found depends on rounding: after 140 to 250 steps half of them are.
+  for (const auto& [name, right, steps] :
+       {Learned{"pairs", 0.9, 250}, Learned{"tags", 0.75, 250}, Learned{"span", 0.8, 500}}) {
+    Node config = config_of(kind_run(folder, name), str("steps = ", steps, "\neval_every = ", steps,
+                                                        "\nbatch = 32\neval_sequences = 128"));
     apply_override(config, "model.dropout=0");
     const TrainOutcome outcome = train_quietly(config, {.folder = folder.path(name)});
     EXPECT_GT(outcome.evaluations.back().accuracy, right) << name;

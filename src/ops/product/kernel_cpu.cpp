@@ -29,7 +29,7 @@ constexpr int64_t kSummedPairs = 4096;
 constexpr int64_t kBytesOfA = 256 << 10;
 
 template <typename T>
-constexpr bool kPairs = HL_BFLOAT16&& std::is_same_v<T, BFloat16>;
+constexpr bool kPairs = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
 // What a panel is made of: pairs along k where the processor multiplies such, floats elsewhere.
 template <typename T>
 using Element = std::conditional_t<kPairs<T>, Pair, float>;
