@@ -6,7 +6,8 @@ Width 768, 12 layers of 12 heads, MLP of 3072, LayerNorm, learned positions, tie
 forward, cross-entropy, backward, clipping and PyTorch's fused AdamW; bfloat16 is autocast. Every peer has a process
 of its own. They take turns, so that a drift of the machine hits all. Results are medians over the rounds, and each
 ratio is of one round. "Memory kept" sets glibc's variables so that freed memory stays for the next step, as the
-command line does by itself; otherwise the system gives every step new pages, which it clears first.
+command line does by itself; otherwise the system gives every step new pages, which it clears first. A peer that keeps
+its memory is compared with a Headloom that does.
 """
 
 import argparse
@@ -132,6 +133,11 @@ def worker(kind, arguments):
         print(statistics.median(times), flush=True)
 
 
+def headloom_for(peer):
+    """The Headloom that is compared with a peer: the one that treats freed memory alike."""
+    return "headloom, memory kept" if PEERS[peer][2] else "headloom"
+
+
 class Peer:
     def __init__(self, name, arguments, folder):
         kind, freed, kept = PEERS[name]
@@ -168,7 +174,8 @@ def main():
         return
 
     with tempfile.TemporaryDirectory() as folder:
-        peers = {name: Peer(name, arguments, folder) for name in ["headloom", *arguments.only]}
+        names = dict.fromkeys(["headloom", *map(headloom_for, arguments.only), *arguments.only])
+        peers = {name: Peer(name, arguments, folder) for name in names}
         seconds = {name: [] for name in peers}
         for i in range(arguments.rounds):
             for name, peer in peers.items():
@@ -180,7 +187,7 @@ def main():
     tokens = arguments.batch * arguments.length
     rows = []
     for name, times in seconds.items():
-        ratios = [theirs / ours for theirs, ours in zip(times, seconds["headloom"])]
+        ratios = [theirs / ours for theirs, ours in zip(times, seconds[headloom_for(name)])]
         rows.append(
             {
                 "peer": name,

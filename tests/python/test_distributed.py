@@ -56,7 +56,7 @@ KINDS["float64"] = (model('{ type = "retention", heads = 2 }'), TASK, [1, 2])
 
 
 def train_of(name):
-    """The gradients of retention's norms, of heads with small outputs, let rounding grow fast: its rate is lower."""
+    """Retention's rate is lower, because the norms of heads with small outputs let rounding grow fast."""
     slow = TRAIN.replace("lr = 5e-3", "lr = 1e-3")
     return {"retention": slow, "float64": slow + 'dtype = "float64"\n'}.get(name, TRAIN)
 

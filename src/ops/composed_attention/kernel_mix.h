@@ -309,9 +309,10 @@ void mix_grad(const Mix& mix, const MixGradCall& call) {
              [&]<int RQ, int RK, bool Q, bool K>() { mix_grad_dynamic<RQ, RK, Q, K>(mix, call); });
 }
 
-// y[m] = sum_h M[h * ld + m] x[h] for M < ROWS maps, IN maps of x and NV vectors of keys.
-template <int IN, int ROWS, int NV>
+// y[m] = sum_h M[h * ld + m] x[h] for ROWS maps of y, IN maps of x and two vectors of keys.
+template <int IN, int ROWS>
 HL_INLINE void static_block(const float* matrix, int64_t ld, const float* x, float* y) {
+  constexpr int NV = 2;
   vf acc[ROWS][NV];
 #pragma GCC unroll 16
   for (int h = 0; h < IN; ++h) {
@@ -332,7 +333,7 @@ HL_INLINE void static_block(const float* matrix, int64_t ld, const float* x, flo
   }
 }
 
-// The same for `out` maps and a whole block of keys; IN is small, so that its loop is unrolled.
+// The same for `out` maps of y and a whole block of keys. IN is small, so its loop is unrolled.
 template <int IN>
 HL_INLINE void static_rows(const float* matrix, int64_t ld, int64_t out, const float* x, float* y) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -343,12 +344,12 @@ HL_INLINE void static_rows(const float* matrix, int64_t ld, int64_t out, const f
   for (int64_t s = 0; s < kBlock; s += 2 * VL) {
     int64_t m = 0;
     for (; m + ROWS <= out; m += ROWS) {
-      static_block<IN, ROWS, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+      static_block<IN, ROWS>(matrix + m, ld, x + s, y + m * kBlock + s);
     }
     for (; m + 2 <= out; m += 2) {
-      static_block<IN, 2, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+      static_block<IN, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
     }
-    if (m < out) static_block<IN, 1, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
+    if (m < out) static_block<IN, 1>(matrix + m, ld, x + s, y + m * kBlock + s);
   }
 }
 

@@ -10,9 +10,9 @@
 namespace headloom::ops {
 namespace {
 
-// Of the third level of cache, which all threads share.
+// Scores of so many bytes stay in the third level of cache, which all threads share.
 constexpr int64_t kCachedBytes = int64_t{16} << 20;
-// Positions of a piece for each value of a hidden state, at least.
+// A piece has at least this many positions for each value of a hidden state.
 constexpr int64_t kWorthAdding = 4;
 
 // The positions whose target is a class.

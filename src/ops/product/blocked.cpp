@@ -17,7 +17,7 @@ using product_kernel::Sizes;
 
 // Packed panels of B: they stay in the caches that the cores share.
 constexpr int64_t kBytesOfB = 8 << 20;
-// Values of a MadeFactor that are packed at once: they stay in the first level of cache.
+// Bytes of a MadeFactor that are made and packed at once. They stay in the first level of cache.
 constexpr int64_t kBytesMade = 16 << 10;
 // Starting threads takes as long as this many multiply-adds, or as packing this many bytes.
 constexpr int64_t kWorthThreads = 1 << 20;
