@@ -1,0 +1,42 @@
+"""What a smaller KV cache costs: the loss of models that keep an eighth or a quarter of their keys, by cache policy.
+
+    python examples/cache_budgets.py runs/text/mha/seed-1 runs/text/mha/seed-2 ...
+
+The runs are one model with several seeds, trained on text of one length. Each is read token by token, as decoding does. A row is
+how much the loss grows over that of the whole cache: the mean over seeds, and the smallest and the largest.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+
+HEADLOOM, SEQUENCES = "headloom", 512
+SHARES = (2, 4, 8, 16)
+POLICIES = ("tova", "window", "sinks")
+
+
+def loss(run, policy):
+    command = [HEADLOOM, "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found["loss"], found["context"]
+
+
+def shown(values):
+    return f"{statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+
+
+def main(runs):
+    whole, contexts = zip(*(loss(run, "full") for run in runs))
+    if len(set(contexts)) > 1:
+        sys.exit(f"The runs read sequences of different lengths: {', '.join(map(str, sorted(set(contexts))))}.")
+    print(f"{len(runs)} models, sequences of {contexts[0]} tokens. Loss with all keys: {shown(whole)} nats a token.")
+    for share in SHARES:
+        kept = contexts[0] // share
+        for policy in POLICIES:
+            grown = [loss(run, f"{policy}:{kept}")[0] - full for run, full in zip(runs, whole)]
+            print(f"1/{share:<3} {policy + ':' + str(kept):12} grows by {shown(grown)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
