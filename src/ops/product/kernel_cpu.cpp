@@ -27,6 +27,9 @@ constexpr int64_t kSummed = 384;
 // and writes all of C once more.
 constexpr int64_t kSummedPairs = 4096;
 constexpr int64_t kBytesOfA = 256 << 10;
+// Lines that are fetched ahead of those that are read: processors do not foresee them by themselves,
+// because few bytes of each are read at a time.
+constexpr int64_t kAhead = 16;
 
 template <typename T>
 constexpr bool kPairs = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
@@ -104,6 +107,7 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
       const T* row = from + l * kStep * inner;
       Element<T>* line = to + l * kWidth;
       int64_t i = 0;
+      for (int64_t j = 0; j < count; j += 64 / sizeof(T)) __builtin_prefetch(row + kAhead * inner + j);
       if constexpr (kPairs<T>) {
         for (; i + VL <= count; i += VL) store_pair(line + i, load(row + i), load(row + inner + i));
       } else {
@@ -140,23 +144,61 @@ void finish_row(const float* sums, C* to, int64_t columns, bool add, const float
   }
 }
 
+// Where element l of row i of A is.
+enum class Rows {
+  kPacked,     // a[l * kRows + i]
+  kAdjacent,   // a[l * step + i]: where A is the transpose of a matrix of adjacent values
+  kApart,      // a[i * step + l]
+};
+
+// The elements l of M rows, for one l after the other.
+template <int M, Rows kRowsAre, typename E>
+struct Lines {
+  const E* at[(M + 2) / 3];  // of every third row: a processor's addresses reach the two behind it
+  int64_t step;
+
+  HL_INLINE Lines(const E* a, int64_t step) : step(step) {
+    constexpr int kStarts = kRowsAre == Rows::kApart ? (M + 2) / 3 : 1;
+#pragma GCC unroll 5
+    for (int q = 0; q < kStarts; ++q) at[q] = a + 3 * q * step;
+  }
+  HL_INLINE const E* operator[](int i) const {
+    return kRowsAre == Rows::kApart ? at[i / 3] + i % 3 * step : at[0] + i;
+  }
+  HL_INLINE void next() {
+    if constexpr (kRowsAre == Rows::kApart) {
+#pragma GCC unroll 5
+      for (int q = 0; q < (M + 2) / 3; ++q) ++at[q];
+    } else {
+      at[0] += kRowsAre == Rows::kPacked ? kRows : step;
+    }
+  }
+};
+
 // M rows of C and `columns` of the first kUsed vectors of the panel's: the sums stay in registers.
-template <int M, int kUsed, typename E, typename C>
-HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
-                     bool add, const float* scale, const C* bias) {
+template <int M, int kUsed, Rows kRowsAre, typename E, typename C>
+HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, int64_t c_row,
+                     int64_t columns, bool add, const float* scale, const C* bias) {
   vf sums[M][kUsed];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kUsed; ++j) sums[i][j] = zero();
+    for (int j = 0; j < kUsed; ++j) {
+      sums[i][j] = zero();
+      // C may not be in a cache, and a line of it is read before it is written.
+      __builtin_prefetch(c + i * c_row + j * VL, 1);
+    }
   }
-  for (int64_t l = 0; l < lines; ++l) {
+  Lines<M, kRowsAre, E> row(a, step);
+  for (int64_t l = 0; l < lines; ++l, row.next()) {
     decltype(load(b)) values[kUsed];
 #pragma GCC unroll 4
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
+    if constexpr (kRowsAre == Rows::kAdjacent) __builtin_prefetch(row[0] + kAhead * step);
+    if constexpr (kRowsAre == Rows::kApart) __builtin_prefetch(a + M * step + M * l);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const auto one = bcast(a[l * kRows + i]);
+      const auto one = bcast(*row[i]);
 #pragma GCC unroll 4
       for (int j = 0; j < kUsed; ++j) sums[i][j] = fma(one, values[j], sums[i][j]);
     }
@@ -185,14 +227,15 @@ HL_INLINE void block(int64_t lines, const E* a, const E* b, C* c, int64_t c_row,
   }
 }
 
-template <int kUsed, typename E, typename C>
-void rows(int count, int64_t lines, const E* a, const E* b, C* c, int64_t c_row, int64_t columns,
-          bool add, const float* scale, const C* bias) {
+template <int kUsed, Rows kRowsAre, typename E, typename C>
+void rows(int count, int64_t lines, const E* a, int64_t step, const E* b, C* c, int64_t c_row,
+          int64_t columns, bool add, const float* scale, const C* bias) {
   // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
   switch (count) {
-#define HL_ROWS(n)                                                                                 \
-  case n:                                                                                          \
-    if constexpr ((n) <= kRows) block<n, kUsed>(lines, a, b, c, c_row, columns, add, scale, bias); \
+#define HL_ROWS(n)                                                                               \
+  case n:                                                                                        \
+    if constexpr ((n) <= kRows)                                                                  \
+      block<n, kUsed, kRowsAre>(lines, a, step, b, c, c_row, columns, add, scale, bias);         \
     break;
     HL_ROWS(1)
     HL_ROWS(2)
@@ -250,14 +293,25 @@ HL_INLINE int panel_rows(int64_t left) {
   return static_cast<int>(left > kRows ? (left + 1) / 2 : left);
 }
 
-template <typename T, typename C>
-void run(const Args& args, const Block& at, bool add, const void* packed, void* room) {
-  const int64_t lines = lines_of<T>(at);
-  auto* const a = static_cast<Element<T>*>(room);
-  const auto* b = static_cast<const Element<T>*>(packed);
-  const int64_t step = values_at_once<T>(args.a.row == 1, at);
+// Whether A is multiplied from where it is. That is faster where few columns of C share the work of
+// packing, and its lines do not take each other's places in the first level of cache.
+template <typename T>
+Rows rows_of(const Args& args, const Block& at) {
+  constexpr int64_t kFewColumns = 512, kShortLine = 512, kPage = 4096 / sizeof(float);
+  if constexpr (std::is_same_v<T, float>) {
+    if (at.n1 - at.n0 <= kFewColumns) {
+      if (args.a.row == 1 && args.a.column <= kShortLine) return Rows::kAdjacent;
+      if (args.a.column == 1 && args.a.row % (kPage / 4) != 0) return Rows::kApart;
+    }
+  }
+  return Rows::kPacked;
+}
+
+template <typename T>
+void pack_rows(const Args& args, const Block& at, Element<T>* to) {
+  const int64_t lines = lines_of<T>(at), step = values_at_once<T>(args.a.row == 1, at);
   for (int64_t k = at.k0; k < at.k1; k += step) {
-    auto* out = a + (k - at.k0) / kDepth<T> * kRows;
+    auto* out = to + (k - at.k0) / kDepth<T> * kRows;
     for (int64_t m = at.m0; m < at.m1; out += lines * kRows) {
       const int count = panel_rows(at.m1 - m);
       pack_panel<kRows>(place<T>(args.a, m, k), args.a.row, args.a.column, count,
@@ -265,22 +319,46 @@ void run(const Args& args, const Block& at, bool add, const void* packed, void* 
       m += count;
     }
   }
+}
+
+// Rows of A as kRowsAre says: packed at `a`, or where they are.
+template <typename T, typename C, Rows kRowsAre>
+void multiply(const Args& args, const Block& at, bool add, const Element<T>* b,
+              const Element<T>* a) {
+  const int64_t lines = lines_of<T>(at);
   const auto* const bias = add ? nullptr : static_cast<const C*>(args.bias);
   for (int64_t n = at.n0; n < at.n1; n += kColumns, b += lines * kColumns) {
     for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
       const int count = panel_rows(at.m1 - m);
-      const Element<T>* const rows_of_a = a + panel * lines * kRows;
+      const Element<T>* from = a + panel * lines * kRows;
+      int64_t step = kRows;
+      if constexpr (kRowsAre != Rows::kPacked) {
+        from = place<T>(args.a, m, at.k0);
+        step = kRowsAre == Rows::kAdjacent ? args.a.column : args.a.row;
+      }
       C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
       const float* const scale = args.scale == nullptr ? nullptr : args.scale + n;
       const C* const offset = bias == nullptr ? nullptr : bias + n;
-      if (at.n1 - n > VL) {
-        rows<kVectors>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, scale, offset);
-      } else {
-        rows<1>(count, lines, rows_of_a, b, to, args.c_row, at.n1 - n, add, scale, offset);
-      }
+      const auto some = at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C>
+                                       : rows<1, kRowsAre, Element<T>, C>;
+      some(count, lines, from, step, b, to, args.c_row, at.n1 - n, add, scale, offset);
       m += count;
     }
   }
+}
+
+template <typename T, typename C>
+void run(const Args& args, const Block& at, bool add, const void* packed, void* room) {
+  auto* const a = static_cast<Element<T>*>(room);
+  const auto* const b = static_cast<const Element<T>*>(packed);
+  const Rows rows_are = rows_of<T>(args, at);
+  if constexpr (std::is_same_v<T, float>) {
+    if (rows_are == Rows::kAdjacent)
+      return multiply<T, C, Rows::kAdjacent>(args, at, add, b, nullptr);
+    if (rows_are == Rows::kApart) return multiply<T, C, Rows::kApart>(args, at, add, b, nullptr);
+  }
+  pack_rows<T>(args, at, a);
+  multiply<T, C, Rows::kPacked>(args, at, add, b, a);
 }
 
 template <typename T>
