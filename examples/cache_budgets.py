@@ -1,9 +1,9 @@
-"""What a smaller KV cache costs: the loss of models that keep an eighth or a quarter of their keys, by cache policy.
+"""What a smaller KV cache costs: the loss of models that keep a half to a sixteenth of their keys, by cache policy.
 
     python examples/cache_budgets.py runs/text/mha/seed-1 runs/text/mha/seed-2 ...
 
-The runs are one model with several seeds, trained on text of one length. Each is read token by token, as decoding does. A row is
-how much the loss grows over that of the whole cache: the mean over seeds, and the smallest and the largest.
+The runs are one model with several seeds, trained on text of one length. Each is read token by token, as decoding does. A row
+says how much the loss grows over that of the whole cache: the mean over seeds, and the smallest and the largest.
 """
 
 import json
@@ -11,14 +11,14 @@ import statistics
 import subprocess
 import sys
 
-HEADLOOM, SEQUENCES = "headloom", 512
+SEQUENCES = 512
 SHARES = (2, 4, 8, 16)
 POLICIES = ("tova", "window", "sinks")
 
 
 def loss(run, policy):
-    command = [HEADLOOM, "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = ["headloom", "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return found["loss"], found["context"]
 
 
@@ -35,7 +35,7 @@ def main(runs):
         kept = contexts[0] // share
         for policy in POLICIES:
             grown = [loss(run, f"{policy}:{kept}")[0] - full for run, full in zip(runs, whole)]
-            print(f"1/{share:<3} {policy + ':' + str(kept):12} grows by {shown(grown)}")
+            print(f"1/{share:<3} {policy + ':' + str(kept):12} grows by {shown(grown)}", flush=True)
 
 
 if __name__ == "__main__":

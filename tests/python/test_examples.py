@@ -1,5 +1,6 @@
-"""The example that says where a model of find_block fails."""
+"""The programs of examples/ that look at trained runs."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -26,3 +27,25 @@ def test_errors_of_find_block(tmp_path):
     # Untrained, it fails everywhere; every part of the sequences is counted.
     assert min(shares) > 99 and "100.0% of   3000  all sequences" in said
     assert sum(int(line.split()[2]) for line in said if "other blocks" in line) == 3000
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+def test_cache_budgets(tmp_path):
+    (tmp_path / "text").write_text("The quick brown fox jumps over the lazy dog. " * 200)
+    (tmp_path / "config.toml").write_text(
+        """
+        task = { type = "text", paths = ["text"], length = 128, eval_tokens = 256 }
+        model = { width = 16, depth = 1 }
+        train = { steps = 2, batch = 2, eval_every = 2 }
+        """
+    )
+    headloom("train", "config.toml", "--out", "run", cwd=tmp_path)
+    environment = {**ENVIRONMENT, "PATH": f"{BINARY.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, str(ROOT / "examples" / "cache_budgets.py"), "run", "run"]
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0].startswith("2 models, sequences of 128 tokens.")
+    # A row for each share and policy, and both models are one.
+    assert [line.split()[1] for line in said[1:4]] == ["tova:64", "window:64", "sinks:64"] and len(said) == 13
+    for line in said[1:]:
+        mean, least, most = (float(number) for number in line.split("grows by ")[1].translate(str.maketrans("(to)", "    ")).split())
+        assert mean == least == most

@@ -103,16 +103,27 @@ HL_INLINE void turn_neighbours(const T* x, const float* cos, const float* sin, f
   }
 }
 
+constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kLine = 64;  // bytes of a line of the caches
+
 template <typename T>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const float sign = a.back ? -1.0f : 1.0f;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t b = row / a.length, t = row % a.length;
+  int64_t b = begin / a.length, t = begin % a.length;
+  for (int64_t row = begin; row < end; ++row, ++t) {
+    if (t == a.length) {
+      ++b;
+      t = 0;
+    }
     const int64_t table = b * a.table_stride[0] + t * a.table_stride[1];
     const float *cos = a.cos + table, *sin = a.sin + table;
     for (int64_t h = 0; h < a.heads; ++h) {
       const T* x = a.x.row<T>(b, t, h);
       T* y = static_cast<T*>(a.y) + (row * a.heads + h) * a.width;
+      // Queries and keys are often parts of longer rows, which processors do not foresee.
+      for (int64_t i = 0; i < a.width; i += kLine / sizeof(T)) {
+        __builtin_prefetch(x + kRowsAhead * a.x.time + i);
+      }
       if (a.interleaved) {
         turn_neighbours(x, cos, sin, sign, a.pairs, y);
       } else {

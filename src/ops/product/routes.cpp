@@ -147,7 +147,7 @@ constexpr int64_t kWorthMeasuring = 1 << 18;
 constexpr int kFewestRuns = 4, kMostRuns = 20;
 constexpr double kSecondsOfRuns = 0.02;
 // Raised when the blocked kernel becomes faster, so that every machine chooses anew.
-constexpr int kVersionOfBlocked = 2;
+constexpr int kVersionOfBlocked = 3;
 
 class Choices {
  public:
