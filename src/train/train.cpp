@@ -128,7 +128,7 @@ class Trainer {
     out.step = state_.step;
     out.seconds = state_.seconds;
     out.evaluations = metrics_.evaluations();
-    out.tokens_per_second = tokens_per_second();
+    out.tokens_per_second = tokens_per_second(metrics_.step_seconds());
     out.unit = work_unit(*task_).name;
     out.peak_memory = memory_.bytes();
     if (!out.interrupted) out.warning = metrics_.divergence();
@@ -407,19 +407,25 @@ class Trainer {
   }
 
   void show(double loss) {
-    const double left =
-        static_cast<double>(options_.steps - state_.step) * median(metrics_.step_seconds());
+    const double left = static_cast<double>(options_.steps - state_.step) * median(recent_steps());
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
                          formatted("%.4f", loss), "  ", speed(), "  ", human_seconds(left),
                          " left"));
   }
 
-  std::string speed() const {
-    return str(human_count(tokens_per_second()), " ", work_unit(*task_).name, "/s");
+  // Seconds of the latest steps: what is shown follows the machine, also after a resume.
+  std::vector<double> recent_steps() const {
+    constexpr std::ptrdiff_t kRecent = 50;
+    const std::vector<double>& all = metrics_.step_seconds();
+    return {all.end() - std::min(kRecent, std::ssize(all)), all.end()};
   }
 
-  double tokens_per_second() const {
-    const double seconds = median(metrics_.step_seconds());
+  std::string speed() const {
+    return str(human_count(tokens_per_second(recent_steps())), " ", work_unit(*task_).name, "/s");
+  }
+
+  double tokens_per_second(const std::vector<double>& step_seconds) const {
+    const double seconds = median(step_seconds);
     return seconds > 0
                ? static_cast<double>(options_.batch * work_unit(*task_).per_sequence) / seconds
                : 0;
