@@ -20,6 +20,8 @@ from headloom.gpu import kernels
 # Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
 # processor takes to launch it.
 MAPS = 128 << 20
+# Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
+ROWS, COLUMNS, ALIGNED = 64, 128, 16
 
 Tensors = Sequence[Optional[Tensor]]
 
@@ -56,7 +58,7 @@ def chunks(T: int, S: int, rows: int, causal: bool, window: Optional[int]) -> It
         if causal:
             right = min(right, max(last + past, 0))
         if window is not None:
-            left = min(max(first + past - window + 1, 0), right)
+            left = min(max(first + past - window + 1, 0) // ALIGNED * ALIGNED, right)
             if not causal:
                 right = max(min(right, last + past + window - 1), left)
         yield Chunk(first, last, left, right)
@@ -94,8 +96,8 @@ class Problem:
         self.v = by_head(v)
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
-        self.pre = pack(pre, self.groups)
-        self.post = pack(post, self.groups)
+        self.pre = pack(pre, self.groups, self.T, self.S)
+        self.post = pack(post, self.groups, self.T, self.S)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
@@ -109,20 +111,23 @@ class Problem:
     def chunks(self) -> Iterator[Chunk]:
         keys = self.S if self.window is None else min(self.S, 2 * self.window + 512)
         rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1)
-        return chunks(self.T, self.S, max(64, rows // 64 * 64), self.causal, self.window)
+        return chunks(self.T, self.S, max(ROWS, rows // ROWS * ROWS), self.causal, self.window)
 
     def maps(self, chunk: Chunk) -> Tensor:
-        """Fresh memory for the maps of a chunk: [B, H, rows, keys]. Rows are aligned; products with M need them joined."""
-        keys = chunk.right - chunk.left
-        columns = keys if self.static else -(-keys // 8) * 8
-        return self.q.new_empty((self.B, self.H, chunk.last - chunk.first, columns))[..., :keys]
+        """Memory for the maps of a chunk: [B, H, rows, columns] of whole tiles."""
+        size = (self.B, self.H, up(chunk.last - chunk.first, ROWS), up(chunk.right - chunk.left, COLUMNS))
+        # The gradient of M is a product over all places.
+        return self.q.new_zeros(size) if self.static else self.q.new_empty(size)
 
     def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
         """a of a chunk, from its queries by head."""
         maps = self.maps(chunk)
-        multiply(maps, queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
+        keys = chunk.right - chunk.left
+        multiply(maps[..., :keys], queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
         if self.bias is not None:
-            maps += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
+            maps[:, :, : chunk.last - chunk.first, :keys] += self.bias[
+                :, :, chunk.first : chunk.last, chunk.left : chunk.right
+            ]
         return maps
 
     def call(self, chunk: Chunk, lse: Tensor, maps: Tensor) -> kernels.Call:
@@ -143,7 +148,10 @@ class Problem:
             chunk.last,
             chunk.left,
             chunk.right,
-            maps.stride(2),
+            maps.shape[2],
+            maps.shape[3],
+            up(self.T, ROWS),
+            up(self.S, ALIGNED) + COLUMNS,
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
@@ -155,36 +163,54 @@ def by_head(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
-def pack(mix: Tensors, groups: int) -> kernels.Mix:
-    """A mix as the kernels read it: weights [B, R, H, T or S], so that a tile's are contiguous."""
+def up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """[B, L, H, D] by head, [B, H, rows, D], with rows of 0 behind the L as in the maps of a chunk."""
+    B, L, H, D = x.shape
+    out = x.new_zeros((B, H, up(L, ROWS), D))
+    out[:, :, :L] = x.transpose(1, 2)
+    return out
+
+
+def pack(mix: Tensors, groups: int, T: int, S: int) -> kernels.Mix:
+    """A mix as the kernels read it: weights [B, R, H, T or S] and more, so that every tile's are there and contiguous."""
     if not mix:
         zero = triton.language.constexpr(0)
         return kernels.Mix(None, None, None, None, None, None, None, zero, zero)
     static, q_down, q_up, q_gate, k_down, k_up, k_gate = mix
+    queries, keys = up(T, ROWS), up(S, ALIGNED) + COLUMNS
 
     def rank(down: Optional[Tensor]) -> triton.language.constexpr:
         return triton.language.constexpr(0 if down is None else down.shape[2])
 
-    def packed(weight: Optional[Tensor]) -> Optional[Tensor]:
-        return None if weight is None else weight.permute(0, 2, 3, 1).contiguous()
+    def packed(weight: Optional[Tensor], length: int) -> Optional[Tensor]:
+        if weight is None:
+            return None
+        B, L, R, H = weight.shape
+        out = weight.new_zeros((B, R, H, length), dtype=torch.float32)
+        out[..., :L] = weight.permute(0, 2, 3, 1)
+        return out
 
-    def gate(weight: Optional[Tensor]) -> Optional[Tensor]:
-        return None if weight is None else packed(weight.unsqueeze(2))
+    def gate(weight: Optional[Tensor], length: int) -> Optional[Tensor]:
+        return None if weight is None else packed(weight.unsqueeze(2), length)
 
     return kernels.Mix(
         None if static is None else static.view(groups, *static.shape[-2:]),
-        packed(q_down),
-        packed(q_up),
-        gate(q_gate),
-        packed(k_down),
-        packed(k_up),
-        gate(k_gate),
+        packed(q_down, queries),
+        packed(q_up, queries),
+        gate(q_gate, queries),
+        packed(k_down, keys),
+        packed(k_up, keys),
+        gate(k_gate, keys),
         rank(q_down),
         rank(k_down),
     )
 
 
-NO_MIX = pack([], 1)
+NO_MIX = pack([], 1, 0, 0)
 
 
 def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
@@ -209,7 +235,7 @@ def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> N
 
 
 def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
-    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h'], of maps whose rows are joined; None without M."""
+    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h']; None without M."""
     if mix.static is None:
         return None
     matrix = mix.static if reverse else mix.static.mT
@@ -217,13 +243,14 @@ def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Opt
 
 
 def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
-    """[B, H, rows, keys] as [B, groups, heads of a group, places]."""
+    """[B, H, rows, columns] as [B, groups, heads of a group, places]."""
     groups, heads = mix.static.shape[:2]
     return maps.view(maps.shape[0], groups, heads, -1)
 
 
 def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
-    grid = (-(-(chunk.right - chunk.left) // of.N), -(-(chunk.last - chunk.first) // of.M), p.B * p.groups)
+    rows = up(chunk.last - chunk.first, ROWS)
+    grid = (-(-(chunk.right - chunk.left) // of.N), rows // of.M, p.B * p.groups)
     kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps)
 
 
@@ -263,15 +290,15 @@ def forward(*arguments: object) -> List[Tensor]:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
             continue
-        maps = p.scores(by_head(p.q[:, rows]), chunk)
+        maps = p.scores(whole_rows(p.q[:, rows]), chunk)
         found = mix_maps(p, chunk, lse, p.pre, maps, maps, "scores")
         assert found is not None
         # With +inf, each weight of a row that sees nothing is exp(-inf).
         lse[:, :, rows] = found.masked_fill_(found == float("-inf"), float("inf"))
         mix_maps(p, chunk, lse, p.post, maps, maps, "composed", exp=True)
-        part = p.q.new_empty((p.B, p.H, chunk.last - chunk.first, p.E))
-        multiply(part, maps, p.v[..., chunk.left : chunk.right, :])
-        out[:, rows] = part.transpose(1, 2)
+        part = p.q.new_empty((*maps.shape[:3], p.E))
+        multiply(part, maps[..., : chunk.right - chunk.left], p.v[..., chunk.left : chunk.right, :])
+        out[:, rows] = part[:, :, : chunk.last - chunk.first].transpose(1, 2)
     return [out, lse]
 
 
@@ -288,7 +315,7 @@ class MixGradients:
     def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
         """Zeros, because programs whose queries see no key write nothing."""
         rows, keys = chunk.last - chunk.first, chunk.right - chunk.left
-        sizes = [(-(-keys // of.N), rows)] * 3 + [(-(-rows // of.M), columns)] * 3
+        sizes = [(-(-keys // of.N), rows)] * 3 + [(up(rows, ROWS) // of.M, columns)] * 3
         return kernels.Shares(
             *(
                 None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
@@ -308,9 +335,14 @@ class MixGradients:
 
     def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
         """In the order and layout of the operator's list."""
-        found = [self.static, *(None if t is None else t.permute(0, 3, 1, 2) for t in self.weights)]
         # A gate has no rank, and M no group where there is one.
-        return [None if t is None or given is None else t.reshape(given.shape) for t, given in zip(found, mix)]
+        found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
+        for t, given in zip(self.weights, mix[1:]):
+            if t is None or given is None:
+                found.append(None)
+            else:
+                found.append(t.permute(0, 3, 1, 2)[:, : given.shape[1]].reshape(given.shape))
+        return found
 
 
 def mix_backward(
@@ -328,11 +360,12 @@ def mix_backward(
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
-        grads.sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights)  # type: ignore[index]
+        rows = slice(0, chunk.last - chunk.first)
+        grads[:, :, rows].sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights[:, :, rows])  # type: ignore[index]
         weights = None
     total.add_static(maps, grads)
     of = tile(mix, True)
-    shares = total.shares(chunk, of, maps.stride(2))
+    shares = total.shares(chunk, of, maps.shape[3])
     sums = None if out is None else row_shares(p, chunk, of, lse).zero_()
     run(
         kernels.mix_backward_kernel,
@@ -373,25 +406,26 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         if chunk.left == chunk.right:
             continue
         rows, keys = slice(chunk.first, chunk.last), slice(chunk.left, chunk.right)
-        queries = by_head(p.q[:, rows])
-        of_out = by_head(grad_out[:, rows])
+        many = chunk.right - chunk.left
+        queries = whole_rows(p.q[:, rows])
+        of_out = whole_rows(grad_out[:, rows])
         scores = p.scores(queries, chunk)
         weights = p.maps(chunk)
         mix_maps(p, chunk, lse, p.pre, scores, weights, "weights")
         grad_maps = p.maps(chunk)
-        multiply(grad_maps, of_out, p.v[..., keys, :].mT)
+        multiply(grad_maps[..., :many], of_out, p.v[..., keys, :].mT)
         composed = p.maps(chunk)
         found = mix_backward(p, chunk, lse, post, weights, grad_maps, out=composed)
         assert found is not None
         delta[:, :, rows] = found
-        add_transposed(dv[..., keys, :], composed, of_out)
+        add_transposed(dv[..., keys, :], composed[..., :many], of_out)
         mix_backward(p, chunk, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         part = torch.empty_like(queries)
-        multiply(part, grad_maps, p.k[..., keys, :], p.scale)
-        dq[:, rows] = part.transpose(1, 2)
-        add_transposed(dk[..., keys, :], grad_maps, queries, p.scale)
+        multiply(part, grad_maps[..., :many], p.k[..., keys, :], p.scale)
+        dq[:, rows] = part[:, :, : chunk.last - chunk.first].transpose(1, 2)
+        add_transposed(dk[..., keys, :], grad_maps[..., :many], queries, p.scale)
         if dbias is not None:
-            add_bias_gradient(dbias, grad_maps, chunk)
+            add_bias_gradient(dbias, grad_maps[:, :, : chunk.last - chunk.first, :many], chunk)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),

@@ -61,7 +61,10 @@ class Call(NamedTuple):
     last: Any
     left: Any  # ... and its maps the keys from `left` up to `right`
     right: Any
-    columns: Any  # a map in memory is [last - first, columns]; [B, H] of them
+    rows: Any  # a map in memory is [rows, columns], whole tiles; [B, H] of them
+    columns: Any
+    queries: Any  # a row of query-wise weights in memory is so long, and has every tile's
+    keys: Any
     H: Any
     groups: Any
     causal: Any
@@ -71,12 +74,12 @@ class Mix(NamedTuple):
     """One mix. What it does not have is None or a rank of 0, constants of the compilation."""
 
     static: Any  # M: [n, n] or [groups, n, n]; the kernels get the product with it
-    q_down: Any  # [B, RQ, H, T]
+    q_down: Any  # [B, RQ, H, queries] float32, as all weights that follow
     q_up: Any
-    q_gate: Any  # [B, 1, H, T]
-    k_down: Any  # [B, RK, H, S]
+    q_gate: Any  # [B, 1, H, queries]
+    k_down: Any  # [B, RK, H, keys]
     k_up: Any
-    k_gate: Any  # [B, 1, H, S]
+    k_gate: Any  # [B, 1, H, keys]
     RQ: Any
     RK: Any
 
@@ -154,26 +157,21 @@ def visible(c, b, t, s):
 
 @triton.jit
 def map_place(maps, c, b, h, t, s):
-    """Pointers to the tile [M, N] of head h."""
-    start = maps + (b * c.H + h) * (c.last - c.first) * c.columns
+    """Pointers to the tile [M, N] of head h. Maps consist of whole tiles, so that nothing is masked."""
+    start = maps + (b * c.H + h) * c.rows * c.columns
     return start + (t - c.first)[:, None] * c.columns + (s - c.left)[None, :]
 
 
 @triton.jit
-def inside_chunk(c, t, s):
-    return (t < c.last)[:, None] & (s < c.right)[None, :]
-
-
-@triton.jit
 def load_map(maps, c, b, h, t, s):
-    return tl.load(map_place(maps, c, b, h, t, s), mask=inside_chunk(c, t, s), other=0.0).to(tl.float32)
+    return tl.load(map_place(maps, c, b, h, t, s)).to(tl.float32)
 
 
 @triton.jit
 def store_map(maps, tile, c, b, h, t, s):
     """The map may be one that was loaded from: no thread stores before all have loaded."""
     tl.debug_barrier()
-    tl.store(map_place(maps, c, b, h, t, s), tile.to(maps.dtype.element_ty), mask=inside_chunk(c, t, s))
+    tl.store(map_place(maps, c, b, h, t, s), tile.to(maps.dtype.element_ty))
 
 
 @triton.jit
@@ -208,15 +206,13 @@ def store_column_share(shares, share, c, b, h, r, R: tl.constexpr, s):
 @triton.jit
 def query_weight(pointer, c, b, h, r, R: tl.constexpr, t):
     """The query-wise weights of rank r: [M, 1]."""
-    at = ((b * R + r) * c.H + h) * c.T + t
-    return tl.load(pointer + at, mask=t < c.last, other=0.0).to(tl.float32)[:, None]
+    return tl.load(pointer + ((b * R + r) * c.H + h) * c.queries + t)[:, None]
 
 
 @triton.jit
 def key_weight(pointer, c, b, h, r, R: tl.constexpr, s):
     """The key-wise weights of rank r: [1, N]."""
-    at = ((b * R + r) * c.H + h) * c.S + s
-    return tl.load(pointer + at, mask=s < c.right, other=0.0).to(tl.float32)[None, :]
+    return tl.load(pointer + ((b * R + r) * c.H + h) * c.keys + s)[None, :]
 
 
 @triton.jit
