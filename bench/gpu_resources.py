@@ -54,7 +54,17 @@ class Launch(NamedTuple):
         return "mix_backward_kernel " + ("before softmax" if given["out"] is None else "after softmax")
 
 
-def shape(B: int, T: int, H: int, D: int, pre: str, post: str, dtype: torch.dtype, device: str = "meta") -> List[Any]:
+def shape(
+    B: int,
+    T: int,
+    H: int,
+    D: int,
+    pre: str,
+    post: str,
+    dtype: torch.dtype,
+    device: str = "meta",
+    window: Optional[int] = None,
+) -> List[Any]:
     """The operator's arguments for self-attention with a causal mask."""
 
     def random(*size: int) -> torch.Tensor:
@@ -70,7 +80,7 @@ def shape(B: int, T: int, H: int, D: int, pre: str, post: str, dtype: torch.dtyp
 
     q, k, v = (random(B, T, H, D).mul_(H**0.5) for _ in range(3))
     return [
-        q, k, v, mix(pre), mix(post), 1, 1, None, None, "both", "double", None, True, None, None, None, None, None,
+        q, k, v, mix(pre), mix(post), 1, 1, None, None, "both", "double", None, True, window, None, None, None, None,
     ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 def tile(mix: kernels.Mix, backward: bool) -> Tile:
     """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
-    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1)
+    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
     M = 32 if inner <= 2 else 16 if inner <= 8 else 8
     return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
 
@@ -109,9 +109,12 @@ class Problem:
         self.static = self.pre.static is not None or self.post.static is not None
 
     def chunks(self) -> Iterator[Chunk]:
-        keys = self.S if self.window is None else min(self.S, 2 * self.window + 512)
-        rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1)
-        return chunks(self.T, self.S, max(ROWS, rows // ROWS * ROWS), self.causal, self.window)
+        keys = self.S if self.window is None else min(self.S, 2 * self.window)
+        rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1) // ROWS * ROWS
+        if self.window is not None:
+            # Maps of more rows would have more places that nobody sees.
+            rows = min(rows, up(self.window, ROWS))
+        return chunks(self.T, self.S, max(ROWS, rows), self.causal, self.window)
 
     def maps(self, chunk: Chunk) -> Tensor:
         """Memory for the maps of a chunk: [B, H, rows, columns] of whole tiles."""
@@ -383,6 +386,7 @@ def mix_backward(
         static_product(mix, grads, reverse=True),
         sums,
         shares,
+        TF32=maps.dtype != torch.float32,
     )
     total.add(shares, chunk)
     return None if sums is None else sums.sum(0).squeeze(1)

@@ -181,11 +181,16 @@ def load_row(rows, c, b, h, t):
 
 
 @triton.jit
-def store_share(shares, share, tile, c, b, h, r, R: tl.constexpr, i, size):
-    """A program's share, for the places i of [tiles, B, R, H, size]."""
+def share_place(shares, tile, c, b, h, r, R: tl.constexpr, size):
+    """Where a program's share begins in [tiles, B, R, H, size]."""
     batch = tl.num_programs(2) // c.groups
-    start = (((tile.to(tl.int64) * batch + b) * R + r) * c.H + h) * size
-    tl.store(shares + start + i, share, mask=i < size)
+    return shares + (((tile.to(tl.int64) * batch + b) * R + r) * c.H + h) * size
+
+
+@triton.jit
+def store_share(shares, share, tile, c, b, h, r, R: tl.constexpr, i, size):
+    """A program's share, for the places i."""
+    tl.store(share_place(shares, tile, c, b, h, r, R, size) + i, share, mask=i < size)
 
 
 @triton.jit
@@ -194,8 +199,20 @@ def store_row_share(shares, share, c, b, h, r, R: tl.constexpr, t):
 
 
 @triton.jit
-def store_column_share(shares, share, c, b, h, r, R: tl.constexpr, s):
-    store_share(shares, share, tl.program_id(1), c, b, h, r, R, s - c.left, c.columns)
+def store_column_share(shares, x, c, b, h, r, R: tl.constexpr, s, M: tl.constexpr, TF32: tl.constexpr):
+    """The sums of x [M, N] over its rows.
+
+    Rows lie in many threads. With TF32, ones times x sums them on tensor cores, with x rounded to 11 bits, which is no
+    less than float16 and bfloat16 have. That takes a third fewer instructions of the whole kernel.
+    """
+    if TF32:
+        same = tl.arange(0, 16)  # all rows of the product are the sums
+        found = tl.dot(tl.full([16, M], 1.0, tl.float32), x, input_precision="tf32")
+        at = share_place(shares, tl.program_id(1), c, b, h, r, R, c.columns) + (s - c.left)
+        inside = (same == 0)[:, None] & (s - c.left < c.columns)[None, :]
+        tl.store(at[None, :] + 0 * same[:, None], found, mask=inside)
+    else:
+        store_share(shares, tl.sum(x, 0), tl.program_id(1), c, b, h, r, R, s - c.left, c.columns)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -335,6 +352,7 @@ def mix_backward_kernel(
     grad_product,
     sums,
     shares,
+    TF32: tl.constexpr,  # sums over rows may be of values that are rounded to 11 bits
     M: tl.constexpr,
     N: tl.constexpr,
 ):
@@ -361,14 +379,14 @@ def mix_backward_kernel(
                 store_row_share(shares.q_down, tl.sum(x * grad_inner[r], 1), c, b, h, r, mix.RQ, t)
                 store_row_share(shares.q_up, tl.sum(dy * inner[r], 1), c, b, h, r, mix.RQ, t)
             for r in tl.static_range(mix.RK):
-                down = tl.sum(x * grad_inner[mix.RQ + r], 0)
-                up = tl.sum(dy * inner[mix.RQ + r], 0)
-                store_column_share(shares.k_down, down, c, b, h, r, mix.RK, s)
-                store_column_share(shares.k_up, up, c, b, h, r, mix.RK, s)
+                down = x * grad_inner[mix.RQ + r]
+                up = dy * inner[mix.RQ + r]
+                store_column_share(shares.k_down, down, c, b, h, r, mix.RK, s, M, TF32)
+                store_column_share(shares.k_up, up, c, b, h, r, mix.RK, s, M, TF32)
             if mix.q_gate is not None:
                 store_row_share(shares.q_gate, tl.sum(x * dy, 1), c, b, h, 0, 1, t)
             if mix.k_gate is not None:
-                store_column_share(shares.k_gate, tl.sum(x * dy, 0), c, b, h, 0, 1, s)
+                store_column_share(shares.k_gate, x * dy, c, b, h, 0, 1, s, M, TF32)
             dx = tl.where(seen, mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), 0.0)
             if out is not None:
                 store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)
