@@ -93,7 +93,7 @@ def test_the_operator_takes_the_kernels(dtype):
                 )
             },
         ),
-        ("float32, Half and bfloat16 only", {"dtype": torch.float64}),
+        ("float32, float16 and bfloat16 only", {"dtype": torch.float64}),
         ("more than 64 heads", {"heads": 65}),
     ],
 )
