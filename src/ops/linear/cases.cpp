@@ -1,5 +1,5 @@
 // What the linear map is timed on: the largest of 124M-parameter models for few rows, and all of
-// their products in training, beside ATen's.
+// their products in training, beside ATen's; and the narrow ones of small models in training.
 #include <ATen/ATen.h>
 
 #include "ops/case.h"
@@ -73,15 +73,25 @@ OpCase dense_case(int64_t rows, int64_t in, int64_t out, at::ScalarType type) {
 
 static std::vector<OpCase> linear_cases() {
   constexpr auto kInt4 = at::ScalarType::Int4;
-  return {
-      dense_case(1024, 768, 2304, at::kFloat),      dense_case(1024, 768, 768, at::kFloat),
-      dense_case(1024, 768, 3072, at::kFloat),      dense_case(1024, 3072, 768, at::kFloat),
-      dense_case(1024, 768, 50257, at::kFloat),     dense_case(1024, 768, 2304, at::kBFloat16),
-      dense_case(1024, 3072, 768, at::kBFloat16),   linear_case(1, at::kFloat, at::kFloat),
-      linear_case(8, at::kFloat, at::kFloat),       linear_case(1, at::kBFloat16, at::kBFloat16),
-      linear_case(8, at::kBFloat16, at::kBFloat16), linear_case(1, at::kFloat, at::kChar),
-      linear_case(8, at::kFloat, at::kChar),        linear_case(1, at::kFloat, kInt4),
-      linear_case(1, at::kBFloat16, kInt4),         linear_case(8, at::kFloat, kInt4)};
+  return {dense_case(1024, 768, 2304, at::kFloat),
+          dense_case(1024, 768, 768, at::kFloat),
+          dense_case(1024, 768, 3072, at::kFloat),
+          dense_case(1024, 3072, 768, at::kFloat),
+          dense_case(1024, 768, 50257, at::kFloat),
+          dense_case(1024, 768, 2304, at::kBFloat16),
+          dense_case(1024, 3072, 768, at::kBFloat16),
+          dense_case(32768, 64, 192, at::kFloat),
+          dense_case(32768, 64, 340, at::kFloat),
+          dense_case(32768, 170, 64, at::kFloat),
+          linear_case(1, at::kFloat, at::kFloat),
+          linear_case(8, at::kFloat, at::kFloat),
+          linear_case(1, at::kBFloat16, at::kBFloat16),
+          linear_case(8, at::kBFloat16, at::kBFloat16),
+          linear_case(1, at::kFloat, at::kChar),
+          linear_case(8, at::kFloat, at::kChar),
+          linear_case(1, at::kFloat, kInt4),
+          linear_case(1, at::kBFloat16, kInt4),
+          linear_case(8, at::kFloat, kInt4)};
 }
 
 static const CaseFamily linear_registered(linear_cases);

@@ -3,7 +3,8 @@
 // Both factors are copied into panels in the order in which the innermost loop reads them, so that
 // any strides of theirs cost the same. The caller cuts the product into blocks
 // (product/blocked.cpp), packs B once for all threads and lets each thread pack the rows of A that
-// it multiplies. A sum over k is never cut among threads, so that results do not depend on their
+// it multiplies. Where few columns share the work of packing them, rows of A are read where they
+// are. A sum over k is never cut among threads, so that results do not depend on their
 // number. Free of torch.
 #pragma once
 

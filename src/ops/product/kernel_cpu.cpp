@@ -27,8 +27,8 @@ constexpr int64_t kSummed = 384;
 // and writes all of C once more.
 constexpr int64_t kSummedPairs = 4096;
 constexpr int64_t kBytesOfA = 256 << 10;
-// Lines that are fetched ahead of those that are read: processors do not foresee them by themselves,
-// because few bytes of each are read at a time.
+// Lines that are fetched ahead of those that are read: processors do not foresee them by
+// themselves, because few bytes of each are read at a time.
 constexpr int64_t kAhead = 16;
 
 template <typename T>
@@ -107,7 +107,8 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
       const T* row = from + l * kStep * inner;
       Element<T>* line = to + l * kWidth;
       int64_t i = 0;
-      for (int64_t j = 0; j < count; j += 64 / sizeof(T)) __builtin_prefetch(row + kAhead * inner + j);
+      for (int64_t j = 0; j < count; j += 64 / sizeof(T))
+        __builtin_prefetch(row + kAhead * inner + j);
       if constexpr (kPairs<T>) {
         for (; i + VL <= count; i += VL) store_pair(line + i, load(row + i), load(row + inner + i));
       } else {
@@ -146,9 +147,9 @@ void finish_row(const float* sums, C* to, int64_t columns, bool add, const float
 
 // Where element l of row i of A is.
 enum class Rows {
-  kPacked,     // a[l * kRows + i]
-  kAdjacent,   // a[l * step + i]: where A is the transpose of a matrix of adjacent values
-  kApart,      // a[i * step + l]
+  kPacked,    // a[l * kRows + i]
+  kAdjacent,  // a[l * step + i]: where A is the transpose of a matrix of adjacent values
+  kApart,     // a[i * step + l]
 };
 
 // The elements l of M rows, for one l after the other.
@@ -195,6 +196,7 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
 #pragma GCC unroll 4
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
     if constexpr (kRowsAre == Rows::kAdjacent) __builtin_prefetch(row[0] + kAhead * step);
+    // The rows of the next panel lie behind these, often without a gap.
     if constexpr (kRowsAre == Rows::kApart) __builtin_prefetch(a + M * step + M * l);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
@@ -232,10 +234,10 @@ void rows(int count, int64_t lines, const E* a, int64_t step, const E* b, C* c, 
           int64_t columns, bool add, const float* scale, const C* bias) {
   // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
   switch (count) {
-#define HL_ROWS(n)                                                                               \
-  case n:                                                                                        \
-    if constexpr ((n) <= kRows)                                                                  \
-      block<n, kUsed, kRowsAre>(lines, a, step, b, c, c_row, columns, add, scale, bias);         \
+#define HL_ROWS(n)                                                                       \
+  case n:                                                                                \
+    if constexpr ((n) <= kRows)                                                          \
+      block<n, kUsed, kRowsAre>(lines, a, step, b, c, c_row, columns, add, scale, bias); \
     break;
     HL_ROWS(1)
     HL_ROWS(2)
