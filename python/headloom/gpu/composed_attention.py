@@ -35,7 +35,8 @@ class Tile(NamedTuple):
 
 
 def tile(mix: kernels.Mix, backward: bool) -> Tile:
-    """Inner maps of x, and in the backward of dy too, stay in registers. ``docs/gpu.md`` has what the tiles take."""
+    """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M.
+    ``docs/gpu.md`` has what the tiles take."""
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
     M = 32 if inner <= 2 else 16 if inner <= 8 else 8
     return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
@@ -96,8 +97,10 @@ class Problem:
         self.v = by_head(v)
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
-        self.pre = pack(pre, self.groups, self.T, self.S)
-        self.post = pack(post, self.groups, self.T, self.S)
+        # The lengths of a mix's rows: every tile of queries and of keys lies inside.
+        self.queries, self.keys = up(self.T, ROWS), up(self.S, ALIGNED) + COLUMNS
+        self.pre = pack(pre, self.groups, self.queries, self.keys)
+        self.post = pack(post, self.groups, self.queries, self.keys)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
@@ -153,8 +156,8 @@ class Problem:
             chunk.right,
             maps.shape[2],
             maps.shape[3],
-            up(self.T, ROWS),
-            up(self.S, ALIGNED) + COLUMNS,
+            self.queries,
+            self.keys,
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
@@ -178,13 +181,12 @@ def whole_rows(x: Tensor) -> Tensor:
     return out
 
 
-def pack(mix: Tensors, groups: int, T: int, S: int) -> kernels.Mix:
-    """A mix as the kernels read it: weights [B, R, H, T or S] and more, so that every tile's are there and contiguous."""
+def pack(mix: Tensors, groups: int, queries: int, keys: int) -> kernels.Mix:
+    """A mix as the kernels read it: weights [B, R, H, queries or keys], so that a tile's are contiguous; 0 behind their end."""
     if not mix:
         zero = triton.language.constexpr(0)
         return kernels.Mix(None, None, None, None, None, None, None, zero, zero)
     static, q_down, q_up, q_gate, k_down, k_up, k_gate = mix
-    queries, keys = up(T, ROWS), up(S, ALIGNED) + COLUMNS
 
     def rank(down: Optional[Tensor]) -> triton.language.constexpr:
         return triton.language.constexpr(0 if down is None else down.shape[2])
