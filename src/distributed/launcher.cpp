@@ -94,7 +94,8 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
       Fnv1a hash;
       // MPICH says nothing of its job: its processes on one machine have one parent.
       hash.add(place.job.empty() ? std::to_string(::getppid()) : place.job);
-      place.port = 20000 + static_cast<int64_t>(hash.value() % 40000);
+      // Below 32768, where Linux begins to give ports to outgoing connections: any of those could hold it.
+      place.port = 20000 + static_cast<int64_t>(hash.value() % 12000);
     }
     return place;
   }

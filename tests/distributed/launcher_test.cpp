@@ -65,7 +65,7 @@ TEST(Launcher, SlurmMeetsOnTheFirstHostOfTheStep) {
   ASSERT_TRUE(first);
   EXPECT_EQ(first->address, "gpu003");
   EXPECT_GE(first->port, 20000);
-  EXPECT_LT(first->port, 60000);
+  EXPECT_LT(first->port, 32000);
   EXPECT_FALSE(first->served);
   set["SLURM_PROCID"] = "0";
   EXPECT_EQ(place(set)->port, first->port);

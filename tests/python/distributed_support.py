@@ -1,7 +1,9 @@
 """What the tests of several processes share: small configurations, and ways to start the processes."""
 
+import contextlib
 import functools
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -35,9 +37,12 @@ def train_together(folder, config, out, processes, *options, **how):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that no outgoing connection takes before it is opened: those have 32768 and above."""
+    while True:
+        port = random.randrange(10000, 20000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 # How launchers tell a process its place. The last three leave it open where the processes meet.
