@@ -43,12 +43,15 @@ class Case:
         self.pre, self.pre_groups = mix(B, T, S, H, **pre) if pre else ([], 1)
         self.post, self.post_groups = mix(B, T, S, H, **post) if post else ([], 1)
         self.bias = settings.get("bias")
+        self.pre_conv, self.post_conv = settings.get("pre_conv"), settings.get("post_conv")
         self.settings = settings
         self.grad = torch.randn(B, T, H, E)
 
     def tensors(self):
         return [
-            t for t in (self.q, self.k, self.v, *self.pre, *self.post, self.bias) if t is not None
+            t
+            for t in (self.q, self.k, self.v, *self.pre, *self.post, self.pre_conv, self.post_conv, self.bias)
+            if t is not None
         ]
 
     def arguments(self, convert=lambda t: t):
@@ -64,10 +67,10 @@ class Case:
             [one(t) for t in self.post],
             self.pre_groups,
             self.post_groups,
-            None,
-            None,
-            "both",
-            "double",
+            one(self.pre_conv),
+            one(self.post_conv),
+            o.get("padding", "both"),
+            o.get("conv_mask", "double"),
             one(self.bias),
             o.get("causal", True),
             o.get("window"),
@@ -128,6 +131,10 @@ DCMHA = {"rank_q": 2, "rank_k": 2, "gates": True}
 LENGTHS = torch.tensor([3, 9])
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3], [5] * 11])
 
+def kernel(*size):
+    return torch.randn(size) / math.sqrt(math.prod(size[1:]))
+
+
 CASES = {
     "plain": lambda: Case(),
     "query-wise before softmax": lambda: Case(pre={"rank_q": 1}),
@@ -152,6 +159,26 @@ CASES = {
     "mask": lambda: Case(B=2, pre={"rank_q": 1}, mask=torch.rand(2, 1, 11, 11) < 0.6),
     "bias": lambda: Case(post={"rank_q": 1}, bias=torch.randn(2, 1, 11)),
     "scale": lambda: Case(B=1, post={"rank_q": 1}, scale=0.7),
+    "convolution before softmax": lambda: Case(B=2, pre_conv=kernel(2, 3, 5)),
+    "convolution after softmax": lambda: Case(B=2, post_conv=kernel(2, 3, 5)),
+    "convolutions of groups and mixes": lambda: Case(
+        H=4, pre_conv=kernel(4, 2, 2, 3), post_conv=kernel(4, 4, 4, 3), pre={"rank_q": 1}, post={"static": True}
+    ),
+    "exact convolution": lambda: Case(
+        B=2, pre_conv=kernel(2, 4, 3), post_conv=kernel(2, 2, 1), conv_mask="exact", post={"rank_k": 1}, padding="left"
+    ),
+    "exact convolution wider than the window": lambda: Case(
+        T=20, S=23, pre_conv=kernel(2, 6, 3), conv_mask="exact", window=3, padding="right"
+    ),
+    "bidirectional convolution": lambda: Case(
+        T=20, S=20, pre_conv=kernel(2, 3, 3), post_conv=kernel(2, 2, 3), conv_mask="exact", causal=False, window=4
+    ),
+    "convolutions of documents": lambda: Case(
+        B=2, T=9, pre_conv=kernel(2, 3, 3), post_conv=kernel(2, 3, 3), documents=DOCUMENTS, conv_mask="exact"
+    ),
+    "convolutions and lengths": lambda: Case(B=2, pre_conv=kernel(2, 2, 3), post_conv=kernel(2, 2, 3), lengths=LENGTHS),
+    "convolution and bias": lambda: Case(T=5, S=30, pre_conv=kernel(2, 6, 11), bias=torch.randn(2, 1, 30)),
+    "kernel larger than the maps": lambda: Case(T=2, S=3, pre_conv=kernel(2, 6, 11), post_conv=kernel(2, 6, 11)),
     "no queries": lambda: Case(T=0, pre={"rank_q": 1}),
     "no keys": lambda: Case(S=0, pre={"rank_q": 1}, causal=False),
 }
@@ -162,15 +189,36 @@ def test_equals_the_reference(name):
     compare(CASES[name]())
 
 
+def by_threes(p):
+    return (p.parts(first, min(first + 3, p.T)) for first in range(0, p.T, 3))
+
+
 def test_chunks_add_up(monkeypatch):
     """Three chunks of queries, of which the first sees no key, in tiles of the real size."""
     monkeypatch.undo()
-    monkeypatch.setattr(gpu.Problem, "chunks", lambda p: gpu.chunks(p.T, p.S, 3, p.causal, p.window))
+    monkeypatch.setattr(gpu.Problem, "chunks", by_threes)
     compare(Case(B=1, T=8, S=5, H=4, pre={"rank_q": 1, "static": True}, post={"rank_k": 1, "gates": True}))
 
 
-def test_float16_errs_like_its_rounding():
-    case = Case(B=1, pre=DCMHA, post={**DCMHA, "static": True})
+@pytest.mark.parametrize("conv_mask", ["double", "exact"])
+def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
+    """Each chunk of three queries reads scores of up to five earlier ones, and adds to their gradients."""
+    monkeypatch.setattr(gpu.Problem, "chunks", by_threes)
+    both = {"pre_conv": kernel(2, 3, 3), "post_conv": kernel(2, 4, 3), "conv_mask": conv_mask}
+    compare(Case(B=2, T=11, S=11, pre=DCMHA, post={"static": True}, bias=torch.randn(2, 11, 11), **both))
+    compare(Case(B=1, T=14, S=14, post={"rank_q": 1}, window=4, **both))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda: Case(B=1, pre=DCMHA, post={**DCMHA, "static": True}),
+        lambda: Case(B=1, pre_conv=kernel(2, 3, 5), post_conv=kernel(2, 3, 5), post={"static": True}),
+    ],
+    ids=["mixes", "convolutions"],
+)
+def test_float16_errs_like_its_rounding(case):
+    case = case()
     expected = case.reference()
     for x, y, z in zip(case.kernels(torch.float16), case.reference(torch.float16), expected):
         norm = z.norm()

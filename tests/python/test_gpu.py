@@ -76,10 +76,15 @@ def test_the_operator_takes_the_kernels(dtype):
 
 
 @needs_triton
+def test_the_operator_takes_convolutions():
+    made = {"pre_conv": lambda: torch.empty(4, 3, 3, device="cuda", dtype=torch.bfloat16)}
+    assert composed("fused", **made, post=lambda: None).shape == (2, 7, 4, 16)
+
+
+@needs_triton
 @pytest.mark.parametrize(
     "reason, arguments",
     [
-        ("have no convolutions", {"pre_conv": lambda: torch.empty(4, 3, 3, device="cuda", dtype=torch.bfloat16)}),
         ("nothing is composed", {"post": lambda: None}),
         (
             "changes the number of maps",

@@ -1,7 +1,8 @@
 """Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
 
 The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
-weights in place, and a product makes the output. The maps of one chunk are in memory at a time.
+weights in place, and a product makes the output. The maps of one chunk are in memory at a time. Where maps are convolved
+(``convolution.py``), a chunk's maps also have the earlier queries that the convolutions reach back to, its *halo*.
 
 ``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
 their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
@@ -16,6 +17,7 @@ import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from headloom.gpu import kernels
+from headloom.gpu.convolution import Chunk, Convolution
 
 # Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
 # processor takes to launch it.
@@ -42,27 +44,24 @@ def tile(mix: kernels.Mix, backward: bool) -> Tile:
     return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
 
 
-class Chunk(NamedTuple):
-    """Queries from `first` up to `last`, and the keys that some of them may see."""
-
-    first: int
-    last: int
-    left: int
-    right: int
-
-
-def chunks(T: int, S: int, rows: int, causal: bool, window: Optional[int]) -> Iterator[Chunk]:
+def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
     past = S - T
-    for first in range(0, T, rows):
-        last = min(first + rows, T)
-        left, right = 0, S
-        if causal:
-            right = min(right, max(last + past, 0))
-        if window is not None:
-            left = min(max(first + past - window + 1, 0) // ALIGNED * ALIGNED, right)
-            if not causal:
-                right = max(min(right, last + past + window - 1), left)
-        yield Chunk(first, last, left, right)
+    left, right = 0, S
+    if causal:
+        right = min(right, max(last + past, 0))
+    if window is not None:
+        left = min(max(first + past - window + 1, 0) // ALIGNED * ALIGNED, right)
+        if not causal:
+            right = max(min(right, last + past + window - 1), left)
+    return Chunk(first, last, left, right)
+
+
+class Parts(NamedTuple):
+    """A chunk of queries, with the same keys: those with outputs, those with weights and those with scores."""
+
+    own: Chunk
+    weighed: Chunk
+    scored: Chunk
 
 
 class Problem:
@@ -110,33 +109,53 @@ class Problem:
         self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
         self.scale = self.D**-0.5 if scale is None else scale
         self.static = self.pre.static is not None or self.post.static is not None
+        past = self.S - self.T
 
-    def chunks(self) -> Iterator[Chunk]:
+        def convolution(kernel: Optional[Tensor], exact: bool) -> Optional[Convolution]:
+            return None if kernel is None else Convolution(kernel, conv_padding, exact, documents, past)
+
+        self.pre_conv = convolution(pre_conv, conv_mask == "exact" and causal)
+        self.post_conv = convolution(post_conv, False)
+        # Keys behind its own that a row of scores keeps for the convolution of later rows.
+        self.ahead = self.pre_conv.halo if self.pre_conv is not None and self.pre_conv.exact else 0
+
+    def chunks(self) -> Iterator[Parts]:
         keys = self.S if self.window is None else min(self.S, 2 * self.window)
         rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1) // ROWS * ROWS
         if self.window is not None:
             # Maps of more rows would have more places that nobody sees.
             rows = min(rows, up(self.window, ROWS))
-        return chunks(self.T, self.S, max(ROWS, rows), self.causal, self.window)
+        rows = max(ROWS, rows)
+        for first in range(0, self.T, rows):
+            yield self.parts(first, min(first + rows, self.T))
+
+    def parts(self, first: int, last: int) -> Parts:
+        weighed = first - (0 if self.post_conv is None else self.post_conv.halo)
+        scored = weighed - (0 if self.pre_conv is None else self.pre_conv.halo)
+        whole = span(self.T, self.S, max(scored, 0), last, self.causal, self.window)
+        return Parts(whole._replace(first=first), whole._replace(first=max(weighed, 0)), whole)
 
     def maps(self, chunk: Chunk) -> Tensor:
         """Memory for the maps of a chunk: [B, H, rows, columns] of whole tiles."""
-        size = (self.B, self.H, up(chunk.last - chunk.first, ROWS), up(chunk.right - chunk.left, COLUMNS))
+        size = (self.B, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS))
         # The gradient of M is a product over all places.
         return self.q.new_zeros(size) if self.static else self.q.new_empty(size)
+
+    def maps_of(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """The maps x [B, H, queries, keys] of a chunk in memory of whole tiles."""
+        maps = self.maps(chunk)
+        maps[:, :, : chunk.rows, : chunk.keys] = x
+        return maps
 
     def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
         """a of a chunk, from its queries by head."""
         maps = self.maps(chunk)
-        keys = chunk.right - chunk.left
-        multiply(maps[..., :keys], queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
+        multiply(maps[..., : chunk.keys], queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
         if self.bias is not None:
-            maps[:, :, : chunk.last - chunk.first, :keys] += self.bias[
-                :, :, chunk.first : chunk.last, chunk.left : chunk.right
-            ]
+            maps[:, :, : chunk.rows, : chunk.keys] += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
         return maps
 
-    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor) -> kernels.Call:
+    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         constant = triton.language.constexpr
         return kernels.Call(
@@ -161,6 +180,7 @@ class Problem:
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
+            constant(ahead),
         )
 
 
@@ -254,8 +274,7 @@ def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
 
 
 def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
-    rows = up(chunk.last - chunk.first, ROWS)
-    grid = (-(-(chunk.right - chunk.left) // of.N), rows // of.M, p.B * p.groups)
+    grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * p.groups)
     kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps)
 
 
@@ -276,10 +295,16 @@ def mix_maps(
     return None if sums is None else sums.logsumexp(0).squeeze(1)
 
 
+def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
+    """Sets to 0, in place, what a query does not see; it sees `ahead` keys behind its own."""
+    call = p.call(chunk, lse, maps, ahead)
+    run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
+
+
 def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
     """Memory for a number of each tile, head and query."""
-    tiles = -(-(chunk.right - chunk.left) // of.N)
-    return lse.new_empty((tiles, p.B, 1, p.H, chunk.last - chunk.first))
+    tiles = -(-chunk.keys // of.N)
+    return lse.new_empty((tiles, p.B, 1, p.H, chunk.rows))
 
 
 def forward(*arguments: object) -> List[Tensor]:
@@ -289,22 +314,34 @@ def forward(*arguments: object) -> List[Tensor]:
     lse = p.q.new_empty((p.B, p.H, p.T), dtype=torch.float32)
     if p.q.numel() == 0 or p.S == 0:
         return [out.zero_(), lse.fill_(float("inf"))]
-    for chunk in p.chunks():
-        rows = slice(chunk.first, chunk.last)
-        if chunk.left == chunk.right:
+    for own, weighed, scored in p.chunks():
+        rows = slice(own.first, own.last)
+        if scored.keys == 0:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
             continue
-        maps = p.scores(whole_rows(p.q[:, rows]), chunk)
-        found = mix_maps(p, chunk, lse, p.pre, maps, maps, "scores")
+        maps = convolved_scores(p, lse, p.scores(whole_rows(p.q[:, scored.first : scored.last]), scored), scored, weighed)
+        found = mix_maps(p, weighed, lse, p.pre, maps, maps, "scores")
         assert found is not None
+        found = found[:, :, own.first - weighed.first :]
         # With +inf, each weight of a row that sees nothing is exp(-inf).
-        lse[:, :, rows] = found.masked_fill_(found == float("-inf"), float("inf"))
-        mix_maps(p, chunk, lse, p.post, maps, maps, "composed", exp=True)
+        lse[:, :, rows] = found.masked_fill(found == float("-inf"), float("inf"))
+        if p.post_conv is not None:
+            mix_maps(p, weighed, lse, NO_MIX, maps, maps, "composed", exp=True)
+            maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
+        mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
-        multiply(part, maps[..., : chunk.right - chunk.left], p.v[..., chunk.left : chunk.right, :])
-        out[:, rows] = part[:, :, : chunk.last - chunk.first].transpose(1, 2)
+        multiply(part, maps[..., : own.keys], p.v[..., own.left : own.right, :])
+        out[:, rows] = part[:, :, : own.rows].transpose(1, 2)
     return [out, lse]
+
+
+def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weighed: Chunk) -> Tensor:
+    """What enters the mix before softmax. With a convolution, `maps` are hidden in place first."""
+    if p.pre_conv is None:
+        return maps
+    hide(p, scored, lse, maps, p.ahead)
+    return p.maps_of(p.pre_conv.apply(maps, scored, weighed), weighed)
 
 
 class MixGradients:
@@ -319,8 +356,7 @@ class MixGradients:
 
     def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
         """Zeros, because programs whose queries see no key write nothing."""
-        rows, keys = chunk.last - chunk.first, chunk.right - chunk.left
-        sizes = [(-(-keys // of.N), rows)] * 3 + [(up(rows, ROWS) // of.M, columns)] * 3
+        sizes = [(-(-chunk.keys // of.N), chunk.rows)] * 3 + [(up(chunk.rows, ROWS) // of.M, columns)] * 3
         return kernels.Shares(
             *(
                 None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
@@ -365,7 +401,7 @@ def mix_backward(
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
-        rows = slice(0, chunk.last - chunk.first)
+        rows = slice(0, chunk.rows)
         grads[:, :, rows].sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights[:, :, rows])  # type: ignore[index]
         weights = None
     total.add_static(maps, grads)
@@ -408,38 +444,51 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
-    for chunk in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
-        if chunk.left == chunk.right:
+    for own, weighed, scored in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
+        if scored.keys == 0:
             continue
-        rows, keys = slice(chunk.first, chunk.last), slice(chunk.left, chunk.right)
-        many = chunk.right - chunk.left
-        queries = whole_rows(p.q[:, rows])
-        of_out = whole_rows(grad_out[:, rows])
-        scores = p.scores(queries, chunk)
-        weights = p.maps(chunk)
-        mix_maps(p, chunk, lse, p.pre, scores, weights, "weights")
-        grad_maps = p.maps(chunk)
-        multiply(grad_maps[..., :many], of_out, p.v[..., keys, :].mT)
-        composed = p.maps(chunk)
-        found = mix_backward(p, chunk, lse, post, weights, grad_maps, out=composed)
+        keys = slice(own.left, own.right)
+        queries = whole_rows(p.q[:, scored.first : scored.last])
+        of_out = whole_rows(grad_out[:, own.first : own.last])
+        raw = p.scores(queries, scored)
+        scores = convolved_scores(p, lse, raw, scored, weighed)
+        weights = p.maps(weighed)
+        mix_maps(p, weighed, lse, p.pre, scores, weights, "weights")
+        before = weights  # what enters the mix after softmax
+        if p.post_conv is not None:
+            before = p.maps_of(p.post_conv.apply(weights, weighed, own), own)
+            hide(p, own, lse, before)
+        grad_maps = p.maps(own)
+        multiply(grad_maps[..., : own.keys], of_out, p.v[..., keys, :].mT)
+        composed = p.maps(own)
+        found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
+        add_transposed(dv[..., keys, :], composed[..., : own.keys], of_out)
+        if p.post_conv is not None:
+            grad_maps = p.maps_of(p.post_conv.backward(weights, grad_maps, weighed, own), weighed)
+            hide(p, weighed, lse, grad_maps)
+            # Rows of the halo have a part of their gradient here and the rest in the chunk before. All that follows is linear
+            # in it.
+            found = (weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1)
         assert found is not None
-        delta[:, :, rows] = found
-        add_transposed(dv[..., keys, :], composed[..., :many], of_out)
-        mix_backward(p, chunk, lse, pre, scores, grad_maps, weights=weights, delta=delta)
+        delta[:, :, weighed.first : weighed.last] = found
+        mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
+        if p.pre_conv is not None:
+            grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
+            hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
-        multiply(part, grad_maps[..., :many], p.k[..., keys, :], p.scale)
-        dq[:, rows] = part[:, :, : chunk.last - chunk.first].transpose(1, 2)
-        add_transposed(dk[..., keys, :], grad_maps[..., :many], queries, p.scale)
+        multiply(part, grad_maps[..., : own.keys], p.k[..., keys, :], p.scale)
+        dq[:, scored.first : scored.last] += part[:, :, : scored.rows].transpose(1, 2)
+        add_transposed(dk[..., keys, :], grad_maps[..., : own.keys], queries, p.scale)
         if dbias is not None:
-            add_bias_gradient(dbias, grad_maps[:, :, : chunk.last - chunk.first, :many], chunk)
+            add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),
         (p.v, dv.transpose(1, 2)),
         *mix_gradients(call[3], pre),  # type: ignore[arg-type]
         *mix_gradients(call[4], post),  # type: ignore[arg-type]
-        (None, None),
-        (None, None),
+        convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
+        convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
         (bias, dbias),
     ]
     out = []
@@ -455,6 +504,10 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
 def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
     """The seven tensors of a mix beside their gradients."""
     return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
+
+
+def convolution_gradient(kernel: Optional[Tensor], of: Optional[Convolution]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    return (None, None) if kernel is None or of is None else (kernel, of.grad.view(kernel.shape))
 
 
 def add_bias_gradient(total: Tensor, da: Tensor, chunk: Chunk) -> None:

@@ -68,6 +68,7 @@ class Call(NamedTuple):
     H: Any
     groups: Any
     causal: Any
+    ahead: Any  # with causal: keys behind its own that a query sees
 
 
 class Mix(NamedTuple):
@@ -121,7 +122,7 @@ def some_visible(c, b, M: tl.constexpr, N: tl.constexpr):
     s_last = tl.minimum(s_first + N, c.right) - 1
     some = s_first <= s_last
     if c.causal:
-        some &= s_first <= t_last + past
+        some &= s_first <= t_last + past + c.ahead
     if c.window is not None:
         some &= s_last > t_first + past - c.window
         if not c.causal:
@@ -138,7 +139,7 @@ def visible(c, b, t, s):
     distance = position[:, None] - s[None, :]
     seen = (t < c.last)[:, None] & (s < c.right)[None, :]
     if c.causal:
-        seen &= distance >= 0
+        seen &= distance >= -c.ahead
     if c.window is not None:
         seen &= distance < c.window
         if not c.causal:

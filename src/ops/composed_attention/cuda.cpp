@@ -24,9 +24,6 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
   if (!fused.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
     return "the kernels for NVIDIA GPUs need Python and Triton (pip install 'headloom[gpu]')";
   }
-  if (o.pre_conv.defined() || o.post_conv.defined()) {
-    return "the kernels for NVIDIA GPUs have no convolutions";
-  }
   if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
   if (a.q.size(2) > kMaxTritonHeads) return "there are more than 64 heads";
   for (const HeadMix* m : {&o.pre, &o.post}) {
@@ -44,7 +41,7 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
       {.device = c10::kCUDA,
        .types = {at::kFloat, at::kHalf, at::kBFloat16},
        .limits = c10::str("up to ", kMaxTritonHeads, " maps, rank up to ", kMaxTritonRank,
-                          ", no convolutions, with Triton"),
+                          ", with Triton"),
        .unsupported = triton_reason});
   return true;
 }();
