@@ -19,10 +19,22 @@ from gpu_resources import MIXES, shape
 import headloom  # noqa: F401: loads the operators
 
 operator = torch.ops.headloom.composed_attention
+MULTI_TOKEN = "multi_token, 6 x 11"
+CASES = [name for name in MIXES if name != "none"] + [MULTI_TOKEN]
+
+
+def case(B: int, T: int, H: int, D: int, name: str, dtype: torch.dtype) -> List[Any]:
+    """The operator's arguments: a mix on both sides of softmax, or a convolution before it and a static matrix behind it."""
+    if name != MULTI_TOKEN:
+        return shape(B, T, H, D, name, name, dtype, "cuda")
+    given = shape(B, T, H, D, "none", "static", dtype, "cuda")
+    given[7] = torch.randn(H, 6, 11, device="cuda").div_(66**0.5).to(dtype)
+    return given
 
 
 def leaves(arguments: List[Any]) -> List[torch.Tensor]:
-    return [t for t in [*arguments[:3], *arguments[3], *arguments[4]] if t is not None]
+    tensors = [*arguments[:3], *arguments[3], *arguments[4], *arguments[7:9]]
+    return [t for t in tensors if t is not None]
 
 
 def converted(arguments: List[Any], dtype: torch.dtype) -> List[Any]:
@@ -50,12 +62,10 @@ def correct() -> bool:
     print("| mixes | type | largest relative error of output and gradients | of the reference in this type | right |")
     print("|---|---|---|---|---|")
     fine = True
-    for mixes in MIXES:
-        if mixes == "none":
-            continue
+    for mixes in CASES:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             torch.manual_seed(1)
-            given = shape(2, 200, 6, 20, mixes, mixes, dtype, "cuda")
+            given = case(2, 200, 6, 20, mixes, dtype)
             grad = torch.randn(2, 200, 6, 20, device="cuda").to(dtype)
             exact = with_gradients(converted(given, torch.float64), "reference", grad)
             ours = with_gradients(converted(given, dtype), "fused", grad)
@@ -113,7 +123,7 @@ def times(lengths: List[int], mixes: List[str], rounds: int, compiled_up_to: int
     print("|---|---|---|---|---|---|")
     for name in mixes:
         for T in lengths:
-            given = converted(shape(1, T, 32, 128, name, name, torch.bfloat16, "cuda"), torch.bfloat16)
+            given = converted(case(1, T, 32, 128, name, torch.bfloat16), torch.bfloat16)
             todo = steps(given, compiled=compiled_up_to >= T)
             for step in todo.values():
                 for _ in range(3):
@@ -131,7 +141,7 @@ def times(lengths: List[int], mixes: List[str], rounds: int, compiled_up_to: int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
-    parser.add_argument("--mixes", nargs="+", default=["query-wise, R 1", "dcmha, R 2"], choices=list(MIXES))
+    parser.add_argument("--mixes", nargs="+", default=["query-wise, R 1", "dcmha, R 2", MULTI_TOKEN], choices=CASES)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--compiled-up-to", type=int, default=4096, help="the longest T of the compiled reference, which holds whole maps")
     given = parser.parse_args()
