@@ -11,6 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import headloom
+import headloom.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 TRITON = importlib.util.find_spec("triton") is not None
@@ -34,6 +35,17 @@ def run(*command, folder, **environment):
 def test_equal_the_reference_in_the_interpreter():
     """The interpreter is chosen when Triton is imported: the tests of gpu_interpreter.py have a process of their own."""
     file = Path(__file__).with_name("gpu_interpreter.py")
+    run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
+
+
+OTHERS = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
+INSTALLED = [name for name in OTHERS if importlib.util.find_spec(name) is not None]
+
+
+@needs_triton
+@pytest.mark.skipif(not INSTALLED, reason="neither flash-linear-attention nor mamba-ssm is installed")
+def test_kernels_of_other_packages_equal_the_definition():
+    file = Path(__file__).with_name("gpu_libraries.py")
     run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
 
 
@@ -108,6 +120,36 @@ def test_what_the_kernels_do_not_take_is_said(reason, arguments):
     with pytest.raises(NotImplementedError, match=reason):
         composed("fused", **plain, **made)
     assert composed(**plain, **made).shape[:2] == (2, 7)
+
+
+def on_gpu(*size, dtype=torch.float32):
+    return torch.empty(size, device="cuda", dtype=dtype)
+
+
+CALLS = {
+    "retention": lambda: [on_gpu(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)],
+    "gated_linear_attention": lambda: [on_gpu(2, 7, 4, 16) for _ in range(4)],
+    "wkv": lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16) for _ in range(2)],
+    "selective_scan": lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16, 4)] + [on_gpu(2, 7, 4) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operators_with_kernels_of_other_packages(name):
+    """Where the package is installed it is taken, but for cases it does not have; elsewhere the reference runs and says why."""
+    package = headloom.gpu.PACKAGES[name]
+    operator = getattr(torch.ops.headloom, name)
+    with FakeTensorMode(), torch.no_grad():
+        call = CALLS[name]()
+        documents = on_gpu(2, 7, dtype=torch.long)
+        assert operator(*call)[0].shape[:2] == (2, 7)
+        if package in INSTALLED:
+            assert operator(*call, backend="fused")[0].shape[:2] == (2, 7)
+            with pytest.raises(NotImplementedError, match="has no documents in a batch"):
+                operator(*call, documents=documents, backend="fused")
+        else:
+            with pytest.raises(NotImplementedError, match=f"those of {OTHERS[package]}, which Python must find"):
+                operator(*call, backend="fused")
 
 
 @needs_triton

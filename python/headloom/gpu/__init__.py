@@ -1,30 +1,46 @@
-"""Kernels for NVIDIA GPUs, for which Triton must be installed: ``pip install 'headloom[gpu]'``.
+"""Kernels for NVIDIA GPUs: Triton's (``pip install 'headloom[gpu]'``), and those of flash-linear-attention and mamba-ssm where
+these packages are installed.
 
-Importing this package puts them behind the CUDA dispatch key of Headloom's operators. Triton is loaded by the first call.
+Importing this package puts them behind the CUDA dispatch key of Headloom's operators. They are loaded by the first call.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
-from typing import List, Optional
+from typing import Callable, List, Tuple
 
 import torch
 from torch import Tensor
 
-
-def _forward(*arguments: object) -> List[Tensor]:
-    from headloom.gpu import composed_attention
-
-    return composed_attention.forward(*arguments)
-
-
-def _backward(grads: List[Optional[Tensor]], *arguments: object) -> List[Tensor]:
-    from headloom.gpu import composed_attention
-
-    return composed_attention.backward(grads, *arguments)
+# Which package has an operator's kernels.
+PACKAGES = {
+    "composed_attention": "triton",
+    "retention": "fla",
+    "gated_linear_attention": "fla",
+    "wkv": "fla",
+    "selective_scan": "mamba_ssm",
+}
 
 
-if find_spec("triton") is not None:
-    _library = torch.library.Library("headloom", "IMPL", "CUDA")
-    _library.impl("composed_attention_fused", _forward)
-    _library.impl("composed_attention_backward", _backward)
+def _kernels(name: str) -> Tuple[Callable[..., List[Tensor]], Callable[..., List[Tensor]]]:
+    """Forward and backward."""
+    if PACKAGES[name] == "triton":
+        from headloom.gpu import composed_attention
+
+        return composed_attention.forward, composed_attention.backward
+    from headloom.gpu import libraries
+
+    return partial(libraries.forward, name), partial(libraries.backward, name)
+
+
+def register(library: torch.library.Library, name: str, **options: bool) -> None:
+    """Puts an operator's kernels behind the dispatch key of a library."""
+    library.impl(name + "_fused", lambda *arguments: _kernels(name)[0](*arguments), **options)
+    library.impl(name + "_backward", lambda *arguments: _kernels(name)[1](*arguments), **options)
+
+
+_library = torch.library.Library("headloom", "IMPL", "CUDA")
+for _name, _package in PACKAGES.items():
+    if find_spec(_package) is not None:
+        register(_library, _name)

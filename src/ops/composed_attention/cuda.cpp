@@ -1,6 +1,7 @@
 // composed_attention on NVIDIA GPUs: which cases its kernels take. The kernels are Triton's, and
 // the Python package registers them with the dispatcher (python/headloom/gpu).
 #include "ops/composed_attention/declaration.h"
+#include "ops/cuda.h"
 
 namespace headloom::ops {
 namespace {
@@ -19,9 +20,7 @@ const char* triton_mix_reason(const HeadMix& m) {
 
 const char* triton_reason(const ComposedAttention::Arguments& a) {
   const ComposedAttentionOptions& o = a.options;
-  static const c10::OperatorHandle fused =
-      c10::Dispatcher::singleton().findSchemaOrThrow("headloom::composed_attention_fused", "");
-  if (!fused.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+  if (!has_cuda_kernels<ComposedAttention>()) {
     return "the kernels for NVIDIA GPUs need Python and Triton (pip install 'headloom[gpu]')";
   }
   if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
@@ -35,16 +34,10 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
   return nullptr;
 }
 
-// Without `forward` and `backward`: the dispatcher has them.
-[[maybe_unused]] const bool cuda_registered = [] {
-  detail::kernels<ComposedAttention>().push_back(
-      {.device = c10::kCUDA,
-       .types = {at::kFloat, at::kHalf, at::kBFloat16},
-       .limits = c10::str("up to ", kMaxTritonHeads, " maps, rank up to ", kMaxTritonRank,
-                          ", with Triton"),
-       .unsupported = triton_reason});
-  return true;
-}();
+const CudaKernels<ComposedAttention> composed_attention_cuda(
+    {.limits = c10::str("up to ", kMaxTritonHeads, " maps, rank up to ", kMaxTritonRank,
+                        ", with Triton"),
+     .unsupported = triton_reason});
 
 }  // namespace
 }  // namespace headloom::ops

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/cpu.h"
+#include "ops/cuda.h"
 #include "ops/gated_linear_attention/kernel.h"
 #include "ops/operator.h"
 
@@ -223,6 +224,19 @@ void backward(const GatedLinearAttention::Arguments& a, Backward<GatedLinearAtte
 
 const Kernels<GatedLinearAttention> gated_linear_attention_cpu({.forward = forward,
                                                                 .backward = backward});
+
+// --- On NVIDIA GPUs: which cases flash-linear-attention takes (python/headloom/gpu/libraries.py) ---
+
+const char* fla_reason(const GatedLinearAttention::Arguments& a) {
+  if (!has_cuda_kernels<GatedLinearAttention>()) return kNeedsFla;
+  if (a.options.form != "chunkwise") return "flash-linear-attention has no other form for it";
+  if (a.options.documents.defined()) return "flash-linear-attention has no documents in a batch";
+  return nullptr;
+}
+
+const CudaKernels<GatedLinearAttention> gated_linear_attention_cuda(
+    {.limits = "chunkwise and without documents, by flash-linear-attention",
+     .unsupported = fla_reason});
 
 // --- What it is timed on: as retention, beside plain attention with as many heads ---
 
