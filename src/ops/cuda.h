@@ -25,10 +25,18 @@ struct CudaKernels {
   }
 };
 
-// For the operators whose kernels are those of other packages.
-constexpr const char* kNeedsFla =
-    "the kernels for NVIDIA GPUs are those of flash-linear-attention, which Python must find";
-constexpr const char* kNeedsMamba =
-    "the kernels for NVIDIA GPUs are those of mamba-ssm, which Python must find";
+// Why flash-linear-attention does not take a case, for the operators whose kernels are its own
+// (python/headloom/gpu/libraries.py), or null.
+template <typename Op>
+const char* fla_reason(const typename Op::Arguments& a) {
+  if (!has_cuda_kernels<Op>()) {
+    return "the kernels for NVIDIA GPUs are those of flash-linear-attention, which Python must find";
+  }
+  if constexpr (requires { a.options.form; }) {
+    if (a.options.form != "chunkwise") return "flash-linear-attention has no other form for it";
+  }
+  if (a.options.documents.defined()) return "flash-linear-attention has no documents in a batch";
+  return nullptr;
+}
 
 }  // namespace headloom::ops

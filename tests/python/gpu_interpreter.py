@@ -131,6 +131,7 @@ DCMHA = {"rank_q": 2, "rank_k": 2, "gates": True}
 LENGTHS = torch.tensor([3, 9])
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3], [5] * 11])
 
+
 def kernel(*size):
     return torch.randn(size) / math.sqrt(math.prod(size[1:]))
 

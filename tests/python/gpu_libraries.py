@@ -25,15 +25,14 @@ def of_interpreter():
     import fla.ops.rwkv4
     import fla.ops.simple_gla  # noqa: F401
 
-    class Range:
-        def __call__(self, *bounds):
-            numbers = builtins.range(*(int(b) for b in bounds))
-            inside = getattr(interpreter_builder, "grid_idx", None) is not None
-            return (tl.full((), i, tl.int32) for i in numbers) if inside else numbers
+    def loop(*bounds):
+        numbers = builtins.range(*(int(b) for b in bounds))
+        inside = getattr(interpreter_builder, "grid_idx", None) is not None
+        return (tl.full((), i, tl.int32) for i in numbers) if inside else numbers
 
     for name, module in list(sys.modules.items()):
         if name.startswith("fla.ops"):
-            module.range = Range()
+            module.range = loop
 
 
 def of_mamba():

@@ -45,6 +45,7 @@ def tile(mix: kernels.Mix, backward: bool) -> Tile:
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
+    """The queries from `first` up to `last`, with the keys that some of them may see."""
     past = S - T
     left, right = 0, S
     if causal:

@@ -225,18 +225,9 @@ void backward(const GatedLinearAttention::Arguments& a, Backward<GatedLinearAtte
 const Kernels<GatedLinearAttention> gated_linear_attention_cpu({.forward = forward,
                                                                 .backward = backward});
 
-// --- On NVIDIA GPUs: which cases flash-linear-attention takes (python/headloom/gpu/libraries.py) ---
-
-const char* fla_reason(const GatedLinearAttention::Arguments& a) {
-  if (!has_cuda_kernels<GatedLinearAttention>()) return kNeedsFla;
-  if (a.options.form != "chunkwise") return "flash-linear-attention has no other form for it";
-  if (a.options.documents.defined()) return "flash-linear-attention has no documents in a batch";
-  return nullptr;
-}
-
 const CudaKernels<GatedLinearAttention> gated_linear_attention_cuda(
     {.limits = "chunkwise and without documents, by flash-linear-attention",
-     .unsupported = fla_reason});
+     .unsupported = fla_reason<GatedLinearAttention>});
 
 // --- What it is timed on: as retention, beside plain attention with as many heads ---
 

@@ -6,7 +6,9 @@ namespace headloom::ops {
 namespace {
 
 const char* mamba_reason(const SelectiveScan::Arguments& a) {
-  if (!has_cuda_kernels<SelectiveScan>()) return kNeedsMamba;
+  if (!has_cuda_kernels<SelectiveScan>()) {
+    return "the kernels for NVIDIA GPUs are those of mamba-ssm, which Python must find";
+  }
   if (a.options.documents.defined()) return "mamba-ssm has no documents in a batch";
   if (a.options.state.defined()) return "mamba-ssm has no state before the first position";
   if (a.A.sym_size(1) > 256) return "mamba-ssm has at most 256 states a channel";
