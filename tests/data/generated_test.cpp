@@ -641,7 +641,7 @@ TEST(Registry, EveryTaskHasADefaultSpecOfItsName) {
   for (const TaskEntry& entry : tasks()) {
     const auto spec = make_task_spec(entry.name);
     EXPECT_EQ(spec->type(), entry.name);
-    EXPECT_EQ(entry.doc.back(), '.');
+    EXPECT_NE(entry.doc.back(), '.') << "the reference adds it, after the source";
     Lister lister;
     spec->fields(lister);
     EXPECT_FALSE(lister.options().empty());
