@@ -1,7 +1,8 @@
-"""Composed attention on an NVIDIA GPU: is it right, and how fast is it? Prints tables to paste into an issue.
+"""The kernels on an NVIDIA GPU: are they right, and how fast are they? Prints tables to paste into an issue.
 
-First the output and all gradients are compared with the reference in float64, in three types; the script ends there if one is
-wrong. Then times are multiples of ``scaled_dot_product_attention``'s, medians over rounds in one process.
+First the outputs and all gradients are compared with the reference in float64, in three types; the script ends there if one
+is wrong. Then times are medians over rounds in one process: those of composed attention as multiples of
+``scaled_dot_product_attention``'s, those of the other operators beside the reference's.
 
     python bench/gpu.py --lengths 2048 4096 8192
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 from gpu_resources import MIXES, shape
@@ -30,6 +31,116 @@ def case(B: int, T: int, H: int, D: int, name: str, dtype: torch.dtype) -> List[
     given = shape(B, T, H, D, "none", "static", dtype, "cuda")
     given[7] = torch.randn(H, 6, 11, device="cuda").div_(66**0.5).to(dtype)
     return given
+
+
+def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
+    """The operators of the other mixers, in float32: 12 heads of 64 or 768 channels."""
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device="cuda")
+
+    def positive(*size: int) -> torch.Tensor:
+        return torch.rand(size, device="cuda") + 0.1
+
+    heads, channels = (B, T, 12, 64), (B, T, 768)
+    bias = 0.1 * normal(T, 32)
+    return {
+        "aft": [normal(*channels), normal(*channels), normal(*channels), "local", bias, True, None, None, None, 0],
+        "gated_norm": [normal(*heads), normal(*heads), positive(B, T, 12)],
+        "retention": [
+            0.1 * normal(*heads), 0.1 * normal(*heads), normal(*heads), 1 - 2.0 ** -torch.arange(5, 17, device="cuda"),
+            None, None, "chunkwise", 64,
+        ],
+        "gated_linear_attention": [
+            0.1 * normal(*heads), 0.1 * normal(*heads), normal(*heads), -positive(*heads) / 16, None, None, "chunkwise", 16,
+        ],
+        "wkv": [normal(*channels), normal(*channels), positive(768), normal(768), normal(*channels), None, None],
+        "selective_scan": [
+            normal(*channels), normal(*channels), -positive(768, 16), normal(B, T, 16), normal(B, T, 16),
+            normal(768), normal(*channels), normal(768), True, None, None,
+        ],
+    }  # fmt: skip
+
+
+# The arguments that take the type of the first; the others stay in float32.
+IN_TYPE = {
+    "aft": 3, "gated_norm": 2, "retention": 3, "gated_linear_attention": 4, "wkv": 2, "selective_scan": 2,
+}  # fmt: skip
+# Arguments whose gradient the kernels do not have.
+CONSTANT = {"gated_norm": 2, "retention": 3}
+
+
+def of_type(name: str, call: List[Any], dtype: torch.dtype) -> List[Any]:
+    """A copy of a call whose tensors want gradients; in float64 all are."""
+
+    def one(i: int, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        same = i < IN_TYPE[name] or (name == "wkv" and i == 4) or (name == "selective_scan" and i in (3, 4, 6))
+        value = value.detach().to(dtype if same or dtype == torch.float64 else torch.float32)
+        return value.requires_grad_(i != CONSTANT.get(name))
+
+    return [one(i, x) for i, x in enumerate(call)]
+
+
+def run_operator(name: str, call: List[Any], backend: str) -> List[torch.Tensor]:
+    """The output, and the gradients of its sum."""
+    results = getattr(torch.ops.headloom, name)(*call, backend)
+    out = results if isinstance(results, torch.Tensor) else results[0]
+    wanted = [x for x in call if isinstance(x, torch.Tensor) and x.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out.float().sum(), wanted)]
+
+
+def taken(name: str, call: List[Any]) -> str:
+    """Why no kernel takes a call, or nothing."""
+    try:
+        run_operator(name, call, "fused")
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+def operators(rounds: int) -> bool:
+    """Correctness, and then times, of what is installed."""
+    print("| operator | type | largest relative error of output and gradients | of the reference in this type | right | ms | ms of the reference |")
+    print("|---|---|---|---|---|---|---|")
+    fine, missing = True, {}
+    torch.manual_seed(1)
+    for name, call in operator_calls(2, 200).items():
+        reason = taken(name, of_type(name, call, torch.float32))
+        if reason:
+            missing[name] = reason
+            continue
+        exact = run_operator(name, of_type(name, call, torch.float64), "reference")
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            given = of_type(name, call, dtype)
+            ours, plain = run_operator(name, given, "fused"), run_operator(name, given, "reference")
+            right, errors, allowed = judged(ours, plain, exact)
+            right = right and all(torch.equal(x, y) for x, y in zip(ours, run_operator(name, given, "fused")))
+            fine = fine and right
+            columns = ["not timed"] * 2
+            if right:
+                long = of_type(name, operator_calls(4, 2048)[name], dtype)
+                columns = [
+                    f"{median_ms(lambda b=b: run_operator(name, long, b), rounds):.3f}" for b in ("fused", "reference")
+                ]
+            print(f"| {name} | {dtype} | {errors:.1e} | {allowed:.1e} | {'yes' if right else 'NO'} | {' | '.join(columns)} |")
+    for name, reason in missing.items():
+        print(f"\n{name} has no kernel here: {reason}")
+    return fine
+
+
+def judged(ours: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> Any:
+    """Whether kernels err at most twice as much as the reference in the same type, and the largest errors of both."""
+    errors = [distance(x, y) for x, y in zip(ours, exact)]
+    of_plain = [distance(x, y) for x, y in zip(plain, exact)]
+    return all(e <= 2 * p + 1e-5 for e, p in zip(errors, of_plain)), max(errors), max(of_plain)
+
+
+def median_ms(step: Callable[[], Any], rounds: int) -> float:
+    for _ in range(3):
+        step()
+    return statistics.median(milliseconds(step) for _ in range(rounds))
 
 
 def leaves(arguments: List[Any]) -> List[torch.Tensor]:
@@ -58,7 +169,7 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def correct() -> bool:
-    """A kernel may err at most twice as much as the reference does in the same type."""
+    """Of composed attention."""
     print("| mixes | type | largest relative error of output and gradients | of the reference in this type | right |")
     print("|---|---|---|---|---|")
     fine = True
@@ -71,12 +182,10 @@ def correct() -> bool:
             ours = with_gradients(converted(given, dtype), "fused", grad)
             again = with_gradients(converted(given, dtype), "fused", grad)
             plain = with_gradients(converted(given, dtype), "reference", grad)
-            errors = [distance(x, y) for x, y in zip(ours, exact)]
-            allowed = [2 * distance(x, y) + 1e-5 for x, y in zip(plain, exact)]
-            right = all(e <= a for e, a in zip(errors, allowed))
+            right, errors, allowed = judged(ours, plain, exact)
             right = right and all(torch.equal(x, y) for x, y in zip(ours, again))
             fine = fine and right
-            print(f"| {mixes} | {dtype} | {max(errors):.1e} | {(max(allowed) - 1e-5) / 2:.1e} | {'yes' if right else 'NO'} |")
+            print(f"| {mixes} | {dtype} | {errors:.1e} | {allowed:.1e} | {'yes' if right else 'NO'} |")
     return fine
 
 
@@ -155,7 +264,8 @@ def main() -> int:
         return 1
     print()
     times(given.lengths, given.mixes, given.rounds, given.compiled_up_to)
-    return 0
+    print()
+    return 0 if operators(given.rounds) else 1
 
 
 if __name__ == "__main__":

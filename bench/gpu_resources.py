@@ -1,5 +1,5 @@
-"""Compiles the Triton kernels of composed attention for GPUs that need not be there, and prints what each takes of a
-multiprocessor. ``python bench/gpu_resources.py`` prints the table of docs/gpu.md; a mix that breaks a limit ends with an error.
+"""Compiles the Triton kernels for GPUs that need not be there, and prints what each takes of a multiprocessor.
+``python bench/gpu_resources.py`` prints the tables of docs/gpu.md; a kernel that breaks a limit ends with an error.
 
 The kernels and their arguments are those of a call: ``forward`` and ``backward`` run on meta tensors, with a launch that
 records instead of starting a kernel.
@@ -23,6 +23,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import headloom  # noqa: F401: loads the operators
+from headloom.gpu import aft, gated_norm
 from headloom.gpu import composed_attention as gpu
 
 # Shared memory that one program may have, in bytes (CUDA's programming guide, table of compute capabilities).
@@ -44,14 +45,19 @@ class Launch(NamedTuple):
     kernel: Any
     arguments: Dict[str, Any]
     warps: int
-    chunk: gpu.Chunk
+    chunk: Optional[gpu.Chunk] = None  # of composed attention
 
     def name(self) -> str:
         """What it does in a call."""
         given = self.arguments
+        name: str = self.kernel.__name__
         if "TO" in given:
-            return f"mix_kernel to {given['TO']}" + (", with M" if given["product"] is not None else "")
-        return "mix_backward_kernel " + ("before softmax" if given["out"] is None else "after softmax")
+            return f"{name} to {given['TO']}" + (", with M" if given["product"] is not None else "")
+        if "BACKWARD" in given:
+            return f"{name}, {'backward' if given['BACKWARD'] else 'forward'}"
+        if "TF32" in given:
+            return f"{name} " + ("before softmax" if given["out"] is None else "after softmax")
+        return name
 
 
 def shape(
@@ -103,6 +109,47 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
     return found
 
 
+def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
+    """The kernels of the operators of other mixers, by their operator. Sizes are those of a model of 124M parameters."""
+    found: List[Launch] = []
+
+    def record(kernel: Any, *given: Any, num_warps: int = 4, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **{k: v for k, v in constants.items() if k not in ("grid", "warmup")})
+        found.append(Launch(kernel, named, num_warps))
+
+    def both(operator: Any, call: List[Any], grads: int) -> List[Launch]:
+        found.clear()
+        results = operator.forward(*call, True)
+        operator.backward(results[:grads], *call, results[grads:], (1 << 20) - 1)
+        return list(found)
+
+    def some(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    def aft_call(W: Optional[int]) -> List[Any]:
+        """With all that a call can have."""
+        bias = None if W is None else some(2048, W, dtype=torch.float32)
+        documents, state = some(8, 1024, dtype=torch.int64), some(8, 2 * (W or 1) + 1, 768, dtype=torch.float32)
+        return [some(8, 1024, 768) for _ in range(3)] + [
+            "simple" if W is None else "local", bias, True, None, documents, state, 0,
+        ]  # fmt: skip
+
+    run, triton.JITFunction.run = triton.JITFunction.run, record
+    try:
+        return {
+            "aft, simple": both(aft, aft_call(None), 2),
+            "aft, local": both(aft, aft_call(32), 2),
+            **{
+                f"gated_norm of {width}": both(
+                    gated_norm, [some(4096, width), some(4096, width), some(4096, dtype=torch.float32)], 1
+                )
+                for width in (64, 768, 8192)
+            },
+        }
+    finally:
+        triton.JITFunction.run = run
+
+
 class Resources(NamedTuple):
     registers: int
     spilled: int  # bytes of a thread's stack
@@ -138,8 +185,8 @@ def resources(launch: Launch, capability: int) -> Resources:
 class Row(NamedTuple):
     capability: int
     kernel: str
-    H: int
-    mixes: str
+    H: Optional[int]
+    mixes: str  # or the operator
     dtype: str
     tile: str
     warps: int
@@ -156,20 +203,17 @@ def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: Li
         for backward in (False, True):
             # The second chunk's: the first has other alignments.
             found = launches(arguments, backward)
-            second = [x for x in found if x.chunk.first > 0]
-            for launch in {x.name(): x for x in reversed(second)}.values():
-                tile = "{M} x {N}".format(**launch.arguments)
-                for capability in capabilities:
-                    yield Row(
-                        capability,
-                        launch.name(),
-                        H,
-                        name,
-                        str(dtype).removeprefix("torch."),
-                        tile,
-                        launch.warps,
-                        resources(launch, capability),
-                    )
+            second = [x for x in found if x.chunk is not None and x.chunk.first > 0]
+            yield from rows_of(second, capabilities, H, name, dtype)
+
+
+def rows_of(found: List[Launch], capabilities: List[int], H: Optional[int], name: str, dtype: torch.dtype) -> Iterator[Row]:
+    """Of each kernel, the first launch that does something else."""
+    for launch in {x.name(): x for x in reversed(found)}.values():
+        tile = "{M} x {N}".format(**launch.arguments)
+        kind = str(dtype).removeprefix("torch.")
+        for capability in capabilities:
+            yield Row(capability, launch.name(), H, name, kind, tile, launch.warps, resources(launch, capability))
 
 
 def main() -> int:
@@ -177,16 +221,26 @@ def main() -> int:
     parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90, 100])
     parser.add_argument("--heads", type=int, nargs="+", default=[8, 12, 32, 64])
     parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES))
+    parser.add_argument("--operators", action="store_true", help="the kernels of other operators in place of composed attention's")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=["float32", "float16", "bfloat16"])
     given = parser.parse_args()
     dtypes = [getattr(torch, name) for name in given.dtypes]
-    print("| card | kernel | H | mixes | type | tile | warps | registers | spilled bytes | shared bytes |")
+    print("| card | kernel | H | of | type | tile | warps | registers | spilled bytes | shared bytes |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     fits = True
-    for row in rows(given.capabilities, given.heads, given.mixes, dtypes):
+    if given.operators:
+        table = (
+            row
+            for dtype in dtypes
+            for name, found in operator_launches(dtype).items()
+            for row in rows_of(found, given.capabilities, None, name, dtype)
+        )
+    else:
+        table = rows(given.capabilities, given.heads, given.mixes, dtypes)
+    for row in table:
         fits = fits and row.fits()
         print(
-            f"| sm_{row.capability} | {row.kernel} | {row.H} | {row.mixes} | {row.dtype} | {row.tile} | {row.warps} | "
+            f"| sm_{row.capability} | {row.kernel} | {row.H or ''} | {row.mixes} | {row.dtype} | {row.tile} | {row.warps} | "
             f"{row.found.registers} | {row.found.spilled} | {row.found.shared} |",
             flush=True,
         )

@@ -25,6 +25,14 @@ struct CudaKernels {
   }
 };
 
+// Why an operator whose kernels are written in Triton runs by its reference, or null.
+template <typename Op>
+const char* triton_missing() {
+  return has_cuda_kernels<Op>()
+             ? nullptr
+             : "the kernels for NVIDIA GPUs need Python and Triton (pip install 'headloom[gpu]')";
+}
+
 // Why flash-linear-attention does not take a case, for the operators whose kernels are its own
 // (python/headloom/gpu/libraries.py), or null.
 template <typename Op>

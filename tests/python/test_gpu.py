@@ -38,14 +38,10 @@ def test_equal_the_reference_in_the_interpreter():
     run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
 
 
-OTHERS = {"fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
-INSTALLED = [name for name in OTHERS if importlib.util.find_spec(name) is not None]
-
-
 @needs_triton
-@pytest.mark.skipif(not INSTALLED, reason="neither flash-linear-attention nor mamba-ssm is installed")
-def test_kernels_of_other_packages_equal_the_definition():
-    file = Path(__file__).with_name("gpu_libraries.py")
+def test_operators_of_other_mixers_equal_the_definition():
+    """Those of flash-linear-attention and mamba-ssm where they are installed."""
+    file = Path(__file__).with_name("gpu_mixers.py")
     run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
 
 
@@ -61,6 +57,15 @@ def test_fit_into_a_multiprocessor(tmp_path):
         for mix in mixes:
             # Forward: to scores and to composed weights; backward: weights, and two mixes in reverse.
             assert sum(line.startswith(f"| {card} ") and f"| {mix} |" in line for line in table.splitlines()) >= 5
+
+
+@needs_triton
+def test_operators_of_other_mixers_fit_into_a_multiprocessor(tmp_path):
+    command = [str(ROOT / "bench/gpu_resources.py"), "--operators", "--dtypes", "float32", "bfloat16"]
+    table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
+    for kernel in ("sums", "rows", "later", "keys", "bias"):
+        assert f" {kernel}_kernel" in table
+    assert "gated_norm" in table
 
 
 def composed(backend=None, dtype=torch.bfloat16, heads=4, **arguments):
@@ -126,30 +131,56 @@ def on_gpu(*size, dtype=torch.float32):
     return torch.empty(size, device="cuda", dtype=dtype)
 
 
+def documents():
+    return {"documents": on_gpu(2, 7, dtype=torch.long)}
+
+
+OF_FLA = "those of flash-linear-attention, which Python must find"
+NO_DOCUMENTS = "has no documents in a batch"
+# Of each operator: a call, what is said without the package, and a case that is not taken with what is said then.
 CALLS = {
-    "retention": lambda: [on_gpu(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)],
-    "gated_linear_attention": lambda: [on_gpu(2, 7, 4, 16) for _ in range(4)],
-    "wkv": lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16) for _ in range(2)],
-    "selective_scan": lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16, 4)] + [on_gpu(2, 7, 4) for _ in range(2)],
-}
+    "aft": (lambda: [on_gpu(2, 7, 16) for _ in range(3)], "need Python and Triton", lambda: {"causal": False}, "only causal"),
+    "gated_norm": (
+        lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(7)],
+        "need Python and Triton",
+        lambda: {"x": on_gpu(2, 7, 9000), "gate": on_gpu(2, 7, 9000)},
+        "more than 8192 values",
+    ),
+    "retention": (lambda: [on_gpu(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)], OF_FLA, documents, NO_DOCUMENTS),
+    "gated_linear_attention": (lambda: [on_gpu(2, 7, 4, 16) for _ in range(4)], OF_FLA, documents, NO_DOCUMENTS),
+    "wkv": (
+        lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16) for _ in range(2)], OF_FLA, documents, NO_DOCUMENTS,
+    ),
+    "selective_scan": (
+        lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16, 4)] + [on_gpu(2, 7, 4) for _ in range(2)],
+        "those of mamba-ssm, which Python must find",
+        documents,
+        NO_DOCUMENTS,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_operators_with_kernels_of_other_packages(name):
+def test_operators_of_other_mixers(name):
     """Where the package is installed it is taken, but for cases it does not have; elsewhere the reference runs and says why."""
-    package = headloom.gpu.PACKAGES[name]
     operator = getattr(torch.ops.headloom, name)
+    make, missing, other, reason = CALLS[name]
     with FakeTensorMode(), torch.no_grad():
-        call = CALLS[name]()
-        documents = on_gpu(2, 7, dtype=torch.long)
-        assert operator(*call)[0].shape[:2] == (2, 7)
-        if package in INSTALLED:
-            assert operator(*call, backend="fused")[0].shape[:2] == (2, 7)
-            with pytest.raises(NotImplementedError, match="has no documents in a batch"):
-                operator(*call, documents=documents, backend="fused")
+        call = dict(zip((a.name for a in operator.default._schema.arguments), make()))
+        shape = next(iter(call.values())).shape
+
+        def output(**settings):
+            result = operator(**{**call, **settings})
+            return result if isinstance(result, torch.Tensor) else result[0]
+
+        assert output().shape == shape
+        if importlib.util.find_spec(headloom.gpu.PACKAGES[name]) is not None:
+            assert output(backend="fused").shape == shape
+            with pytest.raises(NotImplementedError, match=reason):
+                output(**other(), backend="fused")
         else:
-            with pytest.raises(NotImplementedError, match=f"those of {OTHERS[package]}, which Python must find"):
-                operator(*call, backend="fused")
+            with pytest.raises(NotImplementedError, match=missing):
+                output(backend="fused")
 
 
 @needs_triton

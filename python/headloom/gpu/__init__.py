@@ -7,6 +7,7 @@ Importing this package puts them behind the CUDA dispatch key of Headloom's oper
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Callable, List, Tuple
 
@@ -16,6 +17,8 @@ from torch import Tensor
 # Which package has an operator's kernels.
 PACKAGES = {
     "composed_attention": "triton",
+    "aft": "triton",
+    "gated_norm": "triton",
     "retention": "fla",
     "gated_linear_attention": "fla",
     "wkv": "fla",
@@ -26,9 +29,8 @@ PACKAGES = {
 def _kernels(name: str) -> Tuple[Callable[..., List[Tensor]], Callable[..., List[Tensor]]]:
     """Forward and backward."""
     if PACKAGES[name] == "triton":
-        from headloom.gpu import composed_attention
-
-        return composed_attention.forward, composed_attention.backward
+        module = import_module("headloom.gpu." + name)
+        return module.forward, module.backward
     from headloom.gpu import libraries
 
     return partial(libraries.forward, name), partial(libraries.backward, name)
