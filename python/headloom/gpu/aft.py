@@ -395,7 +395,7 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
         rows = Rows(*(p.floats(p.B, p.T + 1, p.C) for _ in range(3)))
         grid = (p.columns, p.tiles, p.B)
         rows_kernel[grid](p.call, p.q, kept[0], None, grad_out, grad_q, rows, p.tiles, BACKWARD=True, M=M, N=N)
-        end_of_rows(p, rows, kept, grads[1])
+        untouched = end_of_rows(p, rows, kept, grads[1])
         tiles = -(-(p.T + p.earlier) // M)
         later = p.floats(p.B, tiles + 1, 3, p.C)
         later_kernel[(p.columns, p.B)](p.call, rows, later, tiles, M=M, N=N)
@@ -412,6 +412,8 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
             g, gr, m = later[:, 0].unbind(1)
             factor = torch.exp(p.state[:, 2] + m)
             grad_state[:, 0], grad_state[:, 1] = factor * g, -factor * gr
+            if grads[1] is not None:
+                grad_state[:, :2] += torch.where(untouched.unsqueeze(1), grads[1][:, :2], 0)
             grad_state[:, 2] = (p.state[:, :2] * grad_state[:, :2]).sum(1)  # both sums stand for themselves times exp(m)
             grad_state[:, 3 : 3 + p.earlier] = grad_k[:, : p.earlier]
             grad_state[:, 3 + p.earlier :] = grad_v[:, : p.earlier]
@@ -431,17 +433,19 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
     return out
 
 
-def end_of_rows(p: Problem, rows: Rows, kept: Sequence[Tensor], grad_end: Optional[Tensor]) -> None:
-    """The row of the returned state: its sums are y's without the division."""
+def end_of_rows(p: Problem, rows: Rows, kept: Sequence[Tensor], grad_end: Optional[Tensor]) -> Tensor:
+    """The row of the returned state: its sums are y's without the division. Says where they are the given state's, and empty:
+    [B, C]."""
     rows.negative[:, p.T], rows.g[:, p.T], rows.gr[:, p.T] = EMPTY, 0, 0
     if grad_end is None:
-        return
+        return torch.zeros_like(rows.g[:, p.T], dtype=torch.bool)
     end = p.floats(p.B, 3 + 2 * p.ring, p.C)
     sums_kernel[(p.columns, p.B)](p.call, torch.empty_like(kept[0]), end, p.tiles, M=M, N=N)
     some = end[:, 2] > EMPTY / 2
     rows.negative[:, p.T] = torch.where(some, -end[:, 2], EMPTY)
     rows.g[:, p.T] = torch.where(some, grad_end[:, 0], 0)
     rows.gr[:, p.T] = torch.where(some, -grad_end[:, 1], 0)
+    return ~some if p.start is None else ~some & (p.start[:, -1:] == BEFORE)
 
 
 def add_bias_shares(p: Problem, total: Tensor, shares: Tensor) -> None:
