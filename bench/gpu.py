@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from gpu_resources import MIXES, shape
@@ -62,10 +62,15 @@ def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
     }  # fmt: skip
 
 
-# The arguments that take the type of the first; the others stay in float32.
+# The arguments that take the type that is asked for; the others stay in float32.
 IN_TYPE = {
-    "aft": 3, "gated_norm": 2, "retention": 3, "gated_linear_attention": 4, "wkv": 2, "selective_scan": 2,
-}  # fmt: skip
+    "aft": (0, 1, 2),
+    "gated_norm": (0, 1),
+    "retention": (0, 1, 2),
+    "gated_linear_attention": (0, 1, 2, 3),
+    "wkv": (0, 1, 4),
+    "selective_scan": (0, 1, 3, 4, 6),
+}
 # Arguments whose gradient the kernels do not have.
 CONSTANT = {"gated_norm": 2, "retention": 3}
 
@@ -76,8 +81,7 @@ def of_type(name: str, call: List[Any], dtype: torch.dtype) -> List[Any]:
     def one(i: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        same = i < IN_TYPE[name] or (name == "wkv" and i == 4) or (name == "selective_scan" and i in (3, 4, 6))
-        value = value.detach().to(dtype if same or dtype == torch.float64 else torch.float32)
+        value = value.detach().to(dtype if i in IN_TYPE[name] or dtype == torch.float64 else torch.float32)
         return value.requires_grad_(i != CONSTANT.get(name))
 
     return [one(i, x) for i, x in enumerate(call)]
@@ -130,7 +134,7 @@ def operators(rounds: int) -> bool:
     return fine
 
 
-def judged(ours: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> Any:
+def judged(ours: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> Tuple[bool, float, float]:
     """Whether kernels err at most twice as much as the reference in the same type, and the largest errors of both."""
     errors = [distance(x, y) for x, y in zip(ours, exact)]
     of_plain = [distance(x, y) for x, y in zip(plain, exact)]

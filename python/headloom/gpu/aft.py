@@ -26,12 +26,14 @@ relative to, -1e38 where nothing was summed.
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
+
+from headloom.gpu.gradients import wanted_gradients
 
 # Positions of a tile: as many as outputs() in src/ops/aft/op.cpp keeps sums for. Channels of a tile.
 M, N = 32, 64
@@ -386,10 +388,9 @@ def forward(*arguments: Any) -> List[Tensor]:
 def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]:
     *call, kept, wanted = arguments
     p = Problem(*call)
-    grad_q = torch.zeros_like(p.q)
-    grad_k, grad_v = torch.zeros_like(p.k), torch.zeros_like(p.v)
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (p.q, p.k, p.v))
     grad_bias = None if p.bias is None else torch.zeros_like(p.bias, dtype=torch.float32)
-    grad_state = None if p.state is None else torch.zeros_like(p.state)
+    grad_state = None if p.state is None else p.state.new_empty(p.state.shape)
     if not p.empty():
         grad_out = torch.zeros_like(p.q) if grads[0] is None else grads[0].contiguous()
         rows = Rows(*(p.floats(p.B, p.T + 1, p.C) for _ in range(3)))
@@ -417,20 +418,14 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
             grad_state[:, 2] = (p.state[:, :2] * grad_state[:, :2]).sum(1)  # both sums stand for themselves times exp(m)
             grad_state[:, 3 : 3 + p.earlier] = grad_k[:, : p.earlier]
             grad_state[:, 3 + p.earlier :] = grad_v[:, : p.earlier]
-    places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
+    places = [
         (p.q, grad_q),
         (call[1], grad_k[:, p.earlier :]),
         (call[2], grad_v[:, p.earlier :]),
         (p.bias, grad_bias),
         (p.state, grad_state),
     ]
-    out = []
-    for bit, (tensor, gradient) in enumerate(places):
-        if tensor is not None:
-            assert gradient is not None
-            is_wanted = wanted >> bit & 1
-            out.append(gradient.to(tensor.dtype).contiguous() if is_wanted else tensor.new_empty(0))
-    return out
+    return wanted_gradients(places, wanted)
 
 
 def end_of_rows(p: Problem, rows: Rows, kept: Sequence[Tensor], grad_end: Optional[Tensor]) -> Tensor:

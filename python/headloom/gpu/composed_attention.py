@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headloom.gpu import kernels
 from headloom.gpu.convolution import Chunk, Convolution
+from headloom.gpu.gradients import wanted_gradients
 
 # Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
 # processor takes to launch it.
@@ -492,14 +493,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
         (bias, dbias),
     ]
-    out = []
-    for bit, (tensor, gradient) in enumerate(places):
-        if tensor is None:
-            continue
-        assert gradient is not None
-        is_wanted = wanted >> bit & 1  # type: ignore[operator]
-        out.append(gradient.to(tensor.dtype).contiguous() if is_wanted else tensor.new_empty(0))
-    return out
+    return wanted_gradients(places, wanted)  # type: ignore[arg-type]
 
 
 def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
