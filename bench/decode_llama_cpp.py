@@ -199,6 +199,7 @@ def main():
                 continue
             path = Path(folder) / f"{name}.gguf"
             write_gguf(path, kind)
+            ours(arguments.program, run, options, arguments.threads)  # the first on a machine chooses its products' routes
             pairs = [
                 (ours(arguments.program, run, options, arguments.threads), theirs(path, arguments.threads))
                 for _ in range(arguments.rounds)

@@ -144,10 +144,14 @@ std::optional<ProductClass> class_named(const std::string& name) {
 // Below this many multiply-adds a measurement would cost more than it could bring.
 constexpr int64_t kWorthMeasuring = 1 << 18;
 // Runs of each route, and how long all of them may take together before the fewest are enough.
-constexpr int kFewestRuns = 4, kMostRuns = 20;
+constexpr int kFewestRuns = 6, kMostRuns = 20;
 constexpr double kSecondsOfRuns = 0.02;
-// Raised when the blocked kernel becomes faster, so that every machine chooses anew.
-constexpr int kVersionOfBlocked = 3;
+// The share of its runs in which a library has to be faster than Headloom's own route. On a busy
+// machine any route is the fastest now and then, and the file would keep that for good.
+constexpr double kShareOfRuns = 0.8;
+// Raised when the blocked kernel becomes faster or the choice better, so that every machine
+// chooses anew.
+constexpr int kVersion = 4;
 
 class Choices {
  public:
@@ -222,17 +226,24 @@ class Choices {
   static const Route& fastest(const Tensor& out, const Tensor& a, const Tensor& b,
                               const Tensor& bias) {
     std::vector<double> least(routes().size(), std::numeric_limits<double>::infinity());
+    std::vector<int> wins(routes().size(), 0);
     double spent = 0;
-    for (int i = 0; i < kFewestRuns || (i < kMostRuns && spent < kSecondsOfRuns); ++i) {
+    int counted = -1;  // the first run warms up
+    for (; counted + 1 < kFewestRuns || (counted + 1 < kMostRuns && spent < kSecondsOfRuns);
+         ++counted) {
+      double own = 0;
       for (size_t r = 0; r < least.size(); ++r) {
         const double seconds = seconds_of(routes()[r], out, a, b, bias);
         spent += seconds;
-        if (i > 0) least[r] = std::min(least[r], seconds);  // the first warms up
+        if (r == 0) own = seconds;
+        if (counted < 0) continue;
+        least[r] = std::min(least[r], seconds);
+        if (seconds < routes()[r].needed * own) ++wins[r];
       }
     }
     size_t best = 0;
     for (size_t r = 1; r < least.size(); ++r) {
-      if (least[r] < routes()[r].needed * least[best]) best = r;
+      if (least[r] < routes()[r].needed * least[best] && wins[r] >= kShareOfRuns * counted) best = r;
     }
     return routes()[best];
   }
@@ -250,10 +261,9 @@ class Choices {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
-  // The processor, the PyTorch and the version of the blocked kernel that the file's choices were
-  // measured on.
+  // The processor, the PyTorch and the version that the file's choices were measured on.
   static std::string machine() {
-    return c10::str("# headloom products ", kVersionOfBlocked, ", PyTorch ", TORCH_VERSION, ", ",
+    return c10::str("# headloom products ", kVersion, ", PyTorch ", TORCH_VERSION, ", ",
                     at::get_cpu_capability(), ", ", std::thread::hardware_concurrency(), " x ",
                     processor_name());
   }
