@@ -85,6 +85,10 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
       "{" + join(names, ",") + "}");
 }
 
+CLI::Option* repeatable(CLI::Option* option) {
+  return option->take_all()->expected(1)->allow_extra_args(false);
+}
+
 std::string explain(const CLI::ParseError& error, const CLI::App& command) {
   const std::string text = error.what(), who = command.get_name();
   const std::vector<std::string> unknown = command.remaining();

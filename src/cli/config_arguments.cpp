@@ -8,11 +8,10 @@ namespace headloom::cli {
 
 void ConfigArguments::add(CLI::App& app, const char* doc) {
   app.add_option("config", path, doc)->required();
-  app.add_option("--set", overrides,
-                 "override a key of the configuration, as in --set train.steps=200; repeatable")
-      ->type_name("KEY=VALUE")
-      ->take_all()
-      ->allow_extra_args(false);
+  repeatable(app.add_option(
+                 "--set", overrides,
+                 "override a key of the configuration, as in --set train.steps=200; repeatable"))
+      ->type_name("KEY=VALUE");
 }
 
 Node ConfigArguments::read() const {

@@ -220,12 +220,12 @@ Command eval_command() {
                        "--context, --cache or --cache-dtype")
             ->check(whole_number(1));
         add_cache_option(app, a->cache);
-        app.add_option("--set", a->overrides,
-                       "override a key, as in --set 'task.paths=[\"book.txt\"]'; other data than "
-                       "the run's are read whole unless task.held_out says otherwise")
-            ->type_name("KEY=VALUE")
-            ->take_all()
-            ->allow_extra_args(false);
+        repeatable(
+            app.add_option("--set", a->overrides,
+                           "override a key, as in --set 'task.paths=[\"book.txt\"]'; other data "
+                           "than the run's are read whole unless task.held_out says otherwise; "
+                           "repeatable"))
+            ->type_name("KEY=VALUE");
         app.add_flag("--json", a->json, "print the result as JSON");
         return [a] { return run_eval(*a); };
       }};

@@ -174,8 +174,7 @@ Command generate_command() {
                        "above 1: what was there already is less likely to come again")
             ->check(real_number(positive()))
             ->capture_default_str();
-        app.add_option("--stop", a->stops, "end before this text; may be given several times")
-            ->allow_extra_args(false)
+        repeatable(app.add_option("--stop", a->stops, "end before this text; repeatable"))
             ->check([](const std::string& text) {
               return std::string(text.empty() ? "is empty, which would end every text." : "");
             });
