@@ -14,8 +14,8 @@ CLI::Validator whole_number(int64_t low, int64_t high = std::numeric_limits<int6
 CLI::Validator real_number(const Range<double>& range);
 CLI::Validator one_of(const std::vector<std::string>& names);
 
-// An option that may be given several times, with one value each time, so that a positional
-// argument may follow the value.
+// Lets `option` be given several times, with one value each time. Returns it. A positional argument
+// may follow the value.
 CLI::Option* repeatable(CLI::Option* option);
 
 // What is wrong with the arguments of `command`, whose parsing ended with `error`.

@@ -227,23 +227,24 @@ class Choices {
                               const Tensor& bias) {
     std::vector<double> least(routes().size(), std::numeric_limits<double>::infinity());
     std::vector<int> wins(routes().size(), 0);
+    std::vector<double> seconds(routes().size());
     double spent = 0;
-    int counted = -1;  // the first run warms up
-    for (; counted + 1 < kFewestRuns || (counted + 1 < kMostRuns && spent < kSecondsOfRuns);
-         ++counted) {
-      double own = 0;
-      for (size_t r = 0; r < least.size(); ++r) {
-        const double seconds = seconds_of(routes()[r], out, a, b, bias);
-        spent += seconds;
-        if (r == 0) own = seconds;
-        if (counted < 0) continue;
-        least[r] = std::min(least[r], seconds);
-        if (seconds < routes()[r].needed * own) ++wins[r];
+    int runs = 0;
+    while (runs < kFewestRuns || (runs < kMostRuns && spent < kSecondsOfRuns)) {
+      for (size_t r = 0; r < seconds.size(); ++r) {
+        seconds[r] = seconds_of(routes()[r], out, a, b, bias);
+        spent += seconds[r];
+      }
+      if (++runs == 1) continue;  // the first warms up
+      for (size_t r = 0; r < seconds.size(); ++r) {
+        least[r] = std::min(least[r], seconds[r]);
+        if (seconds[r] < routes()[r].needed * seconds[0]) ++wins[r];
       }
     }
     size_t best = 0;
     for (size_t r = 1; r < least.size(); ++r) {
-      if (least[r] < routes()[r].needed * least[best] && wins[r] >= kShareOfRuns * counted) best = r;
+      const bool often = wins[r] >= kShareOfRuns * (runs - 1);
+      if (often && least[r] < routes()[r].needed * least[best]) best = r;
     }
     return routes()[best];
   }
