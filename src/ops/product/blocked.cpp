@@ -2,6 +2,7 @@
 #include "ops/product/blocked.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 
 #include "ops/cpu.h"
@@ -15,8 +16,12 @@ using product_kernel::Block;
 using product_kernel::Matrix;
 using product_kernel::Sizes;
 
-// Packed panels of B: they stay in the caches that the cores share.
+// Packed panels of B that all threads read: they stay in the caches that the cores share.
 constexpr int64_t kBytesOfB = 8 << 20;
+// Where the panels of A take no more than this, it is they that all threads read, once for each part
+// of B. The panels of such a part stay in the cache of the thread that packs them.
+constexpr int64_t kBytesOfSharedA = 2 << 20;
+constexpr int64_t kBytesOfOwnB = 256 << 10;
 // Bytes of a MadeFactor that are made and packed at once. They stay in the first level of cache.
 constexpr int64_t kBytesMade = 16 << 10;
 // Starting threads takes as long as this many multiply-adds, or as packing this many bytes.
@@ -48,6 +53,16 @@ class PanelMemory {
   int64_t size_ = 0;
 };
 
+// Of the calling thread: for panels that all threads read, and for those that it alone does.
+PanelMemory& memory_of_shared() {
+  thread_local PanelMemory memory;
+  return memory;
+}
+PanelMemory& memory_of_own() {
+  thread_local PanelMemory memory;
+  return memory;
+}
+
 int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 Matrix matrix(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
@@ -64,7 +79,7 @@ struct BlockedCall {
 
   // Columns n0 ... n1 of B, of which the first begins a panel.
   void pack_panels(int64_t n0, int64_t n1, int64_t k0, int64_t k1, char* to) const {
-    static product_kernel::Pack* const pack = HL_CHOOSE(product_kernel::pack);
+    static product_kernel::Pack* const pack = HL_CHOOSE(product_kernel::pack_columns);
     if (made == nullptr) return pack(args, {0, 0, n0, n1, k0, k1}, to);
     alignas(64) char values[kBytesMade];
     const int64_t size = args.type == Type::kFloat ? sizeof(float) : sizeof(uint16_t);
@@ -81,13 +96,12 @@ struct BlockedCall {
     }
   }
 
-  // All columns n0 ... n1 and rows of C, for k0 ... k1.
-  void run(int64_t n0, int64_t n1, int64_t k0, int64_t k1, bool add) const {
+  // All columns n0 ... n1 and rows of C, for k0 ... k1. All threads read one copy of B.
+  void run_by_rows(int64_t n0, int64_t n1, int64_t k0, int64_t k1, bool add) const {
     static product_kernel::Run* const kernel = HL_CHOOSE(product_kernel::run);
-    thread_local PanelMemory memory_of_b;
     const int64_t depth = lines(k1 - k0), panel_bytes = depth * sizes.b_line;
     const int64_t panels = parts(n1 - n0, sizes.nr);
-    char* const b = static_cast<char*>(memory_of_b.of(panels * panel_bytes));
+    char* const b = static_cast<char*>(memory_of_shared().of(panels * panel_bytes));
     const int64_t together = parts(panels, 4 * threads);
     const bool alone = threads == 1 || panels * panel_bytes < kWorthPacking;
     at::parallel_for(0, panels, alone ? panels : together, [&](int64_t first, int64_t last) {
@@ -103,27 +117,65 @@ struct BlockedCall {
     const int64_t across =
         threads == 1 ? 1 : std::min(panels, down >= 2 * threads ? 1 : parts(2 * threads, down));
     const int64_t wide = parts(panels, across) * sizes.nr;
-    // Threads do not run evenly: who is ahead takes more.
-    std::atomic<int64_t> next{0};
-    at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-      thread_local PanelMemory memory_of_a;
-      void* const a = memory_of_a.of(parts(tall, sizes.mr) * depth * sizes.a_line);
-      for (int64_t i = next++; i < down * across; i = next++) {
-        const int64_t top = i / across * tall, left = n0 + i % across * wide;
-        if (left >= n1) continue;
-        kernel(args, {top, std::min(top + tall, m), left, std::min(left + wide, n1), k0, k1}, add,
-               b + (left - n0) / sizes.nr * panel_bytes, a);
+    each_task(down * across, [&](int64_t i) {
+      void* const a = memory_of_own().of(parts(tall, sizes.mr) * depth * sizes.a_line);
+      const int64_t top = i / across * tall, left = n0 + i % across * wide;
+      if (left >= n1) return;
+      kernel(args, {top, std::min(top + tall, m), left, std::min(left + wide, n1), k0, k1}, add,
+             b + (left - n0) / sizes.nr * panel_bytes, a, /*shared=*/false);
+    });
+  }
+
+  // All of C, for k0 ... k1. All threads read one copy of A. Each packs the columns of B that it
+  // multiplies.
+  void run_by_columns(int64_t k0, int64_t k1, bool add) const {
+    static product_kernel::Pack* const pack_rows = HL_CHOOSE(product_kernel::pack_rows);
+    static product_kernel::Run* const kernel = HL_CHOOSE(product_kernel::run);
+    const int64_t depth = lines(k1 - k0), panel_bytes = depth * sizes.a_line;
+    const int64_t panels = parts(m, sizes.mr);
+    char* const a = static_cast<char*>(memory_of_shared().of(panels * panel_bytes));
+    const bool alone = threads == 1 || panels * panel_bytes < kWorthPacking;
+    const int64_t together = alone ? panels : parts(panels, 4 * threads);
+    // The last two panels have as many rows as each other, so one task has both.
+    const auto row = [&](int64_t panel) {
+      const int64_t first = panel * sizes.mr;
+      return panel > 0 && m - first < 2 * sizes.mr ? m : first;
+    };
+    each_task(parts(panels, together), [&](int64_t i) {
+      const int64_t top = row(i * together), bottom = std::min(row((i + 1) * together), m);
+      if (top < bottom) {
+        pack_rows(args, {top, bottom, 0, n, k0, k1}, a + i * together * panel_bytes);
       }
+    });
+    const int64_t own = std::max<int64_t>(kBytesOfOwnB / (depth * sizes.b_line), 1);
+    const int64_t wide = std::min(own, parts(parts(n, sizes.nr), 4 * threads)) * sizes.nr;
+    each_task(parts(n, wide), [&](int64_t i) {
+      void* const b = memory_of_own().of(wide / sizes.nr * depth * sizes.b_line);
+      const int64_t left = i * wide, right = std::min(left + wide, n);
+      pack_panels(left, right, k0, k1, static_cast<char*>(b));
+      kernel(args, {0, m, left, right, k0, k1}, add, b, a, /*shared=*/true);
+    });
+  }
+
+  // Threads do not run evenly: who is ahead takes more.
+  void each_task(int64_t count, const std::function<void(int64_t)>& task) const {
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, std::min(threads, count), 1, [&](int64_t, int64_t) {
+      for (int64_t i = next++; i < count; i = next++) task(i);
     });
   }
 
   void run(bool add) const {
     for (int64_t k0 = 0; k0 < k; k0 += sizes.kc) {
-      const int64_t k1 = std::min(k0 + sizes.kc, k);
-      const int64_t wide =
-          std::max<int64_t>(kBytesOfB / (lines(k1 - k0) * sizes.b_line), 1) * sizes.nr;
+      const int64_t k1 = std::min(k0 + sizes.kc, k), depth = lines(k1 - k0);
+      const bool few_rows = m < n && parts(m, sizes.mr) * depth * sizes.a_line <= kBytesOfSharedA;
+      if (few_rows && parts(n, sizes.nr) >= 4 * threads) {
+        run_by_columns(k0, k1, add || k0 > 0);
+        continue;
+      }
+      const int64_t wide = std::max<int64_t>(kBytesOfB / (depth * sizes.b_line), 1) * sizes.nr;
       for (int64_t n0 = 0; n0 < n; n0 += wide) {
-        run(n0, std::min(n0 + wide, n), k0, k1, add || k0 > 0);
+        run_by_rows(n0, std::min(n0 + wide, n), k0, k1, add || k0 > 0);
       }
     }
   }

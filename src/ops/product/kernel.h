@@ -2,10 +2,10 @@
 //
 // Both factors are copied into panels in the order in which the innermost loop reads them, so that
 // any strides of theirs cost the same. The caller cuts the product into blocks
-// (product/blocked.cpp), packs B once for all threads and lets each thread pack the rows of A that
-// it multiplies. Where few columns share the work of packing them, rows of A are read where they
-// are. A sum over k is never cut among threads, so that results do not depend on their
-// number. Free of torch.
+// (product/blocked.cpp) and packs one factor once for all threads: A where it has few rows, and B
+// elsewhere. Of the other factor each thread packs what it multiplies. Where few columns share the
+// work of packing them, rows of A are read where they are. A sum over k is never cut among threads,
+// so that results do not depend on their number. Free of torch.
 #pragma once
 
 #include "ops/kernel/types.h"
@@ -45,14 +45,18 @@ struct Sizes {
 using SizesOf = Sizes(Type type);
 SizesOf sizes_DEFAULT, sizes_AVX2, sizes_AVX512, sizes_AVX512_BF16;
 
-// Copies B[k0 ... k1, n0 ... n1] to panels of `nr` columns; n0 is a multiple of nr.
+// pack_rows copies A[m0 ... m1, k0 ... k1] to panels of `mr` rows, and pack_columns copies
+// B[k0 ... k1, n0 ... n1] to panels of `nr` columns; n0 is a multiple of nr.
 using Pack = void(const Args& args, const Block& block, void* to);
-Pack pack_DEFAULT, pack_AVX2, pack_AVX512, pack_AVX512_BF16;
+Pack pack_rows_DEFAULT, pack_rows_AVX2, pack_rows_AVX512, pack_rows_AVX512_BF16;
+Pack pack_columns_DEFAULT, pack_columns_AVX2, pack_columns_AVX512, pack_columns_AVX512_BF16;
 
 // C[m0 ... m1, n0 ... n1] = the block's product, scaled, and the bias, or += the block's product.
-// `b` is what pack() made of that block of B; `a` has room for the panels of m1 - m0 rows. C is of
-// `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
-using Run = void(const Args& args, const Block& block, bool add, const void* b, void* a);
+// `b` is what pack_columns() made of that block of B. With `shared`, `a` is what pack_rows() made of
+// that block of A; otherwise it has room for that, and rows that have to be packed are packed here.
+// C is of `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
+using Run = void(const Args& args, const Block& block, bool add, const void* b, void* a,
+                 bool shared);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
 }  // namespace headloom::ops::product_kernel

@@ -30,6 +30,7 @@ constexpr int64_t kBytesOfA = 256 << 10;
 // Lines that are fetched ahead of those that are read: processors do not foresee them by
 // themselves, because few bytes of each are read at a time.
 constexpr int64_t kAhead = 16;
+constexpr int64_t kFloatsAhead = 16;
 
 template <typename T>
 constexpr bool kPairs = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
@@ -82,18 +83,19 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
   };
   int64_t l = 0;
   if (inner == 1) {
-    // Sixteen bytes of four lines at a time. Bits are moved, not computed with.
+    // Four rows at a time. Bits are moved, not computed with.
     const int64_t four = count / 4 * 4, whole = depth / (4 * kStep) * 4;
     if constexpr (sizeof(T) * kStep == sizeof(float)) {
       if (outer * sizeof(T) % sizeof(float) == 0) {
-        transpose(four, whole, reinterpret_cast<const float*>(from),
-                  outer * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(float)),
-                  reinterpret_cast<float*>(to), kWidth);
+        const auto floats = [&](int64_t row) {
+          return reinterpret_cast<const float*>(from + row * outer);
+        };
+        const int64_t apart = outer * static_cast<int64_t>(sizeof(T)) / 4;
+        auto* const panel = reinterpret_cast<float*>(to);
+        transpose<kFloatsAhead>(four, whole, floats(0), apart, panel, kWidth);
         if (count >= 4 && count > four) {
-          // The last lines that are no four, with those before them.
-          transpose(4, whole, reinterpret_cast<const float*>(from + (count - 4) * outer),
-                    outer * static_cast<int64_t>(sizeof(T)) / static_cast<int64_t>(sizeof(float)),
-                    reinterpret_cast<float*>(to + count - 4), kWidth);
+          // The last rows that are no four, with those before them.
+          transpose<kFloatsAhead>(4, whole, floats(count - 4), apart, panel + count - 4, kWidth);
         } else {
           for (int64_t i = four; i < count; ++i) {
             for (int64_t line = 0; line < whole; ++line) one(i, line);
@@ -195,6 +197,7 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
     decltype(load(b)) values[kUsed];
 #pragma GCC unroll 4
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
+    if constexpr (kRowsAre == Rows::kPacked) __builtin_prefetch(row[0] + lines * kRows);
     if constexpr (kRowsAre == Rows::kAdjacent) __builtin_prefetch(row[0] + kAhead * step);
     // The rows of the next panel lie behind these, often without a gap.
     if constexpr (kRowsAre == Rows::kApart) __builtin_prefetch(a + M * step + M * l);
@@ -276,7 +279,7 @@ int64_t values_at_once(bool adjacent, const Block& at) {
 }
 
 template <typename T>
-void pack(const Args& args, const Block& at, void* to) {
+void pack_columns(const Args& args, const Block& at, void* to) {
   const int64_t panel = lines_of<T>(at) * kColumns;
   const int64_t step = values_at_once<T>(args.b.column == 1, at);
   for (int64_t k = at.k0; k < at.k1; k += step) {
@@ -323,44 +326,63 @@ void pack_rows(const Args& args, const Block& at, Element<T>* to) {
   }
 }
 
-// Rows of A as kRowsAre says: packed at `a`, or where they are.
+// Rows of A as kRowsAre says: packed at `a`, or where they are. The panels of the outer loop come
+// from a farther cache than those of the inner one.
 template <typename T, typename C, Rows kRowsAre>
-void multiply(const Args& args, const Block& at, bool add, const Element<T>* b,
-              const Element<T>* a) {
+void multiply(const Args& args, const Block& at, bool add, const Element<T>* b, const Element<T>* a,
+              bool rows_outside) {
   const int64_t lines = lines_of<T>(at);
   const auto* const bias = add ? nullptr : static_cast<const C*>(args.bias);
-  for (int64_t n = at.n0; n < at.n1; n += kColumns, b += lines * kColumns) {
+  const auto one = [&](int64_t m, int count, int64_t panel, int64_t n) {
+    const Element<T>* from = a + panel * lines * kRows;
+    int64_t step = kRows;
+    if constexpr (kRowsAre != Rows::kPacked) {
+      from = place<T>(args.a, m, at.k0);
+      step = kRowsAre == Rows::kAdjacent ? args.a.column : args.a.row;
+    }
+    C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
+    const float* const scale = args.scale == nullptr ? nullptr : args.scale + n;
+    const C* const offset = bias == nullptr ? nullptr : bias + n;
+    const auto some = at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C>
+                                     : rows<1, kRowsAre, Element<T>, C>;
+    some(count, lines, from, step, b + (n - at.n0) * lines, to, args.c_row, at.n1 - n, add, scale,
+         offset);
+  };
+  const auto each_panel_of_rows = [&](const auto& run) {
     for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
       const int count = panel_rows(at.m1 - m);
-      const Element<T>* from = a + panel * lines * kRows;
-      int64_t step = kRows;
-      if constexpr (kRowsAre != Rows::kPacked) {
-        from = place<T>(args.a, m, at.k0);
-        step = kRowsAre == Rows::kAdjacent ? args.a.column : args.a.row;
-      }
-      C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
-      const float* const scale = args.scale == nullptr ? nullptr : args.scale + n;
-      const C* const offset = bias == nullptr ? nullptr : bias + n;
-      const auto some = at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C>
-                                       : rows<1, kRowsAre, Element<T>, C>;
-      some(count, lines, from, step, b, to, args.c_row, at.n1 - n, add, scale, offset);
+      run(m, count, panel);
       m += count;
     }
+  };
+  const auto each_panel_of_columns = [&](const auto& run) {
+    for (int64_t n = at.n0; n < at.n1; n += kColumns) run(n);
+  };
+  if (rows_outside) {
+    each_panel_of_rows([&](int64_t m, int count, int64_t panel) {
+      each_panel_of_columns([&](int64_t n) { one(m, count, panel, n); });
+    });
+  } else {
+    each_panel_of_columns([&](int64_t n) {
+      each_panel_of_rows([&](int64_t m, int count, int64_t panel) { one(m, count, panel, n); });
+    });
   }
 }
 
 template <typename T, typename C>
-void run(const Args& args, const Block& at, bool add, const void* packed, void* room) {
-  auto* const a = static_cast<Element<T>*>(room);
+void run(const Args& args, const Block& at, bool add, const void* packed, void* rows, bool shared) {
+  auto* const a = static_cast<Element<T>*>(rows);
   const auto* const b = static_cast<const Element<T>*>(packed);
+  if (shared) return multiply<T, C, Rows::kPacked>(args, at, add, b, a, /*rows_outside=*/true);
   const Rows rows_are = rows_of<T>(args, at);
   if constexpr (std::is_same_v<T, float>) {
     if (rows_are == Rows::kAdjacent)
-      return multiply<T, C, Rows::kAdjacent>(args, at, add, b, nullptr);
-    if (rows_are == Rows::kApart) return multiply<T, C, Rows::kApart>(args, at, add, b, nullptr);
+      return multiply<T, C, Rows::kAdjacent>(args, at, add, b, nullptr, /*rows_outside=*/false);
+    if (rows_are == Rows::kApart)
+      return multiply<T, C, Rows::kApart>(args, at, add, b, nullptr, /*rows_outside=*/false);
   }
   pack_rows<T>(args, at, a);
-  multiply<T, C, Rows::kPacked>(args, at, add, b, a);
+  multiply<T, C, Rows::kPacked>(args, at, add, b, a, /*rows_outside=*/false);
 }
 
 template <typename T>
@@ -383,15 +405,21 @@ Sizes HL_KERNEL(sizes)(Type type) {
   return type == Type::kBFloat16 ? sizes<BFloat16>() : sizes<float>();
 }
 
-void HL_KERNEL(pack)(const Args& args, const Block& block, void* to) {
-  return args.type == Type::kBFloat16 ? pack<BFloat16>(args, block, to)
-                                      : pack<float>(args, block, to);
+void HL_KERNEL(pack_rows)(const Args& args, const Block& block, void* to) {
+  if (args.type == Type::kFloat) return pack_rows<float>(args, block, static_cast<float*>(to));
+  return pack_rows<BFloat16>(args, block, static_cast<Element<BFloat16>*>(to));
 }
 
-void HL_KERNEL(run)(const Args& args, const Block& block, bool add, const void* b, void* a) {
-  if (args.type == Type::kFloat) return run<float, float>(args, block, add, b, a);
-  return args.out_type == Type::kFloat ? run<BFloat16, float>(args, block, add, b, a)
-                                       : run<BFloat16, BFloat16>(args, block, add, b, a);
+void HL_KERNEL(pack_columns)(const Args& args, const Block& block, void* to) {
+  return args.type == Type::kBFloat16 ? pack_columns<BFloat16>(args, block, to)
+                                      : pack_columns<float>(args, block, to);
+}
+
+void HL_KERNEL(run)(const Args& args, const Block& block, bool add, const void* b, void* a,
+                    bool shared) {
+  if (args.type == Type::kFloat) return run<float, float>(args, block, add, b, a, shared);
+  return args.out_type == Type::kFloat ? run<BFloat16, float>(args, block, add, b, a, shared)
+                                       : run<BFloat16, BFloat16>(args, block, add, b, a, shared);
 }
 
 }  // namespace headloom::ops::product_kernel

@@ -6,9 +6,8 @@
 // at::mm runs at 40% of the peak on processors for which MKL has no fast path, and at the peak on
 // others. The first product of a class (type, layout, sizes by powers of four, number of threads)
 // therefore times every route, and all later ones of the class take the fastest. The choice stays
-// for the process, and a file keeps it for later ones: $XDG_CACHE_HOME/headloom/products, or
-// ~/.cache/headloom/products. HEADLOOM_PRODUCTS=blocked (or another route) forces one for all
-// products.
+// for the process, and a file keeps it for later ones: products-* in $XDG_CACHE_HOME/headloom or
+// ~/.cache/headloom. HEADLOOM_PRODUCTS=blocked (or another route) forces one for all products.
 //
 // A route's results do not depend on the number of threads within "blocked", and differ from those
 // of another route by rounding alone.

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/hash.h"
 #include "core/platform.h"
 #include "ops/product/blocked.h"
 #include "ops/product/product.h"
@@ -151,7 +152,7 @@ constexpr double kSecondsOfRuns = 0.02;
 constexpr double kShareOfRuns = 0.8;
 // Raised when the blocked kernel becomes faster or the choice better, so that every machine
 // chooses anew.
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 class Choices {
  public:
@@ -269,17 +270,18 @@ class Choices {
                     processor_name());
   }
 
+  // A file for each machine(), because machines may share a home, and versions a machine.
   static std::filesystem::path path() {
+    const std::string name = "products-" + hash_text(machine());
     if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
-      return std::filesystem::path(cache) / "headloom" / "products";
+      return std::filesystem::path(cache) / "headloom" / name;
     }
     const char* home = std::getenv("HOME");
     if (home == nullptr || *home == '\0') return {};
-    return std::filesystem::path(home) / ".cache" / "headloom" / "products";
+    return std::filesystem::path(home) / ".cache" / "headloom" / name;
   }
 
-  // Lines "route class" below machine(); choices of this process stay. A file of another machine
-  // counts for nothing.
+  // Lines "route class" below machine(); choices of this process stay.
   void read() {
     std::ifstream file(path());
     std::string line;
