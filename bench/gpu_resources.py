@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -22,9 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-import headloom  # noqa: F401: loads the operators
-from headloom.gpu import aft, gated_norm
-from headloom.gpu import composed_attention as gpu
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import headloom  # noqa: E402, F401: loads the operators
+from headloom.gpu import aft, gated_norm  # noqa: E402
+from headloom.gpu import composed_attention as gpu  # noqa: E402
 
 # Shared memory that one program may have, in bytes (CUDA's programming guide, table of compute capabilities).
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}

@@ -16,12 +16,19 @@
 namespace headloom::bench {
 
 struct BenchOptions {
-  std::string only;
+  std::string only;              // a part of the names of what is measured
+  mutable bool matched = false;  // something has it in its name
   std::string backend;
   double seconds = 2;
   int64_t threads = 0;
   bool json = false;
   bool profile = false;  // of `step`: where its time goes
+
+  bool wants(const std::string& name) const {
+    const bool wanted = name.find(only) != std::string::npos;
+    matched = matched || wanted;
+    return wanted;
+  }
 };
 
 void seed_all();

@@ -19,7 +19,7 @@ void bench_operators(const std::string& family, const BenchOptions& a,
                      nlohmann::ordered_json& json) {
   std::vector<ops::OpCase> cases;
   for (const ops::OpCase& c : ops::all_cases()) {
-    if (c.op == family && c.name.find(a.only) != std::string::npos) cases.push_back(c);
+    if (c.op == family && a.wants(c.name)) cases.push_back(c);
   }
   if (!a.json && !cases.empty()) {
     std::printf("%-28s %10s %22s %-14s %10s %22s %-14s\n", family.c_str(), "forward", "x baseline",

@@ -6,7 +6,7 @@ namespace headloom::bench {
 
 void Requirements::add(const std::string& what, double target, bool at_least,
                        const Measure& measure) {
-  if (what.find(arguments_.only) == std::string::npos) return;
+  if (!arguments_.wants(what)) return;
   const double value = measure();
   const bool pass = at_least ? value >= target : value <= target;
   if (arguments_.json) {

@@ -54,6 +54,10 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
     }
     if (!a.json) std::printf("\n");
   }
+  if (!a.matched) {
+    usage_error("--only is '", a.only, "', but no case or figure of ",
+                wanted.empty() ? "any benchmark" : join(chosen), " has that in its name.");
+  }
   if (a.json) std::printf("%s\n", json.dump(1).c_str());
 }
 

@@ -113,16 +113,13 @@ void print_profile(const std::string& name, StepBench& step, const BenchOptions&
 }  // namespace
 
 void bench_step(const BenchOptions& a, nlohmann::ordered_json& json) {
-  const auto wanted = [&](const std::string& name) {
-    return name.find(a.only) != std::string::npos;
-  };
   const std::string small = "GPT-2 124M, batch 4, T=256", recall = "recall, batch 512, T=64";
   if (a.profile) {
-    if (wanted(small)) {
+    if (a.wants(small)) {
       StepBench step(gpt2(1024), 4, 256);
       print_profile(small, step, a, json);
     }
-    if (wanted(recall)) {
+    if (a.wants(recall)) {
       StepBench step(recall_model(), recall_batch());
       print_profile(recall, step, a, json);
     }
@@ -130,7 +127,7 @@ void bench_step(const BenchOptions& a, nlohmann::ordered_json& json) {
   }
   if (!a.json) std::printf("%-44s %12s %12s\n", "step", "a step", "tokens/s");
   const auto timed = [&](const std::string& name, const std::function<StepBench()>& make) {
-    if (!wanted(name)) return;
+    if (!a.wants(name)) return;
     StepBench step = make();
     const Spread seconds = time_pairs([&] { step(); }, [] {}, 4 * a.seconds).a;
     const double rate = static_cast<double>(step.tokens()) / seconds.median;

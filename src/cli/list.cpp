@@ -38,6 +38,14 @@ std::vector<Item> items_of(const std::vector<EntryType>& entries) {
   return items;
 }
 
+std::vector<std::string> traits_of(const ChannelMixerTraits& t) {
+  std::vector<std::string> out;
+  if (t.bidirectional) out.emplace_back("bidirectional");
+  if (t.tensor_parallel) out.emplace_back("tensor parallel");
+  if (t.context_parallel) out.emplace_back("context parallel");
+  return out;
+}
+
 std::vector<std::string> traits_of(const MixerTraits& t) {
   std::vector<std::string> out;
   const auto add = [&](bool has, const char* name) {
@@ -61,6 +69,9 @@ std::vector<Section> sections() {
   for (size_t i = 0; i < token_mixers().size(); ++i) {
     out[0].items[i].traits = traits_of(token_mixers()[i].traits);
   }
+  for (size_t i = 0; i < channel_mixers().size(); ++i) {
+    out[1].items[i].traits = traits_of(channel_mixers()[i].traits);
+  }
   Section operators{"operators", "Operators", {}};
   for (const ops::OpInfo& o : ops::operators()) {
     operators.items.push_back({o.name, o.doc + "; " + o.backends, o.source, {}});
@@ -71,31 +82,48 @@ std::vector<Section> sections() {
     presets.items.push_back({p.name, p.doc, p.source, {}});
   out.push_back(presets);
   Section model{"model", "[model]", {}};
+  ModelConfig decoder;
+  model.items.push_back({"model", "keys of the model", "", options_of(decoder)});
   std::set<std::string> known;  // the keys of a decoder, which are those of nearly all kinds
-  for (const std::string& kind : model_kinds()) {
-    ModelConfig config;
-    config.kind = kind;
+  for (const OptionInfo& o : model.items[0].options) known.insert(o.key);
+  const auto further = [&](ModelConfig config, const std::string& name, const std::string& doc) {
     std::vector<OptionInfo> options;
     for (const OptionInfo& o : options_of(config)) {
-      if (known.insert(o.key).second || kind == "decoder") options.push_back(o);
+      if (!known.contains(o.key)) options.push_back(o);
     }
-    model.items.push_back(
-        kind == "decoder"
-            ? Item{"model", "keys of the model", "", options}
-            : Item{"kind " + kind, "further keys of kind = \"" + kind + "\"", "", options});
+    model.items.push_back({name, doc, "", options});
+  };
+  for (const std::string& kind : model_kinds()) {
+    if (kind == decoder.kind) continue;
+    ModelConfig config;
+    config.kind = kind;
+    further(config, "kind " + kind, "further keys of kind = \"" + kind + "\"");
   }
+  ModelConfig stretched;
+  stretched.position.scaling = "llama3";
+  further(stretched, "position.scaling",
+          "further keys of position.scaling = \"llama3\"; \"linear\" has position.factor alone");
+  LayerConfig layer;
+  model.items.push_back({"[[model.layer]]", "keys of each layer", "", options_of(layer)});
   TrainOptions train;
+  ParameterGroup group;
   out.push_back(model);
-  out.push_back({"train", "[train]", {{"train", "keys of the training", "", options_of(train)}}});
+  out.push_back(
+      {"train",
+       "[train]",
+       {{"train", "keys of the training", "", options_of(train)},
+        {"[[train.group]]", "keys of each group of parameters", "", options_of(group)}}});
   CompareConfig comparison;
   ComparedModel compared_model;
   ComparedTask compared_task;
+  ComparedSize compared_size;
   out.push_back(
       {"compare",
        "Comparisons",
        {{"compare", "keys of a comparison, beside [model] and [train]", "", options_of(comparison)},
         {"[[models]]", "keys of each model compared", "", options_of(compared_model)},
-        {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)}}});
+        {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)},
+        {"[[sizes]]", "keys of each size compared", "", options_of(compared_size)}}});
   return out;
 }
 

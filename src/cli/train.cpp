@@ -60,6 +60,7 @@ std::vector<std::string> rank_command(const TrainArguments& a) {
   if (a.resume) out.emplace_back("--resume");
   if (!a.checkpoint.empty()) out.insert(out.end(), {"--checkpoint", a.checkpoint});
   if (!a.from.empty()) out.insert(out.end(), {"--from", a.from});
+  if (!a.device.empty()) out.insert(out.end(), {"--device", a.device});
   if (a.json) out.emplace_back("--json");
   out.insert(out.end(), {"--timeout", str(a.group.timeout)});
   if (!a.group.interface.empty()) out.insert(out.end(), {"--interface", a.group.interface});

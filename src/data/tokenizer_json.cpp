@@ -320,19 +320,23 @@ struct JsonTokenizer::Reader {
     }
   }
 
-  // The token that a TemplateProcessing or BertProcessing puts first.
+  // The token that a post_processor puts first.
   void read_template(const JsonPart& part) {
     if (part.absent()) return;
     const std::string type = type_of(part);
     if (type == "Sequence") {
       each(part.get("processors"), [&](const JsonPart& inner) { read_template(inner); });
-    } else if (type == "TemplateProcessing" && !part.get("single").list().empty()) {
+    } else if (type == "TemplateProcessing") {
+      if (part.get("single").list().empty()) return;
       const JsonPart first = part.get("single").get(size_t{0}).get("SpecialToken");
       if (first.absent()) return;
       const JsonPart special = part.get("special_tokens").get(first.get("id").text());
       out.start_ = number(special.get("ids").get(size_t{0}).raw(), out.pieces_.size());
-    } else if (type == "BertProcessing") {
+    } else if (type == "BertProcessing" || type == "RobertaProcessing") {
       out.start_ = number(part.get("cls").get(size_t{1}).raw(), out.pieces_.size());
+    } else if (type != "ByteLevel") {  // which moves no token
+      fail("its post_processor is '", type, "', expected TemplateProcessing, BertProcessing, ",
+           "RobertaProcessing, ByteLevel or a Sequence of them");
     }
   }
 

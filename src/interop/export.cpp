@@ -115,17 +115,29 @@ void compare(const Node& ours, const Node& theirs, const std::string& path,
   }
 }
 
-// What keeps `family` from expressing `model`; fills `config`.
-std::vector<std::string> obstacles(const Family& family, const Node& model, Node& config) {
+// What keeps a family from expressing a model, without full stops.
+struct Obstacles {
+  std::vector<std::string> found;
+  bool foreign = false;  // the family has no such model at all, rather than other values of its keys
+
+  bool fewer_than(const Obstacles& other) const {
+    return std::pair(foreign, found.size()) < std::pair(other.foreign, other.found.size());
+  }
+};
+
+// Fills `config`.
+Obstacles obstacles(const Family& family, const Node& model, Node& config) {
   try {
     config = family.config(Settings(model, "the model"));
     ModelConfig back;
     read_fields(family.model(Settings(config, family.name)), back, "model");
-    std::vector<std::string> out;
-    compare(model, canonical(back), "model", out);
+    Obstacles out;
+    compare(model, canonical(back), "model", out.found);
     return out;
   } catch (const Error& error) {
-    return {error.what()};
+    std::string text = error.what();
+    if (!text.empty() && text.back() == '.') text.pop_back();
+    return {.found = {text}, .foreign = true};
   }
 }
 
@@ -214,22 +226,21 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
   const Node model = canonical(run.config.model);
   const Family* chosen = nullptr;
   Node config;
-  std::string nearest_name, nearest_obstacle;
-  size_t fewest = 0;
+  std::string nearest_name;
+  Obstacles nearest;
   std::vector<std::string> names;
   for (const Family& family : families()) {
     if (!family.config) continue;
     names.push_back(family.name);
     if (!wanted.empty() && family.name != wanted) continue;
-    const std::vector<std::string> found = obstacles(family, model, config);
-    if (found.empty()) {
+    const Obstacles in_the_way = obstacles(family, model, config);
+    if (in_the_way.found.empty()) {
       chosen = &family;
       break;
     }
-    if (nearest_name.empty() || found.size() < fewest) {
+    if (nearest_name.empty() || in_the_way.fewer_than(nearest)) {
       nearest_name = family.name;
-      nearest_obstacle = found[0];
-      fewest = found.size();
+      nearest = in_the_way;
     }
   }
   if (chosen == nullptr && nearest_name.empty()) {
@@ -239,7 +250,7 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
   if (chosen == nullptr) {
     usage_error(folder, ": the model cannot be written as ", nearest_name,
                 wanted.empty() ? " (the nearest) or any other architecture" : "", ": ",
-                nearest_obstacle, ".");
+                nearest.found[0], ".");
   }
 
   Converted result{.family = chosen->name};

@@ -30,7 +30,7 @@ template <typename Op>
 const char* triton_missing() {
   return has_cuda_kernels<Op>()
              ? nullptr
-             : "the kernels for NVIDIA GPUs need Python and Triton (pip install 'headloom[gpu]')";
+             : "the kernels for NVIDIA GPUs need Python and Triton (pip install triton)";
 }
 
 // Why flash-linear-attention does not take a case, for the operators whose kernels are its own

@@ -9,7 +9,7 @@ namespace headloom {
 
 // Parameters that are trained at a rate or with a weight decay of their own.
 struct ParameterGroup {
-  std::string parameters;              // a pattern of names, in which * stands for any characters
+  std::string parameters;              // a pattern of names: * is any characters, ? is one
   double lr = 1;                       // times train.lr
   std::optional<double> weight_decay;  // as the other parameters' where absent
 

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 #include "data/vocabulary.h"
 #include "helpers.h"
 #include "testing/errors.h"
@@ -89,6 +91,21 @@ TEST(Tokenizer, ALearnedVocabularyKeepsEveryText) {
   expect_contains(
       test::message_of([] { learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000}); }),
       "--size 4000 is too large for this text");
+}
+
+TEST(Tokenizer, APostProcessorSaysWhichTokenIsPutFirst) {
+  const TempFolder folder;
+  const std::string bert = letters_json();
+  const auto start_by = [&](const std::string& type) {
+    std::string json = bert;
+    json.replace(json.find("BertProcessing"), std::strlen("BertProcessing"), type);
+    return make_tokenizer(folder.write(type + ".json", json))->start_token();
+  };
+  EXPECT_EQ(start_by("BertProcessing"), 1);
+  EXPECT_EQ(start_by("RobertaProcessing"), 1);
+  EXPECT_EQ(start_by("ByteLevel"), std::nullopt);
+  expect_contains(test::message_of([&] { start_by("Nonsense"); }),
+                  "its post_processor is 'Nonsense', expected TemplateProcessing");
 }
 
 // SentencePiece skips lines of more than 65536 bytes.

@@ -73,6 +73,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("eval run --context 8 --logits x", "eval: --logits and --context cannot be given together."),
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
+        ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
         ("vocabulary a.txt", "vocabulary: --out is missing, expected file of the model, *.model."),
         ("vocabulary a.txt --out v.model --size 3", "--size is 3, expected at least 259 and at most 1048576."),
         ("vocabulary a.txt --out v.model --method bpee", "--method is 'bpee', expected one of bpe, unigram; did you mean 'bpe'?"),

@@ -253,6 +253,9 @@ def test_wrong_requests(place):
     assert "expected one of lo" in refuse("--processes", 2, "--interface", "none0")
     assert "'train.lrr'" in refuse("--processes", 2, "--set", "train.lrr=1")
     assert "'train.device' is \"cuda\"" in refuse("--processes", 2, "--set", 'train.device="cuda"')
+    # --device stands in place of the configuration's for every process.
+    steps = ["--set", "train.steps=1", "--set", 'train.device="cuda"', "--device", "cpu"]
+    train_together(place, "x.toml", "on-the-cpu", 2, *steps)
     assert not (place / "refused").exists()
 
 

@@ -15,7 +15,7 @@ import headloom.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 TRITON = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed (pip install 'headloom[gpu]')")
+needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed (pip install triton)")
 
 
 def run(*command, folder, **environment):

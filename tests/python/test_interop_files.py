@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 import torch
+from cli_support import TEXT
 from interop_support import BINARY, COMMON, ENVIRONMENT, MARK, headloom, llama, refused, saved, transformers
 from safetensors.torch import load_file, save_file
 
@@ -69,6 +70,17 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "there is no architecture" in headloom("export", tmp_path / "run", "--as", "x", "--out", tmp_path / "x", code=2)
     assert "model.position.type is 'rope', expected 'learned'" in headloom("export", tmp_path / "run", "--as", "gpt2", "--out", tmp_path / "x", code=2)
     assert "not empty" in headloom("export", tmp_path / "run", "--out", small, code=2)
+
+
+def test_a_model_that_no_architecture_has(tmp_path):
+    """The nearest one is named, and what is in its way."""
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 200)
+    task = TEXT.replace('{ type = "mha", heads = 2 }', '{ type = "mamba" }').replace("corpus.txt", str(tmp_path / "corpus.txt"))
+    (tmp_path / "x.toml").write_text(task)
+    headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run", "--set", "train.steps=1")
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2).strip()
+    assert "cannot be written as mamba (the nearest) or any other architecture: model.layer" in message, message
+    assert message.endswith(".") and not message.endswith("..") and not (tmp_path / "folder").exists()
 
 
 def as_torch_file(source, target, shards=1):

@@ -241,6 +241,7 @@ def test_what_is_not_read_is_named(tmp_path):
     assert "'added_tokens[0].content' is 1, expected a text." in refused(path, with_(added_tokens=[{"content": 1}]))
     assert "'pre_tokenizer.type' is missing, expected a text." in refused(path, with_(pre_tokenizer={"a": 1}))
     assert "'pre_tokenizer' is 3, expected a table." in refused(path, with_(pre_tokenizer=3))
+    assert "its post_processor is 'Nonsense'" in refused(path, with_(post_processor={"type": "Nonsense"}))
     bert().save(str(path))
     whole = path.read_text()
     assert "Lowercase" in refused(path, with_(normalizer={"type": "Lowercase"}))

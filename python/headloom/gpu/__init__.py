@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs: Triton's (``pip install 'headloom[gpu]'``), and those of flash-linear-attention and mamba-ssm where
+"""Kernels for NVIDIA GPUs: Triton's (``pip install triton``), and those of flash-linear-attention and mamba-ssm where
 these packages are installed.
 
 Importing this package puts them behind the CUDA dispatch key of Headloom's operators. They are loaded by the first call.

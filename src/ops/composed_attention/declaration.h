@@ -53,7 +53,7 @@ struct ComposedAttention {
       "Xiao et al. 2024; Golovneva et al. 2025; Shazeer et al. 2020; Ye et al. 2024";
   static constexpr const char* kOtherwise =
       "the reference for the rest (other types and devices); where nothing is composed, "
-      "scaled_dot_product_attention for the rest and for very few queries";
+      "scaled_dot_product_attention for the rest, and in float32 for a few queries of many keys";
 
   static auto arguments(Arguments& a) {
     ComposedAttentionOptions& o = a.options;

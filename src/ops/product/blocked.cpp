@@ -18,8 +18,8 @@ using product_kernel::Sizes;
 
 // Packed panels of B that all threads read: they stay in the caches that the cores share.
 constexpr int64_t kBytesOfB = 8 << 20;
-// Where the panels of A take no more than this, it is they that all threads read, once for each part
-// of B. The panels of such a part stay in the cache of the thread that packs them.
+// Where the panels of A take no more than this, it is they that all threads read, once for each
+// part of B. The panels of such a part stay in the cache of the thread that packs them.
 constexpr int64_t kBytesOfSharedA = 2 << 20;
 constexpr int64_t kBytesOfOwnB = 256 << 10;
 // Bytes of a MadeFactor that are made and packed at once. They stay in the first level of cache.
