@@ -17,7 +17,8 @@ namespace headloom::bench {
 
 struct BenchOptions {
   std::string only;              // a part of the names of what is measured
-  mutable bool matched = false;  // something has it in its name
+  bool names_only = false;       // nothing is measured: it is asked whether `only` is in any name
+  mutable bool matched = false;  // it is
   std::string backend;
   double seconds = 2;
   int64_t threads = 0;
@@ -27,7 +28,7 @@ struct BenchOptions {
   bool wants(const std::string& name) const {
     const bool wanted = name.find(only) != std::string::npos;
     matched = matched || wanted;
-    return wanted;
+    return wanted && !names_only;
   }
 };
 

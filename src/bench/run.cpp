@@ -12,6 +12,17 @@
 #include "ops/case.h"
 
 namespace headloom::bench {
+namespace {
+
+void run_family(const std::string& name, const BenchOptions& a, nlohmann::ordered_json& json) {
+  if (name == "train_step") return bench_steps(a, json);
+  if (name == "step") return bench_step(a, json);
+  if (name != "models" && name != "decode") return bench_operators(name, a, json);
+  Requirements rows(a, json);
+  name == "models" ? bench_model_steps(a, rows) : bench_decode(a, rows);
+}
+
+}  // namespace
 
 void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   if (a.threads > 0) at::set_num_threads(static_cast<int>(a.threads));
@@ -31,6 +42,16 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
                 near.empty() ? str("; there are ", join(families), ".")
                              : str("; did you mean '", near, "'?"));
   }
+  if (!a.only.empty()) {
+    BenchOptions names = a;
+    names.names_only = names.json = true;
+    nlohmann::ordered_json nothing;
+    for (const std::string& name : chosen) run_family(name, names, nothing);
+    if (!names.matched) {
+      usage_error("--only is '", a.only, "', but no case or figure of ",
+                  wanted.empty() ? "any benchmark" : join(chosen), " has that in its name.");
+    }
+  }
   nlohmann::ordered_json json = {{"machine", nlohmann::ordered_json::object()}};
   for (const auto& [key, value] : machine_facts()) {
     json["machine"][key] = value;
@@ -39,24 +60,8 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   if (!a.json)
     std::printf("medians (lowest - highest); ratios are taken pair by pair in one process\n\n");
   for (const std::string& name : chosen) {
-    if (name == "train_step") {
-      bench_steps(a, json);
-    } else if (name == "step") {
-      bench_step(a, json);
-    } else if (name == "models") {
-      Requirements rows(a, json);
-      bench_model_steps(a, rows);
-    } else if (name == "decode") {
-      Requirements rows(a, json);
-      bench_decode(a, rows);
-    } else {
-      bench_operators(name, a, json);
-    }
+    run_family(name, a, json);
     if (!a.json) std::printf("\n");
-  }
-  if (!a.matched) {
-    usage_error("--only is '", a.only, "', but no case or figure of ",
-                wanted.empty() ? "any benchmark" : join(chosen), " has that in its name.");
   }
   if (a.json) std::printf("%s\n", json.dump(1).c_str());
 }

@@ -91,7 +91,7 @@ std::vector<Section> sections() {
     for (const OptionInfo& o : options_of(config)) {
       if (!known.contains(o.key)) options.push_back(o);
     }
-    model.items.push_back({name, doc, "", options});
+    if (!options.empty()) model.items.push_back({name, doc, "", options});
   };
   for (const std::string& kind : model_kinds()) {
     if (kind == decoder.kind) continue;
