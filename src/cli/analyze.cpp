@@ -256,7 +256,8 @@ Command analyze_command() {
       "headloom analyze runs/text maps --text 'To be, or not to be'",
       [](CLI::App& app) -> std::function<int()> {
         auto a = std::make_shared<AnalyzeArguments>();
-        std::string what = "which analysis; without it all that the model has something for, except overhead:";
+        std::string what =
+            "which analysis; without it all that the model has something for, except overhead:";
         for (const Entry& entry : analysis::analyses())
           what += str("\n", entry.name, ": ", entry.doc);
         what += str("\n", kOverhead, ": speed of training and decoding against plain attention");

@@ -54,8 +54,7 @@ Pack pack_columns_DEFAULT, pack_columns_AVX2, pack_columns_AVX512, pack_columns_
 // C[m0 ... m1, n0 ... n1] = the block's product, scaled, and the bias, or += the block's product.
 // `b` is what pack_columns() made of that block of B. With `shared`, `a` is what pack_rows() made
 // of that block of A; otherwise it has room for that, and rows that have to be packed are packed
-// here.
-// C is of `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
+// here. C is of `out_type`; where it is bfloat16, `add` is false and k0 ... k1 the whole sum.
 using Run = void(const Args& args, const Block& block, bool add, const void* b, void* a,
                  bool shared);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
