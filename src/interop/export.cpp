@@ -118,7 +118,7 @@ void compare(const Node& ours, const Node& theirs, const std::string& path,
 // What keeps a family from expressing a model, without full stops.
 struct Obstacles {
   std::vector<std::string> found;
-  bool foreign = false;  // the family has no such model at all, rather than other values of its keys
+  bool foreign = false;  // the family has no such model, whatever the values of its keys
 
   bool fewer_than(const Obstacles& other) const {
     return std::pair(foreign, found.size()) < std::pair(other.foreign, other.found.size());

@@ -10,7 +10,8 @@ namespace headloom {
 
 void ParameterGroup::fields(Fields& f) {
   f.field("parameters", parameters,
-          "names of parameters, in which * stands for any characters and ? for one: \"*.time_decay\"");
+          "names of parameters, in which * stands for any characters and ? for one: "
+          "\"*.time_decay\"");
   f.field("lr", lr, "their learning rate, times train.lr", at_least(0.0));
   f.field("weight_decay", weight_decay, "their weight decay; absent: as the others'",
           at_least(0.0));
