@@ -223,7 +223,7 @@ std::string begun(const std::string& start, std::string sentences) {
   return start + sentences;
 }
 
-// Of the rows, the one that measurably trains fastest; in words.
+// Of the rows, those that measurably train fastest; in words.
 std::string cheaper(const TaskInfo& task, const Rows& rows) {
   const Row* fastest = nullptr;
   for (const Row* row : rows) {
@@ -232,10 +232,15 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
       fastest = row;
     }
   }
+  Rows as_fast;  // the fastest one among them
   for (const Row* row : rows) {
-    if (row != fastest && row->tokens_per_second.high >= fastest->tokens_per_second.low) {
+    if (row->tokens_per_second.high >= fastest->tokens_per_second.low) as_fast.push_back(row);
+  }
+  if (as_fast.size() > 1) {
+    if (as_fast.size() == rows.size()) {
       return " The ranges of their training speeds overlap, so speed does not decide either.";
     }
+    return " " + names(as_fast) + " train fastest; the ranges of their speeds overlap.";
   }
   return " " + name(*fastest) + " trains fastest, at " +
          grouped(fastest->tokens_per_second.median) + " " + task.unit + "/s (" +

@@ -58,6 +58,19 @@ TEST(Answer, SaysWhichDifferenceIsStillPossible) {
             "ranges of their training speeds overlap, so speed does not decide either.");
 }
 
+TEST(Answer, NamesThoseThatTrainFastest) {
+  Comparison c = small({{"mha", five(1.94, 0.02)},
+                        {"dcmha", five(1.93, 0.02, 2)},
+                        {"talking_heads", five(1.935, 0.02, 3)}});
+  for (Run& run : c.runs) {
+    if (run.model == "dcmha") run.tokens_per_second = 20000;
+  }
+  EXPECT_NE(advice(c).find("`mha` and `talking_heads` train fastest; the ranges of their speeds "
+                           "overlap."),
+            std::string::npos)
+      << advice(c);
+}
+
 TEST(Answer, SeedsPair) {
   // The seeds differ far more than the models do at each of them.
   const Comparison c =
