@@ -62,7 +62,7 @@ TEST(Answer, NamesThoseThatTrainFastest) {
   Comparison c = small({{"mha", five(1.94, 0.02)},
                         {"dcmha", five(1.93, 0.02, 2)},
                         {"talking_heads", five(1.935, 0.02, 3)}});
-  for (Run& run : c.runs) {
+  for (auto& run : c.runs) {
     if (run.model == "dcmha") run.tokens_per_second = 20000;
   }
   EXPECT_NE(advice(c).find("`mha` and `talking_heads` train fastest; the ranges of their speeds "
