@@ -66,12 +66,13 @@ std::vector<Section> sections() {
                               {"channels", "Channel mixers", items_of(channel_mixers())},
                               {"blocks", "Blocks", items_of(blocks())},
                               {"tasks", "Tasks", items_of(data::tasks())}};
-  for (size_t i = 0; i < token_mixers().size(); ++i) {
-    out[0].items[i].traits = traits_of(token_mixers()[i].traits);
-  }
-  for (size_t i = 0; i < channel_mixers().size(); ++i) {
-    out[1].items[i].traits = traits_of(channel_mixers()[i].traits);
-  }
+  const auto add_traits = [](Section& section, const auto& entries) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      section.items[i].traits = traits_of(entries[i].traits);
+    }
+  };
+  add_traits(out[0], token_mixers());
+  add_traits(out[1], channel_mixers());
   Section operators{"operators", "Operators", {}};
   for (const ops::OpInfo& o : ops::operators()) {
     operators.items.push_back({o.name, o.doc + "; " + o.backends, o.source, {}});

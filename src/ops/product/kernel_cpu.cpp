@@ -30,6 +30,7 @@ constexpr int64_t kBytesOfA = 256 << 10;
 // Lines that are fetched ahead of those that are read: processors do not foresee them by
 // themselves, because few bytes of each are read at a time.
 constexpr int64_t kAhead = 16;
+// The same where whole lines of a cache are read: one line of 16 floats.
 constexpr int64_t kFloatsAhead = 16;
 
 template <typename T>
