@@ -175,6 +175,7 @@ struct Task {
   float* packed;   // plan.packed floats
   float* scratch;  // plan.scratch floats
   float* sums;     // plan.sums floats
+  int64_t next = -1;  // the batch element after this one, which is fetched meanwhile; -1: none
 };
 
 using Run = void(const Args&, const Plan&, const Task&);

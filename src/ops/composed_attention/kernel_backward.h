@@ -390,10 +390,12 @@ struct BackwardTile {
 };
 
 template <typename T>
-void prepare_backward(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+void prepare_backward(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                      const Scratch& w) {
   const int64_t first = tile.first + tile.out, rows = tile.count - tile.out;
   const int64_t prob_rows = tile.count - tile.prob;
-  prepare_tile<T>(a, p, tile, w);
+  prepare_tile<T>(a, p, task, tile, w);
+  fetch_next<T>(task, a.grad_out, a.grad_out_stride, first, first + rows, a.H2, a.E);
   for (int64_t h = 0; h < a.H2; ++h) {
     const T* from = static_cast<const T*>(a.grad_out) + tile.batch * a.grad_out_stride[0] +
                     first * a.grad_out_stride[1] + h * a.grad_out_stride[2];
@@ -427,7 +429,7 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index
   const int64_t prob_rows = tile.count - tile.prob;
   const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
   const BackwardTile step{a, p, task, tile, w};
-  prepare_backward<T>(a, p, tile, w);
+  prepare_backward<T>(a, p, task, tile, w);
 
   const auto raw = [&](int64_t i) {
     if (!pre_conv || i >= blocks) return;
@@ -443,6 +445,7 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index
     for (int64_t i = 0; i < blocks; ++i) step.values(i);
     for (int64_t i = 0; i < blocks; ++i) step.convolved_row_sums(i);
   }
+  fetch_next_keys<T>(a, p, task, index);
   for (int64_t i = 0; i < prob_rows * a.H1; ++i) w.delta[i * 16] = hsum(load(w.delta + i * 16));
   // The other way round: the rows' ends were written last, so that they are still near.
   for (int64_t i = blocks - 1; i >= 0; --i) {
@@ -493,7 +496,7 @@ void write_key_grads(const Mix& mix, const Args& a, int64_t batch, int64_t first
 template <typename T>
 void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   const BlockSums sums = block_sums(a, p, task.sums, block);
-  gather(p, sums.k, sums.size);
+  if (p.workers > 1) gather(p, sums.k, sums.size);
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
   const auto write = [&](const float* from, void* to, int64_t heads, int64_t size, int64_t padded,
                          float scale) {

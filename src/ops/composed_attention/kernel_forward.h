@@ -140,9 +140,10 @@ void write_outputs(const Args& a, const Plan& p, const Tile& tile, const Scratch
 }
 
 template <typename T>
-void prepare_forward(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+void prepare_forward(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                     const Scratch& w) {
   const int64_t prob_rows = tile.count - tile.prob;
-  prepare_tile<T>(a, p, tile, w);
+  prepare_tile<T>(a, p, task, tile, w);
   fill(w.high, prob_rows * p.heads_padded, -FLT_MAX);
   fill(w.total, prob_rows * a.H1 * 16, 0);
   fill(w.out, a.H2 * p.rows * p.Ep, 0);
@@ -156,7 +157,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
   const int64_t prob_rows = tile.count - tile.prob, rows = tile.count - tile.out;
   const int64_t high_size = p.height * p.heads_padded;
   const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
-  prepare_forward<T>(a, p, tile, w);
+  prepare_forward<T>(a, p, task, tile, w);
 
   const auto keys = [&](int64_t i) {
     return packed_block(a, p, task.packed, tile.blocks.begin + i);
@@ -187,6 +188,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
     });
   }
   finish_rows(a, p, tile, w.high, w.total);
+  fetch_next_keys<T>(a, p, task, index);
 
   // Rows [r, r + n) of a block's weights, counted from `prob`, into `to`.
   const auto weights = [&](int64_t i, int64_t r, int64_t n, float* to) {
@@ -273,7 +275,7 @@ template <typename T>
 void split_scores(const Args& a, const Plan& p, const Task& task) {
   const Scratch w = scratch(a, p, task.scratch);
   const Tile tile = make_tile(a, p, task.batch, 0);
-  prepare_forward<T>(a, p, tile, w);
+  prepare_forward<T>(a, p, task, tile, w);
   own_blocks(a, p, task, tile, w, [&](int64_t i, int64_t end) {
     const int64_t block = tile.blocks.begin + i;
     const PackedBlock keys = packed_block(a, p, task.packed, block);

@@ -21,12 +21,11 @@ void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total,
                int64_t padded, float scale, float* rows) {
   for (int64_t i = 0; i < total; ++i) {
     float* to = rows + i * padded;
+    const T* from = source + i * stride[1];
     int64_t d = 0;
-    if (i < n) {
-      const T* from = source + i * stride[1];
-      if (stride[3] == 1) {
-        for (; d + VL <= size; d += VL) store(to + d, bcast(scale) * load(from + d));
-      }
+    if (i < n && stride[3] == 1) {
+      for (; d < padded; d += VL) store(to + d, bcast(scale) * load_some(from + d, size - d));
+    } else if (i < n) {
       for (; d < size; ++d) to[d] = scale * widen(from[d * stride[3]]);
     }
     for (; d < padded; ++d) to[d] = 0;
@@ -506,9 +505,36 @@ HL_INLINE void mixed_scores(const Args& a, const Plan& p, const Task& task, cons
   });
 }
 
+// Fetches rows [begin, end) of the batch element that comes next. Short ones end before a
+// prefetcher of the machine has found their rows.
+template <typename T>
+HL_INLINE void fetch_next(const Task& task, const void* source, const int64_t* stride,
+                          int64_t begin, int64_t end, int64_t heads, int64_t size) {
+  if (task.next < 0 || stride[3] != 1) return;
+  const T* const from = static_cast<const T*>(source) + task.next * stride[0];
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const T* const row = from + i * stride[1] + h * stride[2];
+      const char* at = reinterpret_cast<const char*>(row);
+      const char* const last = reinterpret_cast<const char*>(row + size);
+      for (; at < last; at += 64) __builtin_prefetch(at, 0, 2);
+    }
+  }
+}
+
+// The share of keys and values that goes with tile `index`.
+template <typename T>
+HL_INLINE void fetch_next_keys(const Args& a, const Plan& p, const Task& task, int64_t index) {
+  const int64_t begin = a.S * index / p.tiles, end = a.S * (index + 1) / p.tiles;
+  fetch_next<T>(task, a.k, a.k_stride, begin, end, a.Gk, a.D);
+  fetch_next<T>(task, a.v, a.v_stride, begin, end, a.Gv, a.E);
+}
+
 // Queries and their weights of a tile, and what they see.
 template <typename T>
-void prepare_tile(const Args& a, const Plan& p, const Tile& tile, const Scratch& w) {
+void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& tile,
+                  const Scratch& w) {
+  fetch_next<T>(task, a.q, a.q_stride, tile.first + tile.out, tile.first + tile.count, a.H, a.D);
   for (int64_t h = 0; h < a.H; ++h) {
     const T* q = static_cast<const T*>(a.q) + tile.batch * a.q_stride[0] +
                  tile.first * a.q_stride[1] + h * a.q_stride[2];

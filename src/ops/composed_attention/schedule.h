@@ -18,6 +18,13 @@ namespace headloom::ops::composed_attention_kernel {
 // of the rest are shared by all threads.
 inline int64_t whole_elements(const Args& a, int64_t workers) { return a.B / workers * workers; }
 
+// What is fetched of the batch element that comes next must not drive this one's out of the
+// second-level cache.
+inline bool fits_beside(const Args& a) {
+  constexpr int64_t kNumbers = 1 << 16;
+  return a.T * a.H * (a.D + a.E) + a.S * (a.Gk * a.D + a.Gv * a.E) <= kNumbers;
+}
+
 // Tiles begin .. end - 1.
 struct TileRun {
   int64_t begin, end;
@@ -116,7 +123,9 @@ void run_all(const Args& a, const Plan& plan, Run* run, float* memory, const Par
     parallel(workers, [&](int64_t w) {
       clear(w);
       for (int64_t batch = w; batch < whole; batch += workers) {
-        run_alone(a, alone, run, task_of(Phase::kPack, batch, w), plan.backward);
+        Task task = task_of(Phase::kPack, batch, w);
+        if (batch + workers < whole && fits_beside(a)) task.next = batch + workers;
+        run_alone(a, alone, run, task, plan.backward);
       }
     });
   }

@@ -298,14 +298,6 @@ HL_INLINE void store(BFloat16* p, vf a) {
 #endif
 }
 
-// to[i] = scale * from[i], i < n, in the type of `to`.
-template <typename From, typename T>
-HL_INLINE void store_scaled(const From* from, int64_t n, float scale, T* to) {
-  int64_t i = 0;
-  for (; i + VL <= n; i += VL) store(to + i, bcast(scale) * load(from + i));
-  for (; i < n; ++i) narrow(scale * widen(from[i]), to + i);
-}
-
 // The first `count` < VL values (none where it is negative), zeros in the other lanes; and back.
 template <typename T>
 HL_INLINE vf load_part(const T* p, int64_t count) {
@@ -340,6 +332,14 @@ HL_INLINE vf load_some(const T* p, int64_t count) {
 template <typename T>
 HL_INLINE void store_some(T* p, vf a, int64_t count) {
   count >= VL ? store(p, a) : store_part(p, a, count);
+}
+
+// to[i] = scale * from[i], i < n, in the type of `to`.
+template <typename From, typename T>
+HL_INLINE void store_scaled(const From* from, int64_t n, float scale, T* to) {
+  for (int64_t i = 0; i < n; i += VL) {
+    store_some(to + i, bcast(scale) * load_some(from + i, n - i), n - i);
+  }
 }
 
 }  // namespace
