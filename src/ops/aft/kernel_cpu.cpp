@@ -7,6 +7,7 @@
 
 #include "ops/aft/scratch.h"
 #include "ops/kernel/gemm.h"
+#include "ops/kernel/prefetch.h"
 #include "ops/kernel/transpose.h"
 #include "ops/kernel/vec.h"
 
@@ -59,11 +60,7 @@ struct Work {
     if (t < 0 || t >= a.T) return;
     const Sequence* const inputs[] = {&a.q, &a.k, &a.v, &a.grad_out};
     for (const Sequence* x : inputs) {
-      if (x->data == nullptr) continue;
-      const T* from = row<T>(*x, t);
-      for (int64_t c = 0; c < count; c += 64 / static_cast<int64_t>(sizeof(T))) {
-        __builtin_prefetch(from + c, 0, 2);
-      }
+      if (x->data != nullptr) prefetch_row(row<T>(*x, t), count);
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/composed_attention/kernel_products.h"
+#include "ops/kernel/prefetch.h"
 #include "ops/kernel/transpose.h"
 
 namespace headloom::ops::composed_attention_kernel {
@@ -200,9 +201,7 @@ HL_INLINE void fetch_key_weights(const Args& a, const Mix& mix, int64_t batch, i
     const bool near = view->stride[1] <= 2 * mix.in * mix.k_width();
     if (!view->data || n <= 0 || !near) continue;
     const T* from = static_cast<const T*>(view->data) + batch * view->stride[0];
-    const char* at = reinterpret_cast<const char*>(from + first * view->stride[1]);
-    const char* const end = reinterpret_cast<const char*>(from + (first + n) * view->stride[1]);
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+    prefetch_row(from + first * view->stride[1], n * view->stride[1]);
   }
 }
 
@@ -514,10 +513,7 @@ HL_INLINE void fetch_next(const Task& task, const void* source, const int64_t* s
   const T* const from = static_cast<const T*>(source) + task.next * stride[0];
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t h = 0; h < heads; ++h) {
-      const T* const row = from + i * stride[1] + h * stride[2];
-      const char* at = reinterpret_cast<const char*>(row);
-      const char* const last = reinterpret_cast<const char*>(row + size);
-      for (; at < last; at += 64) __builtin_prefetch(at, 0, 2);
+      prefetch_row(from + i * stride[1] + h * stride[2], size);
     }
   }
 }

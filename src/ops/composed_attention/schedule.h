@@ -120,11 +120,12 @@ void run_all(const Args& a, const Plan& plan, Run* run, float* memory, const Par
   if (whole > 0) {
     Plan alone = plan;  // one worker: its sums are the whole
     alone.workers = 1;
+    const int64_t foreseen = fits_beside(a) ? whole : 0;
     parallel(workers, [&](int64_t w) {
       clear(w);
       for (int64_t batch = w; batch < whole; batch += workers) {
         Task task = task_of(Phase::kPack, batch, w);
-        if (batch + workers < whole && fits_beside(a)) task.next = batch + workers;
+        if (batch + workers < foreseen) task.next = batch + workers;
         run_alone(a, alone, run, task, plan.backward);
       }
     });

@@ -9,6 +9,7 @@
 #include "ops/gated_linear_attention/kernel.h"
 
 #include "ops/kernel/functions.h"
+#include "ops/kernel/prefetch.h"
 
 namespace headloom::ops::gated_linear_attention_kernel {
 namespace {
@@ -65,14 +66,6 @@ void read_state(const Args& a, const float* from, float* to) {
 }
 void write_state(const Args& a, const float* from, float* to) {
   for (int64_t d = 0; d < a.D; ++d) write_row(from + d * line(a.E), a.E, to + d * a.E);
-}
-
-template <typename T>
-HL_INLINE void prefetch_row(const T* row, int64_t width) {
-  const auto* bytes = reinterpret_cast<const char*>(row);
-  for (int64_t i = 0; i < width * static_cast<int64_t>(sizeof(T)); i += 64) {
-    __builtin_prefetch(bytes + i);
-  }
 }
 
 struct Chunk {
@@ -149,14 +142,14 @@ struct Ahead {
     for (const int64_t until = kSteps * ++done / tiles; asked < until; ++asked) {
       const int64_t t = from + asked;
       if (t < 0 || t >= a.T) continue;
-      prefetch_row(head.row<T>(a.q, t), a.D);
-      prefetch_row(head.row<T>(a.k, t), a.D);
-      prefetch_row(head.row<T>(a.v, t), a.E);
-      if (a.grad_out.data) prefetch_row(head.row<T>(a.grad_out, t), a.E);
+      prefetch_row<3>(head.row<T>(a.q, t), a.D);
+      prefetch_row<3>(head.row<T>(a.k, t), a.D);
+      prefetch_row<3>(head.row<T>(a.v, t), a.E);
+      if (a.grad_out.data) prefetch_row<3>(head.row<T>(a.grad_out, t), a.E);
       if (a.decay_type == Type::kBFloat16) {
-        prefetch_row(head.row<BFloat16>(a.log_decay, t), a.D);
+        prefetch_row<3>(head.row<BFloat16>(a.log_decay, t), a.D);
       } else {
-        prefetch_row(head.row<float>(a.log_decay, t), a.D);
+        prefetch_row<3>(head.row<float>(a.log_decay, t), a.D);
       }
     }
   }

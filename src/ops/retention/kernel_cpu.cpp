@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "ops/kernel/pairs.h"
+#include "ops/kernel/prefetch.h"
 #include "ops/kernel/transpose.h"
 #include "ops/retention/scratch.h"
 
@@ -79,16 +80,12 @@ struct Head {
   }
 };
 
-// Asks for row r of a chunk, if there is one: rows are too far apart for the processor to foresee.
-// Inlined always: the compiler drops calls of a function that only prefetches.
+// Asks for row r of a chunk, if there is one.
 template <typename T>
 HL_INLINE void fetch(const Head& head, const HeadSequence& from, const Chunk* chunk, int64_t r,
                      int64_t width) {
   if (chunk == nullptr || r >= chunk->length) return;
-  const T* row = head.row<T>(from, *chunk, r);
-  for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) {
-    __builtin_prefetch(row + i, 0, 2);
-  }
+  prefetch_row(head.row<T>(from, *chunk, r), width);
 }
 
 // Copies a chunk's rows of `width` values, zeros up to the padded width and to a multiple of kAlign

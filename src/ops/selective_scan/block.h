@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/kernel/functions.h"
+#include "ops/kernel/prefetch.h"
 #include "ops/selective_scan/kernel.h"
 
 namespace headloom::ops::selective_scan_kernel {
@@ -97,10 +98,7 @@ HL_INLINE uint32_t resets(const Args& a, const Block& k, int64_t start, int step
 template <typename T>
 HL_INLINE void prefetch_next(const Sequence& rows, const Block& k, int64_t t) {
   if (!rows.data) return;
-  const T* next = at_row<T>(rows, k, t) + kChannels;
-  for (int64_t x = 0; x < kChannels; x += 64 / static_cast<int64_t>(sizeof(T))) {
-    __builtin_prefetch(next + x, 0, 2);
-  }
+  prefetch_row(at_row<T>(rows, k, t) + kChannels, kChannels);
 }
 // Steps' share of states n and n + 1.
 template <typename T>
