@@ -40,6 +40,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(avx512 -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma -mf16c)
   headloom_kernel_set(avx2 -mavx2 -mfma -mf16c -DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2)
   headloom_kernel_set(avx512 ${avx512} -DCPU_CAPABILITY=AVX512 -DCPU_CAPABILITY_AVX512)
-  headloom_kernel_set(avx512_bf16 ${avx512} -mavx512bf16 -mavx512vnni -DCPU_CAPABILITY=AVX512_BF16
-                      -DCPU_CAPABILITY_AVX512)
+  # Tiles are used where src/ops/kernel/capability.h finds them; a compiler uses none by itself.
+  headloom_kernel_set(avx512_bf16 ${avx512} -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16
+                      -DCPU_CAPABILITY=AVX512_BF16 -DCPU_CAPABILITY_AVX512)
 endif()

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <ATen/Version.h>
+#include <ATen/cpu/Utils.h>
 
+#include <cstdlib>
 #include <string>
 
 namespace headloom::ops {
@@ -25,6 +27,18 @@ inline Capability capability() {
     return Capability::kDefault;
   }();
   return chosen;
+}
+
+// Whether kernels may use the tile registers of AMX for bfloat16: the processor has them, the system
+// lets the process use them, and no ATEN_CPU_CAPABILITY limits the process to what it names.
+inline bool has_tiles() {
+  static const bool has = [] {
+    if (capability() != Capability::kAvx512Bf16 || std::getenv("ATEN_CPU_CAPABILITY")) return false;
+    const auto known = at::cpu::get_cpu_capabilities();
+    const auto amx = known.find("amx_bf16");
+    return amx != known.end() && amx->second.toBool() && at::cpu::init_amx();
+  }();
+  return has;
 }
 
 // The build that fits of a kernel NAME, which every instruction set defines as NAME_DEFAULT,

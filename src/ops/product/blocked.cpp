@@ -75,7 +75,9 @@ struct BlockedCall {
   const Sizes sizes;
   const int64_t threads;
 
-  int64_t lines(int64_t depth) const { return sizes.pairs ? (depth + 1) / 2 : depth; }
+  int64_t lines(int64_t depth) const {
+    return parts(depth, sizes.kr) * sizes.kr / (sizes.pairs ? 2 : 1);
+  }
 
   // Columns n0 ... n1 of B, of which the first begins a panel.
   void pack_panels(int64_t n0, int64_t n1, int64_t k0, int64_t k1, char* to) const {
@@ -199,7 +201,8 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   }
   static product_kernel::SizesOf* const sizes_of = HL_CHOOSE(product_kernel::sizes);
   Held held;
-  const Sizes sizes = sizes_of(kernel_type(a));
+  const bool tiles = kernel_type(a) == Type::kBFloat16 && has_tiles();
+  const Sizes sizes = sizes_of(kernel_type(a), tiles, k);
   const int64_t length = length_of_part(m, n, k, sizes), pieces = parts(k, length);
   // A sum that is cut along k is kept in float32 between its parts.
   const bool cut = pieces > 1, wide = k > sizes.kc && out.scalar_type() != at::kFloat;
@@ -218,7 +221,8 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
                          .c = c.select(0, piece).data_ptr(),
                          .c_row = c.stride(1),
                          .scale = scale,
-                         .bias = piece == 0 ? offset : nullptr},
+                         .bias = piece == 0 ? offset : nullptr,
+                         .tiles = tiles},
                 .made = made,
                 .made_from = first,
                 .m = m,

@@ -26,6 +26,7 @@ struct Args {
   int64_t c_row = 0;
   const float* scale = nullptr;  // [n] of the sums, or null
   const void* bias = nullptr;    // [n] or null
+  bool tiles = false;            // bfloat16 by the tile registers of AMX (kernel/tiles.h)
 };
 
 // A range of the rows, of the columns and of what is summed over.
@@ -36,13 +37,14 @@ struct Block {
 // Sizes that suit the instruction set. A panel of A has `mr` rows, one of B has `nr` columns.
 struct Sizes {
   int64_t mr, nr;
-  int64_t kc;  // most values that are summed over at once; even
+  int64_t kc;  // most values that are summed over at once; a multiple of kr
+  int64_t kr;  // panels have a multiple of so many values along k, with zeros at the end
   int64_t mc;  // rows of A that a thread packs at once
   // Bytes of a panel's line: of mr or nr values, or of so many pairs along k.
   int64_t a_line, b_line;
   bool pairs;  // a line holds pairs
 };
-using SizesOf = Sizes(Type type);
+using SizesOf = Sizes(Type type, bool tiles, int64_t k);
 SizesOf sizes_DEFAULT, sizes_AVX2, sizes_AVX512, sizes_AVX512_BF16;
 
 // pack_rows copies A[m0 ... m1, k0 ... k1] to panels of `mr` rows, and pack_columns copies

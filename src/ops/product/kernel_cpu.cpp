@@ -5,6 +5,7 @@
 #include "ops/kernel/pairs.h"
 #include "ops/kernel/transpose.h"
 #include "ops/product/kernel.h"
+#include "ops/product/kernel_tiles.h"
 
 namespace headloom::ops::product_kernel {
 namespace {
@@ -135,19 +136,6 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
   }
 }
 
-// Writes `columns` sums to a row of C, fewer than a panel has.
-template <typename C>
-void finish_row(const float* sums, C* to, int64_t columns, bool add, const float* scale,
-                const C* bias) {
-  for (int64_t j = 0; j < columns; j += VL) {
-    vf sum = load(sums + j);
-    if (scale != nullptr) sum = sum * load_some(scale + j, columns - j);
-    if (bias != nullptr) sum = sum + load_some(bias + j, columns - j);
-    if (add) sum = sum + load_some(to + j, columns - j);
-    store_some(to + j, sum, columns - j);
-  }
-}
-
 // Where element l of row i of A is.
 enum class Rows {
   kPacked,    // a[l * kRows + i]
@@ -259,11 +247,6 @@ void rows(int count, int64_t lines, const E* a, int64_t step, const E* b, C* c, 
     HL_ROWS(14)
 #undef HL_ROWS
   }
-}
-
-template <typename T>
-const T* place(const Matrix& m, int64_t row, int64_t column) {
-  return static_cast<const T*>(m.data) + row * m.row + column * m.column;
 }
 
 template <typename T>
@@ -394,6 +377,7 @@ Sizes sizes() {
   return {.mr = kRows,
           .nr = kColumns,
           .kc = kc,
+          .kr = kDepth<T>,
           .mc = panels * kRows,
           .a_line = a_line,
           .b_line = kColumns * static_cast<int64_t>(sizeof(Element<T>)),
@@ -402,22 +386,29 @@ Sizes sizes() {
 
 }  // namespace
 
-Sizes HL_KERNEL(sizes)(Type type) {
+Sizes HL_KERNEL(sizes)(Type type, bool tiles, int64_t k) {
+  if (tiles) return tile_sizes(k);
   return type == Type::kBFloat16 ? sizes<BFloat16>() : sizes<float>();
 }
 
 void HL_KERNEL(pack_rows)(const Args& args, const Block& block, void* to) {
+  if (args.tiles) return pack_tile_rows(args, block, static_cast<Pair*>(to));
   if (args.type == Type::kFloat) return pack_rows<float>(args, block, static_cast<float*>(to));
   return pack_rows<BFloat16>(args, block, static_cast<Element<BFloat16>*>(to));
 }
 
 void HL_KERNEL(pack_columns)(const Args& args, const Block& block, void* to) {
+  if (args.tiles) return pack_tile_columns(args, block, static_cast<Pair*>(to));
   return args.type == Type::kBFloat16 ? pack_columns<BFloat16>(args, block, to)
                                       : pack_columns<float>(args, block, to);
 }
 
 void HL_KERNEL(run)(const Args& args, const Block& block, bool add, const void* b, void* a,
                     bool shared) {
+  if (args.tiles) {
+    return args.out_type == Type::kFloat ? run_tiles<float>(args, block, add, b, a, shared)
+                                         : run_tiles<BFloat16>(args, block, add, b, a, shared);
+  }
   if (args.type == Type::kFloat) return run<float, float>(args, block, add, b, a, shared);
   return args.out_type == Type::kFloat ? run<BFloat16, float>(args, block, add, b, a, shared)
                                        : run<BFloat16, BFloat16>(args, block, add, b, a, shared);

@@ -152,7 +152,7 @@ constexpr double kSecondsOfRuns = 0.02;
 constexpr double kShareOfRuns = 0.8;
 // Raised when the blocked kernel becomes faster or the choice better, so that every machine
 // chooses anew.
-constexpr int kVersion = 5;
+constexpr int kVersion = 6;
 
 class Choices {
  public:
