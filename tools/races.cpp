@@ -138,7 +138,7 @@ struct Problem {
 
   void run(int64_t workers) {
     for (const bool backward : {false, true}) {
-      const Plan plan = make_plan(args, backward, false, workers);
+      const Plan plan = make_plan(args, backward, Products::kFloats, workers);
       std::vector<float> memory(memory_floats(args, plan), NAN);
       run_all(args, plan, run_DEFAULT, memory.data(), [](int64_t n, const auto& f) {
         std::vector<std::thread> threads;

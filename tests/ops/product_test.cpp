@@ -117,8 +117,12 @@ TEST_P(EachRoute, PassesOnWhatIsNotFinite) {
         b = b.to(type);
         const Tensor out = at::empty({20, 40}, a.options());
         ops::product_by(GetParam(), out, a, b);
-        const Tensor expected = at::mm(a, b);
-        EXPECT_TRUE(at::equal(out.isfinite(), expected.isfinite())) << GetParam() << " " << type;
+        const Tensor expected = at::mm(a.to(at::kFloat), b.to(at::kFloat)).isfinite();
+        // On processors with AMX, libraries let a NaN of one row into the row beside it.
+        EXPECT_FALSE(at::any(out.isfinite() & ~expected).item<bool>()) << GetParam() << " " << type;
+        if (GetParam() == "blocked") {
+          EXPECT_TRUE(at::equal(out.isfinite(), expected)) << type;
+        }
       }
     }
   }

@@ -7,18 +7,23 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
+
+#include "ops/kernel/capability.h"
 
 namespace headloom::test {
 
 // Whether the tests of this binary that `filter` names pass with the portable and with the AVX2
-// build of the kernels. Says what failed. Other processors than x86-64 have the portable build
-// only.
+// build of the kernels, and without the tile registers where this process uses those. Says what
+// failed. Other processors than x86-64 have the portable build only.
 inline ::testing::AssertionResult passes_on_lesser_instruction_sets(const std::string& filter) {
 #if defined(__x86_64__)
-  for (const char* name : {"default", "avx2"}) {
+  std::vector<std::string> names{"default", "avx2"};
+  if (ops::has_amx()) names.emplace_back("avx512");
+  for (const std::string& name : names) {
     // The filter says it all: a shard of it (CMakeLists.txt) would leave tests out.
     const std::string command =
-        "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX ATEN_CPU_CAPABILITY=" + std::string(name) +
+        "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX ATEN_CPU_CAPABILITY=" + name +
         " \"" + ::testing::internal::GetArgvs().at(0) + "\" --gtest_filter='" + filter +
         "' --gtest_brief=1 1>&2";
     if (std::system(command.c_str()) != 0) return ::testing::AssertionFailure() << command;

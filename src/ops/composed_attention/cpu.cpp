@@ -112,10 +112,11 @@ void convert(ComposedAttentionCall& call, const ComposedAttention::Arguments& ar
   a.mask = call.view<bool>(o.mask, {a.B, 1, a.T, a.S});
 }
 
-// Whether the processor multiplies bfloat16 itself; otherwise it is widened
-// when packed.
-bool paired(const kernels::Args& a) {
-  return a.type == Type::kBFloat16 && capability() == Capability::kAvx512Bf16;
+// Where the processor does not multiply bfloat16 itself, it is widened when packed.
+kernels::Products products_of(const kernels::Args& a) {
+  using kernels::Products;
+  const bool pairs = a.type == Type::kBFloat16 && capability() == Capability::kAvx512Bf16;
+  return !pairs ? Products::kFloats : has_amx() ? Products::kAmx : Products::kPairs;
 }
 
 // Memory to work in, kept between calls of a thread: the system clears pages that it hands out
@@ -133,11 +134,11 @@ Tensor workspace(int64_t floats) {
 // Few queries against few keys: a second thread costs more than it brings. Measured: as much at 256
 // KB of keys and values.
 Plan forward_plan(const kernels::Args& a) {
-  const bool half = paired(a) && !a.k_scale;
-  const Plan plan = kernels::make_plan(a, false, half, thread_count());
+  const auto products = a.k_scale ? kernels::Products::kFloats : products_of(a);
+  const Plan plan = kernels::make_plan(a, false, products, thread_count());
   const int64_t size = a.k_scale ? 1 : a.type == Type::kBFloat16 ? 2 : 4;
   const bool small = a.B * a.S * (a.Gk * a.D + a.Gv * a.E) * size < int64_t{256} << 10;
-  return plan.direct && small ? kernels::make_plan(a, false, half, 1) : plan;
+  return plan.direct && small ? kernels::make_plan(a, false, products, 1) : plan;
 }
 
 void run_all(const kernels::Args& a, const Plan& plan) {
@@ -276,7 +277,7 @@ void backward(const ComposedAttention::Arguments& arguments, Backward<ComposedAt
   a.grad_out = b.grads[0].const_data_ptr();
   strides(b.grads[0], a.grad_out_stride);
   a.lse = const_cast<float*>(b.kept[0].const_data_ptr<float>());
-  if (a.B * a.S * a.T > 0) run_all(a, kernels::make_plan(a, true, paired(a), workers));
+  if (a.B * a.S * a.T > 0) run_all(a, kernels::make_plan(a, true, products_of(a), workers));
   finish_grads(grads.pre, o.pre);
   finish_grads(grads.post, o.post);
   const auto finish = [](Tensor& sums, const Tensor& like) {

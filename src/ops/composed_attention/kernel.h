@@ -129,6 +129,8 @@ struct Plan {
   bool direct = false;  // split: keys and values are read where they lie, not packed
   bool half = false;    // products in pairs of bfloat16: the type of q and the
                         // processor allow it
+  bool amx = false;   // half: by the tile registers of AMX
+  float half_scale = 1;  // half: the part of the scale that packed queries have
   // Backward: the weights of the whole row are kept; otherwise its second pass computes them from
   // the scores again, which takes less time than to write and read them.
   bool keeps_weights = true;
@@ -181,6 +183,9 @@ struct Task {
 using Run = void(const Args&, const Plan&, const Task&);
 Run run_DEFAULT, run_AVX2, run_AVX512, run_AVX512_BF16;
 
-Plan make_plan(const Args& args, bool backward, bool half, int64_t workers);
+// How the processor multiplies values of the type of q: as floats, in pairs of bfloat16, or such by
+// tile registers.
+enum class Products { kFloats, kPairs, kAmx };
+Plan make_plan(const Args& args, bool backward, Products products, int64_t workers);
 
 }  // namespace headloom::ops::composed_attention_kernel

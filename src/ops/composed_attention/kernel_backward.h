@@ -401,7 +401,7 @@ void prepare_backward(const Args& a, const Plan& p, const Task& task, const Tile
                     first * a.grad_out_stride[1] + h * a.grad_out_stride[2];
     float* to = w.grad_out + h * p.rows * p.Ep;
     if (p.half) {
-      pack_row_halves(from, a.grad_out_stride, rows, rows, a.E, p.Ep, to);
+      pack_row_halves(from, a.grad_out_stride, rows, rows, a.E, p.Ep, 1, to);
       pack_row_pairs(from, a.grad_out_stride, rows, rows, a.E, p.Ep,
                      w.grad_out_pairs + h * ((p.rows + 1) / 2) * p.Ep);
     } else {

@@ -42,6 +42,7 @@ void run(const Args& args, const Plan& plan, const Task& task) {
 }  // namespace
 
 void HL_KERNEL(run)(const Args& args, const Plan& plan, const Task& task) {
+  const TilesInUse in_use(plan.amx);
   if (args.type == Type::kBFloat16) {
     run<BFloat16>(args, plan, task);
   } else {

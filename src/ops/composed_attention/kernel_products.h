@@ -6,6 +6,7 @@
 #include "ops/composed_attention/kernel_conv.h"
 #include "ops/composed_attention/kernel_scratch.h"
 #include "ops/kernel/pairs.h"
+#include "ops/kernel/tiles.h"
 
 namespace headloom::ops::composed_attention_kernel {
 namespace {
@@ -76,7 +77,10 @@ HL_INLINE void panel_product(const Plan& p, int64_t rows, int64_t maps, int64_t 
     float* to = x + h * kBlock + seen.begin;
     const int64_t piece = padded * kBlock / (p.half ? 2 : 1);
     Ahead ahead = next.during(h, maps, panel + padded * kBlock, piece);
-    if (HL_BFLOAT16 && p.half) {
+    if (HL_BFLOAT16 && p.amx) {
+      tile_gemm<false>(rows, seen.count(), (size + 1) / 2, pairs(row), padded / 2,
+                       pairs(panel) + seen.begin, kBlock, to, p.line, scale);
+    } else if (HL_BFLOAT16 && p.half) {
       gemm<false, true>(rows, seen.count(), (size + 1) / 2, pairs(row), padded / 2,
                         pairs(panel) + seen.begin, kBlock, to, p.line, scale, ahead);
     } else {
@@ -87,11 +91,11 @@ HL_INLINE void panel_product(const Plan& p, int64_t rows, int64_t maps, int64_t 
   clear_unseen(p, rows, maps, seen, x);
 }
 
-// scores[r][h] = scale q k (in float the scale is already in q).
+// scores[r][h] = scale q k (in float the whole scale is already in q, in pairs a part of it).
 void score_product(const Args& a, const Plan& p, int64_t rows, const Scratch& w,
                    const PackedBlock& keys, SeenKeys seen, const Upcoming& next, float* scores) {
-  panel_product(p, rows, a.H, a.Gk, a.D, p.Dp, w.q, p.height, a.scale, keys.k_panel, seen, next,
-                scores);
+  panel_product(p, rows, a.H, a.Gk, a.D, p.Dp, w.q, p.height, a.scale / p.half_scale, keys.k_panel,
+                seen, next, scores);
 }
 
 // grad[r][h'] = dO v.
@@ -113,7 +117,10 @@ HL_INLINE void key_sum_product(const Plan& p, int64_t rows, int64_t maps, int64_
     const float* key = keys + shared_head(h, heads, maps) * kBlock * padded;
     float* to = sums + h * sum_rows * padded;
     Ahead ahead = next.during(h, maps, key + kBlock * padded, kBlock * padded / (half ? 2 : 1));
-    if (half) {
+    if (half && p.amx) {
+      tile_gemm<true>(rows, padded, seen.count() / 2, halves + (h * kBlock + seen.begin) / 2,
+                      p.line, pairs(key) + seen.begin / 2 * padded, padded, to, padded, 1);
+    } else if (half) {
       gemm<true, true>(rows, padded, seen.count() / 2, halves + (h * kBlock + seen.begin) / 2,
                        p.line, pairs(key) + seen.begin / 2 * padded, padded, to, padded, 1, ahead);
     } else {
@@ -143,16 +150,23 @@ HL_INLINE void row_sum_product(const Plan& p, int64_t rows, int64_t maps, int64_
                                const float* right_pairs, int64_t right_rows, SeenKeys seen,
                                const Upcoming& next, float* sums) {
   const bool half = HL_BFLOAT16 && p.half;
+  const int64_t turned = turned_pairs(rows);
   const Pair* halves =
-      half ? pair_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line) : nullptr;
+      !half   ? nullptr
+      : p.amx ? turn_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), turned)
+              : pair_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line);
   for (int64_t h = 0; h < maps; ++h) {
     float* head = sums + shared_head(h, heads, maps) * kBlock * padded;
     float* to = head + seen.begin * padded;
     Ahead ahead = next.during(h, maps, head + kBlock * padded, kBlock * padded);
-    if (half) {
+    const float* const row_pairs = right_pairs + h * ((right_rows + 1) / 2) * padded;
+    if (half && p.amx) {
+      tile_gemm<true>(seen.count(), padded, (rows + 1) / 2,
+                      halves + (h * kBlock + seen.begin) * turned, turned, pairs(row_pairs), padded,
+                      to, padded, 1);
+    } else if (half) {
       gemm<true, false>(seen.count(), padded, (rows + 1) / 2, halves + h * kBlock + seen.begin,
-                        p.line, pairs(right_pairs + h * ((right_rows + 1) / 2) * padded), padded,
-                        to, padded, 1, ahead);
+                        p.line, pairs(row_pairs), padded, to, padded, 1, ahead);
     } else {
       gemm<true, false>(seen.count(), padded, rows, x + h * kBlock + seen.begin, p.line,
                         right + h * right_rows * padded, padded, to, padded, 1, ahead);

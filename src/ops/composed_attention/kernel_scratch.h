@@ -94,6 +94,9 @@ HL_INLINE Boundary boundary(const Args& a, float* base) {
   return out;
 }
 
+// Pairs of a line where the pairs of rows of a tile are turned (turn_rows in kernel/tiles.h).
+HL_INLINE int64_t turned_pairs(int64_t rows) { return (rows + 31) / 32 * 16; }
+
 // Rows of a tile: [0, height) have scores, the last ones of them weights, the
 // last `rows` outputs.
 struct Scratch {
@@ -160,7 +163,8 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.conv = arena.take(heads * (height + kMaxConvQueries) * (kBlock + kMaxConvKeys + 15));
   }
   if (p.half) {
-    s.halves = arena.take(p.chunk);
+    const int64_t turned = p.amx ? p.maps * kBlock * turned_pairs(height) : 0;
+    s.halves = arena.take(turned > p.chunk ? turned : p.chunk);
     if (p.backward) {
       s.q_pairs = arena.take(a.H * ((height + 1) / 2) * p.Dp);
       s.grad_out_pairs = arena.take(a.H2 * ((p.rows + 1) / 2) * p.Ep);

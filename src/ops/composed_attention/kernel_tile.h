@@ -63,24 +63,26 @@ HL_INLINE __m512i wide_bits(const BFloat16* p) {
 }
 #endif
 
-// Source rows as they are, two neighbours along the row in a pair:
-// [total][padded / 2].
+// scale * source rows, two neighbours along the row in a pair: [total][padded / 2]. The scale is 1 or
+// a power of two, so that nothing is rounded.
 template <typename T>
 void pack_row_halves(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
-                     int64_t padded, float* rows) {
+                     int64_t padded, float scale, float* rows) {
+  T* const to = reinterpret_cast<T*>(rows);
   for (int64_t i = 0; i < total; ++i) {
-    Pair* to = reinterpret_cast<Pair*>(rows) + i * padded / 2;
+    const T* const from = source + i * stride[1];
+    T* const row = to + i * padded;
     int64_t d = 0;
-    if (i < n && stride[3] == 1) {
-      d = size / 2 * 2;
-      std::memcpy(to, source + i * stride[1], static_cast<size_t>(d) * sizeof(T));
+    if (i < n && stride[3] == 1 && scale == 1) {
+      d = size;
+      std::memcpy(row, from, static_cast<size_t>(d) * sizeof(T));
+    } else if (i < n && stride[3] == 1) {
+      d = size;
+      store_scaled(from, size, scale, row);
+    } else if (i < n) {
+      for (; d < size; ++d) narrow(scale * widen(from[d * stride[3]]), row + d);
     }
-    for (; d < padded; d += 2) {
-      const auto get = [&](int64_t at) -> uint32_t {
-        return i < n && at < size ? half(source[i * stride[1] + at * stride[3]]) : 0;
-      };
-      to[d / 2].bits = get(d) | get(d + 1) << 16;
-    }
+    for (; d < padded; ++d) narrow(0.0f, row + d);
   }
 }
 
@@ -535,7 +537,8 @@ void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& ti
     const T* q = static_cast<const T*>(a.q) + tile.batch * a.q_stride[0] +
                  tile.first * a.q_stride[1] + h * a.q_stride[2];
     if (p.half) {
-      pack_row_halves(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, w.q + h * p.height * p.Dp);
+      pack_row_halves(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, p.half_scale,
+                      w.q + h * p.height * p.Dp);
     } else {
       pack_rows(q, a.q_stride, tile.count, tile.count, a.D, p.Dp, a.scale,
                 w.q + h * p.height * p.Dp);

@@ -31,7 +31,7 @@ inline Capability capability() {
 
 // Whether kernels may use the tile registers of AMX for bfloat16: the processor has them, the system
 // lets the process use them, and no ATEN_CPU_CAPABILITY limits the process to what it names.
-inline bool has_tiles() {
+inline bool has_amx() {
   static const bool has = [] {
     if (capability() != Capability::kAvx512Bf16 || std::getenv("ATEN_CPU_CAPABILITY")) return false;
     const auto known = at::cpu::get_cpu_capabilities();

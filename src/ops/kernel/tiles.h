@@ -2,7 +2,7 @@
 // multiplications a cycle as with vectors. Eight registers hold 16 lines of 64 bytes each; here
 // they are always used whole, and what is smaller is copied into memory of that size.
 //
-// A worker has to hold a TilesInUse while it runs tile_gemm().
+// A worker has to hold a TilesInUse while it runs tile_gemm(). Only where has_amx() (capability.h).
 #pragma once
 
 #include "ops/kernel/pairs.h"
@@ -89,7 +89,6 @@ HL_INLINE void add_tiles(int64_t steps, const A& a, const B& b) {
   }
 }
 
-// kTilesBegin: C is added to; otherwise sums begin at 0.
 template <int kDown, int kAcross>
 HL_INLINE void zero_tiles() {
   _tile_zero(0);
@@ -146,7 +145,8 @@ HL_INLINE void tile_block(int64_t rows, int64_t K, const Pair* A, int64_t lda, c
   }
 }
 
-// gemm<ACC, true> (gemm.h) for N a multiple of 16.
+// gemm<ACC, true> (gemm.h) for N a multiple of 16. It fetches nothing ahead: measured, that brings
+// nothing here.
 template <bool ACC>
 void tile_gemm(int64_t M, int64_t N, int64_t K, const Pair* A, int64_t lda, const Pair* B,
                int64_t ldb, float* C, int64_t ldc, float scale) {
@@ -200,6 +200,25 @@ HL_INLINE void transpose_tile(const Pair* from, int64_t from_line, Pair* to, int
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_line, x[i]);
 }
 
+// Neighbouring rows, turned: to[i][r] = (from[2 r][i], from[2 r + 1][i]) for i < columns, a multiple
+// of 16, with zeros behind the last row up to a multiple of 32 rows.
+HL_INLINE const Pair* turn_rows(int64_t rows, int64_t columns, const float* from, int64_t line,
+                                Pair* to, int64_t to_line) {
+  alignas(64) Pair some[kTile * kTile];
+  for (int64_t r = 0; r < rows; r += 2 * kTile) {
+    for (int64_t c = 0; c < columns; c += kTile) {
+      for (int64_t i = 0; i < kTile; ++i) {
+        const int64_t low = r + 2 * i;
+        const float* const at = from + low * line + c;
+        store_pair(some + i * kTile, low < rows ? load(at) : zero(),
+                   low + 1 < rows ? load(at + line) : zero());
+      }
+      transpose_tile(some, kTile, to + c * to_line + r / 2, to_line);
+    }
+  }
+  return to;
+}
+
 #else
 class TilesInUse {
  public:
@@ -208,7 +227,9 @@ class TilesInUse {
 template <bool ACC>
 HL_INLINE void tile_gemm(int64_t, int64_t, int64_t, const Pair*, int64_t, const Pair*, int64_t,
                          float*, int64_t, float) {}
-HL_INLINE void transpose_tile(const Pair*, int64_t, Pair*, int64_t) {}
+HL_INLINE const Pair* turn_rows(int64_t, int64_t, const float*, int64_t, Pair* to, int64_t) {
+  return to;
+}
 #endif
 
 }  // namespace

@@ -201,8 +201,8 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   }
   static product_kernel::SizesOf* const sizes_of = HL_CHOOSE(product_kernel::sizes);
   Held held;
-  const bool tiles = kernel_type(a) == Type::kBFloat16 && has_tiles();
-  const Sizes sizes = sizes_of(kernel_type(a), tiles, k);
+  const bool amx = kernel_type(a) == Type::kBFloat16 && has_amx();
+  const Sizes sizes = sizes_of(kernel_type(a), amx, k);
   const int64_t length = length_of_part(m, n, k, sizes), pieces = parts(k, length);
   // A sum that is cut along k is kept in float32 between its parts.
   const bool cut = pieces > 1, wide = k > sizes.kc && out.scalar_type() != at::kFloat;
@@ -222,7 +222,7 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
                          .c_row = c.stride(1),
                          .scale = scale,
                          .bias = piece == 0 ? offset : nullptr,
-                         .tiles = tiles},
+                         .amx = amx},
                 .made = made,
                 .made_from = first,
                 .m = m,

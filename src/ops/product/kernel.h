@@ -26,7 +26,7 @@ struct Args {
   int64_t c_row = 0;
   const float* scale = nullptr;  // [n] of the sums, or null
   const void* bias = nullptr;    // [n] or null
-  bool tiles = false;            // bfloat16 by the tile registers of AMX (kernel/tiles.h)
+  bool amx = false;            // bfloat16 by the tile registers of AMX (kernel/tiles.h)
 };
 
 // A range of the rows, of the columns and of what is summed over.
@@ -44,7 +44,7 @@ struct Sizes {
   int64_t a_line, b_line;
   bool pairs;  // a line holds pairs
 };
-using SizesOf = Sizes(Type type, bool tiles, int64_t k);
+using SizesOf = Sizes(Type type, bool amx, int64_t k);
 SizesOf sizes_DEFAULT, sizes_AVX2, sizes_AVX512, sizes_AVX512_BF16;
 
 // pack_rows copies A[m0 ... m1, k0 ... k1] to panels of `mr` rows, and pack_columns copies

@@ -386,26 +386,26 @@ Sizes sizes() {
 
 }  // namespace
 
-Sizes HL_KERNEL(sizes)(Type type, bool tiles, int64_t k) {
-  if (tiles) return tile_sizes(k);
+Sizes HL_KERNEL(sizes)(Type type, bool amx, int64_t k) {
+  if (amx) return tile_sizes(k);
   return type == Type::kBFloat16 ? sizes<BFloat16>() : sizes<float>();
 }
 
 void HL_KERNEL(pack_rows)(const Args& args, const Block& block, void* to) {
-  if (args.tiles) return pack_tile_rows(args, block, static_cast<Pair*>(to));
+  if (args.amx) return pack_tile_rows(args, block, static_cast<Pair*>(to));
   if (args.type == Type::kFloat) return pack_rows<float>(args, block, static_cast<float*>(to));
   return pack_rows<BFloat16>(args, block, static_cast<Element<BFloat16>*>(to));
 }
 
 void HL_KERNEL(pack_columns)(const Args& args, const Block& block, void* to) {
-  if (args.tiles) return pack_tile_columns(args, block, static_cast<Pair*>(to));
+  if (args.amx) return pack_tile_columns(args, block, static_cast<Pair*>(to));
   return args.type == Type::kBFloat16 ? pack_columns<BFloat16>(args, block, to)
                                       : pack_columns<float>(args, block, to);
 }
 
 void HL_KERNEL(run)(const Args& args, const Block& block, bool add, const void* b, void* a,
                     bool shared) {
-  if (args.tiles) {
+  if (args.amx) {
     return args.out_type == Type::kFloat ? run_tiles<float>(args, block, add, b, a, shared)
                                          : run_tiles<BFloat16>(args, block, add, b, a, shared);
   }

@@ -1,5 +1,5 @@
 // Products of bfloat16 by the tile registers of AMX (kernel/tiles.h). Compiled everywhere, and run
-// where Args.tiles is set.
+// where Args.amx is set.
 //
 // A panel of B has lines of 32 pairs, as that of the kernel of vectors: [k / 2][32]. A panel of A
 // has the tiles of 32 rows one after the other: [k / 32][32][16] pairs. Both have zeros behind k.
