@@ -33,6 +33,15 @@ inline void check_dtype(const char* op, const at::Tensor& t, const std::string& 
   check_device(op, t, name, q, leader);
 }
 
+// Weights of x's type, or float32 ones, which are rounded to a narrower type of x.
+inline void check_weight_dtype(const char* op, const at::Tensor& weight, const at::Tensor& x,
+                               const char* leader) {
+  const bool rounded = weight.scalar_type() == at::kFloat &&
+                       (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+  if (!rounded) check_dtype(op, weight, "weight", x, leader);
+  check_device(op, weight, "weight", x, leader);
+}
+
 inline void check_floating(const char* op, const at::Tensor& t, const std::string& name) {
   TORCH_CHECK_TYPE(t.is_floating_point(), op, ": ", name, " has dtype ", t.scalar_type(),
                    ", expected a floating type.");

@@ -126,6 +126,51 @@ TEST(LinearOperator, FusedGradientsMatchTheReference) {
   }
 }
 
+// Float32 weights of a bfloat16 x are rounded where they are multiplied, and their gradient is not
+// rounded.
+TEST(LinearOperator, RoundsFloat32WeightsInPassing) {
+  for (const Call& c : calls()) {
+    const Tensor pull = at::randn_like(run(c, "reference", at::kDouble)).to(at::kBFloat16);
+    const Tensor rounded = c.weight.to(at::kBFloat16);
+    const auto found = [&](const char* backend, const Tensor& given, at::ScalarType type) {
+      const Tensor x = leaf(c.x.to(at::kBFloat16).to(type)), weight = leaf(given);
+      Poison poison;
+      const Tensor y = ops::linear(x, weight, {}, {}, backend);
+      y.backward(pull.to(type));
+      return std::vector<Tensor>{y.detach(), x.grad(), weight.grad()};
+    };
+    const auto exact = found("reference", rounded.to(at::kDouble), at::kDouble);
+    const auto plain = found("reference", rounded, at::kBFloat16);
+    const auto got = found("fused", c.weight.to(at::kFloat), at::kBFloat16);
+    ASSERT_EQ(got[0].scalar_type(), at::kBFloat16);
+    ASSERT_EQ(got[2].scalar_type(), at::kFloat);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6))
+          << c.x.sizes() << " " << c.weight.sizes() << i;
+    }
+  }
+}
+
+TEST(LinearOperator, AutocastMultipliesInBFloat16) {
+  at::manual_seed(8);
+  for (const int64_t rows : {3, 40}) {
+    const Tensor x = at::randn({rows, 70}), bias = at::randn({30});
+    const Tensor weight = leaf(at::randn({30, 70}));
+    const Tensor narrow = leaf(weight.detach().to(at::kBFloat16));
+    const Tensor plain = ops::linear(x.to(at::kBFloat16), narrow, {}, bias.to(at::kBFloat16));
+    plain.sum().backward();
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const Tensor got = ops::linear(x, weight, {}, bias);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    got.sum().backward();
+    EXPECT_TRUE(got.equal(plain));
+    EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(close(weight.grad(), narrow.grad(), 1e-2));
+  }
+}
+
 TEST(LinearOperator, HasASecondGradient) {
   at::manual_seed(8);
   const auto second = [&](const char* backend) {

@@ -105,6 +105,30 @@ TEST_P(EachRoute, AddsToWhatIsThere) {
   }
 }
 
+// One factor or the result is float32, and the rest bfloat16.
+TEST_P(EachRoute, ConvertsInPassing) {
+  if (types_of(GetParam()).size() == 1) GTEST_SKIP() << "no product in bfloat16";
+  at::manual_seed(13);
+  for (const Sizes& s : kSizes) {
+    for (int layout = 0; layout < 9; layout += 4) {
+      const Tensor a = cast(drawn(s.m, s.k, layout % 3), at::kBFloat16);
+      const Tensor wide = cast(drawn(s.k, s.n, layout / 3), at::kFloat);
+      const Tensor b = cast(wide, at::kBFloat16);
+      const Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+      const Tensor plain = at::mm(a, b);
+      Poison poison;
+      const Tensor rounded = at::empty({s.m, s.n}, at::kBFloat16);
+      ops::product_by(GetParam(), rounded, a, wide);
+      EXPECT_TRUE(errs_like_rounding(rounded, plain, exact, 1e-6)) << s.m << " " << s.k << layout;
+      const Tensor sums = at::ones({s.m, s.n}), result = at::empty({s.m, s.n});
+      ops::product_by(GetParam(), result, a, b);
+      EXPECT_TRUE(errs_like_rounding(result, plain, exact, 1e-6)) << s.m << " " << s.k << layout;
+      ops::product_by(GetParam(), sums, a, b, {}, /*add=*/true);
+      EXPECT_TRUE(errs_like_rounding(sums - 1, plain, exact, 1e-5)) << s.m << " " << s.k << layout;
+    }
+  }
+}
+
 TEST_P(EachRoute, PassesOnWhatIsNotFinite) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();

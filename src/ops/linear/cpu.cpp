@@ -43,7 +43,9 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   const int64_t out = a.weight.size(0), rows = y.numel() / out;
   const Tensor to = y.view({rows, out});
   if (rows <= kStreamedRows) {
-    streamed(a, to);
+    Linear::Arguments narrow = a;
+    if (a.weight.scalar_type() == at::kFloat) narrow.weight = a.weight.to(a.x.scalar_type());
+    streamed(narrow, to);
     return outputs;
   }
   if (!a.scale.defined()) {

@@ -2,6 +2,7 @@
 
 #include "ops/linear/declaration.h"
 #include "ops/linear/int4.h"
+#include "ops/product/product.h"
 
 namespace headloom::ops {
 
@@ -33,7 +34,7 @@ void Linear::check(const Arguments& a) {
     TORCH_CHECK_TYPE(scale.scalar_type() == at::kFloat, kName, ": scale has dtype ",
                      scale.scalar_type(), ", expected float32.");
   } else if (weight.scalar_type() != at::kByte) {
-    check_dtype(kName, weight, "weight", x, "x");
+    check_weight_dtype(kName, weight, x, "x");
     TORCH_CHECK_VALUE(!scale.defined(), kName, ": weight has dtype ", weight.scalar_type(),
                       ", which takes no scale, but there is one.");
   }
@@ -44,7 +45,11 @@ void Linear::check(const Arguments& a) {
 }
 
 // As at::linear; integer weights and their scales stay what they are.
-void Linear::autocast(Arguments& a, const AutocastCast& cast) { cast(a.x, a.weight, a.bias); }
+void Linear::autocast(Arguments& a, const AutocastCast& cast) {
+  cast(a.x, a.bias);
+  const bool many = a.x.dim() > 0 && a.x.sym_numel() > a.x.sym_size(-1) * kStreamedRows;
+  if (!many || !rounds_weights(a.x)) cast(a.weight);
+}
 
 std::vector<Tensor> Linear::outputs(const Arguments& a, bool /*training*/) {
   c10::SymDimVector sizes(a.x.sym_sizes());

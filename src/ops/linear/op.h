@@ -5,8 +5,11 @@
 // Few rows, as decoding has them, take the time of reading the weights, once. More rows are a dense
 // product (ops/product/product.h), and so are both gradients.
 //
-// The weights are of x's type, int8 with a scale for each output, or of four bits with a scale for
-// each group of 32 inputs (int4.h); symmetric, so that 0 stays 0.
+// The weights are of x's type, float32, int8 with a scale for each output, or of four bits with a
+// scale for each group of 32 inputs (int4.h); symmetric, so that 0 stays 0. Float32 weights of a
+// narrower x are rounded to its type where they are multiplied, and their gradient is not rounded.
+// Autocast leaves them so where a processor with AMX multiplies many rows: the rounded copy would
+// take as long as the product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +23,7 @@ namespace headloom::ops {
 // Most rows for which reading the weights decides, and not the product.
 constexpr int64_t kStreamedRows = 16;
 
-// x [..., I], weight [O, I] of x's dtype, or int8 with `scale` [O] float32, or, of four bits, uint8
+// x [..., I], weight [O, I] of x's dtype, or float32, or int8 with `scale` [O] float32, or, of four bits, uint8
 // [O, 16 G] with `scale` [O, G] bfloat16 where G = ceil(I / 32); bias [O] of x's dtype or undefined
 // -> [..., O] of x's dtype; sums in float32 or wider. Through the dispatcher
 // (torch.ops.headloom.linear). `backend`: "fused" (CPU, float32 and bfloat16; with quantised

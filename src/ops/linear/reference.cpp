@@ -5,7 +5,8 @@ namespace headloom::ops {
 Tensor Linear::reference(const Arguments& a) {
   const auto& [x, weight, scale, bias] = a;
   if (!scale.defined()) {
-    return at::linear(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+    return at::linear(x, weight.to(x.scalar_type()),
+                      bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   }
   if (weight.scalar_type() == at::kByte) {
     const Tensor wide = dequantized_int4(weight, scale, x.size(-1)).to(x.scalar_type());

@@ -1,6 +1,7 @@
 #include "ops/linear_cross_entropy/op.h"
 
 #include "ops/linear_cross_entropy/declaration.h"
+#include "ops/product/product.h"
 
 namespace headloom::ops {
 
@@ -13,7 +14,7 @@ void LinearCrossEntropy::check(const Arguments& a) {
       weight.dim() == 2 && weight.sym_size(0) >= 1 && weight.sym_size(1) == hidden.sym_size(1),
       kName, ": weight has shape ", weight.sym_sizes(),
       ", expected [V, C] with V of at least 1 and C = ", hidden.sym_size(1), ".");
-  check_dtype(kName, weight, "weight", hidden, "hidden");
+  check_weight_dtype(kName, weight, hidden, "hidden");
   check_ids(kName, targets, "targets", hidden, "hidden");
   check_shape(kName, targets, "targets", {hidden.sym_size(0)}, "[N]");
   if (bias.defined()) {
@@ -25,7 +26,8 @@ void LinearCrossEntropy::check(const Arguments& a) {
 // The products in the narrow type, the softmax in float32, as at::linear and at::cross_entropy_loss
 // under autocast.
 void LinearCrossEntropy::autocast(Arguments& a, const AutocastCast& cast) {
-  cast(a.hidden, a.weight, a.bias);
+  cast(a.hidden, a.bias);
+  if (!rounds_weights(a.hidden)) cast(a.weight);
 }
 
 std::vector<Tensor> LinearCrossEntropy::outputs(const Arguments& a, bool training) {

@@ -202,6 +202,8 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   static product_kernel::SizesOf* const sizes_of = HL_CHOOSE(product_kernel::sizes);
   Held held;
   const bool amx = kernel_type(a) == Type::kBFloat16 && has_amx();
+  const bool b_float = made == nullptr && b.scalar_type() != a.scalar_type();
+  if (b_float && !amx) return run_blocked(out, a, b.to(a.scalar_type()), made, bias, add);
   const Sizes sizes = sizes_of(kernel_type(a), amx, k);
   const int64_t length = length_of_part(m, n, k, sizes), pieces = parts(k, length);
   // A sum that is cut along k is kept in float32 between its parts.
@@ -222,7 +224,8 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
                          .c_row = c.stride(1),
                          .scale = scale,
                          .bias = piece == 0 ? offset : nullptr,
-                         .amx = amx},
+                         .amx = amx,
+                         .b_float = b_float},
                 .made = made,
                 .made_from = first,
                 .m = m,
@@ -247,6 +250,10 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
 }
 
 }  // namespace
+
+bool rounds_weights(const at::Tensor& a) {
+  return a.is_cpu() && a.scalar_type() == at::kBFloat16 && has_amx();
+}
 
 void blocked_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                      const at::Tensor& bias, bool add) {

@@ -19,14 +19,15 @@ struct Matrix {
 };
 
 struct Args {
-  Type type = Type::kFloat;      // of A and B: kFloat or kBFloat16
+  Type type = Type::kFloat;      // of A and B: kFloat or kBFloat16; of B see b_float
   Type out_type = Type::kFloat;  // of C and bias: that, or kFloat
   Matrix a, b;                   // [m, k] and [k, n]
   void* c = nullptr;             // [m, n], rows of adjacent values
   int64_t c_row = 0;
   const float* scale = nullptr;  // [n] of the sums, or null
   const void* bias = nullptr;    // [n] or null
-  bool amx = false;            // bfloat16 by the tile registers of AMX (kernel/tiles.h)
+  bool amx = false;      // bfloat16 by the tile registers of AMX (kernel/tiles.h)
+  bool b_float = false;  // amx: B is float, and is rounded to bfloat16 where it is packed
 };
 
 // A range of the rows, of the columns and of what is summed over.

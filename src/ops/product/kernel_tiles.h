@@ -43,48 +43,65 @@ inline Sizes tile_sizes(int64_t k) {
 }
 
 #if HL_BFLOAT16
-HL_INLINE uint32_t bits_at(const BFloat16* p) { return p->bits; }
-
-// Up to 16 pairs (low[i], high[i]); zeros for i from `count` on, and for the high ones where `high`
-// is null.
-HL_INLINE __m512i interleaved(const BFloat16* low, const BFloat16* high, int64_t count) {
-  const auto there = static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
-  const auto wide = [&](const BFloat16* p) __attribute__((always_inline)) {
-    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, p));
+// Up to 16 values as bfloat16, each in the low half of its lane; zeros for i from `count` on.
+HL_INLINE __mmask16 first_of_tile(int64_t count) {
+  return static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
+}
+HL_INLINE __m512i wide_halves(const BFloat16* p, int64_t count) {
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_of_tile(count), p));
+}
+HL_INLINE __m512i wide_halves(const float* p, int64_t count) {
+  return half_bits(_mm512_maskz_loadu_ps(first_of_tile(count), p));
+}
+// Up to 32 values as bfloat16, one after the other.
+HL_INLINE __m512i halves(const BFloat16* p, int64_t count) {
+  const auto there = count >= kTileDepth ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+  return _mm512_maskz_loadu_epi16(there, p);
+}
+HL_INLINE __m512i halves(const float* p, int64_t count) {
+  const auto some = [&](int64_t first) __attribute__((always_inline)) {
+    return _mm512_maskz_loadu_ps(count > first ? first_of_tile(count - first) : 0, p + first);
   };
-  const __m512i both = wide(low);
-  return high == nullptr ? both : _mm512_or_si512(both, _mm512_slli_epi32(wide(high), 16));
+  return (__m512i)_mm512_cvtne2ps_pbh(some(kTile), some(0));
+}
+HL_INLINE uint32_t bits_at(const BFloat16* p) { return p->bits; }
+HL_INLINE uint32_t bits_at(const float* p) {
+  BFloat16 rounded;
+  narrow(*p, &rounded);
+  return rounded.bits;
 }
 
 // The tile of 16 lines along k, [pair of k][value], from lines of adjacent values. `values` is how
 // many of a line there are, and `depth` how many lines; zeros around them.
-HL_INLINE void across(const BFloat16* from, int64_t line, int64_t values, int64_t depth, Pair* to,
+template <typename T>
+HL_INLINE void across(const T* from, int64_t line, int64_t values, int64_t depth, Pair* to,
                       int64_t to_line) {
   for (int64_t i = 0; i < kTile; ++i) {
-    const BFloat16* const low = from + 2 * i * line;
-    const int64_t count = 2 * i < depth ? values : 0;
-    _mm512_storeu_si512(
-        to + i * to_line,
-        count > 0 ? interleaved(low, 2 * i + 1 < depth ? low + line : nullptr, count)
-                  : _mm512_setzero_si512());
+    const T* const low = from + 2 * i * line;
+    __m512i pairs = _mm512_setzero_si512();
+    if (values > 0 && 2 * i < depth) pairs = wide_halves(low, values);
+    if (values > 0 && 2 * i + 1 < depth) {
+      pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(wide_halves(low + line, values), 16));
+    }
+    _mm512_storeu_si512(to + i * to_line, pairs);
   }
 }
 
 // The tile of 16 lines of adjacent values along k, as they are: [line][pair of k].
-HL_INLINE void along(const BFloat16* from, int64_t line, int64_t lines, int64_t depth, Pair* to,
+template <typename T>
+HL_INLINE void along(const T* from, int64_t line, int64_t lines, int64_t depth, Pair* to,
                      int64_t to_line) {
-  const auto there = depth >= kTileDepth ? ~__mmask32{0} : (__mmask32{1} << depth) - 1;
   for (int64_t i = 0; i < kTile; ++i) {
-    const __m512i x = i < lines ? _mm512_maskz_loadu_epi16(there, from + i * line)
-                                : _mm512_setzero_si512();
-    _mm512_storeu_si512(to + i * to_line, x);
+    _mm512_storeu_si512(to + i * to_line,
+                        i < lines ? halves(from + i * line, depth) : _mm512_setzero_si512());
   }
 }
 
 // One tile [value][pair of k], or [pair of k][value] where `columns`, from 16 values that are
 // `outer` apart and lie `inner` apart along k.
-HL_INLINE void pack_tile(const BFloat16* from, int64_t outer, int64_t inner, int64_t values,
-                         int64_t depth, bool columns, Pair* to, int64_t to_line) {
+template <typename T>
+HL_INLINE void pack_tile(const T* from, int64_t outer, int64_t inner, int64_t values, int64_t depth,
+                         bool columns, Pair* to, int64_t to_line) {
   alignas(64) Pair turned[kTile * kTile];
   if (inner == 1) {
     if (!columns) return along(from, outer, values, depth, to, to_line);
@@ -98,7 +115,7 @@ HL_INLINE void pack_tile(const BFloat16* from, int64_t outer, int64_t inner, int
   }
   for (int64_t i = 0; i < kTile; ++i) {
     for (int64_t l = 0; l < kTile; ++l) {
-      const BFloat16* const at = from + i * outer + 2 * l * inner;
+      const T* const at = from + i * outer + 2 * l * inner;
       const uint32_t low = i < values && 2 * l < depth ? bits_at(at) : 0;
       const uint32_t high = i < values && 2 * l + 1 < depth ? bits_at(at + inner) : 0;
       to[columns ? l * to_line + i : i * to_line + l].bits = low | high << 16;
@@ -119,18 +136,22 @@ inline void pack_tile_rows(const Args& args, const Block& at, Pair* to) {
   }
 }
 
-inline void pack_tile_columns(const Args& args, const Block& at, Pair* to) {
+template <typename T>
+void pack_tile_columns(const Args& args, const Block& at, Pair* to) {
   const int64_t panel = tile_steps(at) * kTileStep;
   for (int64_t n = at.n0; n < at.n1; n += kTileColumns, to += panel) {
     Pair* out = to;
     for (int64_t k = at.k0; k < at.k1; k += kTileDepth, out += kTileStep) {
       for (int64_t j = 0; j < kTileColumns; j += kTile) {
         const int64_t values = std::max<int64_t>(at.n1 - n - j, 0);
-        pack_tile(place<BFloat16>(args.b, k, n + (values > 0 ? j : 0)), args.b.column, args.b.row,
-                  values, at.k1 - k, /*columns=*/true, out + j, kTileColumns);
+        pack_tile(place<T>(args.b, k, n + (values > 0 ? j : 0)), args.b.column, args.b.row, values,
+                  at.k1 - k, /*columns=*/true, out + j, kTileColumns);
       }
     }
   }
+}
+inline void pack_tile_columns(const Args& args, const Block& at, Pair* to) {
+  args.b_float ? pack_tile_columns<float>(args, at, to) : pack_tile_columns<BFloat16>(args, at, to);
 }
 
 // A share of the panel that comes next from a farther cache, fetched during a product: some lines

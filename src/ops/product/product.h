@@ -22,12 +22,17 @@
 
 namespace headloom::ops {
 
-// out = a b + bias, or out += a b where `add` (without a bias, float32 alone), with a [M, K], b [K,
-// N] of any strides, out [M, N] with adjacent columns and bias [N] or undefined; float32 or
-// bfloat16 on the CPU, all of one type. Sums are in float32. Knows no gradient. Throws
+// out = a b + bias, or out += a b where `add` (without a bias, and out is float32), with a [M, K],
+// b [K, N] of any strides, out [M, N] with adjacent columns and bias [N] or undefined; float32 or
+// bfloat16 on the CPU, all of one type. b or out may be float32 where the rest is bfloat16: b is
+// rounded then before it is multiplied. Sums are in float32. Knows no gradient. Throws
 // c10::ValueError where HEADLOOM_PRODUCTS names no route.
 void product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
              const at::Tensor& bias = {}, bool add = false);
+
+// Whether products with this factor a round a float32 factor b in passing, so that a copy of it
+// would only take time. For autocast.
+bool rounds_weights(const at::Tensor& a);
 
 // A factor b [K, N] that is not in memory in the type of the product: weights in fewer bits.
 struct MadeFactor {
@@ -46,7 +51,8 @@ void product(const at::Tensor& out, const at::Tensor& a, const MadeFactor& b,
 
 // The route of each class of products that has been used or read from the file, by the class's
 // name: "float32 nt 256 x 1024 x 1024, 2 threads" has the layouts of a and b (n: rows, t: columns
-// of adjacent values) and the powers of four at or below M, K and N.
+// of adjacent values) and the powers of four at or below M, K and N. Types are float32, bfloat16,
+// bfloat16_by_float32 (b is float32) and bfloat16_to_float32 (out is).
 std::map<std::string, std::string> product_routes();
 // From now on these classes take these routes, where the route exists here: a resumed run continues
 // with those that it began with.

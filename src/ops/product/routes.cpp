@@ -5,6 +5,8 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdlib>
@@ -32,8 +34,15 @@ struct Route {
   double needed = 1;
 };
 
-void aten_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
+void aten_product(const Tensor& out, const Tensor& a, const Tensor& wide_b, const Tensor& bias,
                   bool add) {
+  const Tensor b = wide_b.to(a.scalar_type());
+  if (out.scalar_type() != a.scalar_type()) {
+    const Tensor narrow = at::empty(out.sizes(), a.options());
+    aten_product(narrow, a, b, bias, /*add=*/false);
+    add ? out.add_(narrow) : out.copy_(narrow);
+    return;
+  }
   Tensor to = out;
   if (add) {
     at::addmm_out(to, to, a, b);
@@ -62,7 +71,8 @@ Tensor with_adjacent_values(const Tensor& t) {
 void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                     bool add) {
   static const auto op = onednn_operator()->typed<PointwiseLinear>();
-  const Tensor found = op.call(with_adjacent_values(a), with_adjacent_values(b).t(),
+  const Tensor right = with_adjacent_values(b).to(a.scalar_type());
+  const Tensor found = op.call(with_adjacent_values(a), right.t(),
                                bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
                                c10::List<std::optional<at::Scalar>>(), "");
   add ? out.add_(found) : out.copy_(found);
@@ -96,19 +106,30 @@ const Route& checked_route(const std::string& name, const char* what) {
 
 // What a product shares with others that take the same route. Sizes are counted by powers of four.
 struct ProductClass {
-  bool bfloat16 = false, a_by_columns = false, b_by_columns = false;
+  // In kTypes. A library needs a copy of a factor or of the result where not all are of one type.
+  int types = 0;
+  bool a_by_columns = false, b_by_columns = false;
   int m = 0, n = 0, k = 0;  // exponents of 4
   int threads = 1;
 
   auto operator<=>(const ProductClass&) const = default;
 };
 
+// Of a class: all float32; all bfloat16; b float32 and the rest bfloat16; the result float32 and the
+// factors bfloat16.
+constexpr std::array kTypes{"float32", "bfloat16", "bfloat16_by_float32", "bfloat16_to_float32"};
+
+int types_of(const Tensor& out, const Tensor& a, at::ScalarType b) {
+  if (a.scalar_type() != at::kBFloat16) return 0;
+  return b != at::kBFloat16 ? 2 : out.scalar_type() != at::kBFloat16 ? 3 : 1;
+}
+
 int power_of_four(int64_t size) {
   return (static_cast<int>(std::bit_width(static_cast<uint64_t>(size))) - 1) / 2;
 }
 
-ProductClass class_of(const Tensor& out, const Tensor& a, bool b_by_columns) {
-  return {.bfloat16 = a.scalar_type() == at::kBFloat16,
+ProductClass class_of(const Tensor& out, const Tensor& a, at::ScalarType b, bool b_by_columns) {
+  return {.types = types_of(out, a, b),
           .a_by_columns = a.stride(1) != 1,
           .b_by_columns = b_by_columns,
           .m = power_of_four(a.size(0)),
@@ -119,7 +140,7 @@ ProductClass class_of(const Tensor& out, const Tensor& a, bool b_by_columns) {
 
 std::string name_of(const ProductClass& c) {
   const auto size = [](int power) { return int64_t{1} << 2 * power; };
-  return c10::str(c.bfloat16 ? "bfloat16 " : "float32 ", c.a_by_columns ? "t" : "n",
+  return c10::str(kTypes[static_cast<size_t>(c.types)], " ", c.a_by_columns ? "t" : "n",
                   c.b_by_columns ? "t" : "n", " ", size(c.m), " x ", size(c.n), " x ", size(c.k),
                   ", ", c.threads, c.threads == 1 ? " thread" : " threads");
 }
@@ -133,7 +154,8 @@ std::optional<ProductClass> class_named(const std::string& name) {
   ProductClass c;
   text >> type >> layouts >> m >> by >> n >> by >> k >> comma >> c.threads >> unit;
   if (!text || layouts.size() != 2 || std::min({m, n, k}) < 1) return std::nullopt;
-  c.bfloat16 = type == "bfloat16";
+  c.types = static_cast<int>(std::find(kTypes.begin(), kTypes.end(), type) - kTypes.begin());
+  if (c.types == static_cast<int>(kTypes.size())) return std::nullopt;
   c.a_by_columns = layouts[0] == 't';
   c.b_by_columns = layouts[1] == 't';
   c.m = power_of_four(m);
@@ -165,7 +187,7 @@ class Choices {
   const Route& of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                   bool add) {
     if (const Route* const given = unmeasured(out, a)) return *given;
-    const ProductClass product_class = class_of(out, a, b.stride(1) != 1);
+    const ProductClass product_class = class_of(out, a, b.scalar_type(), b.stride(1) != 1);
     // Other threads wait, so that all products of a class take one route.
     const std::lock_guard lock(mutex_);
     if (const Route* const known = measured(product_class)) return *known;
@@ -180,7 +202,7 @@ class Choices {
   const Route* known(const Tensor& out, const Tensor& a, bool b_by_columns) {
     if (const Route* const given = unmeasured(out, a)) return given;
     const std::lock_guard lock(mutex_);
-    return measured(class_of(out, a, b_by_columns));
+    return measured(class_of(out, a, a.scalar_type(), b_by_columns));
   }
 
   std::map<std::string, std::string> all() {
