@@ -7,6 +7,7 @@
 
 #include "core/platform.h"
 #include "core/text.h"
+#include "ops/kernel/capability.h"
 #include "train/device.h"
 
 namespace headloom::bench {
@@ -14,7 +15,7 @@ namespace headloom::bench {
 std::vector<std::pair<std::string, std::string>> machine_facts() {
   const bool with_cuda = c10::impl::hasDeviceGuardImpl(at::kCUDA);
   return {{"Processor", processor_name()},
-          {"Instruction set", at::get_cpu_capability()},
+          {"Instruction set", str(at::get_cpu_capability(), ops::has_amx() ? " with AMX" : "")},
           {"Threads", std::to_string(at::get_num_threads())},
           {"Devices", join(devices_here())},
           {"PyTorch", str(TORCH_VERSION, with_cuda ? ", with CUDA" : "")}};

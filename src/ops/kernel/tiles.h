@@ -14,7 +14,9 @@ constexpr int64_t kTile = 16;  // lines of a tile, and pairs or floats of a line
 
 #if HL_BFLOAT16
 
-#define HL_MEMORY_BARRIER() asm volatile("" ::: "memory")  // the loads of tiles know no memory
+// What reads or writes the memory at p, all of it: compilers do not know that instructions on tiles
+// do, or how many bytes.
+HL_INLINE void touch_memory(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
 // Sets the shapes of the tile registers for this thread where `wanted`, and puts back at the end
 // what was there before: other libraries keep theirs between calls.
@@ -28,11 +30,15 @@ class TilesInUse {
       whole.line_bytes[i] = 64;
       whole.lines[i] = kTile;
     }
+    touch_memory(&before_);
     _tile_storeconfig(&before_);
+    touch_memory(&whole);
     _tile_loadconfig(&whole);
   }
   HL_INLINE ~TilesInUse() {
-    if (wanted_) _tile_loadconfig(&before_);  // zeros release the registers
+    if (!wanted_) return;
+    touch_memory(&before_);
+    _tile_loadconfig(&before_);  // zeros release the registers
   }
   TilesInUse(const TilesInUse&) = delete;
   TilesInUse& operator=(const TilesInUse&) = delete;
@@ -73,7 +79,7 @@ HL_INLINE void add_tiles(int64_t steps, const A& a, const B& b) {
   for (int64_t k = 0; k < steps; ++k) {
     const TileAt a0 = a(0, k), a1 = kDown > 1 ? a(1, k) : TileAt{};
     const TileAt b0 = b(k, 0), b1 = kAcross > 1 ? b(k, 1) : TileAt{};
-    HL_MEMORY_BARRIER();
+    touch_memory(a0.at);
     _tile_loadd(4, a0.at, a0.line);
     _tile_loadd(6, b0.at, b0.line);
     _tile_dpbf16ps(0, 4, 6);
@@ -98,7 +104,7 @@ HL_INLINE void zero_tiles() {
 }
 template <int kDown, int kAcross>
 HL_INLINE void load_tiles(const float* c, int64_t line) {
-  HL_MEMORY_BARRIER();
+  touch_memory(c);
   _tile_loadd(0, c, line * 4);
   if constexpr (kAcross > 1) _tile_loadd(1, c + kTile, line * 4);
   if constexpr (kDown > 1) _tile_loadd(2, c + kTile * line, line * 4);
@@ -110,7 +116,7 @@ HL_INLINE void store_tiles(float* c, int64_t line) {
   if constexpr (kAcross > 1) _tile_stored(1, c + kTile, line * 4);
   if constexpr (kDown > 1) _tile_stored(2, c + kTile * line, line * 4);
   if constexpr (kDown > 1 && kAcross > 1) _tile_stored(3, c + kTile * line + kTile, line * 4);
-  HL_MEMORY_BARRIER();
+  touch_memory(c);
 }
 
 // gemm_block() for `rows` <= 16 kDown rows and 16 kAcross columns.
