@@ -103,6 +103,7 @@ void convert(ComposedAttentionCall& call, const ComposedAttention::Arguments& ar
   a.pre_conv = convert(call, o.pre_conv, o.conv_padding);
   a.post_conv = convert(call, o.post_conv, o.conv_padding);
   a.exact_mask = o.conv_mask == "exact";
+  a.past_cache = fetches_past_cache();
   if (o.bias.defined()) a.bias = call.view<float>(o.bias.to(at::kFloat), {a.B, a.H, a.T, a.S});
   a.causal = o.causal;
   // A window that reaches over everything is none; the kernels add to it and double it.

@@ -97,6 +97,7 @@ struct Args {
   Mix pre, post;
   Conv pre_conv, post_conv;
   bool exact_mask = false;
+  bool past_cache = true;  // few queries fetch keys and values past the second level of cache
 
   View<const float> bias;  // [B, H, T, S]
   bool causal = false;

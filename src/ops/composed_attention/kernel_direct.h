@@ -29,12 +29,13 @@ template <typename T>
 struct Fetcher {
   const T* row;
   int64_t line, span, rows;  // of elements from row to row, in a row, and rows left
+  bool past_cache;           // as Args has it
   int64_t at = 0;
 
   HL_INLINE void next(int64_t elements) {
     constexpr int64_t kLine = 64 / sizeof(T);
     for (; elements > 0 && rows > 0; elements -= kLine) {
-      __builtin_prefetch(row + at, 0, 0);
+      prefetch_once(row + at, past_cache);
       at += kLine;
       if (at < span) continue;
       at = 0;
@@ -47,13 +48,13 @@ struct Fetcher {
 // For a reader of rows [begin, ...), who shares their memory with nobody before row `end`.
 template <typename T>
 HL_INLINE Fetcher<T> fetcher(const T* data, const int64_t* stride, int64_t heads, int64_t size,
-                             int64_t begin, int64_t end) {
+                             int64_t begin, int64_t end, bool past_cache) {
   constexpr int64_t kAhead = 8192 / sizeof(T);
   const int64_t first = begin + greater(kKeys, kAhead / greater(stride[1], 1));
   const int64_t span = heads * size;
   // Heads that lie apart are left to the hardware.
   const bool adjacent = heads == 1 || stride[2] == size;
-  Fetcher<T> f{data + first * stride[1], stride[1], span, adjacent ? end - first : 0};
+  Fetcher<T> f{data + first * stride[1], stride[1], span, adjacent ? end - first : 0, past_cache};
   if (stride[1] == span && f.rows > 0) {
     f.span *= f.rows;
     f.rows = 1;
@@ -150,7 +151,8 @@ void direct_scores(const Args& a, const Plan& p, int64_t batch, int64_t block, R
   map_rows(a, p, a.H, scores, to);
   const int64_t first = block * kBlock, shared = a.H / a.Gk * a.T, rows = a.H * a.T;
   const T* data = static_cast<const T*>(a.k) + batch * a.k_stride[0];
-  Fetcher<T> ahead = fetcher(data, a.k_stride, a.Gk, a.D, first + seen.begin, end);
+  Fetcher<T> ahead =
+      fetcher(data, a.k_stride, a.Gk, a.D, first + seen.begin, end, a.past_cache);
   if (seen.end - seen.begin < kBlock) {
     for (int64_t m = 0; m < rows; ++m) fill(to[m], kBlock, 0);
   }
@@ -242,7 +244,8 @@ void direct_values(const Args& a, const Plan& p, int64_t batch, int64_t block, R
                    int64_t end, const Scratch& w, float* x) {
   const int64_t first = block * kBlock, shared = a.H2 / a.Gv * a.T;
   const T* data = static_cast<const T*>(a.v) + batch * a.v_stride[0];
-  Fetcher<T> ahead = fetcher(data, a.v_stride, a.Gv, a.E, first + seen.begin, end);
+  Fetcher<T> ahead =
+      fetcher(data, a.v_stride, a.Gv, a.E, first + seen.begin, end, a.past_cache);
   float* from[kMaxHeads * kDirectQueries];
   map_rows(a, p, a.H2, x, from);
   if (a.v_scale) {

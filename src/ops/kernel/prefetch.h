@@ -1,4 +1,4 @@
-// Rows that no prefetcher of the machine foresees, because they lie far apart.
+// Fetching what no prefetcher of the machine foresees, or not far enough ahead.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,12 @@ HL_INLINE void prefetch_row(const T* row, int64_t width) {
   for (int64_t i = 0; i < width * static_cast<int64_t>(sizeof(T)); i += 64) {
     __builtin_prefetch(bytes + i, 0, kLocality);
   }
+}
+
+// Asks for a line of what is read once: past the second-level cache, where everything else that is
+// read again would make room for it, or into it (fetches_past_cache() in capability.h).
+HL_INLINE void prefetch_once(const void* line, bool past_cache) {
+  past_cache ? __builtin_prefetch(line, 0, 0) : __builtin_prefetch(line, 0, 2);
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
                                  .scale = held.whole<float>(a.scale),
                                  .bias = held.whole(a.bias),
                                  .out = out,
-                                 .y = y.data_ptr()};
+                                 .y = y.data_ptr(),
+                                 .past_cache = fetches_past_cache()};
   for_runs_of_outputs(out, in * a.weight.element_size(),
                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }

@@ -113,7 +113,8 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
                 .weight = held.whole<uint8_t>(a.weight),
                 .scale = static_cast<const uint16_t*>(held.whole(a.scale)),
                 .bias = held.whole(a.bias),
-                .y = nullptr};
+                .y = nullptr,
+                .past_cache = fetches_past_cache()};
   if (rows <= kStreamedRows) {
     const int64_t line = prepared_row(in, int4_planes(args.type));
     const Tensor prepared = at::empty({rows * line}, at::TensorOptions().dtype(at::kByte));

@@ -15,6 +15,7 @@ struct Args {
   const void* bias;        // [out] or null
   int64_t out;             // y's row stride
   void* y = nullptr;       // [rows, out]
+  bool past_cache = true;  // weights are fetched past the second level of cache (prefetch.h)
 };
 
 // Outputs begin ... end of every row.
@@ -31,6 +32,7 @@ struct Int4Args {
   const void* bias;          // [out] or null
   void* y;                   // [rows, out]
   char* prepared = nullptr;  // [rows, prepared_row(in, planes)], aligned to 64
+  bool past_cache = true;    // as in Args
 };
 
 // What run_int4 reads in place of a row of x: for each block of 256 inputs its planes of digits

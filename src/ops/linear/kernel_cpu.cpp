@@ -4,6 +4,7 @@
 // they lie: four outputs side by side take a twentieth longer. Of more rows, a tile is kOutputs
 // rows of the weights times up to kRows rows of x; all tiles of the same weights follow one
 // another, so that only the first reads them from memory. Sums are in registers.
+#include "ops/kernel/prefetch.h"
 #include "ops/kernel/vec.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/kernel_int4.h"
@@ -19,9 +20,8 @@ constexpr int kRows = 2;  // 16 registers
 #endif
 constexpr int kPartial = 4;  // sums of one output, for as many products in flight
 // Weights are fetched this many bytes ahead, and no less than a tile, whose own rows are in use
-// already, in the order in which they lie and past the second level of cache, where everything else
-// that decoding needs from token to token would make room for them. Left to the hardware, bfloat16
-// and int8 come at half the memory's bandwidth.
+// already, in the order in which they lie. Left to the hardware, bfloat16 and int8 come at half the
+// memory's bandwidth.
 constexpr int64_t kAhead = 8192;
 
 // The first `count` < VL, zeros in the other lanes.
@@ -33,12 +33,10 @@ HL_INLINE vf weights_part(const T* p, int64_t count) {
 }
 
 template <int Bytes>
-HL_INLINE void fetch(const char* from) {
+HL_INLINE void fetch(const char* from, bool past_cache) {
   constexpr int kLine = 64;
 #pragma GCC unroll 16
-  for (int i = 0; i < Bytes; i += kLine) {
-    __builtin_prefetch(from + i, /*rw=*/0, /*locality=*/0);
-  }
+  for (int i = 0; i < Bytes; i += kLine) prefetch_once(from + i, past_cache);
 }
 
 // O outputs of R rows, the first of them `row` and at x, each from P sums along `in`. T is the type
@@ -79,7 +77,7 @@ HL_INLINE void tile(const Args& a, const X* x, int64_t output, int64_t row) {
   };
   int64_t i = 0;
   for (; i + P * VL <= in; i += P * VL) {
-    fetch<O * P * VL * kSize>(next + O * i * kSize);
+    fetch<O * P * VL * kSize>(next + O * i * kSize, a.past_cache);
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) add_whole(p, i + p * VL);
   }

@@ -212,9 +212,9 @@ HL_INLINE void int4_tile(const Int4Args& a, int64_t output, int64_t row) {
   }
   int64_t group = 0;
   for (; group + kInt4Groups <= groups; group += kInt4Groups) {
-    __builtin_prefetch(weight + kAhead, /*rw=*/0, /*locality=*/0);
-    __builtin_prefetch(weight + kAhead + 64, /*rw=*/0, /*locality=*/0);
-    __builtin_prefetch(scale + kAhead / 16, /*rw=*/0, /*locality=*/0);
+    prefetch_once(weight + kAhead, a.past_cache);
+    prefetch_once(weight + kAhead + 64, a.past_cache);
+    prefetch_once(scale + kAhead / 16, a.past_cache);
     add_block<P, R>(weight, scale, x, line, sums);
     weight += kInt4Bytes;
     scale += kInt4Groups;

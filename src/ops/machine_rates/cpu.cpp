@@ -27,7 +27,7 @@ void repeated_exponentials(const at::Tensor& x, const at::Tensor& y, int64_t rep
   });
 }
 
-double read_all(const at::Tensor& x) {
+double read_all(const at::Tensor& x, bool in_order) {
   static auto* const kernel = HL_CHOOSE(machine_rates_kernel::sum);
   TORCH_CHECK_VALUE(x.numel() % kRead == 0, "x has ", x.numel(), " values, expected a multiple of ",
                     kRead, ".");
@@ -36,7 +36,7 @@ double read_all(const at::Tensor& x) {
   std::vector<double> sums(static_cast<size_t>(shares));
   at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      sums[static_cast<size_t>(i)] = kernel(from + i * kRead, kRead);
+      sums[static_cast<size_t>(i)] = kernel(from + i * kRead, kRead, in_order);
     }
   });
   double sum = 0;

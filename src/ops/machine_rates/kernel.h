@@ -10,8 +10,9 @@ namespace headloom::ops::machine_rates_kernel {
 using Exponentials = void(const float* x, float* y, int64_t n);
 Exponentials exponentials_DEFAULT, exponentials_AVX2, exponentials_AVX512, exponentials_AVX512_BF16;
 
-// The sum of all values, which only reads them. n is a multiple of 64.
-using Sum = float(const float* x, int64_t n);
+// The sum of all values, which only reads them: in their order, or in four runs side by side that
+// fetch ahead. n is a multiple of 256.
+using Sum = float(const float* x, int64_t n, bool in_order);
 Sum sum_DEFAULT, sum_AVX2, sum_AVX512, sum_AVX512_BF16;
 
 }  // namespace headloom::ops::machine_rates_kernel

@@ -15,12 +15,26 @@ void HL_KERNEL(exponentials)(const float* x, float* y, int64_t n) {
   }
 }
 
-float HL_KERNEL(sum)(const float* x, int64_t n) {
+float HL_KERNEL(sum)(const float* x, int64_t n, bool in_order) {
   vf sums[kAtOnce];
   for (vf& sum : sums) sum = zero();
-  for (int64_t i = 0; i + kAtOnce * VL <= n; i += kAtOnce * VL) {
+  if (in_order) {
+    for (int64_t i = 0; i + kAtOnce * VL <= n; i += kAtOnce * VL) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kAtOnce; ++j) sums[j] = sums[j] + load(x + i + j * VL);
+      for (int j = 0; j < kAtOnce; ++j) sums[j] = sums[j] + load(x + i + j * VL);
+    }
+  } else {
+    constexpr int64_t kLine = 16, kAhead = 64 * kLine;
+    const int64_t run = n / kAtOnce;
+    for (int64_t i = 0; i < run; i += kLine) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float* const at = x + j * run + i;
+        __builtin_prefetch(at + kAhead, 0, 2);
+#pragma GCC unroll 4
+        for (int v = 0; v < kLine; v += VL) sums[j] = sums[j] + load(at + v);
+      }
+    }
   }
   return hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
