@@ -397,7 +397,9 @@ std::string notes(const Summary& summary) {
          "taken to err independently, which rather makes the interval too wide.</p>"
          "<p>A model is called <b>better</b> or <b>worse</b> than the baseline only when at least "
          "five seeds are paired and the test finds a difference after Holm's procedure over " +
-         (summary.tested > 0 ? str("all ", summary.tested, " tests") : "the tests") +
+         (summary.tested == 1  ? "the one test"
+          : summary.tested > 0 ? str("all ", summary.tested, " tests")
+                               : "the tests") +
          " of this report" + (summary.tested > 0 ? "" : " (there are none yet)") +
          ", which keeps the probability of one or more false statements at 5% "
          "or less. With unequal parameters or data (by more than 1%), other training options, a "

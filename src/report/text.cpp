@@ -125,7 +125,8 @@ std::string to_text(const Comparison& comparison, int width) {
     }
   }
   std::string legend = "± is half the 95% interval of the mean. Differences are paired by seed; ";
-  legend += summary.tested > 0
+  legend += summary.tested == 1 ? "the words are of a paired t test, the one test of this report."
+            : summary.tested > 0
                 ? str("the words are of a paired t test with Holm's procedure over all ",
                       summary.tested, " tests of this report.")
                 : "nothing was tested.";
