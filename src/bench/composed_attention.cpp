@@ -21,8 +21,8 @@ const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::s
   fail("bench: there is no case '", name, "'.");
 }
 
-// Median seconds of the case's forward in a process that is held to AVX2, or 0 where that fails:
-// which kernels run is decided once a process.
+// Median seconds of the case's forward in a process that is held to AVX2: which kernels run is
+// decided once a process.
 double avx2_seconds(const std::string& name, const BenchOptions& a) {
   const std::string command =
       str("ATEN_CPU_CAPABILITY=avx2 ", program_path(),
@@ -30,18 +30,21 @@ double avx2_seconds(const std::string& name, const BenchOptions& a) {
           a.seconds, " --threads ", at::get_num_threads(), " 2>/dev/null");
   // NOLINTNEXTLINE(bugprone-command-processor): `name` is a case of the table in src/ops.
   std::FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return 0;
+  if (pipe == nullptr) fail("a process with AVX2 does not start.");
   std::string text;
   char buffer[4096];
   size_t count = 0;
   while ((count = std::fread(buffer, 1, sizeof buffer, pipe)) > 0) text.append(buffer, count);
   ::pclose(pipe);
   const Json json = Json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("cases")) return 0;
-  for (const Json& c : json["cases"]) {
-    if (c["case"] == name) return c["forward_seconds"]["median"].get<double>();
+  if (json.is_object() && json.contains("cases")) {
+    for (const Json& c : json["cases"]) {
+      if (c["case"] == name && c.contains("forward_seconds")) {
+        return c["forward_seconds"]["median"].get<double>();
+      }
+    }
   }
-  return 0;
+  fail("the process with AVX2 has not measured it: ", command);
 }
 
 std::function<void()> layer_work(const std::string& type) {

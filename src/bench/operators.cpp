@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "bench/requirements.h"
+#include "core/problem.h"
 #include "core/text.h"
 #include "ops/case.h"
 
@@ -30,9 +31,18 @@ void bench_operators(const std::string& family, const BenchOptions& a,
         a.backend.empty() ? std::nullopt : std::optional<std::string>(a.backend);
     seed_all();
     Paired timed[2];
-    for (const bool training : {false, true}) {
-      timed[training] =
-          time_pairs(step_of(c, training, backend), baseline_of(c, training), a.seconds);
+    try {
+      for (const bool training : {false, true}) {
+        timed[training] =
+            time_pairs(step_of(c, training, backend), baseline_of(c, training), a.seconds);
+      }
+    } catch (const std::exception& error) {  // the other cases can be measured still
+      if (a.json) {
+        json["cases"].push_back({{"op", c.op}, {"case", c.name}, {"error", problem_of(error)}});
+      } else {
+        std::printf("%-28s not measured: %s\n", c.name.c_str(), problem_of(error).c_str());
+      }
+      continue;
     }
     const std::string used = !c.unsupported.empty() && a.backend.empty() ? "reference" : a.backend;
     if (a.json) {

@@ -2,12 +2,24 @@
 
 #include <cstdio>
 
+#include "core/problem.h"
+
 namespace headloom::bench {
 
 void Requirements::add(const std::string& what, double target, bool at_least,
                        const Measure& measure) {
   if (!arguments_.wants(what)) return;
-  const double value = measure();
+  double value = 0;
+  try {
+    value = measure();
+  } catch (const std::exception& error) {
+    if (arguments_.json) {
+      json_["requirements"].push_back({{"what", what}, {"error", problem_of(error)}});
+    } else {
+      std::printf("%-72s not measured: %s\n", what.c_str(), problem_of(error).c_str());
+    }
+    return;
+  }
   const bool pass = at_least ? value >= target : value <= target;
   if (arguments_.json) {
     json_["requirements"].push_back({{"what", what},
