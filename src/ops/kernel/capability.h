@@ -7,6 +7,9 @@
 
 #include <cstdlib>
 #include <string>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace headloom::ops {
 
@@ -32,13 +35,18 @@ inline Capability capability() {
 // Whether kernels may use the tile registers of AMX for bfloat16: the processor has them, the system
 // lets the process use them, and no ATEN_CPU_CAPABILITY limits the process to what it names.
 inline bool has_amx() {
+#if defined(__x86_64__)
   static const bool has = [] {
     if (capability() != Capability::kAvx512Bf16 || std::getenv("ATEN_CPU_CAPABILITY")) return false;
-    const auto known = at::cpu::get_cpu_capabilities();
-    const auto amx = known.find("amx_bf16");
-    return amx != known.end() && amx->second.toBool() && at::cpu::init_amx();
+    unsigned int a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned int kBFloat16 = 1u << 22, kTiles = 1u << 24;  // of leaf 7
+    const bool known = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0;
+    return known && (d & kBFloat16) != 0 && (d & kTiles) != 0 && at::cpu::init_amx();
   }();
   return has;
+#else
+  return false;
+#endif
 }
 
 // Whether lines that are asked for past the second-level cache come as fast as into it. On Intel's
