@@ -443,6 +443,11 @@ def test_describe_adds_up(place):
     assert "parameters" in headloom("describe", "complete.toml", cwd=place).stdout
 
 
+def test_subnormal_numbers_count_as_zero(tmp_path):
+    # A saturated softmax has such gradients, and they cost Intel's processors a hundred times as much.
+    assert re.search(r"Below 1.2e-38 +counts as 0", headloom("list", "machine", cwd=tmp_path).stdout)
+
+
 def test_list_names_everything(tmp_path):
     result = json.loads(headloom("list", "--json", cwd=tmp_path).stdout)
     text = headloom("list", cwd=tmp_path).stdout

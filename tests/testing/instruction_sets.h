@@ -18,7 +18,8 @@ namespace headloom::test {
 // failed. Other processors than x86-64 have the portable build only.
 inline ::testing::AssertionResult passes_on_lesser_instruction_sets(const std::string& filter) {
 #if defined(__x86_64__)
-  if (std::getenv("ATEN_CPU_CAPABILITY")) return ::testing::AssertionSuccess();  // one of those runs
+  // In one of those runs itself.
+  if (std::getenv("ATEN_CPU_CAPABILITY")) return ::testing::AssertionSuccess();
   std::vector<std::string> names{"default", "avx2"};
   if (ops::has_amx()) names.emplace_back("avx512");
   for (const std::string& name : names) {

@@ -128,9 +128,9 @@ struct Plan {
   // where no mix needs the weights of the whole one before.
   bool joined = false;
   bool direct = false;  // split: keys and values are read where they lie, not packed
-  bool half = false;    // products in pairs of bfloat16: the type of q and the
-                        // processor allow it
-  bool amx = false;   // half: by the tile registers of AMX
+  bool half = false;     // products in pairs of bfloat16: the type of q and the
+                         // processor allow it
+  bool amx = false;      // half: by the tile registers of AMX
   float half_scale = 1;  // half: the part of the scale that packed queries have
   // Backward: the weights of the whole row are kept; otherwise its second pass computes them from
   // the scores again, which takes less time than to write and read them.

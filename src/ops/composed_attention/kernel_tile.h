@@ -63,8 +63,8 @@ HL_INLINE __m512i wide_bits(const BFloat16* p) {
 }
 #endif
 
-// scale * source rows, two neighbours along the row in a pair: [total][padded / 2]. The scale is 1 or
-// a power of two, so that nothing is rounded.
+// scale * source rows, two neighbours along the row in a pair: [total][padded / 2]. The scale is 1
+// or a power of two, so that nothing is rounded.
 template <typename T>
 void pack_row_halves(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t size,
                      int64_t padded, float scale, float* rows) {

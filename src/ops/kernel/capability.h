@@ -32,8 +32,8 @@ inline Capability capability() {
   return chosen;
 }
 
-// Whether kernels may use the tile registers of AMX for bfloat16: the processor has them, the system
-// lets the process use them, and no ATEN_CPU_CAPABILITY limits the process to what it names.
+// Whether kernels may use the tile registers of AMX for bfloat16: the processor has them, the
+// system lets the process use them, and no ATEN_CPU_CAPABILITY limits the process to what it names.
 inline bool has_amx() {
 #if defined(__x86_64__)
   static const bool has = [] {

@@ -12,8 +12,8 @@ namespace {
 
 // Scores of so many bytes stay in the third level of cache, which all threads share.
 constexpr int64_t kCachedBytes = int64_t{16} << 20;
-// Scores of no more bytes keep their memory from step to step: the system clears pages that it hands
-// out anew, which takes half as long as the product that fills them.
+// Scores of no more bytes keep their memory from step to step: the system clears pages that it
+// hands out anew, which takes as long as a product by tiles that fills them.
 constexpr int64_t kKeptBytes = int64_t{128} << 20;
 // A piece has at least this many positions for each value of a hidden state.
 constexpr int64_t kWorthAdding = 4;

@@ -4,8 +4,9 @@ namespace headloom::ops {
 
 LinearCrossEntropy::Result LinearCrossEntropy::reference(const Arguments& a) {
   const auto& [hidden, weight, targets, bias] = a;
+  const Tensor narrow = weight.to(hidden.scalar_type());
   const Tensor scores =
-      at::linear(hidden, weight.to(hidden.scalar_type()), bias.defined() ? std::optional<Tensor>(bias) : std::nullopt)
+      at::linear(hidden, narrow, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt)
           .to(at::toOpMathType(hidden.scalar_type()));
   const Tensor best = scores.detach().argmax(-1).masked_fill(targets.eq(kIgnoredTarget), -1);
   try {

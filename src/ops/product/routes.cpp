@@ -115,8 +115,8 @@ struct ProductClass {
   auto operator<=>(const ProductClass&) const = default;
 };
 
-// Of a class: all float32; all bfloat16; b float32 and the rest bfloat16; the result float32 and the
-// factors bfloat16.
+// Of a class: all float32; all bfloat16; b float32 and the rest bfloat16; the result float32 and
+// the factors bfloat16.
 constexpr std::array kTypes{"float32", "bfloat16", "bfloat16_by_float32", "bfloat16_to_float32"};
 
 int types_of(const Tensor& out, const Tensor& a, at::ScalarType b) {

@@ -23,6 +23,7 @@ struct RetentionCall : Held {
     args.D = a.q.size(3);
     args.E = a.v.size(3);
     args.type = kernel_type(a.q);
+    args.amx = args.type == Type::kBFloat16 && has_amx();
     args.chunk = std::min(padded(std::min(a.options.chunk, kLargestChunk)), padded(args.T));
     args.q = head_sequence(a.q);
     args.k = head_sequence(a.k);

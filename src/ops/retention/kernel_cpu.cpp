@@ -11,6 +11,7 @@
 
 #include "ops/kernel/pairs.h"
 #include "ops/kernel/prefetch.h"
+#include "ops/kernel/tiles.h"
 #include "ops/kernel/transpose.h"
 #include "ops/retention/scratch.h"
 
@@ -206,18 +207,24 @@ const Element<T>* transposed(int64_t rows, int64_t columns, const Number<T>* x, 
 
 // out [M, N] = a [M, K] b [K, N]. Lines in numbers and elements.
 template <typename T>
-void product(int64_t M, int64_t N, int64_t K, const Number<T>* a, int64_t a_line,
+void product(bool amx, int64_t M, int64_t N, int64_t K, const Number<T>* a, int64_t a_line,
              const Element<T>* b, int64_t b_line, float* out, int64_t line) {
+  if constexpr (kHalf<T>) {
+    if (amx) {
+      return tile_gemm<false>(M, N, (K + 1) / 2, reinterpret_cast<const Pair*>(a), a_line / 2, b,
+                              b_line, out, line, 1);
+    }
+  }
   gemm<false, true>(M, N, (K + kSummed<T> - 1) / kSummed<T>, reinterpret_cast<const Element<T>*>(a),
                     a_line / kSummed<T>, b, b_line, out, line);
 }
 
 // to[r][i] = decay[i - r] (a_r . b_i), i < columns. b is transposed, x is room for the products.
 template <typename T>
-void scores(int64_t rows, int64_t columns, int64_t width, const Number<T>* a, int64_t a_line,
-            const Element<T>* b, int64_t line, const float* decay, float* x, Number<T>* to,
-            int64_t to_line) {
-  product<T>(rows, columns, width, a, a_line, b, line, x, line);
+void scores(bool amx, int64_t rows, int64_t columns, int64_t width, const Number<T>* a,
+            int64_t a_line, const Element<T>* b, int64_t line, const float* decay, float* x,
+            Number<T>* to, int64_t to_line) {
+  product<T>(amx, rows, columns, width, a, a_line, b, line, x, line);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < columns; i += VL) {
       store(to + r * to_line + i, load(x + r * line + i) * load(decay - r + i));
@@ -259,9 +266,9 @@ void forward(const Args& a, int64_t item, float* scratch) {
     for (int64_t r = 0; r < n; r += kRows) {
       const int64_t rows = n - r < kRows ? n - r : kRows;
       Number<T>* const at = left + r * w.left_line;
-      scores<T>(rows, r + kRows, De, q + r * l.d, l.d, keys, l.c, head.power(r), w.scores, at + De,
-                w.left_line);
-      product<T>(rows, Ee, De - skip + r + rows, at + skip, w.left_line,
+      scores<T>(a.amx, rows, r + kRows, De, q + r * l.d, l.d, keys, l.c, head.power(r), w.scores,
+                at + De, w.left_line);
+      product<T>(a.amx, rows, Ee, De - skip + r + rows, at + skip, w.left_line,
                  right + skip / kSummed<T> * l.e, l.e, w.out, l.e);
       unpack<T>(head, w.out, l.e, *c, r, rows, a.E, a.out);
     }
@@ -297,12 +304,12 @@ void backward_queries(const Head& head, const Layout& l, const Queries& w, float
     for (int64_t r = 0; r < n; r += kRows) {
       const int64_t rows = n - r < kRows ? n - r : kRows;
       Number<T>* const at = left + r * w.left_line;
-      scores<T>(rows, r + kRows, Ee, out + r * l.e, l.e, values, l.c, head.power(r), w.scores,
-                at + Ee, w.left_line);
+      scores<T>(a.amx, rows, r + kRows, Ee, out + r * l.e, l.e, values, l.c, head.power(r),
+                w.scores, at + Ee, w.left_line);
       for (int64_t i = r; i < r + rows; ++i) {
         std::memcpy(keep + i * l.c, left + i * w.left_line + Ee, (r + kRows) * sizeof(Number<T>));
       }
-      product<T>(rows, De, Ee - skip + r + rows, at + skip, w.left_line,
+      product<T>(a.amx, rows, De, Ee - skip + r + rows, at + skip, w.left_line,
                  right + skip / kSummed<T> * l.d, l.d, w.grad_q, l.d);
       unpack<T>(head, w.grad_q, l.d, *c, r, rows, a.D, a.grad_q);
     }
@@ -360,12 +367,12 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
     for (int64_t m = 0; m < n; m += kRows) {
       const int64_t rows = n - m < kRows ? n - m : kRows, inside = whole - m, at = start + m;
       Number<T>* const x = left_v + m * w.line_v + at;
-      scores<T>(rows, inside, De, k + m * l.d, l.d, queries + m, l.c, head.rising(), w.scores, x,
-                w.line_v);
-      product<T>(rows, Ee, inside + (nothing ? 0 : De), x, w.line_v, right_v + at / P * l.e, l.e,
-                 w.grad_v, l.e);
+      scores<T>(a.amx, rows, inside, De, k + m * l.d, l.d, queries + m, l.c, head.rising(),
+                w.scores, x, w.line_v);
+      product<T>(a.amx, rows, Ee, inside + (nothing ? 0 : De), x, w.line_v,
+                 right_v + at / P * l.e, l.e, w.grad_v, l.e);
       unpack<T>(head, w.grad_v, l.e, *c, m, rows, a.E, a.grad_v);
-      product<T>(rows, De, inside + (nothing ? 0 : Ee), left_k + m * w.line_k + at, w.line_k,
+      product<T>(a.amx, rows, De, inside + (nothing ? 0 : Ee), left_k + m * w.line_k + at, w.line_k,
                  right_k + at / P * l.d, l.d, w.grad_k, l.d);
       unpack<T>(head, w.grad_k, l.d, *c, m, rows, a.D, a.grad_k);
     }
@@ -398,6 +405,7 @@ void run(const Args& a, const Task& task) {
 }  // namespace
 
 void HL_KERNEL(run)(const Args& args, const Task& task) {
+  const TilesInUse in_use(args.amx);
   if (args.type == Type::kBFloat16) {
     run<BFloat16>(args, task);
   } else {
