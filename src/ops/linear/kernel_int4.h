@@ -270,17 +270,14 @@ void int4_weights(const WidenArgs& a, int64_t begin, int64_t end, int64_t i0, in
       const int64_t in_block = groups - first < kInt4Groups ? groups - first : kInt4Groups;
       const uint8_t* bytes = row + first * (kInt4Group / 2) + 8 * (group - first);
       const float scale = widen(BFloat16{a.scale[output * groups + group]});
-      // Inputs i ... i + 15 are the low halves of the bytes, and the 16 behind them the high ones.
-      int8_t values[kInt4Group];
+      float values[kInt4Group];
       for (int64_t half = 0; half < 2; ++half, bytes += 8 * in_block) {
         for (int64_t j = 0; j < 8; ++j) {
-          values[8 * half + j] = static_cast<int8_t>((bytes[j] & 15) - 8);
-          values[16 + 8 * half + j] = static_cast<int8_t>((bytes[j] >> 4) - 8);
+          values[8 * half + j] = static_cast<float>((bytes[j] & 15) - 8) * scale;
+          values[16 + 8 * half + j] = static_cast<float>((bytes[j] >> 4) - 8) * scale;
         }
       }
-      for (int64_t j = 0; j < kInt4Group && i + j < i1; j += VL) {
-        store_some(to + (i - i0) + j, bcast(scale) * load(values + j), i1 - i - j);
-      }
+      store_scaled(values, i1 - i < kInt4Group ? i1 - i : kInt4Group, 1, to + (i - i0));
     }
   }
 }
