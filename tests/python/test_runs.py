@@ -1,6 +1,7 @@
 """Runs on disk: training longer, fine-tuning, moving, several processes, comparisons that grow, a user's own text."""
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -162,11 +163,14 @@ def test_two_processes_do_not_share_a_comparison(tmp_path):
     metrics = run / "metrics.jsonl"
     first = started("compare", "c.toml", cwd=tmp_path, until=lambda: metrics.exists() and metrics.stat().st_size > 200)
     try:
-        before = files(tmp_path / "runs/c/runs/copy/mha/seed-1/checkpoints")
+        # It holds the folder while it stands still, and does not remove old checkpoints meanwhile.
+        first.send_signal(signal.SIGSTOP)
+        os.waitpid(first.pid, os.WUNTRACED)
+        before = files(run / "checkpoints")
         for command in [["compare", "c.toml"], ["compare", "c.toml", "--fresh"], ["train", run, "--resume"]]:
             message = refused(*command, cwd=tmp_path, code=1)
             assert f"runs/c is in use by process {first.pid} on host " in message
-        assert set(before) <= set(files(run / "checkpoints"))
+        assert files(run / "checkpoints") == before
     finally:
         first.kill()
         first.wait()
