@@ -38,8 +38,8 @@ inline void check_weight_dtype(const char* op, const at::Tensor& weight, const a
                                const char* leader) {
   const bool rounded = weight.scalar_type() == at::kFloat &&
                        (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
-  if (!rounded) check_dtype(op, weight, "weight", x, leader);
-  check_device(op, weight, "weight", x, leader);
+  if (rounded) return check_device(op, weight, "weight", x, leader);
+  check_dtype(op, weight, "weight", x, leader);
 }
 
 inline void check_floating(const char* op, const at::Tensor& t, const std::string& name) {

@@ -53,6 +53,26 @@ class Held {
   c10::SmallVector<at::Tensor, 8> kept_;
 };
 
+// Memory to work in that a thread keeps from call to call: the system clears pages that it hands
+// out anew, which takes as long as packing. More than `most` bytes are not kept.
+class KeptMemory {
+ public:
+  explicit KeptMemory(int64_t most) : most_(most) {}
+
+  // At least so many bytes. What an earlier call gave is the same memory.
+  at::Tensor bytes(int64_t count) {
+    const auto fresh = [&] { return at::empty({count}, at::TensorOptions().dtype(at::kByte)); };
+    // Tests ask for memory that reveals what was not written.
+    if (count > most_ || at::globalContext().deterministicFillUninitializedMemory()) return fresh();
+    if (!kept_.defined() || kept_.numel() < count) kept_ = fresh();
+    return kept_;
+  }
+
+ private:
+  int64_t most_;
+  at::Tensor kept_;
+};
+
 inline int64_t thread_count() { return std::max(at::get_num_threads(), 1); }
 
 // f(worker, begin, end) for each worker's share of `count` items. What is summed by worker depends

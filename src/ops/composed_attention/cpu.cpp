@@ -120,18 +120,6 @@ kernels::Products products_of(const kernels::Args& a) {
   return !pairs ? Products::kFloats : has_amx() ? Products::kAmx : Products::kPairs;
 }
 
-// Memory to work in, kept between calls of a thread: the system clears pages that it hands out
-// anew, which takes as long as packing. What is large is handed back, its calls take long anyway.
-Tensor workspace(int64_t floats) {
-  constexpr int64_t kKeep = 1 << 24;
-  thread_local Tensor kept;
-  const auto fresh = [&] { return at::empty({floats}, at::TensorOptions().dtype(at::kFloat)); };
-  // Tests ask for memory that reveals what was not written.
-  if (floats > kKeep || at::globalContext().deterministicFillUninitializedMemory()) return fresh();
-  if (!kept.defined() || kept.numel() < floats) kept = fresh();
-  return kept;
-}
-
 // Few queries against few keys: a second thread costs more than it brings. Measured: as much at 256
 // KB of keys and values.
 Plan forward_plan(const kernels::Args& a) {
@@ -144,8 +132,11 @@ Plan forward_plan(const kernels::Args& a) {
 
 void run_all(const kernels::Args& a, const Plan& plan) {
   static kernels::Run* const kernel = HL_CHOOSE(kernels::run);
-  const Tensor memory = workspace(kernels::memory_floats(a, plan));
-  kernels::run_all(a, plan, kernel, memory.data_ptr<float>(), [](int64_t n, const auto& f) {
+  thread_local KeptMemory kept(int64_t{64} << 20);  // calls that need more take long anyway
+  const Tensor memory =
+      kept.bytes(kernels::memory_floats(a, plan) * static_cast<int64_t>(sizeof(float)));
+  auto* const floats = static_cast<float*>(memory.data_ptr());
+  kernels::run_all(a, plan, kernel, floats, [](int64_t n, const auto& f) {
     at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) f(i);
     });

@@ -59,14 +59,18 @@ struct TileAt {
   int64_t line;
 };
 
+// The first `count` elements of a line, at most all 16.
+HL_INLINE __mmask16 first_of_line(int64_t count) {
+  return static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
+}
+
 // The tile whose first element is `from`, of which `lines` lines and `pairs` pairs of a line are
 // there; copied to `whole` with zeros around it where that is not all.
 HL_INLINE TileAt whole_tile(const Pair* from, int64_t line, int64_t lines, int64_t pairs,
                             Pair* whole) {
   if (lines >= kTile && pairs >= kTile) return {from, line * 4};
-  const auto some = static_cast<__mmask16>(pairs >= kTile ? 0xffff : (1u << pairs) - 1);
   for (int64_t i = 0; i < kTile; ++i) {
-    const __mmask16 there = i < lines ? some : 0;
+    const __mmask16 there = i < lines ? first_of_line(pairs) : 0;
     _mm512_store_si512(whole + i * kTile, _mm512_maskz_loadu_epi32(there, from + i * line));
   }
   return {whole, kTile * 4};

@@ -20,19 +20,21 @@ const char* unsupported(const Linear::Arguments& a) {
 void streamed(const Linear::Arguments& a, const Tensor& y) {
   static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
   Held held;
-  const int64_t in = a.weight.size(1), out = a.weight.size(0);
+  const bool rounded = a.weight.scalar_type() == at::kFloat;
+  const Tensor weight = rounded ? a.weight.to(a.x.scalar_type()) : a.weight;
+  const int64_t in = weight.size(1), out = weight.size(0);
   const linear_kernel::Args args{.rows = y.size(0),
                                  .in = in,
                                  .type = kernel_type(a.x),
-                                 .weight_type = kernel_type(a.weight),
+                                 .weight_type = kernel_type(weight),
                                  .x = held.whole(a.x),
-                                 .weight = held.whole(a.weight),
+                                 .weight = held.whole(weight),
                                  .scale = held.whole<float>(a.scale),
                                  .bias = held.whole(a.bias),
                                  .out = out,
                                  .y = y.data_ptr(),
                                  .past_cache = fetches_past_cache()};
-  for_runs_of_outputs(out, in * a.weight.element_size(),
+  for_runs_of_outputs(out, in * weight.element_size(),
                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
@@ -44,9 +46,7 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   const int64_t out = a.weight.size(0), rows = y.numel() / out;
   const Tensor to = y.view({rows, out});
   if (rows <= kStreamedRows) {
-    Linear::Arguments narrow = a;
-    if (a.weight.scalar_type() == at::kFloat) narrow.weight = a.weight.to(a.x.scalar_type());
-    streamed(narrow, to);
+    streamed(a, to);
     return outputs;
   }
   if (!a.scale.defined()) {

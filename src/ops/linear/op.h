@@ -23,9 +23,9 @@ namespace headloom::ops {
 // Most rows for which reading the weights decides, and not the product.
 constexpr int64_t kStreamedRows = 16;
 
-// x [..., I], weight [O, I] of x's dtype, or float32, or int8 with `scale` [O] float32, or, of four bits, uint8
-// [O, 16 G] with `scale` [O, G] bfloat16 where G = ceil(I / 32); bias [O] of x's dtype or undefined
-// -> [..., O] of x's dtype; sums in float32 or wider. Through the dispatcher
+// x [..., I], weight [O, I] of x's dtype, or float32, or int8 with `scale` [O] float32, or, of four
+// bits, uint8 [O, 16 G] with `scale` [O, G] bfloat16 where G = ceil(I / 32); bias [O] of x's dtype
+// or undefined -> [..., O] of x's dtype; sums in float32 or wider. Through the dispatcher
 // (torch.ops.headloom.linear). `backend`: "fused" (CPU, float32 and bfloat16; with quantised
 // weights where no gradient is wanted) or "reference" (plain ATen: any floating dtype and device,
 // differentiable in x and in floating weights); absent: fused where it can. Throws c10::ValueError

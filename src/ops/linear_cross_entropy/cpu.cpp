@@ -12,24 +12,10 @@ namespace {
 
 // Scores of so many bytes stay in the third level of cache, which all threads share.
 constexpr int64_t kCachedBytes = int64_t{16} << 20;
-// Scores of no more bytes keep their memory from step to step: the system clears pages that it
-// hands out anew, which takes as long as a product by tiles that fills them.
+// Scores of no more bytes keep their memory from step to step.
 constexpr int64_t kKeptBytes = int64_t{128} << 20;
 // A piece has at least this many positions for each value of a hidden state.
 constexpr int64_t kWorthAdding = 4;
-
-// Room for the scores of some positions.
-Tensor room_for(int64_t rows, int64_t classes, const Tensor& like) {
-  thread_local Tensor kept;
-  const int64_t bytes = rows * classes * static_cast<int64_t>(like.element_size());
-  // Tests ask for memory that reveals what was not written.
-  const bool fresh = at::globalContext().deterministicFillUninitializedMemory();
-  if (bytes == 0 || bytes > kKeptBytes || fresh) return at::empty({rows, classes}, like.options());
-  if (!kept.defined() || kept.numel() < bytes) {
-    kept = at::empty({bytes}, like.options().dtype(at::kByte));
-  }
-  return kept.narrow(0, 0, bytes).view(like.scalar_type()).view({rows, classes});
-}
 
 // The positions whose target is a class.
 std::vector<int64_t> counted(const Tensor& targets, int64_t classes) {
@@ -66,7 +52,12 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const int64_t most = std::max<int64_t>(1, std::min(kScoreBytes / row, cached));
   const int64_t pieces = (count + most - 1) / most;
   const int64_t rows = pieces > 0 ? (count + pieces - 1) / pieces : 0;
-  const Tensor room = room_for(rows, classes, a.hidden);
+  thread_local KeptMemory kept(kKeptBytes);
+  const int64_t room_bytes = rows * row;
+  const Tensor room = kept.bytes(room_bytes)
+                          .narrow(0, 0, room_bytes)
+                          .view(a.hidden.scalar_type())
+                          .view({rows, classes});
   // The weight's gradient is a sum over the pieces, in float32.
   const bool narrow = pieces > 1 && a.weight.scalar_type() != at::kFloat;
   Tensor piece, sum;

@@ -20,10 +20,10 @@ constexpr int64_t kScoreBytes = int64_t{256} << 20;
 //   loss = sum over the positions n that count of log(sum_v exp(s[n, v])) - s[n, targets[n]]
 //   best = argmax_v s[n, v], and -1 where the target is ignored
 //
-// hidden [N, C], weight [V, C] and bias [V] (or undefined) of one floating dtype (or weight float32,
-// which is rounded to the others' where it is multiplied, as in linear), targets [N] int64 from 0 to
-// V - 1 or kIgnoredTarget -> loss, a scalar of float32 (of float64 for float64), and best
-// [N] int64. Differentiable in hidden, weight and bias. Through the dispatcher
+// hidden [N, C], weight [V, C] and bias [V] (or undefined) of one floating dtype, targets [N] int64
+// from 0 to V - 1 or kIgnoredTarget -> loss, a scalar of float32 (of float64 for float64), and best
+// [N] int64. A float32 weight may stand beside a narrower hidden: it is rounded where it is
+// multiplied, as in linear. Differentiable in hidden, weight and bias. Through the dispatcher
 // (torch.ops.headloom.linear_cross_entropy).
 //
 // `backend`: "fused" (CPU, float32 and bfloat16) takes some positions at a time, those that count

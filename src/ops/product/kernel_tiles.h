@@ -15,8 +15,8 @@ namespace headloom::ops::product_kernel {
 namespace {
 
 constexpr int64_t kTileRows = 2 * kTile, kTileColumns = 2 * kTile;
-constexpr int64_t kTileDepth = 2 * kTile;           // values along k in a tile
-constexpr int64_t kTileStep = kTileRows * kTile;    // pairs of a panel, of A or B, for so many
+constexpr int64_t kTileDepth = 2 * kTile;         // values along k in a tile
+constexpr int64_t kTileStep = kTileRows * kTile;  // pairs of a panel, of A or B, for so many
 constexpr int64_t kMostTileDepth = 2048;
 // A slice of a panel, so many steps along k, and panels that are multiplied with it one after the
 // other.
@@ -44,14 +44,11 @@ inline Sizes tile_sizes(int64_t k) {
 
 #if HL_BFLOAT16
 // Up to 16 values as bfloat16, each in the low half of its lane; zeros for i from `count` on.
-HL_INLINE __mmask16 first_of_tile(int64_t count) {
-  return static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
-}
 HL_INLINE __m512i wide_halves(const BFloat16* p, int64_t count) {
-  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_of_tile(count), p));
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_of_line(count), p));
 }
 HL_INLINE __m512i wide_halves(const float* p, int64_t count) {
-  return half_bits(_mm512_maskz_loadu_ps(first_of_tile(count), p));
+  return half_bits(_mm512_maskz_loadu_ps(first_of_line(count), p));
 }
 // Up to 32 values as bfloat16, one after the other.
 HL_INLINE __m512i halves(const BFloat16* p, int64_t count) {
@@ -60,7 +57,7 @@ HL_INLINE __m512i halves(const BFloat16* p, int64_t count) {
 }
 HL_INLINE __m512i halves(const float* p, int64_t count) {
   const auto some = [&](int64_t first) __attribute__((always_inline)) {
-    return _mm512_maskz_loadu_ps(count > first ? first_of_tile(count - first) : 0, p + first);
+    return _mm512_maskz_loadu_ps(count > first ? first_of_line(count - first) : 0, p + first);
   };
   return (__m512i)_mm512_cvtne2ps_pbh(some(kTile), some(0));
 }
