@@ -419,6 +419,7 @@ class GlooGroup final : public OverGloo<Group> {
   void watch() {
     bool answered = false;
     while (!finished_within(milliseconds(300))) {
+      int code = 1;
       try {
         if (!answered && watched_->check({"roll call"})) {
           answered = true;
@@ -426,11 +427,12 @@ class GlooGroup final : public OverGloo<Group> {
         }
         if (!watched_->check({"cause"})) continue;
         if (finished_within(std::chrono::seconds(5))) return;
+        code = code_of_the_cause(watched_);
       } catch (const std::exception&) {
         if (finished_within(std::chrono::seconds(5))) return;
         if (!ending_.exchange(true)) say_once(store_is_gone());
       }
-      std::_Exit(1);
+      std::_Exit(code);
     }
   }
 
@@ -487,10 +489,19 @@ class GlooGroup final : public OverGloo<Group> {
         end(which + " All ranks end; go on from the last checkpoint with --resume.", 1,
             /*own=*/false);
       }
+      leave(code_of_the_cause(store_));
     } catch (const std::exception&) {
       say_once(store_is_gone());
     }
     leave(1);
+  }
+
+  // What a rank ends with where another has said "cause": all end alike, because the launcher
+  // passes on the exit code of whichever ends first. A launcher that says a cause gives no code.
+  static int code_of_the_cause(const c10::intrusive_ptr<c10d::Store>& store) {
+    if (!store->check({"exit code"})) return 1;
+    const std::vector<uint8_t> text = store->get("exit code");
+    return std::stoi(std::string(text.begin(), text.end()));
   }
 
   // With it rank 0 or the launcher. Nobody can be asked who has failed, so every rank says this.
@@ -521,7 +532,10 @@ class GlooGroup final : public OverGloo<Group> {
     bool first = true;
     try {
       first = store_->add("failures", 1) == 1;
-      if (first) set("cause", text);
+      if (first) {
+        set("exit code", std::to_string(code));
+        set("cause", text);
+      }
     } catch (const std::exception&) {  // then the launcher, or rank 0, is gone as well
     }
     if (first) say_once(text);
