@@ -55,6 +55,7 @@ def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
             0.1 * normal(*heads), 0.1 * normal(*heads), normal(*heads), -positive(*heads) / 16, None, None, "chunkwise", 16,
         ],
         "wkv": [normal(*channels), normal(*channels), positive(768), normal(768), normal(*channels), None, None],
+        "causal_conv1d": [normal(*channels), normal(768, 4), normal(768), True, None, None],
         "selective_scan": [
             normal(*channels), normal(*channels), -positive(768, 16), normal(B, T, 16), normal(B, T, 16),
             normal(768), normal(*channels), normal(768), True, None, None,
@@ -69,6 +70,7 @@ IN_TYPE = {
     "retention": (0, 1, 2),
     "gated_linear_attention": (0, 1, 2, 3),
     "wkv": (0, 1, 4),
+    "causal_conv1d": (0, 4),
     "selective_scan": (0, 1, 3, 4, 6),
 }
 # Arguments whose gradient the kernels do not have.

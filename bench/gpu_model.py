@@ -1,10 +1,13 @@
-"""A model of the time of composed attention on GPUs that need not be there: ``python bench/gpu_model.py`` prints the
-prediction of docs/gpu.md. No figure of it is a measurement.
+"""A model of the time of our Triton kernels on GPUs that need not be there: ``python bench/gpu_model.py`` prints the
+predictions of docs/gpu.md. No figure of it is a measurement.
 
 A kernel or product takes the longest of three times: its bytes at the memory's bandwidth, its instructions at the rate at
 which multiprocessors issue them, and its tensor cores' operations at their rate. The instructions of a kernel are
-counted in the machine code of its loops over heads. Flash attention's time is its operations at a share of the peak that
-its authors publish. The shares below are assumptions; the first runs on a card replace them.
+counted in its machine code: for composed attention, in its loops over heads. Flash attention's time is its operations at a
+share of the peak that its authors publish. The shares below are assumptions; the first runs on a card replace them.
+
+Two more times count in ``aft``: bytes that come from the L2 cache many times, and the wait for a load where a program goes
+over the sequence alone on its multiprocessor.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import triton
-from gpu_resources import MIXES, Launch, compiled, launches, shape
+from gpu_resources import MIXES, Launch, aft_call, compiled, gated_norm_call, launches, recorded, shape
+
+from headloom.gpu import aft, gated_norm
 
 
 class Card(NamedTuple):
@@ -34,14 +39,23 @@ CARDS = {
     "A100 80 GB": Card(80, 312e12, 2.04e12, 108, 1.41e9, 0.65),
     "H100 SXM": Card(90, 989e12, 3.35e12, 132, 1.83e9, 0.65),
 }
-# Assumed shares of a peak that large products, streams of memory and loops of arithmetic reach.
-TENSOR, MEMORY, ISSUE = 0.7, 0.85, 0.7
+# Assumed shares of a peak that large products, streams of memory, streams of the L2 cache and loops of arithmetic reach.
+TENSOR, MEMORY, CACHE, ISSUE = 0.7, 0.85, 0.7, 0.7
 LANES = 128  # a multiprocessor issues four instructions for 32 lanes each in a clock
+L2 = 5120  # bytes from the L2 cache in a clock (the A100's white paper; taken for both cards)
+FUNCTIONS = 16  # exponentials and reciprocals of a multiprocessor in a clock (the programming guide's table)
+LOAD = 500  # clocks until a load from memory arrives (Luo et al. 2024 measure 466 on an A100 and 479 on an H100)
 FLASH_BACKWARD = 2.5  # five products where the forward has two
 
 
-def loops(launch: Launch, capability: int) -> float:
-    """Instructions of one lane for one place (t, s) of one head."""
+class Code(NamedTuple):
+    """Of a kernel: its instructions, and again those of each of its loops."""
+
+    instructions: List[str]
+    loops: List[List[str]]
+
+
+def machine_code(launch: Launch, capability: int) -> Code:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled(launch, capability).asm["cubin"])
@@ -60,7 +74,12 @@ def loops(launch: Launch, capability: int) -> float:
                 start = labels[target.group(1)]
                 bodies[start] = max(bodies.get(start, []), code[start:], key=len)
     # The loop that clears tiles which nobody sees, and the trap after the end, are short.
-    total = sum(len(body) / heads_at_once(body) for body in bodies.values() if len(body) > 40)
+    return Code(code, [body for body in bodies.values() if len(body) > 40])
+
+
+def loops(launch: Launch, capability: int) -> float:
+    """Instructions of one lane for one place (t, s) of one head."""
+    total = sum(len(body) / heads_at_once(body) for body in machine_code(launch, capability).loops)
     return total * launch.warps * 32 / (launch.arguments["M"] * launch.arguments["N"])
 
 
@@ -144,12 +163,95 @@ def step_over_plain(card: Card) -> float:
     to the parameters. Products outside of attention reach TENSOR of the peak in both; what is neither is left out."""
     layers, H, D, T, parameters = 24, 32, 64, 2048, 1.4e9
     maps = 6 * parameters * T / (TENSOR * card.tensor)
-    flash = (1 + FLASH_BACKWARD) * 4 * D * H * T * T / 2 / (card.flash * card.tensor)
+    flash = (1 + FLASH_BACKWARD) * flash_forward(card, 1, T, H, D)
     ours = [sum(part.seconds for part in predict(card, 1, T, H, D, "dcmha, R 2", window)) for window in (None, 256)]
     return (1.027 * maps + layers / 2 * sum(ours)) / (maps + layers * flash)
 
 
+def of_a_warp(code: Code, turns: float, kind: str = "") -> float:
+    """Instructions that a warp issues, all or of a kind. A kernel of aft or gated_norm has at most one loop, which the compiler
+    does not unroll."""
+
+    def count(lines: List[str]) -> int:
+        return sum(kind in line and " NOP" not in line for line in lines)
+
+    (loop,) = code.loops or [[]]
+    return count(code.instructions) + (turns - 1) * count(loop)
+
+
+class Traffic(NamedTuple):
+    """Values that a kernel of aft reads and writes for each position and channel: in the call's type and in float32."""
+
+    typed: int
+    floats: int
+
+
+# What is read again for the neighbouring tile is in a cache, and a tile's running sums are few.
+TRAFFIC = {
+    "sums_kernel": Traffic(2, 0),  # k, v
+    "rows_kernel, forward": Traffic(4, 0),  # q, k, v; y
+    "rows_kernel, backward": Traffic(5, 3),  # q, k, v, dy; dq, -L, g, g r
+    "later_kernel": Traffic(0, 3),  # -L, g, g r
+    "keys_kernel": Traffic(4, 3),  # k, v, -L, g, g r; dk, dv
+    "bias_kernel": Traffic(2, 3),  # k, v, -L, g, g r, for each age
+}
+
+
+def predict_aft(card: Card, B: int, T: int, C: int, W: Optional[int]) -> List[Part]:
+    """The kernels of a forward and backward in bfloat16, without documents and state, in order."""
+    parts: List[Part] = []
+    for launch in recorded(aft, aft_call(B, T, C, W, torch.bfloat16, from_state=False), 2, of_state=False):
+        name, given = launch.name(), launch.arguments
+        along = name in ("sums_kernel", "later_kernel")  # the sequence, a tile a turn
+        turns = given["tiles"] + 1 if along else C / given["N"] if name == "bias_kernel" else given["M"] + (W or 1) - 1
+        code = machine_code(launch, card.capability)
+        clocks = card.clock * min(card.multiprocessors, launch.programs) / (launch.programs * launch.warps * 32)
+        size = B * T * C * (2 * TRAFFIC[name].typed + 4 * TRAFFIC[name].floats)
+        times = {
+            "memory": size / (MEMORY * card.memory),
+            "arithmetic": of_a_warp(code, turns) / (ISSUE * LANES * clocks),
+            "functions": of_a_warp(code, turns, "MUFU") / (FUNCTIONS * clocks),
+        }
+        if along and launch.programs <= card.multiprocessors:
+            times["arithmetic and waiting"] = times["arithmetic"] + turns * LOAD / card.clock
+        if name == "bias_kernel":
+            times["cache"] = size * (W or 1) / (CACHE * L2 * card.clock)
+        parts.append(longest(name, **times))
+    return parts
+
+
+def predict_gated_norm(card: Card, rows: int, width: int) -> List[Tuple[float, float]]:
+    """Forward and backward in bfloat16: the time of the bytes, and that of the instructions."""
+    times = []
+    for launch in recorded(gated_norm, gated_norm_call(rows, width, torch.bfloat16), 1):
+        # x, gate; y. Or x, gate, dy; dx, dgate.
+        values = 5 if launch.arguments["BACKWARD"] else 3
+        code = machine_code(launch, card.capability)
+        clocks = card.clock * card.multiprocessors / (launch.programs * launch.warps * 32)
+        arithmetic = max(of_a_warp(code, 1) / (ISSUE * LANES), of_a_warp(code, 1, "MUFU") / FUNCTIONS) / clocks
+        times.append((rows * (2 * values * width + 4) / (MEMORY * card.memory), arithmetic))
+    return times
+
+
 FORWARD = {"mix_kernel to scores", "mix_kernel to composed", "scores", "output"}
+
+
+def flash_forward(card: Card, B: int, T: int, H: int, D: int) -> float:
+    return 4 * D * B * H * T * T / 2 / (card.flash * card.tensor)
+
+
+def print_parts(parts: List[Part], flash: float) -> None:
+    for what in dict.fromkeys(p.what for p in parts):
+        same = [p for p in parts if p.what == what]
+        share = sum(p.seconds for p in same) / flash
+        print(f"  {what}: {share:.2f} of flash attention's forward, bound by {same[-1].bound}")
+
+
+def row(columns: List[str], parts: List[Part], forward: Set[str], flash: float) -> None:
+    """Of a table whose last columns are multiples of flash attention."""
+    total = sum(p.seconds for p in parts)
+    of_forward = sum(p.seconds for p in parts if p.what in forward)
+    print(f"| {' | '.join(columns)} | {of_forward / flash:.1f} | {total / flash / (1 + FLASH_BACKWARD):.1f} |", flush=True)
 
 
 def main() -> None:
@@ -166,23 +268,32 @@ def main() -> None:
     for name, card in CARDS.items():
         for mixes in given.mixes:
             for T in given.lengths:
-                parts = predict(card, B, T, H, D, mixes)
-                flash = 4 * D * B * H * T * T / 2 / (card.flash * card.tensor)
-                forward = sum(p.seconds for p in parts if p.what in FORWARD)
-                total = sum(p.seconds for p in parts)
-                print(
-                    f"| {name} | {mixes} | {T} | {forward / flash:.1f} | {total / flash / (1 + FLASH_BACKWARD):.1f} |",
-                    flush=True,
-                )
+                parts, flash = predict(card, B, T, H, D, mixes), flash_forward(card, B, T, H, D)
+                row([name, mixes, str(T)], parts, FORWARD, flash)
                 if given.parts:
-                    for what in dict.fromkeys(p.what for p in parts):
-                        same = [p for p in parts if p.what == what]
-                        share = sum(p.seconds for p in same) / flash
-                        print(f"  {what}: {share:.2f} of flash attention's forward, bound by {same[-1].bound}")
+                    print_parts(parts, flash)
     print("| card | step of dcformer++ 1.4B / transformer++ 1.4B |")
     print("|---|---|")
     for name, card in CARDS.items():
         print(f"| {name} | {step_over_plain(card):.2f} |", flush=True)
+    print("| card | aft | T | forward / flash | training / flash |")
+    print("|---|---|---|---|---|")
+    for name, card in CARDS.items():
+        for form, W in (("simple", None), ("local, window of 32", 32)):
+            for T in given.lengths:
+                parts, flash = predict_aft(card, B, T, H * D, W), flash_forward(card, B, T, H, D)
+                # The backward has no sums_kernel, because the state has no gradient here.
+                row([name, form, str(T)], parts, {"sums_kernel", "rows_kernel, forward"}, flash)
+                if given.parts:
+                    print_parts(parts, flash)
+    print("| card | values of a row of gated_norm | forward / its bytes | training / its bytes | instructions / bytes |")
+    print("|---|---|---|---|---|")
+    for name, card in CARDS.items():
+        for width in (64, 128, 768, 4096):
+            forward, backward = predict_gated_norm(card, 1 << 16, width)
+            sums = [sum(max(x) for x in times) / sum(x[0] for x in times) for times in ([forward], [forward, backward])]
+            share = (forward[1] + backward[1]) / (forward[0] + backward[0])
+            print(f"| {name} | {width} | {sums[0]:.1f} | {sums[1]:.1f} | {share:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class Launch(NamedTuple):
     arguments: Dict[str, Any]
     warps: int
     chunk: Optional[gpu.Chunk] = None  # of composed attention
+    programs: int = 0  # of the other operators
 
     def name(self) -> str:
         """What it does in a call."""
@@ -110,45 +112,57 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
     return found
 
 
-def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
-    """The kernels of the operators of other mixers, by their operator. Sizes are those of a model of 124M parameters."""
+def recorded(operator: Any, call: List[Any], results: int, *, of_state: bool = True) -> List[Launch]:
+    """The kernels that a forward and backward of another mixer's operator would start.
+
+    Args:
+        results: how many of the forward's outputs are results; the others are kept for the backward.
+        of_state: whether results after the first have a gradient too.
+    """
     found: List[Launch] = []
 
-    def record(kernel: Any, *given: Any, num_warps: int = 4, **constants: Any) -> None:
-        named = dict(zip(kernel.arg_names, given), **{k: v for k, v in constants.items() if k not in ("grid", "warmup")})
-        found.append(Launch(kernel, named, num_warps))
-
-    def both(operator: Any, call: List[Any], grads: int) -> List[Launch]:
-        found.clear()
-        results = operator.forward(*call, True)
-        operator.backward(results[:grads], *call, results[grads:], (1 << 20) - 1)
-        return list(found)
-
-    def some(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device="meta")
-
-    def aft_call(W: Optional[int]) -> List[Any]:
-        """With all that a call can have."""
-        bias = None if W is None else some(2048, W, dtype=torch.float32)
-        documents, state = some(8, 1024, dtype=torch.int64), some(8, 2 * (W or 1) + 1, 768, dtype=torch.float32)
-        return [some(8, 1024, 768) for _ in range(3)] + [
-            "simple" if W is None else "local", bias, True, None, documents, state, 0,
-        ]  # fmt: skip
+    def record(kernel: Any, *given: Any, grid: Tuple[int, ...], num_warps: int = 4, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **{k: v for k, v in constants.items() if k != "warmup"})
+        found.append(Launch(kernel, named, num_warps, programs=math.prod(grid)))
 
     run, triton.JITFunction.run = triton.JITFunction.run, record
     try:
-        return {
-            "aft, simple": both(aft, aft_call(None), 2),
-            "aft, local": both(aft, aft_call(32), 2),
-            **{
-                f"gated_norm of {width}": both(
-                    gated_norm, [some(4096, width), some(4096, width), some(4096, dtype=torch.float32)], 1
-                )
-                for width in (64, 768, 8192)
-            },
-        }
+        outputs = operator.forward(*call, True)
+        grads = [x if i == 0 or of_state else None for i, x in enumerate(outputs[:results])]
+        operator.backward(grads, *call, outputs[results:], (1 << 20) - 1)
     finally:
         triton.JITFunction.run = run
+    return found
+
+
+def on_meta(*size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def aft_call(B: int, T: int, C: int, W: Optional[int], dtype: torch.dtype, *, from_state: bool) -> List[Any]:
+    """"local" with a window of W, or "simple", which begins anew or goes on from a state, with documents."""
+    bias = None if W is None else on_meta(T, W, dtype=torch.float32)
+    documents = on_meta(B, T, dtype=torch.int64) if from_state else None
+    state = on_meta(B, 2 * (W or 1) + 1, C, dtype=torch.float32) if from_state else None
+    return [on_meta(B, T, C, dtype=dtype) for _ in range(3)] + [
+        "simple" if W is None else "local", bias, True, None, documents, state, 0,
+    ]  # fmt: skip
+
+
+def gated_norm_call(rows: int, width: int, dtype: torch.dtype) -> List[Any]:
+    return [on_meta(rows, width, dtype=dtype), on_meta(rows, width, dtype=dtype), on_meta(rows, dtype=torch.float32)]
+
+
+def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
+    """By their operator. Sizes are those of a model of 124M parameters, and a call has all that it can have."""
+    return {
+        "aft, simple": recorded(aft, aft_call(8, 1024, 768, None, dtype, from_state=True), 2),
+        "aft, local": recorded(aft, aft_call(8, 1024, 768, 32, dtype, from_state=True), 2),
+        **{
+            f"gated_norm of {width}": recorded(gated_norm, gated_norm_call(4096, width, dtype), 1)
+            for width in (64, 768, 8192)
+        },
+    }
 
 
 class Resources(NamedTuple):

@@ -108,8 +108,11 @@ def _poisoned_memory(monkeypatch):
         sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
         return poisoned(tuple(sizes), dtype or self.dtype, device)
 
+    def empty_like(t, dtype=None, memory_format=None):
+        return poisoned(t.shape, dtype or t.dtype)
+
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
-    monkeypatch.setattr(torch, "empty_like", lambda t: poisoned(t.shape, t.dtype))
+    monkeypatch.setattr(torch, "empty_like", empty_like)
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,17 @@ from headloom.gpu.libraries import FUNCTIONS
 
 
 def of_interpreter():
-    """What the interpreter lacks: timings to choose a configuration by, and loops whose variables are tensors."""
+    """What the interpreter lacks: timings to choose a configuration by, loops whose variables are tensors, and blocks of a
+    scalar comparison, which it makes of integers."""
+    import numpy
     import triton.language as tl
     from triton.runtime.autotuner import Autotuner
-    from triton.runtime.interpreter import interpreter_builder
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
+    def splat(self, block, scalar):
+        return TensorHandle(numpy.full(block.shape, scalar.data.item(0), scalar.data.dtype), scalar.dtype.scalar)
+
+    InterpreterBuilder.create_splat = splat
     Autotuner.do_bench = property(lambda self: lambda call, quantiles=None: [0.0, 0.0, 0.0])
     import fla.ops.gla
     import fla.ops.rwkv4
@@ -89,6 +95,12 @@ def selective_scan(T, full, maps="by position"):
     return [normal(2, T, 6), normal(2, T, 6), -positive(6, 4), normal(*of_map), normal(*of_map), *optional, full, None, None]
 
 
+def causal_conv1d(T, taps, bias=False, silu=False, state=False, wide=1):
+    """wide: of how many parts of a row x is one."""
+    return [normal(2, T, wide * 20)[..., :20], normal(20, taps), normal(20) if bias else None, silu,
+            normal(2, taps - 1, 20) if state else None, None]  # fmt: skip
+
+
 def aft(T, W=None, state=False, documents=False, offset=0, scale=1.0, C=20):
     """"local" with a window of W, or "simple"."""
     ring = (W or 1) - 1
@@ -128,6 +140,11 @@ CASES = {
     "gated_norm, one row": (gated_norm, 1, 128),
     "gated_norm, rows beyond a tile": (gated_norm, 3, 5000),
     "gated_norm, no rows": (gated_norm, 0, 3, 8),
+    **{f"causal_conv1d, {T} positions, {taps} taps, {x}": (causal_conv1d, T, taps, x, x, x)
+       for T, taps in ((1, 4), (63, 4), (200, 4), (2, 8), (70, 8), (5, 1)) for x in (False, True)},
+    "causal_conv1d, SiLU without a bias": (causal_conv1d, 63, 4, False, True),
+    "causal_conv1d, a state without SiLU": (causal_conv1d, 63, 3, True, False, True),
+    "causal_conv1d, a part of the rows of a product": (causal_conv1d, 63, 4, True, True, False, 2),
     **{f"{f.__name__}, {T} positions, {x}": (f, T, x) for f in (retention, gated_linear_attention, wkv) for T in (1, 80) for x in (False, True)},
     **{f"selective_scan, {x}, {maps}": (selective_scan, 30, x, maps) for x in (False, True) for maps in ("by position", "by position and group", "constant")},
 }  # fmt: skip
@@ -141,7 +158,7 @@ def compare(function, call, wants_state):
     for backend in ("fused", "reference"):
         given = list(call)
         for i in DIFFERENTIABLE[name]:
-            given[i] = None if call[i] is None else call[i].clone().requires_grad_()
+            given[i] = None if call[i] is None else call[i].detach().requires_grad_()
         results = operator(*given, backend)
         out, *state = (results,) if isinstance(results, torch.Tensor) else results
         torch.manual_seed(2)
@@ -162,6 +179,16 @@ def compare(function, call, wants_state):
         torch.testing.assert_close(x, y, rtol=0, atol=3e-5 * scale, msg=lambda m: f"tensor {i}: {m}")
 
 
+def installed(case):
+    """A case's operator, what makes the call, and how."""
+    function, *how = CASES[case]
+    name = function.__name__
+    package = headloom.gpu.PACKAGES[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    return name, function, how
+
+
 def with_gradients(name, call, operator):
     """The output, and the gradients of its sum."""
     given = list(call)
@@ -173,13 +200,14 @@ def with_gradients(name, call, operator):
     return [out.detach(), *torch.autograd.grad(out.float().sum(), leaves)]
 
 
-@pytest.mark.parametrize("case", ["aft, simple", "aft, local", "gated_norm, one row"])
+@pytest.mark.parametrize(
+    "case", ["aft, simple", "aft, local", "gated_norm, one row", "causal_conv1d, 63 positions, 4 taps, True"]
+)
 def test_float16_errs_like_its_rounding(case):
     """By the operator of the kernels, because on the CPU the operator itself does not take float16 to them."""
     torch.manual_seed(1)
-    function, *how = CASES[case]
-    name = function.__name__
-    in_float32 = {"aft": (4, 8), "gated_norm": (2,)}[name]
+    name, function, how = installed(case)
+    in_float32 = {"aft": (4, 8), "gated_norm": (2,), "causal_conv1d": (1, 2)}[name]
     plain = [x if i in in_float32 or not isinstance(x, torch.Tensor) else x.half() for i, x in enumerate(function(*how))]
     exact = [x.double() if isinstance(x, torch.Tensor) else x for x in plain]
     operator = getattr(torch.ops.headloom, name)
@@ -205,11 +233,27 @@ def test_nan_reaches_those_who_read_it(place):
     assert state.isnan().any(1).nonzero().tolist() == [[0, 3]]
 
 
+@pytest.mark.parametrize("place", [(0, 0, 40, 3), (1, 3, 2), (2, 3), (4, 0, 1, 3)], ids=["x", "weight", "bias", "state"])
+def test_nan_is_where_the_definition_has_it(place):
+    """causal_conv1d: in the output, the state and all gradients."""
+    name, function, how = installed("causal_conv1d, 63 positions, 4 taps, True")
+    torch.manual_seed(1)
+    call = function(*how)
+    argument, *where = place
+    call[argument][tuple(where)] = float("nan")
+    operator = getattr(torch.ops.headloom, name)
+    found = [
+        [operator(*call, backend)[1], *with_gradients(name, call, lambda *given, b=backend: operator(*given, b))]
+        for backend in ("fused", "reference")
+    ]
+    assert found[0][1].isnan().any()
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x.isnan(), y.isnan())
+
+
 @pytest.mark.parametrize("wants_state", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_definition(case, wants_state):
-    function, *how = CASES[case]
-    if importlib.util.find_spec(headloom.gpu.PACKAGES[function.__name__]) is None:
-        pytest.skip(f"{headloom.gpu.PACKAGES[function.__name__]} is not installed")
+    _, function, how = installed(case)
     torch.manual_seed(1)
     compare(function, function(*how), wants_state)

@@ -151,6 +151,9 @@ CALLS = {
     "wkv": (
         lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16) for _ in range(2)], OF_FLA, documents, NO_DOCUMENTS,
     ),
+    "causal_conv1d": (
+        lambda: [on_gpu(2, 7, 16), on_gpu(16, 4)], OF_FLA, lambda: {"weight": on_gpu(16, 9)}, "more than 8 taps",
+    ),
     "selective_scan": (
         lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16, 4)] + [on_gpu(2, 7, 4) for _ in range(2)],
         "those of mamba-ssm, which Python must find",

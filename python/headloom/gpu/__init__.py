@@ -22,6 +22,7 @@ PACKAGES = {
     "retention": "fla",
     "gated_linear_attention": "fla",
     "wkv": "fla",
+    "causal_conv1d": "fla",
     "selective_scan": "mamba_ssm",
 }
 

@@ -1,6 +1,6 @@
 """Operators whose kernels for NVIDIA GPUs other packages have: flash-linear-attention and mamba-ssm.
 
-The functions take what ``headloom::X_fused`` takes and return the output and the state, which have a gradient. The headers
+The functions take what ``headloom::X_fused`` takes and return its results, which have a gradient. The headers
 of the operators (``src/ops``) say what the arguments are, and their ``cuda.cpp`` which cases come here.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import Tensor
 
-Results = Tuple[Tensor, Tensor]
+Results = Tuple[Tensor, ...]
 
 
 def retention(
@@ -90,6 +90,27 @@ def selective_scan(
     return y.transpose(1, 2).contiguous(), last.float()
 
 
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    silu: bool,
+    state: Optional[Tensor],
+    documents: None,
+) -> Results:
+    """The output alone: the operator makes the state itself."""
+    convolve = import_module("fla.modules.causal_conv1d").causal_conv1d
+    # Its backward computes again what SiLU is given, and rounds it to the type of x.
+    wide = silu and torch.is_grad_enabled()
+    rows = x.float() if wide else x
+    before = None
+    if state is not None:
+        # It has the channels first, and one more row, which it does not read.
+        before = torch.nn.functional.pad(state.to(rows.dtype).transpose(1, 2), (1, 0))
+    y, _ = convolve(rows, weight, bias, initial_state=before, activation="silu" if silu else None)
+    return (y.to(x.dtype),)
+
+
 class Function(NamedTuple):
     run: Callable[..., Results]
     differentiable: Sequence[int]  # the arguments that may have a gradient, in the order of the operator's bits
@@ -100,6 +121,7 @@ FUNCTIONS: Dict[str, Function] = {
     "gated_linear_attention": Function(gated_linear_attention, (0, 1, 2, 3, 4)),
     "wkv": Function(wkv, (0, 1, 2, 3, 4, 5)),
     "selective_scan": Function(selective_scan, (0, 1, 2, 3, 4, 5, 6, 7, 9)),
+    "causal_conv1d": Function(causal_conv1d, (0, 1, 2, 4)),
 }
 
 
@@ -114,13 +136,16 @@ def definition(name: str, call: Sequence[Any]) -> Results:
 def forward(name: str, *arguments: Any) -> List[Tensor]:
     """The schema of ``headloom::X_fused``."""
     *call, training = arguments
-    results = definition(name, call) if empty(call) else FUNCTIONS[name].run(*call)
-    # What the operator's own kernels keep for the backward is not used here, but is part of what it returns.
+    with torch.no_grad():
+        results = definition(name, call) if empty(call) else FUNCTIONS[name].run(*call)
+    # What the operator's own kernels keep for the backward is not used here, but is part of what it returns. A state that is
+    # rows of its arguments is not: the operator makes it.
     described = getattr(torch.ops.headloom, name + "_fused")(
         *(x.to("meta") if isinstance(x, Tensor) else x for x in call), training
     )
-    kept = [call[0].new_empty(x.shape, dtype=x.dtype) for x in described[2:]]
-    return [results[0].contiguous(), results[1].contiguous(), *kept]
+    results = results[: len(described)]
+    kept = [call[0].new_empty(x.shape, dtype=x.dtype) for x in described[len(results) :]]
+    return [*(x.contiguous() for x in results), *kept]
 
 
 def backward(name: str, grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]:
