@@ -73,12 +73,7 @@ class Shaped final : public TokenMixer {
   MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     const auto [q, k, v] = project(x);
-    // Sums of all values up to each position.
-    Tensor& before = state.recurrent["sum_of_values"];
-    Tensor sums = wide(v).cumsum(1);
-    if (before.defined()) sums = sums + before.unsqueeze(1);
-    before = sums.select(1, sums.size(1) - 1).clone();
-    const Tensor seen = state.position.position_ids(x.size(1), x.device()) + 1;
+    const Tensor mean = next_mean(v, state);
     AttendOptions how{.rotary = rotary_ ? &*rotary_ : nullptr};
     if (alibi()) {
       how.bias = [&, &q = q](const Tensor& distance) {
@@ -86,7 +81,7 @@ class Shaped final : public TokenMixer {
       };
     }
     const Tensor attended = attend(q, k, v, {}, how, state, context);
-    return shape(attended, v, sums / seen.to(sums.scalar_type()).unsqueeze(-1).unsqueeze(-1));
+    return shape(attended, v, mean);
   }
 
   std::vector<Cost> own_costs(int64_t length) const override {
@@ -134,8 +129,8 @@ class Shaped final : public TokenMixer {
   // The softmax term, the identity's and the mean's, all [B, T, H, D].
   Tensor shape(const Tensor& attended, const Tensor& own, const Tensor& mean) const {
     const auto gain = [&](const Tensor& g) { return g.unsqueeze(-1).to(own.scalar_type()); };
-    const Tensor y =
-        attended * gain(beta_) + own * gain(alpha_) - mean.to(own.scalar_type()) * gain(gamma_);
+    Tensor y = at::addcmul(own * gain(alpha_), attended, gain(beta_));
+    y = at::addcmul(y, mean.to(own.scalar_type()), gain(gamma_), -1);
     return y.flatten(-2);
   }
 
@@ -191,6 +186,23 @@ class Shaped final : public TokenMixer {
     };
     const Tensor count = (last - first).clamp_min(1).unsqueeze(-1).unsqueeze(-1);
     return (up_to(last) - up_to(first)) / count.to(values.scalar_type());
+  }
+
+  // The same of the next positions in decoding. One position of a small model takes as long as its
+  // operators take to call, so there are no more of them than it needs.
+  Tensor next_mean(const Tensor& v, MixerState& state) const {
+    Tensor& before = state.recurrent["sum_of_values"];
+    const int64_t length = v.size(1);
+    const bool one = length == 1 && before.defined();
+    Tensor sums = one ? wide(v) : wide(v).cumsum(1);
+    if (before.defined()) sums = sums + before.unsqueeze(1);
+    before = sums.select(1, length - 1);
+    if (!one) before = before.clone();  // or it would keep the sums of all positions
+    if (one && !state.position.left_padding.defined()) {
+      return sums / static_cast<double>(state.position.longest + 1);
+    }
+    const Tensor seen = state.position.position_ids(length, v.device()) + 1;
+    return sums / seen.to(sums.scalar_type()).unsqueeze(-1).unsqueeze(-1);
   }
 
   const ShapedOptions options_;

@@ -1,7 +1,8 @@
 // linear on its CPU kernels.
+#include "ops/linear/cpu.h"
+
 #include "ops/cpu.h"
 #include "ops/linear/declaration.h"
-#include "ops/linear/int4_cpu.h"
 #include "ops/linear/kernel.h"
 #include "ops/product/product.h"
 
@@ -16,28 +17,6 @@ const char* unsupported(const Linear::Arguments& a) {
   return nullptr;
 }
 
-// y [M, O] of few rows: a thread reads the weights in the order in which they lie.
-void streamed(const Linear::Arguments& a, const Tensor& y) {
-  static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
-  Held held;
-  const bool rounded = a.weight.scalar_type() == at::kFloat;
-  const Tensor weight = rounded ? a.weight.to(a.x.scalar_type()) : a.weight;
-  const int64_t in = weight.size(1), out = weight.size(0);
-  const linear_kernel::Args args{.rows = y.size(0),
-                                 .in = in,
-                                 .type = kernel_type(a.x),
-                                 .weight_type = kernel_type(weight),
-                                 .x = held.whole(a.x),
-                                 .weight = held.whole(weight),
-                                 .scale = held.whole<float>(a.scale),
-                                 .bias = held.whole(a.bias),
-                                 .out = out,
-                                 .y = y.data_ptr(),
-                                 .past_cache = fetches_past_cache()};
-  for_runs_of_outputs(out, in * weight.element_size(),
-                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
-}
-
 std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   if (a.weight.scalar_type() == at::kByte) return int4_forward(a);
   std::vector<Tensor> outputs = Linear::outputs(a, training);
@@ -46,7 +25,7 @@ std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   const int64_t out = a.weight.size(0), rows = y.numel() / out;
   const Tensor to = y.view({rows, out});
   if (rows <= kStreamedRows) {
-    streamed(a, to);
+    streamed_product(a, to);
     return outputs;
   }
   if (!a.scale.defined()) {
@@ -80,6 +59,27 @@ const Kernels<Linear> linear_cpu(
      .backward = backward});
 
 }  // namespace
+
+void streamed_product(const Linear::Arguments& a, const Tensor& y) {
+  static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
+  Held held;
+  const bool rounded = a.weight.scalar_type() == at::kFloat;
+  const Tensor weight = rounded ? a.weight.to(a.x.scalar_type()) : a.weight;
+  const int64_t in = weight.size(1), out = weight.size(0);
+  const linear_kernel::Args args{.rows = y.size(0),
+                                 .in = in,
+                                 .type = kernel_type(a.x),
+                                 .weight_type = kernel_type(weight),
+                                 .x = held.whole(a.x),
+                                 .weight = held.whole(weight),
+                                 .scale = held.whole<float>(a.scale),
+                                 .bias = held.whole(a.bias),
+                                 .out = out,
+                                 .y = y.data_ptr(),
+                                 .past_cache = fetches_past_cache()};
+  for_runs_of_outputs(out, in * weight.element_size(),
+                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
 
 void widened_product(const Linear::Arguments& a, const Tensor& y) {
   static linear_kernel::Widen* const widen = HL_CHOOSE(linear_kernel::widen);

@@ -1,5 +1,5 @@
 // Weights of four bits on the CPU: quantised, and multiplied.
-#include "ops/linear/int4_cpu.h"
+#include "ops/linear/cpu.h"
 
 #include <cmath>
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/cpu.h"
+#include "ops/linear/cpu.h"
 #include "ops/moe/declaration.h"
 #include "ops/moe/kernel.h"
 #include "ops/product/product.h"
@@ -101,6 +102,13 @@ struct MoeCall : Held {
   }
 };
 
+// y = x weight^T for the rows of one expert. In decoding they are few, and the time is that of
+// reading the weights.
+void multiply(const Tensor& y, const Tensor& x, const Tensor& weight) {
+  if (x.size(0) > kStreamedRows) return product(y, x, weight.t());
+  streamed_product({.x = x, .weight = weight, .scale = {}, .bias = {}}, y);
+}
+
 std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
   MoeCall call(a);
   std::vector<Tensor> outputs = Moe::outputs(a, training);
@@ -109,14 +117,14 @@ std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
   call.for_each_expert([&](int64_t e) {
     const int64_t n = call.size(e);
     const Tensor h = training ? call.rows_of(outputs[1], e) : call.empty(n, 2 * call.hidden);
-    product(h, call.gather(x, e), a.up[e].t());
+    multiply(h, call.gather(x, e), a.up[e]);
     const Tensor active = call.empty(n, call.hidden);
     call.run({.step = moe_kernel::Step::kActivate,
               .width = call.hidden,
               .h = h.const_data_ptr(),
               .a = active.data_ptr()},
              n);
-    product(call.rows_of(results, e), active, a.down[e].t());
+    multiply(call.rows_of(results, e), active, a.down[e]);
   });
   call.combine(results, call.weight, outputs[0]);
   return outputs;

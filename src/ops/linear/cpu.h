@@ -1,4 +1,4 @@
-// What linear's CPU kernels for weights of each type share, and the one for weights of four bits.
+// What linear's CPU kernels for weights of each type share, among themselves and with moe's.
 #pragma once
 
 #include <atomic>
@@ -29,6 +29,10 @@ void for_runs_of_outputs(int64_t outputs, int64_t bytes, const F& f) {
     }
   });
 }
+
+// y [M, O] of at most kStreamedRows rows, by weights that are not of four bits: threads read them in
+// the order in which they lie.
+void streamed_product(const Linear::Arguments& a, const Tensor& y);
 
 // y [M, O] by a dense product. Weights of eight or four bits are widened to x's type where it packs
 // them.
