@@ -6,13 +6,14 @@ which multiprocessors issue them, and its tensor cores' operations at their rate
 counted in its machine code: for composed attention, in its loops over heads. Flash attention's time is its operations at a
 share of the peak that its authors publish. The shares below are assumptions; the first runs on a card replace them.
 
-Two more times count in ``aft``: bytes that come from the L2 cache many times, and the wait for a load where a program goes
-over the sequence alone on its multiprocessor.
+More counts in ``aft``: bytes that come from the L2 cache many times, that a warp issues one instruction in a clock at most, and
+the wait for a load where a program goes over the sequence alone on its multiprocessor.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import subprocess
 import tempfile
@@ -168,15 +169,18 @@ def step_over_plain(card: Card) -> float:
     return (1.027 * maps + layers / 2 * sum(ours)) / (maps + layers * flash)
 
 
-def of_a_warp(code: Code, turns: float, kind: str = "") -> float:
-    """Instructions that a warp issues, all or of a kind. A kernel of aft or gated_norm has at most one loop, which the compiler
-    does not unroll."""
+def of_a_warp(code: Code, turns: List[int], kind: str = "") -> float:
+    """Instructions that a warp issues, all or of a kind. A kernel of aft or gated_norm has one loop within another at most, and
+    the compiler does not unroll them. turns: of each loop, from the outer one on."""
 
     def count(lines: List[str]) -> int:
         return sum(kind in line and " NOP" not in line for line in lines)
 
-    (loop,) = code.loops or [[]]
-    return count(code.instructions) + (turns - 1) * count(loop)
+    total, before = count(code.instructions), 1
+    for loop, of_loop in zip(sorted(code.loops, key=len, reverse=True), turns, strict=True):
+        total += before * (of_loop - 1) * count(loop)
+        before *= of_loop
+    return total
 
 
 class Traffic(NamedTuple):
@@ -186,14 +190,14 @@ class Traffic(NamedTuple):
     floats: int
 
 
-# What is read again for the neighbouring tile is in a cache, and a tile's running sums are few.
+# What is read again for the neighbouring tile is in a cache, and a tile's sums are few.
 TRAFFIC = {
     "sums_kernel": Traffic(2, 0),  # k, v
+    "carry_kernel, forward": Traffic(0, 0),
     "rows_kernel, forward": Traffic(4, 0),  # q, k, v; y
     "rows_kernel, backward": Traffic(5, 3),  # q, k, v, dy; dq, -L, g, g r
-    "later_kernel": Traffic(0, 3),  # -L, g, g r
+    "carry_kernel, backward": Traffic(0, 0),
     "keys_kernel": Traffic(4, 3),  # k, v, -L, g, g r; dk, dv
-    "bias_kernel": Traffic(2, 3),  # k, v, -L, g, g r, for each age
 }
 
 
@@ -202,20 +206,28 @@ def predict_aft(card: Card, B: int, T: int, C: int, W: Optional[int]) -> List[Pa
     parts: List[Part] = []
     for launch in recorded(aft, aft_call(B, T, C, W, torch.bfloat16, from_state=False), 2, of_state=False):
         name, given = launch.name(), launch.arguments
-        along = name in ("sums_kernel", "later_kernel")  # the sequence, a tile a turn
-        turns = given["tiles"] + 1 if along else C / given["N"] if name == "bias_kernel" else given["M"] + (W or 1) - 1
+        along = name.startswith("carry_kernel")  # the sequence
+        # R queries read the keys of their windows together, or R keys the queries.
+        together = given.get("R", 1)
+        seen = (W + together - 1) if W and "R" in given else 0
+        turns = [math.ceil((given["steps"] if along else given["M"] // together) / (1 if "R" in given else given["G"]))]
+        turns += [math.ceil(seen / given.get("G", 1))] if seen else []
         code = machine_code(launch, card.capability)
+        # A warp issues one instruction in a clock at most.
+        lanes = min(LANES, 32 * launch.warps * max(1, launch.programs // card.multiprocessors))
         clocks = card.clock * min(card.multiprocessors, launch.programs) / (launch.programs * launch.warps * 32)
-        size = B * T * C * (2 * TRAFFIC[name].typed + 4 * TRAFFIC[name].floats)
+        values = B * T * C * (2 * TRAFFIC[name].typed + 4 * TRAFFIC[name].floats)
+        # Sums of w's gradient over the channels of a program.
+        shares = 4 * B * T * C * (W or 0) / given["N"] if name == "keys_kernel" else 0
+        of_window = B * T * C * seen / together * (12 if name == "keys_kernel" else 4)  # -L, g, g r; k, v
         times = {
-            "memory": size / (MEMORY * card.memory),
-            "arithmetic": of_a_warp(code, turns) / (ISSUE * LANES * clocks),
+            "memory": (values + shares) / (MEMORY * card.memory),
+            "cache": (values + shares + of_window) / (CACHE * L2 * card.clock),
+            "arithmetic": of_a_warp(code, turns) / (ISSUE * lanes * clocks),
             "functions": of_a_warp(code, turns, "MUFU") / (FUNCTIONS * clocks),
         }
         if along and launch.programs <= card.multiprocessors:
-            times["arithmetic and waiting"] = times["arithmetic"] + turns * LOAD / card.clock
-        if name == "bias_kernel":
-            times["cache"] = size * (W or 1) / (CACHE * L2 * card.clock)
+            times["arithmetic and waiting"] = times["arithmetic"] + turns[0] * LOAD / card.clock
         parts.append(longest(name, **times))
     return parts
 
@@ -227,8 +239,9 @@ def predict_gated_norm(card: Card, rows: int, width: int) -> List[Tuple[float, f
         # x, gate; y. Or x, gate, dy; dx, dgate.
         values = 5 if launch.arguments["BACKWARD"] else 3
         code = machine_code(launch, card.capability)
+        turns = [1 for _ in code.loops]
         clocks = card.clock * card.multiprocessors / (launch.programs * launch.warps * 32)
-        arithmetic = max(of_a_warp(code, 1) / (ISSUE * LANES), of_a_warp(code, 1, "MUFU") / FUNCTIONS) / clocks
+        arithmetic = max(of_a_warp(code, turns) / (ISSUE * LANES), of_a_warp(code, turns, "MUFU") / FUNCTIONS) / clocks
         times.append((rows * (2 * values * width + 4) / (MEMORY * card.memory), arithmetic))
     return times
 
@@ -283,7 +296,8 @@ def main() -> None:
             for T in given.lengths:
                 parts, flash = predict_aft(card, B, T, H * D, W), flash_forward(card, B, T, H, D)
                 # The backward has no sums_kernel, because the state has no gradient here.
-                row([name, form, str(T)], parts, {"sums_kernel", "rows_kernel, forward"}, flash)
+                forward_parts = {"sums_kernel", "carry_kernel, forward", "rows_kernel, forward"}
+                row([name, form, str(T)], parts, forward_parts, flash)
                 if given.parts:
                     print_parts(parts, flash)
     print("| card | values of a row of gated_norm | forward / its bytes | training / its bytes | instructions / bytes |")

@@ -17,17 +17,22 @@ from headloom.gpu.libraries import FUNCTIONS
 
 
 def of_interpreter():
-    """What the interpreter lacks: timings to choose a configuration by, loops whose variables are tensors, and blocks of a
-    scalar comparison, which it makes of integers."""
+    """What the interpreter lacks: blocks of a scalar comparison, which it makes of integers."""
     import numpy
-    import triton.language as tl
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def splat(self, block, scalar):
         return TensorHandle(numpy.full(block.shape, scalar.data.item(0), scalar.data.dtype), scalar.dtype.scalar)
 
     InterpreterBuilder.create_splat = splat
+
+
+def of_interpreter_for_fla():
+    """What it lacks besides: timings to choose a configuration by, and loops whose variables are tensors."""
+    import triton.language as tl
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import interpreter_builder
+
     Autotuner.do_bench = property(lambda self: lambda call, quantiles=None: [0.0, 0.0, 0.0])
     import fla.ops.gla
     import fla.ops.rwkv4
@@ -57,8 +62,9 @@ def library():
     for name, package in headloom.gpu.PACKAGES.items():
         if importlib.util.find_spec(package) is not None and name != "composed_attention":
             headloom.gpu.register(library, name, allow_override=True)
+    of_interpreter()
     if importlib.util.find_spec("fla") is not None:
-        of_interpreter()
+        of_interpreter_for_fla()
     if importlib.util.find_spec("mamba_ssm") is not None:
         of_mamba()
     return library
@@ -101,8 +107,13 @@ def causal_conv1d(T, taps, bias=False, silu=False, state=False, wide=1):
             normal(2, taps - 1, 20) if state else None, None]  # fmt: skip
 
 
-def aft(T, W=None, state=False, documents=False, offset=0, scale=1.0, C=20):
-    """"local" with a window of W, or "simple"."""
+def aft(T, W=None, state=False, documents=False, offset=0, scale=1.0, C=20, some=False):
+    """"local" with a window of W, or "simple".
+
+    Args:
+        documents: their length. They begin within tiles and within the few positions that a program has at a time.
+        some: whether every third key is minus infinity.
+    """
     ring = (W or 1) - 1
     before = None
     if state:
@@ -111,8 +122,11 @@ def aft(T, W=None, state=False, documents=False, offset=0, scale=1.0, C=20):
         before = torch.cat((normal(2, 1, C), positive(2, 1, C), normal(2, 1, C), keys, normal(2, ring, C)), 1)
         if state == "empty":
             before[:, :3] = torch.tensor([0, 0, -1e38]).unsqueeze(1)
-    ids = torch.randint(0, 2, (2, T // 9 + 1)).repeat_interleave(9, 1)[:, :T].contiguous() if documents else None
-    return [normal(2, T, C), scale * normal(2, T, C), normal(2, T, C), "local" if W else "simple",
+    ids = torch.randint(0, 2, (2, T // documents + 1)).repeat_interleave(documents, 1)[:, :T].contiguous() if documents else None
+    k = scale * normal(2, T, C)
+    if some:
+        k[:, ::3] = -torch.inf
+    return [normal(2, T, C), k, normal(2, T, C), "local" if W else "simple",
             normal(T + offset, W) if W else None, True, None, ids, before, offset]  # fmt: skip
 
 
@@ -124,18 +138,24 @@ DIFFERENTIABLE = {name: f.differentiable for name, f in FUNCTIONS.items()} | {"a
 CASES = {
     "aft, simple": (aft, 40),
     "aft, simple, one position": (aft, 1),
-    "aft, simple, state and documents": (aft, 70, None, True, True),
-    "aft, local": (aft, 70, 5),
-    "aft, local, two tiles of channels": (aft, 33, 3, False, False, 0, 1.0, 70),
+    "aft, simple, state and documents": (aft, 70, None, True, 9),
+    "aft, simple, documents of whole tiles": (aft, 70, None, True, 32),
+    "aft, simple, keys far apart": (aft, 40, None, True, 9, 0, 100.0),
+    "aft, simple, keys of minus infinity": (aft, 40, None, False, False, 0, 1.0, 20, True),
+    "aft, local": (aft, 40, 5),
+    "aft, local, two tiles of channels": (aft, 33, 3, False, False, 0, 1.0, 140),
     "aft, local, window of 1": (aft, 40, 1, True),
-    "aft, local, a window over all": (aft, 40, 50, True),
-    "aft, local, a window over two tiles": (aft, 70, 40, True, True, 7),
-    "aft, local, state": (aft, 70, 6, True, False, 3),
-    "aft, local, documents": (aft, 70, 6, False, True, 3),
-    "aft, local, documents and state": (aft, 70, 12, True, True, 3),
+    "aft, local, a window over all": (aft, 20, 25, True),
+    "aft, local, a window over two tiles": (aft, 36, 34, True, 33, 7),
+    "aft, local, state": (aft, 40, 6, True, False, 3),
+    "aft, local, documents": (aft, 70, 6, False, 9, 3),
+    "aft, local, documents and state": (aft, 40, 12, True, 9, 3),
+    "aft, local, documents of whole tiles": (aft, 40, 3, False, 32),
+    "aft, local, documents shorter than the window": (aft, 40, 6, True, 2, 3),
+    "aft, local, keys of minus infinity": (aft, 40, 4, True, 9, 0, 1.0, 20, True),
     "aft, local, one position and its state": (aft, 1, 4, True, False, 9),
-    "aft, local, a state with empty sums": (aft, 2, 17, "empty", True),
-    "aft, local, keys far apart": (aft, 40, 5, True, True, 0, 100.0),
+    "aft, local, a state with empty sums": (aft, 2, 17, "empty", 9),
+    "aft, local, keys far apart": (aft, 40, 5, True, 9, 0, 100.0),
     "gated_norm": (gated_norm, 2, 3, 5, 20),
     "gated_norm, one row": (gated_norm, 1, 128),
     "gated_norm, rows beyond a tile": (gated_norm, 3, 5000),
@@ -220,17 +240,24 @@ def test_float16_errs_like_its_rounding(case):
         assert (x - z).norm() <= 2 * (y - z).norm() + 1e-5 * z.norm()
 
 
+@pytest.mark.parametrize("last", [40, 30], ids=["one document", "two documents"])
 @pytest.mark.parametrize("place", [1, 2], ids=["key", "value"])
-def test_nan_reaches_those_who_read_it(place):
-    """aft: the queries from a NaN on, in its channel, and the state; no earlier one and no other channel."""
+def test_nan_reaches_those_who_read_it(place, last):
+    """aft: the queries from a NaN on, in its channel and document, and the state; no earlier one and no other channel. Keys
+    that these queries do not see keep their gradients."""
     torch.manual_seed(1)
-    call = aft(70, 5)
-    call[place][0, 40, 3] = float("nan")
+    call = aft(40, 5)
+    call[7] = (torch.arange(40) >= last).long().expand(2, 40).contiguous()
+    call[place][0, 20, 3] = float("nan")
+    leaves = [x.requires_grad_() for x in call[:3]]
     out, state = torch.ops.headloom.aft(*call, "fused")
     touched = torch.zeros_like(out, dtype=torch.bool)
-    touched[0, 40:, 3] = True
+    touched[0, 20:last, 3] = True
     assert torch.equal(out.isnan(), touched)
-    assert state.isnan().any(1).nonzero().tolist() == [[0, 3]]
+    assert state.isnan().any(1).nonzero().tolist() == ([[0, 3]] if last == 40 else [])
+    touched[0, :last, 3] = True
+    for x in torch.autograd.grad(out.sum(), leaves):
+        assert not x[~touched].isnan().any()
 
 
 @pytest.mark.parametrize("place", [(0, 0, 40, 3), (1, 3, 2), (2, 3), (4, 0, 1, 3)], ids=["x", "weight", "bias", "state"])

@@ -63,7 +63,7 @@ def test_fit_into_a_multiprocessor(tmp_path):
 def test_operators_of_other_mixers_fit_into_a_multiprocessor(tmp_path):
     command = [str(ROOT / "bench/gpu_resources.py"), "--operators", "--dtypes", "float32", "bfloat16"]
     table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
-    for kernel in ("sums", "rows", "later", "keys", "bias"):
+    for kernel in ("sums", "carry", "rows", "keys"):
         assert f" {kernel}_kernel" in table
     assert "gated_norm" in table
 
