@@ -6,7 +6,7 @@ import json
 import numbers
 import re
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,52 @@ def wrong_type(what: str, name: str, value: Any) -> TypeError:
     else:
         hint = ""
     return TypeError(f"{what}: {name} must be a tensor; it is {shown(value)}{hint}.")
+
+
+#: What PyTorch's dispatcher says where an argument is of another type; the value in full follows.
+_OTHER_TYPE = re.compile(r"[^\n]*Expected a value of type '(.*?)' for argument '(\w+)'")
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
+
+
+def call(name: str, *given: Any) -> Any:
+    """``torch.ops.headloom.NAME`` of these arguments.
+
+    Raises:
+        TypeError: an argument is of another type than the operator's; it names the argument, where PyTorch's error prints
+            all of its values.
+    """
+    operator = getattr(torch.ops.headloom, name)
+    try:
+        return operator(*given)
+    except (RuntimeError, TypeError, ValueError) as error:
+        arguments = {one.name: value for one, value in zip(operator.default._schema.arguments, given)}
+        kinds = {one.name: str(one.type) for one in operator.default._schema.arguments}
+        found = _OTHER_TYPE.match(str(error))
+        # The dispatcher passes on None in place of a tensor.
+        unfit = [found.group(2)] if found else [n for n, v in arguments.items() if v is None and kinds[n] == "Tensor"]
+        if not unfit:
+            raise
+    raise _unfit(name, unfit[0], kinds[unfit[0]], arguments[unfit[0]])
+
+
+def _unfit(what: str, argument: str, kind: str, value: Any) -> TypeError:
+    """That ``value`` is not of ``kind``, a type as PyTorch writes it."""
+    optional = re.fullmatch(r"Optional\[(.*)\]", kind)
+    plain = optional.group(1) if optional else kind
+    if plain not in _KINDS:
+        return wrong_type(what, argument, value)
+    expected = _KINDS[plain] + (" or None" if optional else "")
+    return TypeError(f"{what}: {argument} must be {expected}; it is {shown(value)}.")
+
+
+def whole_number(name: str, value: Any, least: Optional[int], expected: str) -> int:
+    """``value`` as an int of 64 bits, at least ``least`` where that is given."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {shown(value)}, expected {expected}.")
+    number = int(value)
+    if (least is not None and number < least) or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} is {number}, expected {expected}.")
+    return number
 
 
 def expect_tensors(what: Callable[[], str], needed: str, **given: Any) -> None:

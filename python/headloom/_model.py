@@ -26,7 +26,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from headloom._functional import FunctionalModule, Part, expect_tensors, new_tensors, shown, toml_lines
+from headloom._functional import FunctionalModule, Part, expect_tensors, new_tensors, shown, toml_lines, whole_number
 from headloom._tokenizer import Tokenizer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -118,16 +118,6 @@ class _Sample:
         return self._text.decode(errors="replace")
 
 
-def _whole(name: str, value: Any, least: Optional[int], expected: str) -> int:
-    """``value`` as an int of 64 bits, at least ``least`` where that is given."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {shown(value)}, expected {expected}.")
-    number = int(value)
-    if (least is not None and number < least) or not -(2**63) <= number < 2**63:
-        raise ValueError(f"{name} is {number}, expected {expected}.")
-    return number
-
-
 @dataclass(frozen=True)
 class Sampling:
     """The options of :meth:`Model.generate` that choose a token."""
@@ -148,7 +138,7 @@ class Sampling:
 
         largest, smallest = 1.7976931348623157e308, 5e-324
         expect("temperature", 0, largest, "0 (always the likeliest token) or more")
-        _whole("top_k", self.top_k, 0, "0 (all tokens) or more, a whole number")
+        whole_number("top_k", self.top_k, 0, "0 (all tokens) or more, a whole number")
         expect("top_p", 0, 1, "0 to 1")
         expect("min_p", 0, 1, "0 to 1")
         expect("repetition_penalty", smallest, largest, "more than 0")
@@ -524,12 +514,12 @@ class Model(FunctionalModule):
         source: Any,
     ) -> Iterator[List[_Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
-        samples = _whole("num_samples", samples, 1, f"a whole number from 1 to {_MOST_SAMPLES}")
+        samples = whole_number("num_samples", samples, 1, f"a whole number from 1 to {_MOST_SAMPLES}")
         if samples > _MOST_SAMPLES:
             raise ValueError(f"num_samples is {samples}, expected a whole number from 1 to {_MOST_SAMPLES}.")
-        most = _whole("max_new_tokens", most, 0, "a whole number, at least 0")
+        most = whole_number("max_new_tokens", most, 0, "a whole number, at least 0")
         if seed is not None:
-            seed = _whole("seed", seed, None, "a whole number of 64 bits")
+            seed = whole_number("seed", seed, None, "a whole number of 64 bits")
         stop_texts, stop_tokens = self._stops(stop)
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         sources = self._source_tokens(source, len(tokens))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headloom._functional import FunctionalModule, Part
+from headloom._functional import FunctionalModule, Part, whole_number
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[str, Any]]:
@@ -23,9 +23,14 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[s
             afterwards, as one makes the optimiser.
         weight_decay: of the first group.
 
+    Raises:
+        ValueError: ``weight_decay`` is below 0.
+
     Example:
         >>> optimizer = torch.optim.AdamW(headloom.parameter_groups(model, weight_decay=0.1), lr=3e-4)
     """
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay is {weight_decay}, expected 0 or more.")
     decayed: Dict[nn.Parameter, None] = {}
     kept: Dict[nn.Parameter, None] = {}
     for module in model.modules():
@@ -96,11 +101,16 @@ def redraw_features(model: nn.Module, step: int, seed: int = 0) -> None:
         step: optimiser steps so far; call this behind each.
         seed: of the run.
 
+    Raises:
+        TypeError: ``step`` or ``seed`` is no whole number.
+
     Example:
         >>> for step in range(1, steps + 1):
         ...     optimizer.step()
         ...     headloom.redraw_features(model, step)
     """
+    step = whole_number("step", step, None, "a whole number")
+    seed = whole_number("seed", seed, None, "a whole number")
     parts = [module for module in model.modules() if isinstance(module, FunctionalModule)]
     with torch.no_grad():
         for place, part in enumerate(parts):

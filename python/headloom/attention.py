@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional
 
-import torch
 from torch import Tensor
+
+from headloom._functional import call, expect_tensors
 
 
 @dataclass
@@ -50,7 +51,9 @@ def _tensors(mix: Optional[HeadMix], name: str) -> List[Optional[Tensor]]:
             f"composed_attention: {name} is a {type(mix).__name__}, expected a headloom.HeadMix or None; "
             f"a matrix alone is HeadMix(static=matrix)."
         )
-    tensors = [mix.static, mix.q_down, mix.q_up, mix.q_gate, mix.k_down, mix.k_up, mix.k_gate]
+    names = ["static", "q_down", "q_up", "q_gate", "k_down", "k_up", "k_gate"]
+    tensors = [getattr(mix, part) for part in names]
+    expect_tensors(lambda: "composed_attention", "", **{f"{name}.{part}": t for part, t in zip(names, tensors)})
     return [] if all(t is None for t in tensors) else tensors
 
 
@@ -111,10 +114,11 @@ def composed_attention(
 
     Raises:
         ValueError: a shape or option does not fit; the message names the argument.
-        TypeError: a dtype does not fit.
+        TypeError: a dtype or an argument's type does not fit.
         NotImplementedError: the forced backend cannot run this case.
     """
-    out: Tensor = torch.ops.headloom.composed_attention(
+    out: Tensor = call(
+        "composed_attention",
         q,
         k,
         v,

@@ -15,6 +15,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from headloom._functional import call
 from headloom.attention import composed_attention
 
 __all__ = [
@@ -68,8 +69,8 @@ def retention(
         The output ``[B, T, H, E]`` of q's type, and the state after the last position, float64 for float64 and float32
         otherwise.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.retention(
-        q, k, v, gamma, state, documents, form, chunk, backend
+    found: Tuple[Tensor, Tensor] = call(
+        "retention", q, k, v, gamma, state, documents, form, chunk, backend
     )
     return found
 
@@ -104,8 +105,8 @@ def gated_linear_attention(
         The output ``[B, T, H, E]`` of q's type, and the state after the last position, float64 for float64 and float32
         otherwise.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.gated_linear_attention(
-        q, k, v, log_decay, state, documents, form, chunk, backend
+    found: Tuple[Tensor, Tensor] = call(
+        "gated_linear_attention", q, k, v, log_decay, state, documents, form, chunk, backend
     )
     return found
 
@@ -140,7 +141,7 @@ def wkv(
         The output ``[B, T, C]`` of k's type, and the state after the last position, float64 for float64 and float32
         otherwise; its m is a constant to gradients.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.wkv(k, v, rate, bonus, receptance, state, documents, backend)
+    found: Tuple[Tensor, Tensor] = call("wkv", k, v, rate, bonus, receptance, state, documents, backend)
     return found
 
 
@@ -164,7 +165,7 @@ def token_shift(
     Returns:
         N tensors ``[B, T, C]``.
     """
-    found: List[Tensor] = torch.ops.headloom.token_shift(x, mix, last, documents, backend)
+    found: List[Tensor] = call("token_shift", x, mix, last, documents, backend)
     return found
 
 
@@ -200,8 +201,8 @@ def aft(
     Returns:
         The output ``[B, T, C]`` of q's type, and the state after the last position, ``[B, 0, C]`` where a form has none.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.aft(
-        q, k, v, form, bias, causal, lengths, documents, state, offset, backend
+    found: Tuple[Tensor, Tensor] = call(
+        "aft", q, k, v, form, bias, causal, lengths, documents, state, offset, backend
     )
     return found
 
@@ -243,8 +244,8 @@ def selective_scan(
         y ``[batch, L, channels]`` of u's type, and the state after the last position, float64 for float64 and float32
         otherwise.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.selective_scan(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, state, documents, backend
+    found: Tuple[Tensor, Tensor] = call(
+        "selective_scan", u, delta, A, B, C, D, z, delta_bias, delta_softplus, state, documents, backend
     )
     return found
 
@@ -273,7 +274,7 @@ def causal_conv1d(
     Returns:
         y ``[B, L, C]``, and the state after the last position, both of x's type.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.causal_conv1d(x, weight, bias, silu, state, documents, backend)
+    found: Tuple[Tensor, Tensor] = call("causal_conv1d", x, weight, bias, silu, state, documents, backend)
     return found
 
 
@@ -298,7 +299,7 @@ def moe(
     Raises:
         IndexError: a choice is no expert.
     """
-    found: Tensor = torch.ops.headloom.moe(x, up, down, choice, weight, backend)
+    found: Tensor = call("moe", x, up, down, choice, weight, backend)
     return found
 
 
@@ -314,7 +315,7 @@ def gated_norm(x: Tensor, gate: Tensor, eps: Tensor, backend: Optional[str] = No
     Returns:
         ``[..., E]`` of x's type.
     """
-    found: Tensor = torch.ops.headloom.gated_norm(x, gate, eps, backend)
+    found: Tensor = call("gated_norm", x, gate, eps, backend)
     return found
 
 
@@ -345,7 +346,7 @@ def linear(
     Returns:
         ``[..., O]`` of x's type.
     """
-    found: Tensor = torch.ops.headloom.linear(x, weight, scale, bias, backend)
+    found: Tensor = call("linear", x, weight, scale, bias, backend)
     return found
 
 
@@ -373,7 +374,7 @@ def linear_cross_entropy(
         The loss, a scalar of float32 (of float64 for float64), and ``[N]`` int64: the class with the largest score of each
         position, -1 where the target is -100.
     """
-    found: Tuple[Tensor, Tensor] = torch.ops.headloom.linear_cross_entropy(hidden, weight, targets, bias, backend)
+    found: Tuple[Tensor, Tensor] = call("linear_cross_entropy", hidden, weight, targets, bias, backend)
     return found
 
 
@@ -393,7 +394,7 @@ def dynamic_weights(hidden: Tensor, w2: Tensor, rank: int, backend: Optional[str
     Returns:
         2 S tensors ``[B, L, R, H]`` of hidden's type with H = g n: each side's ``down``, then each side's ``up``.
     """
-    found: List[Tensor] = torch.ops.headloom.dynamic_weights(hidden, w2, rank, backend)
+    found: List[Tensor] = call("dynamic_weights", hidden, w2, rank, backend)
     return found
 
 
@@ -409,7 +410,7 @@ def rms_norm(x: Tensor, scale: Optional[Tensor] = None, eps: float = 1e-6, backe
     Returns:
         ``[..., E]`` of x's type; computed in float32 or wider.
     """
-    found: Tensor = torch.ops.headloom.rms_norm(x, scale, eps, backend)
+    found: Tensor = call("rms_norm", x, scale, eps, backend)
     return found
 
 
@@ -428,7 +429,7 @@ def rotary(
     Returns:
         ``[B, T, H, D]``, contiguous; the dimensions behind the first 2 P as they are. Differentiable in x.
     """
-    found: Tensor = torch.ops.headloom.rotary(x, cos, sin, interleaved, backend)
+    found: Tensor = call("rotary", x, cos, sin, interleaved, backend)
     return found
 
 
@@ -443,7 +444,7 @@ def gelu_tanh(x: Tensor, backend: Optional[str] = None) -> Tensor:
     Returns:
         As ``x``.
     """
-    found: Tensor = torch.ops.headloom.gelu_tanh(x, backend)
+    found: Tensor = call("gelu_tanh", x, backend)
     return found
 
 
@@ -456,7 +457,7 @@ def swiglu(x: Tensor, backend: Optional[str] = None) -> Tensor:
     Returns:
         ``[..., I]``.
     """
-    found: Tensor = torch.ops.headloom.swiglu(x, backend)
+    found: Tensor = call("swiglu", x, backend)
     return found
 
 

@@ -364,6 +364,8 @@ def test_features_are_drawn_again():
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"layer0.mixer.features", "layer1.mixer.features"}
     headloom.redraw_features(headloom.channel_mixer("moe", WIDTH), 1000)
+    with pytest.raises(TypeError, match=r"step is '3' \(str\), expected a whole number"):
+        headloom.redraw_features(model, "3")
 
 
 def test_wrong_shapes_and_counts():

@@ -175,6 +175,20 @@ def test_wrong_numbers_are_refused_by_name(name, tensors, others, backend):
 
 
 @pytest.mark.parametrize("name, tensors, others", CASES)
+def test_arguments_of_another_type_are_refused_briefly(name, tensors, others):
+    function = getattr(headloom.ops, name)
+    schema = getattr(torch.ops.headloom, name).default._schema.arguments
+    needed = [a.name for a in schema if str(a.type) == "Tensor"]
+    wrong = {a: [t.tolist(), t.float().numpy(), 0.5, "x"] + [None] * (a in needed) for a, t in tensors.items()}
+    wrong |= {a: [[value], torch.ones(2), object()] for a, value in others.items()}
+    for argument, values in wrong.items():
+        for value in values:
+            with pytest.raises(TypeError, match=f"^{name}: {argument} must be .*; it is ") as caught:
+                function(**{**tensors, **others, argument: value})
+            assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize("name, tensors, others", CASES)
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_strided_tensors_are_taken(name, tensors, others, backend):
     function = getattr(headloom.ops, name)
@@ -271,6 +285,8 @@ def test_a_mix_is_a_head_mix():
     for argument in ("pre", "post"):
         with pytest.raises(TypeError, match=f"composed_attention: {argument} is a Tensor, expected a headloom.HeadMix"):
             composed_attention(q, q, q, **{argument: torch.eye(4)})
+        with pytest.raises(TypeError, match=rf"composed_attention: {argument}.q_gate must be a tensor; it is \[\[1.0\]\]"):
+            composed_attention(q, q, q, **{argument: HeadMix(q_gate=[[1.0]])})
 
 
 def test_rates_out_of_range_are_refused():

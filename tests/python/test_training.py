@@ -281,4 +281,6 @@ def test_groups_heed_the_marks_of_other_modules():
     other = torch.nn.Linear(4, 4)
     other.weight._no_weight_decay = True
     (kept,) = headloom.parameter_groups(other)
+    with pytest.raises(ValueError, match="weight_decay is -0.1, expected 0 or more"):
+        headloom.parameter_groups(other, weight_decay=-0.1)
     assert kept["weight_decay"] == 0 and len(kept["params"]) == 2
