@@ -1,5 +1,6 @@
 #include "model/describe.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "core/text.h"
 #include "model/branches.h"
 #include "train/config.h"
+#include "train/device.h"
 #include "train/run_folder.h"
 #include "train/scaling.h"
 #include "train/training_memory.h"
@@ -26,20 +28,28 @@ struct DescribeArguments {
 };
 
 // Fills in the sizes that the file leaves to the task, whose data are read only where nothing else
-// tells them.
-void complete(RunConfig& config) {
-  if (config.model.is_complete()) return;
+// tells them. Returns the task's sizes, where they are known.
+std::optional<data::TaskSizes> complete(RunConfig& config) {
   if (const auto sizes = config.task->known_sizes()) {
     config.fit(*sizes);
-    return;
+    return sizes;
   }
+  if (config.model.is_complete()) return std::nullopt;
   try {
     config.find_data();
   } catch (const Error& error) {
     fail("only the data of the task ", config.task->type(), " say how many classes there are, but ",
          error.what(), " Or set model.classes, and describe needs no data.");
   }
-  config.build_task();
+  return data::sizes_of(*config.build_task());
+}
+
+// Of a task that the model would read whole.
+data::TaskSizes longest(const ModelConfig& model) {
+  data::TaskSizes out{.length = model.max_length.value_or(0),
+                      .source_length = model.max_source_length.value_or(0)};
+  if (model.kind == "vit") out.image = model.image.shape();
+  return out;
 }
 
 // The first and the last layer of each kind: those that one entry of the configuration's list
@@ -222,24 +232,25 @@ int run_describe(DescribeArguments a) {
   if (of_run) use_kept_tokenizer(folder, config);
   // A file with [model] alone can be described too: its sizes get plain defaults.
   ModelConfig& model = config.model;
-  if (root.find("task") != nullptr) complete(config);
+  std::optional<data::TaskSizes> known;
+  if (root.find("task") != nullptr) known = complete(config);
+  check_device_name(config.train.device);
   model.complete({.vocabulary = 256,
                   .length = a.length > 0 ? a.length : 1024,
                   .source_length = a.length > 0 ? a.length : 1024,
                   .classes = model.kind == "vit" ? 1000 : 2,
                   .image = {3, 224, 224}});
-  const int64_t length = model.positions(
-      a.length > 0 ? a.length
-                   : std::max(model.max_length.value_or(0), model.max_source_length.value_or(0)));
+  data::TaskSizes sizes = known ? *known : longest(model);
+  if (a.length > 0) {
+    sizes.length = a.length;
+    if (model.kind == "encoder_decoder") sizes.source_length = a.length;
+  }
+  const int64_t length = model.positions(std::max(sizes.length, sizes.source_length));
   const auto built = build_without_memory(model);
   const ModelCosts costs = model_costs(*built, length);
   const std::optional<MeasuredState> measured = measured_state(*built, length);
   const std::optional<std::vector<BranchScale>> branches = measured_branches(model, length);
-  const SequenceSizes sequence{
-      .length = length,
-      .source_length = model.kind == "encoder_decoder" ? length : 0,
-      // A decoder predicts every position; what else there is depends on the task.
-      .targets = built->config().head || model.kind == "vit" ? 1.0 : static_cast<double>(length)};
+  const SequenceSizes sequence = sequence_sizes(*built, sizes);
   const TrainingMemory training = training_memory(*built, sequence, config.train);
   std::optional<Scaling> machines;
   if (a.machines > 1) machines = scaling(a, *built, sequence, costs, config.train);
@@ -274,6 +285,7 @@ int run_describe(DescribeArguments a) {
                                {"optimizer", training.optimizer},
                                {"activations", training.activations},
                                {"scores", training.scores},
+                               {"batch_bytes", training.batch},
                                {"peak", training.peak}};
     if (machines) json["machines"] = scaling_json(*machines);
     for (const Cost& c : costs.parts) {
@@ -316,8 +328,12 @@ int run_describe(DescribeArguments a) {
               human_bytes(training.peak).c_str(), static_cast<long long>(config.train.batch),
               training.parts().c_str());
   print_branches(model, branches);
-  std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
-              100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
+  const auto is_mechanism = [](const Cost& c) { return c.mechanism; };
+  // A mixer that takes the place of attention adds nothing to it.
+  if (std::any_of(costs.parts.begin(), costs.parts.end(), is_mechanism)) {
+    std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
+                100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
+  }
   if (machines) print_scaling(a, *machines);
   std::printf(
       "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "

@@ -245,9 +245,11 @@ void apply_override(Node& root, const std::string& assignment) {
       if (result.ec != std::errc() || result.ptr != keys[i].data() + keys[i].size() ||
           index >= node->array().size()) {
         const size_t count = node->array().size();
-        usage_error("--set ", path, ": '", keys[i], "' stands for one of the ", count,
-                    " entries of '", i == 0 ? "" : keys[i - 1], "', expected ",
-                    count <= 1 ? std::string("0") : str("0 to ", count - 1), ".");
+        const std::string list = i == 0 ? "" : keys[i - 1];
+        usage_error("--set ", path, ": '", list, "' has no entry '", keys[i], "'",
+                    count == 0   ? str("; it is empty.")
+                    : count == 1 ? str(", expected 0, its only entry.")
+                                 : str(", expected 0 to ", count - 1, ", counted from 0."));
       }
       node = &node->array()[index];
     } else if (node->is_table()) {

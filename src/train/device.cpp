@@ -42,10 +42,14 @@ int device_count(at::DeviceType type) {
                                              : 0;
 }
 
-}  // namespace
+struct NamedDevice {
+  at::DeviceType type = at::kCPU;
+  int index = 0;
+};
 
-at::Device find_device(const std::string& name, const std::string& what) {
-  if (name == "cpu") return at::kCPU;
+// What "cuda:1" names, on whatever machine.
+NamedDevice named_device(const std::string& name, const std::string& what) {
+  if (name == "cpu") return {};
   const size_t colon = name.find(':');
   const std::string number = colon == std::string::npos ? "0" : name.substr(colon + 1);
   const bool counts = !number.empty() && number.size() < 4 &&
@@ -54,8 +58,20 @@ at::Device find_device(const std::string& name, const std::string& what) {
   if (!type || !counts) {
     usage_error(what, " is \"", name, "\", expected \"cpu\", \"cuda\" or \"cuda:1\".");
   }
-  const int count = device_count(*type), index = std::stoi(number);
-  const std::string kind = c10::DeviceTypeName(*type), lower = c10::DeviceTypeName(*type, true);
+  return {*type, std::stoi(number)};
+}
+
+}  // namespace
+
+void check_device_name(const std::string& name, const std::string& what) {
+  named_device(name, what);
+}
+
+at::Device find_device(const std::string& name, const std::string& what) {
+  const auto [type, index] = named_device(name, what);
+  if (type == at::kCPU) return at::kCPU;
+  const int count = device_count(type);
+  const std::string kind = c10::DeviceTypeName(type), lower = c10::DeviceTypeName(type, true);
   if (index >= count) {
     usage_error(what, " is \"", name, "\", but ",
                 count == 0   ? str("this machine or this build of PyTorch has no ", kind, " device")
@@ -64,7 +80,7 @@ at::Device find_device(const std::string& name, const std::string& what) {
                                    count - 1, "\""),
                 ".");
   }
-  return {*type, static_cast<c10::DeviceIndex>(index)};
+  return {type, static_cast<c10::DeviceIndex>(index)};
 }
 
 std::vector<std::string> devices_here() {

@@ -17,6 +17,8 @@ namespace headloom {
 // UsageError, which begins with `what`, for other names and for a device that this machine or this
 // build of PyTorch does not have.
 at::Device find_device(const std::string& name, const std::string& what = "'train.device'");
+// The names alone: the device may be that of another machine.
+void check_device_name(const std::string& name, const std::string& what = "'train.device'");
 // The names that find_device() takes here: "cpu", "cuda:0", "cuda:1".
 std::vector<std::string> devices_here();
 

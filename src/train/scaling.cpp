@@ -43,10 +43,10 @@ double hidden_up_to(const SharedStep& step) {
 
 void check_equal_shares(const TrainOptions& options, int64_t processes) {
   if (options.batch % (options.accumulate * processes) == 0) return;
-  usage_error("'train.batch' is ", options.batch, " in ", options.accumulate, " piece",
-              options.accumulate > 1 ? "s" : "", ", which ", processes,
-              " processes cannot share equally, expected a multiple of ",
-              options.accumulate * processes, ".");
+  usage_error("'train.batch' is ", options.batch, ", which ", processes,
+              " processes cannot share equally",
+              options.accumulate > 1 ? str(" with train.accumulate = ", options.accumulate) : "",
+              ", expected a multiple of ", options.accumulate * processes, ".");
 }
 
 }  // namespace headloom

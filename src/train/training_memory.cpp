@@ -49,21 +49,11 @@ void add_experts(Kept& kept, const ChannelMixer* mixer) {
   }
 }
 
-SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task) {
-  SequenceSizes out{.length = model.config().positions(task.length),
-                    .source_length = task.source_length};
-  if (task.goal == data::Goal::image_label) {
-    out.bytes = 4.0 * static_cast<double>(task.image[0]) * static_cast<double>(task.image[1]) *
-                static_cast<double>(task.image[2]);
-  } else {
-    // int64 each: inputs and targets, and the source.
-    out.bytes = 8.0 * static_cast<double>(2 * task.length + task.source_length);
-  }
-  return out;
-}
-
-void check_step_fits(const Model& model, const SequenceSizes& sequence, const TrainOptions& options,
-                     int64_t processes) {
+void check_step_fits(const Model& model, const SequenceSizes& sequence, double fewest_targets,
+                     const TrainOptions& options, int64_t processes) {
+  SequenceSizes least = sequence;
+  least.targets = fewest_targets;
+  if (training_memory(model, least, options, processes).peak <= memory_limit().bytes) return;
   const TrainingMemory need = training_memory(model, sequence, options, processes);
   check_fits("this training needs", need.peak, need.parts(),
              "a smaller model.width, model.depth or train.batch, a larger train.accumulate or "
@@ -76,6 +66,23 @@ std::string TrainingMemory::parts() const {
   return str("parameters ", human_bytes(parameters), ", gradients ", human_bytes(gradients),
              ", optimiser ", human_bytes(optimizer), ", activations ", human_bytes(activations),
              ", scores ", human_bytes(scores), ", batch ", human_bytes(batch));
+}
+
+SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task) {
+  const ModelConfig& config = model.config();
+  SequenceSizes out{.length = config.positions(task.length), .source_length = task.source_length};
+  const bool image = config.kind == "vit";
+  out.targets = image || config.head == "label" ? 1
+                : config.head == "span"         ? 2
+                                                : static_cast<double>(out.length);
+  if (image) {
+    out.bytes = 4.0 * static_cast<double>(task.image[0]) * static_cast<double>(task.image[1]) *
+                static_cast<double>(task.image[2]);
+  } else {
+    // int64 each: inputs and targets, and the source.
+    out.bytes = 8.0 * static_cast<double>(2 * task.length + task.source_length);
+  }
+  return out;
 }
 
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
@@ -165,11 +172,11 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
 
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
                          int64_t processes) {
-  SequenceSizes sequence = sequence_sizes(model, data::sizes_of(task));
-  check_step_fits(model, sequence, options, processes);
+  const SequenceSizes sequence = sequence_sizes(model, data::sizes_of(task));
+  check_step_fits(model, sequence, 0, options, processes);
   // One sequence fits now. Others may have fewer targets: half of its own is what is counted on.
-  sequence.targets = 0.5 * task.train_batch(0, 1).targets.ne(data::kIgnore).sum().item<double>();
-  check_step_fits(model, sequence, options, processes);
+  const auto targets = task.train_batch(0, 1).targets.ne(data::kIgnore).sum().item<double>();
+  check_step_fits(model, sequence, 0.5 * targets, options, processes);
 }
 
 void check_training_fits(RunConfig& config, int64_t processes) {
@@ -177,7 +184,7 @@ void check_training_fits(RunConfig& config, int64_t processes) {
   if (!sizes) return;
   config.fit(*sizes);
   const auto model = build_without_memory(config.model);
-  check_step_fits(*model, sequence_sizes(*model, *sizes), config.train, processes);
+  check_step_fits(*model, sequence_sizes(*model, *sizes), 0, config.train, processes);
 }
 
 }  // namespace headloom

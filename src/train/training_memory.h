@@ -39,11 +39,15 @@ struct SequenceSizes {
   double targets = 0;                     // of the loss
   double bytes = 0;                       // of its inputs and targets
 };
+// Of a task with these sizes. As many targets as there can be: at every position, where the model
+// predicts tokens.
+SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task);
 // Of each of `processes` that share every step's batch. `model` may be without memory.
 TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
                                const TrainOptions& options, int64_t processes = 1);
 
-// Throws UsageError with the numbers where a step does not fit this process.
+// Throws UsageError with the numbers where a step does not fit this process, even with the fewest
+// targets that the task can have.
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
                          int64_t processes = 1);
 // The same before the task is built, which may take long: of what its options alone say. Fills in

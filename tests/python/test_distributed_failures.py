@@ -248,7 +248,7 @@ def test_wrong_requests(place):
         return refused("train", "x.toml", "--out", "refused", *arguments, cwd=place)
 
     assert refuse("--processes", 3).endswith(
-        "'train.batch' is 4 in 1 piece, which 3 processes cannot share equally, expected a multiple of 3."
+        "'train.batch' is 4, which 3 processes cannot share equally, expected a multiple of 3."
     )
     assert "expected one of lo" in refuse("--processes", 2, "--interface", "none0")
     assert "'train.lrr'" in refuse("--processes", 2, "--set", "train.lrr=1")

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import subprocess
@@ -106,6 +107,17 @@ def test_what_cannot_fit_is_refused_with_the_numbers(place, changes, message):
     if message == ESTIMATE:
         assert "(parameters " in sentence and "this process can have 6.0 GiB (the limit of address space" in sentence
     assert not out.exists()
+
+
+def test_describe_and_train_have_one_estimate(place):
+    sets = ["--set", "train.batch=10000000"]
+    described = json.loads(run(BINARY, "describe", "copy.toml", "--json", *sets, cwd=place).stdout)["training_memory"]
+    # Inputs and targets of a sequence, int64 each.
+    assert described["batch_bytes"] % (2 * 8 * 10000000) == 0 and described["batch_bytes"] > 0
+    said = run(BINARY, "describe", "copy.toml", *sets, cwd=place).stdout
+    peak, parts = re.search(r"training memory +(\S+ \S+) or more .*?: (.*)", said).groups()
+    sentence = refused("train", "copy.toml", "--out", place / "refused", *sets, cwd=place, **limited(6 << 30))
+    assert f"{ESTIMATE}{peak} of memory by estimate ({parts})" in sentence
 
 
 def test_a_comparison_is_refused_before_it_trains(place):

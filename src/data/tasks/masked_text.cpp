@@ -159,6 +159,7 @@ struct MaskedTextSpec final : TaskSpec {
   std::vector<DataPath> data_paths() override { return options.text.data_paths(); }
   void hold_out_all() override { options.text.hold_out_all(); }
   std::optional<TaskSizes> known_sizes() override {
+    options.text.check(type());
     return TaskSizes{.goal = Goal::masked_token,
                      .vocabulary = masked_vocabulary(*tokenizer()),
                      .length = options.text.length};

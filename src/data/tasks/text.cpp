@@ -56,6 +56,7 @@ struct TextSpec final : TaskSpec {
   std::vector<DataPath> data_paths() override { return options.data_paths(); }
   void hold_out_all() override { options.hold_out_all(); }
   std::optional<TaskSizes> known_sizes() override {
+    options.check(type());
     return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
