@@ -11,6 +11,7 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/files.h"
+#include "core/shell.h"
 #include "core/text.h"
 #include "storage/safetensors.h"
 #include "train/codec.h"
@@ -56,9 +57,8 @@ void sort_out(AnalyzeArguments& a) {
         near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
   }
   if (a.run.empty() && a.what != "theorems") {
-    usage_error(a.what.empty() ? "analyze" : a.what.c_str(),
-                " is of a run, expected: headloom analyze RUN ", a.what.empty() ? "[WHAT]" : a.what,
-                ".");
+    usage_error("analyze: RUN, the folder of the run to look into, is missing; expected ",
+                program_name(), " analyze RUN ", a.what.empty() ? "[WHAT]" : a.what, ".");
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/range_text.h"
+#include "core/shell.h"
 #include "core/text.h"
 
 namespace headloom::cli {
@@ -103,8 +104,8 @@ std::string explain(const CLI::ParseError& error, const CLI::App& command) {
   }
   const auto before = [&](const char* words) { return text.substr(0, text.find(words)); };
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
-    return str(who, ": '", unknown.front(), "' is one argument too many; headloom ", who,
-               " --help shows what it takes.");
+    return str(who, ": '", unknown.front(), "' is one argument too many; ", program_name(), " ",
+               who, " --help shows what it takes.");
   }
   if (error.get_name() == "RequiredError" && text.ends_with(" is required")) {
     const std::string name = before(" is required");

@@ -20,7 +20,7 @@ namespace headloom::cli {
 struct Command {
   const char* name;
   const char* doc;
-  const char* example;
+  const char* example;  // "headloom ...", shown with the program as it was called
   std::function<std::function<int()>(CLI::App&)> setup;
 };
 

@@ -46,7 +46,7 @@ void add_circumstances(report::Comparison& out, const CompareArguments& a,
                        const std::string& toml) {
   out.machine = bench::machine_facts();
   out.config = toml;
-  out.command = str("headloom compare ", shell_word(a.config.path));
+  out.command = str(program_name(), " compare ", shell_word(a.config.path));
   for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);
   out.command += " --out " + shell_word(a.out);
   out.date = today();
@@ -133,7 +133,7 @@ int run_compare(CompareArguments& a) {
   };
   if (a.plan) {
     for (const std::string& run : plan_comparison(config, control)) {
-      std::printf("headloom compare %s --run %s\n", shell_word(a.out).c_str(),
+      std::printf("%s compare %s --run %s\n", program_name().c_str(), shell_word(a.out).c_str(),
                   shell_word(run).c_str());
     }
     return 0;

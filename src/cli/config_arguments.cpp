@@ -1,6 +1,7 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/shell.h"
 #include "mixers/decoding_state.h"
 #include "train/load.h"
 
@@ -26,14 +27,18 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
   if (comparison && one && !many) {
     usage_error(path,
                 ": configures one model ([model], [task]), expected a comparison ([[models]], "
-                "[[tasks]]); headloom train ",
-                path, " trains it.");
+                "[[tasks]]); ",
+                program_name(), " train ", shell_word(path), " trains it.");
   }
   if (!comparison && many && !one) {
     usage_error(path,
                 ": configures a comparison ([[models]], [[tasks]]), expected one model ([model], "
-                "[task]); headloom compare ",
-                path, " runs it.");
+                "[task]); ",
+                program_name(), " compare ", shell_word(path), " runs it.");
+  }
+  if (!comparison && !one) {
+    usage_error(path, root.table().empty() ? ": is empty" : ": has no [model] and no [task]",
+                ", expected the configuration of a model ([model], [task], [train]).");
   }
 }
 

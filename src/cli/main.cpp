@@ -12,10 +12,13 @@
 #include "core/error.h"
 #include "core/platform.h"
 #include "core/problem.h"
+#include "core/shell.h"
 #include "core/text.h"
 
 namespace headloom::cli {
 namespace {
+
+constexpr std::string_view kName = "headloom";  // with which examples begin (command.h)
 
 int run(int argc, char** argv) {
   CLI::App app("Headloom: train, compare and run the Transformer's structural variants.",
@@ -29,7 +32,7 @@ int run(int argc, char** argv) {
         eval_command(), describe_command(), analyze_command(), bench_command(), list_command(),
         vocabulary_command(), tokenize_command(), import_command(), export_command()}) {
     CLI::App* sub = app.add_subcommand(command.name, command.doc);
-    sub->footer(std::string("Example:\n  ") + command.example);
+    sub->footer(str("Example:\n  ", program_name(), command.example + kName.size()));
     runners.emplace_back(sub, command.setup(*sub));
   }
   if (argc == 1) {
@@ -114,6 +117,7 @@ int main(int argc, char** argv) {
   // ones. LibTorch reads this at its first allocation.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   headloom::keep_freed_memory();  // for the next step
+  if (argc > 0) headloom::set_program_name(argv[0]);
   const int code = guarded(argc, argv);
 #ifndef __SANITIZE_ADDRESS__
   // LibTorch's destructors take every operator out of the dispatcher one by one, which costs a

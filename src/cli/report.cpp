@@ -34,7 +34,7 @@ std::string date_of_today() {
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
   report::Comparison out = runs.read();
   out.machine = bench::machine_facts();
-  out.command = "headloom report";
+  out.command = program_name() + " report";
   for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);
   out.date = date_of_today();
   return out;

@@ -137,8 +137,8 @@ int train_here(const TrainArguments& a, Communicator* group) {
   if (outcome.interrupted) {
     std::fprintf(
         stderr,
-        "headloom: interrupted; step %lld is saved. Go on with: headloom train %s --resume\n",
-        static_cast<long long>(outcome.step), shell_word(a.out).c_str());
+        "headloom: interrupted; step %lld is saved. Go on with: %s train %s --resume\n",
+        static_cast<long long>(outcome.step), program_name().c_str(), shell_word(a.out).c_str());
     if (outcome.requeue) requeue();
     return 1;
   }

@@ -22,4 +22,17 @@ std::string shell_word(std::string_view word) {
   return out + "'";
 }
 
+namespace {
+
+std::string& called_as() {
+  static std::string name = "headloom";
+  return name;
+}
+
+}  // namespace
+
+std::string program_name() { return shell_word(called_as()); }
+
+void set_program_name(std::string_view called) { called_as() = called; }
+
 }  // namespace headloom

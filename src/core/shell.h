@@ -10,4 +10,9 @@ namespace headloom {
 // otherwise, else in single quotes.
 std::string shell_word(std::string_view word);
 
+// This program as its user has called it, "build/bin/headloom": the first word of every command
+// that is printed to be pasted. "headloom" until it is set, as in Python.
+std::string program_name();
+void set_program_name(std::string_view called);
+
 }  // namespace headloom

@@ -1,5 +1,6 @@
 #include "mixers/mixer.h"
 
+#include "core/shell.h"
 #include "mixers/check.h"
 #include "ops/causal_conv1d/op.h"
 
@@ -21,13 +22,14 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
 [[noreturn]] void refuse_tensor_parallel(const std::string& type, const char* what,
                                          int64_t processes) {
   usage_error(type, " cannot share out its ", what, ", but 'train.tensor_parallel' is ", processes,
-              ", expected 1 (headloom list says which mixers can).");
+              ", expected 1 (", program_name(), " list mixers says which can).");
 }
 
 void check_context_parallel(const LayerShape& shape, const std::string& type, bool can) {
   if (!shape.context_parallel || can) return;
   usage_error(type, " cannot share out the positions of a sequence, but 'train.context_parallel' is ",
-              shape.context_parallel->size, ", expected 1 (headloom list says which mixers can).");
+              shape.context_parallel->size, ", expected 1 (", program_name(),
+              " list mixers says which can).");
 }
 
 [[noreturn]] void refuse_memory(const std::string& type) {

@@ -10,6 +10,7 @@
 #include "core/hash.h"
 #include "core/json_text.h"
 #include "core/problem.h"
+#include "core/shell.h"
 #include "core/text.h"
 #include "model/describe.h"
 #include "train/evaluate.h"
@@ -25,16 +26,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names become folders.
-void check_name(const std::string& name, const char* what) {
-  bool good = !name.empty() && name.front() != '.';
+// Names become folders. `entry` counts from 1.
+void check_name(const std::string& name, const char* what, size_t entry) {
+  if (name.empty()) {
+    usage_error("entry ", entry, " of [[", what, "]] has no 'name', by which the report calls it.");
+  }
+  bool good = name.front() != '.';
   for (char c : name) {
     good = good && (std::isalnum(static_cast<unsigned char>(c)) ||
                     std::string("_-+. ").find(c) != std::string::npos);
   }
   if (!good) {
-    usage_error(what, " has the name '", name,
-                "', expected letters, digits, spaces and any of _ - + . only.");
+    usage_error("entry ", entry, " of [[", what, "]] has the name '", name,
+                "', expected letters, digits, spaces and any of _ - + . with no point in front.");
   }
 }
 
@@ -43,7 +47,7 @@ void check_names(const std::vector<Named>& items, const char* what) {
   if (items.empty()) usage_error("the comparison has no [[", what, "]], expected at least one.");
   std::set<std::string> seen;
   for (const Named& item : items) {
-    check_name(item.name, what);
+    check_name(item.name, what, seen.size() + 1);
     if (!seen.insert(item.name).second) {
       usage_error("two of [[", what, "]] are named '", item.name, "', expected different names.");
     }
@@ -255,20 +259,22 @@ std::string write_plan_file(const PlannedRun& planned, const std::string& folder
 PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
   const std::string path = name.substr(0, name.rfind('@'));
   const std::string file = plan_path(folder, path);
+  const std::string plan_command =
+      str(program_name(), " compare ", shell_word(folder), " --plan");
   if (path.find("..") != std::string::npos || !fs::exists(file)) {
     usage_error("--run ", name, ": there is no such run in the plan of ", folder,
-                "; headloom compare --plan prints the runs that can be trained now.");
+                "; ", plan_command, " prints the runs that can be trained now.");
   }
   const std::string text = read_file(file);
   if (name == path) {
     usage_error("--run ", name,
-                ": has no '@' and hash of the run's configuration behind the path; "
-                "headloom compare --plan prints the whole name.");
+                ": has no '@' and hash of the run's configuration behind the path; ",
+                plan_command, " prints the whole name.");
   }
   if (name != path + "@" + hash_text(text)) {
     usage_error("--run ", name, ": the plan of ", folder, " has ", path,
-                " with another configuration by now; headloom compare --plan prints the runs that "
-                "can be trained now.");
+                " with another configuration by now; ", plan_command,
+                " prints the runs that can be trained now.");
   }
   const Node root = parse_toml(text, file);
   PlannedRun planned;

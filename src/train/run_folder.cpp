@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "core/shell.h"
 
 namespace headloom {
 namespace {
@@ -40,9 +41,8 @@ RunConfig run_config_in(const std::string& folder) {
   require(fs::is_directory(folder), folder, ": is not the folder of a run.");
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder,
-         ": is a Hugging Face folder, expected that of a run; make one of it with: headloom "
-         "import ",
-         folder, " --out RUN");
+         ": is a Hugging Face folder, expected that of a run; make one of it with: ",
+         program_name(), " import ", shell_word(folder), " --out RUN");
   }
   RunConfig config = read_run_config(read_toml(config_path(folder)));
   if (std::string* file = config.task->tokenizer_file()) *file = kept_tokenizer(folder, *file);

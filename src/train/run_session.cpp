@@ -24,8 +24,8 @@ RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress&
     if (store_.has_weights_alone(step)) {
       usage_error(folder, ": its checkpoint of step ", step,
                   " has weights alone, as of an imported model, and no training to go on with; "
-                  "begin a new run with them: headloom train CONFIG --from ",
-                  shell_word(folder), ".");
+                  "begin a new run with them: ",
+                  program_name(), " train CONFIG --from ", shell_word(folder), ".");
     }
     use_kept_tokenizer(folder, config_);
   }

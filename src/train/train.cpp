@@ -458,7 +458,13 @@ class Trainer {
 TrainOutcome train(const Node& config, const TrainControl& control) {
   Node filled = config;
   if (!control.from.empty()) fill_from_run(filled, control.from);
-  return Trainer(read_run_config(filled), control).run();
+  RunConfig read = read_run_config(filled);
+  if (filled.find("task") == nullptr) {
+    usage_error(
+        "the configuration has no table [task], which says what the model learns: "
+        "type = \"text\" with paths = [\"my/texts\"], for example.");
+  }
+  return Trainer(std::move(read), control).run();
 }
 
 }  // namespace headloom

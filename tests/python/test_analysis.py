@@ -8,7 +8,7 @@ import torch
 
 import headloom
 from cli_support import headloom as command
-from cli_support import make_place, refused
+from cli_support import BINARY, make_place, refused
 
 LAYER = {"mixer": {"type": "dcmha", "heads": 4}, "channel": {"type": "swiglu", "hidden": 24}}
 SIZES = {"width": 16, "depth": 2, "max_length": 32, "tokenizer": "bytes"}
@@ -200,7 +200,7 @@ def test_overhead(place):
         (["runs/text", "noise"], "no position is a question"),
         (["runs/text", "noise", "--text", "abc", "--answer", "z"], "--answer is 'z', which does not stand in --text."),
         (["runs/text", "noise", "--answer", "z"], "--answer stands in a --text, but there is none."),
-        (["rank"], "rank is of a run, expected: headloom analyze RUN rank."),
+        (["rank"], f"analyze: RUN, the folder of the run to look into, is missing; expected {BINARY} analyze RUN rank."),
     ],
 )
 def test_command_refuses(place, arguments, said):

@@ -29,7 +29,7 @@ def test_help_of_every_command_has_an_example(tmp_path):
     for command in COMMANDS:
         assert command in top
         text = headloom(command, "--help", cwd=tmp_path).stdout
-        assert f"Example:\n  headloom {command}" in text
+        assert f"Example:\n  {BINARY} {command}" in text
 
 
 def test_version(tmp_path):
@@ -51,7 +51,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("train --out", "train: --out has no value, expected folder of the run."),
         ("train a.toml --stp train.steps=3", "train has no option --stp; did you mean --set?"),
         ("train --stp", "train has no option --stp; did you mean --set?"),
-        ("train a.toml b.toml", "train: 'b.toml' is one argument too many; headloom train --help shows what it takes."),
+        ("train a.toml b.toml", f"train: 'b.toml' is one argument too many; {BINARY} train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),
         ("--nonsense", "headloom has no option --nonsense; there are --help, --version, --help-all."),
@@ -145,7 +145,7 @@ def test_bad_overrides(place, tmp_path):
     assert "--set task.paths: [a.txt] is not a TOML value; texts in it need quotes" in message("--set", "task.paths=[a.txt]")
     assert "--set train..steps: has an empty part" in message("--set", "train..steps=3")
     assert "'width' is an integer, not a table" in message("--set", "model.width.size=3")
-    assert "'mixer' stands for one of the 1 entries of 'layer', expected 0." in message("--set", "model.layer.mixer.heads=3")
+    assert "'layer' has no entry 'mixer', expected 0, its only entry." in message("--set", "model.layer.mixer.heads=3")
     assert "'train.lr' is -1.0, expected above 0." in message("--set", "train.lr=-1.0")
     assert "'train.lr' is inf, expected a finite number above 0." in message("--set", "train.lr=inf")
 
@@ -215,7 +215,7 @@ def test_interrupt_saves_and_resume_ends_the_same(place, tmp_path):
     assert process.returncode == 1
     step = max(int(p.name[5:]) for p in (run / "checkpoints").iterdir())
     assert 7 <= step < 150
-    assert message == f"headloom: interrupted; step {step} is saved. Go on with: headloom train {run} --resume"
+    assert message == f"headloom: interrupted; step {step} is saved. Go on with: {BINARY} train {run} --resume"
     assert json.loads(metrics.read_text().splitlines()[-1])["step"] == step
     headloom("train", run, "--resume", cwd=place)
     assert weights(run, 150) == weights(tmp_path / "whole", 150)
@@ -467,6 +467,26 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     done = headloom("compare", "small.toml", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)
     out = tmp_path / "runs/small"
+def test_describe_says_of_a_mechanism_only_where_there_is_one(place):
+    said = {
+        kind: headloom("describe", "text.toml", "--set", f"model.layer=[{{mixer={{type='{kind}'}}}}]", cwd=place).stdout
+        for kind in ("mha", "mamba", "dcmha")
+    }
+    assert {kind: "to plain attention" in text for kind, text in said.items()} == {"mha": False, "mamba": False, "dcmha": True}
+
+
+def test_describe_refuses_what_train_refuses(place):
+    (place / "empty.toml").write_text("# nothing\n")
+    (place / "model.toml").write_text(MODEL)
+    for command in [("train", "--out", "new"), ("describe",)]:
+        assert refused(*command, "empty.toml", cwd=place).startswith("empty.toml: is empty, expected ")
+        assert "'train.device' is \"gpu\"" in refused(*command, "text.toml", "--set", "train.device=gpu", cwd=place)
+        assert "the task text needs 'paths'" in refused(*command, "text.toml", "--set", "task.paths=[]", cwd=place)
+    assert "has no table [task]" in refused("train", "model.toml", cwd=place)
+    # The device may be another machine's, and a model needs no task to be described.
+    headloom("describe", "model.toml", "--set", "train.device=cuda:7", cwd=place)
+
+
     report = (out / "report.html").read_text()
     assert "talking" in report and "http" not in report.replace("http://www.w3.org", "")
     before = (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns

@@ -57,7 +57,7 @@ def test_the_commands_of_a_plan_may_run_in_any_order(tmp_path):
         rounds.append(len(lines))
         for line in reversed(lines):
             command = shlex.split(line)
-            assert command[:3] == ["headloom", "compare", "a folder"]
+            assert command[:3] == [str(BINARY), "compare", "a folder"]
             headloom(*command[1:], cwd=tmp_path)
     assert rounds[0] == 4 and rounds[-1] == 4, "two rates of two models, then two seeds of each"
     before = results(tmp_path / "a folder")

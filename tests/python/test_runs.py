@@ -210,7 +210,7 @@ def test_the_report_says_how_to_repeat_it(tmp_path):
     done = headloom("compare", "it's small.toml", *arguments, "--out", "a folder", "--json", cwd=tmp_path)
     result = json.loads(done.stdout)
     words = subprocess.run(["sh", "-c", f"printf '%s\\0' {result['command']}"], capture_output=True, text=True).stdout
-    expected = ["headloom", "compare", "it's small.toml", *arguments, "--out", "a folder"]
+    expected = [str(BINARY), "compare", "it's small.toml", *arguments, "--out", "a folder"]
     assert words.split("\0")[:-1] == expected == shlex.split(result["command"])
     again = headloom(*words.split("\0")[1:-1], "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["title"] == result["title"] == "it's $HOME `x` \\ done"

@@ -456,6 +456,7 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(refused("seeds=[]"), "'seeds' is empty"));
   EXPECT_TRUE(contains(refused("models=[]"), "no [[models]]"));
   EXPECT_TRUE(contains(refused("models.1.name=mha"), "named 'mha'"));
+  EXPECT_TRUE(contains(refused("models.1.name=''"), "entry 2 of [[models]] has no 'name'"));
   EXPECT_TRUE(contains(refused("models.1.name=../up"), "'../up'"));
   EXPECT_TRUE(contains(refused("models.2.mixer.head_dimm=6"), "head_dim"));
   EXPECT_TRUE(contains(refused("models.1.mixer.heads=5"), "model 'talking' on task 'copy'"));
