@@ -289,7 +289,8 @@ Command analyze_command() {
             ->capture_default_str();
         add_device_option(app, a->device);
         app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-        app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default");
+        app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default")
+            ->check(not_empty());
         app.add_flag("--tensors", a->tensors, "also write WHAT.safetensors there");
         app.add_flag("--json", a->json, "print the result as JSON");
         return [a] { return run_analyze(*a); };

@@ -86,6 +86,23 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
       "{" + join(names, ",") + "}");
 }
 
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.empty() ? str(kIs, "empty, expected a name.") : std::string();
+      },
+      "");
+}
+
+CLI::Validator ends_in(const std::string& ending, const std::string& why) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        if (text.ends_with(ending) && text != ending) return std::string();
+        return str(kIs, "'", text, "', expected a name that ends in ", ending, ", ", why, ".");
+      },
+      "");
+}
+
 CLI::Option* repeatable(CLI::Option* option) {
   return option->take_all()->expected(1)->allow_extra_args(false);
 }

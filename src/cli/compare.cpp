@@ -170,7 +170,8 @@ Command compare_command() {
             a->config.add(app,
                           "configuration file with [[models]] and [[tasks]], or the folder of a "
                           "comparison to go on with");
-            app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default");
+            app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default")
+                ->check(not_empty());
             app.add_flag("--fresh", a->fresh, "start over instead of going on");
             app.add_flag("--json", a->json, "print the result as JSON");
             app.add_option("--jobs", a->jobs,

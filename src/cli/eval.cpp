@@ -7,6 +7,9 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/text.h"
 #include "storage/safetensors.h"
 #include "train/device.h"
 #include "train/evaluate.h"
@@ -30,6 +33,17 @@ std::vector<std::string> names_of_data(RunConfig& config) {
     names.push_back(std::filesystem::absolute(*data.path).lexically_normal().string());
   }
   return names;
+}
+
+// The model is what it was trained to be: a key of [model] or [train] would change nothing.
+void check_overrides(const std::vector<std::string>& overrides) {
+  for (const std::string& assignment : overrides) {
+    const std::string key = assignment.substr(0, assignment.find('='));
+    if (assignment.find('=') == std::string::npos) continue;  // which apply_override() refuses
+    if (key == "task" || key.starts_with("task.")) continue;
+    usage_error("--set ", key, ": eval takes a run as it was trained, on other data; expected a ",
+                "key of [task], as in --set 'task.paths=[\"book.txt\"]'.");
+  }
 }
 
 // Other data than the run's own are evaluated as a whole, unless --set says which part of them.
@@ -76,6 +90,8 @@ std::string how_it_was_read(const EvalArguments& a) {
 
 int run_eval(const EvalArguments& a) {
   const at::Device device = find_device(a.device, "--device");
+  if (!a.logits.empty()) check_output_file(a.logits);
+  check_overrides(a.overrides);
   LoadedRun loaded = load_run(a.model, a.checkpoint);
   loaded.model->to(device);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
@@ -96,7 +112,15 @@ int run_eval(const EvalArguments& a) {
   std::optional<Pieces> pieces;
   const bool narrow_cache = !a.cache.dtype.empty();
   if (a.context > 0 || a.piece > 0 || a.cache.evicts() || narrow_cache) {
-    pieces = Pieces{.length = a.piece > 0 ? a.piece : 512, .cache = a.cache};
+    // A cache that forgets does so at the end of a piece: token by token, as decoding does.
+    pieces = Pieces{.length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512, .cache = a.cache};
+    if (a.cache.evicts() && pieces->length >= task->length()) {
+      std::fprintf(stderr,
+                   "headloom: --cache %s forgets at the end of a piece, and with --piece %lld the "
+                   "sequences of %lld tokens are one piece: nothing is forgotten.\n",
+                   a.cache.text().c_str(), static_cast<long long>(a.piece),
+                   static_cast<long long>(task->length()));
+    }
   }
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
@@ -209,7 +233,8 @@ Command eval_command() {
             ->check(whole_number(1));
         auto* logits = app.add_option(
             "--logits", a->logits,
-            "also write tokens and logits of the first batch to this safetensors file");
+            "also write tokens and logits of the first batch to this file, *.safetensors");
+        logits->check(ends_in(".safetensors", "the format of the file"));
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
                        "read sequences of this length, in pieces: of any length that has a state")
@@ -217,7 +242,8 @@ Command eval_command() {
             ->excludes(logits);
         app.add_option("--piece", a->piece,
                        "read sequences in pieces of so many tokens with a decoding state; 512 with "
-                       "--context, --cache or --cache-dtype")
+                       "--context or --cache-dtype, 1 with a --cache that forgets, which it does "
+                       "behind each piece")
             ->check(whole_number(1));
         add_cache_option(app, a->cache);
         repeatable(

@@ -1,6 +1,8 @@
 // headloom import and export: Hugging Face folders.
 #include <cstdio>
+#include <filesystem>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/text.h"
 #include "interop/convert.h"
@@ -14,8 +16,10 @@ struct InteropArguments {
 
 int report(const Converted& result, const std::string& out) {
   if (!result.note.empty()) std::fprintf(stderr, "%s\n", result.note.c_str());
-  std::printf("%s (%s, %s parameters)\n", out.c_str(), result.family.c_str(),
-              human_count(static_cast<double>(result.parameters)).c_str());
+  const std::string tokenizer = std::filesystem::path(result.tokenizer).filename().string();
+  std::printf("%s (%s, %s parameters%s%s)\n", out.c_str(), result.family.c_str(),
+              human_count(static_cast<double>(result.parameters)).c_str(),
+              tokenizer.empty() ? "" : ", ", tokenizer.c_str());
   return 0;
 }
 
@@ -27,7 +31,7 @@ Command import_command() {
       "headloom import pythia-70m --out runs/pythia", [](CLI::App& app) -> std::function<int()> {
         auto a = std::make_shared<InteropArguments>();
         app.add_option("folder", a->from, "config.json, safetensors and a tokenizer")->required();
-        app.add_option("--out", a->out, "folder of the new run")->required();
+        app.add_option("--out", a->out, "folder of the new run")->check(not_empty())->required();
         return [a] { return report(import_folder(a->from, a->out), a->out); };
       }};
 }
@@ -37,7 +41,7 @@ Command export_command() {
           "headloom export runs/text --out my-model", [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<InteropArguments>();
             app.add_option("model", a->from, "folder of a run")->required();
-            app.add_option("--out", a->out, "new folder")->required();
+            app.add_option("--out", a->out, "new folder")->check(not_empty())->required();
             app.add_option("--as", a->family,
                            "model_type, as in --as llama; the first that fits by default");
             app.add_option("--checkpoint", a->checkpoint, "best, last or a step");

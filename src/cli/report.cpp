@@ -79,10 +79,10 @@ int run_report(ReportArguments& a) {
     const bool one_run = a.folders.size() == 1 && fs::exists(a.folders[0] + "/metrics.jsonl");
     a.out = one_run ? a.folders[0] + "/report.html" : "report.html";
   }
+  check_output_file(a.out);
   report::Comparison shown = report_now(runs, a);
   shown.command += " --out " + shell_word(a.out);
   const fs::path folder = fs::absolute(a.out).parent_path();
-  require(fs::is_directory(folder), a.out, ": there is no folder ", folder.string(), ".");
   for (report::Run& run : shown.runs) {
     run.folder = fs::path(run.folder).lexically_relative(folder).string();
   }
@@ -104,7 +104,9 @@ Command report_command() {
                            "the baseline")
                 ->required();
             app.add_option("--out", a->out,
-                           "the report's file; RUN/report.html of a single run, else report.html");
+                           "the report's file, *.html; RUN/report.html of a single run, else "
+                           "report.html")
+                ->check(ends_in(".html", "by which a browser knows a page"));
             app.add_flag("--watch", a->watch,
                          "serve the report on this machine alone, and renew it while runs go on");
             app.add_option("--port", a->port, "of --watch; 0: any that is free")

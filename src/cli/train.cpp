@@ -170,7 +170,8 @@ Command train_command() {
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<TrainArguments>();
             a->config.add(app, "configuration file, or the folder of a run to go on with");
-            app.add_option("--out", a->out, "folder of the run; runs/NAME by default");
+            app.add_option("--out", a->out, "folder of the run; runs/NAME by default")
+                ->check(not_empty());
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");
             add_device_option(app, a->device);
             app.add_option("--from", a->from,

@@ -1,12 +1,14 @@
 #include "data/vocabulary.h"
 
 #include <cstdio>
+#include <filesystem>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/text.h"
+#include "data/tokenizer.h"
 
 namespace headloom::cli {
 namespace {
@@ -17,7 +19,19 @@ struct VocabularyArguments {
   std::string out;
 };
 
+// Of another program's file, say, that has the same ending.
+void keep_other_files(const std::string& path) {
+  check_output_file(path);
+  if (!std::filesystem::exists(path)) return;
+  try {
+    data::make_tokenizer(path);
+  } catch (const Error&) {
+    usage_error(path, ": is there and is no vocabulary; choose another file with --out.");
+  }
+}
+
 int run_vocabulary(const VocabularyArguments& a) {
+  keep_other_files(a.out);
   const auto documents = data::read_corpus(a.corpus);
   double bytes = 0;
   for (const data::Document& document : documents)
@@ -48,13 +62,9 @@ Command vocabulary_command() {
                            "learn from a sample of at most so many bytes; all by default")
                 ->check(whole_number(1));
             app.add_option("--out", a->out, "file of the model, *.model")
-                ->check([](const std::string& text) {
-                  return text.ends_with(".model")
-                             ? std::string()
-                             : str("is '", text,
-                                   "', expected a name that ends in .model, by which tokenize and "
-                                   "task.tokenizer know a vocabulary of this kind.");
-                })
+                ->check(ends_in(".model",
+                                "by which tokenize and task.tokenizer know a vocabulary of this "
+                                "kind"))
                 ->required();
             return [a] { return run_vocabulary(*a); };
           }};

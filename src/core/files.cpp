@@ -28,9 +28,33 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+// The file that `path` leads to, which need not be there: a link stays and its target is written.
+std::string target_of(const std::string& path) {
+  fs::path target = path;
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(target, error); ++links) {
+    if (links == 40) fail(path, ": cannot be written: Too many levels of symbolic links.");
+    target = target.parent_path() / fs::read_symlink(target, error);
+  }
+  return target.string();
+}
+
 }  // namespace
 
-void write_file(const std::string& path, const std::function<void(const Sink&)>& produce) {
+void check_output_file(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    fail(path, ": is ", fs::is_directory(status) ? "a folder" : "a device, a pipe or a socket",
+         ", expected the name of a file to write.");
+  }
+  const std::string folder = fs::absolute(folder_of(target_of(path))).lexically_normal().string();
+  if (!fs::is_directory(folder, error)) fail(path, ": there is no folder ", folder, ".");
+}
+
+void write_file(const std::string& name, const std::function<void(const Sink&)>& produce) {
+  check_output_file(name);
+  const std::string path = target_of(name);
   const std::string temporary = path + ".tmp";
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) fail(path, ": cannot be written: ", system_reason(), ".");

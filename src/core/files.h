@@ -8,8 +8,13 @@
 
 namespace headloom {
 
-// Replaces `path` by `content`. Throws Error naming the path and the system's reason (a full disk,
-// say); what stood at `path` before is then untouched.
+// Throws Error where `path` cannot be written as a file: where it is a folder, a device, a pipe or
+// a socket, or its folder is not there. write_file() checks that too; a command that works for long
+// before it writes asks first.
+void check_output_file(const std::string& path);
+
+// Replaces `path`, or the file that it links to, by `content`. Throws Error naming the path and the
+// system's reason (a full disk, say); what stood at `path` before is then untouched.
 void write_file(const std::string& path, std::string_view content);
 
 // The content of a file. Throws Error naming the path and the system's reason.

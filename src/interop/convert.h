@@ -13,6 +13,7 @@ namespace headloom {
 struct Converted {
   std::string family = {};
   int64_t parameters = 0;
+  std::string tokenizer = {};  // of an import: its file, or ""
   std::string note = {};  // a sentence for the user, or ""
 };
 

@@ -107,25 +107,31 @@ void fill(const torch::nn::Module& model, const Rules& rules, const Family& fami
   }
 }
 
-// The tokenizer's file in `folder` that can be read, or "" with a sentence saying why there is
-// none and what that means for a model of `vocabulary` tokens.
+// The tokenizer's file in `folder` that is used, or "" where there is none. `note` says why it is
+// not the first one that is looked for, and what that means for a model of `vocabulary` tokens.
+// Throws Error where there are files and none can be used.
 std::string tokenizer_in(const std::string& folder, int64_t vocabulary, std::string& note) {
-  const bool bytes = vocabulary >= data::make_tokenizer("bytes")->vocabulary();
-  const char* without = bytes ? "Text is read as bytes: " : "The model reads no text: ";
+  const bool bytes = vocabulary >= data::byte_tokenizer()->vocabulary();
+  std::string problem;
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
     const std::string path = folder + "/" + name;
     if (!fs::exists(path)) continue;
     try {
       data::make_tokenizer(path);
+      if (!problem.empty()) note = str("The tokenizer is ", path, ": ", problem);
       return path;
     } catch (const Error& error) {
-      if (note.empty()) note = str(without, error.what());
+      if (problem.empty()) problem = error.what();
     }
   }
-  if (note.empty()) {
-    note = str(without, folder, " has neither tokenizer.json nor tokenizer.model.");
+  if (problem.empty()) {
+    note = str(bytes ? "Text is read as bytes: " : "The model reads no text: ", folder,
+               " has neither tokenizer.json nor tokenizer.model.");
+    return "";
   }
-  return "";
+  if (problem.ends_with('.')) problem.pop_back();
+  fail(problem, "; move the file to another folder to import the model without it, ",
+       bytes ? "text is read as bytes then." : "it reads no text then.");
 }
 
 // Refuses sizes that the weights cannot have, before a model of them is built: each of a table's
@@ -196,8 +202,10 @@ ImportedModel read_folder(const std::string& folder) {
   }
   // A value of theirs that is out of our range is named by our key.
   result.config = read_run_config(root);
-  result.tokenizer = tokenizer_in(folder, result.config.model.vocabulary.value_or(0), result.note);
-  if (result.config.model.kind == "vit") result.note.clear();
+  if (result.config.model.kind != "vit") {
+    result.tokenizer =
+        tokenizer_in(folder, result.config.model.vocabulary.value_or(0), result.note);
+  }
   if (result.config.model.has_classes()) {
     for (int64_t i = 0; i < result.config.model.classes; ++i) {
       result.labels.push_back(settings.text(str("id2label.", i), str("LABEL_", i)));
@@ -231,7 +239,7 @@ Converted import_folder(const std::string& folder, const std::string& out) {
     usage_error(out, ": already holds a run; choose another folder with --out.");
   }
   const ImportedModel read = read_folder(folder);
-  Converted result{.family = read.family, .note = read.note};
+  Converted result{.family = read.family, .tokenizer = read.tokenizer, .note = read.note};
   for (const Tensor& p : read.model->parameters()) result.parameters += p.numel();
   write_run(out, read.config.model, *read.model, read.tokenizer, read.labels);
   return result;

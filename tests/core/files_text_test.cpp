@@ -1,6 +1,8 @@
 // Files that are whole or absent; small text helpers.
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <cstdio>
 #include <filesystem>
 
@@ -70,12 +72,52 @@ TEST(Files, ErrorsNameThePath) {
   EXPECT_TRUE(contains(message_of([&] { read_file(folder.path("no")); }), "no: cannot be read"));
   EXPECT_TRUE(contains(message_of([&] { read_file(folder.path()); }), "cannot be read: Is a dir"));
   EXPECT_TRUE(
-      contains(message_of([&] { write_file(folder.path("no/x"), "y"); }), "cannot be written"));
+      contains(message_of([&] { write_file(folder.path("no/x"), "y"); }), "there is no folder"));
   folder.write("file", "x");
   EXPECT_TRUE(contains(message_of([&] { make_folders(folder.path("file/sub")); }), "file/sub"));
   fs::create_directory(folder.path("folder"));
   EXPECT_TRUE(contains(message_of([&] { write_file(folder.path("folder"), "y"); }), "folder: "));
   EXPECT_FALSE(fs::exists(folder.path("folder.tmp")));
+}
+
+TEST(Files, WhatIsNoRegularFileStaysWhatItIs) {
+  const TempFolder folder;
+  const std::string pipe = folder.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_symlink("pipe", folder.path("link"));
+  for (const char* name : {"pipe", "link"}) {
+    const std::string path = folder.path(name);
+    for (const std::string& said : {message_of([&] { write_file(path, "x"); }),
+                                    message_of([&] { check_output_file(path); })}) {
+      EXPECT_EQ(said, path + ": is a device, a pipe or a socket, expected the name of a file to "
+                             "write.");
+    }
+  }
+  EXPECT_TRUE(fs::is_fifo(fs::symlink_status(pipe)));
+  EXPECT_TRUE(fs::is_symlink(folder.path("link")));
+  EXPECT_TRUE(contains(message_of([&] { check_output_file(folder.path()); }), "is a folder"));
+  EXPECT_TRUE(contains(message_of([&] { check_output_file(folder.path("no/x")); }),
+                       "no/x: there is no folder " + folder.path("no") + "."));
+  check_output_file(folder.path("new"));
+}
+
+TEST(Files, ALinkStaysAndItsTargetIsWritten) {
+  const TempFolder folder;
+  fs::create_directory(folder.path("sub"));
+  fs::create_symlink("sub/second", folder.path("first"));
+  fs::create_symlink(folder.path("sub/file"), folder.path("sub/second"));
+  for (const char* text : {"new", "old"}) {  // the target is not there, and is
+    write_file(folder.path("first"), text);
+    EXPECT_TRUE(fs::is_symlink(folder.path("first")));
+    EXPECT_TRUE(fs::is_symlink(folder.path("sub/second")));
+    EXPECT_FALSE(fs::is_symlink(folder.path("sub/file")));
+    EXPECT_EQ(bytes_of(folder.path("sub/file")), text);
+  }
+  EXPECT_EQ(entries(folder.path()), 2u);
+  EXPECT_EQ(entries(folder.path("sub")), 2u);
+  fs::create_symlink("circle", folder.path("circle"));
+  EXPECT_TRUE(contains(message_of([&] { write_file(folder.path("circle"), "x"); }),
+                       "circle: cannot be written: Too many levels of symbolic links."));
 }
 
 TEST(Files, PublishedFoldersAppearWhole) {

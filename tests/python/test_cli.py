@@ -70,10 +70,12 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("generate run --dtype flaot32", "--dtype is 'flaot32', expected one of float32, bfloat16, float64; did you mean 'float32'?"),
         ("serve run --port 70000", "--port is 70000, expected at least 0 and at most 65535."),
         ("eval run --context 0", "--context is 0, expected at least 1."),
-        ("eval run --context 8 --logits x", "eval: --logits and --context cannot be given together."),
+        ("eval run --context 8 --logits x.safetensors", "eval: --logits and --context cannot be given together."),
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
         ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
+        ("eval run --logits x", "--logits is 'x', expected a name that ends in .safetensors, the format of the file."),
+        ("report run --out one.toml", "--out is 'one.toml', expected a name that ends in .html, by which a browser knows a page."),
         ("vocabulary a.txt", "vocabulary: --out is missing, expected file of the model, *.model."),
         ("vocabulary a.txt --out v.model --size 3", "--size is 3, expected at least 259 and at most 1048576."),
         ("vocabulary a.txt --out v.model --method bpee", "--method is 'bpee', expected one of bpe, unigram; did you mean 'bpe'?"),
@@ -86,6 +88,12 @@ def test_usage_errors_leave_with_two(tmp_path):
 )
 def test_command_lines_that_cannot_be_understood(tmp_path, line, message):
     assert refused(*line.split(), cwd=tmp_path) == message
+
+
+@pytest.mark.parametrize("command", ["train x.toml", "compare x.toml", "import x", "export x", "analyze x"])
+def test_an_empty_name_of_a_folder_stands_for_none(tmp_path, command):
+    assert refused(*command.split(), "--out", "", cwd=tmp_path) == "--out is empty, expected a name."
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_that_are_not_there_leave_with_one(place, tmp_path):
@@ -302,6 +310,10 @@ def test_a_run_keeps_its_vocabulary(place, tmp_path):
             assert found and found[1] == ("small" if size == 300 else "large"), said
             headloom(*learn, found[3], cwd=tmp_path)
             headloom("tokenize", "x.model", cwd=tmp_path, input=b"abc")
+    (tmp_path / "other.model").write_bytes(b"another program's")
+    message = refused("vocabulary", "corpus.txt", "--size", 290, "--out", "other.model", cwd=tmp_path)
+    assert message == "other.model: is there and is no vocabulary; choose another file with --out."
+    assert (tmp_path / "other.model").read_bytes() == b"another program's"
     assert '"he"' in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout
     (tmp_path / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
     headloom("train", "text.toml", cwd=tmp_path)
@@ -324,6 +336,14 @@ def test_eval_reports_and_writes_logits(place, tmp_path):
     tensors = safetensors.load_file(logits)
     assert tensors["logits"].shape == (4, 16, 256) and tensors["tokens"].shape == (4, 16)
     assert "perplexity" in headloom("eval", "runs/text", cwd=place).stdout
+    for key in ("model.width", "train.lr", "tasks.length"):
+        message = refused("eval", "runs/text", "--set", f"{key}=64", cwd=place)
+        assert message.startswith(f"--set {key}: ") and "expected a key of [task]" in message
+    # A pipe is not replaced by a file, and is refused before anything is computed.
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    assert f"{pipe}: is a device, a pipe" in refused("eval", "runs/text", "--logits", pipe, cwd=place, code=1)
+    assert pipe.is_fifo()
     # Any reader of the format reads the weights.
     parameters = safetensors.load_file(place / "runs/text/checkpoints/step-6/model.safetensors")
     described = json.loads(headloom("describe", "text.toml", "--json", cwd=place).stdout)
@@ -338,7 +358,11 @@ def test_eval_reads_long_contexts_in_pieces(place):
     pieces = evaluated("--context", 96, "--piece", 7)
     assert pieces["loss"] == pytest.approx(evaluated("--context", 96, "--piece", 96)["loss"], rel=1e-5)
     assert pieces["context"] == 96 and pieces["piece"] == 7 and pieces["cache"] == "full"
-    forgetful = evaluated("--context", 96, "--piece", 1, "--cache", "tova:8")
+    forgetful = evaluated("--context", 96, "--cache", "tova:8")
+    assert forgetful == evaluated("--context", 96, "--piece", 1, "--cache", "tova:8")
+    done = headloom("eval", "runs/text", "--json", "--piece", 16, "--cache", "tova:8", cwd=place)
+    assert json.loads(done.stdout)["loss"] == pytest.approx(evaluated()["loss"], rel=1e-5)
+    assert done.stderr.strip().endswith("the sequences of 16 tokens are one piece: nothing is forgotten.")
     assert forgetful["state_bytes"] < pieces["state_bytes"] and forgetful["loss"] != pieces["loss"]
     assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 96, cwd=place).stdout
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
@@ -443,6 +467,26 @@ def test_describe_adds_up(place):
     assert "parameters" in headloom("describe", "complete.toml", cwd=place).stdout
 
 
+def test_describe_says_of_a_mechanism_only_where_there_is_one(place):
+    said = {
+        kind: headloom("describe", "text.toml", "--set", f"model.layer=[{{mixer={{type='{kind}'}}}}]", cwd=place).stdout
+        for kind in ("mha", "mamba", "dcmha")
+    }
+    assert {kind: "to plain attention" in text for kind, text in said.items()} == {"mha": False, "mamba": False, "dcmha": True}
+
+
+def test_describe_refuses_what_train_refuses(place):
+    (place / "empty.toml").write_text("# nothing\n")
+    (place / "model.toml").write_text(MODEL)
+    for command in [("train", "--out", "new"), ("describe",)]:
+        assert refused(*command, "empty.toml", cwd=place).startswith("empty.toml: is empty, expected ")
+        assert "'train.device' is \"gpu\"" in refused(*command, "text.toml", "--set", "train.device=gpu", cwd=place)
+        assert "the task text needs 'paths'" in refused(*command, "text.toml", "--set", "task.paths=[]", cwd=place)
+    assert "has no table [task]" in refused("train", "model.toml", cwd=place)
+    # The device may be another machine's, and a model needs no task to be described.
+    headloom("describe", "model.toml", "--set", "train.device=cuda:7", cwd=place)
+
+
 def test_subnormal_numbers_count_as_zero(tmp_path):
     # A saturated softmax has such gradients, and they cost Intel's processors a hundred times as much.
     assert re.search(r"Below 1.2e-38 +counts as 0", headloom("list", "machine", cwd=tmp_path).stdout)
@@ -467,26 +511,6 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     done = headloom("compare", "small.toml", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)
     out = tmp_path / "runs/small"
-def test_describe_says_of_a_mechanism_only_where_there_is_one(place):
-    said = {
-        kind: headloom("describe", "text.toml", "--set", f"model.layer=[{{mixer={{type='{kind}'}}}}]", cwd=place).stdout
-        for kind in ("mha", "mamba", "dcmha")
-    }
-    assert {kind: "to plain attention" in text for kind, text in said.items()} == {"mha": False, "mamba": False, "dcmha": True}
-
-
-def test_describe_refuses_what_train_refuses(place):
-    (place / "empty.toml").write_text("# nothing\n")
-    (place / "model.toml").write_text(MODEL)
-    for command in [("train", "--out", "new"), ("describe",)]:
-        assert refused(*command, "empty.toml", cwd=place).startswith("empty.toml: is empty, expected ")
-        assert "'train.device' is \"gpu\"" in refused(*command, "text.toml", "--set", "train.device=gpu", cwd=place)
-        assert "the task text needs 'paths'" in refused(*command, "text.toml", "--set", "task.paths=[]", cwd=place)
-    assert "has no table [task]" in refused("train", "model.toml", cwd=place)
-    # The device may be another machine's, and a model needs no task to be described.
-    headloom("describe", "model.toml", "--set", "train.device=cuda:7", cwd=place)
-
-
     report = (out / "report.html").read_text()
     assert "talking" in report and "http" not in report.replace("http://www.w3.org", "")
     before = (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns

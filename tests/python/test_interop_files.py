@@ -8,6 +8,7 @@ import subprocess
 import time
 import zipfile
 
+import cli_support
 import pytest
 import torch
 from cli_support import TEXT
@@ -81,6 +82,35 @@ def test_a_model_that_no_architecture_has(tmp_path):
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2).strip()
     assert "cannot be written as mamba (the nearest) or any other architecture: model.position.type is 'rope', expected 'none'" in message, message
     assert message.endswith(".") and not message.endswith("..") and not (tmp_path / "folder").exists()
+
+
+def test_an_encoder_is_nearest_to_an_encoder(tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 200)
+    task = TEXT.replace("width = 16", 'width = 16\nkind = "encoder"').replace('"text"', '"masked_text"')
+    (tmp_path / "x.toml").write_text(task.replace("corpus.txt", str(tmp_path / "corpus.txt")))
+    headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run", "--set", "train.steps=1")
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2)
+    assert "cannot be written as bert (the nearest)" in message, message
+
+
+def test_a_tokenizer_that_cannot_be_used_is_not_left_out(tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 200)
+    (tmp_path / "x.toml").write_text(TEXT.replace("corpus.txt", str(tmp_path / "corpus.txt")))
+    headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run", "--set", "train.steps=1")
+    headloom("export", tmp_path / "run", "--out", tmp_path / "hub")
+    hub, out = tmp_path / "hub", tmp_path / "imported"
+    (hub / "tokenizer.json").write_text("{")
+    said = headloom("import", hub, "--out", out, code=1)
+    assert f"{hub}/tokenizer.json: is not JSON" in said and "move the file to another folder" in said
+    assert not out.exists()
+    # The other one is used where it is there, and named.
+    headloom("vocabulary", tmp_path / "corpus.txt", "--size", 270, "--out", hub / "tokenizer.model")
+    done = cli_support.headloom("import", hub, "--out", out)
+    assert f"The tokenizer is {hub}/tokenizer.model: {hub}/tokenizer.json: is not JSON" in done.stderr
+    assert "tokenizer.model)" in done.stdout and (out / "tokenizer.model").exists()
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (hub / name).unlink()
+    assert "Text is read as bytes: " in cli_support.headloom("import", hub, "--out", tmp_path / "bytes").stderr
 
 
 def as_torch_file(source, target, shards=1):
