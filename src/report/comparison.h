@@ -151,6 +151,7 @@ struct Comparison {
   bool planned = true;
   std::vector<std::string> swept{};    // keys: "lr"; empty where nothing is swept
   std::vector<int64_t> sweep_seeds{};  // of the runs that choose
+  int sweep_planned = 0;               // of those runs, as far as the sweep has been extended
   std::vector<Choice> choices{};       // those made so far
   std::vector<Build> builds{};
   std::vector<Run> runs{};

@@ -407,7 +407,15 @@ Summary summarize(const Comparison& c) {
         str("In progress: ", summary.finished, " of ", summary.planned, " runs have finished");
     if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
     if (summary.failed > 0) summary.progress += str(", ", summary.failed, " failed");
-    summary.progress += ". What follows rests on the finished ones.";
+    summary.progress += ".";
+    if (c.sweep_planned > 0) {
+      const auto tried = std::count_if(c.runs.begin(), c.runs.end(), [](const Run& run) {
+        return run.sweep && run.state != RunState::kRunning;
+      });
+      summary.progress += str(" Of the ", c.sweep_planned, " runs that choose ", list_of(c.swept),
+                              ", ", tried, tried == 1 ? " has" : " have", " finished.");
+    }
+    summary.progress += " What follows rests on the finished ones.";
   }
   return summary;
 }

@@ -13,13 +13,17 @@ namespace {
 
 constexpr int kAttempts = 2;  // of a run whose process ends before it is done
 
+// "[3/27] " of the run that begins while `running` others are under way.
+std::string number_of(const Experiment& experiment, size_t running) {
+  return str("[", experiment.finished() + running + 1, "/", experiment.planned(), "] ");
+}
+
 // One run after another in this process.
 void train_in_turn(Experiment& experiment, const CompareControl& control, CompareOutcome& outcome) {
   for (auto ready = experiment.ready(); !ready.empty(); ready = experiment.ready()) {
     PlannedRun& next = *ready.front();
-    const std::string label =
-        str("[", experiment.finished() + 1, "/", experiment.planned(), "] ", label_of(next));
-    const bool done = train_run(next, control.folder, label);
+    const bool done =
+        train_run(next, control.folder, number_of(experiment, 0) + label_of(next));
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;
@@ -37,7 +41,8 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     for (PlannedRun* next : experiment.ready()) {
       if (interrupted() || workers.running() >= static_cast<size_t>(control.jobs)) break;
       if (under_way.contains(next)) continue;
-      workers.start(control.command(write_plan_file(*next, control.folder)), next);
+      workers.start(control.command(write_plan_file(*next, control.folder)), next,
+                    number_of(experiment, workers.running()));
       under_way.insert(next);
     }
     if (workers.running() == 0) return;

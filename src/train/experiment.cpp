@@ -55,11 +55,8 @@ void check_names(const std::vector<Named>& items, const char* what) {
 }
 
 void check_seeds(const CompareConfig& config, const Sweep& sweep) {
-  if (config.seeds.empty()) usage_error("'seeds' is empty, expected at least one seed.");
+  check_different_seeds(config.seeds, "seeds");
   const std::set<int64_t> seeds(config.seeds.begin(), config.seeds.end());
-  if (seeds.size() != config.seeds.size()) {
-    usage_error("'seeds' has a seed twice, expected different ones.");
-  }
   if (sweep.empty()) return;
   for (const int64_t seed : sweep.seeds) {
     if (!seeds.contains(seed)) continue;
@@ -726,7 +723,12 @@ std::vector<PlannedRun*> Experiment::ready() {
 }
 
 size_t Experiment::planned() const {
-  size_t count = cells_.size() * config_.seeds.size() * (config_.robustness.empty() ? 1 : 2);
+  return cells_.size() * config_.seeds.size() * (config_.robustness.empty() ? 1 : 2) +
+         planned_trials();
+}
+
+size_t Experiment::planned_trials() const {
+  size_t count = 0;
   for (const Cell& cell : cells_) count += cell.trials.size() * sweep_.seeds.size();
   return count;
 }
@@ -746,6 +748,7 @@ size_t Experiment::finished() const {
 CompareOutcome Experiment::outcome() const {
   CompareOutcome out = outcome_;
   out.planned = planned();
+  out.comparison.sweep_planned = static_cast<int>(planned_trials());
   for (const Cell& cell : cells_) {
     if (sweep_.empty() || !cell.chosen) continue;
     out.comparison.choices.push_back({.model = config_.models[cell.model].name,

@@ -86,6 +86,7 @@ class Experiment {
                   bool sweep, const std::string& path);
   void adopt(PlannedRun& planned);
   void choose(Cell& cell);
+  size_t planned_trials() const;
   std::string named(size_t model, size_t task) const;
   std::vector<std::string> others() const;
   // `part` is "runs" or "robustness".

@@ -11,7 +11,6 @@
 #include <memory>
 #include <sstream>
 
-#include "core/hash.h"
 #include "core/memory.h"
 #include "core/text.h"
 #include "distributed/gradient_sum.h"
@@ -60,20 +59,6 @@ void check_shares(const TrainOptions& options, int64_t processes, int64_t shares
     usage_error("'train.device' is \"", options.device, "\", expected \"cpu\" where ", processes,
                 " processes share a run.");
   }
-}
-
-// Of what a task gives first, so that processes notice that their data differ.
-std::string fingerprint(const data::Task& task) {
-  Fnv1a text;
-  text.add(task.describe());
-  for (const data::Batch& batch : {task.train_batch(0, 1), task.eval_batch(0, 1)}) {
-    for (const Tensor& t : {batch.inputs, batch.targets, batch.source, batch.images}) {
-      if (!t.defined()) continue;
-      const Tensor whole = t.contiguous();
-      text.add({static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});
-    }
-  }
-  return str(std::hex, text.value());
 }
 
 // Lines "CLASS=ROUTE" and back.
@@ -158,7 +143,7 @@ class Trainer {
 
   void check_same_data(const data::Task& task) {
     if (group_.size() == 1) return;
-    const std::string own = fingerprint(task);
+    const std::string own = str(task.describe(), " ", data::fingerprint(task));
     if (group_.gather_text(own)[0] == own) return;
     usage_error("the data are not those of rank 0 (", task.describe(),
                 "); all ranks read the same files.");
@@ -167,7 +152,7 @@ class Trainer {
   // Begins the run, or goes on from the checkpoint that the first process has chosen.
   TrainState open() {
     TrainState state;
-    if (first()) state = session_->open(*model_, optimizer_);
+    if (first()) state = session_->open(*model_, optimizer_, *task_);
     if (group_.size() == 1) return state;
     const bool goes_on = group_.any(!state.files.empty());
     const std::string step = group_.gather_text(std::to_string(state.step))[0];
@@ -318,7 +303,7 @@ class Trainer {
     }
     metrics_.add(point);
     progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
-                       formatted("%.4f", e.loss), quality(e), "  ", speed()));
+                       formatted("%.4f", e.loss), quality(e), "  ", pace()));
   }
 
   // What each process has used.
@@ -407,10 +392,8 @@ class Trainer {
   }
 
   void show(double loss) {
-    const double left = static_cast<double>(options_.steps - state_.step) * median(recent_steps());
     progress_.update(str("step ", state_.step, "/", options_.steps, "  loss ",
-                         formatted("%.4f", loss), "  ", speed(), "  ", human_seconds(left),
-                         " left"));
+                         formatted("%.4f", loss), "  ", pace()));
   }
 
   // Seconds of the latest steps: what is shown follows the machine, also after a resume.
@@ -420,8 +403,14 @@ class Trainer {
     return {all.end() - std::min(kRecent, std::ssize(all)), all.end()};
   }
 
-  std::string speed() const {
-    return str(human_count(tokens_per_second(recent_steps())), " ", work_unit(*task_).name, "/s");
+  // "17k tokens/s  12 s left".
+  std::string pace() const {
+    const std::vector<double> recent = recent_steps();
+    const std::string speed =
+        str(human_count(tokens_per_second(recent)), " ", work_unit(*task_).name, "/s");
+    if (state_.step >= options_.steps || recent.empty()) return speed;
+    const double left = static_cast<double>(options_.steps - state_.step) * median(recent);
+    return str(speed, "  ", human_seconds(left), " left");
   }
 
   double tokens_per_second(const std::vector<double>& step_seconds) const {

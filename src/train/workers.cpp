@@ -28,7 +28,8 @@ Workers::~Workers() {
   }
 }
 
-void Workers::start(const std::vector<std::string>& command, void* owner) {
+void Workers::start(const std::vector<std::string>& command, void* owner,
+                    const std::string& label) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail("a process cannot be started: ", std::strerror(errno), ".");
@@ -62,16 +63,18 @@ void Workers::start(const std::vector<std::string>& command, void* owner) {
     ::close(ends[0]);
     fail(command[0], ": cannot be started: ", std::strerror(error), ".");
   }
-  processes_.push_back({.id = id, .errors = ends[0], .line = {}, .owner = owner});
+  processes_.push_back({.id = id, .errors = ends[0], .line = {}, .owner = owner, .label = label});
 }
 
 void Workers::pass_on(Process& process, const char* data, size_t size) {
   process.line.append(data, size);
-  const size_t end = process.line.rfind('\n');
-  if (end == std::string::npos) return;
-  std::fwrite(process.line.data(), 1, end + 1, stderr);
+  for (size_t end; (end = process.line.find('\n')) != std::string::npos;) {
+    if (!told_) {
+      std::fputs((process.label + process.line.substr(0, end + 1)).c_str(), stderr);
+    }
+    process.line.erase(0, end + 1);
+  }
   std::fflush(stderr);
-  process.line.erase(0, end + 1);
 }
 
 Workers::Ended Workers::wait() {

@@ -25,11 +25,11 @@ class Workers {
   size_t running() const { return processes_.size(); }
   // Starts `command`, whose first word is the path of a program. It has one thread, unless
   // OMP_NUM_THREADS says otherwise, and a process group of its own, so that Ctrl-C reaches this
-  // process alone. What it writes to stderr appears here line by line. Throws Error where it cannot
-  // be started.
-  void start(const std::vector<std::string>& command, void* owner);
+  // process alone. What it writes to stderr appears here line by line, each with `label` before it.
+  // Throws Error where it cannot be started.
+  void start(const std::vector<std::string>& command, void* owner, const std::string& label);
   // Waits until one has ended. An interruption of this process (interrupt.h) is passed on to all of
-  // them: they save and end.
+  // them: they save and end, and what they say of it does not appear.
   Ended wait();
 
  private:
@@ -38,6 +38,7 @@ class Workers {
     int errors = -1;   // the end of the pipe to read from
     std::string line;  // not yet whole
     void* owner = nullptr;
+    std::string label;
   };
   void pass_on(Process& process, const char* data, size_t size);
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -35,7 +36,10 @@ def results(folder):
 def test_runs_side_by_side_are_those_one_after_the_other(tmp_path):
     place(tmp_path)
     one = json.loads(headloom("compare", "c.toml", "--json", "--out", "one", cwd=tmp_path).stdout)
-    two = json.loads(headloom("compare", "c.toml", "--json", "--out", "two", "--jobs", "2", cwd=tmp_path).stdout)
+    done = headloom("compare", "c.toml", "--json", "--out", "two", "--jobs", "2", cwd=tmp_path)
+    two = json.loads(done.stdout)
+    numbered = re.findall(r"^\[(\d+)/(\d+)\] copy ", done.stderr, re.MULTILINE)
+    assert {int(number) for number, _ in numbered} == set(range(1, int(numbered[-1][1]) + 1))
     assert one["finished"] == two["finished"] == one["planned"] == 4
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     before = results(tmp_path / "two")
@@ -124,10 +128,11 @@ def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_
     place(tmp_path, LONG)
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 120)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1 and "The same command goes on" in errors
+    assert process.returncode == 1 and errors.count("interrupted") == 1 and "The same command goes on" in errors
+    assert re.search(r"^\[1/\d+\] copy mha .* left$", errors, re.MULTILINE)
     assert not results(tmp_path / "c") or len(results(tmp_path / "c")) < 4
     headloom("compare", "c.toml", "--jobs", "2", "--out", "c", cwd=tmp_path)
     headloom("compare", "c.toml", "--out", "whole", cwd=tmp_path)
