@@ -236,6 +236,21 @@ TEST(Product, KeepsItsChoice) {
   EXPECT_FALSE(ops::product_routes().count("float32 nn 1 x 1 x 1, 1 thread"));
 }
 
+TEST(Product, RoutesWorthTimingAreSomeOfAll) {
+  const std::vector<std::string> all = ops::routes_available();
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (int64_t n : {1, 300}) {
+      const Tensor a = at::randn({n, 130}).to(type), b = at::randn({130, n}).to(type);
+      const std::vector<std::string> some =
+          ops::routes_worth_timing(at::empty({n, n}, a.options()), a, b);
+      EXPECT_EQ(some.front(), all.front());
+      for (const std::string& route : some) {
+        EXPECT_EQ(std::count(all.begin(), all.end(), route), 1) << route;
+      }
+    }
+  }
+}
+
 TEST(Product, RefusesARouteThatThereIsNot) {
   const Tensor a = at::randn({3, 3}), out = at::empty({3, 3});
   try {

@@ -64,5 +64,9 @@ void product_by(const std::string& route, const at::Tensor& out, const at::Tenso
                 const at::Tensor& b, const at::Tensor& bias = {}, bool add = false);
 // "blocked", "aten" and, where this PyTorch has it, "onednn".
 std::vector<std::string> routes_available();
+// Those that may be the fastest for this product, which is not empty: not the ones that are many
+// times slower than "blocked" in a corner of it. `out` is written to.
+std::vector<std::string> routes_worth_timing(const at::Tensor& out, const at::Tensor& a,
+                                             const at::Tensor& b);
 
 }  // namespace headloom::ops

@@ -172,9 +172,46 @@ constexpr double kSecondsOfRuns = 0.02;
 // The share of its runs in which a library has to be faster than Headloom's own route. On a busy
 // machine any route is the fastest now and then, and the file would keep that for good.
 constexpr double kShareOfRuns = 0.8;
+// A route is not tried in full where it takes so many times as long as Headloom's own in a corner
+// of the product, of so many rows and columns. ATen does in bfloat16 on a processor without
+// AVX-512, where it is a hundred times slower.
+constexpr double kHopeless = 8;
+constexpr int64_t kCorner = 256;
 // Raised when the blocked kernel becomes faster or the choice better, so that every machine
 // chooses anew.
 constexpr int kVersion = 6;
+
+// Infinite for a library that has no such product on this processor, as oneDNN has none in
+// bfloat16 on some of aarch64. The first route, Headloom's own, has all.
+double seconds_of(const Route& route, const Tensor& out, const Tensor& a, const Tensor& b,
+                  const Tensor& bias) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    route.run(out, a, b, bias, /*add=*/false);
+  } catch (const std::exception&) {
+    return std::numeric_limits<double>::infinity();
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The routes that may be the fastest, Headloom's own first. `out` is written to.
+std::vector<const Route*> contenders(const Tensor& out, const Tensor& a, const Tensor& b,
+                                     const Tensor& bias) {
+  const int64_t m = std::min(a.size(0), kCorner), n = std::min(b.size(1), kCorner),
+                k = std::min(a.size(1), kCorner);
+  const Tensor to = out.narrow(0, 0, m).narrow(1, 0, n), left = a.narrow(0, 0, m).narrow(1, 0, k),
+               right = b.narrow(0, 0, k).narrow(1, 0, n),
+               offset = bias.defined() ? bias.narrow(0, 0, n) : bias;
+  std::vector<const Route*> found;
+  double own = 0;
+  for (const Route& route : routes()) {
+    seconds_of(route, to, left, right, offset);  // warms up
+    const double seconds = seconds_of(route, to, left, right, offset);
+    if (found.empty()) own = seconds;
+    if (found.empty() || seconds < kHopeless * own) found.push_back(&route);
+  }
+  return found;
+}
 
 class Choices {
  public:
@@ -248,41 +285,29 @@ class Choices {
   // The routes run in turn, so that what else the machine does meanwhile slows all of them down.
   static const Route& fastest(const Tensor& out, const Tensor& a, const Tensor& b,
                               const Tensor& bias) {
-    std::vector<double> least(routes().size(), std::numeric_limits<double>::infinity());
-    std::vector<int> wins(routes().size(), 0);
-    std::vector<double> seconds(routes().size());
+    const std::vector<const Route*> tried = contenders(out, a, b, bias);
+    std::vector<double> least(tried.size(), std::numeric_limits<double>::infinity());
+    std::vector<int> wins(tried.size(), 0);
+    std::vector<double> seconds(tried.size());
     double spent = 0;
     int runs = 0;
     while (runs < kFewestRuns || (runs < kMostRuns && spent < kSecondsOfRuns)) {
       for (size_t r = 0; r < seconds.size(); ++r) {
-        seconds[r] = seconds_of(routes()[r], out, a, b, bias);
+        seconds[r] = seconds_of(*tried[r], out, a, b, bias);
         spent += seconds[r];
       }
       if (++runs == 1) continue;  // the first warms up
       for (size_t r = 0; r < seconds.size(); ++r) {
         least[r] = std::min(least[r], seconds[r]);
-        if (seconds[r] < routes()[r].needed * seconds[0]) ++wins[r];
+        if (seconds[r] < tried[r]->needed * seconds[0]) ++wins[r];
       }
     }
     size_t best = 0;
     for (size_t r = 1; r < least.size(); ++r) {
       const bool often = wins[r] >= kShareOfRuns * (runs - 1);
-      if (often && least[r] < routes()[r].needed * least[best]) best = r;
+      if (often && least[r] < tried[r]->needed * least[best]) best = r;
     }
-    return routes()[best];
-  }
-
-  // Infinite for a library that has no such product on this processor, as oneDNN has none in
-  // bfloat16 on some of aarch64. The first route, Headloom's own, has all.
-  static double seconds_of(const Route& route, const Tensor& out, const Tensor& a, const Tensor& b,
-                           const Tensor& bias) {
-    const auto begin = std::chrono::steady_clock::now();
-    try {
-      route.run(out, a, b, bias, /*add=*/false);
-    } catch (const std::exception&) {
-      return std::numeric_limits<double>::infinity();
-    }
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return *tried[best];
   }
 
   // The processor, the PyTorch and the version that the file's choices were measured on.
@@ -381,6 +406,13 @@ void product_by(const std::string& route, const Tensor& out, const Tensor& a, co
   const Route& chosen = checked_route(route, "route");
   if (out.numel() == 0 || a.size(1) == 0) return blocked_product(out, a, b, bias, add);
   chosen.run(out, a, b, bias, add);
+}
+
+std::vector<std::string> routes_worth_timing(const Tensor& out, const Tensor& a,
+                                             const Tensor& b) {
+  std::vector<std::string> names;
+  for (const Route* route : contenders(out, a, b, {})) names.push_back(route->name);
+  return names;
 }
 
 std::vector<std::string> routes_available() {
