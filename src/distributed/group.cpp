@@ -335,8 +335,9 @@ class GlooGroup final : public OverGloo<Group> {
  private:
   static std::string key(const char* what, int64_t rank) { return str(what, "/", rank); }
   void set(const std::string& name, const std::string& text) { store_->set(name, text); }
-  std::string get(const std::string& name) {
-    const std::vector<uint8_t> bytes = store_->get(name);
+  std::string get(const std::string& name) { return get(store_, name); }
+  static std::string get(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name) {
+    const std::vector<uint8_t> bytes = store->get(name);
     return {bytes.begin(), bytes.end()};
   }
   bool is_set(const std::string& name) { return store_->check({name}); }
@@ -499,9 +500,7 @@ class GlooGroup final : public OverGloo<Group> {
   // What a rank ends with where another has said "cause": all end alike, because the launcher
   // passes on the exit code of whichever ends first. A launcher that says a cause gives no code.
   static int code_of_the_cause(const c10::intrusive_ptr<c10d::Store>& store) {
-    if (!store->check({"exit code"})) return 1;
-    const std::vector<uint8_t> text = store->get("exit code");
-    return std::stoi(std::string(text.begin(), text.end()));
+    return store->check({"exit code"}) ? std::stoi(get(store, "exit code")) : 1;
   }
 
   // With it rank 0 or the launcher. Nobody can be asked who has failed, so every rank says this.

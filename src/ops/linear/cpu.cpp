@@ -17,22 +17,35 @@ const char* unsupported(const Linear::Arguments& a) {
   return nullptr;
 }
 
+// y [M, O] of few rows: a thread reads the weights in the order in which they lie.
+void streamed(const Linear::Arguments& a, const Tensor& y) {
+  static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
+  Held held;
+  const bool rounded = a.weight.scalar_type() == at::kFloat;
+  const Tensor weight = rounded ? a.weight.to(a.x.scalar_type()) : a.weight;
+  const int64_t in = weight.size(1), out = weight.size(0);
+  const linear_kernel::Args args{.rows = y.size(0),
+                                 .in = in,
+                                 .type = kernel_type(a.x),
+                                 .weight_type = kernel_type(weight),
+                                 .x = held.whole(a.x),
+                                 .weight = held.whole(weight),
+                                 .scale = held.whole<float>(a.scale),
+                                 .bias = held.whole(a.bias),
+                                 .out = out,
+                                 .y = y.data_ptr(),
+                                 .past_cache = fetches_past_cache()};
+  for_runs_of_outputs(out, in * weight.element_size(),
+                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
 std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
   if (a.weight.scalar_type() == at::kByte) return int4_forward(a);
   std::vector<Tensor> outputs = Linear::outputs(a, training);
   const Tensor& y = outputs[0];
   if (y.numel() == 0) return outputs;
   const int64_t out = a.weight.size(0), rows = y.numel() / out;
-  const Tensor to = y.view({rows, out});
-  if (rows <= kStreamedRows) {
-    streamed_product(a, to);
-    return outputs;
-  }
-  if (!a.scale.defined()) {
-    product(to, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
-    return outputs;
-  }
-  widened_product(a, to);
+  linear_product(a, y.view({rows, out}));
   return outputs;
 }
 
@@ -60,25 +73,11 @@ const Kernels<Linear> linear_cpu(
 
 }  // namespace
 
-void streamed_product(const Linear::Arguments& a, const Tensor& y) {
-  static linear_kernel::Run* const kernel = HL_CHOOSE(linear_kernel::run);
-  Held held;
-  const bool rounded = a.weight.scalar_type() == at::kFloat;
-  const Tensor weight = rounded ? a.weight.to(a.x.scalar_type()) : a.weight;
-  const int64_t in = weight.size(1), out = weight.size(0);
-  const linear_kernel::Args args{.rows = y.size(0),
-                                 .in = in,
-                                 .type = kernel_type(a.x),
-                                 .weight_type = kernel_type(weight),
-                                 .x = held.whole(a.x),
-                                 .weight = held.whole(weight),
-                                 .scale = held.whole<float>(a.scale),
-                                 .bias = held.whole(a.bias),
-                                 .out = out,
-                                 .y = y.data_ptr(),
-                                 .past_cache = fetches_past_cache()};
-  for_runs_of_outputs(out, in * weight.element_size(),
-                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+void linear_product(const Linear::Arguments& a, const Tensor& y) {
+  const int64_t rows = y.size(0);
+  if (rows <= kStreamedRows) return streamed(a, y);
+  if (a.scale.defined()) return widened_product(a, y);
+  product(y, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
 }
 
 void widened_product(const Linear::Arguments& a, const Tensor& y) {

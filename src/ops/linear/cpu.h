@@ -30,9 +30,9 @@ void for_runs_of_outputs(int64_t outputs, int64_t bytes, const F& f) {
   });
 }
 
-// y [M, O] of at most kStreamedRows rows, by weights that are not of four bits: threads read them in
-// the order in which they lie.
-void streamed_product(const Linear::Arguments& a, const Tensor& y);
+// y [M, O], M at least 1, by weights that are not of four bits. Few rows read them in the order in
+// which they lie, which decoding waits for; more rows are a dense product.
+void linear_product(const Linear::Arguments& a, const Tensor& y);
 
 // y [M, O] by a dense product. Weights of eight or four bits are widened to x's type where it packs
 // them.

@@ -102,13 +102,6 @@ struct MoeCall : Held {
   }
 };
 
-// y = x weight^T for the rows of one expert. In decoding they are few, and the time is that of
-// reading the weights.
-void multiply(const Tensor& y, const Tensor& x, const Tensor& weight) {
-  if (x.size(0) > kStreamedRows) return product(y, x, weight.t());
-  streamed_product({.x = x, .weight = weight, .scale = {}, .bias = {}}, y);
-}
-
 std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
   MoeCall call(a);
   std::vector<Tensor> outputs = Moe::outputs(a, training);
@@ -117,14 +110,15 @@ std::vector<Tensor> forward(const Moe::Arguments& a, bool training) {
   call.for_each_expert([&](int64_t e) {
     const int64_t n = call.size(e);
     const Tensor h = training ? call.rows_of(outputs[1], e) : call.empty(n, 2 * call.hidden);
-    multiply(h, call.gather(x, e), a.up[e]);
+    linear_product({.x = call.gather(x, e), .weight = a.up[e], .scale = {}, .bias = {}}, h);
     const Tensor active = call.empty(n, call.hidden);
     call.run({.step = moe_kernel::Step::kActivate,
               .width = call.hidden,
               .h = h.const_data_ptr(),
               .a = active.data_ptr()},
              n);
-    multiply(call.rows_of(results, e), active, a.down[e]);
+    linear_product({.x = active, .weight = a.down[e], .scale = {}, .bias = {}},
+                   call.rows_of(results, e));
   });
   call.combine(results, call.weight, outputs[0]);
   return outputs;
