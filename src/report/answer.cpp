@@ -537,6 +537,12 @@ std::string limits(const Comparison& c, const Summary& summary) {
     out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
                   "), so that a longer training may order the models otherwise");
   }
+  for (const TaskInfo& task : c.tasks) {
+    if (!task.apart.empty()) {
+      out.push_back("the task `" + task.name + "` " + task.apart +
+                    ", so that the two are not compared");
+    }
+  }
   for (const OnTask& said : together(stopping, tasks)) {
     out.push_back("on " + said.task + ", " + said.what);
   }

@@ -93,6 +93,9 @@ struct TaskInfo {
   // The task that this one is a size of ([[sizes]]); empty without sizes. Tasks of one ladder
   // differ in the models' sizes and in training alone.
   std::string ladder{};
+  // Of a task that has the name of another but for a number: "differs from `text` in `tokenizer`
+  // (...)"; else empty.
+  std::string apart{};
   // How runs may end before the budget does and what that means for their results; empty where they
   // may not: "runs end at an accuracy of 90% on ...".
   std::string stopping{};

@@ -56,7 +56,7 @@ std::string table_of(const Comparison& c, const TaskSummary& t, const std::strin
     for (const Column& column : columns) {
       const Cell& cell = column.cells[i];
       // On a phone each cell stands on a line of its own, with its column's title before it.
-      std::string label = column.title;
+      std::string label = column.title + (column.note.empty() ? "" : "\n" + column.note);
       std::erase(label, '`');
       line += element("td data-label=\"" + escape(label) + "\"",
                       column.css.empty() ? cell.css : column.css + " " + cell.css,
@@ -76,10 +76,11 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
   std::vector<Column> quality, cost;
   std::string note = "Best first. ± is half the 95% interval of the mean";
   if (strips) {
-    note +=
-        "; under <i>each seed</i> circles are seeds, the bar is their mean, the block its 95% "
-        "interval" +
-        std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : "");
+    // Like the column, on wide pages alone.
+    note += element("span", "seeds",
+                    "; under <i>each seed</i> circles are seeds, the bar is their mean, the block "
+                    "its 95% interval" +
+                        std::string(t.rows.size() > 1 ? " and the dashed line the baseline" : ""));
   }
   note += ".";
   for (const Column& column : result_columns(t)) {
@@ -219,7 +220,13 @@ std::string robustness(const Comparison& c, const TaskSummary& t) {
 
 std::string task_section(const Comparison& c, const TaskSummary& t) {
   std::string out = element("h2 id=\"" + task_id(c, *t.task) + "\"", "", escape(t.task->name)) +
-                    element("p", "soft", rich(t.task->description)) + "\n" + result_table(c, t) +
+                    element("p", "soft",
+                            rich(t.task->description +
+                                 (t.task->apart.empty()
+                                      ? ""
+                                      : " It " + t.task->apart +
+                                            ", so that the two are not compared."))) +
+                    "\n" + result_table(c, t) +
                     problems(t) + robustness(c, t);
   std::string figures = figure(cost_chart(c, t));
   for (const std::string& key : c.swept) figures += figure(sweep_chart(c, t, key));

@@ -170,9 +170,10 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
   .results td { display: grid; grid-template-columns: 108px minmax(0, 1fr); padding: 2px 0;
     text-align: left; white-space: normal; }
   .results td::before { content: attr(data-label); color: var(--soft); font-weight: 400;
-    font-size: 13px; grid-row: 1 / span 2; overflow-wrap: anywhere; }
+    font-size: 13px; grid-row: 1 / span 2; overflow-wrap: anywhere; white-space: pre-line; }
   .results td small { grid-column: 2; max-width: none; } .results td:empty { display: none; }
-  .results td.seeds { display: none; }
+  .results td.seeds, .note .seeds { display: none; }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 8px; }
 }
 @media print {
@@ -184,7 +185,7 @@ footer { color: var(--faint); font-size: 13px; padding-top: 28px; padding-bottom
   nav, .links, .plot input { display: none; }
   .scroll { overflow: visible; } table { font-size: 8pt; } th, td { padding: 4px 6px; }
   td.result { font-size: 9pt; } td small, th small { font-size: 7pt; }
-  td.seeds, thead th.seeds { display: none; }
+  td.seeds, thead th.seeds, .note .seeds { display: none; }
   h2, h3 { break-after: avoid; } tr { break-inside: avoid; }
   details::details-content { content-visibility: visible; height: auto; }
   pre { white-space: pre-wrap; }

@@ -284,6 +284,11 @@ TaskSummary task_summary(const Comparison& c, const TaskInfo& task, Summary& cou
   TaskSummary t;
   t.task = &task;
   for (const ModelInfo& model : c.models) t.rows.push_back(make_row(c, task, model));
+  const auto absent = [](const Row& row) { return row.runs.empty(); };
+  if (!c.planned && !std::all_of(t.rows.begin(), t.rows.end(), absent)) {
+    std::erase_if(t.rows, absent);  // of models that were never meant for this task
+    t.rows.front().baseline = true;
+  }
   for (Row& row : t.rows) {
     if (!row.baseline) row.against_baseline = paired(row, t.rows.front());
   }

@@ -168,10 +168,11 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
   bool any = false;
   for (const Row& row : task.rows) {
     Cell cell{row.baseline ? "" : kDash, "", ""};
-    const double share =
-        first_reach(curve(row), baseline.result.mean, task.task->lower_is_better) / base.back().x;
-    if (!row.baseline && row.finished > 0 && std::isfinite(share)) {
-      cell.text = times(share);
+    const std::vector<LinePoint> own = curve(row);
+    const double reached = first_reach(own, baseline.result.mean, task.task->lower_is_better);
+    if (!row.baseline && row.finished > 0 && std::isfinite(reached)) {
+      // Before its first evaluation nothing is known.
+      cell.text = (reached == own.front().x ? "at most " : "") + times(reached / base.back().x);
       any = true;
     }
     column.cells.push_back(cell);

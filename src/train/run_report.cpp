@@ -6,7 +6,9 @@
 #include <map>
 #include <set>
 
+#include "core/differences.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
@@ -90,6 +92,33 @@ std::string folder_name(const std::string& folder) {
   return fs::absolute(folder + "/").lexically_normal().parent_path().filename().string();
 }
 
+// A task's options with the content of its tokenizer in place of the file: each run has a copy.
+Node task_identity(data::TaskSpec& task) {
+  Node out = write_fields(task);
+  if (const std::string* file = task.tokenizer_file()) {
+    Node content;
+    content.value = hash_text(read_file(*file));
+    out.set("tokenizer", content);
+  }
+  return out;
+}
+
+// "differs from `text` in `tokenizer` ('b/tokenizer.model', not 'bytes')".
+std::string apart_from(const std::string& name, data::TaskSpec& first, data::TaskSpec& other) {
+  std::vector<std::string> parts;
+  const Node before = write_fields(first), after = write_fields(other);
+  for (const Difference& d : differences(task_identity(first), task_identity(other))) {
+    const std::string key = d.key.substr(0, d.key.find('.'));
+    const auto text = [&](const Node& node) {
+      const Node* value = node.find(key);
+      return value == nullptr ? std::string("none") : toml_value(*value);
+    };
+    const std::string part = str("`", key, "` (", text(after), ", not ", text(before), ")");
+    if (parts.empty() || parts.back() != part) parts.push_back(part);
+  }
+  return str("differs from `", name, "` in ", report::list_of(parts));
+}
+
 // What the runs of one model share: all but the seed.
 std::string without_seed(RunConfig config) {
   config.train.seed = 0;
@@ -166,6 +195,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   struct KnownTask {
     std::string name;
     std::shared_ptr<data::Task> task;
+    std::shared_ptr<data::TaskSpec> options;
   };
   const auto task_info = [&](const std::string& name) -> report::TaskInfo& {
     return *std::find_if(empty_.tasks.begin(), empty_.tasks.end(),
@@ -179,13 +209,19 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   for (const Place& place : places_in(folders)) {
     RunConfig config = run_config_in(place.folder);
     config.find_data(place.folder + ": task");
-    const std::string task_key = to_toml(write_fields(*config.task));
+    const std::string task_key = to_toml(task_identity(*config.task));
     KnownTask& known = tasks[task_key];
     if (!known.task) {
       known.task = config.task->build(0);
-      known.name = unique(place.task.empty() ? config.task->type() : place.task, task_names);
+      known.options = config.task;
+      const std::string wanted = place.task.empty() ? config.task->type() : place.task;
+      known.name = unique(wanted, task_names);
       task_names.insert(known.name);
       empty_.tasks.push_back(report_task(known.name, *known.task, *config.task));
+      for (const auto& [key, first] : tasks) {
+        if (first.name != wanted || known.name == wanted) continue;
+        empty_.tasks.back().apart = apart_from(wanted, *first.options, *config.task);
+      }
     }
     std::string& stopping = task_info(known.name).stopping;
     if (stopping.empty()) stopping = stopping_text(config.train);

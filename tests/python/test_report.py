@@ -58,6 +58,20 @@ def test_runs_that_differ_in_the_seed_are_one_model(place):
     assert "In progress" not in page  # "wide" has one seed, and nothing says that it should have two
 
 
+def test_tasks_of_two_tokenizers_are_apart_and_say_why(tmp_path):
+    (tmp_path / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
+    text = CONFIG.replace('type = "copy"\ncount = 4\neval_sequences = 8', 'type = "text"\npaths = ["corpus.txt"]\nlength = 8')
+    (tmp_path / "text.toml").write_text(text)
+    headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "v.model", cwd=tmp_path)
+    for name, changes in {"bytes": [], "a": ["task.tokenizer=v.model"], "b": ["task.tokenizer=v.model", "train.lr=0.002"]}.items():
+        headloom("train", "text.toml", "--out", name, *[w for c in changes for w in ("--set", c)], cwd=tmp_path)
+    report = json.loads(headloom("report", "bytes", "a", "b", "--json", cwd=tmp_path).stdout)
+    # The copies of the tokenizer in two runs are one.
+    models = {task["task"]: sorted(model["model"] for model in task["models"]) for task in report["tasks"]}
+    assert models == {"text": ["bytes"], "text (2)": ["a", "b"]}
+    assert "the task `text (2)` differs from `text` in `tokenizer` ('a/tokenizer.model', not 'bytes')" in report["limits"]
+
+
 def test_a_single_run_keeps_its_report(place):
     headloom("report", "plain", cwd=place)
     assert (place / "plain/report.html").exists()

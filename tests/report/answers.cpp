@@ -375,6 +375,47 @@ TEST(Answer, LimitsComeFirst) {
             to_html(quickstart()).find("On text, "));
 }
 
+TEST(ShownPage, SaysAtMostWhereTheBaselineIsMetAtTheFirstEvaluation) {
+  Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}});
+  EXPECT_NE(to_html(c).find(">at most 1.00×<"), std::string::npos);
+  for (auto& run : c.runs) {
+    Point early = run.points[0];
+    early.step = 50;
+    early.tokens = 0.5e6;
+    early.quality = 2.0;
+    run.points.insert(run.points.begin(), early);
+  }
+  const std::string page = to_html(c);
+  EXPECT_EQ(page.find("at most 0."), std::string::npos);
+  EXPECT_NE(page.find(">0.75×<"), std::string::npos);
+}
+
+TEST(ShownPage, NamesUnitsOnAPhoneToo) {
+  const std::string page = to_html(quickstart());
+  EXPECT_NE(page.find("data-label=\"training\ntokens/s\""), std::string::npos);
+  EXPECT_NE(page.find("<span class=\"seeds\">; under <i>each seed</i>"), std::string::npos);
+}
+
+TEST(ShownPage, SaysWhyTasksOfOneNameAreApart) {
+  Comparison c = quickstart();
+  c.tasks[0].apart = "differs from `find_block` in `tokenizer` ('a.model', not 'bytes')";
+  EXPECT_NE(summarize(c).limits.find("; the task `text` differs from `find_block` in `tokenizer` "
+                                     "('a.model', not 'bytes'), so that the two are not compared"),
+            std::string::npos)
+      << summarize(c).limits;
+  EXPECT_NE(to_html(c).find("It differs from <code>find_block</code>"), std::string::npos);
+}
+
+TEST(ShownPage, LeavesOutModelsWithoutRunsWhereNothingIsPlanned) {
+  Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}});
+  c.planned = false;
+  std::erase_if(c.runs, [](const auto& run) { return run.model == "mha"; });
+  const Summary summary = summarize(c);
+  ASSERT_EQ(summary.tasks[0].rows.size(), 1u);
+  EXPECT_TRUE(summary.tasks[0].rows[0].baseline);
+  EXPECT_EQ(to_text(c).find("mha"), std::string::npos);
+}
+
 TEST(Trend, ComparesTheEndWithThreeQuarters) {
   Comparison c = small({{"mha", {2.0, 2.0}}});
   const auto trend = [&](double before, int64_t step) {
