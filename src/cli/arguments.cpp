@@ -116,7 +116,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& command) {
     const std::vector<std::string> known = flags(command);
     const std::string near = nearest(flag, known);
     return str(
-        who, " has no option ", flag,
+        command.get_parent() == nullptr ? "there is no option " : who + " has no option ", flag,
         near.empty() ? str("; there are ", join(known), ".") : str("; did you mean ", near, "?"));
   }
   const auto before = [&](const char* words) { return text.substr(0, text.find(words)); };

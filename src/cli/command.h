@@ -39,11 +39,13 @@ Command tokenize_command();
 Command import_command();
 Command export_command();
 
-// CONFIG with its --set overrides applied.
 struct ConfigArguments {
   std::string path;
   std::vector<std::string> overrides;
   void add(CLI::App& app, const char* doc = "configuration file (TOML)");
+  // CONFIG as it stands. Throws Error, with the nearest name, where it is not there.
+  Node read_file() const;
+  // With its --set overrides applied.
   Node read() const;
 };
 

@@ -1,8 +1,12 @@
+#include <filesystem>
+
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/shell.h"
+#include "core/text.h"
 #include "mixers/decoding_state.h"
+#include "model/config.h"
 #include "train/load.h"
 
 namespace headloom::cli {
@@ -15,8 +19,37 @@ void ConfigArguments::add(CLI::App& app, const char* doc) {
       ->type_name("KEY=VALUE");
 }
 
+Node ConfigArguments::read_file() const {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(path, error) || error) return read_toml(path);
+  // A name that is near, or that lacks its folder or its ending.
+  const fs::path folder = fs::path(path).parent_path();
+  std::vector<std::string> names;
+  for (const fs::path& place : {folder, folder / "configs"}) {
+    for (fs::directory_iterator entry(place.empty() ? "." : place, error), end;
+         !error && entry != end; entry.increment(error)) {
+      if (entry->path().extension() == ".toml") {
+        names.push_back((place / entry->path().filename()).string());
+      }
+    }
+  }
+  std::string near = nearest(path, names);
+  for (const std::string& name : names) {
+    if (fs::path(name).stem() == fs::path(path).filename()) near = name;
+  }
+  for (const ModelPreset& preset : model_presets()) {
+    if (preset.name == path) {
+      fail(path, ": cannot be read: there is no such file; it is a preset, which a configuration "
+                 "names in [model] as preset = \"", path, "\".");
+    }
+  }
+  fail(path, ": cannot be read: there is no such file or folder",
+       near.empty() ? "." : str("; did you mean '", near, "'?"));
+}
+
 Node ConfigArguments::read() const {
-  Node root = read_toml(path);
+  Node root = read_file();
   for (const std::string& assignment : overrides) apply_override(root, assignment);
   return root;
 }

@@ -187,24 +187,25 @@ int run_eval(const EvalArguments& a) {
     return 0;
   }
   const bool label = goal == data::Goal::label || goal == data::Goal::image_label;
-  std::printf("%s, step %lld, %lld held-out examples (%lld targets)\n", a.model.c_str(),
-              static_cast<long long>(loaded.step), static_cast<long long>(e.sequences),
-              static_cast<long long>(e.tokens));
+  std::printf("%s, step %lld, %s (%s)\n", a.model.c_str(), static_cast<long long>(loaded.step),
+              counted(e.sequences, "held-out example").c_str(),
+              counted(e.tokens, "target").c_str());
   if (reading.all.count > 0) {
     const bool tokens = std::string(reading.all.unit) == "tokens";
-    std::printf("read        %lld %s%s, %.3g%% of %s\n", static_cast<long long>(reading.read),
-                reading.all.unit,
+    std::printf("read        %s%s, %.3g%% of %s\n",
+                counted(reading.read, tokens ? "token" : "example").c_str(),
                 reading.bytes > 0 ? str(" (", human_bytes(reading.bytes), ")").c_str() : "",
                 100 * reading.share(), tokens ? "the text" : "all there are");
   }
-  std::printf("loss        %.4f nats a target", e.loss);
+  std::printf("loss        %s nats a target", formatted("%.4f", e.loss).c_str());
   if (trained_loss) {
-    std::printf("%s; %.4f as trained, so %+.4f", how_it_was_read(a).c_str(), *trained_loss,
-                e.loss - *trained_loss);
+    std::printf("%s; %s as trained, so %s", how_it_was_read(a).c_str(),
+                formatted("%.4f", *trained_loss).c_str(),
+                formatted("%+.4f", e.loss - *trained_loss).c_str());
   }
   std::printf("\n");
   if (of_tokens) std::printf("perplexity  %.3f\n", std::exp(e.loss));
-  if (!std::isnan(bits)) std::printf("bits/byte   %.4f\n", bits);
+  if (!std::isnan(bits)) std::printf("bits/byte   %s\n", formatted("%.4f", bits).c_str());
   if (pieces) {
     std::printf("context     %lld, read in pieces of %lld, cache %s, state of at most %s\n",
                 static_cast<long long>(task->length()), static_cast<long long>(pieces->length),

@@ -9,6 +9,7 @@
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "model/generation.h"
 #include "train/codec.h"
 #include "train/device.h"
@@ -71,7 +72,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   if (answers) {
     const int64_t longest = config.source_length();
     if (prompt.empty() || timing.read > longest) {
-      usage_error("--prompt has ", timing.read, " tokens, expected a source of 1 to ", longest,
+      usage_error("--prompt has ", counted(timing.read, "token"), ", expected a source of 1 to ", longest,
                   ".");
     }
     options.sources = {prompt};
@@ -135,13 +136,13 @@ int run_generate(GenerateArguments& a) {
   install_interrupt_handler();
   const c10::InferenceMode inference;
   const Timing t = write_text(a, loaded);
-  if (a.samples == 1) std::fputc('\n', stdout);
+  if (a.samples == 1) print_now("\n");
   const auto rate = [](int64_t tokens, double seconds) {
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);
   };
-  std::fprintf(stderr, "prompt: %lld tokens, %.1f tokens/s; text: %lld tokens, %.1f tokens/s\n",
-               static_cast<long long>(t.read), rate(t.read, t.read_seconds),
-               static_cast<long long>(t.written), rate(t.written, t.write_seconds));
+  std::fprintf(stderr, "prompt: %s, %.1f tokens/s; text: %s, %.1f tokens/s\n",
+               counted(t.read, "token").c_str(), rate(t.read, t.read_seconds),
+               counted(t.written, "token").c_str(), rate(t.written, t.write_seconds));
   return 0;
 }
 

@@ -88,6 +88,7 @@ int run_report(ReportArguments& a) {
   }
   write_file(a.out, report::to_html(shown));
   std::printf("%s\n", a.json ? report::to_json(shown).c_str() : report::to_text(shown).c_str());
+  std::fflush(stdout);  // where both go to one place, this comes last
   std::fprintf(stderr, "report: %s\n", a.out.c_str());
   return 0;
 }

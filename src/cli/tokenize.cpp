@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "data/tokenizer.h"
 
 namespace headloom::cli {
@@ -49,7 +50,10 @@ int run_tokenize(const TokenizeArguments& a) {
     std::printf("%lld\t%s\n", static_cast<long long>(token),
                 shown(tokenizer->piece(token)).c_str());
   }
-  std::fprintf(stderr, "%zu tokens for %zu bytes; vocabulary of %lld\n", tokens.size(), text.size(),
+  std::fflush(stdout);  // where both go to one place, this comes last
+  std::fprintf(stderr, "%s for %s; vocabulary of %lld\n",
+               counted(std::ssize(tokens), "token").c_str(),
+               counted(std::ssize(text), "byte").c_str(),
                static_cast<long long>(tokenizer->vocabulary()));
   return 0;
 }

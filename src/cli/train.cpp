@@ -33,7 +33,7 @@ struct TrainArguments {
 // CONFIG with what it leaves to the run in --from, then its --set overrides.
 Node read_config(const TrainArguments& a) {
   namespace fs = std::filesystem;
-  Node root = read_toml(a.config.path);
+  Node root = a.config.read_file();
   // The configuration in a run's folder names the tokenizer beside it.
   const fs::path folder = fs::path(a.config.path).parent_path();
   Node* task = root.find("task");
@@ -91,6 +91,9 @@ int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run folder in place of a configuration goes on with that run.
   if (fs::is_directory(a.config.path)) {
+    if (!fs::exists(a.config.path + "/config.toml")) {
+      fail(a.config.path, ": is not the folder of a run, it has no config.toml.");
+    }
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
   }
@@ -155,8 +158,9 @@ int train_here(const TrainArguments& a, Communicator* group) {
     if (!outcome.warning.empty()) json["warning"] = outcome.warning;
     std::printf("%s\n", json.dump(1).c_str());
   } else {
-    std::printf("%s: step %lld, held-out loss %.4f, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
-                static_cast<long long>(outcome.step), last.loss, 100 * last.accuracy,
+    std::printf("%s: step %lld, held-out loss %s, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
+                static_cast<long long>(outcome.step), formatted("%.4f", last.loss).c_str(),
+                100 * last.accuracy,
                 human_count(outcome.tokens_per_second).c_str(), outcome.unit.c_str(),
                 human_seconds(outcome.seconds).c_str());
   }

@@ -32,12 +32,14 @@ void keep_other_files(const std::string& path) {
 
 int run_vocabulary(const VocabularyArguments& a) {
   keep_other_files(a.out);
-  const auto documents = data::read_corpus(a.corpus);
+  const auto [documents, left_out] = data::read_corpus(a.corpus);
   double bytes = 0;
   for (const data::Document& document : documents)
     bytes += static_cast<double>(document.text.size());
-  std::fprintf(stderr, "learning %lld tokens from %s of text\n",
-               static_cast<long long>(a.vocabulary.size), human_bytes(bytes).c_str());
+  std::fprintf(stderr, "learning %lld tokens from %s, %s of text%s%s\n",
+               static_cast<long long>(a.vocabulary.size),
+               counted(std::ssize(documents), "file").c_str(), human_bytes(bytes).c_str(),
+               left_out.empty() ? "" : "; ", left_out.c_str());
   write_file(a.out, data::learn_vocabulary(documents, a.vocabulary));
   std::printf("%s\n", a.out.c_str());
   return 0;

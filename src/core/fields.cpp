@@ -56,9 +56,27 @@ bool read_bool(const Node& node, const std::string& key) {
   usage_error(where(node), "'", key, "' is ", shown(node), ", expected true or false.");
 }
 
+// What is a number too large for an integer, "" otherwise. --set takes such digits for text.
+std::string too_large(const Node& node) {
+  if (const auto* real = std::get_if<double>(&node.value)) {
+    return std::abs(*real) >= 0x1p63 && std::isfinite(*real) ? shown(node) : "";
+  }
+  const auto* text = std::get_if<std::string>(&node.value);
+  if (text == nullptr) return "";
+  const size_t digits = text->find_first_of("123456789");
+  const bool number = digits <= 1 && text->find_first_not_of("0123456789", 1) == text->npos &&
+                      (digits == 0 || text->front() == '-' || text->front() == '+');
+  return number && text->size() - digits >= 19 ? *text : "";
+}
+
 int64_t read_int(const Node& node, const std::string& key, const Range<int64_t>& range) {
   const auto* value = std::get_if<int64_t>(&node.value);
   if (value == nullptr) {
+    const std::string large = too_large(node);
+    if (!large.empty()) {
+      usage_error(where(node), "'", key, "' is ", large,
+                  ", which an integer of 64 bits cannot hold, expected ", range_text(range), ".");
+    }
     usage_error(where(node), "'", key, "' is ", shown(node), ", expected an integer.");
   }
   if (!inside(range, *value)) {

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 #include <utility>
+
+#include "core/error.h"
 
 namespace headloom {
 namespace {
@@ -53,9 +56,16 @@ std::string join(const std::vector<std::string>& words, std::string_view separat
   return out;
 }
 
+std::string counted(int64_t count, std::string_view thing) {
+  return str(count, ' ', thing, count == 1 ? "" : "s");
+}
+
 std::string formatted(const char* format, double value) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, value);
+  if (std::isfinite(value) && std::strpbrk(buffer, "123456789") == nullptr) {
+    std::snprintf(buffer, sizeof buffer, format, 0.0);
+  }
   return buffer;
 }
 

@@ -16,7 +16,11 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 
+// "1 file", "2 files".
+std::string counted(int64_t count, std::string_view thing);
+
 // A number as printf() writes it, in at most 63 characters: formatted("%.3g", 0.12345) is "0.123".
+// What rounds to zero has no minus sign.
 std::string formatted(const char* format, double value);
 
 // 1234567 -> "1.23M"; for counts shown to people.

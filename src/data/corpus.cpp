@@ -124,7 +124,7 @@ uint64_t document_lot(const std::string& name, uint64_t salt) {
   return hash.value();
 }
 
-std::vector<Document> read_corpus(const CorpusOptions& options) {
+Corpus read_corpus(const CorpusOptions& options) {
   const std::vector<File> files = find_files(options);
   // Where not everything is taken, what is taken should be a fair sample of it.
   std::vector<size_t> order(files.size());
@@ -138,6 +138,7 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
   std::vector<Document> documents(files.size());
   std::unordered_set<std::string_view> seen;  // views of documents' texts, which do not move
   int64_t left = options.max_bytes.value_or(INT64_MAX);
+  int64_t not_text = 0, empty = 0, alike = 0;
   for (size_t i : order) {
     if (left == 0) break;
     std::string text = read_file(files[i].path);
@@ -145,9 +146,13 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
       if (files[i].asked_for) {
         fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
       }
+      ++not_text;
       continue;
     }
-    if (text.empty() || seen.contains(text)) continue;
+    const bool known = seen.contains(text);
+    empty += text.empty();
+    alike += known;
+    if (text.empty() || known) continue;
     if (static_cast<int64_t>(text.size()) > left) text.resize(static_cast<size_t>(left));
     left -= static_cast<int64_t>(text.size());
     documents[i] = {files[i].name, files[i].path, std::move(text)};
@@ -162,7 +167,17 @@ std::vector<Document> read_corpus(const CorpusOptions& options) {
     fail("there is no text in ", join(options.paths), ": ", found,
          options.extensions.empty() ? "." : " (looking for " + join(options.extensions) + ").");
   }
-  return documents;
+  std::vector<std::string> left_out;
+  const auto add = [&](int64_t count, const char* one, const char* several) {
+    if (count == 0) return;
+    left_out.push_back(str(counted(count, "file"), count == 1 ? one : several));
+  };
+  add(not_text, " that is not text", " that are not text");
+  add(empty, " that is empty", " that are empty");
+  add(alike, " with the content of another", " with the content of others");
+  Corpus corpus{.documents = std::move(documents), .left_out = {}};
+  if (!left_out.empty()) corpus.left_out = "left out: " + join(left_out);
+  return corpus;
 }
 
 }  // namespace headloom::data

@@ -26,10 +26,16 @@ struct CorpusOptions {
   std::optional<int64_t> max_bytes;
 };
 
-// The documents in the order of `paths` and, within one, of their names. Of files with the same
-// content one is kept. Throws Error where a path is missing, cannot be read or is not text, or
-// there is no text.
-std::vector<Document> read_corpus(const CorpusOptions& options);
+struct Corpus {
+  std::vector<Document> documents;  // in the order of `paths` and, within one, of their names
+  // Files that were found and have no text of their own, "left out: 2 files that are not text", ""
+  // where there are none.
+  std::string left_out;
+};
+
+// Of files with the same content one is kept. Throws Error where a path is missing, cannot be read
+// or is not text, or there is no text.
+Corpus read_corpus(const CorpusOptions& options);
 
 // Throws UsageError, naming the task, for an extension without its dot.
 void check_extensions(const std::vector<std::string>& extensions, const std::string& task);

@@ -118,7 +118,8 @@ void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_a
     std::vector<uint64_t> sorted = lots;
     std::sort(sorted.begin(), sorted.end());
     const bool differ = !sorted.empty() && sorted.front() != sorted.back();
-    require(differ, path, ": has ", sorted.size(), " examples", sorted.size() > 1 ? " alike" : "",
+    require(differ, path, ": has ", counted(std::ssize(sorted), "example"),
+            sorted.size() > 1 ? " alike" : "",
             ", expected at least two that differ, to train on and to hold out.");
     const auto wanted =
         static_cast<size_t>(held_out_count(static_cast<int64_t>(sorted.size()), share));

@@ -36,8 +36,8 @@ std::vector<ClassPath> classes_below(const std::string& folder,
   }
   if (error) fail("cannot list the folder '", folder, "': ", error.message(), ".");
   std::vector<ClassPath>& classes = folders.empty() ? files : folders;
-  require(classes.size() >= 2, "the folder '", folder, "' has ", folders.size(),
-          " sub-folders and ", files.size(), " files",
+  require(classes.size() >= 2, "the folder '", folder, "' has ",
+          counted(std::ssize(folders), "sub-folder"), " and ", counted(std::ssize(files), "file"),
           extensions.empty() ? "" : " that end in " + join(extensions),
           ", expected at least two of either, each a class.");
   std::sort(classes.begin(), classes.end(),

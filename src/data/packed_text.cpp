@@ -75,13 +75,13 @@ PackedText::PackedText(const TextOptions& options, uint64_t seed,
                        std::shared_ptr<const Tokenizer> tokenizer)
     : PackedText(options, seed, read_corpus(options.corpus), std::move(tokenizer)) {}
 
-PackedText::PackedText(const TextOptions& options, uint64_t seed,
-                       const std::vector<Document>& documents,
+PackedText::PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
                        std::shared_ptr<const Tokenizer> tokenizer)
     : options_(options),
       tokenizer_(std::move(tokenizer)),
-      documents_(documents.size()),
-      split_(split(documents)),
+      documents_(std::ssize(corpus.documents)),
+      left_out_(corpus.left_out),
+      split_(split(corpus.documents)),
       order_(seed, split_.train.size(), options.length),
       eval_order_(spread_order(eval_sequences())) {}
 
@@ -148,15 +148,16 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
 }
 
 std::string PackedText::describe() const {
-  return str(documents_, documents_ == 1 ? " file" : " files", " in ", join(options_.corpus.paths),
-             ": ", human_count(static_cast<double>(split_.train.size())),
+  return str(counted(documents_, "file"), " in ", join(options_.corpus.paths),
+             left_out_.empty() ? "" : " (" + left_out_ + ")", ": ", human_count(static_cast<double>(split_.train.size())),
              " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
              " held out, ",
              split_.train.size() == 0 ? std::string("the whole text")
-             : split_.by_document     ? str(split_.held_out_documents, " whole files")
+             : split_.by_document     ? counted(split_.held_out_documents, "whole file")
                                       : std::string("the end of the text"),
-             ", of which at most ", eval_sequences(), " sequences of ", options_.length,
-             " tokens are evaluated");
+             ", of which at most ", counted(eval_sequences(), "sequence"), " of ",
+             counted(options_.length, "token"), eval_sequences() == 1 ? " is" : " are",
+             " evaluated");
 }
 
 }  // namespace headloom::data

@@ -45,14 +45,15 @@ class PackedText {
   std::string describe() const;
 
  private:
-  PackedText(const TextOptions& options, uint64_t seed, const std::vector<Document>& documents,
+  PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
              std::shared_ptr<const Tokenizer> tokenizer);
   Split split(const std::vector<Document>& documents);
   int64_t held_out_windows() const;
 
   TextOptions options_;
   std::shared_ptr<const Tokenizer> tokenizer_;
-  size_t documents_;
+  int64_t documents_;
+  std::string left_out_;
   double bytes_per_token_ = 0.0;  // set by split()
   Split split_;
   WindowOrder order_;

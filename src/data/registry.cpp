@@ -1,4 +1,9 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/text.h"
 #include "data/task.h"
 #include "data/tasks/tasks.h"
@@ -91,6 +96,25 @@ TaskSizes sizes_of(const Task& task) {
           .classes = task.classes(),
           .segments = task.segments(),
           .image = task.image_shape()};
+}
+
+std::string fingerprint(const Task& task) {
+  // Those that come first are a sample of all.
+  constexpr int64_t kTokens = int64_t{1} << 18, kSequences = 256;
+  const int64_t length = std::max<int64_t>(task.length() + task.source_length(), 1);
+  const int64_t most = std::clamp<int64_t>(kTokens / length, 1, kSequences);
+  Fnv1a hash;
+  hash.add(static_cast<uint64_t>(task.data_size().count));
+  hash.add(static_cast<uint64_t>(task.eval_sequences()));
+  for (const Batch& batch :
+       {task.train_batch(0, most), task.eval_batch(0, std::min(most, task.eval_sequences()))}) {
+    for (const at::Tensor& t : {batch.inputs, batch.targets, batch.source}) {
+      if (!t.defined()) continue;
+      const at::Tensor whole = t.contiguous();
+      hash.add({static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});
+    }
+  }
+  return str(std::hex, hash.value());
 }
 
 std::optional<TaskSizes> TaskSpec::known_sizes() {

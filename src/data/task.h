@@ -140,6 +140,11 @@ struct TaskSizes {
 };
 TaskSizes sizes_of(const Task& task);
 
+// A short name for what a task gives: its hash, by which data that have changed or are others are
+// known. It does not depend on where they stand, nor on the pixels of images, which another
+// decoder may round otherwise.
+std::string fingerprint(const Task& task);
+
 // A file, folder or glob that a task reads, and the option that names it.
 struct DataPath {
   const char* key;

@@ -131,7 +131,7 @@ Obstacles obstacles(const Family& family, const Node& model, Node& config) {
     config = family.config(Settings(model, "the model"));
     ModelConfig back;
     read_fields(family.model(Settings(config, family.name)), back, "model");
-    Obstacles out{.foreign = Settings(model, "the model").text("kind") != back.kind};
+    Obstacles out{.found = {}, .foreign = Settings(model, "the model").text("kind") != back.kind};
     compare(model, canonical(back), "model", out.found);
     return out;
   } catch (const Error& error) {

@@ -17,6 +17,10 @@ RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress&
   const auto steps = store_.steps();
   if (steps.empty()) {
     require(control_.checkpoint.empty(), folder, ": has no checkpoint to go on from.");
+    if (!control_.of_comparison) check_new_folder();
+    if (control_.resume && !control_.of_comparison) {
+      progress_.line(str(folder, ": there is no checkpoint to go on from yet, so the run begins"));
+    }
   } else if (!goes_on()) {
     refuse_present();
   } else {
@@ -53,11 +57,45 @@ void RunSession::refuse_present() const {
               "; go on with --resume, or choose another folder with --out.");
 }
 
-TrainState RunSession::open(Model& model, AdamW& optimizer) {
-  return store_.steps().empty() ? begin(model, optimizer) : go_on(model, optimizer);
+// A run is not put among somebody's other files. Hidden ones do not count, nor what is left of a
+// run that was killed while it began.
+void RunSession::check_new_folder() const {
+  const std::string& folder = control_.folder;
+  if (fs::exists(folder) && !fs::is_directory(folder)) {
+    usage_error(folder, ": is a file, expected the folder of a run; choose another with --out.");
+  }
+  if (!fs::exists(folder) || fs::exists(folder + "/config.toml")) return;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with('.') || name == "config.toml.tmp") continue;
+    usage_error(folder, ": is not empty and not the folder of a run (it holds '", name,
+                "', for one); choose another with --out.");
+  }
 }
 
-TrainState RunSession::begin(Model& model, AdamW& optimizer) {
+std::optional<StoredData> RunSession::data_of(const data::Task& task) const {
+  if (config_.task->data_paths().empty()) return std::nullopt;
+  return StoredData{task.data_size().count, data::fingerprint(task)};
+}
+
+void RunSession::check_same_data(const TrainState& state, const data::Task& task) const {
+  const std::optional<StoredData> now = data_of(task);
+  if (!state.data || !now || *state.data == *now) return;
+  std::string sizes;
+  if (state.data->count != now->count) {
+    sizes = str(" (", state.data->count, " ", task.data_size().unit, ", now ", now->count, ")");
+  }
+  usage_error(control_.folder, ": 'task.", config_.task->data_paths()[0].key,
+              "' does not name the data that the run was trained on", sizes,
+              "; go on with the same data, or begin a new run with its weights: ", program_name(),
+              " train CONFIG --from ", shell_word(control_.folder), ".");
+}
+
+TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {
+  return store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
+}
+
+TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& task) {
   const std::string& folder = control_.folder;
   std::string comment;
   if (!control_.from.empty()) {
@@ -72,7 +110,7 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer) {
   lock();
   if (!store_.steps().empty()) {  // another process was faster
     if (!goes_on()) refuse_present();
-    return go_on(model, optimizer);
+    return go_on(model, optimizer, task);
   }
   const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
   // A run that stopped before its first checkpoint starts anew; nothing else is written over.
@@ -83,10 +121,16 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer) {
   write_run_config(folder, config_, comment);
   if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
   write_file(metrics, "");
-  return {};
+  if (config_.train.warmup >= config_.train.steps) {
+    const TrainOptions& train = config_.train;
+    progress_.line(str("train.warmup = ", train.warmup, " is not shorter than train.steps = ",
+                       train.steps, ": the learning rate only rises, to ",
+                       formatted("%.3g", train.lr_at(train.steps - 1)), " at the last step"));
+  }
+  return {.data = data_of(task)};
 }
 
-TrainState RunSession::go_on(Model& model, AdamW& optimizer) {
+TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& task) {
   const std::string& folder = control_.folder;
   const std::vector<Difference> changes = differences_from(folder, config_);
   for (const Difference& d : changes) {
@@ -103,6 +147,8 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer) {
                 " leaves nothing to train, expected more.");
   }
   TrainState state = store_.load(from, model, optimizer);
+  check_same_data(state, task);
+  state.data = data_of(task);
   store_.drop_after(from);
   if (!changes.empty()) restate(changes, state.step);
   return state;

@@ -22,8 +22,9 @@ class RunSession {
   RunSession(const TrainControl& control, RunConfig& config, Progress& progress);
 
   // Begins the run, or goes on from its checkpoint: fills `model` and `optimizer`, writes the
-  // folder's configuration. `config` is complete.
-  TrainState open(Model& model, AdamW& optimizer);
+  // folder's configuration. `config` is complete, and `task` is what it builds. Throws UsageError
+  // where the run has been trained on other data.
+  TrainState open(Model& model, AdamW& optimizer, const data::Task& task);
 
   const std::string& folder() const { return control_.folder; }
 
@@ -32,8 +33,11 @@ class RunSession {
   bool goes_on() const;
   std::string which() const;
   [[noreturn]] void refuse_present() const;
-  TrainState begin(Model& model, AdamW& optimizer);
-  TrainState go_on(Model& model, AdamW& optimizer);
+  void check_new_folder() const;
+  std::optional<StoredData> data_of(const data::Task& task) const;
+  void check_same_data(const TrainState& state, const data::Task& task) const;
+  TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
+  TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void restate(const std::vector<Difference>& changes, int64_t step);
 
   const TrainControl control_;

@@ -116,6 +116,9 @@ std::string state_json(const TrainState& state) {
   }
   if (!state.product_routes.empty()) json["product_routes"] = state.product_routes;
   if (!state.other_routes.empty()) json["product_routes_of_ranks"] = state.other_routes;
+  if (state.data) {
+    json["data"] = {{"count", state.data->count}, {"fingerprint", state.data->fingerprint}};
+  }
   json["crc64"] = checksum(json);
   return json.dump(1) + "\n";
 }
@@ -145,6 +148,10 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     if (json.contains("product_routes")) json.at("product_routes").get_to(state.product_routes);
     if (json.contains("product_routes_of_ranks")) {
       json.at("product_routes_of_ranks").get_to(state.other_routes);
+    }
+    if (json.contains("data")) {
+      const Json& data = json.at("data");
+      state.data = {data.at("count").get<int64_t>(), data.at("fingerprint").get<std::string>()};
     }
   } catch (const Json::exception&) {
     fail(path, ": is damaged or not a checkpoint's state.");

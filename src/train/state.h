@@ -22,6 +22,14 @@ struct StoredFile {
   uint64_t crc = 0;
 };
 
+// The data that a run is trained on, by which it is known whether they are still the same.
+struct StoredData {
+  int64_t count = 0;  // data::DataSize
+  std::string fingerprint;
+
+  bool operator==(const StoredData&) const = default;
+};
+
 // Where a run stands after `step` optimiser steps. The data cursor is the step itself: a task's
 // batches are a pure function of (seed, index).
 struct TrainState {
@@ -35,6 +43,8 @@ struct TrainState {
   std::map<std::string, std::string> product_routes = {};  // ops/product/product.h
   // Those of the other processes that the run was shared by, from rank 1 on.
   std::vector<std::map<std::string, std::string>> other_routes = {};
+  // Absent in checkpoints that were written before it was kept, and of generated data.
+  std::optional<StoredData> data = {};
 };
 
 // The text carries its own checksum, so that damage is found on reading.

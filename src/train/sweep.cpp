@@ -217,6 +217,15 @@ void set_below(Node& root, const std::string& key, const Node& value) {
   set_below(*inner, key.substr(dot + 1), value);
 }
 
+void check_different_seeds(const std::vector<int64_t>& seeds, const char* key) {
+  if (seeds.empty()) usage_error("'", key, "' is empty, expected at least one seed.");
+  std::set<int64_t> seen;
+  for (const int64_t seed : seeds) {
+    if (seen.insert(seed).second) continue;
+    usage_error("'", key, "' has the seed ", seed, " twice, expected different ones.");
+  }
+}
+
 Sweep Sweep::read(const Node& table) {
   Sweep sweep;
   Node options;
@@ -234,10 +243,7 @@ Sweep Sweep::read(const Node& table) {
   if (sweep.empty() && !table.table().empty()) {
     usage_error("[sweep] names no key to sweep, expected one such as lr = [1e-3, 2e-3].");
   }
-  if (sweep.seeds.empty()) usage_error("'sweep.seeds' is empty, expected at least one seed.");
-  if (std::set<int64_t>(sweep.seeds.begin(), sweep.seeds.end()).size() != sweep.seeds.size()) {
-    usage_error("'sweep.seeds' has a seed twice, expected different ones.");
-  }
+  check_different_seeds(sweep.seeds, "sweep.seeds");
   return sweep;
 }
 

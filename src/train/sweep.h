@@ -60,6 +60,9 @@ struct Sweep {
   std::vector<std::string> at_edge(const std::vector<Tried>& tried, const SweepPoint& best) const;
 };
 
+// Throws UsageError naming `key` where it lists no seed, or one twice.
+void check_different_seeds(const std::vector<int64_t>& seeds, const char* key);
+
 // The best of the tried settings, the first of several; nothing where none is finite.
 std::optional<SweepPoint> best_of(const std::vector<Tried>& tried);
 

@@ -171,6 +171,12 @@ TEST(Fields, UnknownKeysNameTheNearestAndTheLine) {
 TEST(Fields, WrongTypesNameLineKeyValueAndExpectation) {
   EXPECT_EQ(refused("flag = 1"), "o.toml:1: 'flag' is 1, expected true or false.");
   EXPECT_EQ(refused("\ncount = 2.5"), "o.toml:2: 'count' is 2.5, expected an integer.");
+  const std::string large = ", which an integer of 64 bits cannot hold, expected ";
+  EXPECT_TRUE(contains(refused("count = 1e30"), "'count' is 1e+30" + large));
+  for (const char* digits : {"99999999999999999999", "-9223372036854775809"}) {
+    EXPECT_TRUE(contains(refused(str("count = '", digits, "'")), str("is ", digits, large)));
+  }
+  EXPECT_TRUE(contains(refused("count = '010'"), "'count' is '010', expected an integer"));
   EXPECT_EQ(refused("count = true"), "o.toml:1: 'count' is true, expected an integer.");
   EXPECT_EQ(refused("rate = 'x'"), "o.toml:1: 'rate' is 'x', expected a number.");
   EXPECT_EQ(refused("name = 3"), "o.toml:1: 'name' is 3, expected text in quotes.");

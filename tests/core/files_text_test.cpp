@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -146,6 +147,13 @@ TEST(Text, NearestIsAPlausibleMisspelling) {
 }
 
 TEST(Text, NumbersForPeople) {
+  EXPECT_EQ(counted(0, "file"), "0 files");
+  EXPECT_EQ(counted(1, "file"), "1 file");
+  EXPECT_EQ(counted(2, "file"), "2 files");
+  EXPECT_EQ(formatted("%.4f", -1e-9), "0.0000");
+  EXPECT_EQ(formatted("%+.4f", -1e-9), "+0.0000");
+  EXPECT_EQ(formatted("%.4f", -0.25), "-0.2500");
+  EXPECT_EQ(formatted("%.3f", -INFINITY), "-inf");
   EXPECT_EQ(human_count(0), "0");
   EXPECT_EQ(human_count(999), "999");
   EXPECT_EQ(human_count(1234567), "1.23M");

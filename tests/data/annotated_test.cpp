@@ -167,7 +167,7 @@ TEST(TagText, WhatCannotBeUsedIsRefused) {
   EXPECT_EQ(
       error_of("type = 'tag_text'\npath = '" + files.folder.write("one", good) + "'"),
       files.folder.path("one") +
-          ": has 1 examples, expected at least two that differ, to train on and to hold out.");
+          ": has 1 example, expected at least two that differ, to train on and to hold out.");
   EXPECT_EQ(error_of(files.options(std::string("a\0 X\n", 5), good)),
             train + ": is not text, as it has a byte 0.");
   expect_contains(error_of("type = 'tag_text'\npath = '/none'"), "/none");

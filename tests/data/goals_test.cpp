@@ -343,7 +343,7 @@ TEST(ClassifyText, WhatCannotBeUsedIsRefused) {
   EXPECT_EQ(error_of("type = 'classify_text'\npath = '/none'"),
             "there is no folder '/none' whose sub-folders or files are the classes.");
   folder.write("a.txt", "text");
-  expect_contains(error_of(path), "has 0 sub-folders and 1 files, expected at least two");
+  expect_contains(error_of(path), "has 0 sub-folders and 1 file, expected at least two");
   folder.write("b.txt", "");
   EXPECT_EQ(error_of(path + "\nlength = 2"), "there is no text in " + folder.path("b.txt") +
                                                  ": the one file found is empty or not text.");

@@ -19,7 +19,8 @@ std::string letters(int64_t count, uint64_t seed) {
 
 std::vector<std::string> names_of(const CorpusOptions& options) {
   std::vector<std::string> names;
-  for (const Document& document : read_corpus(options)) names.push_back(document.name);
+  const Corpus corpus = read_corpus(options);
+  for (const Document& document : corpus.documents) names.push_back(document.name);
   return names;
 }
 
@@ -39,6 +40,10 @@ TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {
   folder.write(".git/config.txt", "hidden too");
   using Names = std::vector<std::string>;
   EXPECT_EQ(names_of({{folder.path()}, {}, {}}), (Names{"a/one.h", "b/two.txt", "c.txt"}));
+  EXPECT_EQ(read_corpus({{folder.path()}, {}, {}}).left_out,
+            "left out: 1 file that is not text, 1 file that is empty, 1 file with the content of "
+            "another");
+  EXPECT_EQ(read_corpus({{folder.path("c.txt")}, {}, {}}).left_out, "");
   EXPECT_EQ(names_of({{folder.path() + "/"}, {".txt"}, {}}), (Names{"b/two.txt", "c.txt"}));
   EXPECT_EQ(names_of({{folder.path("?")}, {}, {}}), (Names{"one.h", "two.txt"}));
   EXPECT_EQ(names_of({{folder.path("c*.txt"), folder.path("a")}, {}, {}}),
@@ -58,7 +63,7 @@ TEST(Corpus, MaxBytesTakesASampleThatDoesNotDependOnTheFoldersPlace) {
     one.write(name, letters(50, static_cast<uint64_t>(i)));
     other.write(name, letters(50, static_cast<uint64_t>(i)));
   }
-  const std::vector<Document> documents = read_corpus({{one.path()}, {}, 1020});
+  const std::vector<Document> documents = read_corpus({{one.path()}, {}, 1020}).documents;
   size_t bytes = 0;
   std::set<char> folders;
   for (const Document& document : documents) {

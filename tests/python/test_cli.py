@@ -54,7 +54,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("train a.toml b.toml", f"train: 'b.toml' is one argument too many; {BINARY} train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),
-        ("--nonsense", "headloom has no option --nonsense; there are --help, --version, --help-all."),
+        ("--nonsense", "there is no option --nonsense; there are --help, --version, --help-all."),
         ("generate run --temperature -1", "--temperature is -1, expected at least 0."),
         ("generate run --temperature hot", "--temperature is 'hot', expected a number, at least 0."),
         ("generate run --temperature nan", "--temperature is 'nan', expected a number, at least 0."),
@@ -101,8 +101,13 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
         assert "no.toml: cannot be read" in refused(command, "no.toml", cwd=tmp_path, code=1)
     for command in ["eval", "generate"]:
         assert "no: is not the folder of a run" in refused(command, "no", cwd=tmp_path, code=1)
+    assert refused("train", "my", cwd=tmp_path, code=1) == "my: cannot be read: there is no such file or folder."
+    assert "did you mean 'text.toml'?" in refused("train", "text", cwd=place, code=1)
+    assert "did you mean 'long.toml'?" in refused("describe", "lnog.toml", cwd=place, code=1)
+    assert "[model] as preset = \"bert-mini\"" in refused("train", "bert-mini", cwd=place, code=1)
     empty = tmp_path / "empty"
     empty.mkdir()
+    assert refused("train", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
     assert "config.toml" in refused("eval", empty, cwd=tmp_path, code=1)
     shutil.copy(place / "runs/text/config.toml", empty)
     assert "no checkpoint yet" in refused("eval", empty, cwd=tmp_path, code=1)
@@ -293,6 +298,10 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     assert text("--prompt", "The ", "--seed", 4) != first
     assert text("--prompt", "The ", "--temperature", 0, "--seed", 1) == text("--prompt", "The ", "--top-k", 1, "--seed", 2)
     assert text("--prompt", "-", "--seed", 3, input=b"The ") == first
+    # Where both go to one place, the line about the speed stands below the text.
+    command = [str(BINARY), "generate", "runs/text", "--prompt", "T", "--tokens", "1"]
+    both = subprocess.run(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    assert b"\nprompt: 1 token, " in both and b" text: 1 token, " in both
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
 

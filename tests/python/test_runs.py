@@ -123,6 +123,46 @@ def test_a_run_is_moved_and_its_data_too(place, tmp_path):
     headloom("describe", "moved", cwd=tmp_path / "there")
 
 
+def test_a_run_goes_on_with_its_own_data(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in "abc":
+        (tmp_path / f"texts/{name}.txt").write_text(f"{name} quick brown fox jumps over the lazy dog.\n" * 20)
+    (tmp_path / "text.toml").write_text(TEXT.replace("corpus.txt", "texts"))
+    headloom("train", "text.toml", cwd=tmp_path)
+    before = files(tmp_path / "runs")
+    more = ["train", "runs/text", "--resume", "--set", "train.steps=8"]
+    fewer = refused(*more, "--set", 'task.paths=["texts/a.txt", "texts/b.txt"]', cwd=tmp_path)
+    assert "'task.paths' does not name the data that the run was trained on (2584 tokens, now 1723)" in fewer, fewer
+    assert "headloom train CONFIG --from runs/text." in fewer
+    # In the same place, and of the same length.
+    text = tmp_path / "texts/b.txt"
+    written = text.read_text()
+    text.write_text(written.replace("quick", "quiet"))
+    assert "does not name the data that the run was trained on; go on" in refused(*more, cwd=tmp_path)
+    assert files(tmp_path / "runs") == before
+    text.write_text(written)
+    (tmp_path / "texts").rename(tmp_path / "moved")
+    headloom(*more, "--set", 'task.paths=["moved"]', cwd=tmp_path)
+    state = tmp_path / "runs/text/checkpoints/step-8/state.json"
+    assert json.loads(state.read_text())["data"]["count"] == 2584
+
+
+def test_a_new_run_gets_a_folder_of_its_own(place, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    message = refused("train", "text.toml", "--out", other, cwd=place)
+    assert message == f"{other}: is not empty and not the folder of a run (it holds 'notes.txt', for one); choose another with --out."
+    assert "notes.txt: is a file, expected" in refused("train", "text.toml", "--out", other / "notes.txt", cwd=place)
+    assert files(other) == {"notes.txt": b"mine"}
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / ".gitkeep").write_text("")
+    done = headloom("train", "text.toml", "--out", new, "--resume", "--set", "train.warmup=6", cwd=place)
+    assert f"{new}: there is no checkpoint to go on from yet, so the run begins" in done.stderr
+    assert "train.warmup = 6 is not shorter than train.steps = 6: the learning rate only rises" in done.stderr
+
+
 def test_two_processes_do_not_share_a_run(place, tmp_path):
     run = tmp_path / "run"
     arguments = ["train", "long.toml", "--out", run, "--set", "train.steps=100000"]

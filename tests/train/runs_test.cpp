@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "core/files.h"
 #include "core/lock.h"
 #include "data/tokenizer_json.h"
 #include "support.h"
@@ -82,6 +83,35 @@ TEST(Longer, GoesOnAsIfTheStepsHadBeenMoreFromTheStart) {
   EXPECT_TRUE(contains(config, "# Until step 10 the"));
   EXPECT_TRUE(contains(config, "# Until step 20 the"));
   EXPECT_EQ(load_run(run, "last").step, 25);
+}
+
+TEST(Longer, RefusesOtherDataThanTheRunHas) {
+  const TextRun made;
+  const std::string run = made.folder.path("run"), state = run + "/checkpoints/step-10/state.json";
+  train_quietly(made.config, {.folder = run});
+  const TrainState kept = parse_state(bytes_of(state), state);
+  ASSERT_TRUE(kept.data);
+  const Node more = with(made.config, {"train.steps=12"});
+  // The same number of tokens, and one more.
+  const std::string text = bytes_of(made.folder.path("data/corpus.txt"));
+  std::string other = text;
+  for (char& c : other) c = c == 'l' ? 'L' : c;
+  for (const std::string& changed : {other, text + "."}) {
+    made.folder.write("data/corpus.txt", changed);
+    const std::string message = message_of<UsageError>(
+        [&] { train_quietly(more, {.folder = run, .resume = true}); });
+    EXPECT_TRUE(contains(message, ": 'task.paths' does not name the data that the run was trained "
+                                  "on")) << message;
+    EXPECT_EQ(contains(message, str("(", kept.data->count, " tokens, now ", kept.data->count + 1,
+                                    ")")),
+              changed.size() > text.size());
+  }
+  // Checkpoints that do not say what they were trained on are not compared.
+  TrainState former = kept;
+  former.data.reset();
+  write_file(state, state_json(former));
+  train_quietly(more, {.folder = run, .resume = true});
+  EXPECT_TRUE(contains(bytes_of(run + "/checkpoints/step-12/state.json"), "fingerprint"));
 }
 
 TEST(Longer, RestatesTheScheduleOverAllSteps) {

@@ -238,7 +238,7 @@ class LabelledFiles final : public ExampleTask {
 
   void add_class(const std::string& path, std::vector<size_t>& train,
                  std::vector<size_t>& held_out) {
-    std::vector<Document> documents = read_corpus({{path}, options_.extensions, {}});
+    std::vector<Document> documents = read_corpus({{path}, options_.extensions, {}}).documents;
     const bool whole = documents.size() >= kManyDocuments;
     if (whole) {
       std::stable_sort(documents.begin(), documents.end(),
