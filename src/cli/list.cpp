@@ -5,6 +5,7 @@
 #include "bench/machine.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/shell.h"
 #include "data/task.h"
 #include "ops/case.h"
 #include "ops/product/product.h"
@@ -245,6 +246,10 @@ int run_list(const ListArguments& a) {
   if (!a.json) {
     for (const Section& section : chosen)
       a.markdown ? print_markdown(section) : print_plain(section);
+    if (a.what.empty() && !a.markdown) {
+      std::printf("This machine, and how it multiplies matrices: %s list machine\n",
+                  program_name().c_str());
+    }
     return 0;
   }
   nlohmann::ordered_json json;
