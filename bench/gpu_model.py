@@ -6,8 +6,8 @@ which multiprocessors issue them, and its tensor cores' operations at their rate
 counted in its machine code: for composed attention, in its loops over heads. Flash attention's time is its operations at a
 share of the peak that its authors publish. The shares below are assumptions; the first runs on a card replace them.
 
-More counts in ``aft``: bytes that come from the L2 cache many times, that a warp issues one instruction in a clock at most, and
-the wait for a load where a program goes over the sequence alone on its multiprocessor.
+The model of ``aft`` has three things more. Bytes that are read many times come from the L2 cache. A warp issues one instruction
+in a clock at most. A program that goes over the sequence alone on its multiprocessor waits for each load.
 """
 
 from __future__ import annotations
@@ -207,11 +207,16 @@ def predict_aft(card: Card, B: int, T: int, C: int, W: Optional[int]) -> List[Pa
     for launch in recorded(aft, aft_call(B, T, C, W, torch.bfloat16, from_state=False), 2, of_state=False):
         name, given = launch.name(), launch.arguments
         along = name.startswith("carry_kernel")  # the sequence
-        # R queries read the keys of their windows together, or R keys the queries.
-        together = given.get("R", 1)
-        seen = (W + together - 1) if W and "R" in given else 0
-        turns = [math.ceil((given["steps"] if along else given["M"] // together) / (1 if "R" in given else given["G"]))]
-        turns += [math.ceil(seen / given.get("G", 1))] if seen else []
+        together, seen = 1, 0
+        if "R" in given:
+            # R queries read the keys of their windows together, or R keys the queries.
+            together = given["R"]
+            seen = W + together - 1 if W else 0
+            turns = [given["M"] // together]
+            if seen:
+                turns.append(math.ceil(seen / given.get("G", 1)))
+        else:
+            turns = [math.ceil((given["steps"] if along else given["M"]) / given["G"])]
         code = machine_code(launch, card.capability)
         # A warp issues one instruction in a clock at most.
         lanes = min(LANES, 32 * launch.warps * max(1, launch.programs // card.multiprocessors))
@@ -247,24 +252,25 @@ def predict_gated_norm(card: Card, rows: int, width: int) -> List[Tuple[float, f
 
 
 FORWARD = {"mix_kernel to scores", "mix_kernel to composed", "scores", "output"}
+# The backward has no sums_kernel, because the state has no gradient here.
+AFT_FORWARD = {"sums_kernel", "carry_kernel, forward", "rows_kernel, forward"}
 
 
 def flash_forward(card: Card, B: int, T: int, H: int, D: int) -> float:
     return 4 * D * B * H * T * T / 2 / (card.flash * card.tensor)
 
 
-def print_parts(parts: List[Part], flash: float) -> None:
+def row(columns: List[str], parts: List[Part], forward: Set[str], flash: float, *, with_parts: bool) -> None:
+    """Of a table whose last columns are multiples of flash attention. with_parts: a line for each kernel follows."""
+    total = sum(p.seconds for p in parts)
+    of_forward = sum(p.seconds for p in parts if p.what in forward)
+    print(f"| {' | '.join(columns)} | {of_forward / flash:.1f} | {total / flash / (1 + FLASH_BACKWARD):.1f} |", flush=True)
+    if not with_parts:
+        return
     for what in dict.fromkeys(p.what for p in parts):
         same = [p for p in parts if p.what == what]
         share = sum(p.seconds for p in same) / flash
         print(f"  {what}: {share:.2f} of flash attention's forward, bound by {same[-1].bound}")
-
-
-def row(columns: List[str], parts: List[Part], forward: Set[str], flash: float) -> None:
-    """Of a table whose last columns are multiples of flash attention."""
-    total = sum(p.seconds for p in parts)
-    of_forward = sum(p.seconds for p in parts if p.what in forward)
-    print(f"| {' | '.join(columns)} | {of_forward / flash:.1f} | {total / flash / (1 + FLASH_BACKWARD):.1f} |", flush=True)
 
 
 def main() -> None:
@@ -282,9 +288,7 @@ def main() -> None:
         for mixes in given.mixes:
             for T in given.lengths:
                 parts, flash = predict(card, B, T, H, D, mixes), flash_forward(card, B, T, H, D)
-                row([name, mixes, str(T)], parts, FORWARD, flash)
-                if given.parts:
-                    print_parts(parts, flash)
+                row([name, mixes, str(T)], parts, FORWARD, flash, with_parts=given.parts)
     print("| card | step of dcformer++ 1.4B / transformer++ 1.4B |")
     print("|---|---|")
     for name, card in CARDS.items():
@@ -295,11 +299,7 @@ def main() -> None:
         for form, W in (("simple", None), ("local, window of 32", 32)):
             for T in given.lengths:
                 parts, flash = predict_aft(card, B, T, H * D, W), flash_forward(card, B, T, H, D)
-                # The backward has no sums_kernel, because the state has no gradient here.
-                forward_parts = {"sums_kernel", "carry_kernel, forward", "rows_kernel, forward"}
-                row([name, form, str(T)], parts, forward_parts, flash)
-                if given.parts:
-                    print_parts(parts, flash)
+                row([name, form, str(T)], parts, AFT_FORWARD, flash, with_parts=given.parts)
     print("| card | values of a row of gated_norm | forward / its bytes | training / its bytes | instructions / bytes |")
     print("|---|---|---|---|---|")
     for name, card in CARDS.items():

@@ -38,7 +38,8 @@ const char* triton_missing() {
 template <typename Op>
 const char* fla_reason(const typename Op::Arguments& a) {
   if (!has_cuda_kernels<Op>()) {
-    return "the kernels for NVIDIA GPUs are those of flash-linear-attention, which Python must find";
+    return "the kernels for NVIDIA GPUs are those of flash-linear-attention, of which Python must "
+           "find 0.6.0 or newer";
   }
   if constexpr (requires { a.options.form; }) {
     if (a.options.form != "chunkwise") return "flash-linear-attention has no other form for it";

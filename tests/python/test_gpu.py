@@ -135,7 +135,7 @@ def documents():
     return {"documents": on_gpu(2, 7, dtype=torch.long)}
 
 
-OF_FLA = "those of flash-linear-attention, which Python must find"
+OF_FLA = "those of flash-linear-attention, of which Python must find 0.6.0 or newer"
 NO_DOCUMENTS = "has no documents in a batch"
 # Of each operator: a call, what is said without the package, and a case that is not taken with what is said then.
 CALLS = {
@@ -177,13 +177,29 @@ def test_operators_of_other_mixers(name):
             return result if isinstance(result, torch.Tensor) else result[0]
 
         assert output().shape == shape
-        if importlib.util.find_spec(headloom.gpu.PACKAGES[name]) is not None:
+        if headloom.gpu.usable(headloom.gpu.PACKAGES[name]):
             assert output(backend="fused").shape == shape
             with pytest.raises(NotImplementedError, match=reason):
                 output(**other(), backend="fused")
         else:
             with pytest.raises(NotImplementedError, match=missing):
                 output(backend="fused")
+
+
+@needs_triton
+def test_aft_of_nothing_is_its_definition():
+    with FakeTensorMode(), torch.no_grad():
+        for size in ((0, 7, 16), (2, 7, 0)):
+            q = on_gpu(*size)
+            assert headloom.ops.aft(q, q, q)[0].shape == size
+            with pytest.raises(NotImplementedError, match="q is empty"):
+                headloom.ops.aft(q, q, q, backend="fused")
+
+
+@pytest.mark.parametrize("version, taken", [("0.5.9", False), ("0.6.0", True), ("0.10", True), ("1.0", True)])
+def test_an_older_flash_linear_attention_is_not_taken(monkeypatch, version, taken):
+    monkeypatch.setattr(headloom.gpu, "version", lambda name: version)
+    assert headloom.gpu.usable("fla") == taken
 
 
 @needs_triton

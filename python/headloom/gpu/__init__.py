@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Callable, List, Tuple
 
@@ -43,7 +44,17 @@ def register(library: torch.library.Library, name: str, **options: bool) -> None
     library.impl(name + "_backward", lambda *arguments: _kernels(name)[1](*arguments), **options)
 
 
+def usable(package: str) -> bool:
+    """An older flash-linear-attention has not all of the functions that ``libraries`` calls."""
+    if package == "fla":
+        try:
+            return tuple(int(n) for n in version("flash-linear-attention").split(".")[:2]) >= (0, 6)
+        except (PackageNotFoundError, ValueError):
+            pass  # a copy without a version that can be read
+    return find_spec(package) is not None
+
+
 _library = torch.library.Library("headloom", "IMPL", "CUDA")
 for _name, _package in PACKAGES.items():
-    if find_spec(_package) is not None:
+    if usable(_package):
         register(_library, _name)

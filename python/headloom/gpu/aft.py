@@ -9,8 +9,8 @@ A running sum is three numbers: the sum with v, the sum without, and the exponen
 nothing was summed. m is the largest exponent in the sum, so keys may lie any distance apart.
 
 ``sums_kernel`` sums each tile of keys by itself, and ``carry_kernel`` joins these sums from tile to tile. A program of
-``rows_kernel`` goes over a tile of queries, from the sum on that it is given. At query t it takes in key t - W, and so has the
-sum of all keys to which w is 0. For R queries together it then goes over the keys of their windows, G at a time.
+``rows_kernel`` begins with such a sum and goes over a tile of queries. At query t it adds key t - W, and so has the sum of all
+keys to which w is 0. For R queries together it then goes over the keys of their windows, G at a time.
 
 Backward, with g_t = dy_t sigmoid(q_t)::
 
@@ -19,7 +19,7 @@ Backward, with g_t = dy_t sigmoid(q_t)::
 
 ``rows_kernel`` computes -L, g and g r of every query again, and sums the last two over its tile, relative to an exponent of -L.
 ``carry_kernel`` joins these sums from the end on. A program of ``keys_kernel`` goes over a tile of keys from the newest on. At
-key s it takes in query t = s + W, and so has the sum of all queries to which w is 0. For R keys together it then goes over
+key s it adds query t = s + W, and so has the sum of all queries to which w is 0. For R keys together it then goes over
 the queries that see them through w. No program adds to what another one writes: results do not depend on their order.
 
 A thread has the same channels of all positions, so nothing is exchanged between threads but the sums of dw. Positions of
@@ -117,6 +117,12 @@ def load_row(c, rows, b, t, wanted, channel):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def empty_sum(N: tl.constexpr):  # type: ignore[no-untyped-def]
+    zero = tl.zeros([N], tl.float32)
+    return zero, zero, zero - 1e38
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def load_sum(pointer, wanted, C, channel):  # type: ignore[no-untyped-def]
     """One running sum, [3, C], which is empty where it is not wanted."""
     there = wanted & (channel < C)
@@ -178,8 +184,7 @@ def sums_kernel(c, own, tiles, M: tl.constexpr, N: tl.constexpr, G: tl.constexpr
     b = tl.program_id(2).to(tl.int64)
     j = tl.program_id(1)
     channel = tl.program_id(0) * N + tl.arange(0, N)
-    zero = tl.zeros([N], tl.float32)
-    total = (zero, zero, zero - 1e38)
+    total = empty_sum(N)
     last = last_of_tile(c, j, M)
     first = tl.maximum(tl.maximum(j * M - c.W, -c.earlier), start_of(c, b, last))
     for begin in range(first, last + 1, G):
@@ -203,8 +208,7 @@ def carry_kernel(  # type: ignore[no-untyped-def]
     beyond `own` adds nothing."""
     b = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * N + tl.arange(0, N)
-    zero = tl.zeros([N], tl.float32)
-    total = (zero, zero, zero - 1e38)
+    total = empty_sum(N)
     if before is not None:
         total = load_sum(before + b * wide_before, True, c.C, channel)
     for begin in range(0, steps, G):
@@ -238,9 +242,8 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     first = tl.program_id(1) * M
     channel = tl.program_id(0) * N + tl.arange(0, N)
     there = channel < c.C
-    zero = tl.zeros([N], tl.float32)
     older = load_sum(sums + (b * tiles + tl.program_id(1)) * 3 * c.C, True, c.C, channel)
-    total = (zero, zero, zero - 1e38)
+    total = empty_sum(N)
     for begin in range(first, tl.minimum(first + M, c.T), R):
         seen = ()
         for i in tl.static_range(R):
@@ -403,9 +406,6 @@ class Problem:
         self.key_tiles = (self.T - 1 + self.W) // M + 1  # of keys s from jM - W on
         self.columns = -(-self.C // N)
 
-    def empty(self) -> bool:
-        return self.q.numel() == 0
-
     def floats(self, *size: int) -> Tensor:
         return self.q.new_empty(size, dtype=torch.float32)
 
@@ -456,15 +456,13 @@ def forward(*arguments: Any) -> List[Tensor]:
     p = Problem(*call)
     out = p.q.new_empty(p.q.shape)
     end = p.floats(p.B, 3 + 2 * p.ring, p.C)
-    sums = p.floats(p.B, p.tiles, 3, p.C)
-    if not p.empty():
-        sums = running_sums(p, end)
-        grid = (p.columns, p.tiles, p.B)
-        rows_kernel[grid](
-            p.call, p.q, sums, out, None, None, None, None, p.tiles, BACKWARD=False, M=M, N=N, R=QUERIES, G=G, num_warps=1
-        )
-        end[:, 3 : 3 + p.ring] = p.newest(p.k, EMPTY)
-        end[:, 3 + p.ring :] = p.newest(p.v, 0)
+    sums = running_sums(p, end)
+    grid = (p.columns, p.tiles, p.B)
+    rows_kernel[grid](
+        p.call, p.q, sums, out, None, None, None, None, p.tiles, BACKWARD=False, M=M, N=N, R=QUERIES, G=G, num_warps=1
+    )
+    end[:, 3 : 3 + p.ring] = p.newest(p.k, EMPTY)
+    end[:, 3 + p.ring :] = p.newest(p.v, 0)
     return [out, end, sums if training else p.floats(p.B, 0, 3, p.C)]
 
 
@@ -474,37 +472,36 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (p.q, p.k, p.v))
     grad_bias = None if p.bias is None else torch.zeros_like(p.bias, dtype=torch.float32)
     grad_state = None if p.state is None else p.state.new_empty(p.state.shape)
-    if not p.empty():
-        grad_out = torch.zeros_like(p.q) if grads[0] is None else grads[0].contiguous()
-        rows = Rows(*(p.floats(p.B, p.T, p.C) for _ in range(3)))
-        own, later = p.floats(p.B, p.tiles, 3, p.C), p.floats(p.B, p.key_tiles, 3, p.C)
-        grid = (p.columns, p.tiles, p.B)
-        rows_kernel[grid](
-            p.call, p.q, kept[0], None, grad_out, grad_q, rows, own, p.tiles,
-            BACKWARD=True, M=M, N=N, R=QUERIES, G=G, num_warps=1,
-        )  # fmt: skip
-        last, untouched = (None, None) if grads[1] is None else row_of_end(p, grads[1])
-        of_all = p.floats(p.B, 3, p.C)
-        carry(p, own, later, last, of_all, p.key_tiles, backward=True)
-        shares = None if p.bias is None else p.floats(p.columns, p.B, p.T, p.W).zero_()
-        keys_kernel[(p.columns, p.key_tiles, p.B)](
-            p.call, rows, later, grad_k, grad_v, shares, p.key_tiles, M=M, N=N, R=KEYS, num_warps=1
-        )
-        if grad_bias is not None and shares is not None:
-            add_bias_shares(p, grad_bias, shares.sum(0))
-        if grads[1] is not None and p.ring > 0:
-            add_ring(p, grad_k, grads[1][:, 3 : 3 + p.ring])
-            add_ring(p, grad_v, grads[1][:, 3 + p.ring :])
-        if grad_state is not None:
-            assert p.state is not None
-            g, gr, m = of_all.unbind(1)
-            factor = torch.exp(p.state[:, 2] + m)
-            grad_state[:, 0], grad_state[:, 1] = factor * g, -factor * gr
-            if grads[1] is not None and untouched is not None:
-                grad_state[:, :2] += torch.where(untouched.unsqueeze(1), grads[1][:, :2], 0)
-            grad_state[:, 2] = (p.state[:, :2] * grad_state[:, :2]).sum(1)  # both sums stand for themselves times exp(m)
-            grad_state[:, 3 : 3 + p.earlier] = grad_k[:, : p.earlier]
-            grad_state[:, 3 + p.earlier :] = grad_v[:, : p.earlier]
+    grad_out = torch.zeros_like(p.q) if grads[0] is None else grads[0].contiguous()
+    rows = Rows(*(p.floats(p.B, p.T, p.C) for _ in range(3)))
+    own, later = p.floats(p.B, p.tiles, 3, p.C), p.floats(p.B, p.key_tiles, 3, p.C)
+    grid = (p.columns, p.tiles, p.B)
+    rows_kernel[grid](
+        p.call, p.q, kept[0], None, grad_out, grad_q, rows, own, p.tiles,
+        BACKWARD=True, M=M, N=N, R=QUERIES, G=G, num_warps=1,
+    )  # fmt: skip
+    last, untouched = (None, None) if grads[1] is None else row_of_end(p, grads[1])
+    of_all = p.floats(p.B, 3, p.C)
+    carry(p, own, later, last, of_all, p.key_tiles, backward=True)
+    shares = None if p.bias is None else p.floats(p.columns, p.B, p.T, p.W).zero_()
+    keys_kernel[(p.columns, p.key_tiles, p.B)](
+        p.call, rows, later, grad_k, grad_v, shares, p.key_tiles, M=M, N=N, R=KEYS, num_warps=1
+    )
+    if grad_bias is not None and shares is not None:
+        add_bias_shares(p, grad_bias, shares.sum(0))
+    if grads[1] is not None and p.ring > 0:
+        add_ring(p, grad_k, grads[1][:, 3 : 3 + p.ring])
+        add_ring(p, grad_v, grads[1][:, 3 + p.ring :])
+    if grad_state is not None:
+        assert p.state is not None
+        g, gr, m = of_all.unbind(1)
+        factor = torch.exp(p.state[:, 2] + m)
+        grad_state[:, 0], grad_state[:, 1] = factor * g, -factor * gr
+        if grads[1] is not None and untouched is not None:
+            grad_state[:, :2] += torch.where(untouched.unsqueeze(1), grads[1][:, :2], 0)
+        grad_state[:, 2] = (p.state[:, :2] * grad_state[:, :2]).sum(1)  # both sums stand for themselves times exp(m)
+        grad_state[:, 3 : 3 + p.earlier] = grad_k[:, : p.earlier]
+        grad_state[:, 3 + p.earlier :] = grad_v[:, : p.earlier]
     places = [
         (p.q, grad_q),
         (call[1], grad_k[:, p.earlier :]),

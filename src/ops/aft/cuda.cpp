@@ -7,7 +7,8 @@ namespace {
 
 const char* triton_reason(const Aft::Arguments& a) {
   if (const char* reason = triton_missing<Aft>()) return reason;
-  return Aft::stateful(a.options) ? nullptr : "only causal \"simple\" and \"local\" are fused";
+  if (!Aft::stateful(a.options)) return "only causal \"simple\" and \"local\" are fused";
+  return a.q.sym_numel() == 0 ? "q is empty" : nullptr;
 }
 
 const CudaKernels<Aft> aft_cuda(
