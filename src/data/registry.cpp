@@ -99,10 +99,11 @@ TaskSizes sizes_of(const Task& task) {
 }
 
 std::string fingerprint(const Task& task) {
-  // Those that come first are a sample of all.
-  constexpr int64_t kTokens = int64_t{1} << 18, kSequences = 256;
-  const int64_t length = std::max<int64_t>(task.length() + task.source_length(), 1);
-  const int64_t most = std::clamp<int64_t>(kTokens / length, 1, kSequences);
+  // Those that come first are a sample of all. Few at once, as training counts its memory.
+  constexpr int64_t kNumbers = int64_t{1} << 18, kSequences = 256;
+  const auto [channels, height, width] = task.image_shape();
+  const int64_t size = task.length() + task.source_length() + channels * height * width;
+  const int64_t most = std::clamp<int64_t>(kNumbers / std::max<int64_t>(size, 1), 1, kSequences);
   Fnv1a hash;
   hash.add(static_cast<uint64_t>(task.data_size().count));
   hash.add(static_cast<uint64_t>(task.eval_sequences()));

@@ -454,6 +454,7 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
     return message;
   };
   EXPECT_TRUE(contains(refused("seeds=[]"), "'seeds' is empty"));
+  EXPECT_TRUE(contains(refused("seeds=[2, 5, 2]"), "'seeds' has the seed 2 twice"));
   EXPECT_TRUE(contains(refused("models=[]"), "no [[models]]"));
   EXPECT_TRUE(contains(refused("models.1.name=mha"), "named 'mha'"));
   EXPECT_TRUE(contains(refused("models.1.name=''"), "entry 2 of [[models]] has no 'name'"));

@@ -125,6 +125,8 @@ TEST(Sweep, RefusesWhatItCannotRead) {
   EXPECT_TRUE(contains(refused("steps = [3]"), "cannot be swept"));
   EXPECT_TRUE(contains(refused("seeds = [1]"), "names no key"));
   EXPECT_TRUE(contains(refused("lr = [1e-3]\nseeds = []"), "'sweep.seeds' is empty"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\nseeds = [7, 8, 7]"),
+                       "'sweep.seeds' has the seed 7 twice, expected different ones."));
 }
 
 // --- In a comparison.
