@@ -93,7 +93,8 @@ Findings experts(const Subject& subject) {
     }
   }
   if (summary.rows.empty()) {
-    usage_error("experts is of mixtures of experts, but the channel mixers are ",
+    usage_error("the analysis experts looks into mixtures of experts, but this model's channel "
+                "mixers are ",
                 channels_of(subject), ", expected moe.");
   }
   out.tables = {std::move(summary), std::move(each)};

@@ -181,7 +181,7 @@ Command compare_command() {
             auto* plan = app.add_flag(
                 "--plan", a->plan,
                 "train nothing: print a command for every run that can be trained now");
-            app.add_option("--run", a->run, "train this one of the runs that --plan printed")
+            app.add_option("--run", a->run, "the run to train, one of those that --plan printed")
                 ->type_name("PATH")
                 ->excludes(plan);
             return [a] { return run_compare(*a); };

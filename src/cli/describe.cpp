@@ -39,7 +39,7 @@ std::optional<data::TaskSizes> complete(RunConfig& config) {
     config.find_data();
   } catch (const Error& error) {
     fail("only the data of the task ", config.task->type(), " say how many classes there are, but ",
-         error.what(), " Or set model.classes, and describe needs no data.");
+         error.what());
   }
   return data::sizes_of(*config.build_task());
 }

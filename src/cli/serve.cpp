@@ -41,7 +41,7 @@ int run_serve(ServeArguments& a) {
   const auto decoder = std::dynamic_pointer_cast<Decoder>(loaded.model);
   if (!decoder) {
     usage_error(a.model, ": is a model of kind \"", loaded.config.model.kind,
-                "\", which goes on with no text, expected a decoder.");
+                "\", which cannot continue a text, expected a decoder.");
   }
   if (!decoder->stacks()[0]->stateful()) {
     usage_error(a.model,

@@ -103,8 +103,8 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
     taken = taken || out.layers.back().mixer.policy == policy;
   }
   if (!taken && !policy.evicts()) {
-    usage_error("the cache is to be in ", policy.dtype,
-                ", but no layer keeps keys and values, expected none.");
+    usage_error("keys and values are to be kept in ", policy.dtype,
+                ", but no layer keeps keys and values, expected no type for them.");
   }
   if (!taken) {
     usage_error("the cache policy is ", policy.text(),

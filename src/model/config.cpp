@@ -205,8 +205,12 @@ int64_t match_parameters(ModelConfig& config, int64_t target) {
     const int64_t count = count_at(width);
     if (within(count)) return count;
   }
-  usage_error("no hidden width of the channel mixer brings the model to ", target,
-              " parameters within 1% (it would have to be ", static_cast<int64_t>(exact), ").");
+  if (exact < 1) {
+    usage_error("no hidden width of the channel mixers brings the model to ", target,
+                " parameters within 1%: it has more without them.");
+  }
+  usage_error("no hidden width of the channel mixers brings the model to ", target,
+              " parameters within 1%; the nearest is ", std::llround(exact), ".");
 }
 
 }  // namespace headloom

@@ -445,4 +445,4 @@ def test_what_cannot_be_served(place, attention):
         "eval_tokens = 64\n[train]\nsteps = 1\nbatch = 2\n"
     )
     headloom("train", "encoder.toml", "--out", "encoder", cwd=place)
-    assert 'kind "encoder", which goes on with no text' in refused("encoder", code=2)
+    assert 'kind "encoder", which cannot continue a text' in refused("encoder", code=2)

@@ -323,7 +323,8 @@ TEST(Answer, NothingElseIsSaidOfModelsThatHaveNotLearned) {
       answer_of(c),
       "On text, `multi_token` (5.6 ± 4.2% error rate) has learned, and the baseline `mha` has "
       "not. `differential` (96.2 ± 0.6%) and `mha` (97.9 ± 0.2%) are not shown to have learned: "
-      "none of them passes the floor, a guess among the blocks (75.0%), by more than chance.");
+      "none of them passes the floor of what is reached without learning, a guess among the blocks "
+      "(75.0%), by more than chance.");
   EXPECT_EQ(
       advice(c),
       "For text and this budget, take `multi_token`, because it alone is shown to have learned.");
