@@ -87,7 +87,12 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
     (column.cost ? cost : quality).push_back(column);
     if (!column.title.starts_with("to match")) continue;
     note += " <i>" + rich(column.title) + "</i>: the share of the baseline's " + t.task->unit +
-            " at which a model's mean curve first meets the baseline's final result.";
+            " at which a model's mean curve first meets the baseline's final result";
+    const auto at_once = [](const Cell& cell) { return cell.text.starts_with("at most"); };
+    if (std::any_of(column.cells.begin(), column.cells.end(), at_once)) {
+      note += "; <i>at most</i>, where it meets it at its first evaluation already";
+    }
+    note += ".";
   }
   std::string out = table_of(c, t, "Results on " + t.task->name, quality, strips) +
                     element("p", "soft small note", note) + "\n";

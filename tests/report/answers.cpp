@@ -379,6 +379,7 @@ TEST(Answer, LimitsComeFirst) {
 TEST(ShownPage, SaysAtMostWhereTheBaselineIsMetAtTheFirstEvaluation) {
   Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}});
   EXPECT_NE(to_html(c).find(">at most 1.00×<"), std::string::npos);
+  EXPECT_NE(to_html(c).find("at its first evaluation already."), std::string::npos);
   for (auto& run : c.runs) {
     Point early = run.points[0];
     early.step = 50;
