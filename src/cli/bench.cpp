@@ -22,8 +22,8 @@ Command bench_command() {
                        "\n\nA column 'x baseline' is the time divided by that of the baseline, plain "
                        "attention or\nPyTorch's own operators: below 1 the benchmarked case is faster.");
             app.add_option("cases", a->families,
-                           "which benchmarks: operators by name, step, train_step, models or "
-                           "decode; all by default");
+                           "which benchmarks: operators, as 'list operators' names them, step, "
+                           "train_step, models or decode; all by default");
             app.add_option("--only", o.only, "only cases and figures whose name has this in it");
             app.add_option("--backend", o.backend, "force the operator's backend")
                 ->check(one_of({"reference", "fused"}));

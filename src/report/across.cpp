@@ -129,6 +129,8 @@ std::vector<Line> lines_of(const Comparison& c, const TaskGroup& g, bool differe
     for (size_t i = 0; i < g.tasks.size(); ++i) {
       const Row* row = row_of(*g.tasks[i], model);
       if (!row || row->finished == 0 || (difference && row->baseline)) continue;
+      // Runs that were not planned may have another baseline on this task.
+      if (difference && !row_of(*g.tasks[i], c.models.front())) continue;
       line.style = style_of(c, *row);
       const Estimate& e = difference ? row->against_baseline.difference : row->result;
       if (!std::isfinite(e.mean)) continue;

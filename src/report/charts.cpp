@@ -260,11 +260,11 @@ Chart accuracy_chart(const Comparison& c, const TaskSummary& t) {
 }
 
 Chart gap_chart(const Comparison& c, const TaskSummary& t) {
-  const std::string base = c.models.front().label;
   const Row* baseline = nullptr;
   for (const Row& row : t.rows) {
     if (row.baseline) baseline = &row;
   }
+  const std::string base = baseline->model->label;
   LineChart chart;
   for (const Row& row : t.rows) {
     if (row.baseline) continue;

@@ -409,13 +409,15 @@ TEST(ShownPage, SaysWhyTasksOfOneNameAreApart) {
 }
 
 TEST(ShownPage, LeavesOutModelsWithoutRunsWhereNothingIsPlanned) {
-  Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}});
+  Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}, {"d", {1.7, 1.7}}});
   c.planned = false;
   std::erase_if(c.runs, [](const auto& run) { return run.model == "mha"; });
   const Summary summary = summarize(c);
-  ASSERT_EQ(summary.tasks[0].rows.size(), 1u);
-  EXPECT_TRUE(summary.tasks[0].rows[0].baseline);
+  ASSERT_EQ(summary.tasks[0].rows.size(), 2u);
+  EXPECT_FALSE(summary.tasks[0].rows[0].baseline);
+  EXPECT_TRUE(summary.tasks[0].rows[1].baseline);
   EXPECT_EQ(to_text(c).find("mha"), std::string::npos);
+  EXPECT_EQ(to_html(c).find("Difference to <code>mha"), std::string::npos);
 }
 
 TEST(Trend, ComparesTheEndWithThreeQuarters) {
