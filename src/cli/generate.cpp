@@ -72,8 +72,8 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   if (answers) {
     const int64_t longest = config.source_length();
     if (prompt.empty() || timing.read > longest) {
-      usage_error("--prompt has ", counted(timing.read, "token"), ", expected a source of 1 to ", longest,
-                  ".");
+      usage_error("--prompt has ", counted(timing.read, "token"), ", expected a source of 1 to ",
+                  longest, ".");
     }
     options.sources = {prompt};
     options.tokens = std::min(a.tokens, config.length());

@@ -149,7 +149,8 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
 
 std::string PackedText::describe() const {
   return str(counted(documents_, "file"), " in ", join(options_.corpus.paths),
-             left_out_.empty() ? "" : " (" + left_out_ + ")", ": ", human_count(static_cast<double>(split_.train.size())),
+             left_out_.empty() ? "" : " (" + left_out_ + ")", ": ",
+             human_count(static_cast<double>(split_.train.size())),
              " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
              " held out, ",
              split_.train.size() == 0 ? std::string("the whole text")
