@@ -19,8 +19,9 @@ Command bench_command() {
             auto a = std::make_shared<BenchArguments>();
             bench::BenchOptions& o = a->options;
             app.footer(app.get_footer() +
-                       "\n\nA column 'x baseline' is the time divided by that of the baseline, plain "
-                       "attention or\nPyTorch's own operators: below 1 the benchmarked case is faster.");
+                       "\n\nA column 'x baseline' is the time divided by that of the baseline, "
+                       "plain attention or\nPyTorch's own operators: below 1 the benchmarked case "
+                       "is faster.");
             app.add_option("cases", a->families,
                            "which benchmarks: operators, as 'list operators' names them, step, "
                            "train_step, models or decode; all by default");

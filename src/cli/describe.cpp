@@ -331,7 +331,8 @@ int run_describe(DescribeArguments a) {
   const auto is_mechanism = [](const Cost& c) { return c.mechanism; };
   // A mixer that takes the place of attention adds nothing to it.
   if (std::any_of(costs.parts.begin(), costs.parts.end(), is_mechanism)) {
-    std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain attention\n",
+    std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain "
+                "attention\n",
                 100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   }
   if (machines) print_scaling(a, *machines);

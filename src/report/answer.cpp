@@ -82,7 +82,8 @@ std::string not_learned(const TaskSummary& t, const Rows& rows) {
          names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
          verb(rows.size(), " is", " are") + " not shown to have learned: " +
          verb(rows.size(), "it does not pass", "none of them passes") +
-         " the floor of what is reached without learning, " + floor_text(t) + ", by more than chance.";
+         " the floor of what is reached without learning, " + floor_text(t) +
+         ", by more than chance.";
 }
 
 // " There are too few seeds to compare `a` (1.93, where ...) and `b` with the baseline ...".
