@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "ops/kernel/capability.h"
 #include "ops/kernel/types.h"
@@ -81,6 +82,15 @@ template <typename F>
 void for_each_share(int64_t count, int64_t workers, const F& f) {
   at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
     for (int64_t w = first; w < last; ++w) f(w, count * w / workers, count * (w + 1) / workers);
+  });
+}
+
+// task(i) for each i below `count`. Threads do not run evenly: who is ahead takes more.
+template <typename F>
+void each_task(int64_t threads, int64_t count, const F& task) {
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::min(threads, count), 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) task(i);
   });
 }
 

@@ -323,6 +323,47 @@ TEST(LinearOperator, Int4TakesManyRows) {
                                  at::linear(low(x), low(wide), low(bias)), expected, 1e-6));
 }
 
+// Where they are multiplied in integers: one large value among small ones, rows of nothing, of next
+// to nothing and of values that are not finite, and any number of threads.
+TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
+  at::manual_seed(9);
+  const Tensor weight = at::randn({50, 300}), bias = at::randn({50}).to(at::kBFloat16);
+  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
+    const bool int8 = values.scalar_type() == at::kChar;
+    const Tensor wide = int8 ? values.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)
+                             : ops::dequantized_int4(values, scale, 300).to(at::kDouble);
+    for (const float tiny : {1.0f, 1e-30f}) {
+      Tensor x = at::randn({40, 300});
+      x[0][40] = 1e6;
+      x[1].zero_();
+      x[2] *= 1e30;
+      x[3] *= tiny;
+      x = x.to(at::kBFloat16);
+      const Tensor expected = at::linear(x.to(at::kDouble), wide, bias.to(at::kDouble));
+      const Tensor plain = ops::linear(x, values, scale, bias, "reference");
+      Poison poison;
+      const Tensor got = ops::linear(x, values, scale, bias, "fused");
+      for (int64_t m = 0; m < 5; ++m) {
+        EXPECT_TRUE(errs_like_rounding(got[m], plain[m], expected[m], 1e-6)) << m;
+      }
+      EXPECT_TRUE(errs_like_rounding(got, plain, expected, 1e-6));
+      const int threads = at::get_num_threads();
+      at::set_num_threads(1);
+      EXPECT_TRUE(at::equal(ops::linear(x, values, scale, bias, "fused"), got));
+      at::set_num_threads(threads);
+    }
+    Tensor x = at::randn({40, 300}).to(at::kBFloat16);
+    const Tensor finite = ops::linear(x, values, scale, {}, "fused");
+    x[7][299] = std::numeric_limits<float>::quiet_NaN();
+    x[8][0] = std::numeric_limits<float>::infinity();
+    const Tensor y = ops::linear(x, values, scale, {}, "fused");
+    EXPECT_TRUE(y[7].isnan().all().item<bool>());
+    EXPECT_FALSE(y[8].isfinite().any().item<bool>());
+    EXPECT_TRUE(errs_like_rounding(y.narrow(0, 9, 31), finite.narrow(0, 9, 31),
+                                   at::linear(x.narrow(0, 9, 31).to(at::kDouble), wide), 1e-6));
+  }
+}
+
 TEST(LinearOperator, ZerosStayZerosAndNotFiniteIsRefused) {
   Tensor weight = at::randn({3, 8});
   weight[1].zero_();

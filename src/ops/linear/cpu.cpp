@@ -3,6 +3,7 @@
 
 #include "ops/cpu.h"
 #include "ops/linear/declaration.h"
+#include "ops/linear/int4.h"
 #include "ops/linear/kernel.h"
 #include "ops/product/product.h"
 
@@ -37,6 +38,53 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
                                  .past_cache = fetches_past_cache()};
   for_runs_of_outputs(out, in * weight.element_size(),
                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+// Whether y [M, O], by weights of eight or four bits, was computed in integers.
+bool integer_product(const Linear::Arguments& a, const Tensor& y) {
+  using namespace linear_kernel;
+  static PackIntegers* const pack = HL_CHOOSE(pack_integers);
+  static RunIntegers* const run = HL_CHOOSE(run_integers);
+  constexpr int64_t kMostKept = 16 << 20, kBytesOfWeights = 256 << 10;  // in the second-level cache
+  if (capability() != Capability::kAvx2 || a.x.scalar_type() != at::kBFloat16) return false;
+  const bool int4 = a.weight.scalar_type() == at::kByte;
+  const int64_t rows = y.size(0), out = y.size(1), in = a.x.size(-1);
+  if (rows == 0 || out == 0 || in == 0) return false;
+  Held held;
+  IntegerArgs args{.rows = rows,
+                   .in = in,
+                   .out = out,
+                   .group = int4 ? kInt4Group : 128,
+                   .x = held.whole(a.x),
+                   .weight = held.whole(a.weight),
+                   .bias = held.whole(a.bias),
+                   .y = y.data_ptr()};
+  if (int4) {
+    args.group_scale = static_cast<const uint16_t*>(held.whole(a.scale));
+  } else {
+    args.row_scale = held.whole<float>(a.scale);
+  }
+  thread_local KeptMemory of_x(kMostKept);
+  const int64_t panels = (rows + kIntegerRows - 1) / kIntegerRows;
+  const Tensor packed_x = of_x.bytes(panels * args.panel_bytes(kIntegerRows));
+  args.packed_x = static_cast<char*>(packed_x.data_ptr());
+  std::atomic<bool> packed{true};
+  const int64_t threads = at::in_parallel_region() ? 1 : thread_count();
+  at::parallel_for(0, panels, 16, [&](int64_t begin, int64_t end) {
+    if (!pack(args, begin, end)) packed = false;
+  });
+  if (!packed) return false;
+  const int64_t of_outputs = (out + kIntegerOutputs - 1) / kIntegerOutputs;
+  const int64_t bytes = args.panel_bytes(kIntegerOutputs);
+  const int64_t together = std::clamp<int64_t>(kBytesOfWeights / bytes, 1,
+                                               (of_outputs + 4 * threads - 1) / (4 * threads));
+  each_task(threads, (of_outputs + together - 1) / together, [&](int64_t i) {
+    thread_local KeptMemory of_weights(kMostKept);
+    const int64_t begin = i * together * kIntegerOutputs;
+    run(args, begin, std::min(begin + together * kIntegerOutputs, out),
+        of_weights.bytes(together * bytes).data_ptr());
+  });
+  return true;
 }
 
 std::vector<Tensor> forward(const Linear::Arguments& a, bool training) {
@@ -81,6 +129,7 @@ void linear_product(const Linear::Arguments& a, const Tensor& y) {
 }
 
 void widened_product(const Linear::Arguments& a, const Tensor& y) {
+  if (integer_product(a, y)) return;
   static linear_kernel::Widen* const widen = HL_CHOOSE(linear_kernel::widen);
   Held held;
   const int64_t in = a.x.size(-1);

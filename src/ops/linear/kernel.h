@@ -53,6 +53,34 @@ PrepareInt4 prepare_int4_DEFAULT, prepare_int4_AVX2, prepare_int4_AVX512, prepar
 using RunInt4 = void(const Int4Args& args, int64_t begin, int64_t end);
 RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 
+// Many rows of bfloat16 by weights of eight or four bits in integers (kernel_integers.h).
+constexpr int64_t kIntegerRows = 3, kIntegerOutputs = 24;  // of a panel
+struct IntegerArgs {
+  int64_t rows, in, out;
+  int64_t group;                         // of inputs that have one scale
+  const void* x;                         // [rows, in] bfloat16
+  const void* weight;                    // int8 [out, in], or four bits as in Int4Args
+  const float* row_scale = nullptr;      // [out] of int8
+  const uint16_t* group_scale = nullptr;  // of four bits as in Int4Args
+  const void* bias = nullptr;            // [out] bfloat16 or null
+  void* y = nullptr;                     // [rows, out] bfloat16
+  char* packed_x = nullptr;              // a panel for each kIntegerRows rows, aligned to 4
+
+  // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
+  int64_t panel_bytes(int64_t lanes) const {
+    return (in + group - 1) / group * (1 + group / 2) * lanes * static_cast<int64_t>(sizeof(float));
+  }
+};
+// Writes panels begin ... end of packed_x; false where a value is not finite or too small for that,
+// and where this instruction set gains nothing by integers.
+using PackIntegers = bool(const IntegerArgs& args, int64_t begin, int64_t end);
+PackIntegers pack_integers_DEFAULT, pack_integers_AVX2, pack_integers_AVX512,
+    pack_integers_AVX512_BF16;
+// Outputs begin ... end of every row; begin is a multiple of kIntegerOutputs. `packed` has room for
+// the panels of these outputs, aligned to 4.
+using RunIntegers = void(const IntegerArgs& args, int64_t begin, int64_t end, void* packed);
+RunIntegers run_integers_DEFAULT, run_integers_AVX2, run_integers_AVX512, run_integers_AVX512_BF16;
+
 // Some weights as values of a floating type: inputs i0 ... i1 of outputs begin ... end, [end -
 // begin, i1 - i0]. Of four bits, i0 is a multiple of kInt4Group.
 struct WidenArgs {

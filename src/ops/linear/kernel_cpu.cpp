@@ -8,6 +8,7 @@
 #include "ops/kernel/vec.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/kernel_int4.h"
+#include "ops/linear/kernel_integers.h"
 
 namespace headloom::ops::linear_kernel {
 namespace {
@@ -157,6 +158,14 @@ bool HL_KERNEL(prepare_int4)(const Int4Args& args, int64_t begin, int64_t end) {
 void HL_KERNEL(run_int4)(const Int4Args& args, int64_t begin, int64_t end) {
   return args.type == Type::kBFloat16 ? int4_outputs<2, BFloat16>(args, begin, end)
                                       : int4_outputs<3, float>(args, begin, end);
+}
+
+bool HL_KERNEL(pack_integers)(const IntegerArgs& args, int64_t begin, int64_t end) {
+  return pack_rows(args, begin, end);
+}
+
+void HL_KERNEL(run_integers)(const IntegerArgs& args, int64_t begin, int64_t end, void* packed) {
+  multiply_integers(args, begin, end, packed);
 }
 
 void HL_KERNEL(widen)(const WidenArgs& args, int64_t begin, int64_t end, int64_t i0, int64_t i1,

@@ -1,8 +1,6 @@
 // How a product is cut into blocks and shared among threads.
 #include "ops/product/blocked.h"
 
-#include <atomic>
-#include <functional>
 #include <memory>
 
 #include "ops/cpu.h"
@@ -119,7 +117,7 @@ struct BlockedCall {
     const int64_t across =
         threads == 1 ? 1 : std::min(panels, down >= 2 * threads ? 1 : parts(2 * threads, down));
     const int64_t wide = parts(panels, across) * sizes.nr;
-    each_task(down * across, [&](int64_t i) {
+    each_task(threads, down * across, [&](int64_t i) {
       void* const a = memory_of_own().of(parts(tall, sizes.mr) * depth * sizes.a_line);
       const int64_t top = i / across * tall, left = n0 + i % across * wide;
       if (left >= n1) return;
@@ -143,7 +141,7 @@ struct BlockedCall {
       const int64_t first = panel * sizes.mr;
       return panel > 0 && m - first < 2 * sizes.mr ? m : first;
     };
-    each_task(parts(panels, together), [&](int64_t i) {
+    each_task(threads, parts(panels, together), [&](int64_t i) {
       const int64_t top = row(i * together), bottom = std::min(row((i + 1) * together), m);
       if (top < bottom) {
         pack_rows(args, {top, bottom, 0, n, k0, k1}, a + i * together * panel_bytes);
@@ -151,19 +149,11 @@ struct BlockedCall {
     });
     const int64_t own = std::max<int64_t>(kBytesOfOwnB / (depth * sizes.b_line), 1);
     const int64_t wide = std::min(own, parts(parts(n, sizes.nr), 4 * threads)) * sizes.nr;
-    each_task(parts(n, wide), [&](int64_t i) {
+    each_task(threads, parts(n, wide), [&](int64_t i) {
       void* const b = memory_of_own().of(wide / sizes.nr * depth * sizes.b_line);
       const int64_t left = i * wide, right = std::min(left + wide, n);
       pack_panels(left, right, k0, k1, static_cast<char*>(b));
       kernel(args, {0, m, left, right, k0, k1}, add, b, a, /*shared=*/true);
-    });
-  }
-
-  // Threads do not run evenly: who is ahead takes more.
-  void each_task(int64_t count, const std::function<void(int64_t)>& task) const {
-    std::atomic<int64_t> next{0};
-    at::parallel_for(0, std::min(threads, count), 1, [&](int64_t, int64_t) {
-      for (int64_t i = next++; i < count; i = next++) task(i);
     });
   }
 
@@ -240,10 +230,7 @@ void run_blocked(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
     if (wide) out.copy_(c.select(0, 0));
     return;
   }
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < pieces; i = next++) run(i);
-  });
+  each_task(threads, pieces, run);
   const at::Tensor sum = add ? out : c.select(0, 0);
   for (int64_t i = add ? 0 : 1; i < pieces; ++i) sum.add_(c.select(0, i));
   if (!add) out.copy_(sum);
