@@ -30,16 +30,22 @@ struct DescribeArguments {
 // Fills in the sizes that the file leaves to the task, whose data are read only where nothing else
 // tells them. Returns the task's sizes, where they are known.
 std::optional<data::TaskSizes> complete(RunConfig& config) {
-  if (const auto sizes = config.task->known_sizes()) {
-    config.fit(*sizes);
-    return sizes;
+  try {
+    if (const auto sizes = config.task->known_sizes()) {
+      config.fit(*sizes);
+      return sizes;
+    }
+  } catch (const Error&) {
+    // A whole model needs no task: that of an imported one has no data, and the tokenizer of a
+    // run's configuration is beside it, wherever that is.
+    if (!config.model.is_complete()) throw;
   }
   if (config.model.is_complete()) return std::nullopt;
   try {
     config.find_data();
   } catch (const Error& error) {
-    fail("only the data of the task ", config.task->type(), " say how many classes there are, but ",
-         error.what());
+    fail("the configuration leaves ", join(config.model.open_sizes()), " to the data of the task ",
+         config.task->type(), ", but ", error.what());
   }
   return data::sizes_of(*config.build_task());
 }

@@ -157,11 +157,27 @@ void ModelConfig::complete(const DataSizes& data) {
   if (has_classes()) fill(classes, data.classes);
 }
 
-bool ModelConfig::is_complete() const {
-  if (kind == "vit") return image.channels && image.height && image.width && classes;
-  if (!vocabulary || !max_length) return false;
-  if (kind == "encoder_decoder") return max_source_length.has_value();
-  return kind != "encoder" || (head && segments && (classes || !has_classes()));
+std::vector<std::string> ModelConfig::open_sizes() const {
+  std::vector<std::string> open;
+  const auto look = [&](const char* key, bool present) {
+    if (!present) open.push_back(str("model.", key));
+  };
+  if (kind == "vit") {
+    look("image.channels", image.channels.has_value());
+    look("image.height", image.height.has_value());
+    look("image.width", image.width.has_value());
+  } else {
+    look("vocabulary", vocabulary.has_value());
+    look("max_length", max_length.has_value());
+  }
+  if (kind == "encoder_decoder") look("max_source_length", max_source_length.has_value());
+  if (kind == "encoder") {
+    look("head", head.has_value());
+    look("segments", segments.has_value());
+  }
+  // Of which only some heads have any.
+  if (has_classes() || (kind == "encoder" && !head)) look("classes", classes.has_value());
+  return open;
 }
 
 int64_t ModelConfig::positions(int64_t length) const {

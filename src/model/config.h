@@ -94,8 +94,9 @@ struct ModelConfig {
   bool has_classes() const {
     return kind == "vit" || (kind == "encoder" && (head == "label" || head == "tags"));
   }
-  // Whether nothing that complete() fills in is absent.
-  bool is_complete() const;
+  // The keys that are absent and complete() fills in: "model.classes".
+  std::vector<std::string> open_sizes() const;
+  bool is_complete() const { return open_sizes().empty(); }
   // The longest sequence, and the longest source of an encoder_decoder. A model that is built
   // without a task need not say: then 256.
   int64_t length() const { return max_length.value_or(256); }

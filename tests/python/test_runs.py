@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -132,35 +133,59 @@ def test_a_run_goes_on_with_its_own_data(tmp_path):
     before = files(tmp_path / "runs")
     more = ["train", "runs/text", "--resume", "--set", "train.steps=8"]
     fewer = refused(*more, "--set", 'task.paths=["texts/a.txt", "texts/b.txt"]', cwd=tmp_path)
-    assert "'task.paths' does not name the data that the run was trained on (2584 tokens, now 1723)" in fewer, fewer
+    assert "the data of 'task.paths' are not those that the run was trained on (2584 tokens, now 1723); go on" in fewer, fewer
     assert "headloom train CONFIG --from runs/text." in fewer
     # In the same place, and of the same length.
     text = tmp_path / "texts/b.txt"
     written = text.read_text()
     text.write_text(written.replace("quick", "quiet"))
-    assert "does not name the data that the run was trained on; go on" in refused(*more, cwd=tmp_path)
+    others = "are not those that the run was trained on, or are in another order; go on"
+    assert others in refused(*more, cwd=tmp_path)
     assert files(tmp_path / "runs") == before
     text.write_text(written)
+    text.rename(tmp_path / "texts/d.txt")  # which now comes last
+    assert others in refused(*more, cwd=tmp_path)
+    (tmp_path / "texts/d.txt").rename(text)
     (tmp_path / "texts").rename(tmp_path / "moved")
     headloom(*more, "--set", 'task.paths=["moved"]', cwd=tmp_path)
     state = tmp_path / "runs/text/checkpoints/step-8/state.json"
     assert json.loads(state.read_text())["data"]["count"] == 2584
 
 
-def test_a_new_run_gets_a_folder_of_its_own(place, tmp_path):
+def test_a_new_run_writes_over_nothing(place, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "notes.txt").write_text("mine")
-    message = refused("train", "text.toml", "--out", other, cwd=place)
-    assert message == f"{other}: is not empty and not the folder of a run (it holds 'notes.txt', for one); choose another with --out."
-    assert "notes.txt: is a file, expected" in refused("train", "text.toml", "--out", other / "notes.txt", cwd=place)
-    assert files(other) == {"notes.txt": b"mine"}
+    for name, why in {
+        "metrics.jsonl": "which the run would write over",
+        "config.json": "as the folder of a Hugging Face model does",
+        "comparison.json": "as the folder of a comparison does",
+    }.items():
+        (other / name).write_text("mine")
+        message = refused("train", "text.toml", "--out", other, cwd=place)
+        assert message == f"{other}: holds '{name}', {why}; choose another folder for the run with --out."
+        message = refused("train", "text.toml", "--out", other / name, cwd=place)
+        assert f"{name}: is a file, expected a folder for the run" in message
+        assert files(other) == {name: b"mine"}
+        (other / name).unlink()
+
+
+def test_a_new_run_begins_beside_other_files(place, tmp_path):
+    """Its configuration, its tokenizer, a log and what a file system puts there."""
     new = tmp_path / "new"
-    new.mkdir()
+    (new / "lost+found").mkdir(parents=True)
     (new / ".gitkeep").write_text("")
-    done = headloom("train", "text.toml", "--out", new, "--resume", "--set", "train.warmup=6", cwd=place)
-    assert f"{new}: there is no checkpoint to go on from yet, so the run begins" in done.stderr
-    assert "train.warmup = 6 is not shorter than train.steps = 6: the learning rate only rises" in done.stderr
+    headloom("vocabulary", place / "corpus.txt", "--size", 290, "--out", new / "v.model", cwd=tmp_path)
+    (new / "mine.toml").write_text(TEXT.replace("length = 16", f'length = 16\ntokenizer = "{new}/v.model"'))
+    (new / "tokenizer.model").write_text("mine")
+    begin = ["train", new / "mine.toml", "--out", new, "--resume", "--set", "train.warmup=6"]
+    assert f"{new}: holds 'tokenizer.model', which the run would write over" in refused(*begin, cwd=place)
+    (new / "tokenizer.model").unlink()
+    with open(new / "slurm-1.out", "w") as log:
+        subprocess.run([str(BINARY), *map(str, begin)], cwd=place, env=ENVIRONMENT, stdout=log, stderr=log, check=True)
+    said = (new / "slurm-1.out").read_text()
+    assert f"{new}: there is no checkpoint to go on from yet, so the run begins" in said
+    assert "train.warmup = 6 is not shorter than train.steps = 6: the learning rate only rises" in said
+    assert (new / "tokenizer.model").read_bytes() == (new / "v.model").read_bytes()
 
 
 def test_two_processes_do_not_share_a_run(place, tmp_path):
@@ -250,7 +275,7 @@ def test_the_report_says_how_to_repeat_it(tmp_path):
     done = headloom("compare", "it's small.toml", *arguments, "--out", "a folder", "--json", cwd=tmp_path)
     result = json.loads(done.stdout)
     words = subprocess.run(["sh", "-c", f"printf '%s\\0' {result['command']}"], capture_output=True, text=True).stdout
-    expected = [str(BINARY), "compare", "it's small.toml", *arguments, "--out", "a folder"]
+    expected = ["headloom", "compare", "it's small.toml", *arguments, "--out", "a folder"]
     assert words.split("\0")[:-1] == expected == shlex.split(result["command"])
     again = headloom(*words.split("\0")[1:-1], "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["title"] == result["title"] == "it's $HOME `x` \\ done"
@@ -301,9 +326,36 @@ def test_describe_takes_a_run_and_needs_no_data(place, tmp_path):
         classes.replace("width = 16", 'width = 16\nkind = "encoder"').replace("eval_tokens", "eval_sequences")
     )
     message = refused("describe", "classes.toml", cwd=tmp_path, code=1)
-    assert "only the data of the task classify_text say how many classes there are" in message and "'gone'" in message and message.count(". ") == 0
+    assert message.startswith(
+        "the configuration leaves model.vocabulary, model.max_length, model.head, model.segments, model.classes to the data of "
+        "the task classify_text, but there is no file or folder 'gone', "
+    )
+    assert message.count(". ") == 0
+    message = refused("describe", "classes.toml", "--set", "model.classes=3", "--set", "model.head=label", cwd=tmp_path, code=1)
+    assert "the configuration leaves model.vocabulary, model.max_length, model.segments to the data of " in message
     sizes = ["vocabulary=256", "max_length=16", "head=label", "segments=0", "classes=3"]
     headloom("describe", "classes.toml", *[x for size in sizes for x in ("--set", f"model.{size}")], cwd=tmp_path)
+
+
+def test_describe_of_a_whole_model_needs_neither_paths_nor_a_tokenizer(place, tmp_path):
+    headloom("export", "runs/text", "--out", tmp_path / "exported", cwd=place)
+    headloom("import", "exported", "--out", "imported", cwd=tmp_path)
+    assert "paths = []" in (tmp_path / "imported/config.toml").read_text()
+    parameters = {
+        json.loads(headloom("describe", *arguments, "--json", cwd=cwd).stdout)["parameters"]
+        for arguments, cwd in [(["imported"], tmp_path), ([tmp_path / "imported/config.toml"], "/")]
+    }
+    assert len(parameters) == 1
+    headloom("vocabulary", "corpus.txt", "--size", 290, "--out", tmp_path / "v.model", cwd=place)
+    run = tmp_path / "run"
+    headloom("train", "text.toml", "--set", f"task.tokenizer='{tmp_path}/v.model'", "--out", run, cwd=place)
+    expected = headloom("describe", run, cwd=place).stdout
+    shutil.copy(run / "config.toml", tmp_path / "copy.toml")
+    assert headloom("describe", run / "config.toml", cwd="/").stdout == expected
+    assert headloom("describe", "copy.toml", cwd=tmp_path).stdout == expected
+    written = (tmp_path / "copy.toml").read_text()
+    (tmp_path / "copy.toml").write_text(re.sub("(?m)^paths = .*$", "", written))
+    assert headloom("describe", "copy.toml", cwd=tmp_path).stdout == expected
 
 
 def test_a_model_of_bytes_is_exported_with_its_tokenizer(place, tmp_path):
