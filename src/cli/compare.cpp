@@ -46,7 +46,8 @@ void add_circumstances(report::Comparison& out, const CompareArguments& a,
                        const std::string& toml) {
   out.machine = bench::machine_facts();
   out.config = toml;
-  out.command = str(program_name(), " compare ", shell_word(a.config.path));
+  // By its plain name: a page that is passed on has no path of this machine.
+  out.command = str("headloom compare ", shell_word(a.config.path));
   for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);
   out.command += " --out " + shell_word(a.out);
   out.date = today();

@@ -34,7 +34,8 @@ std::string date_of_today() {
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
   report::Comparison out = runs.read();
   out.machine = bench::machine_facts();
-  out.command = program_name() + " report";
+  // By its plain name: a page that is passed on has no path of this machine.
+  out.command = "headloom report";
   for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);
   out.date = date_of_today();
   return out;
