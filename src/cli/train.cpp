@@ -119,6 +119,7 @@ int run_train(TrainArguments& a) {
     return code;
   }
   if (!place) return train_here(a, nullptr);
+  if (place->ours) a.processes = place->size;  // for the command that goes on
   const std::unique_ptr<Group> group = Group::connect(*place, a.group);
   return group->run([&] {
     group->meet(configuration_text(a));
@@ -138,10 +139,11 @@ int train_here(const TrainArguments& a, Communicator* group) {
   const TrainOutcome outcome = train(root, control);
   if (group != nullptr && group->rank() > 0) return outcome.interrupted ? 1 : 0;
   if (outcome.interrupted) {
-    std::fprintf(
-        stderr,
-        "headloom: interrupted; step %lld is saved. Go on with: %s train %s --resume\n",
-        static_cast<long long>(outcome.step), program_name().c_str(), shell_word(a.out).c_str());
+    const std::string processes = a.processes > 1 ? str(" --processes ", a.processes) : "";
+    std::fprintf(stderr,
+                 "headloom: interrupted; step %lld is saved. Go on with: %s train %s --resume%s\n",
+                 static_cast<long long>(outcome.step), program_name().c_str(),
+                 shell_word(a.out).c_str(), processes.c_str());
     if (outcome.requeue) requeue();
     return 1;
   }

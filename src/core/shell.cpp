@@ -24,15 +24,17 @@ std::string shell_word(std::string_view word) {
 
 namespace {
 
-std::string& called_as() {
+std::string& own_name() {
   static std::string name = "headloom";
   return name;
 }
 
 }  // namespace
 
+const std::string& called_as() { return own_name(); }
+
 std::string program_name() { return shell_word(called_as()); }
 
-void set_program_name(std::string_view called) { called_as() = called; }
+void set_program_name(std::string_view called) { own_name() = called; }
 
 }  // namespace headloom

@@ -80,6 +80,7 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
     if (variable(of.rank).empty() || variable(of.size).empty()) continue;
     Place place;
     place.launcher = of.launcher;
+    place.ours = !variable("HEADLOOM_PROCESSES").empty();
     place.size = number(variable, of.size, 1, kMost);
     place.rank = number(variable, of.rank, 0, place.size - 1);
     if (place.size == 1) return std::nullopt;

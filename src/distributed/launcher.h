@@ -16,6 +16,7 @@ struct Place {
   bool served = false;   // the launcher serves the store; else rank 0 does
   std::string job;       // differs between jobs, and between restarts of one
   std::string launcher;  // "torchrun"
+  bool ours = false;     // start_ranks() has started it, and sets torchrun's variables and its own
 };
 
 // From the variables of torchrun (RANK), Open MPI (OMPI_COMM_WORLD_RANK), MPICH and Intel MPI

@@ -4,9 +4,7 @@
 
 #include "distributed/start.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,36 +12,16 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <set>
 #include <thread>
 
 #include "core/error.h"
+#include "core/spawn.h"
 #include "distributed/meeting.h"
-
-extern char** environ;
 
 namespace headloom {
 namespace {
-
-std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
-  std::vector<char*> out;
-  for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));
-  out.push_back(nullptr);
-  return out;
-}
-
-// This process's environment with some variables set.
-std::vector<std::string> environment_with(const std::map<std::string, std::string>& own) {
-  std::vector<std::string> out;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string text = *variable;
-    if (!own.contains(text.substr(0, text.find('=')))) out.push_back(text);
-  }
-  for (const auto& [name, value] : own) out.push_back(name + "=" + value);
-  return out;
-}
 
 class Ranks {
  public:
@@ -94,27 +72,13 @@ class Ranks {
                                               {"MASTER_PORT", std::to_string(server_->getPort())},
                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                               {"TORCHELASTIC_RUN_ID", std::to_string(::getpid())},
-                                              {"TORCHELASTIC_RESTART_COUNT", "0"}};
+                                              {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                              {"HEADLOOM_PROCESSES", std::to_string(count)}};
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
       const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
       own["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(cores / count, 1));
     }
-    const std::vector<std::string> environment = environment_with(own);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    // Ctrl-C reaches this process alone, which passes it on.
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    posix_spawnattr_setpgroup(&attributes, 0);
-    pid_t id = 0;
-    const int error = ::posix_spawn(&id, command[0].c_str(), &files, &attributes,
-                                    pointers_to(command).data(), pointers_to(environment).data());
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&attributes);
-    if (error != 0) fail(command[0], ": cannot be started: ", std::strerror(error), ".");
-    running_.emplace(id, rank);
+    running_.emplace(spawn(command, own), rank);
   }
 
   void ended(pid_t id, int status) {

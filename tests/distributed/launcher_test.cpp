@@ -51,6 +51,7 @@ TEST(Launcher, Torchrun) {
   EXPECT_EQ(first->address, "node1");
   EXPECT_EQ(first->port, 4000);
   EXPECT_TRUE(first->served);
+  EXPECT_FALSE(first->ours);
   set["TORCHELASTIC_RESTART_COUNT"] = "1";
   EXPECT_NE(place(set)->job, first->job);  // the store is the same one
 }

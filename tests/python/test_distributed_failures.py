@@ -125,6 +125,7 @@ def test_torchrun_goes_on_after_a_process_was_killed(place, accidents):
 def test_interrupted_processes_save(place, accidents):
     _, code, said, seconds = accidents["interrupted"]
     assert code == 1 and len(said) == 1 and said[0].startswith("interrupted; step "), said
+    assert said[0].endswith(f" Go on with: {BINARY} train interrupted --resume --processes 2"), said
     assert (place / f"interrupted/checkpoints/step-{said[0].split()[2]}").exists()
     assert seconds < 10 + SLACK
 
