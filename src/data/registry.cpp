@@ -98,19 +98,21 @@ TaskSizes sizes_of(const Task& task) {
           .image = task.image_shape()};
 }
 
-std::string fingerprint(const Task& task) {
-  // Those that come first are a sample of all. Few at once, as training counts its memory.
-  constexpr int64_t kNumbers = int64_t{1} << 18, kSequences = 256;
+std::string fingerprint(const Task& task, bool pixels) {
+  // The first sequences are a sample of all. They are no more than hold kMostNumbers tokens and
+  // pixels, so that this needs less memory than training, which is checked before.
+  constexpr int64_t kMostNumbers = int64_t{1} << 18, kMostSequences = 256;
   const auto [channels, height, width] = task.image_shape();
   const int64_t size = task.length() + task.source_length() + channels * height * width;
-  const int64_t most = std::clamp<int64_t>(kNumbers / std::max<int64_t>(size, 1), 1, kSequences);
+  const int64_t most =
+      std::clamp<int64_t>(kMostNumbers / std::max<int64_t>(size, 1), 1, kMostSequences);
   Fnv1a hash;
   hash.add(static_cast<uint64_t>(task.data_size().count));
   hash.add(static_cast<uint64_t>(task.eval_sequences()));
   for (const Batch& batch :
        {task.train_batch(0, most), task.eval_batch(0, std::min(most, task.eval_sequences()))}) {
-    for (const at::Tensor& t : {batch.inputs, batch.targets, batch.source}) {
-      if (!t.defined()) continue;
+    for (const at::Tensor& t : {batch.inputs, batch.targets, batch.source, batch.images}) {
+      if (!t.defined() || (t.is_same(batch.images) && !pixels)) continue;
       const at::Tensor whole = t.contiguous();
       hash.add({static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});
     }

@@ -140,10 +140,10 @@ struct TaskSizes {
 };
 TaskSizes sizes_of(const Task& task);
 
-// A short name for what a task gives: its hash, by which data that have changed or are others are
-// known. It does not depend on where they stand, nor on the pixels of images, which another
-// decoder may round otherwise.
-std::string fingerprint(const Task& task);
+// A hash of a sample of what a task gives, to tell whether data have changed. It does not depend on
+// where they are. `pixels`: whether those of images count. Machines may differ in them, because one
+// version of the JPEG library rounds otherwise than another.
+std::string fingerprint(const Task& task, bool pixels);
 
 // A file, folder or glob that a task reads, and the option that names it.
 struct DataPath {

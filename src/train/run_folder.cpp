@@ -29,12 +29,33 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file) {
   return folder + "/tokenizer" + fs::path(file).extension().string();
 }
 
-void keep_tokenizer(const std::string& folder, const std::string& file) {
-  write_file(kept_tokenizer(folder, file), read_file(file));
+namespace {
+
+// What a run keeps of a tokenizer: the files, each with its copy.
+std::vector<std::pair<std::string, std::string>> copies_of_tokenizer(const std::string& folder,
+                                                                     const std::string& file) {
+  std::vector<std::pair<std::string, std::string>> out = {{file, kept_tokenizer(folder, file)}};
   for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
     const fs::path beside = fs::path(file).parent_path() / name;
-    if (fs::exists(beside)) write_file(folder + "/" + name, read_file(beside.string()));
+    if (fs::exists(beside)) out.emplace_back(beside.string(), folder + "/" + name);
   }
+  return out;
+}
+
+}  // namespace
+
+void keep_tokenizer(const std::string& folder, const std::string& file) {
+  for (const auto& [from, to] : copies_of_tokenizer(folder, file)) write_file(to, read_file(from));
+}
+
+std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const std::string& file) {
+  std::vector<std::string> names;
+  for (const auto& [from, to] : copies_of_tokenizer(folder, file)) {
+    if (fs::exists(from) && fs::exists(to) && !same_content(from, to)) {
+      names.push_back(fs::path(to).filename().string());
+    }
+  }
+  return names;
 }
 
 RunConfig run_config_in(const std::string& folder) {

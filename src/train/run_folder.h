@@ -23,6 +23,9 @@ void keep_tokenizer(const std::string& folder, const std::string& file);
 // where it is not the folder of a run.
 RunConfig run_config_in(const std::string& folder);
 
+// The names of files in `folder` that keep_tokenizer() would replace by others.
+std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const std::string& file);
+
 // `config` as a run's config.toml holds it: the data's paths absolute, the tokenizer by the name of
 // its copy.
 Node stored_config(RunConfig& config);

@@ -57,38 +57,51 @@ void RunSession::refuse_present() const {
               "; go on with --resume, or choose another folder with --out.");
 }
 
-// A run is not put among somebody's other files. Hidden ones do not count, nor what is left of a
-// run that was killed while it began.
+// A run is not put where it would write over something, nor where it and something else would be
+// taken for one another. Anything else may be there.
 void RunSession::check_new_folder() const {
   const std::string& folder = control_.folder;
   if (fs::exists(folder) && !fs::is_directory(folder)) {
-    usage_error(folder, ": is a file, expected the folder of a run; choose another with --out.");
+    usage_error(folder, ": is a file, expected a folder for the run; choose another with --out.");
   }
   if (!fs::exists(folder) || fs::exists(folder + "/config.toml")) return;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with('.') || name == "config.toml.tmp") continue;
-    usage_error(folder, ": is not empty and not the folder of a run (it holds '", name,
-                "', for one); choose another with --out.");
+  const auto refuse = [&](const std::string& name, const char* why) {
+    usage_error(folder, ": holds '", name, "', ", why,
+                "; choose another folder for the run with --out.");
+  };
+  constexpr const char* kWrites = "which the run would write over";
+  constexpr const char* kModel = "as the folder of a Hugging Face model does";
+  for (const auto& [name, why] :
+       {std::pair("metrics.jsonl", kWrites), std::pair("checkpoints", kWrites),
+        std::pair("config.json", kModel), std::pair("model.safetensors", kModel),
+        std::pair("model.safetensors.index.json", kModel), std::pair("pytorch_model.bin", kModel),
+        std::pair("comparison.json", "as the folder of a comparison does")}) {
+    if (fs::exists(fs::path(folder) / name)) refuse(name, why);
   }
+  const std::string* const file = config_.task->tokenizer_file();
+  if (file == nullptr) return;
+  for (const std::string& name : replaced_by_tokenizer(folder, *file)) refuse(name, kWrites);
 }
 
 std::optional<StoredData> RunSession::data_of(const data::Task& task) const {
   if (config_.task->data_paths().empty()) return std::nullopt;
-  return StoredData{task.data_size().count, data::fingerprint(task)};
+  return StoredData{task.data_size().count, data::fingerprint(task, /*pixels=*/false)};
 }
 
 void RunSession::check_same_data(const TrainState& state, const data::Task& task) const {
   const std::optional<StoredData> now = data_of(task);
   if (!state.data || !now || *state.data == *now) return;
-  std::string sizes;
-  if (state.data->count != now->count) {
-    sizes = str(" (", state.data->count, " ", task.data_size().unit, ", now ", now->count, ")");
-  }
-  usage_error(control_.folder, ": 'task.", config_.task->data_paths()[0].key,
-              "' does not name the data that the run was trained on", sizes,
-              "; go on with the same data, or begin a new run with its weights: ", program_name(),
-              " train CONFIG --from ", shell_word(control_.folder), ".");
+  const std::string how =
+      state.data->count == now->count
+          ? std::string(", or are in another order")
+          : str(" (", state.data->count, " ", task.data_size().unit, ", now ", now->count, ")");
+  const std::string instead =
+      control_.of_comparison
+          ? std::string("restore them, or train all runs of the comparison anew with --fresh.")
+          : str("go on with the same data, or begin a new run with its weights: ", program_name(),
+                " train CONFIG --from ", shell_word(control_.folder), ".");
+  usage_error(control_.folder, ": the data of 'task.", config_.task->data_paths()[0].key,
+              "' are not those that the run was trained on", how, "; ", instead);
 }
 
 TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {

@@ -22,7 +22,7 @@ struct StoredFile {
   uint64_t crc = 0;
 };
 
-// The data that a run is trained on, by which it is known whether they are still the same.
+// The data that a run is trained on, to tell whether they have changed.
 struct StoredData {
   int64_t count = 0;  // data::DataSize
   std::string fingerprint;

@@ -143,7 +143,7 @@ class Trainer {
 
   void check_same_data(const data::Task& task) {
     if (group_.size() == 1) return;
-    const std::string own = str(task.describe(), " ", data::fingerprint(task));
+    const std::string own = str(task.describe(), " ", data::fingerprint(task, /*pixels=*/true));
     if (group_.gather_text(own)[0] == own) return;
     usage_error("the data are not those of rank 0 (", task.describe(),
                 "); all ranks read the same files.");

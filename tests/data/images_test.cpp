@@ -281,6 +281,12 @@ TEST(Images, FoldersAreClasses) {
   }
   EXPECT_EQ(seen.size(), 20u);  // nothing twice, nothing left out
 
+  // Other pixels, the same classes.
+  folder.write("red/deep/3.PPM", ppm(picture(8, 8, 250, 60, 0)));
+  const auto repainted = task_of(config + "\nheld_out = 0.2");
+  EXPECT_EQ(fingerprint(*repainted, /*pixels=*/false), fingerprint(*task, /*pixels=*/false));
+  EXPECT_NE(fingerprint(*repainted, /*pixels=*/true), fingerprint(*task, /*pixels=*/true));
+
   const std::string odd = folder.write("red/odd.png", png(picture(8, 12, 255, 0, 0)));
   EXPECT_EQ(error_of(config),
             "the image '" + odd + "' is 12 x 8 pixels, expected 8 x 8 (or set resize = true).");

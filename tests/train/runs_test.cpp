@@ -100,8 +100,8 @@ TEST(Longer, RefusesOtherDataThanTheRunHas) {
     made.folder.write("data/corpus.txt", changed);
     const std::string message = message_of<UsageError>(
         [&] { train_quietly(more, {.folder = run, .resume = true}); });
-    EXPECT_TRUE(contains(message, ": 'task.paths' does not name the data that the run was trained "
-                                  "on")) << message;
+    EXPECT_TRUE(contains(message, ": the data of 'task.paths' are not those that the run was "
+                                  "trained on")) << message;
     EXPECT_EQ(contains(message, str("(", kept.data->count, " tokens, now ", kept.data->count + 1,
                                     ")")),
               changed.size() > text.size());
