@@ -19,6 +19,7 @@
 #include "report/comparison.h"
 #include "train/interrupt.h"
 #include "train/train.h"
+#include "train/workers.h"
 
 namespace headloom::cli {
 namespace {
@@ -93,7 +94,7 @@ int run_one(const CompareArguments& a) {
   const report::Run run = train_planned(a.out, a.run);
   if (run.state == report::RunState::kFinished) return 0;
   if (run.state == report::RunState::kRunning) {
-    std::fprintf(stderr, "headloom: interrupted; the same command goes on.\n");
+    std::fputs(kWorkerInterrupted.data(), stderr);
   } else {
     std::fprintf(stderr, "headloom: the run failed: %s\n", run.problem.c_str());
   }

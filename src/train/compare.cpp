@@ -1,5 +1,7 @@
 #include "train/compare.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/files.h"
@@ -12,10 +14,19 @@ namespace headloom {
 namespace {
 
 constexpr int kAttempts = 2;  // of a run whose process ends before it is done
+constexpr int kRefused = 2;   // the exit code where a UsageError has ended a process
 
-// "[3/27] " of the run that begins while `running` others are under way.
-std::string number_of(const Experiment& experiment, size_t running) {
-  return str("[", experiment.finished() + running + 1, "/", experiment.planned(), "] ");
+// "[3/27] " of the run that begins where `unfinished` others have begun and are not finished.
+std::string number_of(const Experiment& experiment, size_t unfinished) {
+  return str("[", experiment.finished() + unfinished + 1, "/", experiment.planned(), "] ");
+}
+
+// Ends the other runs, which are saved, where one was refused: so does a comparison without jobs.
+[[noreturn]] void stop_refused(Workers& workers, const PlannedRun& run) {
+  workers.interrupt();
+  while (workers.running() > 0) workers.wait();
+  usage_error("the run ", label_of(run),
+              " was refused, as is said above, so the comparison stops; finished runs are kept.");
 }
 
 // One run after another in this process.
@@ -37,12 +48,17 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
                         CompareOutcome& outcome) {
   Workers workers;
   std::set<PlannedRun*> under_way;
+  std::map<PlannedRun*, std::string> labels;  // of those that were started; again, it is the same
   while (true) {
     for (PlannedRun* next : experiment.ready()) {
       if (interrupted() || workers.running() >= static_cast<size_t>(control.jobs)) break;
       if (under_way.contains(next)) continue;
-      workers.start(control.command(write_plan_file(*next, control.folder)), next,
-                    number_of(experiment, workers.running()));
+      if (!labels.contains(next)) {
+        const auto unfinished = std::count_if(labels.begin(), labels.end(),
+                                              [](const auto& one) { return !one.first->finished; });
+        labels[next] = number_of(experiment, static_cast<size_t>(unfinished));
+      }
+      workers.start(control.command(write_plan_file(*next, control.folder)), next, labels[next]);
       under_way.insert(next);
     }
     if (workers.running() == 0) return;
@@ -50,6 +66,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     auto& run = *static_cast<PlannedRun*>(ended.owner);
     under_way.erase(&run);
     refresh(run, control.folder);
+    if (!run.finished && !interrupted() && ended.code == kRefused) stop_refused(workers, run);
     if (!run.finished && !interrupted() && ++run.attempts >= kAttempts) {
       // It is not known how good the run would be, so a sweep that it belongs to chooses nothing,
       // and the next call trains it.

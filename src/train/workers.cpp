@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,11 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
+#include "core/spawn.h"
 #include "train/interrupt.h"
-
-extern char** environ;
 
 namespace headloom {
 
@@ -34,55 +34,39 @@ void Workers::start(const std::vector<std::string>& command, void* owner,
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail("a process cannot be started: ", std::strerror(errno), ".");
   }
-  std::vector<std::string> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    environment.push_back(*variable);
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) environment.push_back("OMP_NUM_THREADS=1");
-  const auto pointers = [](const std::vector<std::string>& texts) {
-    std::vector<char*> out;
-    for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));
-    out.push_back(nullptr);
-    return out;
-  };
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&files, ends[1], STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  pid_t id = 0;
-  const int error = ::posix_spawn(&id, command[0].c_str(), &files, &attributes,
-                                  pointers(command).data(), pointers(environment).data());
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
-  ::close(ends[1]);
-  if (error != 0) {
+  std::map<std::string, std::string> variables;
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) variables["OMP_NUM_THREADS"] = "1";
+  Process process{.errors = ends[0], .owner = owner, .label = label};
+  try {
+    process.id = spawn(command, variables, ends[1]);
+  } catch (...) {
     ::close(ends[0]);
-    fail(command[0], ": cannot be started: ", std::strerror(error), ".");
+    ::close(ends[1]);
+    throw;
   }
-  processes_.push_back({.id = id, .errors = ends[0], .line = {}, .owner = owner, .label = label});
+  ::close(ends[1]);
+  processes_.push_back(std::move(process));
 }
 
 void Workers::pass_on(Process& process, const char* data, size_t size) {
   process.line.append(data, size);
   for (size_t end; (end = process.line.find('\n')) != std::string::npos;) {
-    if (!told_) {
-      std::fputs((process.label + process.line.substr(0, end + 1)).c_str(), stderr);
-    }
+    const std::string line = process.line.substr(0, end + 1);
     process.line.erase(0, end + 1);
+    if (!told_ || line != kWorkerInterrupted) std::fputs((process.label + line).c_str(), stderr);
   }
   std::fflush(stderr);
 }
 
+void Workers::interrupt() {
+  if (told_) return;
+  told_ = true;
+  for (const Process& process : processes_) ::kill(process.id, SIGINT);
+}
+
 Workers::Ended Workers::wait() {
   while (true) {
-    if (interrupted() && !told_) {
-      told_ = true;
-      for (const Process& process : processes_) ::kill(process.id, SIGINT);
-    }
+    if (interrupted()) interrupt();
     std::vector<pollfd> pipes;
     for (const Process& process : processes_) pipes.push_back({process.errors, POLLIN, 0});
     // An interruption may come just before the wait, which then must not be long.
@@ -99,6 +83,7 @@ Workers::Ended Workers::wait() {
       while (::waitpid(process.id, &status, 0) < 0 && errno == EINTR) {
       }
       Ended ended{.owner = process.owner,
+                  .code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
                   .how = WIFSIGNALED(status) ? str("was killed by signal ", WTERMSIG(status))
                                              : str("ended with exit code ", WEXITSTATUS(status))};
       ::close(process.errors);

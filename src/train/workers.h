@@ -4,15 +4,21 @@
 #include <sys/types.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace headloom {
+
+// What a process says that trains one run and was interrupted.
+inline constexpr std::string_view kWorkerInterrupted =
+    "headloom: interrupted; the same command goes on.\n";
 
 class Workers {
  public:
   // How a process ended.
   struct Ended {
     void* owner = nullptr;  // as given to start()
+    int code = -1;          // with which it has exited; -1: it was killed
     std::string how;        // "ended with exit code 1", "was killed by signal 9"
   };
 
@@ -29,14 +35,17 @@ class Workers {
   // Throws Error where it cannot be started.
   void start(const std::vector<std::string>& command, void* owner, const std::string& label);
   // Waits until one has ended. An interruption of this process (interrupt.h) is passed on to all of
-  // them: they save and end, and what they say of it does not appear.
+  // them.
   Ended wait();
+  // Interrupts all of them: they save and end. kWorkerInterrupted, by which they say so, does not
+  // appear; why one could not save does.
+  void interrupt();
 
  private:
   struct Process {
     pid_t id = 0;
-    int errors = -1;   // the end of the pipe to read from
-    std::string line;  // not yet whole
+    int errors = -1;        // the end of the pipe to read from
+    std::string line = {};  // not yet whole
     void* owner = nullptr;
     std::string label;
   };

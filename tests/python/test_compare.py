@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -122,6 +123,48 @@ def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert losses(tmp_path / "c") == losses(tmp_path / "whole")
+    # A run that is started again keeps its number.
+    numbered = set(re.findall(r"^\[(\d)/4\] (copy \w+ seed \d)", errors, re.MULTILINE))
+    assert len(numbered) == len({number for number, _ in numbered}) == len({run for _, run in numbered}) == 4, numbered
+
+
+def test_a_run_that_cannot_save_when_it_is_interrupted_says_so(tmp_path):
+    place(tmp_path, LONG.replace("steps = 400", "steps = 100000"))
+    process = started(tmp_path, "--jobs", "2", "--out", "c")
+    metrics = [tmp_path / f"c/runs/copy/{model}/seed-1/metrics.jsonl" for model in ("mha", "talking")]
+    wait_for(lambda: all(file.exists() and len(file.read_text().splitlines()) > 2 for file in metrics))
+    for file in metrics:
+        shutil.rmtree(file.parent / "checkpoints", ignore_errors=True)
+        (file.parent / "checkpoints").write_text("")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and errors.count("interrupted") == 1
+    assert len(re.findall(r"^\[[12]/4\] headloom: the run failed: .*checkpoint.*", errors, re.MULTILINE)) == 2, errors
+
+
+def test_runs_go_on_with_their_data_or_the_comparison_stops(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    task = 'type = "text", paths = ["text.txt"], length = 16, eval_tokens = 64'
+    three = LONG.replace("seeds = [1, 2]", "seeds = [1, 2, 3]")
+    place(tmp_path, three.replace('type = "copy", symbols = 8, count = 4, eval_sequences = 8', task))
+    process = started(tmp_path, "--out", "c")
+    metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    text.write_text("a quick brown fox jumps over the lazy dog. " * 40)
+    refusal = "c/runs/copy/mha/seed-1: the data of 'task.paths' are not those that the run was trained on"
+    way_out = "; restore them, or train all runs of the comparison anew with --fresh."
+    message = refused("compare", "c.toml", "--out", "c", cwd=tmp_path)
+    assert message.startswith(refusal) and message.endswith(way_out), message
+    process = started(tmp_path, "--out", "c", "--jobs", "2")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.count(f"[1/6] headloom: {refusal}") == errors.count("--fresh") == 1, errors
+    end = "the run copy mha seed 1 was refused, as is said above, so the comparison stops; finished runs are kept."
+    assert errors.endswith(f"headloom: {end}\n"), errors
+    assert not results(tmp_path / "c")
 
 
 def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_path):
