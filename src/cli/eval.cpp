@@ -41,8 +41,9 @@ void check_overrides(const std::vector<std::string>& overrides) {
     const std::string key = assignment.substr(0, assignment.find('='));
     if (assignment.find('=') == std::string::npos) continue;  // which apply_override() refuses
     if (key == "task" || key.starts_with("task.")) continue;
-    usage_error("--set ", key, ": eval takes a run as it was trained, on other data; expected a ",
-                "key of [task], as in --set 'task.paths=[\"book.txt\"]'.");
+    usage_error("--set ", key,
+                ": eval can change the data that a run is evaluated on, and nothing else; expected "
+                "a key of [task], as in --set 'task.paths=[\"book.txt\"]'.");
   }
 }
 
@@ -116,10 +117,10 @@ int run_eval(const EvalArguments& a) {
     pieces = Pieces{.length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512, .cache = a.cache};
     if (a.cache.evicts() && pieces->length >= task->length()) {
       std::fprintf(stderr,
-                   "headloom: --cache %s forgets at the end of a piece, and with --piece %lld the "
-                   "sequences of %lld tokens are one piece: nothing is forgotten.\n",
-                   a.cache.text().c_str(), static_cast<long long>(a.piece),
-                   static_cast<long long>(task->length()));
+                   "headloom: --cache %s forgets at the end of a piece, and with pieces of %s the "
+                   "sequences of %s are one piece each: nothing is forgotten.\n",
+                   a.cache.text().c_str(), counted(pieces->length, "token").c_str(),
+                   counted(task->length(), "token").c_str());
     }
   }
   // Longer sequences, fewer side by side.

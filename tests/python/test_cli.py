@@ -371,7 +371,9 @@ def test_eval_reads_long_contexts_in_pieces(place):
     assert forgetful == evaluated("--context", 96, "--piece", 1, "--cache", "tova:8")
     done = headloom("eval", "runs/text", "--json", "--piece", 16, "--cache", "tova:8", cwd=place)
     assert json.loads(done.stdout)["loss"] == pytest.approx(evaluated()["loss"], rel=1e-5)
-    assert done.stderr.strip().endswith("the sequences of 16 tokens are one piece: nothing is forgotten.")
+    assert done.stderr.strip().endswith("with pieces of 16 tokens the sequences of 16 tokens are one piece each: nothing is forgotten.")
+    done = headloom("eval", "runs/text", "--cache", "window:8", "--set", "task.length=1", cwd=place)
+    assert "with pieces of 1 token the sequences of 1 token are one piece each" in done.stderr
     assert forgetful["state_bytes"] < pieces["state_bytes"] and forgetful["loss"] != pieces["loss"]
     assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 96, cwd=place).stdout
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
