@@ -7,6 +7,7 @@
 #include "bench/requirements.h"
 #include "core/error.h"
 #include "core/platform.h"
+#include "core/shell.h"
 #include "ops/case.h"
 
 namespace headloom::bench {
@@ -24,10 +25,11 @@ const ops::OpCase& find_case(const std::vector<ops::OpCase>& cases, const std::s
 // Median seconds of the case's forward in a process that is held to AVX2: which kernels run is
 // decided once a process.
 double avx2_seconds(const std::string& name, const BenchOptions& a) {
-  const std::string command =
-      str("ATEN_CPU_CAPABILITY=avx2 ", program_path(),
-          " bench composed_attention --json --backend fused --only '", name, "' --seconds ",
-          a.seconds, " --threads ", at::get_num_threads(), " 2>/dev/null");
+  const std::string level = "ATEN_CPU_CAPABILITY=avx2 ";
+  const std::string arguments =
+      str(" bench composed_attention --json --backend fused --only '", name, "' --seconds ",
+          a.seconds, " --threads ", at::get_num_threads());
+  const std::string command = level + program_path() + arguments + " 2>/dev/null";
   // NOLINTNEXTLINE(bugprone-command-processor): `name` is a case of the table in src/ops.
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) fail("a process with AVX2 does not start.");
@@ -44,7 +46,8 @@ double avx2_seconds(const std::string& name, const BenchOptions& a) {
       }
     }
   }
-  fail("the process with AVX2 has not measured it: ", command);
+  fail("the process with AVX2 has not measured it; this command says why: ", level, program_name(),
+       arguments);
 }
 
 std::function<void()> layer_work(const std::string& type) {
