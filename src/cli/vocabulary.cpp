@@ -19,10 +19,10 @@ struct VocabularyArguments {
   std::string out;
 };
 
-// Of another program's file, say, that has the same ending.
+// Of another program's file, say, that has the same ending. An empty one is nobody's.
 void keep_other_files(const std::string& path) {
   check_output_file(path);
-  if (!std::filesystem::exists(path)) return;
+  if (!std::filesystem::exists(path) || read_file(path).empty()) return;
   try {
     data::make_tokenizer(path);
   } catch (const Error&) {
@@ -39,7 +39,7 @@ int run_vocabulary(const VocabularyArguments& a) {
   std::fprintf(stderr, "learning %lld tokens from %s, %s of text%s%s\n",
                static_cast<long long>(a.vocabulary.size),
                counted(std::ssize(documents), "file").c_str(), human_bytes(bytes).c_str(),
-               left_out.empty() ? "" : "; ", left_out.c_str());
+               left_out.text().empty() ? "" : "; ", left_out.text().c_str());
   write_file(a.out, data::learn_vocabulary(documents, a.vocabulary));
   std::printf("%s\n", a.out.c_str());
   return 0;

@@ -124,6 +124,24 @@ uint64_t document_lot(const std::string& name, uint64_t salt) {
   return hash.value();
 }
 
+LeftOut& LeftOut::operator+=(const LeftOut& other) {
+  not_text += other.not_text;
+  empty += other.empty;
+  alike += other.alike;
+  return *this;
+}
+
+std::string LeftOut::text() const {
+  std::vector<std::string> parts;
+  const auto add = [&](int64_t count, const char* one, const char* several) {
+    if (count > 0) parts.push_back(str(counted(count, "file"), count == 1 ? one : several));
+  };
+  add(not_text, " that is not text", " that are not text");
+  add(empty, " that is empty", " that are empty");
+  add(alike, " with the content of another", " with the content of others");
+  return parts.empty() ? "" : "left out: " + join(parts);
+}
+
 Corpus read_corpus(const CorpusOptions& options) {
   const std::vector<File> files = find_files(options);
   // Where not everything is taken, what is taken should be a fair sample of it.
@@ -138,7 +156,7 @@ Corpus read_corpus(const CorpusOptions& options) {
   std::vector<Document> documents(files.size());
   std::unordered_set<std::string_view> seen;  // views of documents' texts, which do not move
   int64_t left = options.max_bytes.value_or(INT64_MAX);
-  int64_t not_text = 0, empty = 0, alike = 0;
+  LeftOut left_out;
   for (size_t i : order) {
     if (left == 0) break;
     std::string text = read_file(files[i].path);
@@ -146,12 +164,12 @@ Corpus read_corpus(const CorpusOptions& options) {
       if (files[i].asked_for) {
         fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
       }
-      ++not_text;
+      ++left_out.not_text;
       continue;
     }
     const bool known = seen.contains(text);
-    empty += text.empty();
-    alike += known;
+    left_out.empty += text.empty();
+    left_out.alike += known;
     if (text.empty() || known) continue;
     if (static_cast<int64_t>(text.size()) > left) text.resize(static_cast<size_t>(left));
     left -= static_cast<int64_t>(text.size());
@@ -167,17 +185,7 @@ Corpus read_corpus(const CorpusOptions& options) {
     fail("there is no text in ", join(options.paths), ": ", found,
          options.extensions.empty() ? "." : " (looking for " + join(options.extensions) + ").");
   }
-  std::vector<std::string> left_out;
-  const auto add = [&](int64_t count, const char* one, const char* several) {
-    if (count == 0) return;
-    left_out.push_back(str(counted(count, "file"), count == 1 ? one : several));
-  };
-  add(not_text, " that is not text", " that are not text");
-  add(empty, " that is empty", " that are empty");
-  add(alike, " with the content of another", " with the content of others");
-  Corpus corpus{.documents = std::move(documents), .left_out = {}};
-  if (!left_out.empty()) corpus.left_out = "left out: " + join(left_out);
-  return corpus;
+  return {std::move(documents), left_out};
 }
 
 }  // namespace headloom::data

@@ -26,11 +26,18 @@ struct CorpusOptions {
   std::optional<int64_t> max_bytes;
 };
 
+// How many files were found and have no text of their own.
+struct LeftOut {
+  int64_t not_text = 0, empty = 0, alike = 0;
+
+  LeftOut& operator+=(const LeftOut& other);
+  // "left out: 2 files that are not text", or "" where there are none.
+  std::string text() const;
+};
+
 struct Corpus {
   std::vector<Document> documents;  // in the order of `paths` and, within one, of their names
-  // Files that were found and have no text of their own, "left out: 2 files that are not text", ""
-  // where there are none.
-  std::string left_out;
+  LeftOut left_out;
 };
 
 // Of files with the same content one is kept. Throws Error where a path is missing, cannot be read

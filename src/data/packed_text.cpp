@@ -80,7 +80,7 @@ PackedText::PackedText(const TextOptions& options, uint64_t seed, const Corpus& 
     : options_(options),
       tokenizer_(std::move(tokenizer)),
       documents_(std::ssize(corpus.documents)),
-      left_out_(corpus.left_out),
+      left_out_(corpus.left_out.text()),
       split_(split(corpus.documents)),
       order_(seed, split_.train.size(), options.length),
       eval_order_(spread_order(eval_sequences())) {}

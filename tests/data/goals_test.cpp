@@ -221,6 +221,18 @@ TEST(ClassifyText, PiecesOfATokenizersTokens) {
   expect_contains(task->describe(), "6 tokens");
 }
 
+TEST(ClassifyText, CountsTheFilesThatItLeavesOut) {
+  const TempFolder folder;
+  for (const char* name : {"a", "b"}) {
+    folder.write(str(name, "/one.txt"), str("the text of ", name));
+    folder.write(str(name, "/empty.txt"), "");
+  }
+  folder.write("a/picture.txt", std::string("x\0y", 3));
+  const auto task = task_of("type = 'classify_text'\nlength = 6\npath = '" + folder.path() + "'");
+  expect_contains(task->describe(),
+                  folder.path() + " (left out: 1 file that is not text, 2 files that are empty): ");
+}
+
 std::vector<int64_t> tokens_of(const at::Tensor& rows, const at::Tensor& lengths, int64_t i) {
   std::vector<int64_t> tokens = row(rows, i);
   tokens.resize(static_cast<size_t>(lengths[i].item<int64_t>()));

@@ -40,10 +40,10 @@ TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {
   folder.write(".git/config.txt", "hidden too");
   using Names = std::vector<std::string>;
   EXPECT_EQ(names_of({{folder.path()}, {}, {}}), (Names{"a/one.h", "b/two.txt", "c.txt"}));
-  EXPECT_EQ(read_corpus({{folder.path()}, {}, {}}).left_out,
+  EXPECT_EQ(read_corpus({{folder.path()}, {}, {}}).left_out.text(),
             "left out: 1 file that is not text, 1 file that is empty, 1 file with the content of "
             "another");
-  EXPECT_EQ(read_corpus({{folder.path("c.txt")}, {}, {}}).left_out, "");
+  EXPECT_EQ(read_corpus({{folder.path("c.txt")}, {}, {}}).left_out.text(), "");
   EXPECT_EQ(names_of({{folder.path() + "/"}, {".txt"}, {}}), (Names{"b/two.txt", "c.txt"}));
   EXPECT_EQ(names_of({{folder.path("?")}, {}, {}}), (Names{"one.h", "two.txt"}));
   EXPECT_EQ(names_of({{folder.path("c*.txt"), folder.path("a")}, {}, {}}),

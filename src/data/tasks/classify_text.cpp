@@ -213,7 +213,8 @@ class LabelledFiles final : public ExampleTask {
     const size_t counted = all ? pieces_.size() : train().size();
     return str("Pieces of up to ", options_.length,
                options_.tokenizer == "bytes" ? " bytes" : " tokens", " of the ", names_.size(),
-               " classes in ", *options_.path, ": ", counts(), "; ",
+               " classes in ", *options_.path,
+               left_out_.text().empty() ? "" : " (" + left_out_.text() + ")", ": ", counts(), "; ",
                100 * *most / static_cast<int64_t>(counted), "% of those ",
                all ? "held out" : "to train on", " are of the class ",
                names_[static_cast<size_t>(most - of_class.begin())], ".");
@@ -238,7 +239,8 @@ class LabelledFiles final : public ExampleTask {
 
   void add_class(const std::string& path, std::vector<size_t>& train,
                  std::vector<size_t>& held_out) {
-    std::vector<Document> documents = read_corpus({{path}, options_.extensions, {}}).documents;
+    auto [documents, left_out] = read_corpus({{path}, options_.extensions, {}});
+    left_out_ += left_out;
     const bool whole = documents.size() >= kManyDocuments;
     if (whole) {
       std::stable_sort(documents.begin(), documents.end(),
@@ -274,6 +276,7 @@ class LabelledFiles final : public ExampleTask {
 
   ClassifyTextOptions options_;
   std::vector<std::string> names_;
+  LeftOut left_out_;
   std::vector<Piece> pieces_;
 };
 
