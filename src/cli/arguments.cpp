@@ -98,7 +98,20 @@ CLI::Validator ends_in(const std::string& ending, const std::string& why) {
   return CLI::Validator(
       [=](std::string& text) {
         if (text.ends_with(ending) && text != ending) return std::string();
-        return str(kIs, "'", text, "', expected a name that ends in ", ending, ", ", why, ".");
+        return str(kIs, "'", text, "', expected a name that ends in ", ending,
+                   why.empty() ? "" : ", ", why, ".");
+      },
+      "");
+}
+
+CLI::Validator ends_in_html() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const std::string small = CLI::detail::to_lower(text);
+        for (const std::string_view ending : {".html", ".htm"}) {
+          if (small.ends_with(ending) && small != ending) return std::string();
+        }
+        return str(kIs, "'", text, "', expected a name that ends in .html or .htm.");
       },
       "");
 }

@@ -15,9 +15,11 @@ CLI::Validator real_number(const Range<double>& range);
 CLI::Validator one_of(const std::vector<std::string>& names);
 // A name of a file or folder: --out "" would stand for none.
 CLI::Validator not_empty();
-// A name of a file to write: whoever mistypes it does not lose a file of another kind. `why` goes
-// on after "expected a name that ends in .html, ".
-CLI::Validator ends_in(const std::string& ending, const std::string& why);
+// A name of a file to write: whoever mistypes it does not lose a file of another kind. `why`, if
+// there is one, goes on after "expected a name that ends in .model, ".
+CLI::Validator ends_in(const std::string& ending, const std::string& why = "");
+// A name of a page to write: .html or .htm, in letters of any case.
+CLI::Validator ends_in_html();
 
 // Lets `option` be given several times, with one value each time. Returns it. A positional argument
 // may follow the value.

@@ -236,7 +236,7 @@ Command eval_command() {
         auto* logits = app.add_option(
             "--logits", a->logits,
             "also write tokens and logits of the first batch to this file, *.safetensors");
-        logits->check(ends_in(".safetensors", "the format of the file"));
+        logits->check(ends_in(".safetensors"));
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
                        "read sequences of this length, in pieces: of any length that has a state")

@@ -108,7 +108,7 @@ Command report_command() {
             app.add_option("--out", a->out,
                            "the report's file, *.html; RUN/report.html of a single run, else "
                            "report.html")
-                ->check(ends_in(".html", "by which a browser knows a page"));
+                ->check(ends_in_html());
             app.add_flag("--watch", a->watch,
                          "serve the report on this machine alone, and renew it while runs go on");
             app.add_option("--port", a->port, "of --watch; 0: any that is free")

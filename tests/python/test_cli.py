@@ -74,8 +74,8 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
         ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
-        ("eval run --logits x", "--logits is 'x', expected a name that ends in .safetensors, the format of the file."),
-        ("report run --out one.toml", "--out is 'one.toml', expected a name that ends in .html, by which a browser knows a page."),
+        ("eval run --logits x", "--logits is 'x', expected a name that ends in .safetensors."),
+        ("report run --out one.toml", "--out is 'one.toml', expected a name that ends in .html or .htm."),
         ("vocabulary a.txt", "vocabulary: --out is missing, expected file of the model, *.model."),
         ("vocabulary a.txt --out v.model --size 3", "--size is 3, expected at least 259 and at most 1048576."),
         ("vocabulary a.txt --out v.model --method bpee", "--method is 'bpee', expected one of bpe, unigram; did you mean 'bpe'?"),
@@ -322,6 +322,13 @@ def test_a_run_keeps_its_vocabulary(place, tmp_path):
     (tmp_path / "other.model").write_bytes(b"another program's")
     message = refused("vocabulary", "corpus.txt", "--size", 290, "--out", "other.model", cwd=tmp_path)
     assert message == "other.model: is there and is no vocabulary; choose another file with --out."
+    # One that cannot be read may be anything, and an empty one, as mktemp makes it, is nobody's.
+    (tmp_path / "memory.model").symlink_to("/proc/self/mem")
+    message = refused("vocabulary", "corpus.txt", "--size", 290, "--out", "memory.model", cwd=tmp_path, code=1)
+    assert message == "memory.model: cannot be read: Input/output error."
+    (tmp_path / "empty.model").write_text("")
+    headloom("vocabulary", "corpus.txt", "--size", 290, "--out", "empty.model", cwd=tmp_path)
+    assert (tmp_path / "empty.model").stat().st_size > 0
     assert (tmp_path / "other.model").read_bytes() == b"another program's"
     assert '"he"' in headloom("tokenize", "my.model", cwd=tmp_path, input=b"The quick fox").stdout
     (tmp_path / "text.toml").write_text(TEXT.replace("length = 16", 'length = 16\ntokenizer = "my.model"'))
