@@ -184,17 +184,23 @@ void RunConfig::fit(const data::TaskSizes& sizes) {
   at_least_the_task("segments", model.segments, sizes.segments, "kinds of segments");
 }
 
-void RunConfig::find_data(const std::string& table) const {
+std::optional<data::DataPath> RunConfig::missing_data() const {
   for (const data::DataPath& data : task->data_paths()) {
     std::error_code error;
     if (std::filesystem::exists(*data.path, error)) continue;
     if (data.path->find_first_of("*?[") != std::string::npos) continue;  // a glob
-    const std::string key = str(table, ".", data.key);
-    const bool list = std::string(data.key) == "paths";
-    fail("there is no file or folder '", *data.path, "', which '", key,
-         "' names; say where the data is with --set '", key,
-         list ? "=[\"PATH\"]'." : "=\"PATH\"'.");
+    return data;
   }
+  return std::nullopt;
+}
+
+void RunConfig::find_data(const std::string& table) const {
+  const std::optional<data::DataPath> missing = missing_data();
+  if (!missing) return;
+  const std::string key = str(table, ".", missing->key);
+  const bool list = std::string(missing->key) == "paths";
+  fail("there is no file or folder '", *missing->path, "', which '", key,
+       "' names; say where the data is with --set '", key, list ? "=[\"PATH\"]'." : "=\"PATH\"'.");
 }
 
 WorkUnit work_unit(const data::Task& task) {

@@ -60,8 +60,9 @@ struct RunConfig {
   std::shared_ptr<data::Task> build_task();
   // The second half of that, from the task's sizes.
   void fit(const data::TaskSizes& sizes);
-  // Throws Error naming the first file or folder of the task's data that is not there, and the
-  // option below `table` that names it.
+  // The first file or folder of the task's data that is not there.
+  std::optional<data::DataPath> missing_data() const;
+  // Throws Error naming that, and the option below `table` that names it, which --set can change.
   void find_data(const std::string& table = "task") const;
 };
 

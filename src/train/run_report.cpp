@@ -103,17 +103,33 @@ Node task_identity(data::TaskSpec& task) {
   return out;
 }
 
+// A value as TOML; of a list of several what the `other` lacks, "['a.txt', and 3 more]".
+std::string shown_value(const Node& value, const Node* other) {
+  if (!value.is_array() || value.array().size() < 2) return toml_value(value);
+  const auto is_in_other = [&](const Node& item) {
+    if (other == nullptr || !other->is_array()) return false;
+    return std::any_of(other->array().begin(), other->array().end(), [&](const Node& theirs) {
+      return toml_value(theirs) == toml_value(item);
+    });
+  };
+  const Array& items = value.array();
+  auto first = std::find_if_not(items.begin(), items.end(), is_in_other);
+  if (first == items.end()) first = items.begin();
+  return str("[", toml_value(*first), ", and ", items.size() - 1, " more]");
+}
+
 // "differs from `text` in `tokenizer` ('b/tokenizer.model', not 'bytes')".
 std::string apart_from(const std::string& name, data::TaskSpec& first, data::TaskSpec& other) {
   std::vector<std::string> parts;
   const Node before = write_fields(first), after = write_fields(other);
   for (const Difference& d : differences(task_identity(first), task_identity(other))) {
     const std::string key = d.key.substr(0, d.key.find('.'));
-    const auto text = [&](const Node& node) {
-      const Node* value = node.find(key);
-      return value == nullptr ? std::string("none") : toml_value(*value);
+    const Node *theirs = before.find(key), *own = after.find(key);
+    const auto text = [](const Node* value, const Node* than) {
+      return value == nullptr ? std::string("none") : shown_value(*value, than);
     };
-    const std::string part = str("`", key, "` (", text(after), ", not ", text(before), ")");
+    const std::string part =
+        str("`", key, "` (", text(own, theirs), ", not ", text(theirs, own), ")");
     if (parts.empty() || parts.back() != part) parts.push_back(part);
   }
   return str("differs from `", name, "` in ", report::list_of(parts));
@@ -208,7 +224,11 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   std::set<int64_t> seeds;
   for (const Place& place : places_in(folders)) {
     RunConfig config = run_config_in(place.folder);
-    config.find_data(place.folder + ": task");
+    if (const auto missing = config.missing_data()) {
+      fail("there is no file or folder '", *missing->path, "', which 'task.", missing->key, "' in ",
+           place.folder, "/config.toml names; put the data back there, or write in that line ",
+           "where they are now.");
+    }
     const std::string task_key = to_toml(task_identity(*config.task));
     KnownTask& known = tasks[task_key];
     if (!known.task) {

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from cli_support import BINARY, ENVIRONMENT, headloom
+from cli_support import BINARY, ENVIRONMENT, headloom, refused
 from headloom import tensorboard
 
 CONFIG = """
@@ -56,6 +56,16 @@ def test_runs_that_differ_in_the_seed_are_one_model(place):
     page = (place / "all.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "plain" in page and "wide" in page
     assert "In progress" not in page  # "wide" has one seed, and nothing says that it should have two
+    # The page is passed on: it has no path of this machine.
+    assert report["command"] == "headloom report plain plain-2 wide --out all.html"
+    assert str(BINARY) not in page and report["command"] in page
+
+
+def test_the_name_of_a_report_ends_as_pages_do(place):
+    for name in ["rep.htm", "REP.HTML"]:
+        headloom("report", "plain", "--out", name, cwd=place)
+        assert (place / name).read_text().startswith("<!DOCTYPE html>")
+    assert "expected a name that ends in .html or .htm." in refused("report", "plain", "--out", ".HTM", cwd=place)
 
 
 def test_tasks_of_two_tokenizers_are_apart_and_say_why(tmp_path):
@@ -70,6 +80,23 @@ def test_tasks_of_two_tokenizers_are_apart_and_say_why(tmp_path):
     models = {task["task"]: sorted(model["model"] for model in task["models"]) for task in report["tasks"]}
     assert models == {"text": ["bytes"], "text (2)": ["a", "b"]}
     assert "the task `text (2)` differs from `text` in `tokenizer` ('a/tokenizer.model', not 'bytes')" in report["limits"]
+    for name in ["one", "two", "three"]:
+        (tmp_path / f"{name}.txt").write_text(f"{name} quick brown foxes jump over the lazy dog.\n" * 40)
+    files = ["corpus.txt", "one.txt", "two.txt", "three.txt"]
+    for name, paths in {"few": files[:2], "many": files}.items():
+        headloom("train", "text.toml", "--out", name, "--set", f"task.paths={paths}", cwd=tmp_path)
+    limits = json.loads(headloom("report", "few", "many", "--json", cwd=tmp_path).stdout)["limits"]
+    assert f"in `paths` (['{tmp_path}/two.txt', and 3 more], not ['{tmp_path}/corpus.txt', and 1 more])" in limits
+    # A report has no --set: where the data are is said in the run.
+    (tmp_path / "three.txt").rename(tmp_path / "moved.txt")
+    message = refused("report", "few", "many", cwd=tmp_path, code=1)
+    assert message == (
+        f"there is no file or folder '{tmp_path}/three.txt', which 'task.paths' in many/config.toml names; put the data back "
+        "there, or write in that line where they are now."
+    )
+    config = tmp_path / "many/config.toml"
+    config.write_text(config.read_text().replace("three.txt", "moved.txt"))
+    headloom("report", "few", "many", cwd=tmp_path)
 
 
 def test_a_single_run_keeps_its_report(place):
