@@ -1,6 +1,7 @@
 """What ./run and ./test set up is recognised the next time."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,20 @@ def test_an_interpreter_that_has_everything_is_taken_as_it_is():
 
 def test_an_interpreter_that_lacks_a_package_is_not():
     assert folder(sys.executable, "no-such-package") == ""
+
+
+def test_run_can_only_build(tmp_path):
+    shutil.copy(ROOT / "run", tmp_path / "run")
+    for name in ["tools", "configs"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "configs/quickstart.toml").write_text("")
+    (tmp_path / "tools/setup.sh").write_text('set_up() { echo set up; }\nbuild() { echo "build $*"; }\n')
+
+    def run(*arguments):
+        return subprocess.run([tmp_path / "run", *arguments], cwd="/", capture_output=True, text=True)
+
+    assert (run("--build").returncode, run("--build").stdout) == (0, "set up\nbuild headloom\n")
+    for more in [("--json",), ("--text", "/"), (tmp_path / "configs/quickstart.toml",)]:
+        done = run("--build", *more)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("--build compares nothing, so nothing else goes with it.")
