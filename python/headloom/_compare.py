@@ -103,6 +103,7 @@ def compare(
         What ``--json`` prints: runs, means, spreads and verdicts.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: the configuration is wrong.
         RuntimeError: the folder is in use, or a run has ended twice without a result because its worker died, or the
             executor has lost a worker and takes no more work. Finished runs are kept.
@@ -111,6 +112,8 @@ def compare(
         >>> with concurrent.futures.ProcessPoolExecutor(4) as executor:
         ...     report = headloom.compare("configs/quickstart.toml", executor=executor)
     """
+    if not os.path.exists(config):
+        raise FileNotFoundError(f"{os.fspath(config)}: there is no such file.")
     where = os.path.abspath(folder if folder is not None else Path("runs") / Path(config).stem)
     arguments = [os.fspath(config), "--out", where]
     if executor is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import numbers
+import operator
 import re
 import warnings
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -38,8 +39,8 @@ def wrong_type(what: str, name: str, value: Any) -> TypeError:
 
 
 #: What PyTorch's dispatcher says where an argument is of another type; the value in full follows.
-_OTHER_TYPE = re.compile(r"[^\n]*Expected a value of type '(.*?)' for argument '(\w+)'")
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
+_OTHER_TYPE = re.compile(r"headloom::(\w+)\(\) Expected a value of type '.*?' for argument '(\w+)'")
+_KINDS = {"int": "a whole number of 64 bits", "float": "a number", "bool": "True or False", "str": "a text"}
 
 
 def call(name: str, *given: Any) -> Any:
@@ -49,18 +50,22 @@ def call(name: str, *given: Any) -> Any:
         TypeError: an argument is of another type than the operator's; it names the argument, where PyTorch's error prints
             all of its values.
     """
-    operator = getattr(torch.ops.headloom, name)
+    function = getattr(torch.ops.headloom, name)
     try:
-        return operator(*given)
+        return function(*given)
     except (RuntimeError, TypeError, ValueError) as error:
-        arguments = {one.name: value for one, value in zip(operator.default._schema.arguments, given)}
-        kinds = {one.name: str(one.type) for one in operator.default._schema.arguments}
+        schema = function.default._schema.arguments
+        arguments = {one.name: (str(one.type), value) for one, value in zip(schema, given)}
         found = _OTHER_TYPE.match(str(error))
-        # The dispatcher passes on None in place of a tensor.
-        unfit = [found.group(2)] if found else [n for n, v in arguments.items() if v is None and kinds[n] == "Tensor"]
-        if not unfit:
-            raise
-    raise _unfit(name, unfit[0], kinds[unfit[0]], arguments[unfit[0]])
+        if found and found.group(1) == name:
+            unfit = found.group(2)
+        else:
+            # The dispatcher passes on None in place of a tensor.
+            absent = [one for one, (kind, value) in arguments.items() if kind == "Tensor" and value is None]
+            if not absent:
+                raise
+            unfit = absent[0]
+    raise _unfit(name, unfit, *arguments[unfit])
 
 
 def _unfit(what: str, argument: str, kind: str, value: Any) -> TypeError:
@@ -74,10 +79,13 @@ def _unfit(what: str, argument: str, kind: str, value: Any) -> TypeError:
 
 
 def whole_number(name: str, value: Any, least: Optional[int], expected: str) -> int:
-    """``value`` as an int of 64 bits, at least ``least`` where that is given."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    """``value`` as an int of 64 bits, at least ``least`` where that is given. A tensor of one whole number is one."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(f"{name} is {shown(value)}, expected {expected}.")
-    number = int(value)
     if (least is not None and number < least) or not -(2**63) <= number < 2**63:
         raise ValueError(f"{name} is {number}, expected {expected}.")
     return number

@@ -769,6 +769,7 @@ def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
 
     Raises:
         FileNotFoundError: there is no such folder.
+        TypeError: ``folder`` is no path.
         ValueError: the folder's model is of a kind that Headloom does not have; the message names the key.
         RuntimeError: a file is missing or damaged; the message names it.
 
@@ -777,6 +778,8 @@ def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
         >>> logits = model(model.encode("To be, or not").unsqueeze(0))
         >>> print(model.generate("ROMEO:", 100, temperature=0.7))
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"folder is {shown(folder)}, expected a path.")
     path = os.fspath(folder)
     if not os.path.isdir(path):
         raise FileNotFoundError(f"{path}: is not a folder, expected a run or a Hugging Face folder.")

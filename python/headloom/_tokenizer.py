@@ -24,6 +24,7 @@ class Tokenizer:
 
     Raises:
         ValueError: another name.
+        FileNotFoundError: there is no such file.
         RuntimeError: a file that cannot be used; the message names it.
 
     Example:
@@ -39,7 +40,12 @@ class Tokenizer:
         self._load()
 
     def _load(self) -> None:
-        self._tokenizer: Any = torch.classes.headloom.Tokenizer(self.name)
+        try:
+            self._tokenizer: Any = torch.classes.headloom.Tokenizer(self.name)
+        except RuntimeError as error:
+            if not os.path.exists(self.name):
+                raise FileNotFoundError(str(error)) from None
+            raise
         #: Number of tokens.
         self.vocabulary: int = self._tokenizer.vocabulary()
         #: The token that ends every text.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Dict, List, Optional
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headloom._functional import FunctionalModule, Part, whole_number
+from headloom._functional import FunctionalModule, Part, shown, whole_number
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[str, Any]]:
@@ -24,11 +25,14 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[s
         weight_decay: of the first group.
 
     Raises:
-        ValueError: ``weight_decay`` is below 0.
+        TypeError: ``weight_decay`` is no number.
+        ValueError: it is below 0.
 
     Example:
         >>> optimizer = torch.optim.AdamW(headloom.parameter_groups(model, weight_decay=0.1), lr=3e-4)
     """
+    if not isinstance(weight_decay, numbers.Real):
+        raise TypeError(f"weight_decay is {shown(weight_decay)}, expected a number.")
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay is {weight_decay}, expected 0 or more.")
     decayed: Dict[nn.Parameter, None] = {}

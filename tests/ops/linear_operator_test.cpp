@@ -323,6 +323,30 @@ TEST(LinearOperator, Int4TakesManyRows) {
                                  at::linear(low(x), low(wide), low(bias)), expected, 1e-6));
 }
 
+// A large value that meets weights of 0 leaves what the small ones give, in few rows and in many.
+TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
+  at::manual_seed(10);
+  Tensor weight = at::randn({50, 256});
+  weight.select(1, 5).zero_();
+  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
+    const bool int8 = values.scalar_type() == at::kChar;
+    const Tensor wide = int8 ? values.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)
+                             : ops::dequantized_int4(values, scale, 256).to(at::kDouble);
+    for (const int64_t rows : {1, 3, 64}) {
+      for (const double large : {30.0, 100.0, 300.0, 3000.0, 1e5, 1e9}) {
+        Tensor x = at::randn({rows, 256}, kDouble);
+        x.select(1, 5).fill_(large);
+        const Tensor low = x.to(at::kBFloat16);
+        const Tensor expected = at::linear(low.to(at::kDouble), wide);
+        const Tensor plain = ops::linear(low, values, scale, {}, "reference");
+        EXPECT_TRUE(errs_like_rounding(ops::linear(low, values, scale, {}, "fused"), plain,
+                                       expected, 1e-6))
+            << (int8 ? "int8, " : "int4, ") << rows << " rows, " << large;
+      }
+    }
+  }
+}
+
 // Where they are multiplied in integers: one large value among small ones, rows of nothing, of next
 // to nothing and of values that are not finite, and any number of threads.
 TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {

@@ -364,8 +364,10 @@ def test_features_are_drawn_again():
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"layer0.mixer.features", "layer1.mixer.features"}
     headloom.redraw_features(headloom.channel_mixer("moe", WIDTH), 1000)
-    with pytest.raises(TypeError, match=r"step is '3' \(str\), expected a whole number"):
-        headloom.redraw_features(model, "3")
+    headloom.redraw_features(model, torch.tensor(3))
+    for wrong in ("3", 3.0, torch.tensor(3.0)):
+        with pytest.raises(TypeError, match="step is .*, expected a whole number"):
+            headloom.redraw_features(model, wrong)
 
 
 def test_wrong_shapes_and_counts():

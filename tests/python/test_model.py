@@ -581,7 +581,7 @@ def test_tokenizer():
     assert pickle.loads(pickle.dumps(tokenizer)).decode([104]) == "h"
     with pytest.raises(ValueError, match="the tokenizer is 'wordpiece'"):
         headloom.Tokenizer("wordpiece")
-    with pytest.raises(RuntimeError, match="nothing.json"):
+    with pytest.raises(FileNotFoundError, match="nothing.json"):
         headloom.Tokenizer("nothing.json")
 
 
@@ -608,6 +608,12 @@ def test_what_it_saved_it_can_speak(speaker, tmp_path):
 def test_load_names_what_is_wrong(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         headloom.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere.json: cannot be read"):
+        headloom.Tokenizer(tmp_path / "nowhere.json")
+    with pytest.raises(FileNotFoundError, match="nowhere.toml: there is no such file"):
+        headloom.compare(tmp_path / "nowhere.toml")
+    with pytest.raises(TypeError, match=r"folder is 3 \(int\), expected a path"):
+        headloom.load(3)
     with pytest.raises(RuntimeError, match="neither config.toml, as a run has, nor config.json"):
         headloom.load(tmp_path)
     model = decoder()

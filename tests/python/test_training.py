@@ -283,4 +283,6 @@ def test_groups_heed_the_marks_of_other_modules():
     (kept,) = headloom.parameter_groups(other)
     with pytest.raises(ValueError, match="weight_decay is -0.1, expected 0 or more"):
         headloom.parameter_groups(other, weight_decay=-0.1)
+    with pytest.raises(TypeError, match=r"weight_decay is None \(NoneType\), expected a number"):
+        headloom.parameter_groups(other, weight_decay=None)
     assert kept["weight_decay"] == 0 and len(kept["params"]) == 2

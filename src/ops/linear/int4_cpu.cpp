@@ -115,17 +115,17 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
                 .bias = held.whole(a.bias),
                 .y = nullptr,
                 .past_cache = fetches_past_cache()};
-  if (rows <= kStreamedRows) {
-    const int64_t line = prepared_row(in, int4_planes(args.type));
-    const Tensor prepared = at::empty({rows * line}, at::TensorOptions().dtype(at::kByte));
+  const int64_t fewest = args.type == Type::kBFloat16 ? 2 : 3;
+  for (args.planes = fewest; rows <= kStreamedRows && args.planes <= 3; ++args.planes) {
+    const Tensor prepared =
+        at::empty({rows * prepared_row(in, args.planes)}, at::TensorOptions().dtype(at::kByte));
     args.prepared = static_cast<char*>(prepared.data_ptr());
-    if (prepare(args, 0, rows)) {
-      std::vector<Tensor> y = Linear::outputs(a, false);
-      args.y = y[0].data_ptr();
-      for_runs_of_outputs(out, a.weight.size(1),
-                          [&](int64_t begin, int64_t end) { run(args, begin, end); });
-      return y;
-    }
+    if (!prepare(args, 0, rows)) continue;
+    std::vector<Tensor> y = Linear::outputs(a, false);
+    args.y = y[0].data_ptr();
+    for_runs_of_outputs(out, a.weight.size(1),
+                        [&](int64_t begin, int64_t end) { run(args, begin, end); });
+    return y;
   }
   std::vector<Tensor> y = Linear::outputs(a, false);
   widened_product(a, y[0].view({rows, out}));

@@ -31,6 +31,7 @@ struct Int4Args {
   const uint16_t* scale;     // [out, groups] bfloat16
   const void* bias;          // [out] or null
   void* y;                   // [rows, out]
+  int64_t planes;            // of digits of x: 3, or 2 where x is bfloat16
   char* prepared = nullptr;  // [rows, prepared_row(in, planes)], aligned to 64
   bool past_cache = true;    // as in Args
 };
@@ -39,14 +40,14 @@ struct Int4Args {
 // (kernel_int4.h), then what the sums of each lane begin with, then each lane's scale.
 constexpr int64_t kInt4Inputs = kInt4Group * kInt4Groups;
 constexpr int64_t kInt4Lanes = 16;  // of a block's sums, two for each group
-HL_INLINE constexpr int64_t int4_planes(Type type) { return type == Type::kBFloat16 ? 2 : 3; }
 HL_INLINE constexpr int64_t prepared_block(int64_t planes) {
   return planes * kInt4Inputs + 2 * kInt4Lanes * static_cast<int64_t>(sizeof(float));
 }
 HL_INLINE constexpr int64_t prepared_row(int64_t in, int64_t planes) {
   return (in + kInt4Inputs - 1) / kInt4Inputs * prepared_block(planes);
 }
-// Writes rows begin ... end of `prepared`; false where a value is not finite or too small for that.
+// Writes rows begin ... end of `prepared`. False where a value is not finite, where a group's
+// largest is below 1e-25 and not 0, and where the planes are too few for a group.
 using PrepareInt4 = bool(const Int4Args& args, int64_t begin, int64_t end);
 PrepareInt4 prepare_int4_DEFAULT, prepare_int4_AVX2, prepare_int4_AVX512, prepare_int4_AVX512_BF16;
 // Outputs begin ... end of every row.
@@ -71,8 +72,8 @@ struct IntegerArgs {
     return (in + group - 1) / group * (1 + group / 2) * lanes * static_cast<int64_t>(sizeof(float));
   }
 };
-// Writes panels begin ... end of packed_x; false where a value is not finite or too small for that,
-// and where this instruction set gains nothing by integers.
+// Writes panels begin ... end of packed_x. False where prepare_int4 would say so of two planes, and
+// where this instruction set gains nothing by integers.
 using PackIntegers = bool(const IntegerArgs& args, int64_t begin, int64_t end);
 PackIntegers pack_integers_DEFAULT, pack_integers_AVX2, pack_integers_AVX512,
     pack_integers_AVX512_BF16;

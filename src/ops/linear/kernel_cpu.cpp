@@ -151,13 +151,15 @@ void HL_KERNEL(run)(const Args& args, int64_t begin, int64_t end) {
 }
 
 bool HL_KERNEL(prepare_int4)(const Int4Args& args, int64_t begin, int64_t end) {
-  return args.type == Type::kBFloat16 ? int4_rows<2, BFloat16>(args, begin, end)
-                                      : int4_rows<3, float>(args, begin, end);
+  if (args.type == Type::kFloat) return int4_rows<3, float>(args, begin, end);
+  return args.planes == 2 ? int4_rows<2, BFloat16>(args, begin, end)
+                          : int4_rows<3, BFloat16>(args, begin, end);
 }
 
 void HL_KERNEL(run_int4)(const Int4Args& args, int64_t begin, int64_t end) {
-  return args.type == Type::kBFloat16 ? int4_outputs<2, BFloat16>(args, begin, end)
-                                      : int4_outputs<3, float>(args, begin, end);
+  if (args.type == Type::kFloat) return int4_outputs<3, float>(args, begin, end);
+  args.planes == 2 ? int4_outputs<2, BFloat16>(args, begin, end)
+                   : int4_outputs<3, BFloat16>(args, begin, end);
 }
 
 bool HL_KERNEL(pack_integers)(const IntegerArgs& args, int64_t begin, int64_t end) {

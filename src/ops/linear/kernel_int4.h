@@ -2,8 +2,8 @@
 // meets bytes of x, four products in one instruction where weights widened to float32 take sixteen.
 //
 // So that nothing of x is lost, it is held with 24 bits for each group of inputs (16 where it is
-// bfloat16, which has 8): whole numbers of which the group's largest is near 2^23, as three (two)
-// planes of signed bytes, the digits to base 256. A group's sum of 32 products of a digit and a
+// bfloat16, which has 8, unless a group's values are too far apart): whole numbers of which the
+// group's largest is near 2^23, as three (two) planes of signed bytes, the digits to base 256. A group's sum of 32 products of a digit and a
 // weight from 0 to 15 fits into 16 bits a lane, and that of whole numbers into 32.
 #pragma once
 
@@ -16,8 +16,49 @@ namespace {
 
 constexpr int64_t kInt4Bytes = kInt4Inputs / 2;  // of a block of weights
 
-// One row of x as blocks. False where a group has values that are not finite, or so small that
-// their scale is not a normal number: nothing useful was written then.
+// What the magnitudes of a group say about holding it as whole numbers.
+struct Group {
+  float largest;
+  float over_small;  // the largest over the mean of those below a 16th of it, if they are half or
+                     // more of all that are not 0; else 0
+  bool finite;       // and the largest is 0 or has a scale that is a normal number
+
+  // Whether whole numbers of 16 bits (two planes) or of 24 (three) hold them. Where the largest
+  // meets a weight of 0, a result comes from the small ones, and they are rounded by a 65000th of
+  // the largest, or by a 256th of that.
+  HL_INLINE bool fits(int planes) const {
+    return finite && over_small <= (planes == 2 ? 256.0f : 65536.0f);
+  }
+};
+
+// `count` is a multiple of VL.
+HL_INLINE Group group_of(const float* values, int64_t count) {
+  uint32_t most = 0;  // the bits of absolute values are in their order, NaN above all
+  for (int64_t e = 0; e < count; ++e) {
+    uint32_t bits;
+    std::memcpy(&bits, values + e, sizeof(bits));
+    const uint32_t magnitude = bits & 0x7fffffff;
+    most = magnitude > most ? magnitude : most;
+  }
+  float largest;
+  std::memcpy(&largest, &most, sizeof(largest));
+  const bool finite = most < 0x7f800000 && (most == 0 || largest >= 1e-25f);
+  vf sums = zero(), counts = zero(), all = zero();
+  const vf sixteenth = bcast(largest / 16);
+  for (int64_t e = 0; e < count; e += VL) {
+    const vf value = load(values + e), magnitude = vmax(value, zero() - value);
+    const vf small = select(above(sixteenth, magnitude), magnitude, zero());
+    sums = sums + small;
+    counts = counts + select(above(small, zero()), bcast(1.0f), zero());
+    all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
+  }
+  const float sum = hsum(sums), small = hsum(counts);
+  return {.largest = largest,
+          .over_small = small > 0 && 2 * small >= hsum(all) ? small * (largest / sum) : 0,
+          .finite = finite};
+}
+
+// One row of x as blocks. False where a group cannot be held so: nothing useful was written then.
 template <int P, typename T>
 bool prepare_row(const T* x, int64_t in, char* to) {
   constexpr float kLargest = P == 3 ? 8355600.0f : 32600.0f;  // its digits are within -128 and 127
@@ -33,18 +74,10 @@ bool prepare_row(const T* x, int64_t in, char* to) {
       } else if (left > 0) {
         store_scaled(x + from, left, 1, values);
       }
-      // The bits of absolute values are in their order, NaN above all.
-      uint32_t bits[kInt4Group], most = 0;
-      std::memcpy(bits, values, sizeof(bits));
-      for (const uint32_t b : bits) {
-        const uint32_t magnitude = b & 0x7fffffff;
-        most = magnitude > most ? magnitude : most;
-      }
-      float largest;
-      std::memcpy(&largest, &most, sizeof(largest));
-      if (most >= 0x7f800000 || (most > 0 && largest < 1e-25f)) return false;
-      const float up = most > 0 ? kLargest / largest : 0;
-      scale[2 * g] = scale[2 * g + 1] = largest / kLargest;
+      const Group of = group_of(values, kInt4Group);
+      if (!of.fits(P)) return false;
+      const float up = of.largest > 0 ? kLargest / of.largest : 0;
+      scale[2 * g] = scale[2 * g + 1] = of.largest / kLargest;
       int32_t whole[kInt4Group];
       for (int64_t e = 0; e < kInt4Group; ++e) {
         const float scaled = values[e] * up;

@@ -20,7 +20,8 @@ Tensor dense(const Tensor& x, const Tensor& up, const Tensor& down) {
 OpCase moe_case(int64_t tokens, double target, at::ScalarType type = at::kFloat) {
   OpCase c;
   c.op = "moe";
-  c.name = "64 routed, 2 shared, 6 active, " + std::to_string(tokens) + " tokens" +
+  c.name = "64 routed, 2 shared, 6 active, " + std::to_string(tokens) +
+           (tokens == 1 ? " token" : " tokens") +
            (type == at::kBFloat16 ? " bfloat16" : "");
   c.dtype = type;
   const auto matrix = [type](at::IntArrayRef sizes) { return (at::randn(sizes) * 0.04).to(type); };
@@ -45,8 +46,10 @@ OpCase moe_case(int64_t tokens, double target, at::ScalarType type = at::kFloat)
   c.baseline = [](const std::vector<Tensor>& in) { return dense(in[0], in[1], in[2]); };
   const auto flops = static_cast<double>(tokens * 6 * kMoeWidth * active);
   const auto units = static_cast<double>(tokens * active);
+  // One token reads its own experts, and many read all.
+  const int64_t read = std::min(kRouted, tokens * kActive) + kShared;
   const double bytes =
-      static_cast<double>((kRouted + kShared) * 3 * kMoeWidth * kHidden + 2 * tokens * kMoeWidth) *
+      static_cast<double>(read * 3 * kMoeWidth * kHidden + 2 * tokens * kMoeWidth) *
       static_cast<double>(at::elementSize(type));
   c.forward_work = {.flops = flops, .bytes = bytes, .exponentials = units};
   c.training_work = {.flops = 3 * flops, .bytes = 3 * bytes, .exponentials = 2 * units};
@@ -57,7 +60,8 @@ OpCase moe_case(int64_t tokens, double target, at::ScalarType type = at::kFloat)
 }  // namespace
 
 static std::vector<OpCase> moe_cases() {
-  return {moe_case(4096, 1.3), moe_case(4096, 0, at::kBFloat16)};
+  return {moe_case(4096, 1.3), moe_case(4096, 0, at::kBFloat16), moe_case(1, 0),
+          moe_case(1, 0, at::kBFloat16)};
 }
 
 static const CaseFamily moe_registered(moe_cases);
