@@ -140,7 +140,9 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
                        train.steps, ": the learning rate only rises, to ",
                        formatted("%.3g", train.lr_at(train.steps - 1)), " at the last step"));
   }
-  return {.data = data_of(task)};
+  TrainState state;
+  state.data = data_of(task);
+  return state;
 }
 
 TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& task) {
