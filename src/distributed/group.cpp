@@ -542,7 +542,10 @@ class GlooGroup final : public OverGloo<Group> {
   }
 
   void say_once(const std::string& text) {
-    if (said_.exchange(true)) return;
+    // Whoever comes second waits for the first, because it may end this process right after.
+    const std::lock_guard lock(saying_);
+    if (said_) return;
+    said_ = true;
     const bool open = !text.empty() && std::string_view(".?!").find(text.back()) == text.npos;
     std::fprintf(stderr, "headloom: %s%s\n", text.c_str(), open ? "." : "");
   }
@@ -571,7 +574,9 @@ class GlooGroup final : public OverGloo<Group> {
   std::mutex mutex_;
   std::condition_variable woken_;
   bool finished_ = false;  // under mutex_
-  std::atomic<bool> ending_ = false, said_ = false;
+  std::atomic<bool> ending_ = false;
+  std::mutex saying_;
+  bool said_ = false;  // under saying_
 };
 
 }  // namespace

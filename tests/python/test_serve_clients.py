@@ -283,18 +283,25 @@ def test_requests_of_every_shape(recurrence):
 def test_slow_clients_and_many_of_them(place):
     with serving("recurrence", place, "--max-batch", 2, "--max-queue", 4) as server:  # 14 connections
         expected = server.complete(prompt="a", max_tokens=3, temperature=0)["choices"]
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(13)]
-        for s in idle:
-            s.sendall(b"POST /v1/comp")
-        time.sleep(0.3)
-        assert server.complete(prompt="a", max_tokens=3, temperature=0)["choices"] == expected
-        idle.append(socket.create_connection(("127.0.0.1", server.port)))
-        deadline = time.monotonic() + 5  # until the server has accepted it
-        while True:
-            status, answer = server.ask("GET", "/health")
-            if status == 503 or time.monotonic() > deadline:
+        for _ in range(5):
+            began = time.monotonic()
+            idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(13)]
+            for s in idle:
+                s.sendall(b"POST /v1/comp")
+            time.sleep(0.3)
+            assert server.complete(prompt="a", max_tokens=3, temperature=0)["choices"] == expected
+            idle.append(socket.create_connection(("127.0.0.1", server.port)))
+            deadline = time.monotonic() + 5  # until the server has accepted it
+            while True:
+                status, answer = server.ask("GET", "/health")
+                if status == 503 or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            # On a busy machine the server may have closed the first ones before the last one came.
+            if status == 503 or time.monotonic() - began < 9:
                 break
-            time.sleep(0.1)
+            for s in idle:
+                s.close()
         assert status == 503 and answer["error"]["code"] == "too_many_connections"
         assert answer["error"]["message"] == "there are 14 connections already; try later."
         # They have ten seconds for their headers.
