@@ -142,6 +142,11 @@ std::string LeftOut::text() const {
   return parts.empty() ? "" : "left out: " + join(parts);
 }
 
+std::string LeftOut::in_brackets() const {
+  const std::string files = text();
+  return files.empty() ? "" : " (" + files + ")";
+}
+
 Corpus read_corpus(const CorpusOptions& options) {
   const std::vector<File> files = find_files(options);
   // Where not everything is taken, what is taken should be a fair sample of it.

@@ -80,7 +80,7 @@ PackedText::PackedText(const TextOptions& options, uint64_t seed, const Corpus& 
     : options_(options),
       tokenizer_(std::move(tokenizer)),
       documents_(std::ssize(corpus.documents)),
-      left_out_(corpus.left_out.text()),
+      left_out_(corpus.left_out),
       split_(split(corpus.documents)),
       order_(seed, split_.train.size(), options.length),
       eval_order_(spread_order(eval_sequences())) {}
@@ -149,7 +149,7 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
 
 std::string PackedText::describe() const {
   return str(counted(documents_, "file"), " in ", join(options_.corpus.paths),
-             left_out_.empty() ? "" : " (" + left_out_ + ")", ": ",
+             left_out_.in_brackets(), ": ",
              human_count(static_cast<double>(split_.train.size())),
              " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
              " held out, ",

@@ -53,7 +53,7 @@ class PackedText {
   TextOptions options_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   int64_t documents_;
-  std::string left_out_;
+  LeftOut left_out_;
   double bytes_per_token_ = 0.0;  // set by split()
   Split split_;
   WindowOrder order_;

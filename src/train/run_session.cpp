@@ -88,8 +88,8 @@ std::optional<StoredData> RunSession::data_of(const data::Task& task) const {
   return StoredData{task.data_size().count, data::fingerprint(task, /*pixels=*/false)};
 }
 
-void RunSession::check_same_data(const TrainState& state, const data::Task& task) const {
-  const std::optional<StoredData> now = data_of(task);
+void RunSession::check_same_data(const TrainState& state, const std::optional<StoredData>& now,
+                                 const data::Task& task) const {
   if (!state.data || !now || *state.data == *now) return;
   const std::string how =
       state.data->count == now->count
@@ -162,8 +162,9 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
                 " leaves nothing to train, expected more.");
   }
   TrainState state = store_.load(from, model, optimizer);
-  check_same_data(state, task);
-  state.data = data_of(task);
+  const std::optional<StoredData> data = data_of(task);
+  check_same_data(state, data, task);
+  state.data = data;
   store_.drop_after(from);
   if (!changes.empty()) restate(changes, state.step);
   return state;

@@ -35,7 +35,8 @@ class RunSession {
   [[noreturn]] void refuse_present() const;
   void check_new_folder() const;
   std::optional<StoredData> data_of(const data::Task& task) const;
-  void check_same_data(const TrainState& state, const data::Task& task) const;
+  void check_same_data(const TrainState& state, const std::optional<StoredData>& now,
+                       const data::Task& task) const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void restate(const std::vector<Difference>& changes, int64_t step);

@@ -214,7 +214,7 @@ class LabelledFiles final : public ExampleTask {
     return str("Pieces of up to ", options_.length,
                options_.tokenizer == "bytes" ? " bytes" : " tokens", " of the ", names_.size(),
                " classes in ", *options_.path,
-               left_out_.text().empty() ? "" : " (" + left_out_.text() + ")", ": ", counts(), "; ",
+               left_out_.in_brackets(), ": ", counts(), "; ",
                100 * *most / static_cast<int64_t>(counted), "% of those ",
                all ? "held out" : "to train on", " are of the class ",
                names_[static_cast<size_t>(most - of_class.begin())], ".");
