@@ -141,7 +141,7 @@ TEST(DeviceDecoding, TextsAreTheSame) {
       Tensor token;
       const int64_t waited = waits([&] { token = away.next(); });
       EXPECT_LE(waited, 3) << i;  // texts that outgrow the model are read anew, by their length
-      if (i < 20) {
+      if (kGuarded && i < 20) {
         EXPECT_EQ(waited, 1) << i;
       }
       ASSERT_TRUE(at::equal(token, here.next())) << i;

@@ -2,7 +2,6 @@
 // the CPU: the same values and gradients, and no wait for the device.
 #include "mixers/recording.h"
 #include "support.h"
-#include "train/device.h"
 
 namespace headloom::test::models_test {
 namespace {
@@ -10,16 +9,23 @@ namespace {
 TEST(Device, RefusesTensorsOfTwoDevices) {
   const Tensor x = at::randn({3, 4}), y = at::randn({4, 5}), z = at::matmul(there(x), there(y));
   EXPECT_EQ(z.device(), kDevice);
-  EXPECT_TRUE(at::equal(z.cpu(), at::matmul(x, y)));
+  EXPECT_TRUE(close(z.cpu(), at::matmul(x, y), kGuarded ? 0 : 1e-6));
   EXPECT_THROW(at::matmul(there(x), y), c10::Error);
-  EXPECT_THROW(at::matmul(there(x), y.to(at::Device(at::kPrivateUse1, 0))), c10::Error);
   EXPECT_THROW(there(x).normal_(0, 1, at::globalContext().defaultGenerator(at::kCPU)), c10::Error);
+  if (!kGuarded) return;  // there may be one
+  EXPECT_THROW(at::matmul(there(x), y.to(at::Device(at::kPrivateUse1, 0))), c10::Error);
+}
+
+TEST(Device, CountsHowOftenTheHostWaits) {
+  if (!kGuarded) GTEST_SKIP() << kOnlyGuarded;
+  const Tensor x = at::randn({3, 4});
   EXPECT_EQ(waits([&] { there(x).sum().item<float>(); }), 1);
   EXPECT_EQ(waits([&] { there(x).gt(0).nonzero(); }), 1);
   EXPECT_EQ(waits([&] { there(x).mul(2).sum(); }), 0);
 }
 
 TEST(Device, CodeOfTheHostThatReadsItsMemoryEnds) {
+  if (!kGuarded) GTEST_SKIP() << kOnlyGuarded;
   const Tensor x = there(at::ones({3}));
   EXPECT_DEATH(
       {

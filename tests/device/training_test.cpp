@@ -1,17 +1,18 @@
 // Runs on a device that is not the CPU: every kind of model trains, is evaluated, saved and resumed
 // bit for bit, dropout included, and its checkpoints are read on the CPU.
+#include <algorithm>
 #include <cmath>
+#include <iostream>
 
 #include "../train/support.h"
 #include "support.h"
-#include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
 
 namespace headloom::test::device_training_test {
 namespace {
 
-constexpr const char* kName = "guarded:1";
+const std::string kName = kDevice.str();
 
 struct KindRun {
   std::string name, model, task;
@@ -45,29 +46,65 @@ Node config_of(const KindRun& run, const std::string& device, const std::string&
       "run.toml");
 }
 
+// The losses that metrics.jsonl names.
+std::vector<double> losses_of(const std::string& run) {
+  std::vector<double> out;
+  for (const std::string& line : lines_of(run + "/metrics.jsonl")) {
+    const std::string key = "\"loss\":";
+    const size_t at = line.find(key);
+    if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size())));
+  }
+  return out;
+}
+
+// Two runs are the same bit for bit. Some operators of a real device have no fixed order of sums
+// (SameOrder). There the losses may differ by their rounding, which is far less than other random
+// numbers change, and a line says so.
+void expect_same_run(const std::string& name, const std::string& one, const std::string& other) {
+  bool same = metrics_of(one) == metrics_of(other);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string path = str("/checkpoints/step-6/", file);
+    const bool equal = bytes_of(one + path) == bytes_of(other + path);
+    EXPECT_TRUE(equal || !kGuarded) << file;
+    same = same && equal;
+  }
+  if (kGuarded) {
+    EXPECT_EQ(metrics_of(one), metrics_of(other));
+    return;
+  }
+  const std::vector<double> expected = losses_of(one), found = losses_of(other);
+  ASSERT_EQ(found.size(), expected.size());
+  ASSERT_GE(found.size(), 2u);
+  double apart = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 2e-5 * std::max(1.0, std::abs(expected[i]))) << i;
+    apart = std::max(apart, std::abs(found[i] - expected[i]));
+  }
+  std::cout << name << (same ? ": the same bits" : str(": losses differ by up to ", apart)) << "\n";
+}
+
 TEST(DeviceTraining, EveryKindResumesBitForBit) {
   const TempFolder folder;
+  const SameOrder same_order;
   for (const KindRun& run : kind_runs()) {
     SCOPED_TRACE(run.name);
     const Node config = config_of(run, kName);
     const std::string whole = folder.path(run.name), cut = folder.path(run.name + "-cut");
     const int64_t operators = device_operators();
     const TrainOutcome outcome = train_quietly(config, {.folder = whole});
-    EXPECT_GT(device_operators() - operators, 500);
+    if (kGuarded) {
+      EXPECT_GT(device_operators() - operators, 500);
+    }
     ASSERT_EQ(outcome.evaluations.size(), 2u);
     copy_folder(whole, cut);
     train_quietly(config, {.folder = cut, .checkpoint = "3"});
-    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
-      const std::string file = str("/checkpoints/step-6/", name);
-      EXPECT_TRUE(bytes_of(whole + file) == bytes_of(cut + file)) << name;
-    }
-    EXPECT_EQ(metrics_of(whole), metrics_of(cut));
+    expect_same_run(run.name, whole, cut);
     // The CPU reads it, and so does another device.
     const LoadedRun loaded = load_run(whole, "last");
     const auto task = RunConfig(loaded.config).build_task();
     const Evaluation here = evaluate(*loaded.model, *task, 16, 8);
     EXPECT_NEAR(here.loss, outcome.evaluations.back().loss, 1e-4);
-    loaded.model->to(at::Device(at::kPrivateUse1, 0));
+    loaded.model->to(kGuarded ? at::Device(at::kPrivateUse1, 0) : kDevice);
     EXPECT_NEAR(evaluate(*loaded.model, *task, 16, 8).loss, here.loss, 1e-4);
   }
 }
@@ -89,11 +126,12 @@ TEST(DeviceTraining, LossesAreThoseOfTheCpu) {
 
 TEST(DeviceTraining, ALayerThatIsComputedAgainDrawsTheSame) {
   const TempFolder folder;
+  const SameOrder same_order;
   const KindRun run = kind_runs()[0];
   train_quietly(config_of(run, kName), {.folder = folder.path("kept")});
   train_quietly(config_of(run, kName, "activation_checkpointing = true\n"),
                 {.folder = folder.path("again")});
-  EXPECT_EQ(metrics_of(folder.path("kept")), metrics_of(folder.path("again")));
+  expect_same_run("computed again", folder.path("kept"), folder.path("again"));
 }
 
 TEST(DeviceTraining, ARunGoesOnOnAnotherDevice) {
@@ -101,6 +139,7 @@ TEST(DeviceTraining, ARunGoesOnOnAnotherDevice) {
   const KindRun run = kind_runs()[0];
   train_quietly(config_of(run, kName, "", "0"), {.folder = folder.path("one")});
   for (const char* name : {"cpu", "guarded:0"}) {
+    if (!kGuarded && std::string(name) != "cpu") continue;
     const std::string other = folder.path(name);
     copy_folder(folder.path("one"), other);
     const TrainOutcome outcome =
@@ -108,12 +147,17 @@ TEST(DeviceTraining, ARunGoesOnOnAnotherDevice) {
     EXPECT_EQ(outcome.step, 6);
     const LoadedRun first = load_run(folder.path("one"), "last"), second = load_run(other, "last");
     const auto expected = parameters_of(*first.model), found = parameters_of(*second.model);
-    for (const auto& [key, value] : expected) EXPECT_TRUE(close(found.at(key), value, 1e-3)) << key;
+    // Adam makes as much of a small gradient, which rounds otherwise, as of a large one.
+    const double tolerance = kGuarded ? 1e-3 : 1e-2;
+    for (const auto& [key, value] : expected) {
+      EXPECT_TRUE(close(found.at(key), value, tolerance)) << key;
+    }
   }
 }
 
 // The loss, the gradient's norm and nothing else: two waits a step.
 TEST(DeviceTraining, AStepWaitsTwice) {
+  if (!kGuarded) GTEST_SKIP() << kOnlyGuarded;
   const TempFolder folder;
   const auto waited = [&](int64_t steps) {
     Node config = config_of(kind_runs()[0], kName, str("checkpoint_every = 100\n"));
@@ -146,14 +190,23 @@ TEST(DeviceTraining, TheStateOfItsRandomNumbersIsKept) {
 }
 
 TEST(Devices, AreFoundByTheirNames) {
+  EXPECT_EQ(find_device(kName), kDevice);
+  EXPECT_EQ(devices_here().front(), "cpu");
+  if (!kGuarded) {
+    const auto all = devices_here();
+    EXPECT_TRUE(std::find(all.begin(), all.end(), kName) != all.end());
+    EXPECT_NE(message_of([] {
+                find_device(c10::DeviceTypeName(kDevice.type(), true) + ":99", "--device");
+              }).find("--device is \""),
+              std::string::npos);
+    return;
+  }
   EXPECT_EQ(find_device("guarded"), at::Device(at::kPrivateUse1, 0));
   EXPECT_EQ(find_device("guarded:1"), kDevice);
   EXPECT_EQ(message_of([] { find_device("guarded:2", "--device"); }),
             "--device is \"guarded:2\", but the GUARDED devices are \"guarded:0\" to "
             "\"guarded:1\".");
-  const auto here = devices_here();
-  EXPECT_EQ(here.front(), "cpu");
-  EXPECT_EQ(here.back(), "guarded:1");
+  EXPECT_EQ(devices_here().back(), "guarded:1");
 }
 
 }  // namespace

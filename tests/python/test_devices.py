@@ -1,4 +1,4 @@
-"""Other devices than the CPU, on a machine that has none.
+"""Other devices than the CPU, on a machine that has none, or on the real one that HEADLOOM_TEST_DEVICE names ("cuda").
 
 Each test is a process of its own. PyTorch's fake tensors say they are on CUDA; an autograd node on one would end the
 process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
@@ -11,10 +11,25 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from cli_support import BINARY, run
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIBRARY = HERE.parents[1] / "build" / "lib" / "libheadloom_test_device.so"
+DEVICE = os.environ.get("HEADLOOM_TEST_DEVICE") or "guarded:1"
+GUARDED = DEVICE.startswith("guarded")
+
+
+def missing():
+    """Why there is nothing to test on; empty where there is."""
+    if GUARDED:
+        return "" if LIBRARY.exists() else f"{LIBRARY} is not built"
+    there = DEVICE.split(":")[0] != "cuda" or torch.cuda.is_available()
+    return "" if there else f"HEADLOOM_TEST_DEVICE is {DEVICE}, but this machine or this PyTorch has no CUDA"
+
+
+needs_device = pytest.mark.skipif(bool(missing()), reason=missing() or "it is there")
+needs_binary = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 FAKE = """
 import headloom
@@ -76,7 +91,7 @@ with torch.no_grad():
 print("passed")
 """
 
-GUARDED = """
+MODELS = """
 import sys
 import types
 import warnings
@@ -85,15 +100,19 @@ import headloom
 import torch
 from headloom._scoring import log_likelihoods
 
-torch.ops.load_library(sys.argv[1])
-module = types.SimpleNamespace(
-    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0, _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None,
-    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float32],
-)
-torch._register_device_module("guarded", module)
+name, folder, library = sys.argv[1:]
+if library:
+    torch.ops.load_library(library)
+    module = types.SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0, _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None,
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float32],
+    )
+    torch._register_device_module("guarded", module)
+device = torch.device(name if ":" in name else name + ":0")
+torch.backends.cudnn.allow_tf32 = False
 
 def there(t):
-    return t.to("guarded:1")
+    return t.to(device)
 
 def train(model, tokens, steps=3):
     optimizer = torch.optim.AdamW(headloom.parameter_groups(model), lr=1e-2)
@@ -122,24 +141,25 @@ for name, layer in layers.items():
     torch.manual_seed(3)
     here = headloom.model(width=32, depth=2, vocabulary=30, max_length=40, layer=[layer])
     torch.manual_seed(3)
-    away = headloom.model(width=32, depth=2, vocabulary=30, max_length=40, layer=[layer]).to("guarded:1")
+    away = headloom.model(width=32, depth=2, vocabulary=30, max_length=40, layer=[layer]).to(device)
     expected, found = train(here, tokens), train(away, there(tokens))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3, atol=1e-3)
-    assert all(p.device == torch.device("guarded:1") for p in away.parameters()), name
+    assert all(p.device == device for p in away.parameters()), name
     here.load_state_dict({key: t.cpu() for key, t in away.state_dict().items()})
     here.eval(), away.eval()
     with torch.no_grad():
         torch.testing.assert_close(away(there(tokens)).cpu(), here(tokens), rtol=1e-3, atol=1e-4)
-        with torch.autocast("guarded", torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16):
             narrow = away(there(tokens))
         assert narrow.dtype == torch.bfloat16, (name, narrow.dtype)
         torch.testing.assert_close(narrow.float().cpu(), here(tokens), rtol=0.1, atol=0.1)
     # The same text, whichever device the prompt is on.
     prompt = tokens[:, :4]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        if library:  # what a real device's own kernels warn of is their matter
+            warnings.simplefilter("error")
         texts = [m.generate(p, 20, seed=5) for m, p in ((here, prompt), (away, prompt), (away, there(prompt)))]
-    assert texts[2].device == torch.device("guarded:1") and texts[1].device.type == "cpu"
+    assert texts[2].device == device and texts[1].device.type == "cpu"
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2].cpu()), name
     states = [headloom.State(), headloom.State()]
     pieces = [m.extend(p, s) for m, p, s in ((here, tokens, states[0]), (away, there(tokens), states[1]))]
@@ -148,20 +168,20 @@ for name, layer in layers.items():
     scores = [[score for score, _ in log_likelihoods(m, pairs)] for m in (here, away)]
     torch.testing.assert_close(torch.tensor(scores[1]), torch.tensor(scores[0]), rtol=1e-3, atol=1e-3)
     two = states[1].select(torch.tensor([1, 1, 0]))
-    assert away.extend(there(tokens[[1, 1, 0], :1]), two).device == torch.device("guarded:1")
+    assert away.extend(there(tokens[[1, 1, 0], :1]), two).device == device
     assert headloom.analysis.params(away).found
-    away.save(sys.argv[2] + "/" + name)
-    torch.testing.assert_close(headloom.load(sys.argv[2] + "/" + name)(tokens), here(tokens))
+    away.save(folder + "/" + name)
+    torch.testing.assert_close(headloom.load(folder + "/" + name)(tokens), here(tokens))
 
 found = headloom.analysis.diversity(
-    headloom.model(width=32, depth=1, vocabulary=30, max_length=40, layer=[layers["dcmha"]]).to("guarded:1"), tokens
+    headloom.model(width=32, depth=1, vocabulary=30, max_length=40, layer=[layers["dcmha"]]).to(device), tokens
 )
 assert found.arrays
 # A tensor on another device is refused by name.
 try:
     away(tokens)
 except ValueError as error:
-    assert "tokens is on cpu, but the parameters are on guarded:1" in str(error), error
+    assert f"tokens is on cpu, but the parameters are on {device}" in str(error), error
 else:
     raise AssertionError("tokens on the CPU were taken")
 print("passed")
@@ -193,10 +213,11 @@ batch = 4
 """
 
 
-@pytest.mark.skipif(not (LIBRARY.exists() and BINARY.exists()), reason=f"{LIBRARY} or {BINARY} is not built")
+@needs_device
+@needs_binary
 def test_commands_run_on_another_device(tmp_path, text):
     # The program finds the device as it finds PyTorch's own: in a library that is loaded.
-    environment = {**os.environ, "LD_PRELOAD": str(LIBRARY)}
+    environment = {**os.environ, **({"LD_PRELOAD": str(LIBRARY)} if GUARDED else {})}
 
     def says(*arguments):
         command = [str(BINARY), *map(str, arguments)]
@@ -205,18 +226,18 @@ def test_commands_run_on_another_device(tmp_path, text):
         return done.stdout
 
     (tmp_path / "run.toml").write_text(CONFIG % text)
-    says("train", "run.toml", "--out", "run", "--device", "guarded:1")
-    assert "device = 'guarded:1'" in (tmp_path / "run" / "config.toml").read_text()
-    here, away = (json.loads(says("eval", "run", "--json", "--device", name)) for name in ("cpu", "guarded:1"))
+    says("train", "run.toml", "--out", "run", "--device", DEVICE)
+    assert f"device = '{DEVICE}'" in (tmp_path / "run" / "config.toml").read_text()
+    here, away = (json.loads(says("eval", "run", "--json", "--device", name)) for name in ("cpu", DEVICE))
     assert away["loss"] == pytest.approx(here["loss"], abs=1e-4)
-    narrow = says("eval", "run", "--json", "--device", "guarded:1", "--quantize", "int4", "--cache", "tova:9")
+    narrow = says("eval", "run", "--json", "--device", DEVICE, "--quantize", "int4", "--cache", "tova:9")
     assert json.loads(narrow)["costs"] == pytest.approx(0, abs=0.05)
-    written = [says("generate", "run", "--prompt=a", "--tokens=8", "--device", name) for name in ("cpu", "guarded:1")]
+    written = [says("generate", "run", "--prompt=a", "--tokens=8", "--device", name) for name in ("cpu", DEVICE)]
     assert written[0] == written[1]
-    assert json.loads(says("analyze", "run", "maps", "--json", "--device", "guarded:1"))["tables"] is not None
+    assert json.loads(says("analyze", "run", "maps", "--json", "--device", DEVICE))["tables"] is not None
 
 
-@pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+@needs_binary
 def test_a_device_that_is_not_there_is_refused_first():
     for command in ("eval", "serve"):
         done = run(command, "nowhere", "--device", "xpu:7")
@@ -228,6 +249,6 @@ def test_operators_and_models_run_on_fake_cuda_tensors():
     passes(FAKE)
 
 
-@pytest.mark.skipif(not LIBRARY.exists(), reason=f"{LIBRARY} is not built")
+@needs_device
 def test_models_run_on_another_device(tmp_path):
-    passes(GUARDED, LIBRARY, tmp_path)
+    passes(MODELS, DEVICE, tmp_path, LIBRARY if GUARDED else "")

@@ -21,6 +21,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -157,8 +158,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 
 thread_local c10::DeviceIndex Guard::current_ = 0;
-
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 class Allocator final : public c10::Allocator {
  public:
@@ -539,6 +538,8 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 const bool g_registered = [] {
+  if (!on_guarded_device()) return false;
+  static const c10::impl::DeviceGuardImplRegistrar guard(kGuarded, new Guard);
   c10::register_privateuse1_backend("guarded");
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   struct sigaction action = {};
@@ -549,6 +550,12 @@ const bool g_registered = [] {
 }();
 
 }  // namespace
+
+std::string test_device() {
+  const char* const name = std::getenv("HEADLOOM_TEST_DEVICE");
+  return name != nullptr && *name != '\0' ? name : "guarded:1";
+}
+bool on_guarded_device() { return test_device().starts_with("guarded"); }
 
 int64_t host_reads() { return g_host_reads; }
 int64_t device_operators() { return g_operators; }

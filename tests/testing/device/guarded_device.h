@@ -7,12 +7,19 @@
 // devices and generators of another one, as those of CUDA do, except that this device is stricter:
 // a CPU tensor without dimensions is refused as well, unless it stands for a number in the source.
 //
-// Linking or loading the library registers the device. Python: see tests/python/test_devices.py.
+// Linking or loading the library registers the device, unless the tests run on a real one: PyTorch
+// has one type of accelerator at a time. Python: see tests/python/test_devices.py.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace headloom::test {
+
+// The device that the tests run on: HEADLOOM_TEST_DEVICE ("cuda", for example), or "guarded:1".
+std::string test_device();
+// Whether that is the guarded one.
+bool on_guarded_device();
 
 // How often the host has waited for a device so far: it read a value, copied a tensor from a device
 // or asked for a result whose size depends on values. Of both devices and all threads.
