@@ -26,7 +26,7 @@ Findings sparsity(const Subject& subject) {
     const auto row_is_real = sum.squeeze(-1).gt(0);  // [B, H, T]
     const auto mean = [&](const Tensor& of_rows) {
       const Tensor real = row_is_real.to(at::kDouble);
-      return (of_rows.to(at::kDouble) * real).sum({0, 2}) / real.sum({0, 2}).clamp_min(1);
+      return (of_rows.to(at::kDouble) * real).sum(at::IntArrayRef({0, 2})) / real.sum(at::IntArrayRef({0, 2})).clamp_min(1);
     };
     const int64_t queries = maps.size(2), columns = maps.size(3), past = columns - queries;
     const Tensor scores = recording.find(place.name + ".scores");

@@ -25,6 +25,7 @@ from headloom.gpu.gradients import wanted_gradients
 MAPS = 128 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
+BLOCK_Q, BLOCK_K = kernels.QUERIES.value, kernels.KEYS.value
 
 Tensors = Sequence[Optional[Tensor]]
 
@@ -98,10 +99,11 @@ class Problem:
         self.v = by_head(v)
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
-        # The lengths of a mix's rows: every tile of queries and of keys lies inside.
-        self.queries, self.keys = up(self.T, ROWS), up(self.S, ALIGNED) + COLUMNS
-        self.pre = pack(pre, self.groups, self.queries, self.keys)
-        self.post = pack(post, self.groups, self.queries, self.keys)
+        # Blocks of a mix's weights: every tile of queries and of keys lies inside.
+        self.query_blocks = up(self.T + ROWS, BLOCK_Q) // BLOCK_Q
+        self.key_blocks = up(self.S + COLUMNS, BLOCK_K) // BLOCK_K
+        self.pre = pack(pre, self.groups, self.query_blocks, self.key_blocks)
+        self.post = pack(post, self.groups, self.query_blocks, self.key_blocks)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
@@ -177,8 +179,8 @@ class Problem:
             chunk.right,
             maps.shape[2],
             maps.shape[3],
-            self.queries,
-            self.keys,
+            self.query_blocks,
+            self.key_blocks,
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
@@ -203,37 +205,35 @@ def whole_rows(x: Tensor) -> Tensor:
     return out
 
 
-def pack(mix: Tensors, groups: int, queries: int, keys: int) -> kernels.Mix:
-    """A mix as the kernels read it: weights [B, R, H, queries or keys], so that a tile's are contiguous; 0 behind their end."""
+def pack(mix: Tensors, groups: int, query_blocks: int, key_blocks: int) -> kernels.Mix:
+    """A mix as the kernels read it. Its weights are 0 behind the last query or key."""
+    constant = triton.language.constexpr
     if not mix:
-        zero = triton.language.constexpr(0)
-        return kernels.Mix(None, None, None, None, None, None, None, zero, zero)
-    static, q_down, q_up, q_gate, k_down, k_up, k_gate = mix
+        return kernels.Mix(None, None, None, constant(0), constant(0), constant(False), constant(False))
+    static = mix[0]
 
-    def rank(down: Optional[Tensor]) -> triton.language.constexpr:
-        return triton.language.constexpr(0 if down is None else down.shape[2])
-
-    def packed(weight: Optional[Tensor], length: int) -> Optional[Tensor]:
-        if weight is None:
+    def packed(weights: Tensors, blocks: int, of_block: int) -> Optional[Tensor]:
+        """Down, up and gate: [B, L, R, H] and [B, L, H] as [B, blocks, H, weights, L of a block]."""
+        parts = [x if x.dim() == 4 else x.unsqueeze(2) for x in weights if x is not None]
+        if not parts:
             return None
-        B, L, R, H = weight.shape
-        out = weight.new_zeros((B, R, H, length), dtype=torch.float32)
-        out[..., :L] = weight.permute(0, 2, 3, 1)
-        return out
+        B, L, _, H = parts[0].shape
+        W = sum(x.shape[2] for x in parts)
+        out = parts[0].new_zeros((B, blocks * of_block, W, H), dtype=torch.float32)
+        out[:, :L] = torch.cat(parts, 2)
+        return out.view(B, blocks, of_block, W, H).permute(0, 1, 4, 3, 2).contiguous()
 
-    def gate(weight: Optional[Tensor], length: int) -> Optional[Tensor]:
-        return None if weight is None else packed(weight.unsqueeze(2), length)
+    def rank(down: Optional[Tensor]) -> int:
+        return 0 if down is None else down.shape[2]
 
     return kernels.Mix(
         None if static is None else static.view(groups, *static.shape[-2:]),
-        packed(q_down, queries),
-        packed(q_up, queries),
-        gate(q_gate, queries),
-        packed(k_down, keys),
-        packed(k_up, keys),
-        gate(k_gate, keys),
-        rank(q_down),
-        rank(k_down),
+        packed(mix[1:4], query_blocks, BLOCK_Q),
+        packed(mix[4:7], key_blocks, BLOCK_K),
+        constant(rank(mix[1])),
+        constant(rank(mix[4])),
+        constant(mix[3] is not None),
+        constant(mix[6] is not None),
     )
 
 
@@ -294,7 +294,7 @@ def mix_maps(
         sums = row_shares(p, chunk, of, lse).fill_(float("-inf"))
     call = p.call(chunk, lse, maps)
     run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
-    return None if sums is None else sums.logsumexp(0).squeeze(1)
+    return None if sums is None else sums.logsumexp(0).squeeze(2)
 
 
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
@@ -306,7 +306,7 @@ def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) ->
 def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
     """Memory for a number of each tile, head and query."""
     tiles = -(-chunk.keys // of.N)
-    return lse.new_empty((tiles, p.B, 1, p.H, chunk.rows))
+    return lse.new_empty((tiles, p.B, p.H, 1, chunk.rows))
 
 
 def forward(*arguments: object) -> List[Tensor]:
@@ -349,16 +349,22 @@ def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weigh
 class MixGradients:
     """The gradients of a mix, as the chunks' parts are added."""
 
-    def __init__(self, mix: kernels.Mix) -> None:
+    def __init__(self, mix: kernels.Mix, T: int, S: int) -> None:
         self.mix = mix
         # Zeros: a chunk without keys writes nothing.
-        self.static, *self.weights = [
-            None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in mix[:7]
-        ]
+        self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
+
+        def zeros(packed: Optional[Tensor], length: int) -> Optional[Tensor]:
+            if packed is None:
+                return None
+            B, _, H, W, _ = packed.shape
+            return packed.new_zeros((B, H, W, length))
+
+        self.weights = [zeros(mix.of_queries, T), zeros(mix.of_keys, S)]
 
     def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
         """Zeros, because programs whose queries see no key write nothing."""
-        sizes = [(-(-chunk.keys // of.N), chunk.rows)] * 3 + [(up(chunk.rows, ROWS) // of.M, columns)] * 3
+        sizes = [(-(-chunk.keys // of.N), chunk.rows), (up(chunk.rows, ROWS) // of.M, columns)]
         return kernels.Shares(
             *(
                 None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
@@ -371,20 +377,25 @@ class MixGradients:
             self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
 
     def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
-        places = [(chunk.first, chunk.last)] * 3 + [(chunk.left, chunk.right)] * 3
-        for total, share, (first, last) in zip(self.weights, shares, places):
+        for total, share, (first, last) in zip(
+            self.weights, shares, [(chunk.first, chunk.last), (chunk.left, chunk.right)]
+        ):
             if total is not None:
                 total[..., first:last] += share.sum(0)[..., : last - first]
 
     def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
         """In the order and layout of the operator's list."""
-        # A gate has no rank, and M no group where there is one.
+        # M has no group where there is one.
         found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
-        for t, given in zip(self.weights, mix[1:]):
-            if t is None or given is None:
-                found.append(None)
-            else:
-                found.append(t.permute(0, 3, 1, 2)[:, : given.shape[1]].reshape(given.shape))
+        for total, given in zip(self.weights, (mix[1:4], mix[4:7])):
+            first = 0
+            for weight in given:
+                if weight is None or total is None:
+                    found.append(None)
+                    continue
+                rank = weight.shape[2] if weight.dim() == 4 else 1
+                found.append(total[:, :, first : first + rank].permute(0, 3, 2, 1).reshape(weight.shape))
+                first += rank
         return found
 
 
@@ -429,7 +440,7 @@ def mix_backward(
         TF32=maps.dtype != torch.float32,
     )
     total.add(shares, chunk)
-    return None if sums is None else sums.sum(0).squeeze(1)
+    return None if sums is None else sums.sum(0).squeeze(2)
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
@@ -438,7 +449,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     p = Problem(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
-    pre, post = MixGradients(p.pre), MixGradients(p.post)
+    pre, post = (MixGradients(mix, p.T, p.S) for mix in (p.pre, p.post))
     delta = torch.zeros_like(lse)
     dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
     dk = torch.zeros_like(p.k, dtype=torch.float32)

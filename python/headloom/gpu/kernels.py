@@ -38,10 +38,17 @@ that a NaN there goes no further. Arithmetic is in float32; maps in memory have 
 # mypy: ignore-errors
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+# Whether kernels run in Triton's interpreter, which knows no machine code.
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+QUERIES = tl.constexpr(16)  # of a block of a mix's weights
+KEYS = tl.constexpr(128)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Call(NamedTuple):
@@ -63,8 +70,8 @@ class Call(NamedTuple):
     right: Any
     rows: Any  # a map in memory is [rows, columns], whole tiles; [B, H] of them
     columns: Any
-    queries: Any  # a row of query-wise weights in memory is so long, and has every tile's
-    keys: Any
+    query_blocks: Any  # of the weights of a mix
+    key_blocks: Any
     H: Any
     groups: Any
     causal: Any
@@ -72,28 +79,26 @@ class Call(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """One mix. What it does not have is None or a rank of 0, constants of the compilation."""
+    """One mix. What it does not have is None, a rank of 0 or False, constants of the compilation.
+
+    The weights of a head stand together in blocks of queries or keys, so that a program finds them at constant distances:
+    float32 [B, blocks, H, down of each rank, up of each rank and gate, QUERIES or KEYS].
+    """
 
     static: Any  # M: [n, n] or [groups, n, n]; the kernels get the product with it
-    q_down: Any  # [B, RQ, H, queries] float32, as all weights that follow
-    q_up: Any
-    q_gate: Any  # [B, 1, H, queries]
-    k_down: Any  # [B, RK, H, keys]
-    k_up: Any
-    k_gate: Any  # [B, 1, H, keys]
+    of_queries: Any
+    of_keys: Any
     RQ: Any
     RK: Any
+    q_gate: Any
+    k_gate: Any
 
 
 class Shares(NamedTuple):
-    """Where the shares of a mix's gradients go: float32, None where the mix has no such weight."""
+    """Where the shares of the gradients of a mix's weights go: float32, None where the mix has none."""
 
-    q_down: Any  # [key tiles, B, RQ, H, rows]
-    q_up: Any
-    q_gate: Any
-    k_down: Any  # [row tiles, B, RK, H, columns]
-    k_up: Any
-    k_gate: Any
+    of_queries: Any  # [key tiles, B, H, weights as in Mix, rows]
+    of_keys: Any  # [row tiles, B, H, weights as in Mix, columns]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,10 +162,35 @@ def visible(c, b, t, s):
 
 
 @triton.jit
+def all_visible(c, b, M: tl.constexpr, N: tl.constexpr):
+    """True where positions alone tell that each query of the tile sees all of its keys."""
+    first = c.first + tl.program_id(1) * M + (c.S - c.T)  # the first query's position
+    s = c.left + tl.program_id(0) * N
+    whole = (first + M <= c.last + (c.S - c.T)) & (s + N <= c.right)
+    if c.causal:
+        whole &= s + N - 1 <= first + c.ahead
+    if c.window is not None:
+        whole &= first + M - 1 - s < c.window
+        if not c.causal:
+            whole &= s + N - 1 - first < c.window
+    if c.lengths is not None:
+        whole &= s + N <= tl.load(c.lengths + b)
+    if c.documents is not None or c.mask is not None:
+        whole = whole & False
+    return whole
+
+
+@triton.jit
+def shown(x, seen, other):
+    """x where a query sees a key; all of it where `seen` is None."""
+    return x if seen is None else tl.where(seen, x, other)
+
+
+@triton.jit
 def map_place(maps, c, b, h, t, s):
     """Pointers to the tile [M, N] of head h. Maps consist of whole tiles, so that nothing is masked."""
     start = maps + (b * c.H + h) * c.rows * c.columns
-    return start + (t - c.first)[:, None] * c.columns + (s - c.left)[None, :]
+    return start + ((t - c.first)[:, None] * c.columns + (s - c.left)[None, :])
 
 
 @triton.jit
@@ -170,9 +200,8 @@ def load_map(maps, c, b, h, t, s):
 
 @triton.jit
 def store_map(maps, tile, c, b, h, t, s):
-    """The map may be one that was loaded from: no thread stores before all have loaded."""
-    tl.debug_barrier()
-    tl.store(map_place(maps, c, b, h, t, s), tile.to(maps.dtype.element_ty))
+    """The map may be one that was loaded from: a thread loads and stores the same places (bench/gpu_resources.py checks it)."""
+    tl.store(map_place(maps, c, b, h, t, s), tile)
 
 
 @triton.jit
@@ -182,38 +211,34 @@ def load_row(rows, c, b, h, t):
 
 
 @triton.jit
-def share_place(shares, tile, c, b, h, r, R: tl.constexpr, size):
-    """Where a program's share begins in [tiles, B, R, H, size]."""
+def share_place(shares, tile, c, b, h, w, W: tl.constexpr, size):
+    """Where a program's share of the sum w begins in [tiles, B, H, W, size]."""
     batch = tl.num_programs(2) // c.groups
-    return shares + (((tile.to(tl.int64) * batch + b) * R + r) * c.H + h) * size
+    return shares + (((tile.to(tl.int64) * batch + b) * c.H + h) * W + w) * size
 
 
 @triton.jit
-def store_share(shares, share, tile, c, b, h, r, R: tl.constexpr, i, size):
-    """A program's share, for the places i."""
-    tl.store(share_place(shares, tile, c, b, h, r, R, size) + i, share, mask=i < size)
+def store_row_share(shares, share, c, b, h, w, W: tl.constexpr, t):
+    """A program's share for its queries, of rows [M]."""
+    size = c.last - c.first
+    i = t - c.first
+    tl.store(share_place(shares, tl.program_id(0), c, b, h, w, W, size) + i, share, mask=i < size)
 
 
 @triton.jit
-def store_row_share(shares, share, c, b, h, r, R: tl.constexpr, t):
-    store_share(shares, share, tl.program_id(0), c, b, h, r, R, t - c.first, c.last - c.first)
-
-
-@triton.jit
-def store_column_share(shares, x, c, b, h, r, R: tl.constexpr, s, M: tl.constexpr, TF32: tl.constexpr):
+def store_column_share(shares, x, c, b, h, w, W: tl.constexpr, s, M: tl.constexpr, TF32: tl.constexpr):
     """The sums of x [M, N] over its rows.
 
     Rows lie in many threads. With TF32, ones times x sums them on tensor cores, with x rounded to 11 bits, which is no
     less than float16 and bfloat16 have. That takes a third fewer instructions of the whole kernel.
     """
+    at = share_place(shares, tl.program_id(1), c, b, h, w, W, c.columns) + (s - c.left)
     if TF32:
         same = tl.arange(0, 16)  # all rows of the product are the sums
         found = tl.dot(tl.full([16, M], 1.0, tl.float32), x, input_precision="tf32")
-        at = share_place(shares, tl.program_id(1), c, b, h, r, R, c.columns) + (s - c.left)
-        inside = (same == 0)[:, None] & (s - c.left < c.columns)[None, :]
-        tl.store(at[None, :] + 0 * same[:, None], found, mask=inside)
+        tl.store(at[None, :] + 0 * same[:, None], found, mask=(same == 0)[:, None])
     else:
-        store_share(shares, tl.sum(x, 0), tl.program_id(1), c, b, h, r, R, s - c.left, c.columns)
+        tl.store(at, tl.sum(x, 0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,15 +247,21 @@ def store_column_share(shares, x, c, b, h, r, R: tl.constexpr, s, M: tl.constexp
 
 
 @triton.jit
-def query_weight(pointer, c, b, h, r, R: tl.constexpr, t):
-    """The query-wise weights of rank r: [M, 1]."""
-    return tl.load(pointer + ((b * R + r) * c.H + h) * c.queries + t)[:, None]
+def query_weight(mix, c, b, h, w, t):
+    """The query-wise weights w: [M, 1]."""
+    W: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    size: tl.constexpr = c.H * W * QUERIES
+    place = t // QUERIES * size + t % QUERIES
+    return tl.load(mix.of_queries + (b * c.query_blocks * size + h * (W * QUERIES) + w * QUERIES) + place)[:, None]
 
 
 @triton.jit
-def key_weight(pointer, c, b, h, r, R: tl.constexpr, s):
-    """The key-wise weights of rank r: [1, N]."""
-    return tl.load(pointer + ((b * R + r) * c.H + h) * c.keys + s)[None, :]
+def key_weight(mix, c, b, h, w, s):
+    """The key-wise weights w: [1, N]."""
+    W: tl.constexpr = 2 * mix.RK + mix.k_gate
+    size: tl.constexpr = c.H * W * KEYS
+    place = s // KEYS * size + s % KEYS
+    return tl.load(mix.of_keys + (b * c.key_blocks * size + h * (W * KEYS) + w * KEYS) + place)[None, :]
 
 
 @triton.jit
@@ -246,10 +277,10 @@ def add_inner(maps, x, c, mix, b, h, t, s, REVERSE: tl.constexpr):
     """Adds head h to the inner maps z_0.., w_0.. of x; in reverse to those of dy, with `up` for `down`."""
     new = ()
     for r in tl.static_range(mix.RQ):
-        weight = query_weight(mix.q_up if REVERSE else mix.q_down, c, b, h, r, mix.RQ, t)
+        weight = query_weight(mix, c, b, h, mix.RQ + r if REVERSE else r, t)
         new = new + (maps[r] + x * weight,)
     for r in tl.static_range(mix.RK):
-        weight = key_weight(mix.k_up if REVERSE else mix.k_down, c, b, h, r, mix.RK, s)
+        weight = key_weight(mix, c, b, h, mix.RK + r if REVERSE else r, s)
         new = new + (maps[mix.RQ + r] + x * weight,)
     return new
 
@@ -261,14 +292,13 @@ def mixed(x, product, maps, c, mix, b, h, t, s, REVERSE: tl.constexpr):
     if mix.static is not None:
         y = load_map(product, c, b, h, t, s)
     for r in tl.static_range(mix.RQ):
-        y += maps[r] * query_weight(mix.q_down if REVERSE else mix.q_up, c, b, h, r, mix.RQ, t)
+        y += maps[r] * query_weight(mix, c, b, h, r if REVERSE else mix.RQ + r, t)
     for r in tl.static_range(mix.RK):
-        weight = key_weight(mix.k_down if REVERSE else mix.k_up, c, b, h, r, mix.RK, s)
-        y += maps[mix.RQ + r] * weight
-    if mix.q_gate is not None:
-        y += x * query_weight(mix.q_gate, c, b, h, 0, 1, t)
-    if mix.k_gate is not None:
-        y += x * key_weight(mix.k_gate, c, b, h, 0, 1, s)
+        y += maps[mix.RQ + r] * key_weight(mix, c, b, h, r if REVERSE else mix.RK + r, s)
+    if mix.q_gate:
+        y += x * query_weight(mix, c, b, h, 2 * mix.RQ, t)
+    if mix.k_gate:
+        y += x * key_weight(mix, c, b, h, 2 * mix.RK, s)
     return y
 
 
@@ -278,10 +308,36 @@ def mixed(x, product, maps, c, mix, b, h, t, s, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def exp2(x):
+    """2^x by one instruction, which takes subnormal numbers for 0."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """x [M, N] in the type of a map in memory. Two values are converted by one instruction."""
+    if INTERPRETED or dtype == tl.float32:
+        return x.to(dtype)
+    elif dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, True, 2)
+    else:
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, True, 2)
+
+
+@triton.jit
+def exp_difference(x, base):
+    """exp(x - base), for x [M, N] and base [M, 1]."""
+    return exp2(x * LOG2E - base * LOG2E)
+
+
+@triton.jit
 def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
     """x as it stands in memory, or p = exp(a' - L) of a'."""
     x = load_map(maps, c, b, h, t, s)
-    return tl.exp(x - load_row(c.lse, c, b, h, t)) if EXP else x
+    return exp_difference(x, load_row(c.lse, c, b, h, t)) if EXP else x
 
 
 @triton.jit
@@ -299,36 +355,49 @@ def mix_kernel(
 ):
     """y = mix(x). What goes to `out`, which may be `maps`, is y where a query sees a key, and otherwise:
 
-    "scores":   -inf; `sums` [key tiles, B, 1, H, rows] takes log sum_s exp y of the tile
+    "scores":   -inf; `sums` [key tiles, B, H, 1, rows] takes log sum_s exp y of the tile
     "weights":  exp(y - L) of y, and 0
     "composed": 0
     """
     b, first, last, t, s = place(c, M, N)
     if some_visible(c, b, M, N):
-        seen = visible(c, b, t, s)
-        inner = no_maps(mix, M, N)
-        if mix.RQ + mix.RK > 0:
-            for h in range(first, last):
-                inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
-        for h in range(first, last):
-            x = load_x(maps, c, b, h, t, s, EXP)
-            y = mixed(x, product, inner, c, mix, b, h, t, s, False)
-            if TO == "scores":
-                # Sums are of what later kernels read, which is rounded.
-                y = tl.where(seen, y, float("-inf")).to(out.dtype.element_ty).to(tl.float32)
-                largest = tl.max(y, 1)
-                base = tl.where(largest == float("-inf"), 0.0, largest)
-                total = tl.sum(tl.exp(y - base[:, None]), 1)
-                log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
-                store_row_share(sums, log, c, b, h, 0, 1, t)
-            elif TO == "weights":
-                y = tl.where(seen, tl.exp(y - load_row(c.lse, c, b, h, t)), 0.0)
-            else:
-                y = tl.where(seen, y, 0.0)
-            store_map(out, y, c, b, h, t, s)
+        # Most tiles are seen as a whole: nothing is chosen in them.
+        if all_visible(c, b, M, N):
+            mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, None, EXP, TO, M, N)
+        else:
+            mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, visible(c, b, t, s), EXP, TO, M, N)
     elif TO != "scores":
         for h in range(first, last):
-            store_map(out, tl.zeros([M, N], tl.float32), c, b, h, t, s)
+            store_map(out, tl.zeros([M, N], out.dtype.element_ty), c, b, h, t, s)
+
+
+@triton.jit
+def mix_tile(
+    c, mix, maps, product, out, sums, b, first, last, t, s, seen,
+    EXP: tl.constexpr, TO: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """``mix_kernel``, of which some place is seen; with `seen` None all are."""
+    inner = no_maps(mix, M, N)
+    if mix.RQ + mix.RK > 0:
+        for h in range(first, last):
+            inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
+    for h in range(first, last):
+        x = load_x(maps, c, b, h, t, s, EXP)
+        y = mixed(x, product, inner, c, mix, b, h, t, s, False)
+        if TO == "scores":
+            y = rounded(shown(y, seen, float("-inf")), out.dtype.element_ty)
+            # Sums are of what later kernels read, which is rounded.
+            found = y.to(tl.float32)
+            largest = tl.max(found, 1)
+            base = tl.where(largest == float("-inf"), 0.0, largest)
+            total = tl.sum(exp_difference(found, base[:, None]), 1)
+            log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
+            store_row_share(sums, log, c, b, h, 0, 1, t)
+        else:
+            if TO == "weights":
+                y = exp_difference(y, load_row(c.lse, c, b, h, t))
+            y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
+        store_map(out, y, c, b, h, t, s)
 
 
 @triton.jit
@@ -337,7 +406,7 @@ def load_dy(grads, weights, delta, c, b, h, t, s, seen):
     dy = load_map(grads, c, b, h, t, s)
     if weights is not None:
         dy = load_map(weights, c, b, h, t, s) * (dy - load_row(delta, c, b, h, t))
-    return tl.where(seen, dy, 0.0)
+    return shown(dy, seen, 0.0)
 
 
 @triton.jit
@@ -363,39 +432,59 @@ def mix_backward_kernel(
     before softmax: `grads` has dp instead of dy = p (dp - delta).
     """
     b, first, last, t, s = place(c, M, N)
+    dtype: tl.constexpr = grads.dtype.element_ty
     if some_visible(c, b, M, N):
-        seen = visible(c, b, t, s)
-        inner = no_maps(mix, M, N)
-        grad_inner = no_maps(mix, M, N)
-        if mix.RQ + mix.RK > 0:
-            for h in range(first, last):
-                x = tl.where(seen, load_map(maps, c, b, h, t, s), 0.0)
-                inner = add_inner(inner, x, c, mix, b, h, t, s, False)
-                dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
-                grad_inner = add_inner(grad_inner, dy, c, mix, b, h, t, s, True)
-        for h in range(first, last):
-            x = tl.where(seen, load_map(maps, c, b, h, t, s), 0.0)
-            dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
-            for r in tl.static_range(mix.RQ):
-                store_row_share(shares.q_down, tl.sum(x * grad_inner[r], 1), c, b, h, r, mix.RQ, t)
-                store_row_share(shares.q_up, tl.sum(dy * inner[r], 1), c, b, h, r, mix.RQ, t)
-            for r in tl.static_range(mix.RK):
-                down = x * grad_inner[mix.RQ + r]
-                up = dy * inner[mix.RQ + r]
-                store_column_share(shares.k_down, down, c, b, h, r, mix.RK, s, M, TF32)
-                store_column_share(shares.k_up, up, c, b, h, r, mix.RK, s, M, TF32)
-            if mix.q_gate is not None:
-                store_row_share(shares.q_gate, tl.sum(x * dy, 1), c, b, h, 0, 1, t)
-            if mix.k_gate is not None:
-                store_column_share(shares.k_gate, x * dy, c, b, h, 0, 1, s, M, TF32)
-            dx = tl.where(seen, mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), 0.0)
-            if out is not None:
-                store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)
-                y = tl.where(seen, mixed(x, product, inner, c, mix, b, h, t, s, False), 0.0)
-                store_map(out, y, c, b, h, t, s)
-            store_map(grads, dx, c, b, h, t, s)
+        if all_visible(c, b, M, N):
+            mix_backward_tile(
+                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, None, TF32, M, N
+            )  # fmt: skip
+        else:
+            seen = visible(c, b, t, s)
+            mix_backward_tile(
+                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, seen, TF32, M, N
+            )  # fmt: skip
     else:
         for h in range(first, last):
             if out is not None:
-                store_map(out, tl.zeros([M, N], tl.float32), c, b, h, t, s)
-            store_map(grads, tl.zeros([M, N], tl.float32), c, b, h, t, s)
+                store_map(out, tl.zeros([M, N], dtype), c, b, h, t, s)
+            store_map(grads, tl.zeros([M, N], dtype), c, b, h, t, s)
+
+
+@triton.jit
+def mix_backward_tile(
+    c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, seen,
+    TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """``mix_backward_kernel``, of which some place is seen; with `seen` None all are."""
+    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
+    dtype: tl.constexpr = grads.dtype.element_ty
+    inner = no_maps(mix, M, N)
+    grad_inner = no_maps(mix, M, N)
+    if mix.RQ + mix.RK > 0:
+        for h in range(first, last):
+            x = shown(load_map(maps, c, b, h, t, s), seen, 0.0)
+            inner = add_inner(inner, x, c, mix, b, h, t, s, False)
+            dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
+            grad_inner = add_inner(grad_inner, dy, c, mix, b, h, t, s, True)
+    for h in range(first, last):
+        x = shown(load_map(maps, c, b, h, t, s), seen, 0.0)
+        dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
+        for r in tl.static_range(mix.RQ):
+            store_row_share(shares.of_queries, tl.sum(x * grad_inner[r], 1), c, b, h, r, WQ, t)
+            store_row_share(shares.of_queries, tl.sum(dy * inner[r], 1), c, b, h, mix.RQ + r, WQ, t)
+        for r in tl.static_range(mix.RK):
+            down = x * grad_inner[mix.RQ + r]
+            up = dy * inner[mix.RQ + r]
+            store_column_share(shares.of_keys, down, c, b, h, r, WK, s, M, TF32)
+            store_column_share(shares.of_keys, up, c, b, h, mix.RK + r, WK, s, M, TF32)
+        if mix.q_gate:
+            store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, b, h, 2 * mix.RQ, WQ, t)
+        if mix.k_gate:
+            store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, M, TF32)
+        dx = shown(mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), seen, 0.0)
+        if out is not None:
+            store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)
+            y = shown(mixed(x, product, inner, c, mix, b, h, t, s, False), seen, 0.0)
+            store_map(out, rounded(y, dtype), c, b, h, t, s)
+        store_map(grads, rounded(dx, dtype), c, b, h, t, s)
