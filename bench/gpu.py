@@ -110,16 +110,16 @@ def operators(rounds: int) -> bool:
     """Correctness, and then times, of what is installed."""
     print("| operator | type | largest relative error of output and gradients | of the reference in this type | right | ms | ms of the reference |")
     print("|---|---|---|---|---|---|---|")
-    fine, missing = True, {}
+    fine, missing = True, []
     torch.manual_seed(1)
     for name, call in operator_calls(2, 200).items():
-        reason = taken(name, of_type(name, call, torch.float32))
-        if reason:
-            missing[name] = reason
-            continue
         exact = run_operator(name, of_type(name, call, torch.float64), "reference")
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             given = of_type(name, call, dtype)
+            reason = taken(name, given)
+            if reason:
+                missing.append(f"{name} has no kernel for {dtype} here: {reason}")
+                continue
             ours, plain = run_operator(name, given, "fused"), run_operator(name, given, "reference")
             right, errors, allowed = judged(ours, plain, exact)
             right = right and all(torch.equal(x, y) for x, y in zip(ours, run_operator(name, given, "fused")))
@@ -130,9 +130,8 @@ def operators(rounds: int) -> bool:
                 columns = [
                     f"{median_ms(lambda b=b: run_operator(name, long, b), rounds):.3f}" for b in ("fused", "reference")
                 ]
-            print(f"| {name} | {dtype} | {errors:.1e} | {allowed:.1e} | {'yes' if right else 'NO'} | {' | '.join(columns)} |")
-    for name, reason in missing.items():
-        print(f"\n{name} has no kernel here: {reason}")
+            print(f"| {name} | {dtype} | {errors:.1e} | {allowed:.1e} | {'yes' if right else 'NO'} | {' | '.join(columns)} |", flush=True)
+    print("\n" + "\n".join(missing))
     return fine
 
 

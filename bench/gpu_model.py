@@ -137,6 +137,8 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
     for backward in (False, True):
         for launch in launches(arguments, backward):
             chunk, name = launch.chunk, launch.name()
+            if chunk is None:
+                continue  # a sum of a few numbers for each row
             rows = chunk.last - chunk.first
             places = B * H * rows * (chunk.right - chunk.left)
             seen = B * H * seen_places(launch, window)

@@ -8,6 +8,7 @@ records instead of starting a kernel.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import re
@@ -49,6 +50,7 @@ class Launch(NamedTuple):
     warps: int
     chunk: Optional[gpu.Chunk] = None  # of composed attention
     programs: int = 0  # of the other operators
+    stages: int = 3
 
     def name(self) -> str:
         """What it does in a call."""
@@ -99,17 +101,33 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
 
     def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
         named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
-        found.append(Launch(kernel, named, of.warps, chunk))
+        found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
 
     launch, gpu.run = gpu.run, record
     try:
-        out, lse = gpu.forward(*arguments, True)
-        if backward:
-            found.clear()
-            gpu.backward([out], *arguments, [lse], (1 << 20) - 1)
+        with recording(found):
+            out, lse = gpu.forward(*arguments, True)
+            if backward:
+                found.clear()
+                gpu.backward([out], *arguments, [lse], (1 << 20) - 1)
     finally:
         gpu.run = launch
     return found
+
+
+@contextlib.contextmanager
+def recording(found: List[Launch]) -> Iterator[None]:
+    """While it lasts, Triton's launches are added to a list and start nothing."""
+
+    def record(kernel: Any, *given: Any, grid: Tuple[int, ...], num_warps: int = 4, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **{k: v for k, v in constants.items() if k != "warmup"})
+        found.append(Launch(kernel, named, num_warps, programs=math.prod(grid)))
+
+    run, triton.JITFunction.run = triton.JITFunction.run, record
+    try:
+        yield
+    finally:
+        triton.JITFunction.run = run
 
 
 def recorded(operator: Any, call: List[Any], results: int, *, of_state: bool = True) -> List[Launch]:
@@ -120,18 +138,10 @@ def recorded(operator: Any, call: List[Any], results: int, *, of_state: bool = T
         of_state: whether results after the first have a gradient too.
     """
     found: List[Launch] = []
-
-    def record(kernel: Any, *given: Any, grid: Tuple[int, ...], num_warps: int = 4, **constants: Any) -> None:
-        named = dict(zip(kernel.arg_names, given), **{k: v for k, v in constants.items() if k != "warmup"})
-        found.append(Launch(kernel, named, num_warps, programs=math.prod(grid)))
-
-    run, triton.JITFunction.run = triton.JITFunction.run, record
-    try:
+    with recording(found):
         outputs = operator.forward(*call, True)
         grads = [x if i == 0 or of_state else None for i, x in enumerate(outputs[:results])]
         operator.backward(grads, *call, outputs[results:], (1 << 20) - 1)
-    finally:
-        triton.JITFunction.run = run
     return found
 
 
@@ -175,7 +185,7 @@ def compiled(launch: Launch, capability: int) -> Any:
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
-    options: Dict[str, Any] = {"num_warps": launch.warps}
+    options: Dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = bind(**launch.arguments, **options)
     parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
@@ -218,14 +228,14 @@ def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: Li
         for backward in (False, True):
             # The second chunk's: the first has other alignments.
             found = launches(arguments, backward)
-            second = [x for x in found if x.chunk is not None and x.chunk.first > 0]
+            second = [x for x in found if x.chunk is None or x.chunk.first > 0]
             yield from rows_of(second, capabilities, H, name, dtype)
 
 
 def rows_of(found: List[Launch], capabilities: List[int], H: Optional[int], name: str, dtype: torch.dtype) -> Iterator[Row]:
     """Of each kernel, the first launch that does something else."""
     for launch in {x.name(): x for x in reversed(found)}.values():
-        tile = "{M} x {N}".format(**launch.arguments)
+        tile = " x ".join(str(launch.arguments[size]) for size in "MN" if size in launch.arguments)
         kind = str(dtype).removeprefix("torch.")
         for capability in capabilities:
             yield Row(capability, launch.name(), H, name, kind, tile, launch.warps, resources(launch, capability))

@@ -43,6 +43,12 @@ const char* fla_reason(const typename Op::Arguments& a) {
   }
   if constexpr (requires { a.options.form; }) {
     if (a.options.form != "chunkwise") return "flash-linear-attention has no other form for it";
+    const auto precision = at::globalContext().float32Precision(at::Float32Backend::CUDA,
+                                                                at::Float32Op::MATMUL);
+    if (a.q.scalar_type() == at::kFloat && precision != at::Float32Precision::TF32) {
+      return "flash-linear-attention multiplies float32 in TF32, which "
+             "torch.backends.cuda.matmul.allow_tf32 forbids";
+    }
   }
   if (a.options.documents.defined()) return "flash-linear-attention has no documents in a batch";
   return nullptr;

@@ -31,19 +31,21 @@ Tensors = Sequence[Optional[Tensor]]
 
 
 class Tile(NamedTuple):
-    """How a kernel is compiled: queries and keys of a tile, and warps of a program."""
+    """How a kernel is compiled: queries and keys of a tile, warps of a program, and turns of a loop that load ahead."""
 
     M: int
     N: int
     warps: int
+    stages: int = 1
 
 
 def tile(mix: kernels.Mix, backward: bool) -> Tile:
     """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M.
     ``docs/gpu.md`` has what the tiles take."""
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
-    M = 32 if inner <= 2 else 16 if inner <= 8 else 8
-    return Tile(M, 64, 4) if backward else Tile(M, 128, 8)
+    M = 32 if inner <= 2 else 16
+    # Sums over rows by tensor cores want 16 of them.
+    return Tile(M, 64, 8 if inner > 8 else 4) if backward else Tile(M, 128, 8)
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
@@ -277,13 +279,13 @@ def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
 
 def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
     grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * p.groups)
-    kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps)
+    kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps, num_stages=of.stages)
 
 
 def mix_maps(
     p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
 ) -> Optional[Tensor]:
-    """Runs ``mix_kernel``; for scores, log sum_s exp y of the chunk's rows: [B, H, rows]."""
+    """Runs ``mix_kernel``; for scores, log sum_s exp y of each tile: [tiles, B, H, 1, rows]."""
     if mix.static is not None and exp:
         # M's product needs the weights themselves.
         mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
@@ -291,10 +293,16 @@ def mix_maps(
     of = tile(mix, False)
     sums = None
     if to == "scores":
-        sums = row_shares(p, chunk, of, lse).fill_(float("-inf"))
+        sums = row_shares(p, chunk, of, lse)
     call = p.call(chunk, lse, maps)
     run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
-    return None if sums is None else sums.logsumexp(0).squeeze(2)
+    return sums
+
+
+def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
+    """L of the queries of `own`, from the sums of tiles, which also have the `halo` queries before."""
+    tiles, B, H, _, rows = of_tiles.shape
+    kernels.lse_kernel[(-(-own.rows // 128), B * H)](of_tiles, lse, lse.shape[2], rows, own.first, halo, tiles, M=128)
 
 
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
@@ -325,9 +333,7 @@ def forward(*arguments: object) -> List[Tensor]:
         maps = convolved_scores(p, lse, p.scores(whole_rows(p.q[:, scored.first : scored.last]), scored), scored, weighed)
         found = mix_maps(p, weighed, lse, p.pre, maps, maps, "scores")
         assert found is not None
-        found = found[:, :, own.first - weighed.first :]
-        # With +inf, each weight of a row that sees nothing is exp(-inf).
-        lse[:, :, rows] = found.masked_fill(found == float("-inf"), float("inf"))
+        keep_lse(lse, found, own, own.first - weighed.first)
         if p.post_conv is not None:
             mix_maps(p, weighed, lse, NO_MIX, maps, maps, "composed", exp=True)
             maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
@@ -363,11 +369,10 @@ class MixGradients:
         self.weights = [zeros(mix.of_queries, T), zeros(mix.of_keys, S)]
 
     def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
-        """Zeros, because programs whose queries see no key write nothing."""
         sizes = [(-(-chunk.keys // of.N), chunk.rows), (up(chunk.rows, ROWS) // of.M, columns)]
         return kernels.Shares(
             *(
-                None if total is None else total.new_zeros((tiles, *total.shape[:3], size))
+                None if total is None else total.new_empty((tiles, *total.shape[:3], size))
                 for total, (tiles, size) in zip(self.weights, sizes)
             )
         )
@@ -420,7 +425,7 @@ def mix_backward(
     total.add_static(maps, grads)
     of = tile(mix, True)
     shares = total.shares(chunk, of, maps.shape[3])
-    sums = None if out is None else row_shares(p, chunk, of, lse).zero_()
+    sums = None if out is None else row_shares(p, chunk, of, lse)
     run(
         kernels.mix_backward_kernel,
         p,

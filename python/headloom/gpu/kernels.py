@@ -226,7 +226,7 @@ def store_row_share(shares, share, c, b, h, w, W: tl.constexpr, t):
 
 
 @triton.jit
-def store_column_share(shares, x, c, b, h, w, W: tl.constexpr, s, M: tl.constexpr, TF32: tl.constexpr):
+def store_column_share(shares, x, c, b, h, w, W: tl.constexpr, s, TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """The sums of x [M, N] over its rows.
 
     Rows lie in many threads. With TF32, ones times x sums them on tensor cores, with x rounded to 11 bits, which is no
@@ -235,7 +235,8 @@ def store_column_share(shares, x, c, b, h, w, W: tl.constexpr, s, M: tl.constexp
     at = share_place(shares, tl.program_id(1), c, b, h, w, W, c.columns) + (s - c.left)
     if TF32:
         same = tl.arange(0, 16)  # all rows of the product are the sums
-        found = tl.dot(tl.full([16, M], 1.0, tl.float32), x, input_precision="tf32")
+        # First in each thread, which has rows that lie 16 apart.
+        found = tl.dot(tl.full([16, 16], 1.0, tl.float32), tl.sum(tl.reshape(x, [M // 16, 16, N]), 0), input_precision="tf32")
         tl.store(at[None, :] + 0 * same[:, None], found, mask=(same == 0)[:, None])
     else:
         tl.store(at, tl.sum(x, 0))
@@ -366,9 +367,12 @@ def mix_kernel(
             mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, None, EXP, TO, M, N)
         else:
             mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, visible(c, b, t, s), EXP, TO, M, N)
-    elif TO != "scores":
+    else:
         for h in range(first, last):
-            store_map(out, tl.zeros([M, N], out.dtype.element_ty), c, b, h, t, s)
+            if TO == "scores":
+                store_row_share(sums, tl.full([M], float("-inf"), tl.float32), c, b, h, 0, 1, t)
+            else:
+                store_map(out, tl.zeros([M, N], out.dtype.element_ty), c, b, h, t, s)
 
 
 @triton.jit
@@ -398,6 +402,27 @@ def mix_tile(
                 y = exp_difference(y, load_row(c.lse, c, b, h, t))
             y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
         store_map(out, y, c, b, h, t, s)
+
+
+@triton.jit
+def lse_kernel(sums, lse, T, rows, first, skipped, tiles, M: tl.constexpr):
+    """L of a chunk's rows from `skipped` on, of which the first is query `first`: from [tiles, B H, rows] to [B H, T].
+
+    A row that sees nothing gets +inf, with which each of its weights is exp(-inf)."""
+    i = skipped + tl.program_id(0) * M + tl.arange(0, M)
+    head = tl.program_id(1).to(tl.int64)
+    heads = tl.num_programs(1)
+    largest = tl.full([M], float("-inf"), tl.float32)
+    for tile in range(tiles):
+        x = tl.load(sums + (tile * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+        largest = tl.maximum(largest, x)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.zeros([M], tl.float32)
+    for tile in range(tiles):
+        x = tl.load(sums + (tile * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+        total += tl.exp(x - base)
+    found = tl.where(total == 0.0, float("inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
+    tl.store(lse + head * T + first + i - skipped, found, mask=i < rows)
 
 
 @triton.jit
@@ -432,6 +457,8 @@ def mix_backward_kernel(
     before softmax: `grads` has dp instead of dy = p (dp - delta).
     """
     b, first, last, t, s = place(c, M, N)
+    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
     dtype: tl.constexpr = grads.dtype.element_ty
     if some_visible(c, b, M, N):
         if all_visible(c, b, M, N):
@@ -445,7 +472,13 @@ def mix_backward_kernel(
             )  # fmt: skip
     else:
         for h in range(first, last):
+            for w in tl.static_range(WQ):
+                store_row_share(shares.of_queries, tl.zeros([M], tl.float32), c, b, h, w, WQ, t)
+            for w in tl.static_range(WK):
+                share = share_place(shares.of_keys, tl.program_id(1), c, b, h, w, WK, c.columns)
+                tl.store(share + (s - c.left), tl.zeros([N], tl.float32))
             if out is not None:
+                store_row_share(sums, tl.zeros([M], tl.float32), c, b, h, 0, 1, t)
                 store_map(out, tl.zeros([M, N], dtype), c, b, h, t, s)
             store_map(grads, tl.zeros([M, N], dtype), c, b, h, t, s)
 
@@ -476,12 +509,12 @@ def mix_backward_tile(
         for r in tl.static_range(mix.RK):
             down = x * grad_inner[mix.RQ + r]
             up = dy * inner[mix.RQ + r]
-            store_column_share(shares.of_keys, down, c, b, h, r, WK, s, M, TF32)
-            store_column_share(shares.of_keys, up, c, b, h, mix.RK + r, WK, s, M, TF32)
+            store_column_share(shares.of_keys, down, c, b, h, r, WK, s, TF32, M, N)
+            store_column_share(shares.of_keys, up, c, b, h, mix.RK + r, WK, s, TF32, M, N)
         if mix.q_gate:
             store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, b, h, 2 * mix.RQ, WQ, t)
         if mix.k_gate:
-            store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, M, TF32)
+            store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, TF32, M, N)
         dx = shown(mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), seen, 0.0)
         if out is not None:
             store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)

@@ -226,7 +226,8 @@ const Kernels<GatedLinearAttention> gated_linear_attention_cpu({.forward = forwa
                                                                 .backward = backward});
 
 const CudaKernels<GatedLinearAttention> gated_linear_attention_cuda(
-    {.limits = "chunkwise and without documents, by flash-linear-attention",
+    {.limits = "chunkwise, without documents, float32 only where TF32 is allowed, by "
+                "flash-linear-attention",
      .unsupported = fla_reason<GatedLinearAttention>});
 
 // --- What it is timed on: as retention, beside plain attention with as many heads ---

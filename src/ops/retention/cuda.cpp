@@ -5,7 +5,8 @@
 namespace headloom::ops {
 
 static const CudaKernels<Retention> retention_cuda(
-    {.limits = "chunkwise and without documents, by flash-linear-attention",
+    {.limits = "chunkwise, without documents, float32 only where TF32 is allowed, by "
+                "flash-linear-attention",
      .unsupported = fla_reason<Retention>});
 
 }  // namespace headloom::ops

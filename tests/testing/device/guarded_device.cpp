@@ -522,7 +522,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // Casts what autocast of CUDA casts. The list names types without their namespace.
-using at::DimnameList, at::IntArrayRef, at::Scalar, at::ScalarType;
+using namespace at;
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define HEADLOOM_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
