@@ -399,6 +399,8 @@ def mix_tile(
             store_row_share(sums, log, c, b, h, 0, 1, t)
         else:
             if TO == "weights":
+                # Of y as the forward read it, which L was summed from.
+                y = rounded(y, out.dtype.element_ty).to(tl.float32)
                 y = exp_difference(y, load_row(c.lse, c, b, h, t))
             y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
         store_map(out, y, c, b, h, t, s)
@@ -515,9 +517,10 @@ def mix_backward_tile(
             store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, b, h, 2 * mix.RQ, WQ, t)
         if mix.k_gate:
             store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, TF32, M, N)
-        dx = shown(mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), seen, 0.0)
+        dx = rounded(shown(mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), seen, 0.0), dtype)
         if out is not None:
-            store_row_share(sums, tl.sum(x * dx, 1), c, b, h, 0, 1, t)
+            # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
+            store_row_share(sums, tl.sum(x * dx.to(tl.float32), 1), c, b, h, 0, 1, t)
             y = shown(mixed(x, product, inner, c, mix, b, h, t, s, False), seen, 0.0)
             store_map(out, rounded(y, dtype), c, b, h, t, s)
-        store_map(grads, rounded(dx, dtype), c, b, h, t, s)
+        store_map(grads, dx, c, b, h, t, s)
