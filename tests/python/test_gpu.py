@@ -68,11 +68,11 @@ def test_operators_of_other_mixers_fit_into_a_multiprocessor(tmp_path):
     assert "gated_norm" in table
 
 
-def composed(backend=None, dtype=torch.bfloat16, heads=4, **arguments):
+def composed(backend=None, dtype=torch.bfloat16, heads=4, T=17, **arguments):
     """A call on tensors of a GPU that have no memory. What runs is the operator's fake kernel."""
     with FakeTensorMode(), torch.no_grad():
-        q = torch.empty(2, 7, heads, 16, device="cuda", dtype=dtype)
-        weights = torch.empty(2, 7, 1, heads, device="cuda", dtype=dtype)
+        q = torch.empty(2, T, heads, 16, device="cuda", dtype=dtype)
+        weights = torch.empty(2, T, 1, heads, device="cuda", dtype=dtype)
         mix = headloom.HeadMix(q_down=weights, q_up=weights)
         given = {"post": mix, **{k: make() for k, make in arguments.items()}}
         return headloom.composed_attention(q, q, q, **given, backend=backend)
@@ -80,7 +80,7 @@ def composed(backend=None, dtype=torch.bfloat16, heads=4, **arguments):
 
 @pytest.mark.skipif(TRITON, reason="Triton is installed")
 def test_without_triton_the_reference_runs_and_says_why():
-    assert composed().shape == (2, 7, 4, 16)
+    assert composed().shape == (2, 17, 4, 16)
     with pytest.raises(NotImplementedError, match=r"need Python and Triton \(pip install triton\)"):
         composed("fused")
 
@@ -89,13 +89,13 @@ def test_without_triton_the_reference_runs_and_says_why():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_operator_takes_the_kernels(dtype):
     out = composed("fused", dtype)
-    assert (out.shape, out.dtype, out.device.type) == ((2, 7, 4, 16), dtype, "cuda")
+    assert (out.shape, out.dtype, out.device.type) == ((2, 17, 4, 16), dtype, "cuda")
 
 
 @needs_triton
 def test_the_operator_takes_convolutions():
     made = {"pre_conv": lambda: torch.empty(4, 3, 3, device="cuda", dtype=torch.bfloat16)}
-    assert composed("fused", **made, post=lambda: None).shape == (2, 7, 4, 16)
+    assert composed("fused", **made, post=lambda: None).shape == (2, 17, 4, 16)
 
 
 @needs_triton
@@ -111,20 +111,21 @@ def test_the_operator_takes_convolutions():
             "have different groups",
             {
                 "pre": lambda: headloom.HeadMix(
-                    q_gate=torch.empty(2, 7, 4, device="cuda", dtype=torch.bfloat16), groups=2
+                    q_gate=torch.empty(2, 17, 4, device="cuda", dtype=torch.bfloat16), groups=2
                 )
             },
         ),
         ("float32, float16 and bfloat16 only", {"dtype": torch.float64}),
         ("more than 64 heads", {"heads": 65}),
+        ("fewer than 16 queries", {"T": 15}),
     ],
 )
 def test_what_the_kernels_do_not_take_is_said(reason, arguments):
-    plain = {k: arguments[k] for k in ("dtype", "heads") if k in arguments}
+    plain = {k: arguments[k] for k in ("dtype", "heads", "T") if k in arguments}
     made = {k: v for k, v in arguments.items() if k not in plain}
     with pytest.raises(NotImplementedError, match=reason):
         composed("fused", **plain, **made)
-    assert composed(**plain, **made).shape[:2] == (2, 7)
+    assert composed(**plain, **made).shape[:2] == (2, plain.get("T", 17))
 
 
 def on_gpu(*size, dtype=torch.float32):

@@ -10,6 +10,7 @@ their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which case
 
 from __future__ import annotations
 
+import os
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -22,7 +23,7 @@ from headloom.gpu.gradients import wanted_gradients
 
 # Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
 # processor takes to launch it.
-MAPS = 128 << 20
+MAPS = int(os.environ.get('HL_MAPS', 256)) << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
 BLOCK_Q, BLOCK_K = kernels.QUERIES.value, kernels.KEYS.value
@@ -45,6 +46,8 @@ def tile(mix: kernels.Mix, backward: bool) -> Tile:
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
     M = 32 if inner <= 2 else 16
     # Sums over rows by tensor cores want 16 of them.
+    if inner == (8 if backward else 4) and 'HL_T' in os.environ:
+        return Tile(*map(int, os.environ['HL_BT' if backward else 'HL_T'].split(',')))
     return Tile(M, 64, 8 if inner > 8 else 4) if backward else Tile(M, 128, 8)
 
 
@@ -255,12 +258,18 @@ def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
 
 
 def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """total [B, G, N, K] += scale sum over the group's heads of x^T y, x [B, H, M, N], y [B, H, M, K]."""
+    """total [B, G, N, K], in float32, += scale sum over the group's heads of x^T y, x [B, H, M, N], y [B, H, M, K]."""
     B, G = total.shape[:2]
     n = x.shape[1] // G
     x = x.view(B * G, n * x.shape[2], x.shape[3])
     y = y.view(B * G, n * y.shape[2], y.shape[3])
-    total += torch.bmm(x.mT, y).view(total.shape).to(total.dtype).mul_(scale)
+    total = total.flatten(0, 1)
+    if x.dtype == total.dtype:
+        torch.baddbmm(total, x.mT, y, alpha=scale, out=total)
+    elif x.is_cuda:
+        torch.baddbmm(total, x.mT, y, out_dtype=total.dtype, alpha=scale, out=total)
+    else:
+        total += torch.bmm(x.mT, y).to(total.dtype).mul_(scale)
 
 
 def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:

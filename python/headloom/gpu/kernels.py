@@ -48,6 +48,12 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 QUERIES = tl.constexpr(16)  # of a block of a mix's weights
 KEYS = tl.constexpr(128)
+U1 = tl.constexpr(int(os.environ.get("HL_U1", "0")) or None)
+U2 = tl.constexpr(int(os.environ.get("HL_U2", "0")) or None)
+S1 = tl.constexpr(int(os.environ.get("HL_S1", "0")) or None)
+S2 = tl.constexpr(int(os.environ.get("HL_S2", "0")) or None)
+EV = tl.constexpr(int(os.environ.get("HL_EV", "0")))
+P = tl.constexpr(int(os.environ.get("HL_P", "2")))
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -287,19 +293,30 @@ def add_inner(maps, x, c, mix, b, h, t, s, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def mixed(x, product, maps, c, mix, b, h, t, s, REVERSE: tl.constexpr):
+def outer_weights(mix, c, b, h, t, s, REVERSE: tl.constexpr):
+    """What ``mixed`` multiplies with for head h: query-wise and key-wise `up`, in reverse `down`, and the gates."""
+    found = ()
+    for r in tl.static_range(mix.RQ):
+        found = found + (query_weight(mix, c, b, h, r if REVERSE else mix.RQ + r, t),)
+    for r in tl.static_range(mix.RK):
+        found = found + (key_weight(mix, c, b, h, r if REVERSE else mix.RK + r, s),)
+    if mix.q_gate:
+        found = found + (query_weight(mix, c, b, h, 2 * mix.RQ, t),)
+    if mix.k_gate:
+        found = found + (key_weight(mix, c, b, h, 2 * mix.RK, s),)
+    return found
+
+
+@triton.jit
+def mixed(x, product, maps, weights, c, mix, b, h, t, s):
     """The tile y[h] of a mix of x, with the inner maps of x and its product with M. In reverse dx[h] of dy."""
     y = x
     if mix.static is not None:
         y = load_map(product, c, b, h, t, s)
-    for r in tl.static_range(mix.RQ):
-        y += maps[r] * query_weight(mix, c, b, h, r if REVERSE else mix.RQ + r, t)
-    for r in tl.static_range(mix.RK):
-        y += maps[mix.RQ + r] * key_weight(mix, c, b, h, r if REVERSE else mix.RK + r, s)
-    if mix.q_gate:
-        y += x * query_weight(mix, c, b, h, 2 * mix.RQ, t)
-    if mix.k_gate:
-        y += x * key_weight(mix, c, b, h, 2 * mix.RK, s)
+    for r in tl.static_range(mix.RQ + mix.RK):
+        y += maps[r] * weights[r]
+    for gate in tl.static_range(mix.q_gate + mix.k_gate):
+        y += x * weights[mix.RQ + mix.RK + gate]
     return y
 
 
@@ -335,10 +352,25 @@ def exp_difference(x, base):
 
 
 @triton.jit
-def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
+def value(x, base, EXP: tl.constexpr):
     """x as it stands in memory, or p = exp(a' - L) of a'."""
-    x = load_map(maps, c, b, h, t, s)
-    return exp_difference(x, load_row(c.lse, c, b, h, t)) if EXP else x
+    x = x.to(tl.float32)
+    return exp_difference(x, base) if EXP else x
+
+
+@triton.jit
+def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
+    x = tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_last" if EV else "")
+    return value(x, load_row(c.lse, c, b, h, t) if EXP else None, EXP)
+
+
+@triton.jit
+def of_head(maps, c, mix, b, h, t, s, EXP: tl.constexpr):
+    """What ``mix_tile`` loads for head h: its map, the weights of ``mixed``, and L where x is made from it."""
+    found = (tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_first" if EV else ""),) + outer_weights(mix, c, b, h, t, s, False)
+    if EXP:
+        found = found + (load_row(c.lse, c, b, h, t),)
+    return found
 
 
 @triton.jit
@@ -383,11 +415,16 @@ def mix_tile(
     """``mix_kernel``, of which some place is seen; with `seen` None all are."""
     inner = no_maps(mix, M, N)
     if mix.RQ + mix.RK > 0:
-        for h in range(first, last):
+        for h in tl.range(first, last, loop_unroll_factor=U1, num_stages=S1):
             inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
-    for h in range(first, last):
-        x = load_x(maps, c, b, h, t, s, EXP)
-        y = mixed(x, product, inner, c, mix, b, h, t, s, False)
+    loaded = of_head(maps, c, mix, b, first, t, s, EXP)
+    for h in tl.range(first, last, loop_unroll_factor=U2):
+        # What the next head needs is on its way while this one is computed. Otherwise it would wait for the store below.
+        following = of_head(maps, c, mix, b, tl.minimum(h + 1, last - 1), t, s, EXP) if P > 1 else loaded
+        if P < 2:
+            loaded = of_head(maps, c, mix, b, h, t, s, EXP)
+        x = value(loaded[0], loaded[len(loaded) - 1], EXP)
+        y = mixed(x, product, inner, loaded[1:], c, mix, b, h, t, s)
         if TO == "scores":
             y = rounded(shown(y, seen, float("-inf")), out.dtype.element_ty)
             # Sums are of what later kernels read, which is rounded.
@@ -404,6 +441,7 @@ def mix_tile(
                 y = exp_difference(y, load_row(c.lse, c, b, h, t))
             y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
         store_map(out, y, c, b, h, t, s)
+        loaded = following
 
 
 @triton.jit
@@ -517,10 +555,11 @@ def mix_backward_tile(
             store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, b, h, 2 * mix.RQ, WQ, t)
         if mix.k_gate:
             store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, TF32, M, N)
-        dx = rounded(shown(mixed(dy, grad_product, grad_inner, c, mix, b, h, t, s, True), seen, 0.0), dtype)
+        dx = mixed(dy, grad_product, grad_inner, outer_weights(mix, c, b, h, t, s, True), c, mix, b, h, t, s)
+        dx = rounded(shown(dx, seen, 0.0), dtype)
         if out is not None:
             # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
             store_row_share(sums, tl.sum(x * dx.to(tl.float32), 1), c, b, h, 0, 1, t)
-            y = shown(mixed(x, product, inner, c, mix, b, h, t, s, False), seen, 0.0)
-            store_map(out, rounded(y, dtype), c, b, h, t, s)
+            y = mixed(x, product, inner, outer_weights(mix, c, b, h, t, s, False), c, mix, b, h, t, s)
+            store_map(out, rounded(shown(y, seen, 0.0), dtype), c, b, h, t, s)
         store_map(grads, dx, c, b, h, t, s)

@@ -7,6 +7,7 @@ namespace headloom::ops {
 namespace {
 
 constexpr int64_t kMaxTritonHeads = 64, kMaxTritonRank = 4;
+constexpr int64_t kMinTritonQueries = 16;  // of a tile
 
 const char* triton_mix_reason(const HeadMix& m) {
   for (const Tensor* down : {&m.q_down, &m.k_down}) {
@@ -23,6 +24,9 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
   if (const char* reason = triton_missing<ComposedAttention>()) return reason;
   if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
   if (a.q.size(2) > kMaxTritonHeads) return "there are more than 64 heads";
+  if (a.q.size(1) < kMinTritonQueries) {
+    return "there are fewer than 16 queries, of which the definition's maps are small";
+  }
   for (const HeadMix* m : {&o.pre, &o.post}) {
     if (const char* reason = triton_mix_reason(*m)) return reason;
   }
@@ -33,8 +37,8 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
 }
 
 const CudaKernels<ComposedAttention> composed_attention_cuda(
-    {.limits = c10::str("up to ", kMaxTritonHeads, " maps, rank up to ", kMaxTritonRank,
-                        ", with Triton"),
+    {.limits = c10::str("from ", kMinTritonQueries, " queries on, up to ", kMaxTritonHeads,
+                        " maps, rank up to ", kMaxTritonRank, ", with Triton"),
      .unsupported = triton_reason});
 
 }  // namespace
