@@ -10,7 +10,6 @@ their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which case
 
 from __future__ import annotations
 
-import os
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -23,7 +22,7 @@ from headloom.gpu.gradients import wanted_gradients
 
 # Bytes of one map of a chunk for all heads, unless 64 rows need more: a chunk's work is then long beside the time that the
 # processor takes to launch it.
-MAPS = int(os.environ.get('HL_MAPS', 256)) << 20
+MAPS = 256 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
 BLOCK_Q, BLOCK_K = kernels.QUERIES.value, kernels.KEYS.value
@@ -40,15 +39,27 @@ class Tile(NamedTuple):
     stages: int = 1
 
 
-def tile(mix: kernels.Mix, backward: bool) -> Tile:
-    """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M.
-    ``docs/gpu.md`` has what the tiles take."""
+def capability(device: torch.device) -> int:
+    """The first number of a GPU's compute capability; an H100's where no GPU is asked."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+
+
+def tile(mix: kernels.Mix, backward: bool, roomy: bool) -> Tile:
+    """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M. So the more
+    there are the fewer places a thread has. For rank 2, these were the fastest on an H100 (``docs/gpu.md``).
+
+    Args:
+        roomy: whether 16 places of 8 inner maps fit a thread's registers: not in float32, and not on cards after Hopper.
+    """
     inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
-    M = 32 if inner <= 2 else 16
-    # Sums over rows by tensor cores want 16 of them.
-    if inner == (8 if backward else 4) and 'HL_T' in os.environ:
-        return Tile(*map(int, os.environ['HL_BT' if backward else 'HL_T'].split(',')))
-    return Tile(M, 64, 8 if inner > 8 else 4) if backward else Tile(M, 128, 8)
+    if not backward:
+        return Tile(32, 128, 8) if inner <= 2 else Tile(32, 64, 4) if inner <= 4 else Tile(16, 64, 4)
+    # Sums over rows by tensor cores want at least 16 of them.
+    if inner <= 2:
+        return Tile(32, 64, 4, 3)
+    if inner <= 8 and roomy:
+        return Tile(32, 32, 2, 3)
+    return Tile(16, 64, 4 if inner <= 9 else 8, 3)
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
@@ -99,6 +110,7 @@ class Problem:
         self.B, self.T, self.H, self.D = q.shape
         self.S, self.E = v.shape[1], v.shape[3]
         self.Gk, self.Gv = k.shape[2], v.shape[2]
+        self.roomy = q.dtype != torch.float32 and capability(q.device) < 10
         self.q = q
         self.k = by_head(k)
         self.v = by_head(v)
@@ -288,7 +300,8 @@ def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
 
 def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
     grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * p.groups)
-    kernel[grid](*arguments, **constants, M=of.M, N=of.N, num_warps=of.warps, num_stages=of.stages)
+    options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
+    kernel[grid](*arguments, **constants, M=of.M, N=of.N, **options)
 
 
 def mix_maps(
@@ -299,7 +312,7 @@ def mix_maps(
         # M's product needs the weights themselves.
         mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
         exp = False
-    of = tile(mix, False)
+    of = tile(mix, False, p.roomy)
     sums = None
     if to == "scores":
         sums = row_shares(p, chunk, of, lse)
@@ -317,7 +330,7 @@ def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
     """Sets to 0, in place, what a query does not see; it sees `ahead` keys behind its own."""
     call = p.call(chunk, lse, maps, ahead)
-    run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
+    run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
 
 
 def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
@@ -432,7 +445,7 @@ def mix_backward(
         grads[:, :, rows].sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights[:, :, rows])  # type: ignore[index]
         weights = None
     total.add_static(maps, grads)
-    of = tile(mix, True)
+    of = tile(mix, True, p.roomy)
     shares = total.shares(chunk, of, maps.shape[3])
     sums = None if out is None else row_shares(p, chunk, of, lse)
     run(

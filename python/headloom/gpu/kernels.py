@@ -48,12 +48,6 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 QUERIES = tl.constexpr(16)  # of a block of a mix's weights
 KEYS = tl.constexpr(128)
-U1 = tl.constexpr(int(os.environ.get("HL_U1", "0")) or None)
-U2 = tl.constexpr(int(os.environ.get("HL_U2", "0")) or None)
-S1 = tl.constexpr(int(os.environ.get("HL_S1", "0")) or None)
-S2 = tl.constexpr(int(os.environ.get("HL_S2", "0")) or None)
-EV = tl.constexpr(int(os.environ.get("HL_EV", "0")))
-P = tl.constexpr(int(os.environ.get("HL_P", "2")))
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -360,14 +354,15 @@ def value(x, base, EXP: tl.constexpr):
 
 @triton.jit
 def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
-    x = tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_last" if EV else "")
+    """The tile of head h, which ``of_head`` reads again."""
+    x = tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_last")
     return value(x, load_row(c.lse, c, b, h, t) if EXP else None, EXP)
 
 
 @triton.jit
 def of_head(maps, c, mix, b, h, t, s, EXP: tl.constexpr):
-    """What ``mix_tile`` loads for head h: its map, the weights of ``mixed``, and L where x is made from it."""
-    found = (tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_first" if EV else ""),) + outer_weights(mix, c, b, h, t, s, False)
+    """What ``mix_tile`` reads for head h the second time: its map, the weights of ``mixed``, and L where x is made from it."""
+    found = (tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_first"),) + outer_weights(mix, c, b, h, t, s, False)
     if EXP:
         found = found + (load_row(c.lse, c, b, h, t),)
     return found
@@ -415,14 +410,12 @@ def mix_tile(
     """``mix_kernel``, of which some place is seen; with `seen` None all are."""
     inner = no_maps(mix, M, N)
     if mix.RQ + mix.RK > 0:
-        for h in tl.range(first, last, loop_unroll_factor=U1, num_stages=S1):
+        for h in tl.range(first, last, loop_unroll_factor=4):
             inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
     loaded = of_head(maps, c, mix, b, first, t, s, EXP)
-    for h in tl.range(first, last, loop_unroll_factor=U2):
+    for h in range(first, last):
         # What the next head needs is on its way while this one is computed. Otherwise it would wait for the store below.
-        following = of_head(maps, c, mix, b, tl.minimum(h + 1, last - 1), t, s, EXP) if P > 1 else loaded
-        if P < 2:
-            loaded = of_head(maps, c, mix, b, h, t, s, EXP)
+        following = of_head(maps, c, mix, b, tl.minimum(h + 1, last - 1), t, s, EXP)
         x = value(loaded[0], loaded[len(loaded) - 1], EXP)
         y = mixed(x, product, inner, loaded[1:], c, mix, b, h, t, s)
         if TO == "scores":
