@@ -2,7 +2,7 @@
 
 First the outputs and all gradients are compared with the reference in float64, in three types; the script ends there if one
 is wrong. Then times are medians over rounds in one process: those of composed attention as multiples of
-``scaled_dot_product_attention``'s, those of the other operators beside the reference's.
+``scaled_dot_product_attention``'s, those of its kernels alone, and those of the other operators beside the reference's.
 
     python bench/gpu.py --lengths 2048 4096 8192
 """
@@ -18,6 +18,7 @@ import torch
 from gpu_resources import MIXES, shape
 
 import headloom  # noqa: F401: loads the operators
+from headloom.gpu import composed_attention as gpu
 
 operator = torch.ops.headloom.composed_attention
 MULTI_TOKEN = "multi_token, 6 x 11"
@@ -229,7 +230,68 @@ def steps(given: List[Any], compiled: bool) -> Dict[str, Callable[[], Any]]:
 
         found[f"{name}, forward"] = forward
         found[f"{name}, training"] = training
+
+    def our_forward() -> None:
+        with torch.no_grad():
+            gpu.forward(*given, False)
+
+    def our_training() -> None:
+        with torch.no_grad():
+            _, lse = gpu.forward(*given, True)
+            gpu.backward([grad], *given, [lse], (1 << 20) - 1)
+
+    found["ours as a CUDA graph, forward"] = replayed(our_forward)
+    found["ours as a CUDA graph, training"] = replayed(our_training)
     return found
+
+
+def replayed(step: Callable[[], Any]) -> Callable[[], None]:
+    """The step as a CUDA graph: the processor launches it at once."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def kernels(name: str, T: int, rows: int, rounds: int) -> None:
+    """The kernels of composed attention one by one, on the last rows, in picoseconds for a place of a head."""
+    given = case(1, T, 32, 128, name, torch.bfloat16)
+    with torch.no_grad():
+        p = gpu.Problem(*given)
+        part = p.parts(T - rows, T).own
+        lse = torch.full((1, p.H, T), 8.0, device="cuda")
+        queries = gpu.whole_rows(p.q[:, part.first : part.last])
+        scores = p.scores(queries, part)
+        other, weights, grads = (torch.empty_like(scores) for _ in range(3))
+        gpu.mix_maps(p, part, lse, p.pre, scores, weights, "weights")
+        grads.normal_()
+        out = p.q.new_empty((*scores.shape[:3], p.E))
+        dk = torch.zeros_like(p.k, dtype=torch.float32)
+        pre, post = (gpu.MixGradients(mix, p.T, p.S) for mix in (p.pre, p.post))
+        steps: Dict[str, Callable[[], Any]] = {
+            "copy of a map": lambda: other.copy_(scores),
+            "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, p.k[..., part.left : part.right, :].mT, p.scale),
+            "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], p.v[..., part.left : part.right, :]),
+            "product to dk": lambda: gpu.add_transposed(dk[..., part.left : part.right, :], scores[..., : part.keys], queries),
+            "mix_kernel to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
+            "mix_kernel to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
+            "mix_kernel to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
+            "mix_backward_kernel after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
+            "mix_backward_kernel before softmax": lambda: gpu.mix_backward(
+                p, part, lse, pre, scores, grads, weights=weights, delta=torch.zeros_like(lse)
+            ),
+        }
+        print(f"| kernel, {name}, the last {rows} queries of {T} | ps for a place of a head |")
+        print("|---|---|")
+        for what, step in steps.items():
+            print(f"| {what} | {median_ms(step, rounds) * 1e9 / (p.H * rows * T):.2f} |", flush=True)
+            grads.normal_()  # the backward's kernels change it, time after time
 
 
 def times(lengths: List[int], mixes: List[str], rounds: int, compiled_up_to: int) -> None:
@@ -269,6 +331,8 @@ def main() -> int:
         return 1
     print()
     times(given.lengths, given.mixes, given.rounds, given.compiled_up_to)
+    print()
+    kernels("dcmha, R 2", 4096, 1024, given.rounds)
     print()
     return 0 if operators(given.rounds) else 1
 

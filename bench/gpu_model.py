@@ -1,10 +1,10 @@
 """A model of the time of our Triton kernels on GPUs that need not be there: ``python bench/gpu_model.py`` prints the
-predictions of docs/gpu.md. No figure of it is a measurement.
+predictions of docs/gpu.md. No figure that it prints is a measurement.
 
 A kernel or product takes the longest of three times: its bytes at the memory's bandwidth, its instructions at the rate at
 which multiprocessors issue them, and its tensor cores' operations at their rate. The instructions of a kernel are
 counted in its machine code: for composed attention, in its loops over heads. Flash attention's time is its operations at a
-share of the peak that its authors publish. The shares below are assumptions; the first runs on a card replace them.
+share of the peak. Shares that say so were measured on an H100; the others are assumptions.
 
 The model of ``aft`` has three things more. Bytes that are read many times come from the L2 cache. A warp issues one instruction
 in a clock at most. A program that goes over the sequence alone on its multiprocessor waits for each load.
@@ -33,20 +33,27 @@ class Card(NamedTuple):
     memory: float  # bytes per second (the maker's data sheet)
     multiprocessors: int
     clock: float  # per second, boost
-    flash: float  # what flash attention reaches of `tensor`: version 2 (Dao 2023) and 3 (Shah et al. 2024)
+    flash: Dict[int, float]  # by T, what flash attention's forward reaches of `tensor`
+    backward: float  # time of flash attention's backward over its forward's
 
 
 CARDS = {
-    "A100 80 GB": Card(80, 312e12, 2.04e12, 108, 1.41e9, 0.65),
-    "H100 SXM": Card(90, 989e12, 3.35e12, 132, 1.83e9, 0.65),
+    # Version 2 reaches 0.65 with long sequences (Dao 2023), and has five products in the backward and two in the forward.
+    "A100 80 GB": Card(80, 312e12, 2.04e12, 108, 1.41e9, {2048: 0.65, 4096: 0.65, 8192: 0.65}, 2.5),
+    # scaled_dot_product_attention of PyTorch 2.11, measured.
+    "H100 SXM": Card(90, 989e12, 3.35e12, 132, 1.83e9, {2048: 0.40, 4096: 0.54, 8192: 0.62}, 3.0),
 }
-# Assumed shares of a peak that large products, streams of memory, streams of the L2 cache and loops of arithmetic reach.
+# Shares of a peak that large products, streams of memory, streams of the L2 cache and loops of arithmetic reach. That of
+# memory was measured: a copy moves 2.9 TB in a second.
 TENSOR, MEMORY, CACHE, ISSUE = 0.7, 0.85, 0.7, 0.7
+# Measured: the share of the memory's bandwidth at which products write or read a map, because 128 is a short sum, and of
+# the issue rate in the kernels of composed attention with rank 2, which wait for their loads.
+MAP_PRODUCT, MIX, MIX_BACKWARD = 0.51, 0.35, 0.27
 LANES = 128  # a multiprocessor issues four instructions for 32 lanes each in a clock
 L2 = 5120  # bytes from the L2 cache in a clock (the A100's white paper; taken for both cards)
 FUNCTIONS = 16  # exponentials and reciprocals of a multiprocessor in a clock (the programming guide's table)
 LOAD = 500  # clocks until a load from memory arrives (Luo et al. 2024 measure 466 on an A100 and 479 on an H100)
-FLASH_BACKWARD = 2.5  # five products where the forward has two
+UNROLLED = 4  # heads in a turn of mix_kernel's first loop (kernels.py)
 
 
 class Code(NamedTuple):
@@ -79,15 +86,14 @@ def machine_code(launch: Launch, capability: int) -> Code:
 
 
 def loops(launch: Launch, capability: int) -> float:
-    """Instructions of one lane for one place (t, s) of one head."""
-    total = sum(len(body) / heads_at_once(body) for body in machine_code(launch, capability).loops)
+    """Instructions of one lane for one place (t, s) of one head.
+
+    A kernel has its two loops over heads twice: where all places are seen, and where some are. Most tiles are the former, which
+    take less."""
+    lengths = [len(body) for body in machine_code(launch, capability).loops]
+    heads = UNROLLED if launch.kernel.__name__ == "mix_kernel" else 1
+    total = min(first / heads + second for first, second in zip(lengths[0:4:2], lengths[1:4:2]))
     return total * launch.warps * 32 / (launch.arguments["M"] * launch.arguments["N"])
-
-
-def heads_at_once(body: List[str]) -> int:
-    """The compiler may do several heads in one turn of a loop; its counter runs down by so many."""
-    steps = [re.search(r"IADD3 (U?R\d+), .*\b\1, -0x([0-9a-f]+)", line) for line in body]
-    return min((int(step.group(2), 16) for step in steps if step), default=1)
 
 
 # Maps that a launch reads from memory and writes to it. A second reading of a tile comes from a cache.
@@ -131,7 +137,7 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
     def product(what: str, places: float) -> Part:
         # A map is read or written once; the other operands are small beside it.
         return longest(
-            what, memory=places * item / (MEMORY * card.memory), tensor=2 * D * places / (TENSOR * card.tensor)
+            what, memory=places * item / (MAP_PRODUCT * card.memory), tensor=2 * D * places / (TENSOR * card.tensor)
         )
 
     for backward in (False, True):
@@ -144,7 +150,8 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
             seen = B * H * seen_places(launch, window)
             if name not in counted:
                 counted[name] = loops(launch, card.capability)
-            rate = ISSUE * card.multiprocessors * LANES * card.clock
+            share = MIX if name.startswith("mix_kernel") else MIX_BACKWARD
+            rate = share * card.multiprocessors * LANES * card.clock
             # Tiles that nobody sees are cleared: they are written and not read.
             size = item * (seen * MAPS[name] + (places - seen) * (MAPS[name] // 2 if name != "mix_kernel to scores" else 0))
             parts.append(
@@ -166,7 +173,7 @@ def step_over_plain(card: Card) -> float:
     to the parameters. Products outside of attention reach TENSOR of the peak in both; what is neither is left out."""
     layers, H, D, T, parameters = 24, 32, 64, 2048, 1.4e9
     maps = 6 * parameters * T / (TENSOR * card.tensor)
-    flash = (1 + FLASH_BACKWARD) * flash_forward(card, 1, T, H, D)
+    flash = (1 + card.backward) * flash_forward(card, 1, T, H, D)
     ours = [sum(part.seconds for part in predict(card, 1, T, H, D, "dcmha, R 2", window)) for window in (None, 256)]
     return (1.027 * maps + layers / 2 * sum(ours)) / (maps + layers * flash)
 
@@ -259,14 +266,14 @@ AFT_FORWARD = {"sums_kernel", "carry_kernel, forward", "rows_kernel, forward"}
 
 
 def flash_forward(card: Card, B: int, T: int, H: int, D: int) -> float:
-    return 4 * D * B * H * T * T / 2 / (card.flash * card.tensor)
+    return 4 * D * B * H * T * T / 2 / (card.flash[T] * card.tensor)
 
 
-def row(columns: List[str], parts: List[Part], forward: Set[str], flash: float, *, with_parts: bool) -> None:
+def row(columns: List[str], parts: List[Part], forward: Set[str], card: Card, flash: float, *, with_parts: bool) -> None:
     """Of a table whose last columns are multiples of flash attention. with_parts: a line for each kernel follows."""
     total = sum(p.seconds for p in parts)
     of_forward = sum(p.seconds for p in parts if p.what in forward)
-    print(f"| {' | '.join(columns)} | {of_forward / flash:.1f} | {total / flash / (1 + FLASH_BACKWARD):.1f} |", flush=True)
+    print(f"| {' | '.join(columns)} | {of_forward / flash:.1f} | {total / flash / (1 + card.backward):.1f} |", flush=True)
     if not with_parts:
         return
     for what in dict.fromkeys(p.what for p in parts):
@@ -277,7 +284,8 @@ def row(columns: List[str], parts: List[Part], forward: Set[str], flash: float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
+    lengths = [2048, 4096, 8192]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, choices=lengths)
     # Static matrices add products and maps that are not counted here.
     known = [name for name, mix in MIXES.items() if not mix[-1]]
     parser.add_argument("--mixes", nargs="+", default=["query-wise, R 1", "dcmha, R 2"], choices=known)
@@ -290,7 +298,7 @@ def main() -> None:
         for mixes in given.mixes:
             for T in given.lengths:
                 parts, flash = predict(card, B, T, H, D, mixes), flash_forward(card, B, T, H, D)
-                row([name, mixes, str(T)], parts, FORWARD, flash, with_parts=given.parts)
+                row([name, mixes, str(T)], parts, FORWARD, card, flash, with_parts=given.parts)
     print("| card | step of dcformer++ 1.4B / transformer++ 1.4B |")
     print("|---|---|")
     for name, card in CARDS.items():
@@ -301,7 +309,7 @@ def main() -> None:
         for form, W in (("simple", None), ("local, window of 32", 32)):
             for T in given.lengths:
                 parts, flash = predict_aft(card, B, T, H * D, W), flash_forward(card, B, T, H, D)
-                row([name, form, str(T)], parts, AFT_FORWARD, flash, with_parts=given.parts)
+                row([name, form, str(T)], parts, AFT_FORWARD, card, flash, with_parts=given.parts)
     print("| card | values of a row of gated_norm | forward / its bytes | training / its bytes | instructions / bytes |")
     print("|---|---|---|---|---|")
     for name, card in CARDS.items():
