@@ -218,15 +218,16 @@ def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
     [
         lambda: Case(B=1, pre=DCMHA, post={**DCMHA, "static": True}),
         lambda: Case(B=1, pre_conv=kernel(2, 3, 5), post_conv=kernel(2, 3, 5), post={"static": True}),
+        lambda: Case(B=1, T=40, S=40, H=6, pre={"rank_q": 4, "rank_k": 4, "gates": True}),
     ],
-    ids=["mixes", "convolutions"],
+    ids=["mixes", "convolutions", "rank 4"],
 )
 def test_float16_errs_like_its_rounding(case):
     case = case()
     expected = case.reference()
     for x, y, z in zip(case.kernels(torch.float16), case.reference(torch.float16), expected):
         norm = z.norm()
-        assert (x - z).norm() <= 2 * (y - z).norm() + 1e-3 * norm
+        assert (x - z).norm() <= 1.3 * (y - z).norm() + 1e-4 * norm
 
 
 def test_nan_in_means_nan_out():

@@ -1,5 +1,6 @@
 """The kernels for NVIDIA GPUs, without a GPU: in Triton's interpreter, compiled ahead of time, and behind their dispatch key."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -16,6 +17,11 @@ import headloom.gpu
 ROOT = Path(__file__).resolve().parents[2]
 TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed (pip install triton)")
+# Those of older versions fail with NumPy 2.
+needs_interpreter = pytest.mark.skipif(
+    not TRITON or tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 9),
+    reason="Triton is not installed, or its interpreter is older than 3.9",
+)
 
 
 def run(*command, folder, **environment):
@@ -31,14 +37,14 @@ def run(*command, folder, **environment):
     return done.stdout
 
 
-@needs_triton
+@needs_interpreter
 def test_equal_the_reference_in_the_interpreter():
     """The interpreter is chosen when Triton is imported: the tests of gpu_interpreter.py have a process of their own."""
     file = Path(__file__).with_name("gpu_interpreter.py")
     run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
 
 
-@needs_triton
+@needs_interpreter
 def test_operators_of_other_mixers_equal_the_definition():
     """Those of flash-linear-attention and mamba-ssm where they are installed."""
     file = Path(__file__).with_name("gpu_mixers.py")
@@ -132,6 +138,10 @@ def on_gpu(*size, dtype=torch.float32):
     return torch.empty(size, device="cuda", dtype=dtype)
 
 
+def narrow(*size):
+    return on_gpu(*size, dtype=torch.bfloat16)
+
+
 def documents():
     return {"documents": on_gpu(2, 7, dtype=torch.long)}
 
@@ -147,8 +157,8 @@ CALLS = {
         lambda: {"x": on_gpu(2, 7, 9000), "gate": on_gpu(2, 7, 9000)},
         "more than 8192 values",
     ),
-    "retention": (lambda: [on_gpu(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)], OF_FLA, documents, NO_DOCUMENTS),
-    "gated_linear_attention": (lambda: [on_gpu(2, 7, 4, 16) for _ in range(4)], OF_FLA, documents, NO_DOCUMENTS),
+    "retention": (lambda: [narrow(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)], OF_FLA, documents, NO_DOCUMENTS),
+    "gated_linear_attention": (lambda: [narrow(2, 7, 4, 16) for _ in range(4)], OF_FLA, documents, NO_DOCUMENTS),
     "wkv": (
         lambda: [on_gpu(2, 7, 16) for _ in range(2)] + [on_gpu(16) for _ in range(2)], OF_FLA, documents, NO_DOCUMENTS,
     ),
@@ -185,6 +195,24 @@ def test_operators_of_other_mixers(name):
         else:
             with pytest.raises(NotImplementedError, match=missing):
                 output(backend="fused")
+
+
+@pytest.mark.skipif(not headloom.gpu.usable("fla"), reason="flash-linear-attention is not installed")
+def test_products_of_float32_are_not_rounded_unasked():
+    """Those of flash-linear-attention are in TF32."""
+    with FakeTensorMode(), torch.no_grad():
+        heads = on_gpu(2, 7, 4, 16)
+        for call in (
+            lambda: headloom.ops.retention(heads, heads, heads, on_gpu(4), backend="fused"),
+            lambda: headloom.ops.gated_linear_attention(heads, heads, heads, heads, backend="fused"),
+        ):
+            with pytest.raises(NotImplementedError, match="in TF32, which torch.backends.cuda.matmul.allow_tf32 forbids"):
+                call()
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                assert call()[0].shape == heads.shape
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @needs_triton
