@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import triton
@@ -234,9 +234,14 @@ class Row(NamedTuple):
         return r.registers <= REGISTERS and r.spilled == 0 and r.shared <= SHARED[self.capability] and r.layouts == 1
 
 
+def of_card(capability: int) -> Callable[[torch.device], int]:
+    """In place of ``gpu.capability``, which would ask a GPU."""
+    return lambda device: capability // 10
+
+
 def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
     for H, name, dtype, capability in itertools.product(heads, mixes, dtypes, capabilities):
-        gpu.capability = lambda device, of_card=capability: of_card // 10
+        gpu.capability = of_card(capability)
         arguments = shape(1, 8192, H, 128, name, name, dtype)
         for backward in (False, True):
             # The second chunk's: the first has other alignments.

@@ -275,7 +275,7 @@ def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> N
     n = x.shape[1] // G
     x = x.view(B * G, n * x.shape[2], x.shape[3])
     y = y.view(B * G, n * y.shape[2], y.shape[3])
-    total = total.flatten(0, 1)
+    total = total.view(B * G, *total.shape[2:])  # and no copy, since it is added to
     if x.dtype == total.dtype:
         torch.baddbmm(total, x.mT, y, alpha=scale, out=total)
     elif x.is_cuda:
