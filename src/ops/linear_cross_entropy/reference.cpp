@@ -7,12 +7,13 @@ namespace {
 // multiple of that, as with GPT-2's 50257 classes, cuBLAS takes kernels that are several times slower.
 // So classes of zeros are added, and cut off again.
 Tensor scores_of(const Tensor& hidden, const Tensor& weight, const Tensor& bias) {
-  const int64_t classes = weight.size(0), odd = classes % 8;
-  if (!hidden.is_cuda() || hidden.element_size() != 2 || odd == 0) {
+  const bool on_gpu = hidden.is_cuda() && hidden.element_size() == 2;
+  const int64_t classes = on_gpu ? weight.sym_size(0).guard_int(__FILE__, __LINE__) : 0;
+  if (classes % 8 == 0) {
     return at::linear(hidden, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   }
-  const Tensor scores =
-      at::linear(hidden, at::constant_pad_nd(weight, {0, 0, 0, 8 - odd})).narrow(-1, 0, classes);
+  const Tensor padded = at::constant_pad_nd(weight, {0, 0, 0, 8 - classes % 8});
+  const Tensor scores = at::linear(hidden, padded).narrow(-1, 0, classes);
   return bias.defined() ? scores + bias : scores;
 }
 
