@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headloom
 import headloom.gpu
@@ -195,6 +196,31 @@ def test_operators_of_other_mixers(name):
         else:
             with pytest.raises(NotImplementedError, match=missing):
                 output(backend="fused")
+
+
+def test_scores_of_16_bits_have_whole_rows():
+    """cuBLAS multiplies rows of 50257 numbers several times slower than rows of 50264."""
+    with FakeTensorMode(), torch.no_grad(), Products() as products:
+        for classes, padded in ((50257, 50264), (50264, 50264)):
+            hidden, weight = narrow(3, 16), narrow(classes, 16)
+            targets = on_gpu(3, dtype=torch.long)
+            loss, best = torch.ops.headloom.linear_cross_entropy(hidden, weight, targets, None, "reference")
+            assert (loss.shape, loss.dtype, best.shape) == ((), torch.float32, (3,))
+            assert products.shapes.pop() == (3, padded)
+
+
+class Products(TorchDispatchMode):
+    """While it is on, the shapes of all matrix products are kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in ("mm", "addmm"):
+            self.shapes.append(tuple(result.shape))
+        return result
 
 
 @pytest.mark.skipif(not headloom.gpu.usable("fla"), reason="flash-linear-attention is not installed")
