@@ -431,7 +431,9 @@ class GlooGroup final : public OverGloo<Group> {
         code = code_of_the_cause(watched_);
       } catch (const std::exception&) {
         if (finished_within(std::chrono::seconds(5))) return;
-        if (!ending_.exchange(true)) say_once(store_is_gone());
+        // The main thread is about to say why, and has a thread that ends the process if it cannot.
+        if (ending_.exchange(true)) return;
+        say_once(store_is_gone());
       }
       std::_Exit(code);
     }
