@@ -46,17 +46,6 @@ Node config_of(const KindRun& run, const std::string& device, const std::string&
       "run.toml");
 }
 
-// The losses that metrics.jsonl names.
-std::vector<double> losses_of(const std::string& run) {
-  std::vector<double> out;
-  for (const std::string& line : lines_of(run + "/metrics.jsonl")) {
-    const std::string key = "\"loss\":";
-    const size_t at = line.find(key);
-    if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size())));
-  }
-  return out;
-}
-
 // Two runs are the same bit for bit. Some operators of a real device have no fixed order of sums
 // (SameOrder). There the losses may differ by their rounding, which is far less than other random
 // numbers change, and a line says so.

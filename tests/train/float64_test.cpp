@@ -8,16 +8,6 @@
 namespace headloom::test::float64_test {
 namespace {
 
-std::vector<double> losses_of(const std::string& run) {
-  std::vector<double> out;
-  for (const std::string& line : lines_of(run + "/metrics.jsonl")) {
-    const std::string key = "\"loss\":";
-    const size_t at = line.find(key);
-    if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size())));
-  }
-  return out;
-}
-
 TEST(Float64, HoldsEverythingAndLosesWhatFloat32Loses) {
   const TempFolder folder;
   const std::string steps = "steps = 6\neval_every = 3\n";

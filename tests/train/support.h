@@ -63,6 +63,17 @@ inline std::vector<std::string> metrics_of(const std::string& run) {
   return lines;
 }
 
+// The losses that metrics.jsonl names.
+inline std::vector<double> losses_of(const std::string& run) {
+  std::vector<double> out;
+  for (const std::string& line : lines_of(run + "/metrics.jsonl")) {
+    const std::string key = "\"loss\":";
+    const size_t at = line.find(key);
+    if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size())));
+  }
+  return out;
+}
+
 inline void copy_folder(const std::string& from, const std::string& to) {
   std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
 }

@@ -313,9 +313,7 @@ def mix_maps(
         mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
         exp = False
     of = tile(mix, False, p.roomy)
-    sums = None
-    if to == "scores":
-        sums = row_shares(p, chunk, of, lse)
+    sums = row_shares(p, chunk, of, lse) if to == "scores" else None
     call = p.call(chunk, lse, maps)
     run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
     return sums
