@@ -57,11 +57,11 @@ class Launch(NamedTuple):
         given = self.arguments
         name: str = self.kernel.__name__
         if "TO" in given:
-            return f"{name} to {given['TO']}" + (", with M" if given["product"] is not None else "")
+            return f"{name} to {given['TO']}"
         if "BACKWARD" in given:
             return f"{name}, {'backward' if given['BACKWARD'] else 'forward'}"
-        if "TF32" in given:
-            return f"{name} " + ("before softmax" if given["out"] is None else "after softmax")
+        if "delta" in given:
+            return f"{name} " + ("after softmax" if given["delta"] is None else "before softmax")
         return name
 
 
@@ -99,8 +99,10 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
     """The kernels that a call would start."""
     found: List[Launch] = []
 
-    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
-        named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
+    def record(
+        kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, grid: Tuple[int, int], *given: Any, **constants: Any
+    ) -> None:
+        named = dict(zip(kernel.arg_names, given), **constants, HEADS=p.heads, M=of.M, N=of.N)
         found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
 
     launch, gpu.run = gpu.run, record

@@ -10,9 +10,11 @@ their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which case
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
@@ -25,13 +27,12 @@ from headloom.gpu.gradients import wanted_gradients
 MAPS = 256 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
-BLOCK_Q, BLOCK_K = kernels.QUERIES.value, kernels.KEYS.value
 
 Tensors = Sequence[Optional[Tensor]]
 
 
 class Tile(NamedTuple):
-    """How a kernel is compiled: queries and keys of a tile, warps of a program, and turns of a loop that load ahead."""
+    """How a kernel is compiled: queries and keys of a tile, warps of a program, and turns of its loop that load ahead."""
 
     M: int
     N: int
@@ -39,27 +40,18 @@ class Tile(NamedTuple):
     stages: int = 1
 
 
+# Tiles of a program, one after the other.
+TURNS = 16
+
+
 def capability(device: torch.device) -> int:
     """The first number of a GPU's compute capability; an H100's where no GPU is asked."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
-def tile(mix: kernels.Mix, backward: bool, roomy: bool) -> Tile:
-    """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M. So the more
-    there are the fewer places a thread has. For rank 2, these were the fastest on an H100 (``docs/gpu.md``).
-
-    Args:
-        roomy: whether 16 places of 8 inner maps fit a thread's registers: not in float32, and not on cards after Hopper.
-    """
-    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
-    if not backward:
-        return Tile(32, 128, 8) if inner <= 2 else Tile(32, 64, 4) if inner <= 4 else Tile(16, 64, 4)
-    # Sums over rows by tensor cores want at least 16 of them.
-    if inner <= 2:
-        return Tile(32, 64, 4, 3)
-    if inner <= 8 and roomy:
-        return Tile(32, 32, 2, 3)
-    return Tile(16, 64, 4 if inner <= 9 else 8, 3)
+def tile(heads: int, backward: bool, dtype: torch.dtype) -> Tile:
+    """For groups of `heads`, as of ``heads_of_products``."""
+    return Tile(16, 16, 8)
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
@@ -110,17 +102,12 @@ class Problem:
         self.B, self.T, self.H, self.D = q.shape
         self.S, self.E = v.shape[1], v.shape[3]
         self.Gk, self.Gv = k.shape[2], v.shape[2]
-        self.roomy = q.dtype != torch.float32 and capability(q.device) < 10
-        self.q = q
-        self.k = by_head(k)
-        self.v = by_head(v)
+        self.q, self.k, self.v = q, k, v
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
-        # Blocks of a mix's weights: every tile of queries and of keys lies inside.
-        self.query_blocks = up(self.T + ROWS, BLOCK_Q) // BLOCK_Q
-        self.key_blocks = up(self.S + COLUMNS, BLOCK_K) // BLOCK_K
-        self.pre = pack(pre, self.groups, self.query_blocks, self.key_blocks)
-        self.post = pack(post, self.groups, self.query_blocks, self.key_blocks)
+        self.heads = heads_of_products(self.H // self.groups)
+        self.pre = Mixing(pre, self)
+        self.post = Mixing(post, self)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
@@ -129,7 +116,6 @@ class Problem:
         self.documents = None if documents is None else documents.contiguous()
         self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
         self.scale = self.D**-0.5 if scale is None else scale
-        self.static = self.pre.static is not None or self.post.static is not None
         past = self.S - self.T
 
         def convolution(kernel: Optional[Tensor], exact: bool) -> Optional[Convolution]:
@@ -141,14 +127,26 @@ class Problem:
         self.ahead = self.pre_conv.halo if self.pre_conv is not None and self.pre_conv.exact else 0
 
     def chunks(self) -> Iterator[Parts]:
-        keys = self.S if self.window is None else min(self.S, 2 * self.window)
-        rows = MAPS // max(self.B * self.H * keys * self.q.element_size(), 1) // ROWS * ROWS
-        if self.window is not None:
-            # Maps of more rows would have more places that nobody sees.
-            rows = min(rows, up(self.window, ROWS))
-        rows = max(ROWS, rows)
-        for first in range(0, self.T, rows):
-            yield self.parts(first, min(first + rows, self.T))
+        """With a window, chunks have no more queries than it: longer ones would have more places that nobody sees. Then as many
+        chunks are taken together as fit the memory for maps."""
+        item = self.q.element_size()
+        if self.window is None:
+            rows = max(MAPS // max(self.B * self.H * self.S * item, 1) // ROWS * ROWS, ROWS)
+            for first in range(0, self.T, rows):
+                yield self.parts(first, min(first + rows, self.T))
+            return
+        rows = min(up(self.window, ROWS), up(self.T, ROWS))
+        if self.pre_conv is not None or self.post_conv is not None or self.bias is not None:
+            for first in range(0, self.T, rows):
+                yield self.parts(first, min(first + rows, self.T))
+            return
+        left = up(self.window - 1, ALIGNED)
+        keys = left + rows + (0 if self.causal else self.window - 1)
+        most = max(MAPS // max(self.B * self.H * rows * up(keys, COLUMNS) * item, 1), 1)
+        for first in range(0, self.T, most * rows):
+            count = min(-(-(self.T - first) // rows), most)
+            at = first + self.S - self.T - left
+            yield Parts(*[Chunk(first, first + rows, at, at + keys, count, rows)] * 3)
 
     def parts(self, first: int, last: int) -> Parts:
         weighed = first - (0 if self.post_conv is None else self.post_conv.halo)
@@ -157,10 +155,8 @@ class Problem:
         return Parts(whole._replace(first=first), whole._replace(first=max(weighed, 0)), whole)
 
     def maps(self, chunk: Chunk) -> Tensor:
-        """Memory for the maps of a chunk: [B, H, rows, columns] of whole tiles."""
-        size = (self.B, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS))
-        # The gradient of M is a product over all places.
-        return self.q.new_zeros(size) if self.static else self.q.new_empty(size)
+        """Memory for the maps of a chunk: [B chunks, H, rows, columns] of whole tiles."""
+        return self.q.new_empty((self.B * chunk.count, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS)))
 
     def maps_of(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The maps x [B, H, queries, keys] of a chunk in memory of whole tiles."""
@@ -171,12 +167,12 @@ class Problem:
     def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
         """a of a chunk, from its queries by head."""
         maps = self.maps(chunk)
-        multiply(maps[..., : chunk.keys], queries, self.k[..., chunk.left : chunk.right, :].mT, self.scale)
+        multiply(maps[..., : chunk.keys], queries, keys_of(self.k, chunk).mT, self.scale)
         if self.bias is not None:
             maps[:, :, : chunk.rows, : chunk.keys] += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
         return maps
 
-    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
+    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, of: Tile, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         constant = triton.language.constexpr
         return kernels.Call(
@@ -190,14 +186,10 @@ class Problem:
             self.T,
             self.S,
             self.window,
-            chunk.first,
-            chunk.last,
-            chunk.left,
-            chunk.right,
+            *chunk,
             maps.shape[2],
             maps.shape[3],
-            self.query_blocks,
-            self.key_blocks,
+            of.N * TURNS,
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
@@ -205,56 +197,147 @@ class Problem:
         )
 
 
-def by_head(x: Tensor) -> Tensor:
-    """[B, L, G, D] as [B, G, L, D], which products read without a copy of their own."""
-    return x.transpose(1, 2).contiguous()
-
-
 def up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def whole_rows(x: Tensor) -> Tensor:
-    """[B, L, H, D] by head, [B, H, rows, D], with rows of 0 behind the L as in the maps of a chunk."""
-    B, L, H, D = x.shape
-    out = x.new_zeros((B, H, up(L, ROWS), D))
-    out[:, :, :L] = x.transpose(1, 2)
-    return out
+def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
+    """The queries of a chunk by head, with rows of 0 behind the last as in its maps: of [B, T, H, D] [B chunks, H, rows, D]."""
+    B, _, H, D = x.shape
+    part = x[:, chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
+    rows = up(chunk.rows, ROWS)
+    out = x.new_zeros((B, chunk.count * rows, H, D)) if part.shape[1] < chunk.count * rows else None
+    if out is not None:
+        out[:, : part.shape[1]] = part
+        part = out
+    return part.reshape(B * chunk.count, rows, H, D).transpose(1, 2).contiguous()
 
 
-def pack(mix: Tensors, groups: int, query_blocks: int, key_blocks: int) -> kernels.Mix:
-    """A mix as the kernels read it. Its weights are 0 behind the last query or key."""
-    constant = triton.language.constexpr
-    if not mix:
-        return kernels.Mix(None, None, None, constant(0), constant(0), constant(False), constant(False))
-    static = mix[0]
-
-    def packed(weights: Tensors, blocks: int, of_block: int) -> Optional[Tensor]:
-        """Down, up and gate: [B, L, R, H] and [B, L, H] as [B, blocks, H, weights, L of a block]."""
-        parts = [x if x.dim() == 4 else x.unsqueeze(2) for x in weights if x is not None]
-        if not parts:
-            return None
-        B, L, _, H = parts[0].shape
-        W = sum(x.shape[2] for x in parts)
-        out = parts[0].new_zeros((B, blocks * of_block, W, H), dtype=torch.float32)
-        out[:, :L] = torch.cat(parts, 2)
-        return out.view(B, blocks, of_block, W, H).permute(0, 1, 4, 3, 2).contiguous()
-
-    def rank(down: Optional[Tensor]) -> int:
-        return 0 if down is None else down.shape[2]
-
-    return kernels.Mix(
-        None if static is None else static.view(groups, *static.shape[-2:]),
-        packed(mix[1:4], query_blocks, BLOCK_Q),
-        packed(mix[4:7], key_blocks, BLOCK_K),
-        constant(rank(mix[1])),
-        constant(rank(mix[4])),
-        constant(mix[3] is not None),
-        constant(mix[6] is not None),
-    )
+def sequence_of(x: Tensor, chunk: Chunk) -> Tensor:
+    """[B chunks, H, rows, ...] of a chunk as [B, queries, H, ...]; some may lie beyond the sequence."""
+    x = x[:, :, : chunk.rows].unflatten(0, (-1, chunk.count)).transpose(2, 3)
+    return x.flatten(1, 2)
 
 
-NO_MIX = pack([], 1, 0, 0)
+def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
+    """The keys of a chunk by head: of [B, S, G, D] [B chunks, G, keys, D], 0 beyond the sequence."""
+    if chunk.count == 1 and chunk.left >= 0 and chunk.right <= x.shape[1]:
+        return x[:, chunk.left : chunk.right].transpose(1, 2).contiguous()
+    end = chunk.right + (chunk.count - 1) * chunk.step
+    part = x[:, max(chunk.left, 0) : max(end, 0)]
+    before = max(-chunk.left, 0)
+    padded = F.pad(part, (0, 0, 0, 0, before, end - chunk.left - before - part.shape[1]))
+    return padded.unfold(1, chunk.keys, chunk.step or 1).permute(0, 1, 2, 4, 3).flatten(0, 1).contiguous()
+
+
+class OfKeys:
+    """What is added up for keys, [B, S, ...] in float32."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+
+    def add(self, parts: Tensor, chunk: Chunk) -> None:
+        """`parts` are [B chunks, keys, ...]. Those of chunks that have a key in common are added one after the other."""
+        parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.count))
+        if chunk.count == 1:
+            self.add_at(parts[:, 0], chunk.left)
+            return
+        apart = -(-chunk.keys // chunk.step)
+        for i in range(min(apart, chunk.count)):
+            part = parts[:, i::apart]
+            part = F.pad(part.movedim(2, -1), (0, apart * chunk.step - chunk.keys)).movedim(-1, 2)
+            self.add_at(part.flatten(1, 2), chunk.left + i * chunk.step)
+
+    def add_at(self, part: Tensor, left: int) -> None:
+        first, last = max(left, 0), min(left + part.shape[1], self.total.shape[1])
+        if first < last:
+            self.total[:, first:last] += part[:, first - left : last - left]
+
+
+class Side:
+    """The query-wise or the key-wise part of a mix as matrices of a place, E (``kernels.py``)."""
+
+    def __init__(self, weights: Tensors, static: Optional[Tensor], p: Problem, length: int) -> None:
+        self.down, self.up, self.gate = (None if x is None else x.contiguous() for x in weights)
+        # M alone is the same at all places.
+        self.alone = self.down is None and self.gate is None
+        self.places = (1, 1) if self.alone else (p.B, length)
+        self.matrices = p.q.new_empty((*self.places, p.groups, p.heads, p.heads))
+        constant = triton.language.constexpr
+        self.constants = {
+            "heads": constant(p.H // p.groups),
+            "R": constant(0 if self.down is None else self.down.shape[2]),
+            "HEADS": constant(p.heads),
+        }
+        self.run(kernels.matrix_kernel, self.down, self.up, self.gate, static, self.matrices)
+
+    def run(self, kernel: triton.JITFunction, *arguments: object) -> None:
+        places, groups = math.prod(self.places), self.matrices.shape[2]
+        if places > 0:
+            kernel[(places, groups)](*arguments, groups, **self.constants, num_warps=1)
+
+    def of_kernels(self) -> Tuple[Tensor, int, int]:
+        """The matrices, and how far those of a sequence and of a place lie behind those before."""
+        return (self.matrices, 0, 0) if self.alone else (self.matrices, *self.matrices.stride()[:2])
+
+    def gradients(self, total: Tensor) -> List[Optional[Tensor]]:
+        """Of `down`, `up` and the gate, from that of E at all places."""
+        found = [None if x is None else torch.empty_like(x, dtype=torch.float32) for x in (self.down, self.up, self.gate)]
+        if not self.alone:
+            self.run(kernels.matrix_backward_kernel, total, self.down, self.up, *found)
+        return found
+
+
+class Mixing:
+    """A mix of a call, and the gradients of its matrices, as the chunks' parts are added."""
+
+    def __init__(self, mix: Tensors, p: Problem) -> None:
+        self.given = mix
+        self.static = None
+        self.of_queries: Optional[Side] = None
+        self.of_keys: Optional[Side] = None
+        if mix:
+            if mix[0] is not None:
+                heads = p.H // p.groups
+                self.static = mix[0].reshape(-1, heads, heads).expand(p.groups, heads, heads).contiguous()
+            if any(x is not None for x in mix[:4]):
+                self.of_queries = Side(mix[1:4], self.static, p, p.T)
+            if any(x is not None for x in mix[4:]):
+                self.of_keys = Side(mix[4:], None, p, p.S)
+        none = (None, 0, 0)
+        self.kernels = kernels.Mix(
+            *(none if self.of_queries is None else self.of_queries.of_kernels()),
+            *(none if self.of_keys is None else self.of_keys.of_kernels()),
+            triton.language.constexpr(self.static is not None),
+        )
+
+    def start(self, p: Problem) -> None:
+        """Of the backward."""
+
+        def zeros(side: Optional[Side], length: int) -> Optional[Tensor]:
+            return None if side is None else p.q.new_zeros((p.B, length, *side.matrices.shape[2:]), dtype=torch.float32)
+
+        self.query_total, self.key_total = zeros(self.of_queries, p.T), zeros(self.of_keys, p.S)
+
+    def add_queries(self, shares: Optional[Tensor], chunk: Chunk) -> None:
+        """Of [spans, B chunks, rows, groups, HEADS, HEADS]."""
+        if shares is not None and self.query_total is not None:
+            part = shares.sum(0)[:, : chunk.rows].unflatten(0, (-1, chunk.count)).flatten(1, 2)
+            total = self.query_total[:, chunk.first :][:, : part.shape[1]]
+            total += part[:, : total.shape[1]]
+
+    def gradients(self) -> List[Optional[Tensor]]:
+        """In the order and layout of the operator's list."""
+        if not self.given:
+            return [None] * 7
+        found: List[Optional[Tensor]] = [None]
+        for side, total in ((self.of_queries, self.query_total), (self.of_keys, self.key_total)):
+            found += [None] * 3 if side is None or total is None else side.gradients(total)
+        if self.static is not None and self.query_total is not None:
+            n = self.static.shape[-1]
+            groups = self.query_total.sum((0, 1))[:, :n, :n].mT
+            found[0] = groups.sum_to_size(self.given[0].shape) if self.given[0].dim() == 3 else groups.sum(0)  # type: ignore
+        return found
 
 
 def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
@@ -269,72 +352,74 @@ def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
     torch.baddbmm(fold(out), fold(x), y.flatten(0, 1), beta=0, alpha=scale, out=fold(out))
 
 
-def add_transposed(total: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """total [B, G, N, K], in float32, += scale sum over the group's heads of x^T y, x [B, H, M, N], y [B, H, M, K]."""
-    B, G = total.shape[:2]
+def add_transposed(total: Tensor, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+    """total [B, G, S, K], in float32, += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, keys] and
+    y [B chunks, H, M, K]."""
+    G = total.shape[1]
     n = x.shape[1] // G
-    x = x.view(B * G, n * x.shape[2], x.shape[3])
-    y = y.view(B * G, n * y.shape[2], y.shape[3])
-    total = total.view(B * G, *total.shape[2:])  # and no copy, since it is added to
+    x = x.view(-1, n * x.shape[2], x.shape[3])
+    y = y.view(-1, n * y.shape[2], y.shape[3])
+    if chunk.count > 1 or not x.is_cuda:
+        part = torch.bmm(x.mT, y, out_dtype=total.dtype) if x.is_cuda and x.dtype != total.dtype else torch.bmm(x.mT, y)
+        part = part.to(total.dtype).mul_(scale).unflatten(0, (-1, G))
+        OfKeys(total.transpose(1, 2)).add(part.transpose(1, 2), chunk)
+        return
+    of_chunk = total[:, :, chunk.left : chunk.right].flatten(0, 1)  # and no copy, since it is added to
     if x.dtype == total.dtype:
-        torch.baddbmm(total, x.mT, y, alpha=scale, out=total)
-    elif x.is_cuda:
-        torch.baddbmm(total, x.mT, y, out_dtype=total.dtype, alpha=scale, out=total)
+        torch.baddbmm(of_chunk, x.mT, y, alpha=scale, out=of_chunk)
     else:
-        total += torch.bmm(x.mT, y).to(total.dtype).mul_(scale)
+        torch.baddbmm(of_chunk, x.mT, y, out_dtype=total.dtype, alpha=scale, out=of_chunk)
 
 
-def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
-    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h']; None without M."""
-    if mix.static is None:
-        return None
-    matrix = mix.static if reverse else mix.static.mT
-    return torch.matmul(matrix, joined(maps, mix)).view(maps.shape)
-
-
-def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
-    """[B, H, rows, columns] as [B, groups, heads of a group, places]."""
-    groups, heads = mix.static.shape[:2]
-    return maps.view(maps.shape[0], groups, heads, -1)
-
-
-def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
-    grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * p.groups)
+def run(
+    kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, grid: Tuple[int, int], *arguments: object, **constants: object
+) -> None:
     options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
-    kernel[grid](*arguments, **constants, M=of.M, N=of.N, **options)
+    kernel[(*grid, p.B * chunk.count * p.groups)](*arguments, **constants, HEADS=p.heads, M=of.M, N=of.N, **options)
+
+
+def heads_of_products(heads: int) -> int:
+    """A power of 2, and no less than 16: the least that tensor cores add up."""
+    return max(16, 1 << (heads - 1).bit_length())
+
+
+def spans(chunk: Chunk, of: Tile) -> int:
+    """Programs for the keys of a tile of queries."""
+    return -(-chunk.keys // (of.N * TURNS))
 
 
 def mix_maps(
-    p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
+    p: Problem, chunk: Chunk, lse: Tensor, mix: Optional[Mixing], maps: Tensor, out: Tensor, to: str, exp: bool = False, ahead: int = 0
 ) -> Optional[Tensor]:
-    """Runs ``mix_kernel``; for scores, log sum_s exp y of each tile: [tiles, B, H, 1, rows]."""
-    if mix.static is not None and exp:
-        # M's product needs the weights themselves.
-        mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
-        exp = False
-    of = tile(mix, False, p.roomy)
-    sums = row_shares(p, chunk, of, lse) if to == "scores" else None
-    call = p.call(chunk, lse, maps)
-    run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
+    """Runs ``mix_kernel``; for scores, log sum_s exp y of each span: [spans, B chunks, H, rows]."""
+    of = tile(p.heads, False, maps.dtype)
+    sums = row_sums(p, chunk, of, maps) if to == "scores" else None
+    call = p.call(chunk, lse, maps, of, ahead)
+    grid = (spans(chunk, of), maps.shape[2] // of.M)
+    run(kernels.mix_kernel, p, chunk, of, grid, call, NO_MIX if mix is None else mix.kernels, maps, out, sums, EXP=exp, TO=to)
     return sums
 
 
-def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
-    """L of the queries of `own`, from the sums of tiles, which also have the `halo` queries before."""
-    tiles, B, H, _, rows = of_tiles.shape
-    kernels.lse_kernel[(-(-own.rows // 128), B * H)](of_tiles, lse, lse.shape[2], rows, own.first, halo, tiles, M=128)
+NO_MIX = kernels.Mix(None, 0, 0, None, 0, 0, triton.language.constexpr(False))
+
+
+def keep_lse(lse: Tensor, sums: Tensor, own: Chunk, halo: int) -> None:
+    """L of the queries of `own`, from the sums of spans, which also have the `halo` queries before."""
+    count, chunks, H, rows = sums.shape
+    grid = (-(-own.rows // 128), H, chunks)
+    kernels.lse_kernel[grid](
+        sums, lse, lse.shape[2], own.count, own.step, rows, own.last, own.first - halo, halo, count, M=128
+    )  # fmt: skip
 
 
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
     """Sets to 0, in place, what a query does not see; it sees `ahead` keys behind its own."""
-    call = p.call(chunk, lse, maps, ahead)
-    run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
+    mix_maps(p, chunk, lse, None, maps, maps, "composed", ahead=ahead)
 
 
-def row_shares(p: Problem, chunk: Chunk, of: Tile, lse: Tensor) -> Tensor:
-    """Memory for a number of each tile, head and query."""
-    tiles = -(-chunk.keys // of.N)
-    return lse.new_empty((tiles, p.B, p.H, 1, chunk.rows))
+def row_sums(p: Problem, chunk: Chunk, of: Tile, maps: Tensor) -> Tensor:
+    """Memory for a number of each span, head and query."""
+    return maps.new_empty((spans(chunk, of), *maps.shape[:3]), dtype=torch.float32)
 
 
 def forward(*arguments: object) -> List[Tensor]:
@@ -345,22 +430,23 @@ def forward(*arguments: object) -> List[Tensor]:
     if p.q.numel() == 0 or p.S == 0:
         return [out.zero_(), lse.fill_(float("inf"))]
     for own, weighed, scored in p.chunks():
-        rows = slice(own.first, own.last)
+        rows = slice(own.first, own.last + (own.count - 1) * own.step)
         if scored.keys == 0:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
             continue
-        maps = convolved_scores(p, lse, p.scores(whole_rows(p.q[:, scored.first : scored.last]), scored), scored, weighed)
+        maps = convolved_scores(p, lse, p.scores(queries_of(p.q, scored), scored), scored, weighed)
         found = mix_maps(p, weighed, lse, p.pre, maps, maps, "scores")
         assert found is not None
         keep_lse(lse, found, own, own.first - weighed.first)
         if p.post_conv is not None:
-            mix_maps(p, weighed, lse, NO_MIX, maps, maps, "composed", exp=True)
+            mix_maps(p, weighed, lse, None, maps, maps, "composed", exp=True)
             maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
         mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
-        multiply(part, maps[..., : own.keys], p.v[..., own.left : own.right, :])
-        out[:, rows] = part[:, :, : own.rows].transpose(1, 2)
+        multiply(part, maps[..., : own.keys], keys_of(p.v, own))
+        of_chunk = out[:, rows]
+        of_chunk.copy_(sequence_of(part, own)[:, : of_chunk.shape[1]])
     return [out, lse]
 
 
@@ -372,100 +458,39 @@ def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weigh
     return p.maps_of(p.pre_conv.apply(maps, scored, weighed), weighed)
 
 
-class MixGradients:
-    """The gradients of a mix, as the chunks' parts are added."""
-
-    def __init__(self, mix: kernels.Mix, T: int, S: int) -> None:
-        self.mix = mix
-        # Zeros: a chunk without keys writes nothing.
-        self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
-
-        def zeros(packed: Optional[Tensor], length: int) -> Optional[Tensor]:
-            if packed is None:
-                return None
-            B, _, H, W, _ = packed.shape
-            return packed.new_zeros((B, H, W, length))
-
-        self.weights = [zeros(mix.of_queries, T), zeros(mix.of_keys, S)]
-
-    def shares(self, chunk: Chunk, of: Tile, columns: int) -> kernels.Shares:
-        sizes = [(-(-chunk.keys // of.N), chunk.rows), (up(chunk.rows, ROWS) // of.M, columns)]
-        return kernels.Shares(
-            *(
-                None if total is None else total.new_empty((tiles, *total.shape[:3], size))
-                for total, (tiles, size) in zip(self.weights, sizes)
-            )
-        )
-
-    def add_static(self, x: Tensor, dy: Tensor) -> None:
-        if self.static is not None:
-            self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
-
-    def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
-        for total, share, (first, last) in zip(
-            self.weights, shares, [(chunk.first, chunk.last), (chunk.left, chunk.right)]
-        ):
-            if total is not None:
-                total[..., first:last] += share.sum(0)[..., : last - first]
-
-    def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
-        """In the order and layout of the operator's list."""
-        # M has no group where there is one.
-        found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
-        for total, given in zip(self.weights, (mix[1:4], mix[4:7])):
-            first = 0
-            for weight in given:
-                if weight is None or total is None:
-                    found.append(None)
-                    continue
-                rank = weight.shape[2] if weight.dim() == 4 else 1
-                found.append(total[:, :, first : first + rank].permute(0, 3, 2, 1).reshape(weight.shape))
-                first += rank
-        return found
-
-
 def mix_backward(
     p: Problem,
     chunk: Chunk,
     lse: Tensor,
-    total: MixGradients,
+    mix: Mixing,
     maps: Tensor,
     grads: Tensor,
     out: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """Runs ``mix_backward_kernel``; with `out`, sum_s x dx of the chunk's rows: [B, H, rows]."""
-    mix = total.mix
-    if mix.static is not None and weights is not None:
-        # M's products need dy itself.
-        rows = slice(0, chunk.rows)
-        grads[:, :, rows].sub_(delta[:, :, chunk.first : chunk.last, None]).mul_(weights[:, :, rows])  # type: ignore[index]
-        weights = None
-    total.add_static(maps, grads)
-    of = tile(mix, True, p.roomy)
-    shares = total.shares(chunk, of, maps.shape[3])
-    sums = None if out is None else row_shares(p, chunk, of, lse)
+    """Runs the kernels of a mix's backward; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
+    of = tile(p.heads, True, maps.dtype)
+    call = p.call(chunk, lse, maps, of)
+    rows, columns = maps.shape[2:]
+    shape = (p.groups, p.heads, p.heads)
+    if mix.key_total is not None:
+        turns = max(rows // of.M // 16, 1)
+        programs = -(-rows // (of.M * turns))
+        shares = maps.new_empty((programs, maps.shape[0], columns, *shape), dtype=torch.float32)
+        grid = (columns // of.N, programs)
+        run(kernels.key_gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, turns)
+        OfKeys(mix.key_total).add(shares.sum(0), chunk)
+    shares_of_queries = None
+    if mix.query_total is not None:
+        shares_of_queries = maps.new_empty((spans(chunk, of), maps.shape[0], rows, *shape), dtype=torch.float32)
+    sums = None if out is None else row_sums(p, chunk, of, maps)
+    grid = (spans(chunk, of), rows // of.M)
     run(
-        kernels.mix_backward_kernel,
-        p,
-        chunk,
-        of,
-        p.call(chunk, lse, maps),
-        mix,
-        maps,
-        None if out is None else static_product(mix, maps),
-        out,
-        weights,
-        delta,
-        grads,
-        static_product(mix, grads, reverse=True),
-        sums,
-        shares,
-        TF32=maps.dtype != torch.float32,
-    )
-    total.add(shares, chunk)
-    return None if sums is None else sums.sum(0).squeeze(2)
+        kernels.mix_backward_kernel, p, chunk, of, grid, call, mix.kernels, maps, out, weights, delta, grads, sums, shares_of_queries
+    )  # fmt: skip
+    mix.add_queries(shares_of_queries, chunk)
+    return None if sums is None else sums.sum(0)
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
@@ -474,20 +499,20 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     p = Problem(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
-    pre, post = (MixGradients(mix, p.T, p.S) for mix in (p.pre, p.post))
+    p.pre.start(p)
+    p.post.start(p)
     delta = torch.zeros_like(lse)
     dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
-    dk = torch.zeros_like(p.k, dtype=torch.float32)
-    dv = torch.zeros_like(p.v, dtype=torch.float32)
+    dk = p.q.new_zeros((p.B, p.Gk, p.S, p.D), dtype=torch.float32)
+    dv = p.q.new_zeros((p.B, p.Gv, p.S, p.E), dtype=torch.float32)
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
     for own, weighed, scored in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
         if scored.keys == 0:
             continue
-        keys = slice(own.left, own.right)
-        queries = whole_rows(p.q[:, scored.first : scored.last])
-        of_out = whole_rows(grad_out[:, own.first : own.last])
+        queries = queries_of(p.q, scored)
+        of_out = queries_of(grad_out, own)
         raw = p.scores(queries, scored)
         scores = convolved_scores(p, lse, raw, scored, weighed)
         weights = p.maps(weighed)
@@ -497,10 +522,10 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             before = p.maps_of(p.post_conv.apply(weights, weighed, own), own)
             hide(p, own, lse, before)
         grad_maps = p.maps(own)
-        multiply(grad_maps[..., : own.keys], of_out, p.v[..., keys, :].mT)
+        multiply(grad_maps[..., : own.keys], of_out, keys_of(p.v, own).mT)
         composed = p.maps(own)
-        found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
-        add_transposed(dv[..., keys, :], composed[..., : own.keys], of_out)
+        found = mix_backward(p, own, lse, p.post, before, grad_maps, out=composed)
+        add_transposed(dv, own, composed[..., : own.keys], of_out)
         if p.post_conv is not None:
             grad_maps = p.maps_of(p.post_conv.backward(weights, grad_maps, weighed, own), weighed)
             hide(p, weighed, lse, grad_maps)
@@ -508,33 +533,30 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             # in it.
             found = (weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1)
         assert found is not None
-        delta[:, :, weighed.first : weighed.last] = found
-        mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
+        of_chunk = delta[:, :, weighed.first : weighed.last + (weighed.count - 1) * weighed.step]
+        of_chunk.copy_(sequence_of(found, weighed)[:, : of_chunk.shape[2]].transpose(1, 2))
+        mix_backward(p, weighed, lse, p.pre, scores, grad_maps, weights=weights, delta=delta)
         if p.pre_conv is not None:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
-        multiply(part, grad_maps[..., : own.keys], p.k[..., keys, :], p.scale)
-        dq[:, scored.first : scored.last] += part[:, :, : scored.rows].transpose(1, 2)
-        add_transposed(dk[..., keys, :], grad_maps[..., : own.keys], queries, p.scale)
+        multiply(part, grad_maps[..., : own.keys], keys_of(p.k, own), p.scale)
+        of_queries = dq[:, scored.first : scored.last + (scored.count - 1) * scored.step]
+        of_queries += sequence_of(part, scored)[:, : of_queries.shape[1]]
+        add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),
         (p.v, dv.transpose(1, 2)),
-        *mix_gradients(call[3], pre),  # type: ignore[arg-type]
-        *mix_gradients(call[4], post),  # type: ignore[arg-type]
+        *zip(call[3] or [None] * 7, p.pre.gradients()),  # type: ignore[call-overload]
+        *zip(call[4] or [None] * 7, p.post.gradients()),  # type: ignore[call-overload]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
         (bias, dbias),
     ]
     return wanted_gradients(places, wanted)  # type: ignore[arg-type]
-
-
-def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
-    """The seven tensors of a mix beside their gradients."""
-    return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
 
 
 def convolution_gradient(kernel: Optional[Tensor], of: Optional[Convolution]) -> Tuple[Optional[Tensor], Optional[Tensor]]:

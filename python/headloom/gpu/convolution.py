@@ -10,12 +10,15 @@ from torch import Tensor
 
 
 class Chunk(NamedTuple):
-    """Queries from `first` up to `last`, and the keys that some of them may see."""
+    """Queries from `first` up to `last`, and the keys that some of them may see. There may be more such chunks, each `step`
+    queries and keys behind the one before; of those, some queries and keys may lie beyond the sequence."""
 
     first: int
     last: int
     left: int
     right: int
+    count: int = 1
+    step: int = 0
 
     @property
     def rows(self) -> int:

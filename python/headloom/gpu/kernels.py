@@ -46,8 +46,6 @@ import triton.language as tl
 
 # Whether kernels run in Triton's interpreter, which knows no machine code.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-QUERIES = tl.constexpr(16)  # of a block of a mix's weights
-KEYS = tl.constexpr(128)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -64,14 +62,15 @@ class Call(NamedTuple):
     T: Any
     S: Any
     window: Any  # or None
-    first: Any  # the chunk has the queries from `first` up to `last` ...
+    first: Any  # the first chunk has the queries from `first` up to `last` ...
     last: Any
-    left: Any  # ... and its maps the keys from `left` up to `right`
+    left: Any  # ... and its maps the keys from `left` up to `right`, of which some may lie beyond the sequence
     right: Any
-    rows: Any  # a map in memory is [rows, columns], whole tiles; [B, H] of them
+    chunks: Any  # there are so many, each `step` queries and keys behind the one before
+    step: Any
+    rows: Any  # a map in memory is [rows, columns], whole tiles; [B, chunks, H] of them
     columns: Any
-    query_blocks: Any  # of the weights of a mix
-    key_blocks: Any
+    span: Any  # keys of a program
     H: Any
     groups: Any
     causal: Any
@@ -79,26 +78,19 @@ class Call(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """One mix. What it does not have is None, a rank of 0 or False, constants of the compilation.
+    """One mix, as matrices of a place. What it does not have is None, a constant of the compilation.
 
-    The weights of a head stand together in blocks of queries or keys, so that a program finds them at constant distances:
-    float32 [B, blocks, H, down of each rank, up of each rank and gate, QUERIES or KEYS].
+    E of a query or key is [groups, HEADS, HEADS], from head h to head h', in the maps' type, with 0 for heads that a group does not
+    have. It lies `place` values behind that of the place before, and `batch` behind that of the sequence before.
     """
 
-    static: Any  # M: [n, n] or [groups, n, n]; the kernels get the product with it
     of_queries: Any
+    query_batch: Any
+    query_place: Any
     of_keys: Any
-    RQ: Any
-    RK: Any
-    q_gate: Any
-    k_gate: Any
-
-
-class Shares(NamedTuple):
-    """Where the shares of the gradients of a mix's weights go: float32, None where the mix has none."""
-
-    of_queries: Any  # [key tiles, B, H, weights as in Mix, rows]
-    of_keys: Any  # [row tiles, B, H, weights as in Mix, columns]
+    key_batch: Any
+    key_place: Any
+    static: Any  # whether E of queries has M in place of the identity: a constant
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -107,42 +99,63 @@ class Shares(NamedTuple):
 
 
 @triton.jit
-def place(c, M: tl.constexpr, N: tl.constexpr):
-    """Sequence, first and last head of the group, queries [M], keys [N]."""
-    b = (tl.program_id(2) // c.groups).to(tl.int64)
-    heads = c.H // c.groups
-    first = tl.program_id(2) % c.groups * heads
-    t = c.first + tl.program_id(1) * M + tl.arange(0, M)
-    s = c.left + tl.program_id(0) * N + tl.arange(0, N)
-    return b, first, first + heads, t, s
+def place(c):
+    """Sequence, the chunk's number in all of the batch, first head of the group, and how far the chunk lies behind the first."""
+    chunk = (tl.program_id(2) // c.groups).to(tl.int64)
+    first = tl.program_id(2) % c.groups * (c.H // c.groups)
+    return chunk // c.chunks, chunk, first, (chunk % c.chunks).to(tl.int32) * c.step
 
 
 @triton.jit
-def some_visible(c, b, M: tl.constexpr, N: tl.constexpr):
-    """False where positions alone tell that no query of the tile sees a key of it."""
-    past = c.S - c.T
-    t_first = c.first + tl.program_id(1) * M
-    t_last = tl.minimum(t_first + M, c.last) - 1
-    s_first = c.left + tl.program_id(0) * N
-    s_last = tl.minimum(s_first + N, c.right) - 1
-    some = s_first <= s_last
+def visible_keys(c, b, behind, M: tl.constexpr):
+    """The keys that some query of the program's tile may see by positions alone, and those that each of them sees: from, to,
+    from, to. The second is empty, or inside the first."""
+    first = c.first + behind + tl.program_id(1) * M + (c.S - c.T)  # positions of the first and the last query
+    end = tl.minimum(c.last + behind, c.T) + (c.S - c.T)
+    last = tl.minimum(first + M, end) - 1
+    some_from, some_to = tl.maximum(c.left + behind, 0), tl.minimum(c.right + behind, c.S)
+    all_from, all_to = some_from, some_to
     if c.causal:
-        some &= s_first <= t_last + past + c.ahead
+        some_to = tl.minimum(some_to, last + c.ahead + 1)
+        all_to = tl.minimum(all_to, first + c.ahead + 1)
     if c.window is not None:
-        some &= s_last > t_first + past - c.window
+        some_from = tl.maximum(some_from, first - c.window + 1)
+        all_from = tl.maximum(all_from, last - c.window + 1)
         if not c.causal:
-            some &= s_first < t_last + past + c.window
+            some_to = tl.minimum(some_to, last + c.window)
+            all_to = tl.minimum(all_to, first + c.window)
     if c.lengths is not None:
-        some &= s_first < tl.load(c.lengths + b)
-    return some
+        length = tl.load(c.lengths + b).to(tl.int32)
+        some_to = tl.minimum(some_to, length)
+        all_to = tl.minimum(all_to, length)
+    # Rows behind the chunk's last query see nothing.
+    if c.documents is not None or c.mask is not None:
+        all_to = all_from
+    all_to = tl.where(first + M > end, all_from, all_to)
+    return some_from, some_to, all_from, all_to
 
 
 @triton.jit
-def visible(c, b, t, s):
-    """Which keys s [N] the queries t [M] see: boolean [M, N], false beyond the chunk."""
+def columns_of(c, b, behind, M: tl.constexpr, N: tl.constexpr):
+    """The program's span of columns, from `begin` up to `end`, the tiles of it in which some key may be seen, from `start` up to
+    `stop`, and whether all of the span's are: begin, start, stop, end, whole."""
+    some_from, some_to, all_from, all_to = visible_keys(c, b, behind, M)
+    left = c.left + behind
+    begin = tl.program_id(0) * c.span
+    end = tl.minimum(begin + c.span, c.right - c.left)
+    start = begin + tl.maximum(some_from - left - begin, 0) // N * N
+    stop = begin + (tl.maximum(tl.minimum(some_to - left, end) - begin, 0) + N - 1) // N * N
+    start = tl.minimum(start, stop)
+    whole = (left + begin >= all_from) & (left + end <= all_to) & ((end - begin) % N == 0)
+    return begin, start, stop, end, whole
+
+
+@triton.jit
+def visible(c, b, behind, t, s):
+    """Which keys s [N] the queries t [M] see: boolean [M, 1, N], false beyond the chunk."""
     position = t + (c.S - c.T)
     distance = position[:, None] - s[None, :]
-    seen = (t < c.last)[:, None] & (s < c.right)[None, :]
+    seen = (t < tl.minimum(c.last + behind, c.T))[:, None] & ((s >= 0) & (s < c.S))[None, :]
     if c.causal:
         seen &= distance >= -c.ahead
     if c.window is not None:
@@ -152,171 +165,109 @@ def visible(c, b, t, s):
     if c.lengths is not None:
         seen &= (s < tl.load(c.lengths + b))[None, :]
     if c.documents is not None:
-        of_query = tl.load(c.documents + b * c.S + position, mask=(t < c.last) & (position >= 0), other=0)
-        of_key = tl.load(c.documents + b * c.S + s, mask=s < c.right, other=0)
+        of_query = tl.load(c.documents + b * c.S + position, mask=(t < c.T) & (position >= 0), other=0)
+        of_key = tl.load(c.documents + b * c.S + s, mask=(s >= 0) & (s < c.S), other=0)
         seen &= of_query[:, None] == of_key[None, :]
     if c.mask is not None:
         row = b * c.mask_batch + t.to(tl.int64)[:, None] * c.mask_row
         seen &= tl.load(c.mask + row + s.to(tl.int64)[None, :] * c.mask_key, mask=seen, other=0) != 0
-    return seen
+    return seen[:, None, :]
 
 
 @triton.jit
-def all_visible(c, b, M: tl.constexpr, N: tl.constexpr):
-    """True where positions alone tell that each query of the tile sees all of its keys."""
-    first = c.first + tl.program_id(1) * M + (c.S - c.T)  # the first query's position
-    s = c.left + tl.program_id(0) * N
-    whole = (first + M <= c.last + (c.S - c.T)) & (s + N <= c.right)
-    if c.causal:
-        whole &= s + N - 1 <= first + c.ahead
-    if c.window is not None:
-        whole &= first + M - 1 - s < c.window
-        if not c.causal:
-            whole &= s + N - 1 - first < c.window
-    if c.lengths is not None:
-        whole &= s + N <= tl.load(c.lengths + b)
-    if c.documents is not None or c.mask is not None:
-        whole = whole & False
-    return whole
+def map_place(maps, c, chunk, first, h, row, column):
+    """Pointers to the tile [M, heads, N] of a group. Maps consist of whole tiles, so that no query and no key is masked."""
+    start = maps + (chunk * c.H + first) * c.rows * c.columns
+    of_head = start + h.to(tl.int64)[None, :, None] * c.rows * c.columns
+    return of_head + (row[:, None, None] * c.columns + column[None, None, :])
 
 
 @triton.jit
-def shown(x, seen, other):
-    """x where a query sees a key; all of it where `seen` is None."""
-    return x if seen is None else tl.where(seen, x, other)
-
-
-@triton.jit
-def map_place(maps, c, b, h, t, s):
-    """Pointers to the tile [M, N] of head h. Maps consist of whole tiles, so that nothing is masked."""
-    start = maps + (b * c.H + h) * c.rows * c.columns
-    return start + ((t - c.first)[:, None] * c.columns + (s - c.left)[None, :])
-
-
-@triton.jit
-def load_map(maps, c, b, h, t, s):
-    return tl.load(map_place(maps, c, b, h, t, s)).to(tl.float32)
-
-
-@triton.jit
-def store_map(maps, tile, c, b, h, t, s):
-    """The map may be one that was loaded from: a thread loads and stores the same places (bench/gpu_resources.py checks it)."""
-    tl.store(map_place(maps, c, b, h, t, s), tile)
-
-
-@triton.jit
-def load_row(rows, c, b, h, t):
-    """One number for each query: [M, 1] of [B, H, T]."""
-    return tl.load(rows + (b * c.H + h) * c.T + t, mask=t < c.last, other=0.0)[:, None]
-
-
-@triton.jit
-def share_place(shares, tile, c, b, h, w, W: tl.constexpr, size):
-    """Where a program's share of the sum w begins in [tiles, B, H, W, size]."""
-    batch = tl.num_programs(2) // c.groups
-    return shares + (((tile.to(tl.int64) * batch + b) * c.H + h) * W + w) * size
-
-
-@triton.jit
-def store_row_share(shares, share, c, b, h, w, W: tl.constexpr, t):
-    """A program's share for its queries, of rows [M]."""
-    size = c.last - c.first
-    i = t - c.first
-    tl.store(share_place(shares, tl.program_id(0), c, b, h, w, W, size) + i, share, mask=i < size)
-
-
-@triton.jit
-def column_place(shares, c, b, h, w, W: tl.constexpr, s):
-    """Where a program's share for its keys goes: pointers [N]. There is room for a whole tile."""
-    return share_place(shares, tl.program_id(1), c, b, h, w, W, c.columns) + (s - c.left)
-
-
-@triton.jit
-def store_column_share(shares, x, c, b, h, w, W: tl.constexpr, s, TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """The sums of x [M, N] over its rows.
-
-    Rows lie in many threads. With TF32, ones times x sums them on tensor cores, with x rounded to 11 bits, which is no
-    less than float16 and bfloat16 have. That takes a third fewer instructions of the whole kernel.
-    """
-    at = column_place(shares, c, b, h, w, W, s)
-    if TF32:
-        same = tl.arange(0, 16)  # all rows of the product are the sums
-        # First in each thread, which has rows that lie 16 apart.
-        found = tl.dot(tl.full([16, 16], 1.0, tl.float32), tl.sum(tl.reshape(x, [M // 16, 16, N]), 0), input_precision="tf32")
-        tl.store(at[None, :] + 0 * same[:, None], found, mask=(same == 0)[:, None])
+def load_map(maps, c, chunk, first, h, row, column):
+    at = map_place(maps, c, chunk, first, h, row, column)
+    if h.shape[0] == c.H // c.groups:
+        return tl.load(at)
     else:
-        tl.store(at, tl.sum(x, 0))
+        return tl.load(at, mask=(h < c.H // c.groups)[None, :, None], other=0.0)
+
+
+@triton.jit
+def store_map(maps, tile, c, chunk, first, h, row, column):
+    """The map may be one that the tile was made from: each value depends on the one in its place."""
+    at = map_place(maps, c, chunk, first, h, row, column)
+    if h.shape[0] == c.H // c.groups:
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=(h < c.H // c.groups)[None, :, None])
+
+
+@triton.jit
+def clear_map(maps, c, chunk, first, h, row, start, stop, N: tl.constexpr):
+    """Columns from `start` up to `stop`, of whole tiles."""
+    for column in range(start, stop, N):
+        nothing = tl.zeros([row.shape[0], h.shape[0], N], maps.dtype.element_ty)
+        store_map(maps, nothing, c, chunk, first, h, row, column + tl.arange(0, N))
+
+
+@triton.jit
+def load_rows(rows, c, b, first, h, t):
+    """One number for each query and head: [M, heads, 1] of [B, H, T]."""
+    there = (t < c.T)[:, None] & (h < c.H // c.groups)[None, :]
+    return tl.load(rows + (b * c.H + first + h)[None, :] * c.T + t[:, None], mask=there, other=0.0)[:, :, None]
+
+
+@triton.jit
+def store_sums(sums, x, c, chunk, first, h, row):
+    """A number for each query and head, of x [M, heads], of the program's span: [spans, B, chunks, H, rows]."""
+    at = sums + ((tl.program_id(0).to(tl.int64) * (tl.num_programs(2) // c.groups) + chunk) * c.H + first) * c.rows
+    tl.store(at + h[None, :] * c.rows + row[:, None], x, mask=(h < c.H // c.groups)[None, :])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Mixes of a tile
+# Products with the matrices of a mix
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def query_weight(mix, c, b, h, w, t):
-    """The query-wise weights w: [M, 1]."""
-    W: tl.constexpr = 2 * mix.RQ + mix.q_gate
-    size: tl.constexpr = c.H * W * QUERIES
-    place = t // QUERIES * size + t % QUERIES
-    return tl.load(mix.of_queries + (b * c.query_blocks * size + h * (W * QUERIES) + w * QUERIES) + place)[:, None]
+def load_matrices(matrices, batch, place, length, c, b, h, places):
+    """E of the group for queries or keys: [places, heads h', heads h], 0 beyond the sequence; nothing without `matrices`."""
+    size: tl.constexpr = h.shape[0]
+    if matrices is None:
+        return 0.0
+    else:
+        start = matrices + b * batch + (tl.program_id(2) % c.groups) * size * size
+        at = start + (places.to(tl.int64) * place)[:, None, None] + (h[:, None] * size + h[None, :])[None, :, :]
+        return tl.load(at, mask=((places >= 0) & (places < length))[:, None, None], other=0.0)
 
 
 @triton.jit
-def key_weight(mix, c, b, h, w, s):
-    """The key-wise weights w: [1, N]."""
-    W: tl.constexpr = 2 * mix.RK + mix.k_gate
-    size: tl.constexpr = c.H * W * KEYS
-    place = s // KEYS * size + s % KEYS
-    return tl.load(mix.of_keys + (b * c.key_blocks * size + h * (W * KEYS) + w * KEYS) + place)[None, :]
+def turned(x):
+    """[A, heads, C] as [C, heads, A]: the maps of queries, by head and key, as those of keys, by head and query."""
+    return tl.permute(x, (2, 1, 0))
 
 
 @triton.jit
-def no_maps(mix, M: tl.constexpr, N: tl.constexpr):
-    maps = ()
-    for _ in tl.static_range(mix.RQ + mix.RK):
-        maps = maps + (tl.zeros([M, N], tl.float32),)
-    return maps
+def transposed(x):
+    return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
-def add_inner(maps, x, c, mix, b, h, t, s, REVERSE: tl.constexpr):
-    """Adds head h to the inner maps z_0.., w_0.. of x; in reverse to those of dy, with `up` for `down`."""
-    new = ()
-    for r in tl.static_range(mix.RQ):
-        weight = query_weight(mix, c, b, h, mix.RQ + r if REVERSE else r, t)
-        new = new + (maps[r] + x * weight,)
-    for r in tl.static_range(mix.RK):
-        weight = key_weight(mix, c, b, h, mix.RK + r if REVERSE else r, s)
-        new = new + (maps[mix.RQ + r] + x * weight,)
-    return new
+def dot(x, y):
+    """Products [A, I, K] of x [A, I, J] and y [A, J, K], added up in float32. Those of float32 are of three parts in TF32."""
+    return tl.dot(x, y, input_precision="tf32x3" if x.dtype == tl.float32 else "tf32")
 
 
 @triton.jit
-def outer_weights(mix, c, b, h, t, s, REVERSE: tl.constexpr):
-    """What ``mixed`` multiplies with for head h: query-wise and key-wise `up`, in reverse `down`, and the gates."""
-    found = ()
-    for r in tl.static_range(mix.RQ):
-        found = found + (query_weight(mix, c, b, h, r if REVERSE else mix.RQ + r, t),)
-    for r in tl.static_range(mix.RK):
-        found = found + (key_weight(mix, c, b, h, r if REVERSE else mix.RK + r, s),)
-    if mix.q_gate:
-        found = found + (query_weight(mix, c, b, h, 2 * mix.RQ, t),)
-    if mix.k_gate:
-        found = found + (key_weight(mix, c, b, h, 2 * mix.RK, s),)
-    return found
-
-
-@triton.jit
-def mixed(x, product, maps, weights, c, mix, b, h, t, s):
-    """The tile y[h] of a mix of x, with the inner maps of x and its product with M. In reverse dx[h] of dy."""
-    y = x
-    if mix.static is not None:
-        y = load_map(product, c, b, h, t, s)
-    for r in tl.static_range(mix.RQ + mix.RK):
-        y += maps[r] * weights[r]
-    for gate in tl.static_range(mix.q_gate + mix.k_gate):
-        y += x * weights[mix.RQ + mix.RK + gate]
+def mixed(x, of_queries, of_keys, mix, REVERSE: tl.constexpr):
+    """A mix of x [M, heads, N] in the maps' type, in reverse with transposed matrices: float32."""
+    if mix.static:
+        y = tl.zeros(x.shape, tl.float32)
+    else:
+        y = x.to(tl.float32)
+    if mix.of_queries is not None:
+        y += dot(transposed(of_queries) if REVERSE else of_queries, x)
+    if mix.of_keys is not None:
+        y += turned(dot(transposed(of_keys) if REVERSE else of_keys, turned(x)))
     return y
 
 
@@ -335,43 +286,9 @@ def exp2(x):
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr):
-    """x [M, N] in the type of a map in memory. Two values are converted by one instruction."""
-    if INTERPRETED or dtype == tl.float32:
-        return x.to(dtype)
-    elif dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, True, 2)
-    else:
-        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, True, 2)
-
-
-@triton.jit
 def exp_difference(x, base):
-    """exp(x - base), for x [M, N] and base [M, 1]."""
+    """exp(x - base)."""
     return exp2(x * LOG2E - base * LOG2E)
-
-
-@triton.jit
-def value(x, base, EXP: tl.constexpr):
-    """x as it stands in memory, or p = exp(a' - L) of a'."""
-    x = x.to(tl.float32)
-    return exp_difference(x, base) if EXP else x
-
-
-@triton.jit
-def load_x(maps, c, b, h, t, s, EXP: tl.constexpr):
-    """The tile of head h, which ``of_head`` reads again."""
-    x = tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_last")
-    return value(x, load_row(c.lse, c, b, h, t) if EXP else None, EXP)
-
-
-@triton.jit
-def of_head(maps, c, mix, b, h, t, s, EXP: tl.constexpr):
-    """What ``mix_tile`` reads for head h the second time: its map, the weights of ``mixed``, and L where x is made from it."""
-    found = (tl.load(map_place(maps, c, b, h, t, s), eviction_policy="evict_first"),) + outer_weights(mix, c, b, h, t, s, False)
-    if EXP:
-        found = found + (load_row(c.lse, c, b, h, t),)
-    return found
 
 
 @triton.jit
@@ -379,98 +296,102 @@ def mix_kernel(
     c,
     mix,
     maps,
-    product,
     out,
     sums,
     EXP: tl.constexpr,  # x = exp(maps - L); otherwise x = maps
     TO: tl.constexpr,  # "scores", "weights" or "composed"
+    HEADS: tl.constexpr,  # of a group, or more: a power of 2
     M: tl.constexpr,
     N: tl.constexpr,
 ):
     """y = mix(x). What goes to `out`, which may be `maps`, is y where a query sees a key, and otherwise:
 
-    "scores":   -inf; `sums` [key tiles, B, H, 1, rows] takes log sum_s exp y of the tile
+    "scores":   -inf, or nothing where no query of a tile sees a key of it; `sums` takes log sum_s exp y of the span
     "weights":  exp(y - L) of y, and 0
     "composed": 0
     """
-    b, first, last, t, s = place(c, M, N)
-    if some_visible(c, b, M, N):
-        # Most tiles are seen as a whole: nothing is chosen in them.
-        if all_visible(c, b, M, N):
-            mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, None, EXP, TO, M, N)
-        else:
-            mix_tile(c, mix, maps, product, out, sums, b, first, last, t, s, visible(c, b, t, s), EXP, TO, M, N)
+    b, chunk, first, behind = place(c)
+    h = tl.arange(0, HEADS)
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
+    if TO != "scores":
+        clear_map(out, c, chunk, first, h, row, begin, start, N)
+        clear_map(out, c, chunk, first, h, row, stop, end, N)
+    # Most programs see all of their keys: nothing is chosen in them.
+    if whole:
+        mix_span(c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop, False, EXP, TO, M, N)
     else:
-        for h in range(first, last):
-            if TO == "scores":
-                store_row_share(sums, tl.full([M], float("-inf"), tl.float32), c, b, h, 0, 1, t)
-            else:
-                store_map(out, tl.zeros([M, N], out.dtype.element_ty), c, b, h, t, s)
+        mix_span(c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop, True, EXP, TO, M, N)
 
 
 @triton.jit
-def mix_tile(
-    c, mix, maps, product, out, sums, b, first, last, t, s, seen,
-    EXP: tl.constexpr, TO: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def mix_span(
+    c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop,
+    MASKED: tl.constexpr, EXP: tl.constexpr, TO: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """``mix_kernel``, of which some place is seen; with `seen` None all are."""
-    inner = no_maps(mix, M, N)
-    if mix.RQ + mix.RK > 0:
-        for h in tl.range(first, last, loop_unroll_factor=4):
-            inner = add_inner(inner, load_x(maps, c, b, h, t, s, EXP), c, mix, b, h, t, s, False)
-    loaded = of_head(maps, c, mix, b, first, t, s, EXP)
-    for h in range(first, last):
-        # What the next head needs is on its way while this one is computed. Otherwise it would wait for the store below.
-        following = of_head(maps, c, mix, b, tl.minimum(h + 1, last - 1), t, s, EXP)
-        x = value(loaded[0], loaded[len(loaded) - 1], EXP)
-        y = mixed(x, product, inner, loaded[1:], c, mix, b, h, t, s)
+    """``mix_kernel`` from column `start` up to `stop`."""
+    HEADS: tl.constexpr = h.shape[0]
+    dtype: tl.constexpr = maps.dtype.element_ty
+    t = c.first + behind + row
+    of_queries = load_matrices(mix.of_queries, mix.query_batch, mix.query_place, c.T, c, b, h, t)
+    if EXP or TO == "weights":
+        lse = load_rows(c.lse, c, b, first, h, t)
+    largest = tl.full([M, HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([M, HEADS], tl.float32)
+    for tile in range(start, stop, N):
+        column = tile + tl.arange(0, N)
+        s = c.left + behind + column
+        seen = visible(c, b, behind, t, s) if MASKED else None
+        x = load_map(maps, c, chunk, first, h, row, column)
+        if EXP:
+            x = exp_difference(x.to(tl.float32), lse).to(dtype)
+        of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
+        y = mixed(x, of_queries, of_keys, mix, False)
         if TO == "scores":
-            y = rounded(shown(y, seen, float("-inf")), out.dtype.element_ty)
+            if MASKED:
+                y = tl.where(seen, y, float("-inf"))
             # Sums are of what later kernels read, which is rounded.
+            y = y.to(dtype)
             found = y.to(tl.float32)
-            largest = tl.max(found, 1)
-            base = tl.where(largest == float("-inf"), 0.0, largest)
-            total = tl.sum(exp_difference(found, base[:, None]), 1)
-            log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
-            store_row_share(sums, log, c, b, h, 0, 1, t)
+            now = tl.maximum(largest, tl.max(found, 2))
+            base = tl.where(now == float("-inf"), 0.0, now)
+            total = total * exp_difference(largest, base) + tl.sum(exp_difference(found, base[:, :, None]), 2)
+            largest = now
         else:
             if TO == "weights":
                 # Of y as the forward read it, which L was summed from.
-                y = rounded(y, out.dtype.element_ty).to(tl.float32)
-                y = exp_difference(y, load_row(c.lse, c, b, h, t))
-            y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
-        store_map(out, y, c, b, h, t, s)
-        loaded = following
+                y = exp_difference(y.to(dtype).to(tl.float32), lse)
+            if MASKED:
+                y = tl.where(seen, y, 0.0)
+            y = y.to(dtype)
+        store_map(out, y, c, chunk, first, h, row, column)
+    if TO == "scores":
+        base = tl.where(largest == float("-inf"), 0.0, largest)
+        log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
+        store_sums(sums, log, c, chunk, first, h, row)
 
 
 @triton.jit
-def lse_kernel(sums, lse, T, rows, first, skipped, tiles, M: tl.constexpr):
-    """L of a chunk's rows from `skipped` on, of which the first is query `first`: from [tiles, B H, rows] to [B H, T].
+def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, spans, M: tl.constexpr):
+    """L of the chunks' rows from `skipped` on, from [spans, B, chunks, H, rows] to [B, H, T]. `first` and `last` are the first chunk's.
 
     A row that sees nothing gets +inf, with which each of its weights is exp(-inf)."""
     i = skipped + tl.program_id(0) * M + tl.arange(0, M)
-    head = tl.program_id(1).to(tl.int64)
-    heads = tl.num_programs(1)
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    chunk, all_chunks = tl.program_id(2), tl.num_programs(2)
     largest = tl.full([M], float("-inf"), tl.float32)
-    for tile in range(tiles):
-        x = tl.load(sums + (tile * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+    for span in range(spans):
+        x = tl.load(sums + ((span * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
         largest = tl.maximum(largest, x)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.zeros([M], tl.float32)
-    for tile in range(tiles):
-        x = tl.load(sums + (tile * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+    for span in range(spans):
+        x = tl.load(sums + ((span * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
         total += tl.exp(x - base)
     found = tl.where(total == 0.0, float("inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
-    tl.store(lse + head * T + first + i - skipped, found, mask=i < rows)
-
-
-@triton.jit
-def load_dy(grads, weights, delta, c, b, h, t, s, seen):
-    """dy where it is seen: as it stands in memory, or p (dp - delta) of dp."""
-    dy = load_map(grads, c, b, h, t, s)
-    if weights is not None:
-        dy = load_map(weights, c, b, h, t, s) * (dy - load_row(delta, c, b, h, t))
-    return shown(dy, seen, 0.0)
+    behind = chunk % chunks * step
+    t = first + behind + i
+    tl.store(lse + (chunk // chunks * heads + head) * T + t, found, mask=(i < rows) & (t < tl.minimum(last + behind, T)))
 
 
 @triton.jit
@@ -478,86 +399,168 @@ def mix_backward_kernel(
     c,
     mix,
     maps,
-    product,
     out,
     weights,
     delta,
     grads,
-    grad_product,
     sums,
     shares,
-    TF32: tl.constexpr,  # sums over rows may be of values that are rounded to 11 bits
+    HEADS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
     """From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the mix's weights.
 
-    With `out`, which is after softmax: y there, and the tile's sum_s x dx in `sums`. With `weights` and `delta`, which is
+    With `out`, which is after softmax: y there, and the span's sum_s x dx in `sums`. With `weights` and `delta`, which is
     before softmax: `grads` has dp instead of dy = p (dp - delta).
     """
-    b, first, last, t, s = place(c, M, N)
-    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
-    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
-    dtype: tl.constexpr = grads.dtype.element_ty
-    if some_visible(c, b, M, N):
-        if all_visible(c, b, M, N):
-            mix_backward_tile(
-                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, None, TF32, M, N
-            )  # fmt: skip
-        else:
-            seen = visible(c, b, t, s)
-            mix_backward_tile(
-                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, seen, TF32, M, N
-            )  # fmt: skip
+    b, chunk, first, behind = place(c)
+    h = tl.arange(0, HEADS)
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
+    clear_map(grads, c, chunk, first, h, row, begin, start, N)
+    clear_map(grads, c, chunk, first, h, row, stop, end, N)
+    if out is not None:
+        clear_map(out, c, chunk, first, h, row, begin, start, N)
+        clear_map(out, c, chunk, first, h, row, stop, end, N)
+    if whole:
+        mix_backward_span(
+            c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop, False, M, N
+        )  # fmt: skip
     else:
-        for h in range(first, last):
-            for w in tl.static_range(WQ):
-                store_row_share(shares.of_queries, tl.zeros([M], tl.float32), c, b, h, w, WQ, t)
-            for w in tl.static_range(WK):
-                tl.store(column_place(shares.of_keys, c, b, h, w, WK, s), tl.zeros([N], tl.float32))
-            if out is not None:
-                store_row_share(sums, tl.zeros([M], tl.float32), c, b, h, 0, 1, t)
-                store_map(out, tl.zeros([M, N], dtype), c, b, h, t, s)
-            store_map(grads, tl.zeros([M, N], dtype), c, b, h, t, s)
+        mix_backward_span(
+            c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop, True, M, N
+        )  # fmt: skip
 
 
 @triton.jit
-def mix_backward_tile(
-    c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, b, first, last, t, s, seen,
-    TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, MASKED: tl.constexpr):
+    """x and dy of a tile, 0 where they are not seen. With `weights`, dy is p (dp - delta) of dp in `grads`."""
+    x = load_map(maps, c, chunk, first, h, row, column)
+    dy = load_map(grads, c, chunk, first, h, row, column)
+    if weights is not None:
+        p = load_map(weights, c, chunk, first, h, row, column).to(tl.float32)
+        dy = (p * (dy.to(tl.float32) - load_rows(delta, c, b, first, h, c.first + behind + row))).to(x.dtype)
+    if MASKED:
+        seen = visible(c, b, behind, c.first + behind + row, c.left + behind + column)
+        x = tl.where(seen, x, 0.0)
+        dy = tl.where(seen, dy, 0.0)
+    return x, dy
+
+
+@triton.jit
+def store_matrices(shares, x, program, length, c, chunk, h, places):
+    """A program's share of the gradient of E: [programs, B, chunks, length, groups, heads h', heads h]."""
+    size: tl.constexpr = h.shape[0]
+    number = program.to(tl.int64) * (tl.num_programs(2) // c.groups) + chunk
+    of_place = (number * length + places) * c.groups + tl.program_id(2) % c.groups
+    at = shares + (of_place * size * size)[:, None, None] + (h[:, None] * size + h[None, :])[None, :, :]
+    tl.store(at, x)
+
+
+@triton.jit
+def mix_backward_span(
+    c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop,
+    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """``mix_backward_kernel``, of which some place is seen; with `seen` None all are."""
-    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
-    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
+    """``mix_backward_kernel`` from column `start` up to `stop`."""
+    HEADS: tl.constexpr = h.shape[0]
     dtype: tl.constexpr = grads.dtype.element_ty
-    inner = no_maps(mix, M, N)
-    grad_inner = no_maps(mix, M, N)
-    if mix.RQ + mix.RK > 0:
-        for h in range(first, last):
-            x = shown(load_map(maps, c, b, h, t, s), seen, 0.0)
-            inner = add_inner(inner, x, c, mix, b, h, t, s, False)
-            dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
-            grad_inner = add_inner(grad_inner, dy, c, mix, b, h, t, s, True)
-    for h in range(first, last):
-        x = shown(load_map(maps, c, b, h, t, s), seen, 0.0)
-        dy = load_dy(grads, weights, delta, c, b, h, t, s, seen)
-        for r in tl.static_range(mix.RQ):
-            store_row_share(shares.of_queries, tl.sum(x * grad_inner[r], 1), c, b, h, r, WQ, t)
-            store_row_share(shares.of_queries, tl.sum(dy * inner[r], 1), c, b, h, mix.RQ + r, WQ, t)
-        for r in tl.static_range(mix.RK):
-            down = x * grad_inner[mix.RQ + r]
-            up = dy * inner[mix.RQ + r]
-            store_column_share(shares.of_keys, down, c, b, h, r, WK, s, TF32, M, N)
-            store_column_share(shares.of_keys, up, c, b, h, mix.RK + r, WK, s, TF32, M, N)
-        if mix.q_gate:
-            store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, b, h, 2 * mix.RQ, WQ, t)
-        if mix.k_gate:
-            store_column_share(shares.of_keys, x * dy, c, b, h, 2 * mix.RK, WK, s, TF32, M, N)
-        dx = mixed(dy, grad_product, grad_inner, outer_weights(mix, c, b, h, t, s, True), c, mix, b, h, t, s)
-        dx = rounded(shown(dx, seen, 0.0), dtype)
+    t = c.first + behind + row
+    of_queries = load_matrices(mix.of_queries, mix.query_batch, mix.query_place, c.T, c, b, h, t)
+    share = tl.zeros([M, HEADS, HEADS], tl.float32)
+    total = tl.zeros([M, HEADS], tl.float32)
+    for tile in range(start, stop, N):
+        column = tile + tl.arange(0, N)
+        s = c.left + behind + column
+        x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, MASKED)
+        if mix.of_queries is not None:
+            share += dot(dy, transposed(x))
+        of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
+        dx = mixed(dy, of_queries, of_keys, mix, True)
+        if MASKED:
+            seen = visible(c, b, behind, t, s)
+            dx = tl.where(seen, dx, 0.0)
+        dx = dx.to(dtype)
         if out is not None:
             # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
-            store_row_share(sums, tl.sum(x * dx.to(tl.float32), 1), c, b, h, 0, 1, t)
-            y = mixed(x, product, inner, outer_weights(mix, c, b, h, t, s, False), c, mix, b, h, t, s)
-            store_map(out, rounded(shown(y, seen, 0.0), dtype), c, b, h, t, s)
-        store_map(grads, dx, c, b, h, t, s)
+            total += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 2)
+            y = mixed(x, of_queries, of_keys, mix, False)
+            if MASKED:
+                y = tl.where(seen, y, 0.0)
+            store_map(out, y.to(dtype), c, chunk, first, h, row, column)
+        store_map(grads, dx, c, chunk, first, h, row, column)
+    if mix.of_queries is not None:
+        store_matrices(shares, share, tl.program_id(0), c.rows, c, chunk, h, row)
+    if out is not None:
+        store_sums(sums, total, c, chunk, first, h, row)
+
+
+@triton.jit
+def key_gradient_kernel(
+    c, maps, weights, delta, grads, shares, turns, HEADS: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """The shares of the gradient of E of keys, sum_t dy x, for N keys and `turns` tiles of M queries. x and dy are those of
+    ``mix_backward_kernel``, which comes after it."""
+    b, chunk, first, behind = place(c)
+    h = tl.arange(0, HEADS)
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    key = c.left + behind + tl.program_id(0) * N  # the first one's position
+    query = c.first + behind + (c.S - c.T)
+    begin = tl.program_id(1) * turns * M
+    stop = tl.minimum(begin + turns * M, c.last - c.first)
+    start = begin
+    if c.causal:
+        # No earlier query sees the first key.
+        start += tl.maximum(key - c.ahead - query - begin, 0) // M * M
+    if c.window is not None:
+        stop = tl.minimum(stop, key + N - 1 + c.window - query)
+    share = tl.zeros([N, HEADS, HEADS], tl.float32)
+    for tile in range(start, stop, M):
+        row = tile + tl.arange(0, M)
+        x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
+        share += dot(turned(dy), tl.permute(x, (2, 0, 1)))
+    store_matrices(shares, share, tl.program_id(1), c.columns, c, chunk, h, column)
+
+
+@triton.jit
+def matrix_kernel(down, up, gate, static, out, groups, heads: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr):
+    """E of a place: M, if there is one, + sum_r up_r down_r + the gate on the diagonal."""
+    place = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    i = tl.arange(0, HEADS)[:, None]
+    j = tl.arange(0, HEADS)[None, :]
+    row, column = group * heads + i, group * heads + j
+    e = tl.zeros([HEADS, HEADS], tl.float32)
+    if static is not None:
+        e += tl.load(static + (group * heads + j) * heads + i, mask=(i < heads) & (j < heads), other=0.0).to(tl.float32)
+    for r in tl.static_range(R):
+        at = (place * R + r) * (groups * heads)
+        u = tl.load(up + at + row, mask=i < heads, other=0.0).to(tl.float32)
+        e += u * tl.load(down + at + column, mask=j < heads, other=0.0).to(tl.float32)
+    if gate is not None:
+        g = tl.load(gate + place * (groups * heads) + row, mask=i < heads, other=0.0).to(tl.float32)
+        e += tl.where(i == j, g, 0.0)
+    tl.store(out + ((place * groups + group) * HEADS + i) * HEADS + j, e.to(out.dtype.element_ty))
+
+
+@triton.jit
+def matrix_backward_kernel(
+    grad, down, up, d_down, d_up, d_gate, groups, heads: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr
+):
+    """The gradients of a place's weights from that of E."""
+    place = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    i = tl.arange(0, HEADS)[:, None]
+    j = tl.arange(0, HEADS)[None, :]
+    row, column = group * heads + i, group * heads + j
+    e = tl.load(grad + ((place * groups + group) * HEADS + i) * HEADS + j)
+    for r in tl.static_range(R):
+        at = (place * R + r) * (groups * heads)
+        u = tl.load(up + at + row, mask=i < heads, other=0.0).to(tl.float32)
+        d = tl.load(down + at + column, mask=j < heads, other=0.0).to(tl.float32)
+        tl.store(d_up + at + row, tl.sum(e * d, 1)[:, None].to(d_up.dtype.element_ty), mask=i < heads)
+        tl.store(d_down + at + column, tl.sum(e * u, 0)[None, :].to(d_down.dtype.element_ty), mask=j < heads)
+    if d_gate is not None:
+        g = tl.sum(tl.where(i == j, e, 0.0), 1)[:, None]
+        tl.store(d_gate + place * (groups * heads) + row, g.to(d_gate.dtype.element_ty), mask=i < heads)
