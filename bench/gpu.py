@@ -266,26 +266,26 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
         p = gpu.Problem(*given)
         part = p.parts(T - rows, T).own
         lse = torch.full((1, p.H, T), 8.0, device="cuda")
-        queries = gpu.whole_rows(p.q[:, part.first : part.last])
+        queries, keys, values = gpu.queries_of(p.q, part), gpu.keys_of(p.k, part), gpu.keys_of(p.v, part)
         scores = p.scores(queries, part)
         other, weights, grads = (torch.empty_like(scores) for _ in range(3))
         gpu.mix_maps(p, part, lse, p.pre, scores, weights, "weights")
         grads.normal_()
         out = p.q.new_empty((*scores.shape[:3], p.E))
-        dk = torch.zeros_like(p.k, dtype=torch.float32)
-        pre, post = (gpu.MixGradients(mix, p.T, p.S) for mix in (p.pre, p.post))
+        dk = p.q.new_zeros((p.B, p.Gk, p.S, p.D), dtype=torch.float32)
+        p.pre.start(p)
+        p.post.start(p)
+        delta = torch.zeros_like(lse)
         steps: Dict[str, Callable[[], Any]] = {
             "copy of a map": lambda: other.copy_(scores),
-            "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, p.k[..., part.left : part.right, :].mT, p.scale),
-            "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], p.v[..., part.left : part.right, :]),
-            "product to dk": lambda: gpu.add_transposed(dk[..., part.left : part.right, :], scores[..., : part.keys], queries),
-            "mix_kernel to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
-            "mix_kernel to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
-            "mix_kernel to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
-            "mix_backward_kernel after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
-            "mix_backward_kernel before softmax": lambda: gpu.mix_backward(
-                p, part, lse, pre, scores, grads, weights=weights, delta=torch.zeros_like(lse)
-            ),
+            "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, keys.mT, p.scale),
+            "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], values),
+            "product to dk": lambda: gpu.add_transposed(dk, part, scores[..., : part.keys], queries),
+            "mix to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
+            "mix to composed weights": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
+            "mix to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
+            "backward after softmax": lambda: gpu.mix_backward(p, part, lse, p.post, weights, grads, out=other),
+            "backward before softmax": lambda: gpu.mix_backward(p, part, lse, p.pre, scores, grads, weights=weights, delta=delta),
         }
         print(f"| kernel, {name}, the last {rows} queries of {T} | ps for a place of a head |")
         print("|---|---|")

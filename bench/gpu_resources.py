@@ -56,6 +56,8 @@ class Launch(NamedTuple):
         """What it does in a call."""
         given = self.arguments
         name: str = self.kernel.__name__
+        if "OF_KEYS" in given:
+            name += " of keys" if given["OF_KEYS"] else " of queries"
         if "TO" in given:
             return f"{name} to {given['TO']}"
         if "BACKWARD" in given:

@@ -49,9 +49,11 @@ def capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
-def tile(heads: int, backward: bool, dtype: torch.dtype) -> Tile:
+def tile(kernel: triton.JITFunction, heads: int, dtype: torch.dtype) -> Tile:
     """For groups of `heads`, as of ``heads_of_products``."""
-    return Tile(16, 16, 8)
+    if kernel is kernels.gradient_kernel:
+        return Tile(16, 8, 8)
+    return Tile(8, 16, 8) if splits(heads, dtype) else Tile(16, 16, 8)
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
@@ -392,7 +394,7 @@ def mix_maps(
     p: Problem, chunk: Chunk, lse: Tensor, mix: Optional[Mixing], maps: Tensor, out: Tensor, to: str, exp: bool = False, ahead: int = 0
 ) -> Optional[Tensor]:
     """Runs ``mix_kernel``; for scores, log sum_s exp y of each span: [spans, B chunks, H, rows]."""
-    of = tile(p.heads, False, maps.dtype)
+    of = tile(kernels.mix_kernel, p.heads, maps.dtype)
     sums = row_sums(p, chunk, of, maps) if to == "scores" else None
     call = p.call(chunk, lse, maps, of, ahead)
     grid = (spans(chunk, of), maps.shape[2] // of.M)
@@ -469,28 +471,46 @@ def mix_backward(
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """Runs the kernels of a mix's backward; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
-    of = tile(p.heads, True, maps.dtype)
-    call = p.call(chunk, lse, maps, of)
+    """Runs the kernels of a mix's backward; without `delta`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
     rows, columns = maps.shape[2:]
-    shape = (p.groups, p.heads, p.heads)
+    split = splits(p.heads, maps.dtype)
     if mix.key_total is not None:
-        turns = max(rows // of.M // 16, 1)
-        programs = -(-rows // (of.M * turns))
-        shares = maps.new_empty((programs, maps.shape[0], columns, *shape), dtype=torch.float32)
-        grid = (columns // of.N, programs)
-        run(kernels.key_gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, turns)
+        of = tile(kernels.gradient_kernel, p.heads, maps.dtype)
+        grid = (columns // of.N, -(-rows // (of.M * TURNS)))
+        shares = matrix_shares(p, grid[1], maps, columns)
+        call = p.call(chunk, lse, maps, of)
+        run(kernels.gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, TURNS, OF_KEYS=True)
         OfKeys(mix.key_total).add(shares.sum(0), chunk)
-    shares_of_queries = None
-    if mix.query_total is not None:
-        shares_of_queries = maps.new_empty((spans(chunk, of), maps.shape[0], rows, *shape), dtype=torch.float32)
-    sums = None if out is None else row_sums(p, chunk, of, maps)
+    if mix.query_total is not None and split:
+        of = tile(kernels.gradient_kernel, p.heads, maps.dtype)
+        of = of._replace(M=of.N, N=of.M)
+        grid = (spans(chunk, of), rows // of.M)
+        shares = matrix_shares(p, grid[0], maps, rows)
+        call = p.call(chunk, lse, maps, of)
+        run(kernels.gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, TURNS, OF_KEYS=False)
+        mix.add_queries(shares, chunk)
+    if out is not None and split:
+        mix_maps(p, chunk, lse, mix, maps, out, "composed")
+        out = None
+    of = tile(kernels.mix_backward_kernel, p.heads, maps.dtype)
     grid = (spans(chunk, of), rows // of.M)
-    run(
-        kernels.mix_backward_kernel, p, chunk, of, grid, call, mix.kernels, maps, out, weights, delta, grads, sums, shares_of_queries
-    )  # fmt: skip
-    mix.add_queries(shares_of_queries, chunk)
+    of_queries = None if mix.query_total is None or split else matrix_shares(p, grid[0], maps, rows)
+    sums = row_sums(p, chunk, of, maps) if delta is None else None
+    call = p.call(chunk, lse, maps, of)
+    run(kernels.mix_backward_kernel, p, chunk, of, grid, call, mix.kernels, maps, out, weights, delta, grads, sums, of_queries)
+    mix.add_queries(of_queries, chunk)
     return None if sums is None else sums.sum(0)
+
+
+def splits(heads: int, dtype: torch.dtype) -> bool:
+    """Whether registers are too few for ``mix_backward_kernel`` to do all at once."""
+    return heads > 32 or dtype == torch.float32
+
+
+def matrix_shares(p: Problem, programs: int, maps: Tensor, places: int) -> Tensor:
+    """Memory for the shares of the gradient of E: [programs, B chunks, places, groups, HEADS, HEADS]."""
+    size = (programs, maps.shape[0], places, p.groups, p.heads, p.heads)
+    return maps.new_empty(size, dtype=torch.float32)
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:

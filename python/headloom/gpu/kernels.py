@@ -252,9 +252,9 @@ def transposed(x):
 
 
 @triton.jit
-def dot(x, y):
-    """Products [A, I, K] of x [A, I, J] and y [A, J, K], added up in float32. Those of float32 are of three parts in TF32."""
-    return tl.dot(x, y, input_precision="tf32x3" if x.dtype == tl.float32 else "tf32")
+def dot(x, y, total=None):
+    """`total` + products [A, I, K] of x [A, I, J] and y [A, J, K], added up in float32. Those of float32 are of three parts in TF32."""
+    return tl.dot(x, y, total, input_precision="tf32x3" if x.dtype == tl.float32 else "tf32")
 
 
 @triton.jit
@@ -264,10 +264,10 @@ def mixed(x, of_queries, of_keys, mix, REVERSE: tl.constexpr):
         y = tl.zeros(x.shape, tl.float32)
     else:
         y = x.to(tl.float32)
-    if mix.of_queries is not None:
-        y += dot(transposed(of_queries) if REVERSE else of_queries, x)
     if mix.of_keys is not None:
         y += turned(dot(transposed(of_keys) if REVERSE else of_keys, turned(x)))
+    if mix.of_queries is not None:
+        y = dot(transposed(of_queries) if REVERSE else of_queries, x, y)
     return y
 
 
@@ -283,6 +283,17 @@ def exp2(x):
         return tl.exp2(x)
     else:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def once(x, dtype: tl.constexpr):
+    """x in a map's type. Without this, Triton computes all of x again for each layout of threads in which it is needed."""
+    if INTERPRETED or dtype == tl.float32:
+        return x.to(dtype)
+    elif dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, False, 2)
+    else:
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, False, 2)
 
 
 @triton.jit
@@ -344,7 +355,7 @@ def mix_span(
         seen = visible(c, b, behind, t, s) if MASKED else None
         x = load_map(maps, c, chunk, first, h, row, column)
         if EXP:
-            x = exp_difference(x.to(tl.float32), lse).to(dtype)
+            x = once(exp_difference(x.to(tl.float32), lse), dtype)
         of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
         y = mixed(x, of_queries, of_keys, mix, False)
         if TO == "scores":
@@ -409,10 +420,11 @@ def mix_backward_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the mix's weights.
+    """From x in `maps` and dy in `grads`: dx in place of dy.
 
-    With `out`, which is after softmax: y there, and the span's sum_s x dx in `sums`. With `weights` and `delta`, which is
-    before softmax: `grads` has dp instead of dy = p (dp - delta).
+    Before softmax there are `weights` and `delta`, and `grads` has dp instead of dy = p (dp - delta). After softmax there is
+    `sums`, which takes the span's sum_s x dx. `out`, if there is one, takes y, and `shares` those of the gradient of E of
+    queries, sum_s dy x.
     """
     b, chunk, first, behind = place(c)
     h = tl.arange(0, HEADS)
@@ -440,7 +452,7 @@ def load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, c
     dy = load_map(grads, c, chunk, first, h, row, column)
     if weights is not None:
         p = load_map(weights, c, chunk, first, h, row, column).to(tl.float32)
-        dy = (p * (dy.to(tl.float32) - load_rows(delta, c, b, first, h, c.first + behind + row))).to(x.dtype)
+        dy = once(p * (dy.to(tl.float32) - load_rows(delta, c, b, first, h, c.first + behind + row)), x.dtype)
     if MASKED:
         seen = visible(c, b, behind, c.first + behind + row, c.left + behind + column)
         x = tl.where(seen, x, 0.0)
@@ -474,53 +486,74 @@ def mix_backward_span(
         column = tile + tl.arange(0, N)
         s = c.left + behind + column
         x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, MASKED)
-        if mix.of_queries is not None:
-            share += dot(dy, transposed(x))
+        if shares is not None:
+            share = dot(dy, transposed(x), share)
         of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
         dx = mixed(dy, of_queries, of_keys, mix, True)
         if MASKED:
             seen = visible(c, b, behind, t, s)
             dx = tl.where(seen, dx, 0.0)
         dx = dx.to(dtype)
-        if out is not None:
+        if sums is not None:
             # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
             total += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 2)
+        if out is not None:
             y = mixed(x, of_queries, of_keys, mix, False)
             if MASKED:
                 y = tl.where(seen, y, 0.0)
             store_map(out, y.to(dtype), c, chunk, first, h, row, column)
         store_map(grads, dx, c, chunk, first, h, row, column)
-    if mix.of_queries is not None:
+    if shares is not None:
         store_matrices(shares, share, tl.program_id(0), c.rows, c, chunk, h, row)
-    if out is not None:
+    if sums is not None:
         store_sums(sums, total, c, chunk, first, h, row)
 
 
 @triton.jit
-def key_gradient_kernel(
-    c, maps, weights, delta, grads, shares, turns, HEADS: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+def gradient_kernel(
+    c,
+    maps,
+    weights,
+    delta,
+    grads,
+    shares,
+    turns,
+    OF_KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
 ):
-    """The shares of the gradient of E of keys, sum_t dy x, for N keys and `turns` tiles of M queries. x and dy are those of
-    ``mix_backward_kernel``, which comes after it."""
+    """The shares of the gradient of E of keys, sum_t dy x, for N keys and `turns` tiles of M queries; or of E of queries,
+    sum_s dy x, for M queries and a span of keys. x and dy are those of ``mix_backward_kernel``, which comes after it."""
     b, chunk, first, behind = place(c)
     h = tl.arange(0, HEADS)
-    column = tl.program_id(0) * N + tl.arange(0, N)
-    key = c.left + behind + tl.program_id(0) * N  # the first one's position
-    query = c.first + behind + (c.S - c.T)
-    begin = tl.program_id(1) * turns * M
-    stop = tl.minimum(begin + turns * M, c.last - c.first)
-    start = begin
-    if c.causal:
-        # No earlier query sees the first key.
-        start += tl.maximum(key - c.ahead - query - begin, 0) // M * M
-    if c.window is not None:
-        stop = tl.minimum(stop, key + N - 1 + c.window - query)
-    share = tl.zeros([N, HEADS, HEADS], tl.float32)
-    for tile in range(start, stop, M):
-        row = tile + tl.arange(0, M)
-        x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
-        share += dot(turned(dy), tl.permute(x, (2, 0, 1)))
-    store_matrices(shares, share, tl.program_id(1), c.columns, c, chunk, h, column)
+    if OF_KEYS:
+        column = tl.program_id(0) * N + tl.arange(0, N)
+        key = c.left + behind + tl.program_id(0) * N  # the first one's position
+        query = c.first + behind + (c.S - c.T)
+        begin = tl.program_id(1) * turns * M
+        stop = tl.minimum(begin + turns * M, c.last - c.first)
+        start = begin
+        if c.causal:
+            # No earlier query sees the first key.
+            start += tl.maximum(key - c.ahead - query - begin, 0) // M * M
+        if c.window is not None:
+            stop = tl.minimum(stop, key + N - 1 + c.window - query)
+        share = tl.zeros([N, HEADS, HEADS], tl.float32)
+        for tile in range(start, stop, M):
+            row = tile + tl.arange(0, M)
+            x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
+            share = dot(turned(dy), tl.permute(x, (2, 0, 1)), share)
+        store_matrices(shares, share, tl.program_id(1), c.columns, c, chunk, h, column)
+    else:
+        row = tl.program_id(1) * M + tl.arange(0, M)
+        begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
+        share = tl.zeros([M, HEADS, HEADS], tl.float32)
+        for tile in range(start, stop, N):
+            column = tile + tl.arange(0, N)
+            x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
+            share = dot(dy, transposed(x), share)
+        store_matrices(shares, share, tl.program_id(0), c.rows, c, chunk, h, row)
 
 
 @triton.jit
