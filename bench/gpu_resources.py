@@ -51,6 +51,7 @@ class Launch(NamedTuple):
     chunk: Optional[gpu.Chunk] = None  # of composed attention
     programs: int = 0  # of the other operators
     stages: int = 3
+    registers: Optional[int] = None
 
     def name(self) -> str:
         """What it does in a call."""
@@ -105,7 +106,7 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
         kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, grid: Tuple[int, int], *given: Any, **constants: Any
     ) -> None:
         named = dict(zip(kernel.arg_names, given), **constants, HEADS=p.heads, M=of.M, N=of.N)
-        found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
+        found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages, registers=of.registers))
 
     launch, gpu.run = gpu.run, record
     try:
@@ -190,7 +191,7 @@ def compiled(launch: Launch, capability: int) -> Any:
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
-    options: Dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    options: Dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages, "maxnreg": launch.registers, "enable_fp_fusion": True}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = bind(**launch.arguments, **options)
     parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)

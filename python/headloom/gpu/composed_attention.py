@@ -38,6 +38,7 @@ class Tile(NamedTuple):
     N: int
     warps: int
     stages: int = 1
+    registers: Optional[int] = None  # the most of a thread, so that more programs fit
 
 
 # Tiles of a program, one after the other.
@@ -52,7 +53,7 @@ def capability(device: torch.device) -> int:
 def tile(kernel: triton.JITFunction, heads: int, dtype: torch.dtype) -> Tile:
     """For groups of `heads`, as of ``heads_of_products``."""
     if kernel is kernels.gradient_kernel:
-        return Tile(16, 8, 8)
+        return Tile(16, 16, 8)
     return Tile(8, 16, 8) if splits(heads, dtype) else Tile(16, 16, 8)
 
 
@@ -376,7 +377,7 @@ def add_transposed(total: Tensor, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
 def run(
     kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, grid: Tuple[int, int], *arguments: object, **constants: object
 ) -> None:
-    options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
+    options = {"num_warps": of.warps, "num_stages": of.stages, "maxnreg": of.registers, "enable_fp_fusion": True}
     kernel[(*grid, p.B * chunk.count * p.groups)](*arguments, **constants, HEADS=p.heads, M=of.M, N=of.N, **options)
 
 

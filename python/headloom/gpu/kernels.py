@@ -241,12 +241,6 @@ def load_matrices(matrices, batch, place, length, c, b, h, places):
 
 
 @triton.jit
-def turned(x):
-    """[A, heads, C] as [C, heads, A]: the maps of queries, by head and key, as those of keys, by head and query."""
-    return tl.permute(x, (2, 1, 0))
-
-
-@triton.jit
 def transposed(x):
     return tl.permute(x, (0, 2, 1))
 
@@ -258,17 +252,41 @@ def dot(x, y, total=None):
 
 
 @triton.jit
-def mixed(x, of_queries, of_keys, mix, REVERSE: tl.constexpr):
+def identity(x, M: tl.constexpr):
+    """[M, heads, heads] for x [., heads, .]."""
+    h = tl.arange(0, x.shape[1])
+    one = tl.where(h[:, None] == h[None, :], 1.0, 0.0).to(x.dtype)
+    return tl.broadcast_to(one[None, :, :], [M, x.shape[1], x.shape[1]])
+
+
+@triton.jit
+def of_places(x):
+    """x [M, heads, N] as [M, N, heads]. Tensor cores hand it over with the heads of a place in one thread, two by two. Shared memory
+    takes and gives them so without conflicts, for queries and for keys; as they come from memory it does for queries alone."""
+    return dot(transposed(x), identity(x, x.shape[0])).to(x.dtype)
+
+
+@triton.jit
+def mixed(x, x_of_places, of_queries, of_keys, mix, REVERSE: tl.constexpr):
     """A mix of x [M, heads, N] in the maps' type, in reverse with transposed matrices: float32."""
-    if mix.static:
-        y = tl.zeros(x.shape, tl.float32)
-    else:
-        y = x.to(tl.float32)
+    y = tl.zeros(x.shape, tl.float32)
     if mix.of_keys is not None:
-        y += turned(dot(transposed(of_keys) if REVERSE else of_keys, turned(x)))
+        of_key = dot(tl.permute(x_of_places, (1, 0, 2)), of_keys if REVERSE else transposed(of_keys))
+        y = tl.permute(of_key, (1, 2, 0))
+    if not mix.static:
+        y = dot(identity(x, x.shape[0]), x, y)
     if mix.of_queries is not None:
         y = dot(transposed(of_queries) if REVERSE else of_queries, x, y)
     return y
+
+
+@triton.jit
+def places_of(x, mix):
+    """What ``mixed`` wants beside x."""
+    if mix.of_keys is None:
+        return 0.0
+    else:
+        return of_places(x)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -357,7 +375,7 @@ def mix_span(
         if EXP:
             x = once(exp_difference(x.to(tl.float32), lse), dtype)
         of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
-        y = mixed(x, of_queries, of_keys, mix, False)
+        y = mixed(x, places_of(x, mix), of_queries, of_keys, mix, False)
         if TO == "scores":
             if MASKED:
                 y = tl.where(seen, y, float("-inf"))
@@ -489,7 +507,7 @@ def mix_backward_span(
         if shares is not None:
             share = dot(dy, transposed(x), share)
         of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
-        dx = mixed(dy, of_queries, of_keys, mix, True)
+        dx = mixed(dy, places_of(dy, mix), of_queries, of_keys, mix, True)
         if MASKED:
             seen = visible(c, b, behind, t, s)
             dx = tl.where(seen, dx, 0.0)
@@ -498,7 +516,7 @@ def mix_backward_span(
             # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
             total += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 2)
         if out is not None:
-            y = mixed(x, of_queries, of_keys, mix, False)
+            y = mixed(x, places_of(x, mix), of_queries, of_keys, mix, False)
             if MASKED:
                 y = tl.where(seen, y, 0.0)
             store_map(out, y.to(dtype), c, chunk, first, h, row, column)
@@ -543,7 +561,7 @@ def gradient_kernel(
         for tile in range(start, stop, M):
             row = tile + tl.arange(0, M)
             x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
-            share = dot(turned(dy), tl.permute(x, (2, 0, 1)), share)
+            share = dot(tl.permute(of_places(dy), (1, 2, 0)), tl.permute(of_places(x), (1, 0, 2)), share)
         store_matrices(shares, share, tl.program_id(1), c.columns, c, chunk, h, column)
     else:
         row = tl.program_id(1) * M + tl.arange(0, M)
