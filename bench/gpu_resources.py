@@ -51,20 +51,17 @@ class Launch(NamedTuple):
     chunk: Optional[gpu.Chunk] = None  # of composed attention
     programs: int = 0  # of the other operators
     stages: int = 3
-    registers: Optional[int] = None
 
     def name(self) -> str:
         """What it does in a call."""
         given = self.arguments
         name: str = self.kernel.__name__
-        if "OF_KEYS" in given:
-            name += " of keys" if given["OF_KEYS"] else " of queries"
         if "TO" in given:
-            return f"{name} to {given['TO']}"
+            return f"{name} to {given['TO']}" + (", with M" if given["product"] is not None else "")
         if "BACKWARD" in given:
             return f"{name}, {'backward' if given['BACKWARD'] else 'forward'}"
-        if "delta" in given:
-            return f"{name} " + ("after softmax" if given["delta"] is None else "before softmax")
+        if "TF32" in given:
+            return f"{name} " + ("before softmax" if given["out"] is None else "after softmax")
         return name
 
 
@@ -102,11 +99,9 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
     """The kernels that a call would start."""
     found: List[Launch] = []
 
-    def record(
-        kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, grid: Tuple[int, int], *given: Any, **constants: Any
-    ) -> None:
-        named = dict(zip(kernel.arg_names, given), **constants, HEADS=p.heads, M=of.M, N=of.N)
-        found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages, registers=of.registers))
+    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
+        found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
 
     launch, gpu.run = gpu.run, record
     try:
@@ -191,7 +186,7 @@ def compiled(launch: Launch, capability: int) -> Any:
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
-    options: Dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages, "maxnreg": launch.registers, "enable_fp_fusion": True}
+    options: Dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = bind(**launch.arguments, **options)
     parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)

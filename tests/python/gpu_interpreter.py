@@ -118,7 +118,7 @@ def _poisoned_memory(monkeypatch):
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter's time goes by the number of tiles, not by their size."""
-    monkeypatch.setattr(gpu, "tile", lambda kernel, heads, dtype: gpu.Tile(16, 16, 4))
+    monkeypatch.setattr(gpu, "tile", lambda mix, backward, roomy: gpu.Tile(16, 64, 4))
 
 
 def compare(case, tolerance=2e-5):

@@ -10,7 +10,6 @@ their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which case
 
 from __future__ import annotations
 
-import math
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -27,22 +26,20 @@ from headloom.gpu.gradients import wanted_gradients
 MAPS = 256 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
+QUERIES, KEYS = kernels.QUERIES.value, kernels.KEYS.value  # of a block of weights
+_no, _none = triton.language.constexpr(False), triton.language.constexpr(0)
+NO_MIX = kernels.Mix(None, None, None, _none, _none, _no, _no)
 
 Tensors = Sequence[Optional[Tensor]]
 
 
 class Tile(NamedTuple):
-    """How a kernel is compiled: queries and keys of a tile, warps of a program, and turns of its loop that load ahead."""
+    """How a kernel is compiled: queries and keys of a tile, warps of a program, and turns of a loop that load ahead."""
 
     M: int
     N: int
     warps: int
     stages: int = 1
-    registers: Optional[int] = None  # the most of a thread, so that more programs fit
-
-
-# Tiles of a program, one after the other.
-TURNS = 16
 
 
 def capability(device: torch.device) -> int:
@@ -50,11 +47,22 @@ def capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
-def tile(kernel: triton.JITFunction, heads: int, dtype: torch.dtype) -> Tile:
-    """For groups of `heads`, as of ``heads_of_products``."""
-    if kernel is kernels.gradient_kernel:
-        return Tile(16, 16, 8)
-    return Tile(8, 16, 8) if splits(heads, dtype) else Tile(16, 16, 8)
+def tile(mix: kernels.Mix, backward: bool, roomy: bool) -> Tile:
+    """Inner maps of x, and in the backward of dy too, stay in registers, and beside them the product with M. So the more
+    there are the fewer places a thread has. For rank 2, these were the fastest on an H100 (``docs/gpu.md``).
+
+    Args:
+        roomy: whether 16 places of 8 inner maps fit a thread's registers: not in float32, and not on cards after Hopper.
+    """
+    inner = (mix.RQ.value + mix.RK.value) * (2 if backward else 1) + (mix.static is not None)
+    if not backward:
+        return Tile(32, 128, 8) if inner <= 2 else Tile(32, 64, 4) if inner <= 4 else Tile(16, 64, 4)
+    # Sums over rows by tensor cores want at least 16 of them.
+    if inner <= 2:
+        return Tile(32, 64, 4, 3)
+    if inner <= 8 and roomy:
+        return Tile(32, 32, 2, 3)
+    return Tile(16, 64, 4 if inner <= 9 else 8, 3)
 
 
 def span(T: int, S: int, first: int, last: int, causal: bool, window: Optional[int]) -> Chunk:
@@ -105,20 +113,26 @@ class Problem:
         self.B, self.T, self.H, self.D = q.shape
         self.S, self.E = v.shape[1], v.shape[3]
         self.Gk, self.Gv = k.shape[2], v.shape[2]
+        self.roomy = q.dtype != torch.float32 and capability(q.device) < 10
         self.q, self.k, self.v = q, k, v
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
-        self.heads = heads_of_products(self.H // self.groups)
-        self.pre = Mixing(pre, self)
-        self.post = Mixing(post, self)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
         self.window = None if window is None or window >= self.S + self.T else window
+        # Blocks of a mix's weights: every tile of queries and of keys lies inside.
+        reach = 0 if self.window is None else up(self.window, KEYS)
+        self.keys_before = reach
+        self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
+        self.key_blocks = up(self.S + COLUMNS + 3 * reach, KEYS) // KEYS
+        self.pre = pack(pre, self)
+        self.post = pack(post, self)
         self.lengths = None if lengths is None else lengths.contiguous()
         self.documents = None if documents is None else documents.contiguous()
         self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
         self.scale = self.D**-0.5 if scale is None else scale
+        self.static = self.pre.static is not None or self.post.static is not None
         past = self.S - self.T
 
         def convolution(kernel: Optional[Tensor], exact: bool) -> Optional[Convolution]:
@@ -159,7 +173,9 @@ class Problem:
 
     def maps(self, chunk: Chunk) -> Tensor:
         """Memory for the maps of a chunk: [B chunks, H, rows, columns] of whole tiles."""
-        return self.q.new_empty((self.B * chunk.count, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS)))
+        size = (self.B * chunk.count, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS))
+        # The gradient of M is a product over all places.
+        return self.q.new_zeros(size) if self.static else self.q.new_empty(size)
 
     def maps_of(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The maps x [B, H, queries, keys] of a chunk in memory of whole tiles."""
@@ -175,7 +191,7 @@ class Problem:
             maps[:, :, : chunk.rows, : chunk.keys] += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
         return maps
 
-    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, of: Tile, ahead: int = 0) -> kernels.Call:
+    def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         constant = triton.language.constexpr
         return kernels.Call(
@@ -192,7 +208,9 @@ class Problem:
             *chunk,
             maps.shape[2],
             maps.shape[3],
-            of.N * TURNS,
+            self.query_blocks,
+            self.key_blocks,
+            self.keys_before,
             constant(self.H),
             constant(self.groups),
             constant(self.causal),
@@ -257,90 +275,36 @@ class OfKeys:
             self.total[:, first:last] += part[:, first - left : last - left]
 
 
-class Side:
-    """The query-wise or the key-wise part of a mix as matrices of a place, E (``kernels.py``)."""
+def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
+    """A mix as the kernels read it. Its weights are 0 behind the last query or key, and before the first key."""
+    if not mix:
+        return NO_MIX
+    constant = triton.language.constexpr
+    static = mix[0]
 
-    def __init__(self, weights: Tensors, static: Optional[Tensor], p: Problem, length: int) -> None:
-        self.down, self.up, self.gate = (None if x is None else x.contiguous() for x in weights)
-        # M alone is the same at all places.
-        self.alone = self.down is None and self.gate is None
-        self.places = (1, 1) if self.alone else (p.B, length)
-        self.matrices = p.q.new_empty((*self.places, p.groups, p.heads, p.heads))
-        constant = triton.language.constexpr
-        self.constants = {
-            "heads": constant(p.H // p.groups),
-            "R": constant(0 if self.down is None else self.down.shape[2]),
-            "HEADS": constant(p.heads),
-        }
-        self.run(kernels.matrix_kernel, self.down, self.up, self.gate, static, self.matrices)
+    def packed(weights: Tensors, blocks: int, of_block: int, before: int) -> Optional[Tensor]:
+        """Down, up and gate: [B, L, R, H] and [B, L, H] as [B, blocks, H, weights, L of a block]."""
+        parts = [x if x.dim() == 4 else x.unsqueeze(2) for x in weights if x is not None]
+        if not parts:
+            return None
+        B, L, _, H = parts[0].shape
+        W = sum(x.shape[2] for x in parts)
+        out = parts[0].new_zeros((B, blocks * of_block, W, H), dtype=torch.float32)
+        out[:, before : before + L] = torch.cat(parts, 2)
+        return out.view(B, blocks, of_block, W, H).permute(0, 1, 4, 3, 2).contiguous()
 
-    def run(self, kernel: triton.JITFunction, *arguments: object) -> None:
-        places, groups = math.prod(self.places), self.matrices.shape[2]
-        if places > 0:
-            kernel[(places, groups)](*arguments, groups, **self.constants, num_warps=1)
+    def rank(down: Optional[Tensor]) -> int:
+        return 0 if down is None else down.shape[2]
 
-    def of_kernels(self) -> Tuple[Tensor, int, int]:
-        """The matrices, and how far those of a sequence and of a place lie behind those before."""
-        return (self.matrices, 0, 0) if self.alone else (self.matrices, *self.matrices.stride()[:2])
-
-    def gradients(self, total: Tensor) -> List[Optional[Tensor]]:
-        """Of `down`, `up` and the gate, from that of E at all places."""
-        found = [None if x is None else torch.empty_like(x, dtype=torch.float32) for x in (self.down, self.up, self.gate)]
-        if not self.alone:
-            self.run(kernels.matrix_backward_kernel, total, self.down, self.up, *found)
-        return found
-
-
-class Mixing:
-    """A mix of a call, and the gradients of its matrices, as the chunks' parts are added."""
-
-    def __init__(self, mix: Tensors, p: Problem) -> None:
-        self.given = mix
-        self.static = None
-        self.of_queries: Optional[Side] = None
-        self.of_keys: Optional[Side] = None
-        if mix:
-            if mix[0] is not None:
-                heads = p.H // p.groups
-                self.static = mix[0].reshape(-1, heads, heads).expand(p.groups, heads, heads).contiguous()
-            if any(x is not None for x in mix[:4]):
-                self.of_queries = Side(mix[1:4], self.static, p, p.T)
-            if any(x is not None for x in mix[4:]):
-                self.of_keys = Side(mix[4:], None, p, p.S)
-        none = (None, 0, 0)
-        self.kernels = kernels.Mix(
-            *(none if self.of_queries is None else self.of_queries.of_kernels()),
-            *(none if self.of_keys is None else self.of_keys.of_kernels()),
-            triton.language.constexpr(self.static is not None),
-        )
-
-    def start(self, p: Problem) -> None:
-        """Of the backward."""
-
-        def zeros(side: Optional[Side], length: int) -> Optional[Tensor]:
-            return None if side is None else p.q.new_zeros((p.B, length, *side.matrices.shape[2:]), dtype=torch.float32)
-
-        self.query_total, self.key_total = zeros(self.of_queries, p.T), zeros(self.of_keys, p.S)
-
-    def add_queries(self, shares: Optional[Tensor], chunk: Chunk) -> None:
-        """Of [spans, B chunks, rows, groups, HEADS, HEADS]."""
-        if shares is not None and self.query_total is not None:
-            part = shares.sum(0)[:, : chunk.rows].unflatten(0, (-1, chunk.count)).flatten(1, 2)
-            total = self.query_total[:, chunk.first :][:, : part.shape[1]]
-            total += part[:, : total.shape[1]]
-
-    def gradients(self) -> List[Optional[Tensor]]:
-        """In the order and layout of the operator's list."""
-        if not self.given:
-            return [None] * 7
-        found: List[Optional[Tensor]] = [None]
-        for side, total in ((self.of_queries, self.query_total), (self.of_keys, self.key_total)):
-            found += [None] * 3 if side is None or total is None else side.gradients(total)
-        if self.static is not None and self.query_total is not None:
-            n = self.static.shape[-1]
-            groups = self.query_total.sum((0, 1))[:, :n, :n].mT
-            found[0] = groups.sum_to_size(self.given[0].shape) if self.given[0].dim() == 3 else groups.sum(0)  # type: ignore
-        return found
+    return kernels.Mix(
+        None if static is None else static.view(p.groups, *static.shape[-2:]),
+        packed(mix[1:4], p.query_blocks, QUERIES, 0),
+        packed(mix[4:7], p.key_blocks, KEYS, p.keys_before),
+        constant(rank(mix[1])),
+        constant(rank(mix[4])),
+        constant(mix[3] is not None),
+        constant(mix[6] is not None),
+    )
 
 
 def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
@@ -374,55 +338,60 @@ def add_transposed(total: Tensor, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
         torch.baddbmm(of_chunk, x.mT, y, out_dtype=total.dtype, alpha=scale, out=of_chunk)
 
 
-def run(
-    kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, grid: Tuple[int, int], *arguments: object, **constants: object
-) -> None:
-    options = {"num_warps": of.warps, "num_stages": of.stages, "maxnreg": of.registers, "enable_fp_fusion": True}
-    kernel[(*grid, p.B * chunk.count * p.groups)](*arguments, **constants, HEADS=p.heads, M=of.M, N=of.N, **options)
+def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
+    """sum_h x[h] M[h,h'], in reverse sum_h' M[h,h'] x[h']; None without M."""
+    if mix.static is None:
+        return None
+    matrix = mix.static if reverse else mix.static.mT
+    return torch.matmul(matrix, joined(maps, mix)).view(maps.shape)
 
 
-def heads_of_products(heads: int) -> int:
-    """A power of 2, and no less than 16: the least that tensor cores add up."""
-    return max(16, 1 << (heads - 1).bit_length())
+def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
+    """[B, H, rows, columns] as [B, groups, heads of a group, places]."""
+    groups, heads = mix.static.shape[:2]
+    return maps.view(maps.shape[0], groups, heads, -1)
 
 
-def spans(chunk: Chunk, of: Tile) -> int:
-    """Programs for the keys of a tile of queries."""
-    return -(-chunk.keys // (of.N * TURNS))
+def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
+    grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * chunk.count * p.groups)
+    options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
+    kernel[grid](*arguments, **constants, M=of.M, N=of.N, **options)
 
 
 def mix_maps(
-    p: Problem, chunk: Chunk, lse: Tensor, mix: Optional[Mixing], maps: Tensor, out: Tensor, to: str, exp: bool = False, ahead: int = 0
+    p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
 ) -> Optional[Tensor]:
-    """Runs ``mix_kernel``; for scores, log sum_s exp y of each span: [spans, B chunks, H, rows]."""
-    of = tile(kernels.mix_kernel, p.heads, maps.dtype)
-    sums = row_sums(p, chunk, of, maps) if to == "scores" else None
-    call = p.call(chunk, lse, maps, of, ahead)
-    grid = (spans(chunk, of), maps.shape[2] // of.M)
-    run(kernels.mix_kernel, p, chunk, of, grid, call, NO_MIX if mix is None else mix.kernels, maps, out, sums, EXP=exp, TO=to)
+    """Runs ``mix_kernel``; for scores, log sum_s exp y of each tile: [tiles, B chunks, H, 1, rows]."""
+    if mix.static is not None and exp:
+        # M's product needs the weights themselves.
+        mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
+        exp = False
+    of = tile(mix, False, p.roomy)
+    sums = row_shares(chunk, of, maps) if to == "scores" else None
+    call = p.call(chunk, lse, maps)
+    run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
     return sums
 
 
-NO_MIX = kernels.Mix(None, 0, 0, None, 0, 0, triton.language.constexpr(False))
-
-
-def keep_lse(lse: Tensor, sums: Tensor, own: Chunk, halo: int) -> None:
-    """L of the queries of `own`, from the sums of spans, which also have the `halo` queries before."""
-    count, chunks, H, rows = sums.shape
+def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
+    """L of the queries of `own`, from the sums of tiles, which also have the `halo` queries before."""
+    tiles, chunks, H, _, rows = of_tiles.shape
     grid = (-(-own.rows // 128), H, chunks)
     kernels.lse_kernel[grid](
-        sums, lse, lse.shape[2], own.count, own.step, rows, own.last, own.first - halo, halo, count, M=128
+        of_tiles, lse, lse.shape[2], own.count, own.step, rows, own.last, own.first - halo, halo, tiles, M=128
     )  # fmt: skip
 
 
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
     """Sets to 0, in place, what a query does not see; it sees `ahead` keys behind its own."""
-    mix_maps(p, chunk, lse, None, maps, maps, "composed", ahead=ahead)
+    call = p.call(chunk, lse, maps, ahead)
+    run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
 
 
-def row_sums(p: Problem, chunk: Chunk, of: Tile, maps: Tensor) -> Tensor:
-    """Memory for a number of each span, head and query."""
-    return maps.new_empty((spans(chunk, of), *maps.shape[:3]), dtype=torch.float32)
+def row_shares(chunk: Chunk, of: Tile, maps: Tensor) -> Tensor:
+    """Memory for a number of each tile, head and query."""
+    tiles = -(-chunk.keys // of.N)
+    return maps.new_empty((tiles, *maps.shape[:2], 1, maps.shape[2]), dtype=torch.float32)
 
 
 def forward(*arguments: object) -> List[Tensor]:
@@ -443,7 +412,7 @@ def forward(*arguments: object) -> List[Tensor]:
         assert found is not None
         keep_lse(lse, found, own, own.first - weighed.first)
         if p.post_conv is not None:
-            mix_maps(p, weighed, lse, None, maps, maps, "composed", exp=True)
+            mix_maps(p, weighed, lse, NO_MIX, maps, maps, "composed", exp=True)
             maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
         mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
@@ -461,57 +430,103 @@ def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weigh
     return p.maps_of(p.pre_conv.apply(maps, scored, weighed), weighed)
 
 
+class MixGradients:
+    """The gradients of a mix, as the chunks' parts are added."""
+
+    def __init__(self, mix: kernels.Mix, p: Problem) -> None:
+        self.mix = mix
+        # Zeros: a chunk without keys writes nothing.
+        self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
+
+        def zeros(packed: Optional[Tensor], length: int) -> Optional[Tensor]:
+            if packed is None:
+                return None
+            B, _, H, W, _ = packed.shape
+            return packed.new_zeros((B, H, W, length))
+
+        self.weights = [zeros(mix.of_queries, p.T), zeros(mix.of_keys, p.S)]
+
+    def shares(self, chunk: Chunk, of: Tile, maps: Tensor) -> kernels.Shares:
+        rows, columns = maps.shape[2:]
+        sizes = [(-(-chunk.keys // of.N), rows), (rows // of.M, columns)]
+        return kernels.Shares(
+            *(
+                None if total is None else total.new_empty((tiles, maps.shape[0], *total.shape[1:3], size))
+                for total, (tiles, size) in zip(self.weights, sizes)
+            )
+        )
+
+    def add_static(self, x: Tensor, dy: Tensor) -> None:
+        if self.static is not None:
+            self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
+
+    def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
+        of_queries, of_keys = self.weights
+        if of_queries is not None:
+            part = sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk)  # [B, queries, H, W]
+            total = of_queries[..., chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
+            total += part[:, : total.shape[-1]].movedim(1, -1)
+        if of_keys is not None:
+            OfKeys(of_keys.movedim(-1, 1)).add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
+
+    def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
+        """In the order and layout of the operator's list."""
+        # M has no group where there is one.
+        found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
+        for total, given in zip(self.weights, (mix[1:4], mix[4:7])):
+            first = 0
+            for weight in given:
+                if weight is None or total is None:
+                    found.append(None)
+                    continue
+                rank = weight.shape[2] if weight.dim() == 4 else 1
+                found.append(total[:, :, first : first + rank].permute(0, 3, 2, 1).reshape(weight.shape))
+                first += rank
+        return found
+
+
 def mix_backward(
     p: Problem,
     chunk: Chunk,
     lse: Tensor,
-    mix: Mixing,
+    total: MixGradients,
     maps: Tensor,
     grads: Tensor,
     out: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """Runs the kernels of a mix's backward; without `delta`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
-    rows, columns = maps.shape[2:]
-    split = splits(p.heads, maps.dtype)
-    if mix.key_total is not None:
-        of = tile(kernels.gradient_kernel, p.heads, maps.dtype)
-        grid = (columns // of.N, -(-rows // (of.M * TURNS)))
-        shares = matrix_shares(p, grid[1], maps, columns)
-        call = p.call(chunk, lse, maps, of)
-        run(kernels.gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, TURNS, OF_KEYS=True)
-        OfKeys(mix.key_total).add(shares.sum(0), chunk)
-    if mix.query_total is not None and split:
-        of = tile(kernels.gradient_kernel, p.heads, maps.dtype)
-        of = of._replace(M=of.N, N=of.M)
-        grid = (spans(chunk, of), rows // of.M)
-        shares = matrix_shares(p, grid[0], maps, rows)
-        call = p.call(chunk, lse, maps, of)
-        run(kernels.gradient_kernel, p, chunk, of, grid, call, maps, weights, delta, grads, shares, TURNS, OF_KEYS=False)
-        mix.add_queries(shares, chunk)
-    if out is not None and split:
-        mix_maps(p, chunk, lse, mix, maps, out, "composed")
-        out = None
-    of = tile(kernels.mix_backward_kernel, p.heads, maps.dtype)
-    grid = (spans(chunk, of), rows // of.M)
-    of_queries = None if mix.query_total is None or split else matrix_shares(p, grid[0], maps, rows)
-    sums = row_sums(p, chunk, of, maps) if delta is None else None
-    call = p.call(chunk, lse, maps, of)
-    run(kernels.mix_backward_kernel, p, chunk, of, grid, call, mix.kernels, maps, out, weights, delta, grads, sums, of_queries)
-    mix.add_queries(of_queries, chunk)
-    return None if sums is None else sums.sum(0)
-
-
-def splits(heads: int, dtype: torch.dtype) -> bool:
-    """Whether registers are too few for ``mix_backward_kernel`` to do all at once."""
-    return heads > 32 or dtype == torch.float32
-
-
-def matrix_shares(p: Problem, programs: int, maps: Tensor, places: int) -> Tensor:
-    """Memory for the shares of the gradient of E: [programs, B chunks, places, groups, HEADS, HEADS]."""
-    size = (programs, maps.shape[0], places, p.groups, p.heads, p.heads)
-    return maps.new_empty(size, dtype=torch.float32)
+    """Runs ``mix_backward_kernel``; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
+    mix = total.mix
+    if mix.static is not None and weights is not None:
+        # M's products need dy itself.
+        grads[:, :, : chunk.rows].sub_(queries_of(delta.transpose(1, 2)[..., None], chunk)[:, :, : chunk.rows])  # type: ignore
+        grads[:, :, : chunk.rows].mul_(weights[:, :, : chunk.rows])
+        weights = None
+    total.add_static(maps, grads)
+    of = tile(mix, True, p.roomy)
+    shares = total.shares(chunk, of, maps)
+    sums = None if out is None else row_shares(chunk, of, maps)
+    run(
+        kernels.mix_backward_kernel,
+        p,
+        chunk,
+        of,
+        p.call(chunk, lse, maps),
+        mix,
+        maps,
+        None if out is None else static_product(mix, maps),
+        out,
+        weights,
+        delta,
+        grads,
+        static_product(mix, grads, reverse=True),
+        sums,
+        shares,
+        TF32=maps.dtype != torch.float32,
+    )
+    total.add(shares, chunk)
+    return None if sums is None else sums.sum(0).squeeze(2)
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
@@ -520,8 +535,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     p = Problem(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
-    p.pre.start(p)
-    p.post.start(p)
+    pre, post = (MixGradients(mix, p) for mix in (p.pre, p.post))
     delta = torch.zeros_like(lse)
     dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
     dk = p.q.new_zeros((p.B, p.Gk, p.S, p.D), dtype=torch.float32)
@@ -545,7 +559,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         grad_maps = p.maps(own)
         multiply(grad_maps[..., : own.keys], of_out, keys_of(p.v, own).mT)
         composed = p.maps(own)
-        found = mix_backward(p, own, lse, p.post, before, grad_maps, out=composed)
+        found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
         add_transposed(dv, own, composed[..., : own.keys], of_out)
         if p.post_conv is not None:
             grad_maps = p.maps_of(p.post_conv.backward(weights, grad_maps, weighed, own), weighed)
@@ -556,7 +570,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         assert found is not None
         of_chunk = delta[:, :, weighed.first : weighed.last + (weighed.count - 1) * weighed.step]
         of_chunk.copy_(sequence_of(found, weighed)[:, : of_chunk.shape[2]].transpose(1, 2))
-        mix_backward(p, weighed, lse, p.pre, scores, grad_maps, weights=weights, delta=delta)
+        mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         if p.pre_conv is not None:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
@@ -571,13 +585,18 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         (p.q, dq),
         (p.k, dk.transpose(1, 2)),
         (p.v, dv.transpose(1, 2)),
-        *zip(call[3] or [None] * 7, p.pre.gradients()),  # type: ignore[call-overload]
-        *zip(call[4] or [None] * 7, p.post.gradients()),  # type: ignore[call-overload]
+        *mix_gradients(call[3], pre),  # type: ignore[arg-type]
+        *mix_gradients(call[4], post),  # type: ignore[arg-type]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
         (bias, dbias),
     ]
     return wanted_gradients(places, wanted)  # type: ignore[arg-type]
+
+
+def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
+    """The seven tensors of a mix beside their gradients."""
+    return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
 
 
 def convolution_gradient(kernel: Optional[Tensor], of: Optional[Convolution]) -> Tuple[Optional[Tensor], Optional[Tensor]]:

@@ -46,6 +46,8 @@ import triton.language as tl
 
 # Whether kernels run in Triton's interpreter, which knows no machine code.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+QUERIES = tl.constexpr(16)  # of a block of a mix's weights
+KEYS = tl.constexpr(128)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -64,33 +66,54 @@ class Call(NamedTuple):
     window: Any  # or None
     first: Any  # the first chunk has the queries from `first` up to `last` ...
     last: Any
-    left: Any  # ... and its maps the keys from `left` up to `right`, of which some may lie beyond the sequence
+    left: Any  # ... and its maps the keys from `left` up to `right`
     right: Any
-    chunks: Any  # there are so many, each `step` queries and keys behind the one before
+    chunks: Any  # so many, each `step` queries and keys behind the one before; some of theirs may lie beyond the sequence
     step: Any
     rows: Any  # a map in memory is [rows, columns], whole tiles; [B, chunks, H] of them
     columns: Any
-    span: Any  # keys of a program
+    query_blocks: Any  # of the weights of a mix
+    key_blocks: Any
+    keys_before: Any  # the first of which are for keys before the sequence: a multiple of KEYS
     H: Any
     groups: Any
     causal: Any
     ahead: Any  # with causal: keys behind its own that a query sees
 
 
-class Mix(NamedTuple):
-    """One mix, as matrices of a place. What it does not have is None, a constant of the compilation.
+class Place(NamedTuple):
+    """The tile of a program: queries t [M] and keys s [N], which are rows and columns of the maps of a chunk."""
 
-    E of a query or key is [groups, HEADS, HEADS], from head h to head h', in the maps' type, with 0 for heads that a group does not
-    have. It lies `place` values behind that of the place before, and `batch` behind that of the sequence before.
+    b: Any  # sequence
+    chunk: Any  # of all chunks of the batch
+    t: Any
+    s: Any
+    row: Any
+    column: Any
+    end: Any  # behind the last query of the chunk
+
+
+class Mix(NamedTuple):
+    """One mix. What it does not have is None, a rank of 0 or False, constants of the compilation.
+
+    The weights of a head stand together in blocks of queries or keys, so that a program finds them at constant distances:
+    float32 [B, blocks, H, down of each rank, up of each rank and gate, QUERIES or KEYS].
     """
 
+    static: Any  # M: [n, n] or [groups, n, n]; the kernels get the product with it
     of_queries: Any
-    query_batch: Any
-    query_place: Any
     of_keys: Any
-    key_batch: Any
-    key_place: Any
-    static: Any  # whether E of queries has M in place of the identity: a constant
+    RQ: Any
+    RK: Any
+    q_gate: Any
+    k_gate: Any
+
+
+class Shares(NamedTuple):
+    """Where the shares of the gradients of a mix's weights go: float32, None where the mix has none."""
+
+    of_queries: Any  # [key tiles, B chunks, H, weights as in Mix, rows]
+    of_keys: Any  # [row tiles, B chunks, H, weights as in Mix, columns]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,63 +122,52 @@ class Mix(NamedTuple):
 
 
 @triton.jit
-def place(c):
-    """Sequence, the chunk's number in all of the batch, first head of the group, and how far the chunk lies behind the first."""
+def place(c, M: tl.constexpr, N: tl.constexpr):
+    """The place of the program, and the first and the last head of its group."""
     chunk = (tl.program_id(2) // c.groups).to(tl.int64)
-    first = tl.program_id(2) % c.groups * (c.H // c.groups)
-    return chunk // c.chunks, chunk, first, (chunk % c.chunks).to(tl.int32) * c.step
+    heads = c.H // c.groups
+    first = tl.program_id(2) % c.groups * heads
+    behind = (chunk % c.chunks).to(tl.int32) * c.step  # the first chunk
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    end = tl.minimum(c.last + behind, c.T)
+    at = Place(chunk // c.chunks, chunk, c.first + behind + row, c.left + behind + column, row, column, end)
+    return at, first, first + heads
 
 
 @triton.jit
-def visible_keys(c, b, behind, M: tl.constexpr):
-    """The keys that some query of the program's tile may see by positions alone, and those that each of them sees: from, to,
-    from, to. The second is empty, or inside the first."""
-    first = c.first + behind + tl.program_id(1) * M + (c.S - c.T)  # positions of the first and the last query
-    end = tl.minimum(c.last + behind, c.T) + (c.S - c.T)
-    last = tl.minimum(first + M, end) - 1
-    some_from, some_to = tl.maximum(c.left + behind, 0), tl.minimum(c.right + behind, c.S)
-    all_from, all_to = some_from, some_to
+def corner(c, at, M: tl.constexpr, N: tl.constexpr):
+    """The first query and key of the tile."""
+    behind = (at.chunk % c.chunks).to(tl.int32) * c.step
+    return c.first + behind + tl.program_id(1) * M, c.left + behind + tl.program_id(0) * N
+
+
+@triton.jit
+def some_visible(c, at, M: tl.constexpr, N: tl.constexpr):
+    """False where positions alone tell that no query of the tile sees a key of it."""
+    past = c.S - c.T
+    t_first, s_first = corner(c, at, M, N)
+    t_last = tl.minimum(t_first + M, at.end) - 1
+    s_last = tl.minimum(s_first + N, c.S) - 1
+    s_first = tl.maximum(s_first, 0)
+    some = (s_first <= s_last) & (t_first <= t_last)
     if c.causal:
-        some_to = tl.minimum(some_to, last + c.ahead + 1)
-        all_to = tl.minimum(all_to, first + c.ahead + 1)
+        some &= s_first <= t_last + past + c.ahead
     if c.window is not None:
-        some_from = tl.maximum(some_from, first - c.window + 1)
-        all_from = tl.maximum(all_from, last - c.window + 1)
+        some &= s_last > t_first + past - c.window
         if not c.causal:
-            some_to = tl.minimum(some_to, last + c.window)
-            all_to = tl.minimum(all_to, first + c.window)
+            some &= s_first < t_last + past + c.window
     if c.lengths is not None:
-        length = tl.load(c.lengths + b).to(tl.int32)
-        some_to = tl.minimum(some_to, length)
-        all_to = tl.minimum(all_to, length)
-    # Rows behind the chunk's last query see nothing.
-    if c.documents is not None or c.mask is not None:
-        all_to = all_from
-    all_to = tl.where(first + M > end, all_from, all_to)
-    return some_from, some_to, all_from, all_to
+        some &= s_first < tl.load(c.lengths + at.b)
+    return some
 
 
 @triton.jit
-def columns_of(c, b, behind, M: tl.constexpr, N: tl.constexpr):
-    """The program's span of columns, from `begin` up to `end`, the tiles of it in which some key may be seen, from `start` up to
-    `stop`, and whether all of the span's are: begin, start, stop, end, whole."""
-    some_from, some_to, all_from, all_to = visible_keys(c, b, behind, M)
-    left = c.left + behind
-    begin = tl.program_id(0) * c.span
-    end = tl.minimum(begin + c.span, c.right - c.left)
-    start = begin + tl.maximum(some_from - left - begin, 0) // N * N
-    stop = begin + (tl.maximum(tl.minimum(some_to - left, end) - begin, 0) + N - 1) // N * N
-    start = tl.minimum(start, stop)
-    whole = (left + begin >= all_from) & (left + end <= all_to) & ((end - begin) % N == 0)
-    return begin, start, stop, end, whole
-
-
-@triton.jit
-def visible(c, b, behind, t, s):
-    """Which keys s [N] the queries t [M] see: boolean [M, 1, N], false beyond the chunk."""
-    position = t + (c.S - c.T)
-    distance = position[:, None] - s[None, :]
-    seen = (t < tl.minimum(c.last + behind, c.T))[:, None] & ((s >= 0) & (s < c.S))[None, :]
+def visible(c, at):
+    """Which keys the queries see: boolean [M, N], false beyond the chunk's queries and the sequence."""
+    position = at.t + (c.S - c.T)
+    distance = position[:, None] - at.s[None, :]
+    seen = (at.t < at.end)[:, None] & ((at.s >= 0) & (at.s < c.S))[None, :]
     if c.causal:
         seen &= distance >= -c.ahead
     if c.window is not None:
@@ -163,130 +175,173 @@ def visible(c, b, behind, t, s):
         if not c.causal:
             seen &= -distance < c.window
     if c.lengths is not None:
-        seen &= (s < tl.load(c.lengths + b))[None, :]
+        seen &= (at.s < tl.load(c.lengths + at.b))[None, :]
     if c.documents is not None:
-        of_query = tl.load(c.documents + b * c.S + position, mask=(t < c.T) & (position >= 0), other=0)
-        of_key = tl.load(c.documents + b * c.S + s, mask=(s >= 0) & (s < c.S), other=0)
+        of_query = tl.load(c.documents + at.b * c.S + position, mask=(at.t < at.end) & (position >= 0), other=0)
+        of_key = tl.load(c.documents + at.b * c.S + at.s, mask=(at.s >= 0) & (at.s < c.S), other=0)
         seen &= of_query[:, None] == of_key[None, :]
     if c.mask is not None:
-        row = b * c.mask_batch + t.to(tl.int64)[:, None] * c.mask_row
-        seen &= tl.load(c.mask + row + s.to(tl.int64)[None, :] * c.mask_key, mask=seen, other=0) != 0
-    return seen[:, None, :]
+        row = at.b * c.mask_batch + at.t.to(tl.int64)[:, None] * c.mask_row
+        seen &= tl.load(c.mask + row + at.s.to(tl.int64)[None, :] * c.mask_key, mask=seen, other=0) != 0
+    return seen
 
 
 @triton.jit
-def map_place(maps, c, chunk, first, h, row, column):
-    """Pointers to the tile [M, heads, N] of a group. Maps consist of whole tiles, so that no query and no key is masked."""
-    start = maps + (chunk * c.H + first) * c.rows * c.columns
-    of_head = start + h.to(tl.int64)[None, :, None] * c.rows * c.columns
-    return of_head + (row[:, None, None] * c.columns + column[None, None, :])
+def all_visible(c, at, M: tl.constexpr, N: tl.constexpr):
+    """True where positions alone tell that each query of the tile sees all of its keys."""
+    t, s = corner(c, at, M, N)
+    first = t + (c.S - c.T)  # the first query's position
+    whole = (t + M <= at.end) & (s >= 0) & (s + N <= c.S)
+    if c.causal:
+        whole &= s + N - 1 <= first + c.ahead
+    if c.window is not None:
+        whole &= first + M - 1 - s < c.window
+        if not c.causal:
+            whole &= s + N - 1 - first < c.window
+    if c.lengths is not None:
+        whole &= s + N <= tl.load(c.lengths + at.b)
+    if c.documents is not None or c.mask is not None:
+        whole = whole & False
+    return whole
 
 
 @triton.jit
-def load_map(maps, c, chunk, first, h, row, column):
-    at = map_place(maps, c, chunk, first, h, row, column)
-    if h.shape[0] == c.H // c.groups:
-        return tl.load(at)
+def shown(x, seen, other):
+    """x where a query sees a key; all of it where `seen` is None."""
+    return x if seen is None else tl.where(seen, x, other)
+
+
+@triton.jit
+def map_place(maps, c, at, h):
+    """Pointers to the tile [M, N] of head h. Maps consist of whole tiles, so that nothing is masked."""
+    start = maps + (at.chunk * c.H + h) * c.rows * c.columns
+    return start + (at.row[:, None] * c.columns + at.column[None, :])
+
+
+@triton.jit
+def load_map(maps, c, at, h):
+    return tl.load(map_place(maps, c, at, h)).to(tl.float32)
+
+
+@triton.jit
+def store_map(maps, tile, c, at, h):
+    """The map may be one that was loaded from: a thread loads and stores the same places (bench/gpu_resources.py checks it)."""
+    tl.store(map_place(maps, c, at, h), tile)
+
+
+@triton.jit
+def load_row(rows, c, at, h):
+    """One number for each query: [M, 1] of [B, H, T]."""
+    return tl.load(rows + (at.b * c.H + h) * c.T + at.t, mask=at.t < at.end, other=0.0)[:, None]
+
+
+@triton.jit
+def share_place(shares, tile, c, at, h, w, W: tl.constexpr, size):
+    """Where a program's share of the sum w begins in [tiles, B chunks, H, W, size]."""
+    chunks = tl.num_programs(2) // c.groups
+    return shares + (((tile.to(tl.int64) * chunks + at.chunk) * c.H + h) * W + w) * size
+
+
+@triton.jit
+def store_row_share(shares, share, c, at, h, w, W: tl.constexpr):
+    """A program's share for its queries, of rows [M]."""
+    tl.store(share_place(shares, tl.program_id(0), c, at, h, w, W, c.rows) + at.row, share)
+
+
+@triton.jit
+def column_place(shares, c, at, h, w, W: tl.constexpr):
+    """Where a program's share for its keys goes: pointers [N]."""
+    return share_place(shares, tl.program_id(1), c, at, h, w, W, c.columns) + at.column
+
+
+@triton.jit
+def store_column_share(shares, x, c, at, h, w, W: tl.constexpr, TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """The sums of x [M, N] over its rows.
+
+    Rows lie in many threads. With TF32, ones times x sums them on tensor cores, with x rounded to 11 bits, which is no
+    less than float16 and bfloat16 have. That takes a third fewer instructions of the whole kernel.
+    """
+    place = column_place(shares, c, at, h, w, W)
+    if TF32:
+        same = tl.arange(0, 16)  # all rows of the product are the sums
+        # First in each thread, which has rows that lie 16 apart.
+        found = tl.dot(tl.full([16, 16], 1.0, tl.float32), tl.sum(tl.reshape(x, [M // 16, 16, N]), 0), input_precision="tf32")
+        tl.store(place[None, :] + 0 * same[:, None], found, mask=(same == 0)[:, None])
     else:
-        return tl.load(at, mask=(h < c.H // c.groups)[None, :, None], other=0.0)
-
-
-@triton.jit
-def store_map(maps, tile, c, chunk, first, h, row, column):
-    """The map may be one that the tile was made from: each value depends on the one in its place."""
-    at = map_place(maps, c, chunk, first, h, row, column)
-    if h.shape[0] == c.H // c.groups:
-        tl.store(at, tile)
-    else:
-        tl.store(at, tile, mask=(h < c.H // c.groups)[None, :, None])
-
-
-@triton.jit
-def clear_map(maps, c, chunk, first, h, row, start, stop, N: tl.constexpr):
-    """Columns from `start` up to `stop`, of whole tiles."""
-    for column in range(start, stop, N):
-        nothing = tl.zeros([row.shape[0], h.shape[0], N], maps.dtype.element_ty)
-        store_map(maps, nothing, c, chunk, first, h, row, column + tl.arange(0, N))
-
-
-@triton.jit
-def load_rows(rows, c, b, first, h, t):
-    """One number for each query and head: [M, heads, 1] of [B, H, T]."""
-    there = (t < c.T)[:, None] & (h < c.H // c.groups)[None, :]
-    return tl.load(rows + (b * c.H + first + h)[None, :] * c.T + t[:, None], mask=there, other=0.0)[:, :, None]
-
-
-@triton.jit
-def store_sums(sums, x, c, chunk, first, h, row):
-    """A number for each query and head, of x [M, heads], of the program's span: [spans, B, chunks, H, rows]."""
-    at = sums + ((tl.program_id(0).to(tl.int64) * (tl.num_programs(2) // c.groups) + chunk) * c.H + first) * c.rows
-    tl.store(at + h[None, :] * c.rows + row[:, None], x, mask=(h < c.H // c.groups)[None, :])
+        tl.store(place, tl.sum(x, 0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Products with the matrices of a mix
+# Mixes of a tile
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def load_matrices(matrices, batch, place, length, c, b, h, places):
-    """E of the group for queries or keys: [places, heads h', heads h], 0 beyond the sequence; nothing without `matrices`."""
-    size: tl.constexpr = h.shape[0]
-    if matrices is None:
-        return 0.0
-    else:
-        start = matrices + b * batch + (tl.program_id(2) % c.groups) * size * size
-        at = start + (places.to(tl.int64) * place)[:, None, None] + (h[:, None] * size + h[None, :])[None, :, :]
-        return tl.load(at, mask=((places >= 0) & (places < length))[:, None, None], other=0.0)
+def query_weight(mix, c, at, h, w):
+    """The query-wise weights w: [M, 1]."""
+    W: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    size: tl.constexpr = c.H * W * QUERIES
+    place = at.t // QUERIES * size + at.t % QUERIES
+    return tl.load(mix.of_queries + (at.b * c.query_blocks * size + h * (W * QUERIES) + w * QUERIES) + place)[:, None]
 
 
 @triton.jit
-def transposed(x):
-    return tl.permute(x, (0, 2, 1))
+def key_weight(mix, c, at, h, w):
+    """The key-wise weights w: [1, N]."""
+    W: tl.constexpr = 2 * mix.RK + mix.k_gate
+    size: tl.constexpr = c.H * W * KEYS
+    s = at.s + c.keys_before
+    place = s // KEYS * size + s % KEYS
+    return tl.load(mix.of_keys + (at.b * c.key_blocks * size + h * (W * KEYS) + w * KEYS) + place)[None, :]
 
 
 @triton.jit
-def dot(x, y, total=None):
-    """`total` + products [A, I, K] of x [A, I, J] and y [A, J, K], added up in float32. Those of float32 are of three parts in TF32."""
-    return tl.dot(x, y, total, input_precision="tf32x3" if x.dtype == tl.float32 else "tf32")
+def no_maps(mix, M: tl.constexpr, N: tl.constexpr):
+    maps = ()
+    for _ in tl.static_range(mix.RQ + mix.RK):
+        maps = maps + (tl.zeros([M, N], tl.float32),)
+    return maps
 
 
 @triton.jit
-def identity(x, M: tl.constexpr):
-    """[M, heads, heads] for x [., heads, .]."""
-    h = tl.arange(0, x.shape[1])
-    one = tl.where(h[:, None] == h[None, :], 1.0, 0.0).to(x.dtype)
-    return tl.broadcast_to(one[None, :, :], [M, x.shape[1], x.shape[1]])
+def add_inner(maps, x, c, mix, at, h, REVERSE: tl.constexpr):
+    """Adds head h to the inner maps z_0.., w_0.. of x; in reverse to those of dy, with `up` for `down`."""
+    new = ()
+    for r in tl.static_range(mix.RQ):
+        weight = query_weight(mix, c, at, h, mix.RQ + r if REVERSE else r)
+        new = new + (maps[r] + x * weight,)
+    for r in tl.static_range(mix.RK):
+        weight = key_weight(mix, c, at, h, mix.RK + r if REVERSE else r)
+        new = new + (maps[mix.RQ + r] + x * weight,)
+    return new
 
 
 @triton.jit
-def of_places(x):
-    """x [M, heads, N] as [M, N, heads]. Tensor cores hand it over with the heads of a place in one thread, two by two. Shared memory
-    takes and gives them so without conflicts, for queries and for keys; as they come from memory it does for queries alone."""
-    return dot(transposed(x), identity(x, x.shape[0])).to(x.dtype)
+def outer_weights(mix, c, at, h, REVERSE: tl.constexpr):
+    """What ``mixed`` multiplies with for head h: query-wise and key-wise `up`, in reverse `down`, and the gates."""
+    found = ()
+    for r in tl.static_range(mix.RQ):
+        found = found + (query_weight(mix, c, at, h, r if REVERSE else mix.RQ + r),)
+    for r in tl.static_range(mix.RK):
+        found = found + (key_weight(mix, c, at, h, r if REVERSE else mix.RK + r),)
+    if mix.q_gate:
+        found = found + (query_weight(mix, c, at, h, 2 * mix.RQ),)
+    if mix.k_gate:
+        found = found + (key_weight(mix, c, at, h, 2 * mix.RK),)
+    return found
 
 
 @triton.jit
-def mixed(x, x_of_places, of_queries, of_keys, mix, REVERSE: tl.constexpr):
-    """A mix of x [M, heads, N] in the maps' type, in reverse with transposed matrices: float32."""
-    y = tl.zeros(x.shape, tl.float32)
-    if mix.of_keys is not None:
-        of_key = dot(tl.permute(x_of_places, (1, 0, 2)), of_keys if REVERSE else transposed(of_keys))
-        y = tl.permute(of_key, (1, 2, 0))
-    if not mix.static:
-        y = dot(identity(x, x.shape[0]), x, y)
-    if mix.of_queries is not None:
-        y = dot(transposed(of_queries) if REVERSE else of_queries, x, y)
+def mixed(x, product, maps, weights, c, mix, at, h):
+    """The tile y[h] of a mix of x, with the inner maps of x and its product with M. In reverse dx[h] of dy."""
+    y = x
+    if mix.static is not None:
+        y = load_map(product, c, at, h)
+    for r in tl.static_range(mix.RQ + mix.RK):
+        y += maps[r] * weights[r]
+    for gate in tl.static_range(mix.q_gate + mix.k_gate):
+        y += x * weights[mix.RQ + mix.RK + gate]
     return y
-
-
-@triton.jit
-def places_of(x, mix):
-    """What ``mixed`` wants beside x."""
-    if mix.of_keys is None:
-        return 0.0
-    else:
-        return of_places(x)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,20 +359,43 @@ def exp2(x):
 
 
 @triton.jit
-def once(x, dtype: tl.constexpr):
-    """x in a map's type. Without this, Triton computes all of x again for each layout of threads in which it is needed."""
+def rounded(x, dtype: tl.constexpr):
+    """x [M, N] in the type of a map in memory. Two values are converted by one instruction."""
     if INTERPRETED or dtype == tl.float32:
         return x.to(dtype)
     elif dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, False, 2)
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, True, 2)
     else:
-        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, False, 2)
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.float16, True, 2)
 
 
 @triton.jit
 def exp_difference(x, base):
-    """exp(x - base)."""
+    """exp(x - base), for x [M, N] and base [M, 1]."""
     return exp2(x * LOG2E - base * LOG2E)
+
+
+@triton.jit
+def value(x, base, EXP: tl.constexpr):
+    """x as it stands in memory, or p = exp(a' - L) of a'."""
+    x = x.to(tl.float32)
+    return exp_difference(x, base) if EXP else x
+
+
+@triton.jit
+def load_x(maps, c, at, h, EXP: tl.constexpr):
+    """The tile of head h, which ``of_head`` reads again."""
+    x = tl.load(map_place(maps, c, at, h), eviction_policy="evict_last")
+    return value(x, load_row(c.lse, c, at, h) if EXP else None, EXP)
+
+
+@triton.jit
+def of_head(maps, c, mix, at, h, EXP: tl.constexpr):
+    """What ``mix_tile`` reads for head h the second time: its map, the weights of ``mixed``, and L where x is made from it."""
+    found = (tl.load(map_place(maps, c, at, h), eviction_policy="evict_first"),) + outer_weights(mix, c, at, h, False)
+    if EXP:
+        found = found + (load_row(c.lse, c, at, h),)
+    return found
 
 
 @triton.jit
@@ -325,97 +403,86 @@ def mix_kernel(
     c,
     mix,
     maps,
+    product,
     out,
     sums,
     EXP: tl.constexpr,  # x = exp(maps - L); otherwise x = maps
     TO: tl.constexpr,  # "scores", "weights" or "composed"
-    HEADS: tl.constexpr,  # of a group, or more: a power of 2
     M: tl.constexpr,
     N: tl.constexpr,
 ):
     """y = mix(x). What goes to `out`, which may be `maps`, is y where a query sees a key, and otherwise:
 
-    "scores":   -inf, or nothing where no query of a tile sees a key of it; `sums` takes log sum_s exp y of the span
+    "scores":   -inf; `sums` [key tiles, B chunks, H, 1, rows] takes log sum_s exp y of the tile
     "weights":  exp(y - L) of y, and 0
     "composed": 0
     """
-    b, chunk, first, behind = place(c)
-    h = tl.arange(0, HEADS)
-    row = tl.program_id(1) * M + tl.arange(0, M)
-    begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
-    if TO != "scores":
-        clear_map(out, c, chunk, first, h, row, begin, start, N)
-        clear_map(out, c, chunk, first, h, row, stop, end, N)
-    # Most programs see all of their keys: nothing is chosen in them.
-    if whole:
-        mix_span(c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop, False, EXP, TO, M, N)
+    at, first, last = place(c, M, N)
+    if some_visible(c, at, M, N):
+        # Most tiles are seen as a whole: nothing is chosen in them.
+        if all_visible(c, at, M, N):
+            mix_tile(c, mix, maps, product, out, sums, at, first, last, None, EXP, TO, M, N)
+        else:
+            mix_tile(c, mix, maps, product, out, sums, at, first, last, visible(c, at), EXP, TO, M, N)
     else:
-        mix_span(c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop, True, EXP, TO, M, N)
+        for h in range(first, last):
+            if TO == "scores":
+                store_row_share(sums, tl.full([M], float("-inf"), tl.float32), c, at, h, 0, 1)
+            else:
+                store_map(out, tl.zeros([M, N], out.dtype.element_ty), c, at, h)
 
 
 @triton.jit
-def mix_span(
-    c, mix, maps, out, sums, b, chunk, first, behind, h, row, start, stop,
-    MASKED: tl.constexpr, EXP: tl.constexpr, TO: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+def mix_tile(
+    c, mix, maps, product, out, sums, at, first, last, seen,
+    EXP: tl.constexpr, TO: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """``mix_kernel`` from column `start` up to `stop`."""
-    HEADS: tl.constexpr = h.shape[0]
-    dtype: tl.constexpr = maps.dtype.element_ty
-    t = c.first + behind + row
-    of_queries = load_matrices(mix.of_queries, mix.query_batch, mix.query_place, c.T, c, b, h, t)
-    if EXP or TO == "weights":
-        lse = load_rows(c.lse, c, b, first, h, t)
-    largest = tl.full([M, HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([M, HEADS], tl.float32)
-    for tile in range(start, stop, N):
-        column = tile + tl.arange(0, N)
-        s = c.left + behind + column
-        seen = visible(c, b, behind, t, s) if MASKED else None
-        x = load_map(maps, c, chunk, first, h, row, column)
-        if EXP:
-            x = once(exp_difference(x.to(tl.float32), lse), dtype)
-        of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
-        y = mixed(x, places_of(x, mix), of_queries, of_keys, mix, False)
+    """``mix_kernel``, of which some place is seen; with `seen` None all are."""
+    inner = no_maps(mix, M, N)
+    if mix.RQ + mix.RK > 0:
+        for h in tl.range(first, last, loop_unroll_factor=4):
+            inner = add_inner(inner, load_x(maps, c, at, h, EXP), c, mix, at, h, False)
+    loaded = of_head(maps, c, mix, at, first, EXP)
+    for h in range(first, last):
+        # What the next head needs is on its way while this one is computed. Otherwise it would wait for the store below.
+        following = of_head(maps, c, mix, at, tl.minimum(h + 1, last - 1), EXP)
+        x = value(loaded[0], loaded[len(loaded) - 1], EXP)
+        y = mixed(x, product, inner, loaded[1:], c, mix, at, h)
         if TO == "scores":
-            if MASKED:
-                y = tl.where(seen, y, float("-inf"))
+            y = rounded(shown(y, seen, float("-inf")), out.dtype.element_ty)
             # Sums are of what later kernels read, which is rounded.
-            y = y.to(dtype)
             found = y.to(tl.float32)
-            now = tl.maximum(largest, tl.max(found, 2))
-            base = tl.where(now == float("-inf"), 0.0, now)
-            total = total * exp_difference(largest, base) + tl.sum(exp_difference(found, base[:, :, None]), 2)
-            largest = now
+            largest = tl.max(found, 1)
+            base = tl.where(largest == float("-inf"), 0.0, largest)
+            total = tl.sum(exp_difference(found, base[:, None]), 1)
+            log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
+            store_row_share(sums, log, c, at, h, 0, 1)
         else:
             if TO == "weights":
                 # Of y as the forward read it, which L was summed from.
-                y = exp_difference(y.to(dtype).to(tl.float32), lse)
-            if MASKED:
-                y = tl.where(seen, y, 0.0)
-            y = y.to(dtype)
-        store_map(out, y, c, chunk, first, h, row, column)
-    if TO == "scores":
-        base = tl.where(largest == float("-inf"), 0.0, largest)
-        log = tl.where(total == 0.0, float("-inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
-        store_sums(sums, log, c, chunk, first, h, row)
+                y = rounded(y, out.dtype.element_ty).to(tl.float32)
+                y = exp_difference(y, load_row(c.lse, c, at, h))
+            y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
+        store_map(out, y, c, at, h)
+        loaded = following
 
 
 @triton.jit
-def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, spans, M: tl.constexpr):
-    """L of the chunks' rows from `skipped` on, from [spans, B, chunks, H, rows] to [B, H, T]. `first` and `last` are the first chunk's.
+def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, tiles, M: tl.constexpr):
+    """L of the chunks' rows from `skipped` on, from [tiles, B, chunks, H, rows] to [B, H, T]. `first` and `last` are the first chunk's.
 
     A row that sees nothing gets +inf, with which each of its weights is exp(-inf)."""
     i = skipped + tl.program_id(0) * M + tl.arange(0, M)
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     chunk, all_chunks = tl.program_id(2), tl.num_programs(2)
     largest = tl.full([M], float("-inf"), tl.float32)
-    for span in range(spans):
-        x = tl.load(sums + ((span * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+    for tile in range(tiles):
+        x = tl.load(sums + ((tile * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
         largest = tl.maximum(largest, x)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.zeros([M], tl.float32)
-    for span in range(spans):
-        x = tl.load(sums + ((span * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
+    for tile in range(tiles):
+        x = tl.load(sums + ((tile * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
         total += tl.exp(x - base)
     found = tl.where(total == 0.0, float("inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
     behind = chunk % chunks * step
@@ -424,194 +491,99 @@ def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, spans, M:
 
 
 @triton.jit
+def load_dy(grads, weights, delta, c, at, h, seen):
+    """dy where it is seen: as it stands in memory, or p (dp - delta) of dp."""
+    dy = load_map(grads, c, at, h)
+    if weights is not None:
+        dy = load_map(weights, c, at, h) * (dy - load_row(delta, c, at, h))
+    return shown(dy, seen, 0.0)
+
+
+@triton.jit
 def mix_backward_kernel(
     c,
     mix,
     maps,
+    product,
     out,
     weights,
     delta,
     grads,
+    grad_product,
     sums,
     shares,
-    HEADS: tl.constexpr,
+    TF32: tl.constexpr,  # sums over rows may be of values that are rounded to 11 bits
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """From x in `maps` and dy in `grads`: dx in place of dy.
+    """From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the mix's weights.
 
-    Before softmax there are `weights` and `delta`, and `grads` has dp instead of dy = p (dp - delta). After softmax there is
-    `sums`, which takes the span's sum_s x dx. `out`, if there is one, takes y, and `shares` those of the gradient of E of
-    queries, sum_s dy x.
+    With `out`, which is after softmax: y there, and the tile's sum_s x dx in `sums`. With `weights` and `delta`, which is
+    before softmax: `grads` has dp instead of dy = p (dp - delta).
     """
-    b, chunk, first, behind = place(c)
-    h = tl.arange(0, HEADS)
-    row = tl.program_id(1) * M + tl.arange(0, M)
-    begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
-    clear_map(grads, c, chunk, first, h, row, begin, start, N)
-    clear_map(grads, c, chunk, first, h, row, stop, end, N)
-    if out is not None:
-        clear_map(out, c, chunk, first, h, row, begin, start, N)
-        clear_map(out, c, chunk, first, h, row, stop, end, N)
-    if whole:
-        mix_backward_span(
-            c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop, False, M, N
-        )  # fmt: skip
-    else:
-        mix_backward_span(
-            c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop, True, M, N
-        )  # fmt: skip
-
-
-@triton.jit
-def load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, MASKED: tl.constexpr):
-    """x and dy of a tile, 0 where they are not seen. With `weights`, dy is p (dp - delta) of dp in `grads`."""
-    x = load_map(maps, c, chunk, first, h, row, column)
-    dy = load_map(grads, c, chunk, first, h, row, column)
-    if weights is not None:
-        p = load_map(weights, c, chunk, first, h, row, column).to(tl.float32)
-        dy = once(p * (dy.to(tl.float32) - load_rows(delta, c, b, first, h, c.first + behind + row)), x.dtype)
-    if MASKED:
-        seen = visible(c, b, behind, c.first + behind + row, c.left + behind + column)
-        x = tl.where(seen, x, 0.0)
-        dy = tl.where(seen, dy, 0.0)
-    return x, dy
-
-
-@triton.jit
-def store_matrices(shares, x, program, length, c, chunk, h, places):
-    """A program's share of the gradient of E: [programs, B, chunks, length, groups, heads h', heads h]."""
-    size: tl.constexpr = h.shape[0]
-    number = program.to(tl.int64) * (tl.num_programs(2) // c.groups) + chunk
-    of_place = (number * length + places) * c.groups + tl.program_id(2) % c.groups
-    at = shares + (of_place * size * size)[:, None, None] + (h[:, None] * size + h[None, :])[None, :, :]
-    tl.store(at, x)
-
-
-@triton.jit
-def mix_backward_span(
-    c, mix, maps, out, weights, delta, grads, sums, shares, b, chunk, first, behind, h, row, start, stop,
-    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """``mix_backward_kernel`` from column `start` up to `stop`."""
-    HEADS: tl.constexpr = h.shape[0]
+    at, first, last = place(c, M, N)
+    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
     dtype: tl.constexpr = grads.dtype.element_ty
-    t = c.first + behind + row
-    of_queries = load_matrices(mix.of_queries, mix.query_batch, mix.query_place, c.T, c, b, h, t)
-    share = tl.zeros([M, HEADS, HEADS], tl.float32)
-    total = tl.zeros([M, HEADS], tl.float32)
-    for tile in range(start, stop, N):
-        column = tile + tl.arange(0, N)
-        s = c.left + behind + column
-        x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, MASKED)
-        if shares is not None:
-            share = dot(dy, transposed(x), share)
-        of_keys = load_matrices(mix.of_keys, mix.key_batch, mix.key_place, c.S, c, b, h, s)
-        dx = mixed(dy, places_of(dy, mix), of_queries, of_keys, mix, True)
-        if MASKED:
-            seen = visible(c, b, behind, t, s)
-            dx = tl.where(seen, dx, 0.0)
-        dx = dx.to(dtype)
-        if sums is not None:
-            # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
-            total += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 2)
-        if out is not None:
-            y = mixed(x, places_of(x, mix), of_queries, of_keys, mix, False)
-            if MASKED:
-                y = tl.where(seen, y, 0.0)
-            store_map(out, y.to(dtype), c, chunk, first, h, row, column)
-        store_map(grads, dx, c, chunk, first, h, row, column)
-    if shares is not None:
-        store_matrices(shares, share, tl.program_id(0), c.rows, c, chunk, h, row)
-    if sums is not None:
-        store_sums(sums, total, c, chunk, first, h, row)
-
-
-@triton.jit
-def gradient_kernel(
-    c,
-    maps,
-    weights,
-    delta,
-    grads,
-    shares,
-    turns,
-    OF_KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
-    """The shares of the gradient of E of keys, sum_t dy x, for N keys and `turns` tiles of M queries; or of E of queries,
-    sum_s dy x, for M queries and a span of keys. x and dy are those of ``mix_backward_kernel``, which comes after it."""
-    b, chunk, first, behind = place(c)
-    h = tl.arange(0, HEADS)
-    if OF_KEYS:
-        column = tl.program_id(0) * N + tl.arange(0, N)
-        key = c.left + behind + tl.program_id(0) * N  # the first one's position
-        query = c.first + behind + (c.S - c.T)
-        begin = tl.program_id(1) * turns * M
-        stop = tl.minimum(begin + turns * M, c.last - c.first)
-        start = begin
-        if c.causal:
-            # No earlier query sees the first key.
-            start += tl.maximum(key - c.ahead - query - begin, 0) // M * M
-        if c.window is not None:
-            stop = tl.minimum(stop, key + N - 1 + c.window - query)
-        share = tl.zeros([N, HEADS, HEADS], tl.float32)
-        for tile in range(start, stop, M):
-            row = tile + tl.arange(0, M)
-            x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
-            share = dot(tl.permute(of_places(dy), (1, 2, 0)), tl.permute(of_places(x), (1, 0, 2)), share)
-        store_matrices(shares, share, tl.program_id(1), c.columns, c, chunk, h, column)
+    if some_visible(c, at, M, N):
+        if all_visible(c, at, M, N):
+            mix_backward_tile(
+                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, at, first, last, None, TF32, M, N
+            )  # fmt: skip
+        else:
+            seen = visible(c, at)
+            mix_backward_tile(
+                c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, at, first, last, seen, TF32, M, N
+            )  # fmt: skip
     else:
-        row = tl.program_id(1) * M + tl.arange(0, M)
-        begin, start, stop, end, whole = columns_of(c, b, behind, M, N)
-        share = tl.zeros([M, HEADS, HEADS], tl.float32)
-        for tile in range(start, stop, N):
-            column = tile + tl.arange(0, N)
-            x, dy = load_x_dy(c, maps, weights, delta, grads, b, chunk, first, behind, h, row, column, True)
-            share = dot(dy, transposed(x), share)
-        store_matrices(shares, share, tl.program_id(0), c.rows, c, chunk, h, row)
+        for h in range(first, last):
+            for w in tl.static_range(WQ):
+                store_row_share(shares.of_queries, tl.zeros([M], tl.float32), c, at, h, w, WQ)
+            for w in tl.static_range(WK):
+                tl.store(column_place(shares.of_keys, c, at, h, w, WK), tl.zeros([N], tl.float32))
+            if out is not None:
+                store_row_share(sums, tl.zeros([M], tl.float32), c, at, h, 0, 1)
+                store_map(out, tl.zeros([M, N], dtype), c, at, h)
+            store_map(grads, tl.zeros([M, N], dtype), c, at, h)
 
 
 @triton.jit
-def matrix_kernel(down, up, gate, static, out, groups, heads: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr):
-    """E of a place: M, if there is one, + sum_r up_r down_r + the gate on the diagonal."""
-    place = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    i = tl.arange(0, HEADS)[:, None]
-    j = tl.arange(0, HEADS)[None, :]
-    row, column = group * heads + i, group * heads + j
-    e = tl.zeros([HEADS, HEADS], tl.float32)
-    if static is not None:
-        e += tl.load(static + (group * heads + j) * heads + i, mask=(i < heads) & (j < heads), other=0.0).to(tl.float32)
-    for r in tl.static_range(R):
-        at = (place * R + r) * (groups * heads)
-        u = tl.load(up + at + row, mask=i < heads, other=0.0).to(tl.float32)
-        e += u * tl.load(down + at + column, mask=j < heads, other=0.0).to(tl.float32)
-    if gate is not None:
-        g = tl.load(gate + place * (groups * heads) + row, mask=i < heads, other=0.0).to(tl.float32)
-        e += tl.where(i == j, g, 0.0)
-    tl.store(out + ((place * groups + group) * HEADS + i) * HEADS + j, e.to(out.dtype.element_ty))
-
-
-@triton.jit
-def matrix_backward_kernel(
-    grad, down, up, d_down, d_up, d_gate, groups, heads: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr
-):
-    """The gradients of a place's weights from that of E."""
-    place = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    i = tl.arange(0, HEADS)[:, None]
-    j = tl.arange(0, HEADS)[None, :]
-    row, column = group * heads + i, group * heads + j
-    e = tl.load(grad + ((place * groups + group) * HEADS + i) * HEADS + j)
-    for r in tl.static_range(R):
-        at = (place * R + r) * (groups * heads)
-        u = tl.load(up + at + row, mask=i < heads, other=0.0).to(tl.float32)
-        d = tl.load(down + at + column, mask=j < heads, other=0.0).to(tl.float32)
-        tl.store(d_up + at + row, tl.sum(e * d, 1)[:, None].to(d_up.dtype.element_ty), mask=i < heads)
-        tl.store(d_down + at + column, tl.sum(e * u, 0)[None, :].to(d_down.dtype.element_ty), mask=j < heads)
-    if d_gate is not None:
-        g = tl.sum(tl.where(i == j, e, 0.0), 1)[:, None]
-        tl.store(d_gate + place * (groups * heads) + row, g.to(d_gate.dtype.element_ty), mask=i < heads)
+def mix_backward_tile(
+    c, mix, maps, product, out, weights, delta, grads, grad_product, sums, shares, at, first, last, seen,
+    TF32: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """``mix_backward_kernel``, of which some place is seen; with `seen` None all are."""
+    WQ: tl.constexpr = 2 * mix.RQ + mix.q_gate
+    WK: tl.constexpr = 2 * mix.RK + mix.k_gate
+    dtype: tl.constexpr = grads.dtype.element_ty
+    inner = no_maps(mix, M, N)
+    grad_inner = no_maps(mix, M, N)
+    if mix.RQ + mix.RK > 0:
+        for h in range(first, last):
+            x = shown(load_map(maps, c, at, h), seen, 0.0)
+            inner = add_inner(inner, x, c, mix, at, h, False)
+            dy = load_dy(grads, weights, delta, c, at, h, seen)
+            grad_inner = add_inner(grad_inner, dy, c, mix, at, h, True)
+    for h in range(first, last):
+        x = shown(load_map(maps, c, at, h), seen, 0.0)
+        dy = load_dy(grads, weights, delta, c, at, h, seen)
+        for r in tl.static_range(mix.RQ):
+            store_row_share(shares.of_queries, tl.sum(x * grad_inner[r], 1), c, at, h, r, WQ)
+            store_row_share(shares.of_queries, tl.sum(dy * inner[r], 1), c, at, h, mix.RQ + r, WQ)
+        for r in tl.static_range(mix.RK):
+            down = x * grad_inner[mix.RQ + r]
+            up = dy * inner[mix.RQ + r]
+            store_column_share(shares.of_keys, down, c, at, h, r, WK, TF32, M, N)
+            store_column_share(shares.of_keys, up, c, at, h, mix.RK + r, WK, TF32, M, N)
+        if mix.q_gate:
+            store_row_share(shares.of_queries, tl.sum(x * dy, 1), c, at, h, 2 * mix.RQ, WQ)
+        if mix.k_gate:
+            store_column_share(shares.of_keys, x * dy, c, at, h, 2 * mix.RK, WK, TF32, M, N)
+        dx = mixed(dy, grad_product, grad_inner, outer_weights(mix, c, at, h, True), c, mix, at, h)
+        dx = rounded(shown(dx, seen, 0.0), dtype)
+        if out is not None:
+            # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
+            store_row_share(sums, tl.sum(x * dx.to(tl.float32), 1), c, at, h, 0, 1)
+            y = mixed(x, product, inner, outer_weights(mix, c, at, h, False), c, mix, at, h)
+            store_map(out, rounded(shown(y, seen, 0.0), dtype), c, at, h)
+        store_map(grads, dx, c, at, h)
