@@ -123,9 +123,10 @@ class Problem:
         self.window = None if window is None or window >= self.S + self.T else window
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         reach = 0 if self.window is None else up(self.window, KEYS)
-        self.keys_before = reach
+        # Chunks of a window are taken together; the first and the last reach beyond the sequence.
+        self.keys_before, self.keys_behind = reach, 4 * reach
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
-        self.key_blocks = up(self.S + COLUMNS + 3 * reach, KEYS) // KEYS
+        self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
         self.pre = pack(pre, self)
         self.post = pack(post, self)
         self.lengths = None if lengths is None else lengths.contiguous()
@@ -252,27 +253,26 @@ def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
 
 
 class OfKeys:
-    """What is added up for keys, [B, S, ...] in float32."""
+    """What is added up for keys in float32: [B, S, ...], with room for the keys of chunks that lie beyond the sequence."""
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
+    def __init__(self, p: Problem, *size: int) -> None:
+        self.p = p
+        self.padded = p.q.new_zeros((p.B, p.keys_before + p.S + p.keys_behind, *size), dtype=torch.float32)
+        self.total = self.padded[:, p.keys_before : p.keys_before + p.S]
 
     def add(self, parts: Tensor, chunk: Chunk) -> None:
         """`parts` are [B chunks, keys, ...]. Those of chunks that have a key in common are added one after the other."""
         parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.count))
-        if chunk.count == 1:
-            self.add_at(parts[:, 0], chunk.left)
-            return
-        apart = -(-chunk.keys // chunk.step)
+        apart = -(-chunk.keys // max(chunk.step, 1))
         for i in range(min(apart, chunk.count)):
             part = parts[:, i::apart]
-            part = F.pad(part.movedim(2, -1), (0, apart * chunk.step - chunk.keys)).movedim(-1, 2)
-            self.add_at(part.flatten(1, 2), chunk.left + i * chunk.step)
-
-    def add_at(self, part: Tensor, left: int) -> None:
-        first, last = max(left, 0), min(left + part.shape[1], self.total.shape[1])
-        if first < last:
-            self.total[:, first:last] += part[:, first - left : last - left]
+            first = self.p.keys_before + chunk.left + i * chunk.step
+            if part.shape[1] == 1:
+                self.padded[:, first : first + chunk.keys] += part[:, 0]
+                continue
+            size = apart * chunk.step
+            of_part = self.padded[:, first : first + part.shape[1] * size].unflatten(1, (-1, size))
+            of_part[:, :, : chunk.keys] += part
 
 
 def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
@@ -282,24 +282,24 @@ def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
     constant = triton.language.constexpr
     static = mix[0]
 
-    def packed(weights: Tensors, blocks: int, of_block: int, before: int) -> Optional[Tensor]:
-        """Down, up and gate: [B, L, R, H] and [B, L, H] as [B, blocks, H, weights, L of a block]."""
-        parts = [x if x.dim() == 4 else x.unsqueeze(2) for x in weights if x is not None]
-        if not parts:
+    def packed(weights: Tensors, length: int, blocks: int, of_block: int, before: int) -> Optional[Tensor]:
+        down, up, gate = (None if x is None else x.contiguous() for x in weights)
+        R = 0 if down is None else down.shape[2]
+        W = 2 * R + (gate is not None)
+        if W == 0:
             return None
-        B, L, _, H = parts[0].shape
-        W = sum(x.shape[2] for x in parts)
-        out = parts[0].new_zeros((B, blocks * of_block, W, H), dtype=torch.float32)
-        out[:, before : before + L] = torch.cat(parts, 2)
-        return out.view(B, blocks, of_block, W, H).permute(0, 1, 4, 3, 2).contiguous()
+        out = p.q.new_empty((p.B, blocks, p.H, W, of_block), dtype=torch.float32)
+        heads = 1 << (p.H - 1).bit_length()
+        kernels.pack_kernel[(blocks, p.B)](down, up, gate, out, length, before, blocks, H=p.H, HEADS=heads, R=R, SIZE=of_block)
+        return out
 
     def rank(down: Optional[Tensor]) -> int:
         return 0 if down is None else down.shape[2]
 
     return kernels.Mix(
         None if static is None else static.view(p.groups, *static.shape[-2:]),
-        packed(mix[1:4], p.query_blocks, QUERIES, 0),
-        packed(mix[4:7], p.key_blocks, KEYS, p.keys_before),
+        packed(mix[1:4], p.T, p.query_blocks, QUERIES, 0),
+        packed(mix[4:7], p.S, p.key_blocks, KEYS, p.keys_before),
         constant(rank(mix[1])),
         constant(rank(mix[4])),
         constant(mix[3] is not None),
@@ -319,23 +319,18 @@ def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
     torch.baddbmm(fold(out), fold(x), y.flatten(0, 1), beta=0, alpha=scale, out=fold(out))
 
 
-def add_transposed(total: Tensor, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """total [B, G, S, K], in float32, += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, keys] and
+def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+    """total [B, S, G, K] += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, keys] and
     y [B chunks, H, M, K]."""
-    G = total.shape[1]
+    G = total.total.shape[2]
     n = x.shape[1] // G
     x = x.view(-1, n * x.shape[2], x.shape[3])
     y = y.view(-1, n * y.shape[2], y.shape[3])
-    if chunk.count > 1 or not x.is_cuda:
-        part = torch.bmm(x.mT, y, out_dtype=total.dtype) if x.is_cuda and x.dtype != total.dtype else torch.bmm(x.mT, y)
-        part = part.to(total.dtype).mul_(scale).unflatten(0, (-1, G))
-        OfKeys(total.transpose(1, 2)).add(part.transpose(1, 2), chunk)
-        return
-    of_chunk = total[:, :, chunk.left : chunk.right].flatten(0, 1)  # and no copy, since it is added to
-    if x.dtype == total.dtype:
-        torch.baddbmm(of_chunk, x.mT, y, alpha=scale, out=of_chunk)
+    if x.is_cuda and x.dtype != torch.float32:
+        part = torch.bmm(x.mT, y, out_dtype=torch.float32)
     else:
-        torch.baddbmm(of_chunk, x.mT, y, out_dtype=total.dtype, alpha=scale, out=of_chunk)
+        part = torch.bmm(x.mT, y).float()
+    total.add(part.mul_(scale).unflatten(0, (-1, G)).transpose(1, 2), chunk)
 
 
 def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
@@ -437,51 +432,42 @@ class MixGradients:
         self.mix = mix
         # Zeros: a chunk without keys writes nothing.
         self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
-
-        def zeros(packed: Optional[Tensor], length: int) -> Optional[Tensor]:
-            if packed is None:
-                return None
-            B, _, H, W, _ = packed.shape
-            return packed.new_zeros((B, H, W, length))
-
-        self.weights = [zeros(mix.of_queries, p.T), zeros(mix.of_keys, p.S)]
+        self.of_queries = None if mix.of_queries is None else mix.of_queries.new_zeros((p.B, p.T, *mix.of_queries.shape[2:4]))
+        self.of_keys = None if mix.of_keys is None else OfKeys(p, *mix.of_keys.shape[2:4])
 
     def shares(self, chunk: Chunk, of: Tile, maps: Tensor) -> kernels.Shares:
-        rows, columns = maps.shape[2:]
-        sizes = [(-(-chunk.keys // of.N), rows), (rows // of.M, columns)]
-        return kernels.Shares(
-            *(
-                None if total is None else total.new_empty((tiles, maps.shape[0], *total.shape[1:3], size))
-                for total, (tiles, size) in zip(self.weights, sizes)
-            )
-        )
+        chunks, _, rows, columns = maps.shape
+        tiles = -(-chunk.keys // of.N), rows // of.M
+        found: List[Optional[Tensor]] = []
+        for packed, count, size in zip((self.mix.of_queries, self.mix.of_keys), tiles, (rows, columns)):
+            found.append(None if packed is None else packed.new_empty((count, chunks, *packed.shape[2:4], size)))
+        return kernels.Shares(*found)
 
     def add_static(self, x: Tensor, dy: Tensor) -> None:
         if self.static is not None:
             self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
 
     def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
-        of_queries, of_keys = self.weights
-        if of_queries is not None:
+        if self.of_queries is not None:
             part = sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk)  # [B, queries, H, W]
-            total = of_queries[..., chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
-            total += part[:, : total.shape[-1]].movedim(1, -1)
-        if of_keys is not None:
-            OfKeys(of_keys.movedim(-1, 1)).add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
+            total = self.of_queries[:, chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
+            total += part[:, : total.shape[1]]
+        if self.of_keys is not None:
+            self.of_keys.add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
 
     def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
         """In the order and layout of the operator's list."""
         # M has no group where there is one.
         found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
-        for total, given in zip(self.weights, (mix[1:4], mix[4:7])):
-            first = 0
-            for weight in given:
-                if weight is None or total is None:
-                    found.append(None)
-                    continue
-                rank = weight.shape[2] if weight.dim() == 4 else 1
-                found.append(total[:, :, first : first + rank].permute(0, 3, 2, 1).reshape(weight.shape))
-                first += rank
+        totals = self.of_queries, None if self.of_keys is None else self.of_keys.total
+        for total, given in zip(totals, (mix[1:4], mix[4:7])):
+            of_side = [None if x is None else x.new_empty(x.shape) for x in given]
+            found += of_side
+            if total is not None and total.numel() > 0:
+                B, L, H, _ = total.shape
+                R = 0 if given[0] is None else given[0].shape[2]
+                heads = 1 << (H - 1).bit_length()
+                kernels.unpack_kernel[(-(-L // 64), B)](total, total.stride(0), *of_side, L, H=H, HEADS=heads, R=R, SIZE=64)
         return found
 
 
@@ -538,8 +524,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     pre, post = (MixGradients(mix, p) for mix in (p.pre, p.post))
     delta = torch.zeros_like(lse)
     dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
-    dk = p.q.new_zeros((p.B, p.Gk, p.S, p.D), dtype=torch.float32)
-    dv = p.q.new_zeros((p.B, p.Gv, p.S, p.E), dtype=torch.float32)
+    dk, dv = OfKeys(p, p.Gk, p.D), OfKeys(p, p.Gv, p.E)
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
@@ -583,8 +568,8 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
-        (p.k, dk.transpose(1, 2)),
-        (p.v, dv.transpose(1, 2)),
+        (p.k, dk.total),
+        (p.v, dv.total),
         *mix_gradients(call[3], pre),  # type: ignore[arg-type]
         *mix_gradients(call[4], post),  # type: ignore[arg-type]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]

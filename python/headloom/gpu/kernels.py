@@ -468,6 +468,46 @@ def mix_tile(
 
 
 @triton.jit
+def pack_kernel(
+    down, up, gate, out, L, before, blocks, H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr
+):
+    """A block of the weights of a ``Mix``, from `down` and `up` [B, L, R, H] and the gate [B, L, H]. HEADS is a power of 2."""
+    W: tl.constexpr = 2 * R + (gate is not None)
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, HEADS)[None, :]
+    i = tl.arange(0, SIZE)[:, None]
+    place = tl.program_id(0) * SIZE + i - before
+    there = (place >= 0) & (place < L) & (h < H)
+    at = out + (b * blocks + tl.program_id(0)) * (H * W * SIZE) + h * (W * SIZE) + i
+    for r in tl.static_range(R):
+        source = ((b * L + place) * R + r) * H + h
+        tl.store(at + r * SIZE, tl.load(down + source, mask=there, other=0.0).to(tl.float32), mask=h < H)
+        tl.store(at + (R + r) * SIZE, tl.load(up + source, mask=there, other=0.0).to(tl.float32), mask=h < H)
+    if gate is not None:
+        found = tl.load(gate + (b * L + place) * H + h, mask=there, other=0.0)
+        tl.store(at + 2 * R * SIZE, found.to(tl.float32), mask=h < H)
+
+
+@triton.jit
+def unpack_kernel(
+    total, batch, down, up, gate, L, H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr
+):
+    """Gradients in the layout of `down`, `up` and the gate, from [B, L, H, W] in which a sequence has `batch` values."""
+    W: tl.constexpr = 2 * R + (gate is not None)
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, HEADS)[None, :]
+    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)[:, None]
+    there = (place < L) & (h < H)
+    at = total + b * batch + (place * H + h) * W
+    for r in tl.static_range(R):
+        to = ((b * L + place) * R + r) * H + h
+        tl.store(down + to, tl.load(at + r, mask=there).to(down.dtype.element_ty), mask=there)
+        tl.store(up + to, tl.load(at + R + r, mask=there).to(up.dtype.element_ty), mask=there)
+    if gate is not None:
+        tl.store(gate + (b * L + place) * H + h, tl.load(at + 2 * R, mask=there).to(gate.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, tiles, M: tl.constexpr):
     """L of the chunks' rows from `skipped` on, from [tiles, B, chunks, H, rows] to [B, H, T]. `first` and `last` are the first chunk's.
 
