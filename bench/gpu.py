@@ -272,20 +272,21 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
         gpu.mix_maps(p, part, lse, p.pre, scores, weights, "weights")
         grads.normal_()
         out = p.q.new_empty((*scores.shape[:3], p.E))
-        dk = p.q.new_zeros((p.B, p.Gk, p.S, p.D), dtype=torch.float32)
-        p.pre.start(p)
-        p.post.start(p)
+        dk = gpu.OfKeys(p, p.Gk, p.D)
+        pre, post = (gpu.MixGradients(mix, p) for mix in (p.pre, p.post))
         delta = torch.zeros_like(lse)
         steps: Dict[str, Callable[[], Any]] = {
             "copy of a map": lambda: other.copy_(scores),
             "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, keys.mT, p.scale),
             "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], values),
             "product to dk": lambda: gpu.add_transposed(dk, part, scores[..., : part.keys], queries),
-            "mix to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
-            "mix to composed weights": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
-            "mix to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
-            "backward after softmax": lambda: gpu.mix_backward(p, part, lse, p.post, weights, grads, out=other),
-            "backward before softmax": lambda: gpu.mix_backward(p, part, lse, p.pre, scores, grads, weights=weights, delta=delta),
+            "mix_kernel to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
+            "mix_kernel to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
+            "mix_kernel to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
+            "mix_backward_kernel after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
+            "mix_backward_kernel before softmax": lambda: gpu.mix_backward(
+                p, part, lse, pre, scores, grads, weights=weights, delta=delta
+            ),
         }
         print(f"| kernel, {name}, the last {rows} queries of {T} | ps for a place of a head |")
         print("|---|---|")

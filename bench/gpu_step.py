@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="also print the 25 kernels that take most of a step of dcformer++")
+    parser.add_argument("--profile", action="store_true", help="also print the 25 kernels that take most of each step")
     parser.add_argument("--device", help="cuda, or cpu to try the script out")
     given = parser.parse_args()
     device = chosen(given.device)
@@ -228,7 +228,7 @@ def main() -> int:
         compare(peers, device, given.rounds)
         if given.profile:
             for name, peer in peers.items():
-                profile(name, peer.step, device, 25 if name == "dcformer++" else 0)
+                profile(name, peer.step, device, 25)
     except torch.OutOfMemoryError as error:
         print(
             f"bench/gpu_step.py: two models do not fit at --layers {given.layers} and --batch {given.batch}, expected less "

@@ -114,7 +114,9 @@ class Problem:
         self.S, self.E = v.shape[1], v.shape[3]
         self.Gk, self.Gv = k.shape[2], v.shape[2]
         self.roomy = q.dtype != torch.float32 and capability(q.device) < 10
-        self.q, self.k, self.v = q, k, v
+        self.q = q
+        # With a window, the keys of chunks are copied once more.
+        self.k, self.v = (x.transpose(1, 2) if window is not None else by_head(x) for x in (k, v))
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
@@ -124,7 +126,7 @@ class Problem:
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         reach = 0 if self.window is None else up(self.window, KEYS)
         # Chunks of a window are taken together; the first and the last reach beyond the sequence.
-        self.keys_before, self.keys_behind = reach, 4 * reach
+        self.keys_before, self.keys_behind = reach, 6 * reach
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
         self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
         self.pre = pack(pre, self)
@@ -241,24 +243,31 @@ def sequence_of(x: Tensor, chunk: Chunk) -> Tensor:
     return x.flatten(1, 2)
 
 
+def by_head(x: Tensor) -> Tensor:
+    """[B, L, G, D] as [B, G, L, D], which products read without a copy of their own."""
+    return x.transpose(1, 2).contiguous()
+
+
 def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
-    """The keys of a chunk by head: of [B, S, G, D] [B chunks, G, keys, D], 0 beyond the sequence."""
-    if chunk.count == 1 and chunk.left >= 0 and chunk.right <= x.shape[1]:
-        return x[:, chunk.left : chunk.right].transpose(1, 2).contiguous()
+    """The keys of a chunk: of [B, G, S, D] [B chunks, G, keys, D], 0 beyond the sequence."""
+    if chunk.count == 1 and chunk.left >= 0 and chunk.right <= x.shape[2]:
+        return x[:, :, chunk.left : chunk.right]
     end = chunk.right + (chunk.count - 1) * chunk.step
-    part = x[:, max(chunk.left, 0) : max(end, 0)]
+    part = x[:, :, max(chunk.left, 0) : max(end, 0)]
     before = max(-chunk.left, 0)
-    padded = F.pad(part, (0, 0, 0, 0, before, end - chunk.left - before - part.shape[1]))
-    return padded.unfold(1, chunk.keys, chunk.step or 1).permute(0, 1, 2, 4, 3).flatten(0, 1).contiguous()
+    padded = F.pad(part, (0, 0, before, end - chunk.left - before - part.shape[2]))
+    return padded.unfold(2, chunk.keys, chunk.step).permute(0, 2, 1, 4, 3).reshape(-1, x.shape[1], chunk.keys, x.shape[3])
 
 
 class OfKeys:
-    """What is added up for keys in float32: [B, S, ...], with room for the keys of chunks that lie beyond the sequence."""
+    """What is added up for keys in float32, [B, S, G, ...], with room for the keys of chunks that lie beyond the sequence. In memory
+    G comes before S."""
 
     def __init__(self, p: Problem, *size: int) -> None:
-        self.p = p
-        self.padded = p.q.new_zeros((p.B, p.keys_before + p.S + p.keys_behind, *size), dtype=torch.float32)
-        self.total = self.padded[:, p.keys_before : p.keys_before + p.S]
+        self.before = p.keys_before
+        padded = p.q.new_zeros((p.B, size[0], p.keys_before + p.S + p.keys_behind, *size[1:]), dtype=torch.float32)
+        self.padded = padded.transpose(1, 2)
+        self.total = self.padded[:, self.before : self.before + p.S]
 
     def add(self, parts: Tensor, chunk: Chunk) -> None:
         """`parts` are [B chunks, keys, ...]. Those of chunks that have a key in common are added one after the other."""
@@ -266,7 +275,7 @@ class OfKeys:
         apart = -(-chunk.keys // max(chunk.step, 1))
         for i in range(min(apart, chunk.count)):
             part = parts[:, i::apart]
-            first = self.p.keys_before + chunk.left + i * chunk.step
+            first = self.before + chunk.left + i * chunk.step
             if part.shape[1] == 1:
                 self.padded[:, first : first + chunk.keys] += part[:, 0]
                 continue
@@ -326,11 +335,25 @@ def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
     n = x.shape[1] // G
     x = x.view(-1, n * x.shape[2], x.shape[3])
     y = y.view(-1, n * y.shape[2], y.shape[3])
-    if x.is_cuda and x.dtype != torch.float32:
-        part = torch.bmm(x.mT, y, out_dtype=torch.float32)
+    if chunk.count == 1:
+        first = total.before + chunk.left
+        of_chunk = total.padded.transpose(1, 2)[:, :, first : first + chunk.keys].flatten(0, 1)  # and no copy: it is added to
+        add_product(of_chunk, x.mT, y, scale, 1)
+        return
+    part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
+    add_product(part, x.mT, y, scale, 0)
+    total.add(part.unflatten(0, (-1, G)).transpose(1, 2), chunk)
+
+
+def add_product(total: Tensor, x: Tensor, y: Tensor, scale: float, beta: int) -> None:
+    """total, in float32, = beta total + scale x y."""
+    if x.dtype == total.dtype:
+        torch.baddbmm(total, x, y, beta=beta, alpha=scale, out=total)
+    elif x.is_cuda:
+        torch.baddbmm(total, x, y, out_dtype=total.dtype, beta=beta, alpha=scale, out=total)
     else:
-        part = torch.bmm(x.mT, y).float()
-    total.add(part.mul_(scale).unflatten(0, (-1, G)).transpose(1, 2), chunk)
+        product = torch.bmm(x, y).to(total.dtype).mul_(scale)
+        total.copy_(product if beta == 0 else total + product)
 
 
 def static_product(mix: kernels.Mix, maps: Tensor, reverse: bool = False) -> Optional[Tensor]:
@@ -467,7 +490,7 @@ class MixGradients:
                 B, L, H, _ = total.shape
                 R = 0 if given[0] is None else given[0].shape[2]
                 heads = 1 << (H - 1).bit_length()
-                kernels.unpack_kernel[(-(-L // 64), B)](total, total.stride(0), *of_side, L, H=H, HEADS=heads, R=R, SIZE=64)
+                kernels.unpack_kernel[(-(-L // 64), B)](total, *total.stride()[:3], *of_side, L, H=H, HEADS=heads, R=R, SIZE=64)
         return found
 
 

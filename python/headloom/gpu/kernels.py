@@ -490,15 +490,15 @@ def pack_kernel(
 
 @triton.jit
 def unpack_kernel(
-    total, batch, down, up, gate, L, H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr
-):
-    """Gradients in the layout of `down`, `up` and the gate, from [B, L, H, W] in which a sequence has `batch` values."""
-    W: tl.constexpr = 2 * R + (gate is not None)
+    total, of_sequence, of_place, of_head, down, up, gate, L,
+    H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Gradients in the layout of `down`, `up` and the gate, from [B, L, H, W] with these strides."""
     b = tl.program_id(1).to(tl.int64)
     h = tl.arange(0, HEADS)[None, :]
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)[:, None]
     there = (place < L) & (h < H)
-    at = total + b * batch + (place * H + h) * W
+    at = total + b * of_sequence + place * of_place + h * of_head
     for r in tl.static_range(R):
         to = ((b * L + place) * R + r) * H + h
         tl.store(down + to, tl.load(at + r, mask=there).to(down.dtype.element_ty), mask=there)
