@@ -22,11 +22,14 @@ from headloom.gpu import composed_attention as gpu
 
 operator = torch.ops.headloom.composed_attention
 MULTI_TOKEN = "multi_token, 6 x 11"
-CASES = [name for name in MIXES if name != "none"] + [MULTI_TOKEN]
+WINDOW = "dcmha, R 2, window of 60"
+CASES = [name for name in MIXES if name != "none"] + [MULTI_TOKEN, WINDOW]
 
 
 def case(B: int, T: int, H: int, D: int, name: str, dtype: torch.dtype) -> List[Any]:
     """The operator's arguments: a mix on both sides of softmax, or a convolution before it and a static matrix behind it."""
+    if name == WINDOW:
+        return shape(B, T, H, D, "dcmha, R 2", "dcmha, R 2", dtype, "cuda", window=60)
     if name != MULTI_TOKEN:
         return shape(B, T, H, D, name, name, dtype, "cuda")
     given = shape(B, T, H, D, "none", "static", dtype, "cuda")

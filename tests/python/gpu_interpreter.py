@@ -204,6 +204,30 @@ def test_chunks_add_up(monkeypatch):
     compare(Case(B=1, T=8, S=5, H=4, pre={"rank_q": 1, "static": True}, post={"rank_k": 1, "gates": True}))
 
 
+@pytest.mark.parametrize("together", [3, 2], ids=["all together", "two and one"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda: Case(B=2, T=150, S=150, pre=DCMHA, post=DCMHA, window=20),
+        lambda: Case(B=2, T=150, S=150, pre={"static": True}, post={"rank_k": 1}, window=60, lengths=torch.tensor([149, 9])),
+        lambda: Case(T=150, S=170, post={"rank_k": 1, "gates": True}, window=3, causal=False),
+        lambda: Case(T=150, S=11, pre={"rank_k": 1}, post={"rank_q": 1}, window=20),
+        lambda: Case(T=130, S=130, H=4, Gk=2, Gv=1, pre={"rank_k": 1}, window=64, documents=torch.arange(130)[None] // 50),
+    ],
+    ids=["dcmha", "static and lengths", "bidirectional", "few keys", "grouped keys and documents"],
+)
+def test_chunks_of_a_window_are_taken_together(monkeypatch, case, together):
+    """Three chunks of 64 queries, of which the last lies in part beyond the sequence, as the first one's keys do."""
+    case = case()
+    B, T, H, _ = case.q.shape
+    # The least memory for maps that holds so many.
+    rows = [parts.own for parts in gpu.Problem(*case.arguments()).chunks()]
+    assert [chunk.count for chunk in rows] == [3]
+    monkeypatch.setattr(gpu, "MAPS", together * B * H * 64 * gpu.up(rows[0].keys, gpu.COLUMNS) * 4)
+    assert [parts.own.count for parts in gpu.Problem(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
+    compare(case)
+
+
 @pytest.mark.parametrize("conv_mask", ["double", "exact"])
 def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
     """Each chunk of three queries reads scores of up to five earlier ones, and adds to their gradients."""

@@ -123,10 +123,11 @@ class Problem:
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
         self.window = None if window is None or window >= self.S + self.T else window
-        # Blocks of a mix's weights: every tile of queries and of keys lies inside.
+        # Chunks of a window are taken together, and the first and the last reach beyond the sequence.
         reach = 0 if self.window is None else up(self.window, KEYS)
-        # Chunks of a window are taken together; the first and the last reach beyond the sequence.
-        self.keys_before, self.keys_behind = reach, 6 * reach
+        self.keys_before = 0 if self.window is None else reach + up(max(self.T - self.S, 0), KEYS)
+        self.keys_behind = 6 * reach  # the last chunk's keys, and those up to a multiple of what ``OfKeys.add`` takes at once
+        # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
         self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
         self.pre = pack(pre, self)
@@ -230,10 +231,9 @@ def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
     B, _, H, D = x.shape
     part = x[:, chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
     rows = up(chunk.rows, ROWS)
-    out = x.new_zeros((B, chunk.count * rows, H, D)) if part.shape[1] < chunk.count * rows else None
-    if out is not None:
-        out[:, : part.shape[1]] = part
-        part = out
+    missing = chunk.count * rows - part.shape[1]
+    if missing > 0:
+        part = F.pad(part, (0, 0, 0, 0, 0, missing))
     return part.reshape(B * chunk.count, rows, H, D).transpose(1, 2).contiguous()
 
 
@@ -254,7 +254,7 @@ def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
         return x[:, :, chunk.left : chunk.right]
     end = chunk.right + (chunk.count - 1) * chunk.step
     part = x[:, :, max(chunk.left, 0) : max(end, 0)]
-    before = max(-chunk.left, 0)
+    before = min(max(-chunk.left, 0), end - chunk.left)
     padded = F.pad(part, (0, 0, before, end - chunk.left - before - part.shape[2]))
     return padded.unfold(2, chunk.keys, chunk.step).permute(0, 2, 1, 4, 3).reshape(-1, x.shape[1], chunk.keys, x.shape[3])
 
@@ -269,19 +269,24 @@ class OfKeys:
         self.padded = padded.transpose(1, 2)
         self.total = self.padded[:, self.before : self.before + p.S]
 
+    def of(self, chunk: Chunk) -> Tensor:
+        """The keys of one chunk, to add to: [B, keys, G, ...]."""
+        first = self.before + chunk.left
+        return self.padded[:, first : first + chunk.keys]
+
     def add(self, parts: Tensor, chunk: Chunk) -> None:
-        """`parts` are [B chunks, keys, ...]. Those of chunks that have a key in common are added one after the other."""
+        """`parts` are [B chunks, keys, G, ...]. Those of chunks that have a key in common are added one after the other."""
         parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.count))
-        apart = -(-chunk.keys // max(chunk.step, 1))
+        if chunk.count == 1:
+            self.of(chunk).add_(parts[:, 0])
+            return
+        apart = -(-chunk.keys // chunk.step)  # chunks without a common key
+        size = apart * chunk.step
         for i in range(min(apart, chunk.count)):
             part = parts[:, i::apart]
             first = self.before + chunk.left + i * chunk.step
-            if part.shape[1] == 1:
-                self.padded[:, first : first + chunk.keys] += part[:, 0]
-                continue
-            size = apart * chunk.step
-            of_part = self.padded[:, first : first + part.shape[1] * size].unflatten(1, (-1, size))
-            of_part[:, :, : chunk.keys] += part
+            places = self.padded[:, first : first + part.shape[1] * size].unflatten(1, (-1, size))
+            places[:, :, : chunk.keys] += part
 
 
 def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
@@ -336,9 +341,7 @@ def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
     x = x.view(-1, n * x.shape[2], x.shape[3])
     y = y.view(-1, n * y.shape[2], y.shape[3])
     if chunk.count == 1:
-        first = total.before + chunk.left
-        of_chunk = total.padded.transpose(1, 2)[:, :, first : first + chunk.keys].flatten(0, 1)  # and no copy: it is added to
-        add_product(of_chunk, x.mT, y, scale, 1)
+        add_product(total.of(chunk).transpose(1, 2).flatten(0, 1), x.mT, y, scale, 1)  # flattened without a copy: it is added to
         return
     part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
     add_product(part, x.mT, y, scale, 0)
@@ -346,7 +349,7 @@ def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
 
 
 def add_product(total: Tensor, x: Tensor, y: Tensor, scale: float, beta: int) -> None:
-    """total, in float32, = beta total + scale x y."""
+    """total, in float32, = beta total + scale x y; with a beta of 0 it may be fresh memory."""
     if x.dtype == total.dtype:
         torch.baddbmm(total, x, y, beta=beta, alpha=scale, out=total)
     elif x.is_cuda:
