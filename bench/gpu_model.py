@@ -121,7 +121,7 @@ def seen_places(launch: Launch, window: Optional[int]) -> int:
     """Queries times keys of the tiles in which some query sees some key, by a causal mask and a window."""
     chunk, M, N = launch.chunk, launch.arguments["M"], launch.arguments["N"]
     tiles = 0
-    for behind in range(0, chunk.count * chunk.step or 1, chunk.step or 1):
+    for behind in range(0, chunk.chunks * chunk.step or 1, chunk.step or 1):
         for first in range(chunk.first, chunk.last, M):
             left = max(-behind, chunk.left, -behind if window is None else first - window + 1)
             tiles += (min(first + M, chunk.right) - 1 - chunk.left) // N - (left - chunk.left) // N + 1
@@ -147,7 +147,7 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
             if chunk is None:
                 continue  # a sum of a few numbers for each row
             rows = chunk.last - chunk.first
-            places = B * H * chunk.count * rows * (chunk.right - chunk.left)
+            places = B * H * chunk.chunks * rows * (chunk.right - chunk.left)
             seen = B * H * seen_places(launch, window)
             if name not in counted:
                 counted[name] = loops(launch, card.capability)

@@ -222,9 +222,9 @@ def test_chunks_of_a_window_are_taken_together(monkeypatch, case, together):
     B, T, H, _ = case.q.shape
     # The least memory for maps that holds so many.
     rows = [parts.own for parts in gpu.Problem(*case.arguments()).chunks()]
-    assert [chunk.count for chunk in rows] == [3]
+    assert [chunk.chunks for chunk in rows] == [3]
     monkeypatch.setattr(gpu, "MAPS", together * B * H * 64 * gpu.up(rows[0].keys, gpu.COLUMNS) * 4)
-    assert [parts.own.count for parts in gpu.Problem(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
+    assert [parts.own.chunks for parts in gpu.Problem(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
     compare(case)
 
 

@@ -177,7 +177,7 @@ class Problem:
 
     def maps(self, chunk: Chunk) -> Tensor:
         """Memory for the maps of a chunk: [B chunks, H, rows, columns] of whole tiles."""
-        size = (self.B * chunk.count, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS))
+        size = (self.B * chunk.chunks, self.H, up(chunk.rows, ROWS), up(chunk.keys, COLUMNS))
         # The gradient of M is a product over all places.
         return self.q.new_zeros(size) if self.static else self.q.new_empty(size)
 
@@ -229,17 +229,17 @@ def up(size: int, multiple: int) -> int:
 def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
     """The queries of a chunk by head, with rows of 0 behind the last as in its maps: of [B, T, H, D] [B chunks, H, rows, D]."""
     B, _, H, D = x.shape
-    part = x[:, chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
+    part = x[:, chunk.first : chunk.last + (chunk.chunks - 1) * chunk.step]
     rows = up(chunk.rows, ROWS)
-    missing = chunk.count * rows - part.shape[1]
+    missing = chunk.chunks * rows - part.shape[1]
     if missing > 0:
         part = F.pad(part, (0, 0, 0, 0, 0, missing))
-    return part.reshape(B * chunk.count, rows, H, D).transpose(1, 2).contiguous()
+    return part.reshape(B * chunk.chunks, rows, H, D).transpose(1, 2).contiguous()
 
 
 def sequence_of(x: Tensor, chunk: Chunk) -> Tensor:
     """[B chunks, H, rows, ...] of a chunk as [B, queries, H, ...]; some may lie beyond the sequence."""
-    x = x[:, :, : chunk.rows].unflatten(0, (-1, chunk.count)).transpose(2, 3)
+    x = x[:, :, : chunk.rows].unflatten(0, (-1, chunk.chunks)).transpose(2, 3)
     return x.flatten(1, 2)
 
 
@@ -250,9 +250,9 @@ def by_head(x: Tensor) -> Tensor:
 
 def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
     """The keys of a chunk: of [B, G, S, D] [B chunks, G, keys, D], 0 beyond the sequence."""
-    if chunk.count == 1 and chunk.left >= 0 and chunk.right <= x.shape[2]:
+    if chunk.chunks == 1 and chunk.left >= 0 and chunk.right <= x.shape[2]:
         return x[:, :, chunk.left : chunk.right]
-    end = chunk.right + (chunk.count - 1) * chunk.step
+    end = chunk.right + (chunk.chunks - 1) * chunk.step
     part = x[:, :, max(chunk.left, 0) : max(end, 0)]
     before = min(max(-chunk.left, 0), end - chunk.left)
     padded = F.pad(part, (0, 0, before, end - chunk.left - before - part.shape[2]))
@@ -276,13 +276,13 @@ class OfKeys:
 
     def add(self, parts: Tensor, chunk: Chunk) -> None:
         """`parts` are [B chunks, keys, G, ...]. Those of chunks that have a key in common are added one after the other."""
-        parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.count))
-        if chunk.count == 1:
+        parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.chunks))
+        if chunk.chunks == 1:
             self.of(chunk).add_(parts[:, 0])
             return
         apart = -(-chunk.keys // chunk.step)  # chunks without a common key
         size = apart * chunk.step
-        for i in range(min(apart, chunk.count)):
+        for i in range(min(apart, chunk.chunks)):
             part = parts[:, i::apart]
             first = self.before + chunk.left + i * chunk.step
             places = self.padded[:, first : first + part.shape[1] * size].unflatten(1, (-1, size))
@@ -340,7 +340,7 @@ def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
     n = x.shape[1] // G
     x = x.view(-1, n * x.shape[2], x.shape[3])
     y = y.view(-1, n * y.shape[2], y.shape[3])
-    if chunk.count == 1:
+    if chunk.chunks == 1:
         add_product(total.of(chunk).transpose(1, 2).flatten(0, 1), x.mT, y, scale, 1)  # flattened without a copy: it is added to
         return
     part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
@@ -374,7 +374,7 @@ def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
 
 
 def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
-    grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * chunk.count * p.groups)
+    grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * chunk.chunks * p.groups)
     options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
     kernel[grid](*arguments, **constants, M=of.M, N=of.N, **options)
 
@@ -399,7 +399,7 @@ def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
     tiles, chunks, H, _, rows = of_tiles.shape
     grid = (-(-own.rows // 128), H, chunks)
     kernels.lse_kernel[grid](
-        of_tiles, lse, lse.shape[2], own.count, own.step, rows, own.last, own.first - halo, halo, tiles, M=128
+        of_tiles, lse, lse.shape[2], own.chunks, own.step, rows, own.last, own.first - halo, halo, tiles, M=128
     )  # fmt: skip
 
 
@@ -423,7 +423,7 @@ def forward(*arguments: object) -> List[Tensor]:
     if p.q.numel() == 0 or p.S == 0:
         return [out.zero_(), lse.fill_(float("inf"))]
     for own, weighed, scored in p.chunks():
-        rows = slice(own.first, own.last + (own.count - 1) * own.step)
+        rows = slice(own.first, own.last + (own.chunks - 1) * own.step)
         if scored.keys == 0:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
@@ -476,7 +476,7 @@ class MixGradients:
     def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
         if self.of_queries is not None:
             part = sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk)  # [B, queries, H, W]
-            total = self.of_queries[:, chunk.first : chunk.last + (chunk.count - 1) * chunk.step]
+            total = self.of_queries[:, chunk.first : chunk.last + (chunk.chunks - 1) * chunk.step]
             total += part[:, : total.shape[1]]
         if self.of_keys is not None:
             self.of_keys.add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
@@ -579,7 +579,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             # in it.
             found = (weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1)
         assert found is not None
-        of_chunk = delta[:, :, weighed.first : weighed.last + (weighed.count - 1) * weighed.step]
+        of_chunk = delta[:, :, weighed.first : weighed.last + (weighed.chunks - 1) * weighed.step]
         of_chunk.copy_(sequence_of(found, weighed)[:, : of_chunk.shape[2]].transpose(1, 2))
         mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         if p.pre_conv is not None:
@@ -587,7 +587,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
         multiply(part, grad_maps[..., : own.keys], keys_of(p.k, own), p.scale)
-        of_queries = dq[:, scored.first : scored.last + (scored.count - 1) * scored.step]
+        of_queries = dq[:, scored.first : scored.last + (scored.chunks - 1) * scored.step]
         of_queries += sequence_of(part, scored)[:, : of_queries.shape[1]]
         add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
         if dbias is not None:

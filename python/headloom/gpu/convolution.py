@@ -17,7 +17,7 @@ class Chunk(NamedTuple):
     last: int
     left: int
     right: int
-    count: int = 1
+    chunks: int = 1
     step: int = 0
 
     @property
