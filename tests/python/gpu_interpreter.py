@@ -228,6 +228,21 @@ def test_chunks_of_a_window_are_taken_together(monkeypatch, case, together):
     compare(case)
 
 
+@pytest.mark.parametrize("window", [None, 64, 100, 1000, 1900])
+def test_maps_of_a_chunk_take_no_more_than_their_memory(monkeypatch, window):
+    """Whatever the window is. Chunks have each query once."""
+    case = Case(B=1, T=1000, S=1000, H=2, post={"rank_q": 1}, window=window)
+    monkeypatch.setattr(gpu, "MAPS", 1 << 20)
+    problem = gpu.Problem(*case.arguments())
+    end = 0
+    for parts in problem.chunks():
+        chunk = parts.own
+        assert chunk.first == end
+        end = chunk.last + (chunk.chunks - 1) * chunk.step
+        assert problem.maps(chunk).numel() * 4 <= gpu.MAPS
+    assert 1000 <= end < 1064 + (window or 0)
+
+
 @pytest.mark.parametrize("conv_mask", ["double", "exact"])
 def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
     """Each chunk of three queries reads scores of up to five earlier ones, and adds to their gradients."""

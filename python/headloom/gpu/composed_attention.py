@@ -1,8 +1,8 @@
 """Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
 
 The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
-weights in place, and a product makes the output. The maps of one chunk are in memory at a time. Where maps are convolved
-(``convolution.py``), a chunk's maps also have the earlier queries that the convolutions reach back to, its *halo*.
+weights in place, and a product makes the output. The maps of one chunk, or of several chunks of a window, are in memory at a
+time. Where maps are convolved (``convolution.py``), a chunk's maps also have the earlier queries that the convolutions reach back to, its *halo*.
 
 ``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
 their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
@@ -150,24 +150,25 @@ class Problem:
     def chunks(self) -> Iterator[Parts]:
         """With a window, chunks have no more queries than it: longer ones would have more places that nobody sees. Then as many
         chunks are taken together as fit the memory for maps."""
-        item = self.q.element_size()
-        if self.window is None:
-            rows = max(MAPS // max(self.B * self.H * self.S * item, 1) // ROWS * ROWS, ROWS)
+        of_place = max(self.B * self.H * self.q.element_size(), 1)
+        keys = self.S if self.window is None else min(self.S, 2 * self.window)
+        rows = MAPS // (of_place * keys) // ROWS * ROWS
+        if self.window is not None:
+            rows = min(rows, up(self.window, ROWS))
+        rows = max(rows, ROWS)
+        together = 1
+        if self.window is not None and self.pre_conv is None and self.post_conv is None and self.bias is None:
+            before = up(self.window - 1, ALIGNED)
+            keys = before + rows + (0 if self.causal else self.window - 1)
+            together = min(MAPS // (of_place * rows * up(keys, COLUMNS)), -(-self.T // rows))
+        if together <= 1:
             for first in range(0, self.T, rows):
                 yield self.parts(first, min(first + rows, self.T))
             return
-        rows = min(up(self.window, ROWS), up(self.T, ROWS))
-        if self.pre_conv is not None or self.post_conv is not None or self.bias is not None:
-            for first in range(0, self.T, rows):
-                yield self.parts(first, min(first + rows, self.T))
-            return
-        left = up(self.window - 1, ALIGNED)
-        keys = left + rows + (0 if self.causal else self.window - 1)
-        most = max(MAPS // max(self.B * self.H * rows * up(keys, COLUMNS) * item, 1), 1)
-        for first in range(0, self.T, most * rows):
-            count = min(-(-(self.T - first) // rows), most)
-            at = first + self.S - self.T - left
-            yield Parts(*[Chunk(first, first + rows, at, at + keys, count, rows)] * 3)
+        for first in range(0, self.T, together * rows):
+            left = first + self.S - self.T - before
+            count = min(-(-(self.T - first) // rows), together)
+            yield Parts(*[Chunk(first, first + rows, left, left + keys, count, rows)] * 3)
 
     def parts(self, first: int, last: int) -> Parts:
         weighed = first - (0 if self.post_conv is None else self.post_conv.halo)
