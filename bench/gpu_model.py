@@ -121,7 +121,8 @@ def seen_places(launch: Launch, window: Optional[int]) -> int:
     """Queries times keys of the tiles in which some query sees some key, by a causal mask and a window."""
     chunk, M, N = launch.chunk, launch.arguments["M"], launch.arguments["N"]
     tiles = 0
-    for behind in range(0, chunk.chunks * chunk.step or 1, chunk.step or 1):
+    for number in range(chunk.chunks):
+        behind = number * chunk.step
         for first in range(chunk.first, chunk.last, M):
             left = max(-behind, chunk.left, -behind if window is None else first - window + 1)
             tiles += (min(first + M, chunk.right) - 1 - chunk.left) // N - (left - chunk.left) // N + 1

@@ -1,8 +1,9 @@
 """Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
 
 The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
-weights in place, and a product makes the output. The maps of one chunk, or of several chunks of a window, are in memory at a
-time. Where maps are convolved (``convolution.py``), a chunk's maps also have the earlier queries that the convolutions reach back to, its *halo*.
+weights in place, and a product makes the output. The maps of one chunk, or of several chunks of a window, are in memory at
+a time. Where maps are convolved (``convolution.py``), a chunk's maps also have the earlier queries that the convolutions
+reach back to, its *halo*.
 
 ``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
 their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
@@ -27,8 +28,7 @@ MAPS = 256 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
 QUERIES, KEYS = kernels.QUERIES.value, kernels.KEYS.value  # of a block of weights
-_no, _none = triton.language.constexpr(False), triton.language.constexpr(0)
-NO_MIX = kernels.Mix(None, None, None, _none, _none, _no, _no)
+NO_MIX = kernels.Mix(None, None, None, *map(triton.language.constexpr, (0, 0, False, False)))
 
 Tensors = Sequence[Optional[Tensor]]
 
@@ -115,18 +115,21 @@ class Problem:
         self.Gk, self.Gv = k.shape[2], v.shape[2]
         self.roomy = q.dtype != torch.float32 and capability(q.device) < 10
         self.q = q
-        # With a window, the keys of chunks are copied once more.
-        self.k, self.v = (x.transpose(1, 2) if window is not None else by_head(x) for x in (k, v))
         # A mix without terms across heads fits any grouping.
         self.groups = max(pre_groups if pre else 1, post_groups if post else 1)
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
         self.window = None if window is None or window >= self.S + self.T else window
+        # [B, G, S, D], which products read without a copy of their own; the keys of a window's chunks are copied in any case.
+        self.k, self.v = (x.transpose(1, 2) for x in (k, v))
+        if self.window is None:
+            self.k, self.v = self.k.contiguous(), self.v.contiguous()
         # Chunks of a window are taken together, and the first and the last reach beyond the sequence.
         reach = 0 if self.window is None else up(self.window, KEYS)
         self.keys_before = 0 if self.window is None else reach + up(max(self.T - self.S, 0), KEYS)
-        self.keys_behind = 6 * reach  # the last chunk's keys, and those up to a multiple of what ``OfKeys.add`` takes at once
+        # The last chunk's queries, what they see behind them, and less than a step that ``OfKeys.add`` takes besides.
+        self.keys_behind = 3 * reach
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
         self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
@@ -230,7 +233,7 @@ def up(size: int, multiple: int) -> int:
 def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
     """The queries of a chunk by head, with rows of 0 behind the last as in its maps: of [B, T, H, D] [B chunks, H, rows, D]."""
     B, _, H, D = x.shape
-    part = x[:, chunk.first : chunk.last + (chunk.chunks - 1) * chunk.step]
+    part = x[:, chunk.queries]
     rows = up(chunk.rows, ROWS)
     missing = chunk.chunks * rows - part.shape[1]
     if missing > 0:
@@ -238,15 +241,10 @@ def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
     return part.reshape(B * chunk.chunks, rows, H, D).transpose(1, 2).contiguous()
 
 
-def sequence_of(x: Tensor, chunk: Chunk) -> Tensor:
-    """[B chunks, H, rows, ...] of a chunk as [B, queries, H, ...]; some may lie beyond the sequence."""
+def sequence_of(x: Tensor, chunk: Chunk, T: int) -> Tensor:
+    """[B chunks, H, rows, ...] of a chunk as [B, queries, H, ...], up to the end of the T queries."""
     x = x[:, :, : chunk.rows].unflatten(0, (-1, chunk.chunks)).transpose(2, 3)
-    return x.flatten(1, 2)
-
-
-def by_head(x: Tensor) -> Tensor:
-    """[B, L, G, D] as [B, G, L, D], which products read without a copy of their own."""
-    return x.transpose(1, 2).contiguous()
+    return x.flatten(1, 2)[:, : T - chunk.first]
 
 
 def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
@@ -304,8 +302,8 @@ def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
         if W == 0:
             return None
         out = p.q.new_empty((p.B, blocks, p.H, W, of_block), dtype=torch.float32)
-        heads = 1 << (p.H - 1).bit_length()
-        kernels.pack_kernel[(blocks, p.B)](down, up, gate, out, length, before, blocks, H=p.H, HEADS=heads, R=R, SIZE=of_block)
+        sizes = {"H": p.H, "HEADS": triton.next_power_of_2(p.H), "R": R, "SIZE": of_block}
+        kernels.pack_kernel[(blocks, p.B)](down, up, gate, out, length, before, blocks, **sizes)
         return out
 
     def rank(down: Optional[Tensor]) -> int:
@@ -424,7 +422,7 @@ def forward(*arguments: object) -> List[Tensor]:
     if p.q.numel() == 0 or p.S == 0:
         return [out.zero_(), lse.fill_(float("inf"))]
     for own, weighed, scored in p.chunks():
-        rows = slice(own.first, own.last + (own.chunks - 1) * own.step)
+        rows = own.queries
         if scored.keys == 0:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
@@ -439,8 +437,7 @@ def forward(*arguments: object) -> List[Tensor]:
         mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
         multiply(part, maps[..., : own.keys], keys_of(p.v, own))
-        of_chunk = out[:, rows]
-        of_chunk.copy_(sequence_of(part, own)[:, : of_chunk.shape[1]])
+        out[:, rows] = sequence_of(part, own, p.T)
     return [out, lse]
 
 
@@ -457,6 +454,7 @@ class MixGradients:
 
     def __init__(self, mix: kernels.Mix, p: Problem) -> None:
         self.mix = mix
+        self.T = p.T
         # Zeros: a chunk without keys writes nothing.
         self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
         self.of_queries = None if mix.of_queries is None else mix.of_queries.new_zeros((p.B, p.T, *mix.of_queries.shape[2:4]))
@@ -476,9 +474,7 @@ class MixGradients:
 
     def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
         if self.of_queries is not None:
-            part = sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk)  # [B, queries, H, W]
-            total = self.of_queries[:, chunk.first : chunk.last + (chunk.chunks - 1) * chunk.step]
-            total += part[:, : total.shape[1]]
+            self.of_queries[:, chunk.queries] += sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk, self.T)
         if self.of_keys is not None:
             self.of_keys.add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
 
@@ -493,8 +489,8 @@ class MixGradients:
             if total is not None and total.numel() > 0:
                 B, L, H, _ = total.shape
                 R = 0 if given[0] is None else given[0].shape[2]
-                heads = 1 << (H - 1).bit_length()
-                kernels.unpack_kernel[(-(-L // 64), B)](total, *total.stride()[:3], *of_side, L, H=H, HEADS=heads, R=R, SIZE=64)
+                sizes = {"H": H, "HEADS": triton.next_power_of_2(H), "R": R, "SIZE": 64}
+                kernels.unpack_kernel[(-(-L // 64), B)](total, *total.stride()[:3], *of_side, L, **sizes)
         return found
 
 
@@ -513,8 +509,9 @@ def mix_backward(
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
-        grads[:, :, : chunk.rows].sub_(queries_of(delta.transpose(1, 2)[..., None], chunk)[:, :, : chunk.rows])  # type: ignore
-        grads[:, :, : chunk.rows].mul_(weights[:, :, : chunk.rows])
+        rows = slice(0, chunk.rows)
+        of_rows = queries_of(delta.transpose(1, 2)[..., None], chunk)  # type: ignore[union-attr]
+        grads[:, :, rows].sub_(of_rows[:, :, rows]).mul_(weights[:, :, rows])
         weights = None
     total.add_static(maps, grads)
     of = tile(mix, True, p.roomy)
@@ -580,16 +577,14 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             # in it.
             found = (weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1)
         assert found is not None
-        of_chunk = delta[:, :, weighed.first : weighed.last + (weighed.chunks - 1) * weighed.step]
-        of_chunk.copy_(sequence_of(found, weighed)[:, : of_chunk.shape[2]].transpose(1, 2))
+        delta[:, :, weighed.queries] = sequence_of(found, weighed, p.T).transpose(1, 2)
         mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         if p.pre_conv is not None:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
         multiply(part, grad_maps[..., : own.keys], keys_of(p.k, own), p.scale)
-        of_queries = dq[:, scored.first : scored.last + (scored.chunks - 1) * scored.step]
-        of_queries += sequence_of(part, scored)[:, : of_queries.shape[1]]
+        dq[:, scored.queries] += sequence_of(part, scored, p.T)
         add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)

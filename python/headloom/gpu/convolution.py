@@ -21,6 +21,11 @@ class Chunk(NamedTuple):
     step: int = 0
 
     @property
+    def queries(self) -> slice:
+        """Those of all these chunks; the slice may end beyond the sequence."""
+        return slice(self.first, self.last + (self.chunks - 1) * self.step)
+
+    @property
     def rows(self) -> int:
         return self.last - self.first
 

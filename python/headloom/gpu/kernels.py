@@ -86,6 +86,7 @@ class Place(NamedTuple):
 
     b: Any  # sequence
     chunk: Any  # of all chunks of the batch
+    behind: Any  # how far it lies behind the first chunk of its sequence
     t: Any
     s: Any
     row: Any
@@ -127,19 +128,18 @@ def place(c, M: tl.constexpr, N: tl.constexpr):
     chunk = (tl.program_id(2) // c.groups).to(tl.int64)
     heads = c.H // c.groups
     first = tl.program_id(2) % c.groups * heads
-    behind = (chunk % c.chunks).to(tl.int32) * c.step  # the first chunk
+    behind = (chunk % c.chunks).to(tl.int32) * c.step
     row = tl.program_id(1) * M + tl.arange(0, M)
     column = tl.program_id(0) * N + tl.arange(0, N)
     end = tl.minimum(c.last + behind, c.T)
-    at = Place(chunk // c.chunks, chunk, c.first + behind + row, c.left + behind + column, row, column, end)
+    at = Place(chunk // c.chunks, chunk, behind, c.first + behind + row, c.left + behind + column, row, column, end)
     return at, first, first + heads
 
 
 @triton.jit
 def corner(c, at, M: tl.constexpr, N: tl.constexpr):
     """The first query and key of the tile."""
-    behind = (at.chunk % c.chunks).to(tl.int32) * c.step
-    return c.first + behind + tl.program_id(1) * M, c.left + behind + tl.program_id(0) * N
+    return c.first + at.behind + tl.program_id(1) * M, c.left + at.behind + tl.program_id(0) * N
 
 
 @triton.jit
