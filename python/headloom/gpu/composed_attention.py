@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
-from headloom.gpu import kernels
+from headloom.gpu import kernels, mixes
 from headloom.gpu.convolution import Chunk, Convolution
 from headloom.gpu.gradients import wanted_gradients
 
@@ -386,9 +386,14 @@ def mix_maps(
         # M's product needs the weights themselves.
         mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
         exp = False
-    of = tile(mix, False, p.roomy)
-    sums = row_shares(chunk, of, maps) if to == "scores" else None
     call = p.call(chunk, lse, maps)
+    plan = mixes.plan(call, mix, maps)
+    if plan is not None:
+        sums = row_shares(chunk, plan.columns, maps) if to == "scores" else None
+        mixes.run("mix", plan, {"TO": mixes.TO[to], "EXP": int(exp)}, call, mix, maps, chunk.keys, out, sums)
+        return sums
+    of = tile(mix, False, p.roomy)
+    sums = row_shares(chunk, of.N, maps) if to == "scores" else None
     run(kernels.mix_kernel, p, chunk, of, call, mix, maps, static_product(mix, maps), out, sums, EXP=exp, TO=to)
     return sums
 
@@ -408,9 +413,9 @@ def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) ->
     run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
 
 
-def row_shares(chunk: Chunk, of: Tile, maps: Tensor) -> Tensor:
-    """Memory for a number of each tile, head and query."""
-    tiles = -(-chunk.keys // of.N)
+def row_shares(chunk: Chunk, keys: int, maps: Tensor) -> Tensor:
+    """Memory for a number of each tile of so many keys, head and query."""
+    tiles = -(-chunk.keys // keys)
     return maps.new_empty((tiles, *maps.shape[:2], 1, maps.shape[2]), dtype=torch.float32)
 
 
@@ -460,9 +465,10 @@ class MixGradients:
         self.of_queries = None if mix.of_queries is None else mix.of_queries.new_zeros((p.B, p.T, *mix.of_queries.shape[2:4]))
         self.of_keys = None if mix.of_keys is None else OfKeys(p, *mix.of_keys.shape[2:4])
 
-    def shares(self, chunk: Chunk, of: Tile, maps: Tensor) -> kernels.Shares:
+    def shares(self, chunk: Chunk, M: int, N: int, maps: Tensor) -> kernels.Shares:
+        """Memory for the shares of tiles of M queries and N keys."""
         chunks, _, rows, columns = maps.shape
-        tiles = -(-chunk.keys // of.N), rows // of.M
+        tiles = -(-chunk.keys // N), rows // M
         found: List[Optional[Tensor]] = []
         for packed, count, size in zip((self.mix.of_queries, self.mix.of_keys), tiles, (rows, columns)):
             found.append(None if packed is None else packed.new_empty((count, chunks, *packed.shape[2:4], size)))
@@ -514,15 +520,24 @@ def mix_backward(
         grads[:, :, rows].sub_(of_rows[:, :, rows]).mul_(weights[:, :, rows])
         weights = None
     total.add_static(maps, grads)
+    call = p.call(chunk, lse, maps)
+    plan = mixes.plan(call, mix, maps, after=out is not None)
+    if plan is not None:
+        shares = total.shares(chunk, mixes.ROWS, plan.columns, maps)
+        sums = None if out is None else row_shares(chunk, plan.columns, maps)
+        others = out, weights, delta, grads, sums, *shares
+        mixes.run("mix_backward", plan, {"AFTER": int(out is not None)}, call, mix, maps, chunk.keys, *others)
+        total.add(shares, chunk)
+        return None if sums is None else sums.sum(0).squeeze(2)
     of = tile(mix, True, p.roomy)
-    shares = total.shares(chunk, of, maps)
-    sums = None if out is None else row_shares(chunk, of, maps)
+    shares = total.shares(chunk, of.M, of.N, maps)
+    sums = None if out is None else row_shares(chunk, of.N, maps)
     run(
         kernels.mix_backward_kernel,
         p,
         chunk,
         of,
-        p.call(chunk, lse, maps),
+        call,
         mix,
         maps,
         None if out is None else static_product(mix, maps),

@@ -1,0 +1,224 @@
+"""Launches the CUDA kernels of ``mixes.cu``, which take what Triton's kernels of the same name do not do as fast.
+
+They are compiled at their first call by NVRTC, which comes with PyTorch's CUDA packages, and are kept in a folder of the user's
+cache. Compiling takes a few seconds for each kind of call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headloom.gpu import kernels
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ROWS, STEP = 64, 8  # as in mixes.cu
+TO = {"scores": 0, "weights": 1, "composed": 2}
+
+
+class Call(ctypes.Structure):
+    """As in mixes.cu."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("lengths", "documents", "mask")],
+        *[(name, ctypes.c_int64) for name in ("mask_batch", "mask_row", "mask_key")],
+        *[(name, ctypes.c_void_p) for name in ("lse", "of_queries", "of_keys")],
+        *[
+            (name, ctypes.c_int32)
+            for name in (
+                "T", "S", "window", "first", "last", "left", "right", "chunks", "step", "rows", "columns",
+                "query_blocks", "key_blocks", "keys_before", "heads", "groups",
+            )
+        ],
+    ]  # fmt: skip
+
+
+class Kernel:
+    """A compiled kernel on one GPU."""
+
+    def __init__(self, code: bytes, name: str, shared: int) -> None:
+        from cuda.bindings import driver  # type: ignore[import-not-found]
+
+        torch.cuda.current_stream()  # PyTorch's context
+        self.module = checked(driver.cuModuleLoadData(code))
+        self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
+        self.shared = shared
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self.function, attribute, shared))
+
+    def launch(self, grid: Tuple[int, int, int], threads: int, arguments: Sequence[object]) -> None:
+        from cuda.bindings import driver
+
+        places = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(x) for x in arguments])  # type: ignore[arg-type]
+        stream = torch.cuda.current_stream().cuda_stream
+        checked(driver.cuLaunchKernel(self.function, *grid, threads, 1, 1, self.shared, stream, ctypes.addressof(places), 0))
+
+
+def checked(result: Tuple[object, ...]) -> object:
+    """What a function of CUDA returns behind its error code."""
+    if int(result[0]) != 0:  # type: ignore[call-overload]
+        raise RuntimeError(f"CUDA reports {result[0]!r}.")
+    return result[1] if len(result) > 1 else None
+
+
+def options(constants: Dict[str, int], capability: int) -> List[str]:
+    return [f"--gpu-architecture=sm_{capability}", "--std=c++17", *[f"-D{name}={value}" for name, value in constants.items()]]
+
+
+def compiled(constants: Dict[str, int], capability: int) -> bytes:
+    """The machine code for a GPU of a compute capability, such as 90. No GPU needs to be there."""
+    from cuda.bindings import nvrtc
+
+    program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
+    arguments = [option.encode() for option in options(constants, capability)]
+    if int(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]) != 0:
+        log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"NVRTC does not compile {SOURCE}:\n{log.decode(errors='replace')}")
+    code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))  # type: ignore[call-overload]
+    checked(nvrtc.nvrtcGetCUBIN(program, code))
+    nvrtc.nvrtcDestroyProgram(program)
+    return bytes(code)
+
+
+def kept(constants: Dict[str, int], capability: int) -> bytes:
+    """The machine code, from the user's cache where it is there."""
+    from cuda.bindings import nvrtc
+
+    key = hashlib.sha256(SOURCE.read_bytes())
+    key.update(repr((nvrtc.nvrtcVersion(), options(constants, capability))).encode())
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headloom"
+    file = folder / f"mixes-{key.hexdigest()[:32]}.cubin"
+    try:
+        return file.read_bytes()
+    except OSError:
+        pass
+    code = compiled(constants, capability)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Another process never sees half a file.
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
+            part.write(code)
+        os.replace(part.name, file)
+    except OSError:
+        pass  # It is compiled again next time.
+    return code
+
+
+@functools.lru_cache(maxsize=None)
+def kernel(name: str, constants: Tuple[Tuple[str, int], ...], shared: int, device: int) -> Kernel:
+    with torch.cuda.device(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        return Kernel(kept(dict(constants), 10 * major + minor), name, shared)
+
+
+class Plan(NamedTuple):
+    """How a kernel is compiled and started."""
+
+    constants: Dict[str, int]
+    shared: int  # bytes of a block
+
+    @property
+    def columns(self) -> int:
+        """Keys of a block."""
+        return 16 * self.constants["WARPS"]
+
+
+class Memory(NamedTuple):
+    """Bytes of shared memory that a block may have, and a multiprocessor has."""
+
+    block: int
+    multiprocessor: int
+
+
+def memory(x: Tensor) -> Optional[Memory]:
+    """None where these kernels cannot run: on other devices, on GPUs before Ampere, and without cuda-bindings, which PyTorch's packages
+    for CUDA need from version 2.11 on."""
+    if not x.is_cuda or x.dtype == torch.float32 or importlib.util.find_spec("cuda.bindings") is None:
+        return None
+    properties = torch.cuda.get_device_properties(x.device)
+    if properties.major < 8:
+        return None
+    return Memory(properties.shared_memory_per_block_optin, properties.shared_memory_per_multiprocessor)
+
+
+def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional[bool] = None) -> Optional[Plan]:
+    """None where Triton's kernels are to run.
+
+    Args:
+        after: of the backward, whether it is that of the mix after softmax; None for the forward.
+    """
+    available = memory(maps)
+    RQ, RK, gate_q, gate_k = (int(x.value) for x in (mix.RQ, mix.RK, mix.q_gate, mix.k_gate))
+    WQ, WK = 2 * RQ + gate_q, 2 * RK + gate_k
+    if available is None or mix.static is not None or WQ + WK == 0:
+        return None
+    heads = call.H.value // call.groups.value
+    # Registers of a thread: two places of a map in one, inner maps, and what the rest was seen to take.
+    registers = 2 * heads + 4 * (RQ + RK) + 46 if after is None else 4 * heads + 8 * (RQ + RK) + 80
+    if registers > 250:
+        return None
+    of_query = STEP * (WQ + 1)
+    for warps in (4, 2):
+        columns = 16 * warps
+        if after is None:
+            floats = WK * columns + 2 * of_query + 2 * warps * STEP
+        else:
+            floats = 2 * WK * columns + of_query + warps * (WQ + after) * STEP
+        shared = 4 * heads * floats
+        if shared <= available.block:
+            break
+    else:
+        return None
+    blocks = min(65536 // (registers * 32 * warps), available.multiprocessor // (shared + 1024))
+    constants = {
+        "HEADS": heads,
+        "RQ": RQ,
+        "RK": RK,
+        "GATE_Q": gate_q,
+        "GATE_K": gate_k,
+        "BF16": int(maps.dtype == torch.bfloat16),
+        "CAUSAL": int(call.causal.value),
+        "WINDOW": int(call.window is not None),
+        "LENGTHS": int(call.lengths is not None),
+        "DOCUMENTS": int(call.documents is not None),
+        "MASK": int(call.mask is not None),
+        "WARPS": warps,
+        "BLOCKS": max(blocks, 1),
+    }
+    return Plan(constants, shared)
+
+
+def run(name: str, of: Plan, more: Dict[str, int], call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, keys: int, *others: Optional[Tensor]) -> None:
+    """Starts ``mix`` or ``mix_backward``.
+
+    Args:
+        more: the constants that ``of`` does not have.
+        keys: of the chunk.
+        others: the kernel's arguments after the maps.
+    """
+
+    def pointer(x: Optional[Tensor]) -> Optional[int]:
+        return None if x is None else x.data_ptr()
+
+    given = Call(
+        *[pointer(x) for x in (call.lengths, call.documents, call.mask)],
+        call.mask_batch, call.mask_row, call.mask_key,
+        *[pointer(x) for x in (call.lse, mix.of_queries, mix.of_keys)],
+        call.T, call.S, call.window or 0, call.first, call.last, call.left, call.right, call.chunks, call.step, call.rows, call.columns,
+        call.query_blocks, call.key_blocks, call.keys_before, call.H.value, call.groups.value,
+    )  # fmt: skip
+    grid = (-(-keys // of.columns), maps.shape[2] // ROWS, maps.shape[0] * call.groups.value)
+    pointers = [ctypes.c_void_p(pointer(x)) for x in (maps, *others)]
+    found = kernel(name, (*of.constants.items(), *more.items()), of.shared, maps.device.index)
+    found.launch(grid, 32 * of.constants["WARPS"], [given, *pointers])
