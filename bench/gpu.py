@@ -19,6 +19,7 @@ from gpu_resources import MIXES, shape
 
 import headloom  # noqa: F401: loads the operators
 from headloom.gpu import composed_attention as gpu
+from headloom.gpu import mixes
 
 operator = torch.ops.headloom.composed_attention
 MULTI_TOKEN = "multi_token, 6 x 11"
@@ -283,19 +284,26 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
             "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, keys.mT, p.scale),
             "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], values),
             "product to dk": lambda: gpu.add_transposed(dk, part, scores[..., : part.keys], queries),
-            "mix_kernel to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
-            "mix_kernel to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
-            "mix_kernel to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
-            "mix_backward_kernel after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
-            "mix_backward_kernel before softmax": lambda: gpu.mix_backward(
+        }
+        of_mixes: Dict[str, Callable[[], Any]] = {
+            "mix to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
+            "mix to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
+            "mix to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
+            "mix_backward after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
+            "mix_backward before softmax": lambda: gpu.mix_backward(
                 p, part, lse, pre, scores, grads, weights=weights, delta=delta
             ),
         }
+        steps.update({f"{what}, in CUDA": step for what, step in of_mixes.items()})
+        steps.update({f"{what}, in Triton": step for what, step in of_mixes.items()})
         print(f"| kernel, {name}, the last {rows} queries of {T} | ps for a place of a head |")
         print("|---|---|")
+        plan = mixes.plan
         for what, step in steps.items():
+            mixes.plan = (lambda *given, **named: None) if what.endswith("Triton") else plan
             print(f"| {what} | {median_ms(step, rounds) * 1e9 / (p.H * rows * T):.2f} |", flush=True)
             grads.normal_()  # the backward's kernels change it, time after time
+        mixes.plan = plan
 
 
 def times(lengths: List[int], mixes: List[str], rounds: int, compiled_up_to: int) -> None:

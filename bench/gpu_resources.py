@@ -1,5 +1,6 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and prints what each takes of a multiprocessor.
-``python bench/gpu_resources.py`` prints the tables of docs/gpu.md; a kernel that breaks a limit ends with an error.
+"""Compiles the kernels for GPUs that need not be there, and prints what each takes of a multiprocessor.
+``python bench/gpu_resources.py`` prints the tables of docs/gpu.md; a kernel that breaks a limit ends with an error. Those in CUDA are
+left out where NVRTC is not installed, which comes with PyTorch for CUDA.
 
 The kernels and their arguments are those of a call: ``forward`` and ``backward`` run on meta tensors, with a launch that
 records instead of starting a kernel.
@@ -26,7 +27,7 @@ from triton.runtime.jit import create_function_from_signature
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import headloom  # noqa: E402, F401: loads the operators
-from headloom.gpu import aft, gated_norm  # noqa: E402
+from headloom.gpu import aft, gated_norm, mixes  # noqa: E402
 from headloom.gpu import composed_attention as gpu  # noqa: E402
 
 # Shared memory that one program may have, in bytes (CUDA's programming guide, table of compute capabilities).
@@ -250,6 +251,34 @@ def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: Li
             yield from rows_of(second, [capability], H, name, dtype)
 
 
+def cuda_rows(capabilities: List[int], heads: List[int], names: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
+    """The kernels of mixes.cu, of calls with every mask but a boolean one."""
+    found: Dict[str, Tuple[mixes.Plan, Dict[str, int]]] = {}
+
+    def record(name: str, of: mixes.Plan, more: Dict[str, int], *others: Any) -> None:
+        made = next((to for to, number in mixes.TO.items() if more.get("TO") == number), "")
+        found[f"{name} to {made}" if made else f"{name} {'after' if more['AFTER'] else 'before'} softmax"] = of, more
+
+    for H, name, dtype, capability in itertools.product(heads, names, dtypes, capabilities):
+        shared = SHARED[capability]
+        memory, mixes.memory = mixes.memory, lambda maps: mixes.Memory(shared, shared + 1024)
+        run, mixes.run = mixes.run, record
+        found.clear()
+        arguments = shape(1, 8192, H, 128, name, name, dtype, window=1024)
+        arguments[14:16] = on_meta(1, dtype=torch.int64), on_meta(1, 8192, dtype=torch.int64)
+        try:
+            for backward in (False, True):
+                launches(arguments, backward)
+        finally:
+            mixes.memory, mixes.run = memory, run
+        for kernel, (of, more) in found.items():
+            _, log = mixes.compiled({**of.constants, **more}, capability, "--ptxas-options=-v")
+            registers, spilled = (int(re.search(rf"{pattern}", log).group(1)) for pattern in (r"Used (\d+) registers", r"(\d+) bytes stack"))
+            tile = f"{mixes.ROWS} x {of.columns}"
+            resources = Resources(registers, spilled, of.shared, 1)
+            yield Row(capability, kernel, H, name, str(dtype).removeprefix("torch."), tile, of.constants["WARPS"], resources)
+
+
 def rows_of(found: List[Launch], capabilities: List[int], H: Optional[int], name: str, dtype: torch.dtype) -> Iterator[Row]:
     """Of each kernel, the first launch that does something else."""
     for launch in {x.name(): x for x in reversed(found)}.values():
@@ -272,7 +301,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|---|")
     fits = True
     if given.operators:
-        table = (
+        table: Iterator[Row] = (
             row
             for dtype in dtypes
             for name, found in operator_launches(dtype).items()
@@ -280,6 +309,9 @@ def main() -> int:
         )
     else:
         table = rows(given.capabilities, given.heads, given.mixes, dtypes)
+        if mixes.installed():
+            narrow = [dtype for dtype in dtypes if dtype != torch.float32]
+            table = itertools.chain(table, cuda_rows(given.capabilities, given.heads, given.mixes, narrow))
     for row in table:
         fits = fits and row.fits()
         print(

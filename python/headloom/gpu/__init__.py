@@ -1,5 +1,5 @@
-"""Kernels for NVIDIA GPUs: Triton's (``pip install triton``), and those of flash-linear-attention and mamba-ssm where
-these packages are installed.
+"""Kernels for NVIDIA GPUs: in Triton (``pip install triton``) and in CUDA, and those of flash-linear-attention and mamba-ssm where these
+packages are installed.
 
 Importing this package puts them behind the CUDA dispatch key of Headloom's operators. They are loaded by the first call.
 """
@@ -40,8 +40,14 @@ def _kernels(name: str) -> Tuple[Callable[..., List[Tensor]], Callable[..., List
 
 def register(library: torch.library.Library, name: str, **options: bool) -> None:
     """Puts an operator's kernels behind the dispatch key of a library."""
-    library.impl(name + "_fused", lambda *arguments: _kernels(name)[0](*arguments), **options)
-    library.impl(name + "_backward", lambda *arguments: _kernels(name)[1](*arguments), **options)
+
+    def call(which: int, *arguments: object) -> List[Tensor]:
+        # Kernels start on PyTorch's current GPU, which may be another than that of the tensors.
+        with torch.cuda.device_of(next(x for x in arguments if isinstance(x, Tensor))):
+            return _kernels(name)[which](*arguments)
+
+    library.impl(name + "_fused", partial(call, 0), **options)
+    library.impl(name + "_backward", partial(call, 1), **options)
 
 
 def usable(package: str) -> bool:

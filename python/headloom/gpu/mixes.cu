@@ -1,39 +1,41 @@
-// CUDA kernels of composed attention's mixes, for maps of 16 bits. kernels.py has the equations and the names, and the
-// kernels in Triton that take what these do not: float32, a static matrix and groups of many heads.
+// CUDA kernels of composed attention's mixes, for maps of 16 bits. kernels.py has the equations and
+// the names, and the kernels in Triton that take what these do not: float32, a static matrix, and
+// groups of more heads than registers have room for.
 //
 // Compiled for each kind of call, with these constants:
 //   HEADS           of a group
 //   RQ, RK          ranks of the query-wise and of the key-wise part
 //   GATE_Q, GATE_K  whether there are gates: 0 or 1
 //   BF16            1 for bfloat16, 0 for float16
-//   TO              what `mix` makes: 0 scores, 1 weights, 2 composed weights. Composed weights are made from p = exp(maps - L)
-//                   where EXP is 1
+//   TO              what `mix` makes: 0 scores, 1 weights, 2 composed weights
+//   EXP             1 where composed weights are made from p = exp(maps - L), 0 where from maps
 //   AFTER           1 for the backward of the mix after softmax, 0 for that of the mix before
-//   CAUSAL, WINDOW, LENGTHS, DOCUMENTS, MASK: whether these hide keys: 0 or 1
-//   WARPS, BLOCKS   warps of a block, and blocks that a multiprocessor should have room for
+//   CAUSAL, WINDOW, LENGTHS, DOCUMENTS, MASK   whether these hide keys: 0 or 1
+//   WARPS, BLOCKS   warps of a block, and blocks that should fit a multiprocessor's registers
 //
-// A block has 64 queries and 16 keys for each of its warps, and takes 8 queries at a time. Of these a thread has one query and 4 keys,
-// for all heads of the group: it reads each map once and keeps it in registers, two places in one. So sums over heads stay in a
-// thread.
+// A block has 64 queries and 16 keys for each of its warps, and takes 8 queries at a time. Of these
+// a thread has one query and 4 keys, for all heads of the group: it reads each map once and keeps
+// it in registers, two places in one. So sums over heads stay in a thread.
 //
-// In the forward a warp has few queries and many keys, so that it reads long rows. In the backward it has 8 queries and 16 keys, which
-// threads share in the way in which tensor cores want their operands (PTX ISA, "Matrix fragments for mma.m16n8k16"): lane 4 g + j has
-// query g and the keys 4 j to 4 j + 3. The gradients of the weights are sums over keys or over queries of a product of two maps.
-// They are the diagonal of a matrix product of these maps, for which no value changes its thread first; for sums over queries
-// `movmatrix` transposes a map.
+// In the forward a warp has few queries and many keys, so that it reads long rows. In the backward
+// it has 8 queries and 16 keys, which threads share as tensor cores want their operands (PTX ISA,
+// "Matrix fragments for mma.m16n8k16"): lane 4 g + j has query g and the keys 4 j to 4 j + 3. The
+// gradients of the weights are sums over keys or over queries of a product of two maps. They are
+// the diagonal of a matrix product of these maps, for which no value changes its thread first. For
+// sums over queries `movmatrix` transposes a map.
 
 typedef unsigned int u32;
 typedef long long i64;
 
 constexpr int WQ = 2 * RQ + GATE_Q;
 constexpr int WK = 2 * RK + GATE_K;
-constexpr int ROWS = 64;            // queries of a block
-constexpr int STEP = 8;             // queries that a block takes at a time
-constexpr int COLUMNS = 16 * WARPS; // keys of a block
+constexpr int ROWS = 64;             // queries of a block
+constexpr int STEP = 8;              // queries that a block takes at a time
+constexpr int COLUMNS = 16 * WARPS;  // keys of a block
 constexpr int THREADS = 32 * WARPS;
-constexpr int QUERIES = 16; // of a block of a mix's weights, as in kernels.py
+constexpr int QUERIES = 16;  // of a block of a mix's weights, as in kernels.py
 constexpr int KEYS = 128;
-constexpr int PQ = WQ + 1; // numbers of a query in shared memory: its weights, and L or delta
+constexpr int PQ = WQ + 1;  // numbers of a query in shared memory: its weights, and L or delta
 constexpr int PAIRS = (HEADS + 1) / 2;
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -44,14 +46,15 @@ struct Call {
   const unsigned char* mask;
   i64 mask_batch, mask_row, mask_key;
   const float* lse;
-  const float* of_queries; // the mix's weights
+  const float* of_queries;  // the mix's weights
   const float* of_keys;
-  int T, S, window, first, last, left, right, chunks, step, rows, columns, query_blocks, key_blocks, keys_before, heads, groups;
+  int T, S, window, first, last, left, right, chunks, step, rows, columns;
+  int query_blocks, key_blocks, keys_before, heads, groups;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Instructions. tests/cpp/cuda_emulation.h has them for a machine without a GPU.
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 #ifndef HEADLOOM_EMULATED
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -63,10 +66,25 @@ __device__ __forceinline__ void wait_for_block() {
 }
 // Into shared memory, past the registers.
 __device__ __forceinline__ void copy(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(u32(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
 }
-__device__ __forceinline__ float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-__device__ __forceinline__ u32 shuffle(u32 x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+__device__ __forceinline__ float shuffle_xor(float x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+__device__ __forceinline__ u32 shuffle(u32 x, int lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
+}
+// The block's place in the grid. It is asked for anew each time, so that what follows from it need
+// not stay in registers.
+__device__ __forceinline__ uint3 block_place() {
+  uint3 at;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(at.x));
+  asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(at.y));
+  asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(at.z));
+  return at;
+}
 __device__ __forceinline__ float from_bits(u32 x) { return __uint_as_float(x); }
 
 // 2^x; subnormal numbers are 0.
@@ -108,7 +126,9 @@ __device__ __forceinline__ u32 packed(float lower, float upper) {
 // Each map is read once, and the first-level cache is for weights.
 __device__ __forceinline__ uint2 load_map(const void* from) {
   uint2 x;
-  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(x.x), "=r"(x.y)
+               : "l"(from));
   return x;
 }
 __device__ __forceinline__ void store_map(void* to, uint2 x) { *static_cast<uint2*>(to) = x; }
@@ -119,19 +139,22 @@ __device__ __forceinline__ void store_map(void* to, uint2 x) { *static_cast<uint
 #define TYPE "f16"
 #endif
 // d = a b for a [16, 16] and b [16, 8].
-__device__ __forceinline__ void product(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+__device__ __forceinline__ void product(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                        u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
 }
 // d = a b for a [16, 8] and b [8, 8].
 __device__ __forceinline__ void product(float (&d)[4], u32 a0, u32 a1, u32 b0) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32." TYPE "." TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a0), "r"(a1), "r"(b0), "f"(0.f));
 }
-// The compiler takes what is before it first. Otherwise it would unpack the maps of all heads together, for which registers do not
-// suffice.
+// The compiler takes what is before it first. Otherwise it would unpack the maps of all heads
+// together, for which registers do not suffice.
 __device__ __forceinline__ void in_order() { __syncwarp(); }
 // The transposed matrix, [8, 8] values of 16 bits.
 __device__ __forceinline__ u32 transposed(u32 x) {
@@ -141,39 +164,40 @@ __device__ __forceinline__ u32 transposed(u32 x) {
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The place of a thread, and what it sees
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-// The compiler does not know that `nothing` is 0. Otherwise it would keep the unpacked values of all heads from one loop over them
-// to the next, which takes more registers than there are.
+// The compiler does not know that `nothing` is 0. Otherwise it would keep the unpacked values of
+// all heads from one loop over them to the next, which takes more registers than there are.
 __device__ __forceinline__ void forget(uint2& x, u32 nothing) {
-  x.x ^= nothing;
-  x.y ^= nothing;
+  x.x += nothing;
+  x.y += nothing;
 }
 
 struct Place {
-  int tile, row_tile;           // of the block
-  int chunk, chunks, b, behind; // as in kernels.py; `chunks` are all of the batch
+  int tile, row_tile;            // of the block
+  int chunk, chunks, b, behind;  // as in kernels.py; `chunks` are all of the batch
   int first_head, end;
-  int g, own_column;            // the thread's query of the 8, and its first key, from the block's first
-  int row, t;                     // the block's first query
-  int column, s;                // the block's first key
+  int g, own_column;  // the thread's query of the 8, and first key, from the block's first
+  int row, t;         // the block's first query
+  int column, s;      // the block's first key
 };
 
 // LANES of a warp are along a row.
 template <int LANES>
 __device__ __forceinline__ Place place(const Call& c) {
+  const uint3 block = block_place();
   Place at;
-  at.tile = blockIdx.x;
-  at.row_tile = blockIdx.y;
-  at.chunk = blockIdx.z / c.groups;
+  at.tile = block.x;
+  at.row_tile = block.y;
+  at.chunk = block.z / c.groups;
   at.chunks = gridDim.z / c.groups;
-  at.first_head = blockIdx.z % c.groups * HEADS;
+  at.first_head = block.z % c.groups * HEADS;
   at.b = at.chunk / c.chunks;
   at.behind = at.chunk % c.chunks * c.step;
   at.end = min(c.last + at.behind, c.T);
-  constexpr int rows = 32 / LANES, down = STEP / rows; // of a warp; warps one below another
+  constexpr int rows = 32 / LANES, down = STEP / rows;  // of a warp; warps one below another
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   at.g = warp % down * rows + lane / LANES;
   at.own_column = (warp / down * LANES + lane % LANES) * 4;
@@ -222,7 +246,9 @@ __device__ __forceinline__ uint2 seen_bits(const Call& c, const Place& at, int t
   return make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
-__device__ __forceinline__ uint2 operator&(uint2 x, uint2 bits) { return make_uint2(x.x & bits.x, x.y & bits.y); }
+__device__ __forceinline__ uint2 operator&(uint2 x, uint2 bits) {
+  return make_uint2(x.x & bits.x, x.y & bits.y);
+}
 
 __device__ __forceinline__ void unpack(float (&y)[4], uint2 x) {
   y[0] = lower(x.x);
@@ -230,7 +256,9 @@ __device__ __forceinline__ void unpack(float (&y)[4], uint2 x) {
   y[2] = lower(x.y);
   y[3] = upper(x.y);
 }
-__device__ __forceinline__ uint2 pack(const float (&y)[4]) { return make_uint2(packed(y[0], y[1]), packed(y[2], y[3])); }
+__device__ __forceinline__ uint2 pack(const float (&y)[4]) {
+  return make_uint2(packed(y[0], y[1]), packed(y[2], y[3]));
+}
 
 // Bytes from the maps' beginning to the thread's places of the block's first query and head.
 __device__ __forceinline__ i64 map_place(const Call& c, const Place& at) {
@@ -238,9 +266,9 @@ __device__ __forceinline__ i64 map_place(const Call& c, const Place& at) {
   return 2 * ((map * c.rows + at.row + at.g) * c.columns + at.column + at.own_column);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Weights of the mix in shared memory
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 // [HEADS, WK, COLUMNS]
 __device__ __forceinline__ void load_keys(const Call& c, const Place& at, float* to) {
@@ -248,26 +276,44 @@ __device__ __forceinline__ void load_keys(const Call& c, const Place& at, float*
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) {
     int s = at.s + c.keys_before + i % COLUMNS;
     int weight = at.first_head * WK + i / COLUMNS;
-    copy(to + i, c.of_keys + ((i64(at.b) * c.key_blocks + s / KEYS) * c.heads * WK + weight) * KEYS + s % KEYS);
+    copy(to + i, c.of_keys +
+                     ((i64(at.b) * c.key_blocks + s / KEYS) * c.heads * WK + weight) * KEYS +
+                     s % KEYS);
   }
 }
 
-// [HEADS, PQ, STEP], of the queries from t on. `last` is one number for each head and query in [B, H, T], or null.
-__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, const float* last, float* to) {
+// For PairedKeys.
+__device__ __forceinline__ void load_paired_keys(const Call& c, const Place& at, float* to) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < HEADS * (RK + GATE_K) * COLUMNS; i += THREADS) {
+    int s = at.s + c.keys_before + i % COLUMNS;
+    int r = i / COLUMNS % (RK + GATE_K), h = i / (COLUMNS * (RK + GATE_K));
+    i64 head = (i64(at.b) * c.key_blocks + s / KEYS) * c.heads + at.first_head + h;
+    const float* from = c.of_keys + (head * WK + (r < RK ? r : 2 * RK)) * KEYS + s % KEYS;
+    to[i] = r < RK ? from_bits(packed(from[0], from[RK * KEYS])) : from[0];
+  }
+}
+
+// [HEADS, PQ, STEP], of the queries from t on. `last` is one number for each head and query in
+// [B, H, T], or null.
+__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first,
+                                             const float* last, float* to) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < HEADS * WQ * STEP; i += THREADS) {
     int t = first + i % STEP, w = i / STEP % WQ, h = i / (STEP * WQ);
     int weight = (at.first_head + h) * WQ + w;
-    copy(
-        to + (h * PQ + w) * STEP + i % STEP,
-        c.of_queries + ((i64(at.b) * c.query_blocks + t / QUERIES) * c.heads * WQ + weight) * QUERIES + t % QUERIES);
+    copy(to + (h * PQ + w) * STEP + i % STEP,
+         c.of_queries +
+             ((i64(at.b) * c.query_blocks + t / QUERIES) * c.heads * WQ + weight) * QUERIES +
+             t % QUERIES);
   }
   if (last == nullptr) return;
 #pragma unroll 1
   for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) {
     // A query behind the last sees nothing.
     int t = min(first + i % STEP, c.T - 1), h = i / STEP;
-    copy(to + (h * PQ + WQ) * STEP + i % STEP, last + (i64(at.b) * c.heads + at.first_head + h) * c.T + t);
+    copy(to + (h * PQ + WQ) * STEP + i % STEP,
+         last + (i64(at.b) * c.heads + at.first_head + h) * c.T + t);
   }
 }
 
@@ -280,14 +326,48 @@ struct OfQuery {
   }
 };
 
-__device__ __forceinline__ void key_weight(float (&to)[4], const float* shared, int h, int w, int column) {
-  *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(shared + (h * WK + w) * COLUMNS + column);
-}
+// The key-wise weights in the forward: [HEADS, WK, COLUMNS].
+struct Keys {
+  const float* shared;
+  int column;  // the thread's first
+  __device__ __forceinline__ void load(float (&to)[4], int h, int w) const {
+    *reinterpret_cast<float4*>(to) =
+        *reinterpret_cast<const float4*>(shared + (h * WK + w) * COLUMNS + column);
+  }
+  __device__ __forceinline__ void down(float (&to)[4], int h, int r) const { load(to, h, r); }
+  __device__ __forceinline__ void up(float (&to)[4], int h, int r) const { load(to, h, RK + r); }
+  __device__ __forceinline__ void gate(float (&to)[4], int h) const { load(to, h, 2 * RK); }
+};
+
+// In the backward, which needs `down` and `up` together: [HEADS, RK + GATE_K, COLUMNS], of which
+// the first RK are both of them in 16 bits. Then they take half of the shared memory, which is
+// taken from the first-level cache, and half as many turns to read. Weights have the maps' type, so
+// none is rounded.
+struct PairedKeys {
+  const float* shared;
+  int column;
+  __device__ __forceinline__ uint4 load(int h, int w) const {
+    return *reinterpret_cast<const uint4*>(shared + (h * (RK + GATE_K) + w) * COLUMNS + column);
+  }
+  __device__ __forceinline__ void down(float (&to)[4], int h, int r) const {
+    const uint4 x = load(h, r);
+    to[0] = lower(x.x), to[1] = lower(x.y), to[2] = lower(x.z), to[3] = lower(x.w);
+  }
+  __device__ __forceinline__ void up(float (&to)[4], int h, int r) const {
+    const uint4 x = load(h, r);
+    to[0] = upper(x.x), to[1] = upper(x.y), to[2] = upper(x.z), to[3] = upper(x.w);
+  }
+  __device__ __forceinline__ void gate(float (&to)[4], int h) const {
+    const uint4 x = load(h, RK);
+    to[0] = from_bits(x.x), to[1] = from_bits(x.y), to[2] = from_bits(x.z), to[3] = from_bits(x.w);
+  }
+};
 
 // A head's part of the inner maps: of x by `down`, or in reverse of dy by `up`.
-template <bool REVERSE>
-__device__ __forceinline__ void add_inner(
-    float (&z)[RQ + 1][4], float (&w)[RK + 1][4], const float (&x)[4], const OfQuery& query, const float* keys, int h, int column) {
+template <bool REVERSE, class K>
+__device__ __forceinline__ void add_inner(float (&z)[RQ + 1][4], float (&w)[RK + 1][4],
+                                          const float (&x)[4], const OfQuery& query, const K& keys,
+                                          int h) {
 #pragma unroll
   for (int r = 0; r < RQ; ++r)
 #pragma unroll
@@ -295,17 +375,20 @@ __device__ __forceinline__ void add_inner(
 #pragma unroll
   for (int r = 0; r < RK; ++r) {
     float weight[4];
-    key_weight(weight, keys, h, REVERSE ? RK + r : r, column);
+    if (REVERSE)
+      keys.up(weight, h, r);
+    else
+      keys.down(weight, h, r);
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
   }
 }
 
 // x becomes y of one head; in reverse, dy becomes dx. gate[i] is 1 and the gates of the place.
-template <bool REVERSE>
-__device__ __forceinline__ void mixed(
-    float (&x)[4], const float (&z)[RQ + 1][4], const float (&w)[RK + 1][4], const OfQuery& query, const float (&gate)[4],
-    const float* keys, int h, int column) {
+template <bool REVERSE, class K>
+__device__ __forceinline__ void mixed(float (&x)[4], const float (&z)[RQ + 1][4],
+                                      const float (&w)[RK + 1][4], const OfQuery& query,
+                                      const float (&gate)[4], const K& keys, int h) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] *= gate[i];
 #pragma unroll
@@ -315,15 +398,20 @@ __device__ __forceinline__ void mixed(
 #pragma unroll
   for (int r = 0; r < RK; ++r) {
     float weight[4];
-    key_weight(weight, keys, h, REVERSE ? r : RK + r, column);
+    if (REVERSE)
+      keys.down(weight, h, r);
+    else
+      keys.up(weight, h, r);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] += weight[i] * w[r][i];
   }
 }
 
-__device__ __forceinline__ void gates(float (&gate)[4], const OfQuery& query, const float* keys, int h, int column) {
+template <class K>
+__device__ __forceinline__ void gates(float (&gate)[4], const OfQuery& query, const K& keys,
+                                      int h) {
   float weight[4] = {0.f, 0.f, 0.f, 0.f};
-  if (GATE_K) key_weight(weight, keys, h, 2 * RK, column);
+  if (GATE_K) keys.gate(weight, h);
 #pragma unroll
   for (int i = 0; i < 4; ++i) gate[i] = (GATE_Q ? 1.f + query.w[2 * RQ] : 1.f) + weight[i];
 }
@@ -335,21 +423,22 @@ __device__ __forceinline__ void clear(float (&z)[RQ + 1][4], float (&w)[RK + 1][
   for (int i = 0; i < 4 * RK; ++i) w[i / 4][i % 4] = 0.f;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Forward
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 #ifdef TO
 // Sums over the keys of a row go from lane to lane.
 constexpr int LANES = TO == 0 || WARPS < 4 ? 8 : 16;
-constexpr int ACROSS = COLUMNS / (4 * LANES); // warps beside one another
+constexpr int ACROSS = COLUMNS / (4 * LANES);  // warps beside one another
 
-// `out` may be `maps`: a thread stores the places that it has read. `sums` is [tiles of COLUMNS keys, B chunks, H, 1, rows].
-// Shared memory: [HEADS, WK, COLUMNS] + 2 [HEADS, PQ, STEP], and for scores 2 [ACROSS, HEADS, STEP].
+// `out` may be `maps`: a thread stores the places that it has read. `sums` is
+// [tiles of COLUMNS keys, B chunks, H, 1, rows].
+// Shared memory: [HEADS, WK, COLUMNS] + 2 [HEADS, PQ, STEP], for scores also 2 [ACROSS, HEADS,
+// STEP].
 KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   SHARED(memory);
-  float* keys = memory;
-  float* queries = keys + HEADS * WK * COLUMNS; // of this step, and in turn of the next
+  float* queries = memory + HEADS * WK * COLUMNS;  // of this step, and in turn of the next
   float* next_queries = queries + HEADS * PQ * STEP;
   float* largest = next_queries + HEADS * PQ * STEP;
   float* totals = largest + ACROSS * HEADS * STEP;
@@ -358,16 +447,20 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   const float minus_infinity = from_bits(0xff800000u);
   const float* lse = EXP || TO == 1 ? c.lse : nullptr;
   const i64 begin = map_place(c, at);
-  load_keys(c, at, keys);
+  const Keys keys{memory, at.own_column};
+  load_keys(c, at, memory);
   load_queries(c, at, at.t, lse, queries);
   for (int step = 0; step < ROWS; step += STEP) {
     const int t = at.t + step;
     i64 place = begin + i64(step) * c.columns * 2;
-    float* of_sums = sums + ((i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head) * c.rows + at.row + step;
+    float* of_sums = sums +
+                     ((i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head) * c.rows +
+                     at.row + step;
     const bool some = some_visible(c, at, t);
     uint2 x[HEADS];
 #pragma unroll
-    for (int h = 0; h < HEADS; ++h) x[h] = some ? load_map(maps + place + i64(h) * of_map) : make_uint2(0, 0);
+    for (int h = 0; h < HEADS; ++h)
+      x[h] = some ? load_map(maps + place + i64(h) * of_map) : make_uint2(0, 0);
     wait_for_block();
     if (step + STEP < ROWS) load_queries(c, at, t + STEP, lse, next_queries);
     const float* const own = queries;
@@ -375,7 +468,8 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
     next_queries = const_cast<float*>(own);
     if (!some) {
       if (TO == 0) {
-        for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) of_sums[i64(i / STEP) * c.rows + i % STEP] = minus_infinity;
+        for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS)
+          of_sums[i64(i / STEP) * c.rows + i % STEP] = minus_infinity;
       } else {
         for (int h = 0; h < HEADS; ++h) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
       }
@@ -397,7 +491,7 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
         x[h] = pack(y);
         unpack(y, x[h]);
       }
-      add_inner<false>(z, w, y, query, keys, h, at.own_column);
+      add_inner<false>(z, w, y, query, keys, h);
       if (h % 4 == 3) in_order();
     }
     const u32 nothing = u32(c.heads) >> 31;
@@ -408,8 +502,8 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
       const OfQuery query(own, h, at.g);
       float y[4], gate[4];
       unpack(y, x[h]);
-      gates(gate, query, keys, h, at.own_column);
-      mixed<false>(y, z, w, query, gate, keys, h, at.own_column);
+      gates(gate, query, keys, h);
+      mixed<false>(y, z, w, query, gate, keys, h);
       uint2 result = pack(y);
       if (TO == 1) {
         // Of y as the forward read it, which L was summed from.
@@ -451,25 +545,28 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
         float base = largest[i];
         for (int k = 1; k < ACROSS; ++k) base = fmaxf(base, largest[k * HEADS * STEP + i]);
         float total = 0.f;
-        for (int k = 0; k < ACROSS; ++k) total += totals[k * HEADS * STEP + i] * exp2f(largest[k * HEADS * STEP + i] - base);
-        of_sums[i64(i / STEP) * c.rows + i % STEP] = total == 0.f ? minus_infinity : (base + log2f(total)) / LOG2E;
+        for (int k = 0; k < ACROSS; ++k)
+          total += totals[k * HEADS * STEP + i] * exp2f(largest[k * HEADS * STEP + i] - base);
+        of_sums[i64(i / STEP) * c.rows + i % STEP] =
+            total == 0.f ? minus_infinity : (base + log2f(total)) / LOG2E;
       }
     }
   }
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Backward
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 #ifdef AFTER
-constexpr int SUMS = WQ + AFTER;          // of a query and head; after softmax also sum_s x dx
+constexpr int SUMS = WQ + AFTER;  // of a query and head; after softmax also sum_s x dx
 constexpr int OF_WARP = HEADS * SUMS * STEP;
 
 __device__ __forceinline__ float either(bool second, float x, float y) { return second ? y : x; }
 
-// Of products d of kinds 0 to 3, the thread's element of a diagonal: kind `kind`'s. `half` is 0 or 2, of the first or second head.
+// Of products d of kinds 0 to 3, the thread's element of a diagonal, that of `kind`. `half` is 0
+// for the first head and 2 for the second.
 __device__ __forceinline__ float picked(const float (&d)[4][4], int kind, bool odd, int half) {
   float e[4];
 #pragma unroll
@@ -477,44 +574,59 @@ __device__ __forceinline__ float picked(const float (&d)[4][4], int kind, bool o
   return either(kind & 2, either(kind & 1, e[0], e[1]), either(kind & 1, e[2], e[3]));
 }
 
-// From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the mix's weights,
-// [tiles, B chunks, H, WQ, rows] and [tiles of ROWS queries, B chunks, H, WK, columns]. After softmax also y in `out`, and in
-// `sums` sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
-// Shared memory: 2 [HEADS, WK, COLUMNS] + [HEADS, PQ, STEP] + [WARPS, HEADS, SUMS, STEP].
-KERNEL mix_backward(
-    Call c, const char* maps, char* out, const char* weights, const float* delta, char* grads, float* sums, float* query_shares,
-    float* key_shares) {
+// Adds up the warps' sums of a step, or writes zeros without them.
+__device__ __forceinline__ void write_query_sums(const Call& c, int step, const float* of_warps,
+                                                 float* sums, float* query_shares) {
+  const Place at = place<4>(c);
+  const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < OF_WARP; i += THREADS) {
+    float sum = 0.f;
+    for (int k = 0; k < WARPS && of_warps != nullptr; ++k) sum += of_warps[k * OF_WARP + i];
+    const int row = at.row + step + i % STEP, k = i / STEP % SUMS, h = i / (STEP * SUMS);
+    if (k < WQ)
+      query_shares[((of_block + h) * WQ + k) * c.rows + row] = sum;
+    else
+      sums[(of_block + h) * c.rows + row] = sum;
+  }
+}
+
+// From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the
+// mix's weights, [tiles of COLUMNS keys, B chunks, H, WQ, rows] and [tiles of ROWS queries, B
+// chunks, H, WK, columns]. After softmax also y in `out`, and in `sums` sum_s x dx. Before softmax
+// `grads` has dp, and dy is p (dp - delta) with p in `weights`. Shared memory: [HEADS, RK + GATE_K,
+// COLUMNS] + [HEADS, WK, COLUMNS] + [HEADS, PQ, STEP] + [WARPS, HEADS, SUMS, STEP].
+KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
+                    char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
-  float* keys = memory;
-  float* key_sums = keys + HEADS * WK * COLUMNS; // [HEADS, WARPS, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks
+  // [HEADS, WARPS, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
+  float* key_sums = memory + HEADS * (RK + GATE_K) * COLUMNS;
   float* queries = key_sums + HEADS * WK * COLUMNS;
   float* query_sums = queries + HEADS * PQ * STEP;
-  const Place at = place<4>(c);
   const int j = threadIdx.x % 4, warp = threadIdx.x / 32;
   const u32 of_map = u32(c.rows) * c.columns * 2;
-  const i64 begin = map_place(c, at);
-  load_keys(c, at, keys);
+  const i64 begin = map_place(c, place<4>(c));
+  const int own_column = place<4>(c).own_column, g = place<4>(c).g;
+  const PairedKeys keys{memory, own_column};
+  load_paired_keys(c, place<4>(c), memory);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) key_sums[i] = 0.f;
-  // The products of kind i are turned by 2 i columns, so that their diagonals lie in different threads.
-  const int kind = (j - at.g / 2) & 3;
-  const bool odd = at.g & 1, diagonal = kind == 0;
-  float* own_key_sums = key_sums + warp * 16 * WK + at.g;
-  float* own_query_sums = query_sums + warp * OF_WARP + at.g;
+  // The products of kind i are turned by 2 i columns, so that their diagonals lie in different
+  // threads.
+  const int kind = (j - g / 2) & 3;
+  const bool odd = g & 1, diagonal = kind == 0;
+  float* own_key_sums = key_sums + warp * 16 * WK + g;
+  float* own_query_sums = query_sums + warp * OF_WARP + g;
 
   for (int step = 0; step < ROWS; step += STEP) {
+    const Place at = place<4>(c);
     const int t = at.t + step;
     i64 place = begin + i64(step) * c.columns * 2;
-    const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
     if (!some_visible(c, at, t)) {
       for (int h = 0; h < HEADS; ++h) {
         store_map(grads + place + i64(h) * of_map, make_uint2(0, 0));
         if (AFTER) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
       }
-      for (int i = threadIdx.x; i < OF_WARP; i += THREADS) {
-        const int row = at.row + step + i % STEP, k = i / STEP % SUMS, h = i / (STEP * SUMS);
-        if (k < WQ) query_shares[((of_block + h) * WQ + k) * c.rows + row] = 0.f;
-        else sums[(of_block + h) * c.rows + row] = 0.f;
-      }
+      write_query_sums(c, step, nullptr, sums, query_shares);
       continue;
     }
     uint2 x[2 * PAIRS], dy[2 * PAIRS];
@@ -524,9 +636,9 @@ KERNEL mix_backward(
       dy[h] = load_map(grads + place + i64(h) * of_map);
     }
     if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
-    wait_for_block(); // All have read the weights and the sums of the last step.
+    wait_for_block();  // All have read the weights and the sums of the last step.
     load_queries(c, at, t, AFTER ? nullptr : delta, queries);
-    const uint2 seen = seen_bits(c, at, t + at.g);
+    const uint2 seen = seen_bits(c, at, t + g);
     wait_for_block();
 
     float z[RQ + 1][4], w[RK + 1][4], dz[RQ + 1][4], dw[RK + 1][4];
@@ -534,11 +646,11 @@ KERNEL mix_backward(
     clear(dz, dw);
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-      const OfQuery query(queries, h, at.g);
+      const OfQuery query(queries, h, g);
       float y[4];
       x[h] = x[h] & seen;
       unpack(y, x[h]);
-      add_inner<false>(z, w, y, query, keys, h, at.own_column);
+      add_inner<false>(z, w, y, query, keys, h);
       unpack(y, dy[h]);
       if (!AFTER) {
         float p[4];
@@ -549,7 +661,7 @@ KERNEL mix_backward(
       }
       dy[h] = dy[h] & seen;
       unpack(y, dy[h]);
-      add_inner<true>(dz, dw, y, query, keys, h, at.own_column);
+      add_inner<true>(dz, dw, y, query, keys, h);
       if (h % 4 == 3) in_order();
     }
     const u32 nothing = u32(c.heads) >> 31;
@@ -563,13 +675,13 @@ KERNEL mix_backward(
     u32 by_query[2][2 * RK + 4];
 #pragma unroll
     for (int k = 0; k < 2 * RQ; ++k) {
-      const int from = ((at.g - 2 * (k % 4)) & 7) * 4 + j;
+      const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
       const uint2 inner = k < RQ ? pack(dz[k]) : pack(z[k - RQ]);
       by_key[k] = make_uint2(shuffle(inner.x, from), shuffle(inner.y, from));
     }
 #pragma unroll
     for (int k = 0; k < 2 * RK; ++k) {
-      const int from = ((at.g - 2 * (k % 4)) & 7) * 4 + j;
+      const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
       const uint2 inner = k < RK ? pack(dw[k]) : pack(w[k - RK]);
       by_query[0][k] = shuffle(transposed(inner.x), from);
       by_query[1][k] = shuffle(transposed(inner.y), from);
@@ -584,16 +696,16 @@ KERNEL mix_backward(
           dx[i] = make_uint2(0, 0);
           continue;
         }
-        const OfQuery query(queries, h + i, at.g);
+        const OfQuery query(queries, h + i, g);
         float y[4], gate[4];
-        gates(gate, query, keys, h + i, at.own_column);
+        gates(gate, query, keys, h + i);
         unpack(y, dy[h + i]);
-        mixed<true>(y, dz, dw, query, gate, keys, h + i, at.own_column);
+        mixed<true>(y, dz, dw, query, gate, keys, h + i);
         dx[i] = pack(y) & seen;
         store_map(grads + place, dx[i]);
         if (AFTER) {
           unpack(y, x[h + i]);
-          mixed<false>(y, z, w, query, gate, keys, h + i, at.own_column);
+          mixed<false>(y, z, w, query, gate, keys, h + i);
           store_map(out + place, pack(y) & seen);
         }
         place += of_map;
@@ -606,13 +718,16 @@ KERNEL mix_backward(
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const uint2* a = (first + k < RQ ? x : dy) + h;
-          if (first + k < 2 * RQ) product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[first + k].x, by_key[first + k].y);
-          else d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
+          if (first + k < 2 * RQ)
+            product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[first + k].x, by_key[first + k].y);
+          else
+            d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float sum = picked(d, kind, odd, 2 * i);
-          if (h + i < HEADS && first + kind < 2 * RQ) own_query_sums[((h + i) * SUMS + first + kind) * STEP] = sum;
+          if (h + i < HEADS && first + kind < 2 * RQ)
+            own_query_sums[((h + i) * SUMS + first + kind) * STEP] = sum;
         }
       }
 #pragma unroll
@@ -620,12 +735,14 @@ KERNEL mix_backward(
         float d[4];
         if (GATE_Q) {
           product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dy[h + i].x, dy[h + i].y);
-          if (h + i < HEADS && diagonal) own_query_sums[((h + i) * SUMS + 2 * RQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
+          if (h + i < HEADS && diagonal)
+            own_query_sums[((h + i) * SUMS + 2 * RQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
         }
         if (AFTER) {
           // Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
           product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dx[i].x, dx[i].y);
-          if (h + i < HEADS && diagonal) own_query_sums[((h + i) * SUMS + WQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
+          if (h + i < HEADS && diagonal)
+            own_query_sums[((h + i) * SUMS + WQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
         }
       }
       // Sums over queries. The keys are in two halves of 8: 4 i + 2 half and 4 i + 2 half + 1.
@@ -643,13 +760,16 @@ KERNEL mix_backward(
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const u32* a = first + k < RK ? xt : dyt;
-            if (first + k < 2 * RK) product(d[k], a[0], a[1], by_query[half][first + k]);
-            else d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
+            if (first + k < 2 * RK)
+              product(d[k], a[0], a[1], by_query[half][first + k]);
+            else
+              d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float sum = picked(d, kind, odd, 2 * i);
-            if (h + i < HEADS && first + kind < 2 * RK) own_key_sums[(h + i) * WK * COLUMNS + (half * WK + first + kind) * 8] += sum;
+            if (h + i < HEADS && first + kind < 2 * RK)
+              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + first + kind) * 8] += sum;
           }
         }
         if (GATE_K) {
@@ -657,26 +777,24 @@ KERNEL mix_backward(
           for (int i = 0; i < 2; ++i) {
             float d[4];
             product(d, xt[0], xt[1], dyt[i]);
-            if (h + i < HEADS && diagonal) own_key_sums[(h + i) * WK * COLUMNS + (half * WK + 2 * RK) * 8] += either(odd, d[2 * i], d[2 * i + 1]);
+            if (h + i < HEADS && diagonal)
+              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + 2 * RK) * 8] +=
+                  either(odd, d[2 * i], d[2 * i + 1]);
           }
         }
       }
     }
     wait_for_block();
-    for (int i = threadIdx.x; i < OF_WARP; i += THREADS) {
-      float sum = 0.f;
-      for (int k = 0; k < WARPS; ++k) sum += query_sums[k * OF_WARP + i];
-      const int row = at.row + step + i % STEP, k = i / STEP % SUMS, h = i / (STEP * SUMS);
-      if (k < WQ) query_shares[((of_block + h) * WQ + k) * c.rows + row] = sum;
-      else sums[(of_block + h) * c.rows + row] = sum;
-    }
+    write_query_sums(c, step, query_sums, sums, query_shares);
   }
   wait_for_block();
+  const Place at = place<4>(c);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, w = i / COLUMNS % WK, h = i / (COLUMNS * WK);
     // Half h has the keys 4 i + 2 h and 4 i + 2 h + 1 of a warp's 16.
     const int half = column / 2 % 2, key = column % 16 / 4 * 2 + column % 2;
-    const float sum = key_sums[h * WK * COLUMNS + column / 16 * 16 * WK + (half * WK + w) * 8 + key];
+    const float sum =
+        key_sums[h * WK * COLUMNS + column / 16 * 16 * WK + (half * WK + w) * 8 + key];
     const i64 of_block = (i64(at.row_tile) * at.chunks + at.chunk) * c.heads + at.first_head;
     key_shares[(of_block * WK + i / COLUMNS) * c.columns + at.column + column] = sum;
   }

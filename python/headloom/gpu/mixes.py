@@ -13,7 +13,7 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -44,12 +44,11 @@ class Call(ctypes.Structure):
 
 
 class Kernel:
-    """A compiled kernel on one GPU."""
+    """A compiled kernel on PyTorch's current GPU."""
 
     def __init__(self, code: bytes, name: str, shared: int) -> None:
         from cuda.bindings import driver  # type: ignore[import-not-found]
 
-        torch.cuda.current_stream()  # PyTorch's context
         self.module = checked(driver.cuModuleLoadData(code))
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
         self.shared = shared
@@ -64,9 +63,29 @@ class Kernel:
         checked(driver.cuLaunchKernel(self.function, *grid, threads, 1, 1, self.shared, stream, ctypes.addressof(places), 0))
 
 
-def checked(result: Tuple[object, ...]) -> object:
+@functools.lru_cache(maxsize=None)
+def installed() -> bool:
+    """Whether there is cuda-bindings, which PyTorch's packages for CUDA need from version 2.11 on."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def compiler() -> Any:
+    """NVRTC's functions."""
+    from cuda.bindings import nvrtc
+
+    try:
+        checked(nvrtc.nvrtcVersion())
+    except RuntimeError as error:
+        raise RuntimeError(f"composed_attention has kernels in CUDA, which NVRTC compiles, and NVRTC is not found ({error}).") from error
+    return nvrtc
+
+
+def checked(result: Tuple[Any, ...]) -> Any:
     """What a function of CUDA returns behind its error code."""
-    if int(result[0]) != 0:  # type: ignore[call-overload]
+    if int(result[0]) != 0:
         raise RuntimeError(f"CUDA reports {result[0]!r}.")
     return result[1] if len(result) > 1 else None
 
@@ -75,26 +94,30 @@ def options(constants: Dict[str, int], capability: int) -> List[str]:
     return [f"--gpu-architecture=sm_{capability}", "--std=c++17", *[f"-D{name}={value}" for name, value in constants.items()]]
 
 
-def compiled(constants: Dict[str, int], capability: int) -> bytes:
-    """The machine code for a GPU of a compute capability, such as 90. No GPU needs to be there."""
-    from cuda.bindings import nvrtc
+def compiled(constants: Dict[str, int], capability: int, *more: str) -> Tuple[bytes, str]:
+    """The machine code for a GPU of a compute capability, such as 90, and what NVRTC says. No GPU needs to be there.
 
+    Args:
+        more: options of NVRTC.
+    """
+    nvrtc = compiler()
     program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
-    arguments = [option.encode() for option in options(constants, capability)]
-    if int(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]) != 0:
-        log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"NVRTC does not compile {SOURCE}:\n{log.decode(errors='replace')}")
-    code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))  # type: ignore[call-overload]
+    arguments = [option.encode() for option in (*options(constants, capability), *more)]
+    failed = int(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]) != 0
+    text = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+    checked(nvrtc.nvrtcGetProgramLog(program, text))
+    log = text.rstrip(b"\0").decode(errors="replace")
+    if failed:
+        raise RuntimeError(f"NVRTC does not compile {SOURCE} for sm_{capability}:\n{log}")
+    code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, code))
     nvrtc.nvrtcDestroyProgram(program)
-    return bytes(code)
+    return bytes(code), log
 
 
 def kept(constants: Dict[str, int], capability: int) -> bytes:
     """The machine code, from the user's cache where it is there."""
-    from cuda.bindings import nvrtc
-
+    nvrtc = compiler()
     key = hashlib.sha256(SOURCE.read_bytes())
     key.update(repr((nvrtc.nvrtcVersion(), options(constants, capability))).encode())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headloom"
@@ -103,7 +126,7 @@ def kept(constants: Dict[str, int], capability: int) -> bytes:
         return file.read_bytes()
     except OSError:
         pass
-    code = compiled(constants, capability)
+    code, _ = compiled(constants, capability)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Another process never sees half a file.
@@ -142,9 +165,8 @@ class Memory(NamedTuple):
 
 
 def memory(x: Tensor) -> Optional[Memory]:
-    """None where these kernels cannot run: on other devices, on GPUs before Ampere, and without cuda-bindings, which PyTorch's packages
-    for CUDA need from version 2.11 on."""
-    if not x.is_cuda or x.dtype == torch.float32 or importlib.util.find_spec("cuda.bindings") is None:
+    """None where these kernels cannot run: for float32, on GPUs before Ampere, and without cuda-bindings."""
+    if not x.is_cuda or x.dtype == torch.float32 or not installed():
         return None
     properties = torch.cuda.get_device_properties(x.device)
     if properties.major < 8:
@@ -165,8 +187,8 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         return None
     heads = call.H.value // call.groups.value
     # Registers of a thread: two places of a map in one, inner maps, and what the rest was seen to take.
-    registers = 2 * heads + 4 * (RQ + RK) + 46 if after is None else 4 * heads + 8 * (RQ + RK) + 80
-    if registers > 250:
+    registers = 2 * heads + 4 * (RQ + RK) + 80 if after is None else 4 * heads + 8 * (RQ + RK) + 96
+    if registers > 256:
         return None
     of_query = STEP * (WQ + 1)
     for warps in (4, 2):
@@ -174,7 +196,7 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         if after is None:
             floats = WK * columns + 2 * of_query + 2 * warps * STEP
         else:
-            floats = 2 * WK * columns + of_query + warps * (WQ + after) * STEP
+            floats = (RK + gate_k + WK) * columns + of_query + warps * (WQ + after) * STEP
         shared = 4 * heads * floats
         if shared <= available.block:
             break
