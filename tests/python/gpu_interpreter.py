@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import cuda_emulation
 import headloom  # noqa: F401: loads the operators
 from headloom.gpu import composed_attention as gpu
+from headloom.gpu import mixes
 
 TENSORS = ("static", "q_down", "q_up", "q_gate", "k_down", "k_up", "k_gate")
 
@@ -267,6 +269,32 @@ def test_float16_errs_like_its_rounding(case):
     for x, y, z in zip(case.kernels(torch.float16), case.reference(torch.float16), expected):
         norm = z.norm()
         assert (x - z).norm() <= 1.3 * (y - z).norm() + 1e-4 * norm
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASES["dcmha"],
+        CASES["lengths"],
+        CASES["bidirectional window"],
+        CASES["convolutions of groups and mixes"],
+        CASES["documents"],
+        lambda: Case(T=150, S=150, pre={"rank_q": 1}, post={"rank_k": 1}, window=60, lengths=torch.tensor([149])),
+    ],
+    ids=["dcmha", "lengths", "bidirectional window", "convolutions", "documents", "chunks of a window"],
+)
+def test_the_kernels_in_cuda_err_like_their_rounding(monkeypatch, case):
+    """Emulated on the CPU, with what surrounds them in Triton's interpreter. test_gpu_mixes.py tests them one by one."""
+    cuda_emulation.install(monkeypatch)
+    started = []
+    run = mixes.run
+    monkeypatch.setattr(mixes, "run", lambda name, *given: started.append(name) or run(name, *given))
+    case = case()
+    expected = case.reference()
+    for x, y, z in zip(case.kernels(torch.float16), case.reference(torch.float16), expected, strict=True):
+        norm = z.norm()
+        assert (x - z).norm() <= 1.5 * (y - z).norm() + 5e-4 * norm
+    assert {"mix", "mix_backward"} == set(started)
 
 
 def test_nan_in_means_nan_out():

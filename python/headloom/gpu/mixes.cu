@@ -53,7 +53,7 @@ struct Call {
 };
 
 // -------------------------------------------------------------------------------------------------
-// Instructions. tests/cpp/cuda_emulation.h has them for a machine without a GPU.
+// Instructions. tests/testing/cuda has them for a machine without a GPU.
 // -------------------------------------------------------------------------------------------------
 
 #ifndef HEADLOOM_EMULATED
@@ -531,7 +531,7 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
         for (int apart = 1; apart < LANES; apart *= 2) total += shuffle_xor(total, apart);
         if (threadIdx.x % LANES == 0) {
           const int i = (at.own_column / (4 * LANES) * HEADS + h) * STEP + at.g;
-          largest[i] = base;
+          largest[i] = most * LOG2E;
           totals[i] = total;
         }
       }
@@ -542,11 +542,14 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
     if (TO == 0) {
       wait_for_block();
       for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) {
-        float base = largest[i];
-        for (int k = 1; k < ACROSS; ++k) base = fmaxf(base, largest[k * HEADS * STEP + i]);
+        float most = largest[i];
+        for (int k = 1; k < ACROSS; ++k) most = fmaxf(most, largest[k * HEADS * STEP + i]);
+        const float base = most == minus_infinity ? 0.f : most;
         float total = 0.f;
-        for (int k = 0; k < ACROSS; ++k)
-          total += totals[k * HEADS * STEP + i] * exp2f(largest[k * HEADS * STEP + i] - base);
+        for (int k = 0; k < ACROSS; ++k) {
+          const int part = k * HEADS * STEP + i;
+          total += totals[part] * exp2f(largest[part] - base);
+        }
         of_sums[i64(i / STEP) * c.rows + i % STEP] =
             total == 0.f ? minus_infinity : (base + log2f(total)) / LOG2E;
       }
@@ -636,7 +639,6 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
       dy[h] = load_map(grads + place + i64(h) * of_map);
     }
     if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
-    wait_for_block();  // All have read the weights and the sums of the last step.
     load_queries(c, at, t, AFTER ? nullptr : delta, queries);
     const uint2 seen = seen_bits(c, at, t + g);
     wait_for_block();

@@ -1,5 +1,5 @@
-// composed_attention on NVIDIA GPUs: which cases its kernels take. The kernels are Triton's, and
-// the Python package registers them with the dispatcher (python/headloom/gpu).
+// composed_attention on NVIDIA GPUs: which cases its kernels take. The kernels are in Triton and in
+// CUDA, and the Python package registers them with the dispatcher (python/headloom/gpu).
 #include "ops/composed_attention/declaration.h"
 #include "ops/cuda.h"
 
