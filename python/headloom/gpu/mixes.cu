@@ -488,6 +488,7 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
         const float base = query.w[WQ] * LOG2E;
 #pragma unroll
         for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - base);
+        // p is rounded, as in the definition.
         x[h] = pack(y);
         unpack(y, x[h]);
       }
