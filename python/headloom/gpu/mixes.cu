@@ -434,8 +434,8 @@ constexpr int ACROSS = COLUMNS / (4 * LANES);  // warps beside one another
 
 // `out` may be `maps`: a thread stores the places that it has read. `sums` is
 // [tiles of COLUMNS keys, B chunks, H, 1, rows].
-// Shared memory: [HEADS, WK, COLUMNS] + 2 [HEADS, PQ, STEP], for scores also 2 [ACROSS, HEADS,
-// STEP].
+//
+// Shared memory: [HEADS, WK, COLUMNS], 2 [HEADS, PQ, STEP], and for scores 2 [ACROSS, HEADS, STEP].
 KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   SHARED(memory);
   float* queries = memory + HEADS * WK * COLUMNS;  // of this step, and in turn of the next
@@ -463,9 +463,9 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
       x[h] = some ? load_map(maps + place + i64(h) * of_map) : make_uint2(0, 0);
     wait_for_block();
     if (step + STEP < ROWS) load_queries(c, at, t + STEP, lse, next_queries);
-    const float* const own = queries;
+    float* const own = queries;
     queries = next_queries;
-    next_queries = const_cast<float*>(own);
+    next_queries = own;
     if (!some) {
       if (TO == 0) {
         for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS)
@@ -596,10 +596,12 @@ __device__ __forceinline__ void write_query_sums(const Call& c, int step, const 
 }
 
 // From x in `maps` and dy in `grads`: dx in place of dy, and the shares of the gradients of the
-// mix's weights, [tiles of COLUMNS keys, B chunks, H, WQ, rows] and [tiles of ROWS queries, B
-// chunks, H, WK, columns]. After softmax also y in `out`, and in `sums` sum_s x dx. Before softmax
-// `grads` has dp, and dy is p (dp - delta) with p in `weights`. Shared memory: [HEADS, RK + GATE_K,
-// COLUMNS] + [HEADS, WK, COLUMNS] + [HEADS, PQ, STEP] + [WARPS, HEADS, SUMS, STEP].
+// mix's weights, for queries [tiles of COLUMNS keys, B chunks, H, WQ, rows] and for keys
+// [tiles of ROWS queries, B chunks, H, WK, columns]. After softmax also y in `out`, and in `sums`
+// sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
+//
+// Shared memory: [HEADS, RK + GATE_K, COLUMNS], [HEADS, WK, COLUMNS], [HEADS, PQ, STEP] and
+// [WARPS, HEADS, SUMS, STEP].
 KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
                     char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
