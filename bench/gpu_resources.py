@@ -273,9 +273,9 @@ def cuda_rows(capabilities: List[int], heads: List[int], names: List[str], dtype
             mixes.memory, mixes.run = memory, run
         for kernel, (of, more) in found.items():
             _, log = mixes.compiled({**of.constants, **more}, capability, "--ptxas-options=-v")
-            registers, spilled = (int(re.search(rf"{pattern}", log).group(1)) for pattern in (r"Used (\d+) registers", r"(\d+) bytes stack"))
+            registers, stack = re.findall(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes stack frame", log)
             tile = f"{mixes.ROWS} x {of.columns}"
-            resources = Resources(registers, spilled, of.shared, 1)
+            resources = Resources(int(registers[0]), int(stack[0]), of.shared, 1)
             yield Row(capability, kernel, H, name, str(dtype).removeprefix("torch."), tile, of.constants["WARPS"], resources)
 
 

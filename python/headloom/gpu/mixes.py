@@ -47,7 +47,7 @@ class Kernel:
     """A compiled kernel on PyTorch's current GPU."""
 
     def __init__(self, code: bytes, name: str, shared: int) -> None:
-        from cuda.bindings import driver  # type: ignore[import-not-found]
+        from cuda.bindings import driver
 
         self.module = checked(driver.cuModuleLoadData(code))
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
@@ -171,7 +171,8 @@ def memory(x: Tensor) -> Optional[Memory]:
     properties = torch.cuda.get_device_properties(x.device)
     if properties.major < 8:
         return None
-    return Memory(properties.shared_memory_per_block_optin, properties.shared_memory_per_multiprocessor)
+    # PyTorch's type hints leave the first out.
+    return Memory(properties.shared_memory_per_block_optin, properties.shared_memory_per_multiprocessor)  # type: ignore[attr-defined]
 
 
 def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional[bool] = None) -> Optional[Plan]:
@@ -221,7 +222,16 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
     return Plan(constants, shared)
 
 
-def run(name: str, of: Plan, more: Dict[str, int], call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, keys: int, *others: Optional[Tensor]) -> None:
+def run(
+    name: str,
+    of: Plan,
+    more: Dict[str, int],
+    call: "kernels.Call",
+    mix: "kernels.Mix",
+    maps: Tensor,
+    keys: int,
+    *others: Optional[Tensor],
+) -> None:
     """Starts ``mix`` or ``mix_backward``.
 
     Args:
