@@ -88,6 +88,11 @@ void write_file(const std::string& path, std::string_view content) {
   write_file(path, [&](const Sink& sink) { sink(content.data(), content.size()); });
 }
 
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
 std::string read_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(path, ": cannot be read: ", system_reason(), ".");

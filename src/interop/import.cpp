@@ -23,7 +23,10 @@ namespace fs = std::filesystem;
 // config.json, else params.json or its table `model`.
 Settings read_config(const std::string& folder) {
   const std::string config = folder + "/config.json", params = folder + "/params.json";
-  if (fs::exists(config) || !fs::exists(params)) return {read_json(config), config};
+  if (is_there(folder + "/config.toml") && !is_there(config)) {
+    fail(folder, ": is the folder of a run already, expected that of a Hugging Face model.");
+  }
+  if (is_there(config) || !is_there(params)) return {read_json(config), config};
   return Settings(read_json(params), params).below("model");
 }
 
@@ -115,7 +118,7 @@ std::string tokenizer_in(const std::string& folder, int64_t vocabulary, std::str
   std::string problem;
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
     const std::string path = folder + "/" + name;
-    if (!fs::exists(path)) continue;
+    if (!is_there(path)) continue;
     try {
       data::make_tokenizer(path);
       if (!problem.empty()) note = str("The tokenizer is ", path, ": ", problem);
@@ -223,7 +226,7 @@ ImportedModel read_folder(const std::string& folder) {
 
 void write_run(const std::string& out, const ModelConfig& model_config, const Model& model,
                const std::string& tokenizer, const std::vector<std::string>& labels) {
-  if (fs::exists(out + "/config.toml")) usage_error(out, ": already holds a run.");
+  if (is_there(out + "/config.toml")) usage_error(out, ": already holds a run.");
   Node root;
   root.set("task", task_for(model_config, tokenizer, labels));
   RunConfig config = read_run_config(root);
@@ -235,7 +238,7 @@ void write_run(const std::string& out, const ModelConfig& model_config, const Mo
 }
 
 Converted import_folder(const std::string& folder, const std::string& out) {
-  if (fs::exists(out + "/config.toml")) {
+  if (is_there(out + "/config.toml")) {
     usage_error(out, ": already holds a run; choose another folder with --out.");
   }
   const ImportedModel read = read_folder(folder);

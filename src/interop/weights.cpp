@@ -30,13 +30,13 @@ Weights::Weights(const std::string& folder) {
       if (index && file.starts_with("consolidated")) continue;
       path_ = folder + "/" + file + ending;
       looked_for.push_back(file + ending);
-      if (!fs::exists(path_)) continue;
+      if (!is_there(path_)) continue;
       if (index) {
         read_shards(folder);
         return;
       }
       for (auto& [name, tensor] : read_weights(path_)) tensors_.emplace(name, tensor);
-      require(file != "consolidated.00.pth" || !fs::exists(folder + "/consolidated.01.pth"), folder,
+      require(file != "consolidated.00.pth" || !is_there(folder + "/consolidated.01.pth"), folder,
               ": its weights are cut into several files for model parallelism, expected one.");
       return;
     }

@@ -203,7 +203,9 @@ class Server::Http : private httplib::Server {
       port_ = options_.port;
     }
     require(port_ > 0, "cannot listen at ", options_.host, ":", options_.port, ": ",
-            errno != 0 ? std::strerror(errno) : "there is no such address here", ".");
+            errno == 0 || errno == EINVAL ? "this machine has no such address or name"
+                                          : std::strerror(errno),
+            ".");
     listen(listening);
     set_socket_options([](socket_t) {});
   }

@@ -14,9 +14,15 @@ namespace fs = std::filesystem;
 
 std::string config_path(const std::string& folder) { return folder + "/config.toml"; }
 
-bool is_there(const std::string& path) {
+// A run in a folder of runs, or "".
+std::string a_run_in(const std::string& folder) {
+  std::string found;
   std::error_code error;
-  return fs::is_regular_file(path, error);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string path = entry.path().string();
+    if (is_there(config_path(path)) && (found.empty() || path < found)) found = path;
+  }
+  return found;
 }
 
 bool same_content(const std::string& a, const std::string& b) {
@@ -61,9 +67,14 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
 RunConfig run_config_in(const std::string& folder) {
   require(fs::is_directory(folder), folder, ": is not the folder of a run.");
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
-    fail(folder,
-         ": is a Hugging Face folder, expected that of a run; make one of it with: ",
+    fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",
          program_name(), " import ", shell_word(folder), " --out RUN");
+  }
+  std::error_code hidden;
+  if (!fs::exists(config_path(folder), hidden) && !hidden) {
+    const std::string inside = a_run_in(folder);
+    fail(folder, ": is not the folder of a run, it has no config.toml",
+         inside.empty() ? "." : str("; did you mean '", inside, "'?"));
   }
   RunConfig config = read_run_config(read_toml(config_path(folder)));
   if (std::string* file = config.task->tokenizer_file()) *file = kept_tokenizer(folder, *file);
@@ -85,16 +96,37 @@ Node stored_config(RunConfig& config) {
   return write_fields(stored);
 }
 
+namespace {
+
+// Whether a run without a tokenizer's file has the vocabulary of bytes. A checkpoint that was
+// imported without its tokenizer has a larger one.
+bool is_of_bytes(const RunConfig& run) {
+  return run.task->tokenizer() != nullptr && run.model.vocabulary.value_or(0) <= 257;
+}
+
+}  // namespace
+
 void use_kept_tokenizer(const std::string& folder, RunConfig& config) {
+  RunConfig run = run_config_in(folder);
+  const std::string* kept = run.task->tokenizer_file();
   std::string* file = config.task->tokenizer_file();
-  if (file == nullptr) return;
-  const std::string kept = kept_tokenizer(folder, *file);
-  if (!is_there(kept)) return;
-  if (is_there(*file) && !same_content(*file, kept)) {
-    usage_error("'task.tokenizer' is \"", *file, "\", but the run was made with another one, ",
-                kept, "; leave it out to take that.");
+  const auto refuse = [](const std::string& named, const std::string& made) {
+    usage_error("'task.tokenizer' is \"", named, "\", but the run was made with ", made,
+                "; leave it out to take that.");
+  };
+  if (kept == nullptr) {
+    if (file != nullptr && is_of_bytes(run)) refuse(*file, "\"bytes\"");
+    return;
   }
-  *file = kept;
+  const std::string other = "another one, " + *kept;
+  if (file == nullptr) {
+    if (config.task->tokenizer() != nullptr) refuse("bytes", other);
+    return;
+  }
+  if (!is_there(*kept)) return;
+  if (is_there(*file) && !same_content(*file, *kept)) refuse(*file, other);
+  if (!is_there(*file) && kept_tokenizer(folder, *file) != *kept) return;  // loading it says so
+  *file = *kept;
 }
 
 std::vector<Difference> differences_from(const std::string& folder, RunConfig& config) {
@@ -189,8 +221,7 @@ void check_same_model(RunConfig& config, const std::string& folder) {
   const std::string* theirs = run.task->tokenizer_file();
   const std::string* ours = config.task->tokenizer_file();
   if (run.task->tokenizer() == nullptr || config.task->tokenizer() == nullptr) return;
-  // A checkpoint that was imported without its tokenizer has a vocabulary beyond that of bytes.
-  if (theirs == nullptr && run.model.vocabulary.value_or(0) > 257) return;
+  if (theirs == nullptr && !is_of_bytes(run)) return;
   const bool same =
       theirs == nullptr || ours == nullptr ? theirs == ours : same_content(*theirs, *ours);
   if (!same) {

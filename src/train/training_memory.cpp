@@ -56,8 +56,8 @@ void check_step_fits(const Model& model, const SequenceSizes& sequence, double f
   if (training_memory(model, least, options, processes).peak <= memory_limit().bytes) return;
   const TrainingMemory need = training_memory(model, sequence, options, processes);
   check_fits("this training needs", need.peak, need.parts(),
-             "a smaller model.width, model.depth or train.batch, a larger train.accumulate or "
-             "train.activation_checkpointing needs less");
+             "a smaller train.batch, model.width, model.depth or task.length, a larger "
+             "train.accumulate, or train.activation_checkpointing = true needs less");
 }
 
 }  // namespace

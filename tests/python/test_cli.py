@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
@@ -96,6 +97,31 @@ def test_an_empty_name_of_a_folder_stands_for_none(tmp_path, command):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_script_refuses_one_model_before_it_builds():
+    done = subprocess.run(["./run", "configs/text.toml"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "configs/text.toml configures one model, not a comparison;" in done.stderr
+
+
+def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
+    """The process that the user started says that it ends, and the run goes on from what is kept."""
+    leader, follower = pty.openpty()
+    command = [BINARY, "train", "long.toml", "--out", tmp_path / "run", "--set", "train.steps=100000"]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": follower}
+    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, start_new_session=True, **streams)
+    os.close(follower)
+    while not (tmp_path / "run/metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = b""
+    while b"Once more ends at once." not in said:
+        said += os.read(leader, 4096)
+    assert process.wait(60) == 1
+    os.close(leader)
+    assert b"headloom: ending; what is done is kept." in said
+
+
 def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     for command in ["train", "compare", "describe"]:
         assert "no.toml: cannot be read" in refused(command, "no.toml", cwd=tmp_path, code=1)
@@ -108,7 +134,12 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert refused("train", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
-    assert "config.toml" in refused("eval", empty, cwd=tmp_path, code=1)
+    assert refused("eval", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
+    assert "runs: is not the folder of a run, it has no config.toml; did you mean 'runs/" in refused("eval", "runs", cwd=place, code=1)
+    (tmp_path / "runs/theirs").mkdir(parents=True)
+    shutil.copy(place / "runs/text/config.toml", tmp_path / "runs/theirs")
+    message = "runs/theirs: is the folder of a run already, expected that of a Hugging Face model."
+    assert refused("import", "runs/theirs", "--out", "ours", cwd=tmp_path, code=1) == message
     shutil.copy(place / "runs/text/config.toml", empty)
     assert "no checkpoint yet" in refused("eval", empty, cwd=tmp_path, code=1)
 
@@ -275,6 +306,41 @@ def test_damaged_checkpoints_name_the_file_and_an_intact_step(place, tmp_path):
     assert weights(run, 6) == weights(place / "runs/text", 6)
 
 
+def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    config = run / "config.toml"
+    written = config.read_text()
+    fits = "The file is not damaged: [model] in the configuration (config.toml of a run) does not fit its weights."
+    for old, new, found in [
+        ("width = 16", "width = 32", "has shape [256, 16], expected [256, 32]. "),
+        ("depth = 2", "depth = 3", "has no tensor "),
+    ]:
+        assert old in written
+        config.write_text(written.replace(old, new))
+        for command in [["generate", run], ["eval", run, "--checkpoint", 3], ["train", run, "--resume"]]:
+            message = refused(*command, cwd=place, code=1)
+            assert "model.safetensors: " in message and found in message and message.endswith(fits)
+
+
+def test_weights_are_read_where_the_optimizer_is_lost(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    expected = headloom("eval", run, "--checkpoint", 6, cwd=place).stdout
+    lost = run / "checkpoints/step-6/optimizer.safetensors"
+    lost.unlink()
+    assert headloom("eval", run, "--checkpoint", 6, cwd=place).stdout == expected
+    headloom("generate", run, "--checkpoint", 6, "--tokens", 1, cwd=place)
+    headloom("export", run, "--checkpoint", 6, "--out", tmp_path / "hub", cwd=place)
+    message = refused("train", run, "--resume", cwd=place, code=1)
+    assert str(lost) in message and message.endswith("The checkpoint of step 3 is intact (--checkpoint 3).")
+    # What one checkpoint lacks, another that is recommended has.
+    (run / "checkpoints/step-3/optimizer.safetensors").unlink()
+    assert refused("train", run, "--resume", cwd=place, code=1).endswith("No other checkpoint is intact.")
+    (run / "checkpoints/step-6/model.safetensors").unlink()
+    assert "The checkpoint of step 3 is intact" in refused("eval", run, "--checkpoint", 6, cwd=place, code=1)
+
+
 def test_a_diverging_run_stops(place, tmp_path):
     message = refused(
         "train", "long.toml", "--out", tmp_path / "run", "--set", "train.lr=1e30", "--set", "train.warmup=0", cwd=place, code=1
@@ -339,6 +405,18 @@ def test_a_run_keeps_its_vocabulary(place, tmp_path):
     result = json.loads(headloom("eval", run, "--json", cwd=tmp_path).stdout)
     bytes_per_token = result["loss"] / 0.6931471805599453 / result["bits_per_byte"]
     assert 1.05 < bytes_per_token < 45
+    # No other is taken: neither bytes, nor a file by a model of bytes.
+    for model, tokenizer, made in [
+        (run, "bytes", f"another one, {run}/tokenizer.model"),
+        (run, place / "other.json", f"another one, {run}/tokenizer.model"),
+        (place / "runs/text", tmp_path / "gone.model", '"bytes"'),
+    ]:
+        (place / "other.json").write_text("{}")
+        message = refused("eval", model, "--set", f"task.tokenizer='{tokenizer}'", cwd=place)
+        expected = f"'task.tokenizer' is \"{tokenizer}\", but the run was made with {made}; leave it out to take that."
+        assert message == expected
+    headloom("eval", run, "--set", f"task.tokenizer='{tmp_path / 'gone.model'}'", cwd=tmp_path)
+    assert "no_such.json" in refused("eval", run, "--set", "task.tokenizer='no_such.json'", cwd=tmp_path, code=1)
     assert "my.model" in refused("train", "text.toml", "--out", "again", cwd=tmp_path, code=1)
 
 
@@ -446,6 +524,20 @@ def test_generate_forgets_as_told(place):
     assert text("--cache", "window:6").startswith("The ")
 
 
+def test_generate_says_which_part_of_a_text_it_reads(place):
+    said = "headloom: the text has outgrown the 16 positions that the model was built for (max_length): "
+    said += "it goes on from its newest 8 tokens alone.\n"
+    cases = [(40, 20, 8, 1), (17, 1, 8, 1), (16, 1, 16, 0), (10, 7, 10, 0), (10, 8, 10, 1), (10, 30, 10, 1)]
+    for length, tokens, read, outgrown in cases:
+        for samples in (1, 2):
+            options = ["--prompt", "x" * length, "--tokens", tokens, "--temperature", 0, "--samples", samples]
+            done = headloom("generate", "runs/text", *options, cwd=place)
+            assert done.stderr.count(said) == done.stderr.count("headloom: ") == outgrown, (length, tokens)
+            assert f"prompt: {read} tokens, " in done.stderr
+            assert done.stdout.count("x" * length) == samples and done.stdout.endswith("\n")
+    assert said[:20] not in headloom("generate", "runs/text", "--prompt", "x" * 40, "--cache", "window:6", cwd=place).stderr
+
+
 def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     def trained(name, *mixers):
         layers = "".join(f"[[model.layer]]\nmixer = {{ type = '{m}' }}\nchannel = {{ type = 'none' }}\n" for m in mixers)
@@ -462,9 +554,9 @@ def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     ]
     assert text[0] == text[1] and text[2].startswith("The ")
     recurrence = trained("recurrence", "rwkv", "mamba")
-    for command in ["generate", "serve"]:
+    for command in [["generate", recurrence, "--prompt", "The "], ["serve", recurrence]]:
         for option in (("--cache", "tova:6"), ("--cache-dtype", "int8")):
-            assert "no layer keeps keys and values" in refused(command, recurrence, *option, cwd=place)
+            assert "no layer keeps keys and values" in refused(*command, *option, cwd=place)
 
 
 def test_describe_adds_up(place):
