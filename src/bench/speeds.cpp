@@ -3,23 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "bench/decode_step.h"
 #include "bench/harness.h"
 #include "bench/memory.h"
-#include "core/files.h"
-#include "core/json_text.h"
-#include "core/text.h"
 #include "train/device.h"
 #include "train/interrupt.h"
-#include "train/run_folder.h"
+#include "train/speeds.h"
 
 namespace headloom::bench {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr int kSteps = 3, kTokens = 16;
 
@@ -66,60 +59,6 @@ void measure(const RunConfig& config, const data::Task& task, report::Speed& spe
   speed.decode_tokens_per_second.push_back(1 / median_seconds(step, kTokens));
 }
 
-// A model with a finished run of the task, and the configuration of that run but for what differs
-// between seeds.
-struct Measured {
-  std::string model;
-  RunConfig config;
-};
-
-std::vector<Measured> models_on(const std::string& task, const std::string& folder,
-                                const report::Comparison& comparison) {
-  std::vector<Measured> out;
-  for (const report::ModelInfo& model : comparison.models) {
-    for (const report::Run& run : comparison.runs) {
-      if (run.model != model.label || run.task != task || run.sweep || run.folder.empty() ||
-          run.state != report::RunState::kFinished) {
-        continue;
-      }
-      RunConfig config = run_config_in(folder + "/" + run.folder);
-      config.train.seed = 0;
-      if (config.train.device == "cpu") out.push_back({model.label, std::move(config)});
-      break;
-    }
-  }
-  return out;
-}
-
-Json to_json(const report::Speed& speed) {
-  return {{"train_tokens_per_second", speed.train_tokens_per_second},
-          {"decode_tokens_per_second", speed.decode_tokens_per_second},
-          {"peak_memory_bytes", speed.peak_memory_bytes}};
-}
-
-// Takes what was measured on the task, where it is whole and of `key`.
-bool take(const Json& kept, const std::string& key, const std::string& task,
-          const std::vector<Measured>& models, report::Comparison& comparison) {
-  if (!kept.is_object() || !kept.contains(task)) return false;
-  try {
-    const Json& of_task = kept.at(task);
-    if (of_task.at("of").get<std::string>() != key) return false;
-    std::vector<report::Speed> speeds;
-    for (const Measured& m : models) {
-      const Json& of_model = of_task.at("models").at(m.model);
-      report::Speed speed{.model = m.model, .task = task};
-      of_model.at("train_tokens_per_second").get_to(speed.train_tokens_per_second);
-      of_model.at("decode_tokens_per_second").get_to(speed.decode_tokens_per_second);
-      of_model.at("peak_memory_bytes").get_to(speed.peak_memory_bytes);
-      speeds.push_back(std::move(speed));
-    }
-    comparison.speeds.insert(comparison.speeds.end(), speeds.begin(), speeds.end());
-    return true;
-  } catch (const Json::exception&) {
-    return false;
-  }
-}
-
 }  // namespace
 
 double step_seconds(const RunConfig& config, const data::Task& task) {
@@ -131,33 +70,24 @@ double step_seconds(const RunConfig& config, const data::Task& task) {
   return median_seconds(step, 2 * kSteps) * static_cast<double>(config.train.accumulate);
 }
 
-void measure_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison) {
-  const std::string path = folder + "/speeds.json";
-  Json kept;
-  if (std::filesystem::exists(path)) kept = parse_json_if_whole<Json>(read_file(path));
-  comparison.speeds.clear();
+void measure_speeds(const std::string& folder, int64_t rounds,
+                    const report::Comparison& comparison) {
+  KeptSpeeds kept(folder);
   for (const report::TaskInfo& info : comparison.tasks) {
-    std::vector<Measured> models = models_on(info.name, folder, comparison);
-    if (models.empty()) continue;
-    std::string key = str(rounds, " rounds\n");
-    for (Measured& m : models) key += str("# ", m.model, "\n", run_config_toml(m.config));
-    if (take(kept, key, info.name, models, comparison)) continue;
+    std::vector<TimedModel> models = timed_models(info.name, folder, comparison);
+    std::vector<report::Speed> speeds;
+    if (models.empty() || kept.take(info.name, rounds, models, speeds)) continue;
     std::fprintf(stderr, "measuring the speed of %zu models on %s\n", models.size(),
                  info.name.c_str());
     const auto task = models[0].config.build_task();
-    std::vector<report::Speed> speeds;
-    for (const Measured& m : models) speeds.push_back({.model = m.model, .task = info.name});
+    for (const TimedModel& m : models) speeds.push_back({.model = m.model, .task = info.name});
     for (int64_t round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < models.size(); ++i) {
         if (interrupted()) return;
         measure(models[i].config, *task, speeds[i]);
       }
     }
-    Json of_task = {{"of", key}};
-    for (const report::Speed& speed : speeds) of_task["models"][speed.model] = to_json(speed);
-    kept[info.name] = of_task;
-    write_file(path, kept.dump(1) + "\n");
-    comparison.speeds.insert(comparison.speeds.end(), speeds.begin(), speeds.end());
+    kept.keep(info.name, rounds, models, speeds);
   }
 }
 

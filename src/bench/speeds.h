@@ -14,11 +14,12 @@ namespace headloom::bench {
 // another device than the CPU.
 double step_seconds(const RunConfig& config, const data::Task& task);
 
-// Fills comparison.speeds, task by task, for the models that have a finished run below `folder`:
-// `rounds` values each. A training step has the batch of the run, or the part of it that
-// train.accumulate leaves; decoding continues one text from half of the task's length. What was
-// measured of the same configurations before is read from speeds.json in the folder. Ends early
-// where the process is interrupted, and measures nothing of runs on another device than the CPU.
-void measure_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison);
+// Measures, task by task, the models that have a finished run below `folder`, `rounds` times each,
+// and keeps what was measured in the folder (train/speeds.h). A training step has the batch of the
+// run, or the part of it that train.accumulate leaves; decoding continues one text from half of the
+// task's length. What is kept of the same configurations is not measured again. Ends early where
+// the process is interrupted, and measures nothing of runs on another device than the CPU.
+void measure_speeds(const std::string& folder, int64_t rounds,
+                    const report::Comparison& comparison);
 
 }  // namespace headloom::bench

@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "report/comparison.h"
 #include "train/interrupt.h"
+#include "train/speeds.h"
 #include "train/train.h"
 #include "train/workers.h"
 
@@ -128,6 +129,8 @@ int run_compare(CompareArguments& a) {
     if (!said) say_what_is_there(so_far, a.out);
     said = true;
     result = so_far.comparison;
+    // Also where nothing is measured now: with --plan, and before and after an interruption.
+    if (config.speed.rounds > 0) take_kept_speeds(a.out, config.speed.rounds, result);
     add_circumstances(result, a, toml);
     write_file(a.out + "/config.toml", toml);
     write_file(a.out + "/report.html", report::to_html(result));

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from cli_support import BINARY, COMPARE, ENVIRONMENT, files, headloom, refused
 
 SWEEP = COMPARE + "[sweep]\nlr = [1e-3, 3e-3]\nextensions = 1\n"
@@ -211,6 +213,16 @@ def test_speed_and_memory_are_measured_apart_and_once(tmp_path):
     before = kept.read_bytes()
     again = headloom("compare", "c.toml", "--set", "speed.rounds=2", cwd=tmp_path)
     assert "measuring" not in again.stderr and kept.read_bytes() == before
+    # What trains nothing leaves the report as it was; one in progress has what was measured, too.
+    report = [tmp_path / "runs/c" / name for name in ("report.html", "comparison.json")]
+    whole = [path.read_bytes() for path in report]
+    assert headloom("compare", "c.toml", "--set", "speed.rounds=2", "--plan", cwd=tmp_path).stdout == ""
+    assert [path.read_bytes() for path in report] == whole
+    assert headloom("compare", "c.toml", "--set", "speed.rounds=2", "--set", "seeds=[1,2,3]", "--plan", cwd=tmp_path).stdout != ""
+    in_progress = json.loads(report[1].read_text())
+    assert (in_progress["planned"], in_progress["finished"]) == (6, 4)
+    for model in in_progress["tasks"][0]["models"]:
+        assert model["decode_tokens_per_second"]["low"] == pytest.approx(min(speeds[model["model"]]["decode_tokens_per_second"]))
     headloom("compare", "c.toml", "--set", "speed.rounds=1", cwd=tmp_path)
     assert kept.read_bytes() != before
     headloom("compare", "c.toml", "--set", "speed.rounds=0", "--fresh", cwd=tmp_path)
