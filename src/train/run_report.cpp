@@ -14,6 +14,7 @@
 #include "report/format.h"
 #include "train/result.h"
 #include "train/run_folder.h"
+#include "train/speeds.h"
 #include "train/sweep.h"
 
 namespace headloom {
@@ -23,34 +24,71 @@ namespace fs = std::filesystem;
 
 // A run's folder, and what its comparison calls its model and task.
 struct Place {
-  std::string folder, model = {}, task = {};
+  std::string folder, model = {}, task = {}, comparison = {};
+  size_t rank = 0;  // of the model: those of the first folders come first
 };
 
 bool is_comparison(const std::string& folder) {
   return read_toml(folder + "/config.toml").find("models") != nullptr;
 }
 
-std::vector<fs::path> sorted_folders(const fs::path& in) {
+CompareConfig comparison_in(const std::string& folder) {
+  const std::string path = folder + "/config.toml";
+  CompareConfig out;
+  try {
+    read_fields(read_toml(path), out);
+  } catch (const UsageError& error) {
+    fail(path, ": ", error.what());
+  }
+  return out;
+}
+
+template <typename Named>
+std::vector<std::string> names_of(const std::vector<Named>& all) {
+  std::vector<std::string> out;
+  for (const Named& one : all) out.push_back(one.name);
+  return out;
+}
+
+// In the order of their names, after those that are named `first`.
+std::vector<fs::path> sorted_folders(const fs::path& in,
+                                     const std::vector<std::string>& first = {}) {
   std::vector<fs::path> out;
   if (!fs::is_directory(in)) return out;
   for (const auto& entry : fs::directory_iterator(in)) {
     if (entry.is_directory()) out.push_back(entry.path());
   }
-  std::sort(out.begin(), out.end());
+  const auto place = [&](const fs::path& path) {
+    return std::find(first.begin(), first.end(), path.filename().string()) - first.begin();
+  };
+  std::sort(out.begin(), out.end(), [&](const fs::path& a, const fs::path& b) {
+    const auto one = place(a), other = place(b);
+    return one != other ? one < other : a < b;
+  });
   return out;
 }
 
-// COMPARISON/runs/TASK/MODEL/seed-N, without those that were set aside.
-std::vector<Place> runs_of_comparison(const std::string& folder) {
+// COMPARISON/runs/TASK/MODEL/seed-N, without those that were set aside: tasks and models as they
+// are configured, and then those that no longer are.
+std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_rank) {
+  const CompareConfig config = comparison_in(folder);
+  const std::vector<std::string> models = names_of(config.models);
   std::vector<Place> out;
-  for (const fs::path& task : sorted_folders(folder + "/runs")) {
-    for (const fs::path& model : sorted_folders(task)) {
+  for (const fs::path& task : sorted_folders(folder + "/runs", names_of(each_size(config)))) {
+    for (const fs::path& model : sorted_folders(task, models)) {
+      const std::string label = model.filename().string();
+      // Not every model need have begun on every task.
+      const auto rank = std::find(models.begin(), models.end(), label) - models.begin();
       for (const fs::path& run : sorted_folders(model)) {
         const std::string name = run.filename().string();
         const bool seed = name.starts_with("seed-") &&
                           name.find_first_not_of("0123456789", 5) == std::string::npos;
         if (!seed || !fs::exists(run / "metrics.jsonl")) continue;
-        out.push_back({run.string(), model.filename().string(), task.filename().string()});
+        out.push_back({.folder = run.string(),
+                       .model = label,
+                       .task = task.filename().string(),
+                       .comparison = folder,
+                       .rank = first_rank + static_cast<size_t>(rank)});
       }
     }
   }
@@ -61,6 +99,7 @@ std::vector<Place> runs_of_comparison(const std::string& folder) {
 std::vector<Place> places_in(const std::vector<std::string>& folders) {
   std::vector<Place> out;
   std::set<fs::path> seen;
+  size_t rank = 0;
   for (const std::string& folder : folders) {
     require(fs::is_directory(folder), folder, ": is not the folder of a run or of a comparison.");
     require(fs::exists(folder + "/config.toml"), folder,
@@ -70,7 +109,10 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
       require(fs::exists(folder + "/metrics.jsonl"), folder,
               ": has no metrics.jsonl: it was not trained here, so there is nothing to report.");
     }
-    for (Place& place : several ? runs_of_comparison(folder) : std::vector{Place{folder}}) {
+    const size_t first_rank = rank;
+    for (Place& place : several ? runs_of_comparison(folder, first_rank)
+                                : std::vector{Place{.folder = folder, .rank = first_rank}}) {
+      rank = std::max(rank, place.rank + 1);
       if (!seen.insert(fs::canonical(place.folder)).second) {
         usage_error(place.folder, ": the run is named twice.");
       }
@@ -108,9 +150,8 @@ std::string shown_value(const Node& value, const Node* other) {
   if (!value.is_array() || value.array().size() < 2) return toml_value(value);
   const auto is_in_other = [&](const Node& item) {
     if (other == nullptr || !other->is_array()) return false;
-    return std::any_of(other->array().begin(), other->array().end(), [&](const Node& theirs) {
-      return toml_value(theirs) == toml_value(item);
-    });
+    return std::any_of(other->array().begin(), other->array().end(),
+                       [&](const Node& theirs) { return toml_value(theirs) == toml_value(item); });
   };
   const Array& items = value.array();
   auto first = std::find_if_not(items.begin(), items.end(), is_in_other);
@@ -221,6 +262,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   std::map<std::string, std::string> labels;  // by configuration
   std::set<std::string> task_names;
   std::map<std::string, std::set<std::string>> labels_of_task;
+  std::map<std::string, size_t> ranks;  // by label, the first of each
   std::set<int64_t> seeds;
   for (const Place& place : places_in(folders)) {
     RunConfig config = run_config_in(place.folder);
@@ -264,6 +306,8 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       build.task = known.name;
       empty_.builds.push_back(std::move(build));
     }
+    const auto [ranked, is_new] = ranks.emplace(label->second, place.rank);
+    if (!is_new) ranked->second = std::min(ranked->second, place.rank);
     for (const Run& other : runs_) {
       if (other.run.model == label->second && other.run.task == known.name &&
           other.run.seed == config.train.seed) {
@@ -277,8 +321,18 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                              .seed = config.train.seed,
                              .folder = fs::absolute(place.folder).lexically_normal().string()},
                      .bytes_per_token = known.task->bytes_per_token(),
-                     .train = config.train});
+                     .train = config.train,
+                     .comparison = place.comparison,
+                     .model_there = place.model,
+                     .task_there = place.task});
     seeds.insert(config.train.seed);
+  }
+  std::stable_sort(empty_.models.begin(), empty_.models.end(),
+                   [&](const report::ModelInfo& a, const report::ModelInfo& b) {
+                     return ranks.at(a.label) < ranks.at(b.label);
+                   });
+  for (const std::string& folder : folders) {
+    if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
   }
   empty_.seeds.assign(seeds.begin(), seeds.end());
   empty_.planned = false;
@@ -311,7 +365,42 @@ report::Comparison RunReport::read() const {
                                      : report::RunState::kRunning;
     out.runs.push_back(std::move(run));
   }
+  add_speeds(out);
   return out;
+}
+
+// What was measured apart from the runs' own steps, which may have disturbed each other.
+void RunReport::add_speeds(report::Comparison& out) const {
+  for (const Compared& compared : comparisons_) {
+    const int64_t rounds = compared.config.speed.rounds;
+    if (rounds == 0) continue;
+    report::Comparison there;  // by the names that are used there
+    for (const ComparedModel& m : compared.config.models) there.models.push_back({.label = m.name});
+    for (const ComparedTask& t : each_size(compared.config))
+      there.tasks.push_back({.name = t.name});
+    std::map<std::pair<std::string, std::string>, const Run*> named;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const Run& r = runs_[i];
+      const std::vector<int64_t>& seeds = compared.config.seeds;
+      if (r.comparison != compared.folder ||
+          std::find(seeds.begin(), seeds.end(), r.run.seed) == seeds.end()) {
+        continue;
+      }
+      named[{r.model_there, r.task_there}] = &r;
+      there.runs.push_back({.model = r.model_there,
+                            .task = r.task_there,
+                            .seed = r.run.seed,
+                            .folder = fs::path(r.folder).lexically_relative(r.comparison).string(),
+                            .state = out.runs[i].state});
+    }
+    take_kept_speeds(compared.folder, rounds, there);
+    for (report::Speed& speed : there.speeds) {
+      const Run& run = *named.at({speed.model, speed.task});
+      speed.model = run.run.model;
+      speed.task = run.run.task;
+      out.speeds.push_back(std::move(speed));
+    }
+  }
 }
 
 std::vector<std::string> RunReport::files() const {
@@ -320,6 +409,7 @@ std::vector<std::string> RunReport::files() const {
     out.push_back(r.folder + "/metrics.jsonl");
     out.push_back(r.folder + "/result.json");
   }
+  for (const Compared& compared : comparisons_) out.push_back(compared.folder + "/speeds.json");
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include "data/task.h"
 #include "model/model.h"
 #include "report/comparison.h"
+#include "train/compare.h"
 #include "train/config.h"
 #include "train/state.h"
 
@@ -29,7 +30,9 @@ report::Build report_build(const Model& model, const data::Task& task);
 
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
 // whose configurations differ in train.seed alone are one model; its label is the name that its
-// comparison gives it, or that of the first run's folder. The first model is the baseline. A run
+// comparison gives it, or that of the first run's folder. The first model is the baseline; a
+// comparison's models and tasks are in the order of its configuration, and speeds that it has
+// measured (train/speeds.h) take the place of those of its runs' own steps. A run
 // that has reached neither its last step nor its train.stop_accuracy counts as running. The data of
 // every task are read, because its sizes depend on them. Throws UsageError for a run that is named
 // twice and Error for a folder that is neither, or whose data are missing.
@@ -47,8 +50,17 @@ class RunReport {
     report::Run run;  // without its points
     double bytes_per_token;
     TrainOptions train;
+    // The folder of its comparison, and what that calls the model and the task; may be empty.
+    std::string comparison, model_there, task_there;
   };
+  struct Compared {
+    std::string folder;
+    CompareConfig config;
+  };
+  void add_speeds(report::Comparison& out) const;
+
   std::vector<Run> runs_;
+  std::vector<Compared> comparisons_;
   report::Comparison empty_;  // without the runs
 };
 

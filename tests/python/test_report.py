@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import urllib.request
@@ -110,6 +111,31 @@ def test_a_comparison_stands_for_its_runs(place):
     assert [t["task"] for t in report["tasks"]] == ["copying"] and report["finished"] == 2
     assert [m["model"] for m in report["tasks"][0]["models"]] == ["mha"]
     assert (place / "report.html").exists()
+
+
+def test_a_comparison_is_in_the_order_of_its_configuration_with_its_speeds(tmp_path):
+    text = CONFIG.replace("[model]", "seeds = [1]\nmatch_parameters = false\nspeed = { rounds = 2 }\n[model]", 1)
+    text = re.sub(r"\[task\](.*?)\[train\]", "[train]", text, flags=re.S)
+    for name, changes in {"plain": "", "wide": "model = { width = 32 }", "also": "mixer = { type = 'talking_heads' }"}.items():
+        text += f"[[models]]\nname = '{name}'\n{changes}\n"
+    for name, count in (("two", 2), ("four", 4)):
+        text += f"[[tasks]]\nname = '{name}'\ntask = {{ type = 'copy', count = {count}, eval_sequences = 8 }}\n"
+    (tmp_path / "c.toml").write_text(text)
+    whole = json.loads(headloom("compare", "c.toml", "--out", "c", "--json", "--jobs", "2", cwd=tmp_path).stdout)
+    # The baseline is the first model also where it has begun on another task alone.
+    for absent in (False, True):
+        if absent:
+            shutil.rmtree(tmp_path / "c/runs/two/plain")
+        report = json.loads(headloom("report", "c/", "--json", cwd=tmp_path).stdout)
+        assert [task["task"] for task in report["tasks"]] == ["two", "four"]
+        assert [model["model"] for model in report["tasks"][1]["models"] if model["baseline"]] == ["plain"]
+        for task, same in list(zip(report["tasks"], whole["tasks"]))[absent:]:
+            expected = {model["model"]: model for model in same["models"]}
+            assert {model["model"] for model in task["models"]} == {"plain", "wide", "also"}
+            for model in task["models"]:
+                for what in ("tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"):
+                    assert model[what] == expected[model["model"]][what], (model["model"], what)
+                assert model["decode_tokens_per_second"]["low"] > 0
 
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
