@@ -217,6 +217,17 @@ std::string draw_panel(const std::string& title, const TaskGroup& g, std::vector
   return draw(chart);
 }
 
+// Whether some model has a result on two of the tasks: else there is nothing to go along.
+bool any_line(const TaskGroup& group) {
+  std::map<const ModelInfo*, int> results;
+  for (const TaskSummary* t : group.tasks) {
+    for (const Row& row : t->rows) {
+      if (row.finished > 0 && ++results[row.model] > 1) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<TaskGroup> task_groups(const Summary& summary) {
@@ -242,12 +253,7 @@ std::vector<TaskGroup> task_groups(const Summary& summary) {
       }
     }
   }
-  std::erase_if(groups, [](const TaskGroup& group) {
-    return std::all_of(group.tasks.begin(), group.tasks.end(), [](const TaskSummary* t) {
-      return std::all_of(t->rows.begin(), t->rows.end(),
-                         [](const Row& row) { return row.finished == 0; });
-    });
-  });
+  std::erase_if(groups, [](const TaskGroup& group) { return !any_line(group); });
   return groups;
 }
 

@@ -17,8 +17,9 @@ struct TaskGroup {
 };
 
 // The groups of at least two tasks that differ in one number alone, or in several that grow
-// together, once one of them has a result. A task may be in several groups, as in a grid of two
-// numbers. How much held-out data a task has (eval_sequences) does not count as a difference.
+// together, once a model has a result on two of them. A task may be in several groups, as in a grid
+// of two numbers. How much held-out data a task has (eval_sequences) does not count as a
+// difference.
 std::vector<TaskGroup> task_groups(const Summary& summary);
 
 // What the figures show: the accuracy in place of an error rate, and the metric otherwise.

@@ -97,6 +97,12 @@ std::vector<Line> lines_of(const Comparison& c, const TaskSummary& t, Along alon
   return lines;
 }
 
+// A single evaluation is a point, and no curve.
+bool any_curve(const std::vector<Line>& lines) {
+  return std::any_of(lines.begin(), lines.end(),
+                     [](const Line& line) { return line.points.size() > 1; });
+}
+
 std::string band_note(const TaskSummary& t) {
   const bool several =
       std::any_of(t.rows.begin(), t.rows.end(), [](const Row& row) { return row.finished > 1; });
@@ -108,6 +114,7 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double
                   const std::string& what, bool fraction) {
   LineChart chart;
   chart.lines = lines_of(c, t, along, y);
+  if (!any_curve(chart.lines)) return {};
   chart.x = x_axis(*t.task, chart.lines, along);
   chart.y = fraction ? make_axis(what, Unit::kPercent, 0, 1)
                      : value_axis(what, chart.lines, chart.x.high);
@@ -280,6 +287,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
     }
     chart.lines.push_back(std::move(line));
   }
+  if (!any_curve(chart.lines)) return {};
   chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
   chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
   if (t.task->percent) chart.y.unit = Unit::kPoints;

@@ -34,6 +34,7 @@ struct Chart {
   std::string caption;
   Data data{};
 };
+// Learning, accuracy and gap charts are empty while no model has two evaluations.
 enum class Along { kTokens, kFlops, kSeconds };
 // What is learned along training: the metric, or the loss where the metric is a fraction of right
 // or wrong answers. The FLOPs are three times those of the forward pass.

@@ -165,10 +165,12 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
   };
   const std::vector<LinePoint> base = curve(baseline);
   if (base.empty()) return column;
-  bool any = false;
+  // Where every model was evaluated once, all of them would match it "at most" at the end.
+  bool any = false, any_curve = false;
   for (const Row& row : task.rows) {
     Cell cell{row.baseline ? "" : kDash, "", ""};
     const std::vector<LinePoint> own = curve(row);
+    any_curve |= own.size() > 1;
     const double reached = first_reach(own, baseline.result.mean, task.task->lower_is_better);
     if (!row.baseline && row.finished > 0 && std::isfinite(reached)) {
       // Before its first evaluation nothing is known.
@@ -177,7 +179,7 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
     }
     column.cells.push_back(cell);
   }
-  if (!any) column.cells.clear();
+  if (!any || !any_curve) column.cells.clear();
   return column;
 }
 

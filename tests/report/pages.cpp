@@ -327,6 +327,45 @@ TEST(Report, GroupsTasksByOneNumberOrByNumbersThatGrowTogether) {
   EXPECT_EQ(groups({{}, {}}), Names{}) << "nothing is known of the tasks";
 }
 
+TEST(Report, GroupsNoTasksWhereEveryModelHasAResultOnOneAlone) {
+  Comparison c = lengths();
+  c.planned = false;
+  std::erase_if(c.runs, [](const auto& run) {
+    return run.task != (run.model == "mha" ? "mqar-64" : "mqar-128");
+  });
+  EXPECT_TRUE(task_groups(summarize(c)).empty());
+  EXPECT_EQ(to_html(c).find("Accuracy against length"), std::string::npos);
+  c.runs.push_back(plain_run("mha", "mqar-256", 1, 0.5));
+  const Summary summary = summarize(c);
+  EXPECT_EQ(task_groups(summary).size(), 1u);
+  EXPECT_NE(to_html(c).find("Accuracy against length"), std::string::npos);
+}
+
+TEST(Report, DrawsNoCurveOfASingleEvaluation) {
+  const auto captions = [](const Comparison& c) {
+    const std::string html = to_html(c);
+    std::vector<std::string> found;
+    for (const char* const caption :
+         {"on held-out data against training tokens", "on held-out data against training FLOPs",
+          "on held-out data against training time", "</b> in error rate at the same number of"}) {
+      if (html.find(caption) != std::string::npos) found.push_back(caption);
+    }
+    return found;
+  };
+  Comparison c = lengths();
+  for (Build& build : c.builds) build.flops_per_token = 1e6;
+  EXPECT_EQ(captions(c).size(), 4u);
+  const Comparison before = c;
+  for (auto& run : c.runs) run.points.erase(run.points.begin());
+  EXPECT_EQ(captions(c), std::vector<std::string>{});
+  EXPECT_NE(to_html(c).find("against what it costs"), std::string::npos) << "which has points";
+  // One model with two evaluations makes a curve; a difference takes two models.
+  for (size_t i = 0; i < c.runs.size(); ++i) {
+    if (c.runs[i].model == "window") c.runs[i] = before.runs[i];
+  }
+  EXPECT_EQ(captions(c).size(), 3u);
+}
+
 TEST(Report, DrawsAccuracyAgainstTheWholeState) {
   const Comparison c = lengths();
   const Summary summary = summarize(c);
