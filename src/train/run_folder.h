@@ -35,7 +35,8 @@ Node stored_config(RunConfig& config);
 std::vector<Difference> differences_from(const std::string& folder, RunConfig& config);
 
 // Takes config's tokenizer from the run in `folder`, where that keeps a copy of it. Throws
-// UsageError where the file that `config` names is there and is another.
+// UsageError where the file that `config` names is there and is another, and where one of the two
+// has a file and the other reads bytes.
 void use_kept_tokenizer(const std::string& folder, RunConfig& config);
 
 // Writes config.toml, which begins with `comments`: lines that say where the run comes from.

@@ -98,13 +98,15 @@ TEST(Longer, RefusesOtherDataThanTheRunHas) {
   for (char& c : other) c = c == 'l' ? 'L' : c;
   for (const std::string& changed : {other, text + "."}) {
     made.folder.write("data/corpus.txt", changed);
-    const std::string message = message_of<UsageError>(
-        [&] { train_quietly(more, {.folder = run, .resume = true}); });
-    EXPECT_TRUE(contains(message, ": the data of 'task.paths' are not those that the run was "
-                                  "trained on")) << message;
-    EXPECT_EQ(contains(message, str("(", kept.data->count, " tokens, now ", kept.data->count + 1,
-                                    ")")),
-              changed.size() > text.size());
+    const std::string message =
+        message_of<UsageError>([&] { train_quietly(more, {.folder = run, .resume = true}); });
+    EXPECT_TRUE(contains(message,
+                         ": the data of 'task.paths' are not those that the run was "
+                         "trained on"))
+        << message;
+    EXPECT_EQ(
+        contains(message, str("(", kept.data->count, " tokens, now ", kept.data->count + 1, ")")),
+        changed.size() > text.size());
   }
   // Checkpoints that do not say what they were trained on are not compared.
   TrainState former = kept;
@@ -286,6 +288,18 @@ TEST(Moved, RunsOfEarlierVersionsGoOn) {
   std::ofstream(run + "/config.toml") << to_toml(write_fields(config));
   EXPECT_EQ(train_quietly(made.config, {.folder = run, .resume = true}).step, 10);
   EXPECT_EQ(load_run(run, "last").config.task->tokenizer()->vocabulary(), 256);
+  // Bytes are another vocabulary, and so is a file for a run of bytes.
+  const auto going_on = [&](const Node& with_config, const std::string& in) {
+    return message_of<UsageError>(
+        [&] { train_quietly(with_config, {.folder = in, .resume = true}); });
+  };
+  const Node bytes = with(made.config, {"task.tokenizer=bytes"});
+  EXPECT_EQ(going_on(bytes, run),
+            str("'task.tokenizer' is \"bytes\", but the run was made with another one, ", run,
+                "/tokenizer.json; leave it out to take that."));
+  train_quietly(bytes, {.folder = folder + "/of_bytes"});
+  EXPECT_TRUE(contains(going_on(made.config, folder + "/of_bytes"),
+                       "but the run was made with \"bytes\"; leave it out"));
   // Another tokenizer under the same name is another one.
   made.folder.write("data/tokenizer.json", data::byte_tokenizer_json(true));
   EXPECT_TRUE(contains(
