@@ -14,6 +14,7 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "storage/safetensors.h"
+#include "train/checkpoint.h"
 #include "train/codec.h"
 #include "train/device.h"
 #include "train/evaluate.h"
@@ -184,14 +185,15 @@ int run_analyze(AnalyzeArguments a) {
   if (a.what == kOverhead && !device.is_cpu()) {
     usage_error("overhead times the CPU, but --device is \"", a.device, "\", expected \"cpu\".");
   }
+  const bool overhead_only = a.what == kOverhead;
   Subject subject{.layers = a.layers, .heads = a.heads, .top = a.top};
   std::optional<LoadedRun> run;
   if (!a.run.empty()) {
     run.emplace(load_run(a.run, a.checkpoint));
+    if (!overhead_only) CheckpointStore(a.run).check_finite(run->step, *run->model);
     run->model->to(device);
     subject.model = run->model.get();
   }
-  const bool overhead_only = a.what == kOverhead;
   const bool reads =
       run && !overhead_only &&
       (a.what.empty() || analysis::find_analysis(a.what).input || a.what == "diversity" || a.text);

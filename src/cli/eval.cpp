@@ -11,6 +11,7 @@
 #include "core/files.h"
 #include "core/text.h"
 #include "storage/safetensors.h"
+#include "train/checkpoint.h"
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
@@ -89,6 +90,14 @@ std::string how_it_was_read(const EvalArguments& a) {
   return text;
 }
 
+// Throws Error where a loss shows that the model is damaged, and names its weights if they are.
+void check_finite(const EvalArguments& a, const LoadedRun& loaded, const Evaluation& e) {
+  if (e.tokens == 0 || std::isfinite(e.loss)) return;
+  CheckpointStore(a.model).check_finite(loaded.step, *loaded.model);
+  fail(a.model, ": the held-out loss of step ", loaded.step,
+       " is not finite: the model's weights are damaged, or its training diverged.");
+}
+
 int run_eval(const EvalArguments& a) {
   const at::Device device = find_device(a.device, "--device");
   if (!a.logits.empty()) check_output_file(a.logits);
@@ -134,11 +143,14 @@ int run_eval(const EvalArguments& a) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
     std::optional<Pieces> wide = pieces;
     if (wide) wide->cache.dtype.clear();
-    trained_loss = evaluate(*loaded.model, *task, sequences, batch, wide).loss;
+    const Evaluation as_trained = evaluate(*loaded.model, *task, sequences, batch, wide);
+    check_finite(a, loaded, as_trained);
+    trained_loss = as_trained.loss;
     hold_weights(loaded, a.precision);
   }
   const Autocast autocast(loaded.config.train.dtype, device.type());
   const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, pieces);
+  check_finite(a, loaded, e);
   if (!a.logits.empty()) {
     at::NoGradGuard no_grad;
     const data::Batch first = task->eval_batch(0, std::min(batch, task->eval_sequences()));

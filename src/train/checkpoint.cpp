@@ -309,6 +309,16 @@ void CheckpointStore::drop_after(int64_t step) const {
   }
 }
 
+void CheckpointStore::check_finite(int64_t step, const torch::nn::Module& model) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : named_tensors(model)) {
+    if (!tensor.defined() || !tensor.is_floating_point()) continue;
+    require(tensor.isfinite().all().item<bool>(), run_, ": the weights of step ", step,
+            " have values that are not finite, first in '", name,
+            "': they are damaged, or the training diverged.");
+  }
+}
+
 TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) const {
   const std::string where = folder(step);
   const TrainState state = parse_state(read_file(where + "/state.json"), where + "/state.json");

@@ -66,11 +66,14 @@ class CheckpointStore {
   // the routes that matrix products took, so that a resumed run gives the same bits. Throws Error
   // naming the file that is missing or damaged, and an intact older step where there is one.
   TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
-  // Weights only, of the checkpoint that find() gives; of a model that `cut` has cut, this process's
-  // parts. Where the checkpoint is replaced or removed by a run that goes on while it is read, it is
-  // looked for again.
+  // Weights only, of the checkpoint that find() gives; of a model that `cut` has cut, this
+  // process's parts. Where the checkpoint is replaced or removed by a run that goes on while it is
+  // read, it is looked for again.
   TrainState load_weights(const std::string& which, torch::nn::Module& model,
                           const CutModel* cut = nullptr) const;
+  // Throws Error where a weight of `model`, which was loaded from the checkpoint of `step`, is NaN
+  // or infinite.
+  void check_finite(int64_t step, const torch::nn::Module& model) const;
   // Removes the checkpoints after `step`, from which a run goes on: it writes them anew.
   void drop_after(int64_t step) const;
 

@@ -112,9 +112,9 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   const std::string& folder = control_.folder;
   std::string comment;
   if (!control_.from.empty()) {
-    const TrainState theirs =
-        CheckpointStore(control_.from).load_weights(control_.from_checkpoint, model,
-                                                       optimizer.cut());
+    const CheckpointStore store(control_.from);
+    const TrainState theirs = store.load_weights(control_.from_checkpoint, model, optimizer.cut());
+    store.check_finite(theirs.step, model);
     comment = str("# Began with the weights of ", fs::absolute(control_.from).string(), ", step ",
                   theirs.step, ".\n");
     progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));

@@ -95,6 +95,26 @@ def test_an_imported_checkpoint_is_tuned(place, tmp_path):
     assert "headloom import " in refused("train", "tune.toml", "--from", tmp_path / "hub", cwd=place, code=1)
 
 
+def test_weights_that_are_not_finite_are_named(place, tmp_path):
+    headloom("export", "runs/text", "--out", tmp_path / "hub", cwd=place)
+    file = tmp_path / "hub/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + b"\xff\xff\xff\x7f")  # a NaN
+    run = tmp_path / "run"
+    headloom("import", tmp_path / "hub", "--out", run, cwd=place)
+    (place / "tune.toml").write_text(TUNE)
+    held_out = ["--set", "task.paths=['corpus.txt']", "--set", "task.length=16"]
+    said = rf"{run}: the weights of step 0 have values that are not finite, first in '[\w.]+': they are damaged, or .*"
+    for command in [
+        ["eval", run, *held_out],
+        ["eval", run, "--json", "--quantize", "int8", *held_out],
+        ["analyze", run, "--text", "The quick"],
+        ["analyze", run, "rank", "--text", "The quick"],
+        ["train", "tune.toml", "--from", run, "--out", tmp_path / "tuned"],
+    ]:
+        assert re.fullmatch(said, refused(*command, cwd=place, code=1))
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_a_run_is_moved_and_its_data_too(place, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
