@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <iterator>
 
@@ -56,6 +57,25 @@ void print_now(const std::string& text) {
   std::fflush(stdout);
 }
 
+// Ends the line that was begun on standard output where an error leaves it: the error's sentence
+// has a line to itself.
+class OpenLine {
+ public:
+  OpenLine() = default;
+  OpenLine(const OpenLine&) = delete;
+  OpenLine& operator=(const OpenLine&) = delete;
+  ~OpenLine() {
+    if (open_ && std::uncaught_exceptions() > 0) print_now("\n");
+  }
+  void print(const std::string& text) {
+    print_now(text);
+    if (!text.empty()) open_ = text.back() != '\n';
+  }
+
+ private:
+  bool open_ = false;
+};
+
 // Goes on with the prompt, or answers it, which is then the source. One sample is shown as it is
 // written, several when all are done.
 Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
@@ -85,17 +105,18 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   }
   const std::string before = answers ? "" : a.prompt;
   const bool streaming = a.samples == 1;
-  if (streaming) print_now(before);
   std::vector<TextStream> texts(static_cast<size_t>(a.samples), TextStream(a.stops));
   std::vector<std::string> shown(texts.size());
+  OpenLine line;
   const auto show = [&](size_t i, const std::string& text) {
-    if (streaming) print_now(text);
+    if (streaming) line.print(text);
     shown[i] += text;
   };
   Clock clock;
   const Autocast autocast(loaded.config.train.dtype, device_of(*loaded.model).type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
+  if (streaming) line.print(before);  // not before what is refused above
   const auto running = [&] {
     return std::any_of(texts.begin(), texts.end(), [](const TextStream& t) { return !t.ended(); });
   };

@@ -505,9 +505,9 @@ def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     ]
     assert text[0] == text[1] and text[2].startswith("The ")
     recurrence = trained("recurrence", "rwkv", "mamba")
-    for command in ["generate", "serve"]:
+    for command in [["generate", recurrence, "--prompt", "The "], ["serve", recurrence]]:
         for option in (("--cache", "tova:6"), ("--cache-dtype", "int8")):
-            assert "no layer keeps keys and values" in refused(command, recurrence, *option, cwd=place)
+            assert "no layer keeps keys and values" in refused(*command, *option, cwd=place)
 
 
 def test_describe_adds_up(place):

@@ -113,6 +113,10 @@ def test_weights_that_are_not_finite_are_named(place, tmp_path):
     ]:
         assert re.fullmatch(said, refused(*command, cwd=place, code=1))
     assert not (tmp_path / "tuned").exists()
+    # The sentence has a line to itself where the prompt stands already, and no other where none does.
+    for prompt, shown in [("The ", "The \n"), ("The\n", "The\n"), ("", "")]:
+        done = headloom("generate", run, "--prompt", prompt, cwd=place, code=1)
+        assert done.stdout == shown and done.stderr.startswith("headloom: the model's scores of the next token are not finite")
 
 
 def test_a_run_is_moved_and_its_data_too(place, tmp_path):
