@@ -71,6 +71,10 @@ class OpenLine {
     print_now(text);
     if (!text.empty()) open_ = text.back() != '\n';
   }
+  void end() {
+    print_now("\n");
+    open_ = false;
+  }
 
  private:
   bool open_ = false;
@@ -116,11 +120,25 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const Autocast autocast(loaded.config.train.dtype, device_of(*loaded.model).type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
+  // Of a longer text its newest tokens alone are read.
+  const int64_t most = continuation.most(), newest = std::max<int64_t>(most / 2, 1);
+  const auto given = static_cast<int64_t>(prompt.size());
+  const auto outgrown = [&] {
+    std::fprintf(stderr,
+                 "headloom: the text has outgrown the %lld positions that the model was built for "
+                 "(max_length): it goes on from its newest %s alone.\n",
+                 static_cast<long long>(most), counted(newest, "token").c_str());
+  };
+  if (given > most) {
+    outgrown();
+    timing.read = newest;
+  }
   if (streaming) line.print(before);  // not before what is refused above
   const auto running = [&] {
     return std::any_of(texts.begin(), texts.end(), [](const TextStream& t) { return !t.ended(); });
   };
-  for (int64_t made = 0; made < options.tokens && running() && !interrupted(); ++made) {
+  int64_t made = 0;
+  for (; made < options.tokens && running() && !interrupted(); ++made) {
     const Tensor tokens = continuation.next();
     for (size_t i = 0; i < texts.size(); ++i) {
       if (texts[i].ended()) continue;
@@ -138,6 +156,9 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     show(i, texts[i].rest());
     if (!streaming) print_now(str("--- sample ", i + 1, "\n", before, shown[i], "\n"));
   }
+  if (streaming) line.end();
+  // Not in the middle of the text that is shown as it is written.
+  if (given <= most && made > 0 && given + made - 1 > most) outgrown();
   return timing;
 }
 
@@ -157,7 +178,6 @@ int run_generate(GenerateArguments& a) {
   install_interrupt_handler();
   const c10::InferenceMode inference;
   const Timing t = write_text(a, loaded);
-  if (a.samples == 1) print_now("\n");
   const auto rate = [](int64_t tokens, double seconds) {
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);
   };

@@ -489,6 +489,19 @@ def test_generate_forgets_as_told(place):
     assert text("--cache", "window:6").startswith("The ")
 
 
+def test_generate_says_which_part_of_a_text_it_reads(place):
+    said = "headloom: the text has outgrown the 16 positions that the model was built for (max_length): "
+    said += "it goes on from its newest 8 tokens alone.\n"
+    for length, tokens, read, outgrown in [(40, 20, 8, 1), (17, 1, 8, 1), (16, 1, 16, 0), (10, 7, 10, 0), (10, 8, 10, 1), (10, 30, 10, 1)]:
+        for samples in (1, 2):
+            options = ["--prompt", "x" * length, "--tokens", tokens, "--temperature", 0, "--samples", samples]
+            done = headloom("generate", "runs/text", *options, cwd=place)
+            assert done.stderr.count(said) == done.stderr.count("headloom: ") == outgrown, (length, tokens)
+            assert f"prompt: {read} tokens, " in done.stderr
+            assert done.stdout.count("x" * length) == samples and done.stdout.endswith("\n")
+    assert said[:20] not in headloom("generate", "runs/text", "--prompt", "x" * 40, "--cache", "window:6", cwd=place).stderr
+
+
 def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     def trained(name, *mixers):
         layers = "".join(f"[[model.layer]]\nmixer = {{ type = '{m}' }}\nchannel = {{ type = 'none' }}\n" for m in mixers)
