@@ -74,10 +74,23 @@ StoredTensors read_files(const TrainState& state, const std::string& where,
   return out;
 }
 
+// The weights are of another model than is to have them.
+class OtherModel : public Error {
+ public:
+  using Error::Error;
+};
+
 void read_model(const TrainState& state, const std::string& where, const torch::nn::Module& model,
                 const CutModel* cut) {
   const std::vector<std::string> names = files_of(state, "model");
-  copy_tensors(read_files(state, where, names), named_tensors(model), where + "/" + names[0], cut);
+  const StoredTensors stored = read_files(state, where, names);
+  try {
+    copy_tensors(stored, named_tensors(model), where + "/" + names[0], cut);
+  } catch (const Error& error) {
+    throw OtherModel(str(error.what(),
+                         " The file is not damaged: [model] in the configuration (config.toml of "
+                         "a run) does not fit its weights."));
+  }
 }
 
 // The model's tensors that this process writes: all, or its parts of those that have no memory, and
@@ -366,6 +379,8 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
     optimizer.load(rest, where + "/" + names[0]);
     ops::use_product_routes(state.product_routes);
     return state;
+  } catch (const OtherModel&) {
+    throw;
   } catch (const Error& error) {
     fail(error.what(), other_intact(step));
   }
@@ -384,7 +399,9 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
       return state;
     } catch (const Error& error) {
       const bool stands = before && before == mark_folder(folder(step));
-      if (stands || attempt == kAttempts) fail(error.what(), other_intact(step));
+      if (!stands && attempt < kAttempts) continue;
+      if (dynamic_cast<const OtherModel*>(&error) != nullptr) throw;
+      fail(error.what(), other_intact(step));
     }
   }
 }

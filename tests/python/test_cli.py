@@ -306,6 +306,20 @@ def test_damaged_checkpoints_name_the_file_and_an_intact_step(place, tmp_path):
     assert weights(run, 6) == weights(place / "runs/text", 6)
 
 
+def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    config = run / "config.toml"
+    written = config.read_text()
+    fits = "The file is not damaged: [model] in the configuration (config.toml of a run) does not fit its weights."
+    for old, new, found in [("width = 16", "width = 32", "has shape [256, 16], expected [256, 32]. "), ("depth = 2", "depth = 3", "has no tensor ")]:
+        assert old in written
+        config.write_text(written.replace(old, new))
+        for command in [["generate", run], ["eval", run, "--checkpoint", 3], ["train", run, "--resume"]]:
+            message = refused(*command, cwd=place, code=1)
+            assert "model.safetensors: " in message and found in message and message.endswith(fits)
+
+
 def test_a_diverging_run_stops(place, tmp_path):
     message = refused(
         "train", "long.toml", "--out", tmp_path / "run", "--set", "train.lr=1e30", "--set", "train.warmup=0", cwd=place, code=1
