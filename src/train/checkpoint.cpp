@@ -343,6 +343,7 @@ TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) con
             file_name(what, 0, 1), ".");
   }
   for (const auto& [name, mark] : state.files) {
+    if (name.starts_with("optimizer") && !with_optimizer) continue;
     const std::string path = where + "/" + name;
     const FileMark found = mark_file(path);
     require(found.bytes == mark.bytes, path, ": is truncated or damaged: it has ", found.bytes,
@@ -352,12 +353,12 @@ TrainState CheckpointStore::checked_state(int64_t step, bool with_optimizer) con
   return state;
 }
 
-std::string CheckpointStore::other_intact(int64_t step) const {
+std::string CheckpointStore::other_intact(int64_t step, bool with_optimizer) const {
   const auto present = steps();
   for (auto other = present.rbegin(); other != present.rend(); ++other) {
     if (*other == step) continue;
     try {
-      checked_state(*other);
+      checked_state(*other, with_optimizer);
       return str(" The checkpoint of step ", *other, " is intact (--checkpoint ", *other, ").");
     } catch (const Error&) {
     }
@@ -382,7 +383,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
   } catch (const OtherModel&) {
     throw;
   } catch (const Error& error) {
-    fail(error.what(), other_intact(step));
+    fail(error.what(), other_intact(step, /*with_optimizer=*/true));
   }
 }
 
@@ -393,7 +394,7 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
     const int64_t step = find(which);
     const auto before = mark_folder(folder(step));
     try {
-      const TrainState state = checked_state(step);
+      const TrainState state = checked_state(step, /*with_optimizer=*/false);
       at::NoGradGuard no_grad;
       read_model(state, folder(step), model, cut);
       return state;
@@ -401,7 +402,7 @@ TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Mo
       const bool stands = before && before == mark_folder(folder(step));
       if (!stands && attempt < kAttempts) continue;
       if (dynamic_cast<const OtherModel*>(&error) != nullptr) throw;
-      fail(error.what(), other_intact(step));
+      fail(error.what(), other_intact(step, /*with_optimizer=*/false));
     }
   }
 }

@@ -84,9 +84,11 @@ class CheckpointStore {
   void guarded(int64_t step, const std::vector<std::string>& own,
                const std::function<void()>& write) const;
   std::vector<std::pair<std::string, FileMark>> write_files(const Snapshot& snapshot) const;
-  TrainState checked_state(int64_t step, bool with_optimizer = false) const;
+  // Throws Error where a file is missing or damaged. Where only the weights are wanted, those of
+  // the optimiser may be.
+  TrainState checked_state(int64_t step, bool with_optimizer) const;
   // A sentence naming the newest other checkpoint that is intact.
-  std::string other_intact(int64_t step) const;
+  std::string other_intact(int64_t step, bool with_optimizer) const;
   // Makes the checkpoint disappear as a whole.
   void remove(int64_t step) const;
 

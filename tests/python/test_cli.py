@@ -312,12 +312,33 @@ def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
     config = run / "config.toml"
     written = config.read_text()
     fits = "The file is not damaged: [model] in the configuration (config.toml of a run) does not fit its weights."
-    for old, new, found in [("width = 16", "width = 32", "has shape [256, 16], expected [256, 32]. "), ("depth = 2", "depth = 3", "has no tensor ")]:
+    for old, new, found in [
+        ("width = 16", "width = 32", "has shape [256, 16], expected [256, 32]. "),
+        ("depth = 2", "depth = 3", "has no tensor "),
+    ]:
         assert old in written
         config.write_text(written.replace(old, new))
         for command in [["generate", run], ["eval", run, "--checkpoint", 3], ["train", run, "--resume"]]:
             message = refused(*command, cwd=place, code=1)
             assert "model.safetensors: " in message and found in message and message.endswith(fits)
+
+
+def test_weights_are_read_where_the_optimizer_is_lost(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    expected = headloom("eval", run, "--checkpoint", 6, cwd=place).stdout
+    lost = run / "checkpoints/step-6/optimizer.safetensors"
+    lost.unlink()
+    assert headloom("eval", run, "--checkpoint", 6, cwd=place).stdout == expected
+    headloom("generate", run, "--checkpoint", 6, "--tokens", 1, cwd=place)
+    headloom("export", run, "--checkpoint", 6, "--out", tmp_path / "hub", cwd=place)
+    message = refused("train", run, "--resume", cwd=place, code=1)
+    assert str(lost) in message and message.endswith("The checkpoint of step 3 is intact (--checkpoint 3).")
+    # What one checkpoint lacks, another that is recommended has.
+    (run / "checkpoints/step-3/optimizer.safetensors").unlink()
+    assert refused("train", run, "--resume", cwd=place, code=1).endswith("No other checkpoint is intact.")
+    (run / "checkpoints/step-6/model.safetensors").unlink()
+    assert "The checkpoint of step 3 is intact" in refused("eval", run, "--checkpoint", 6, cwd=place, code=1)
 
 
 def test_a_diverging_run_stops(place, tmp_path):
@@ -506,7 +527,8 @@ def test_generate_forgets_as_told(place):
 def test_generate_says_which_part_of_a_text_it_reads(place):
     said = "headloom: the text has outgrown the 16 positions that the model was built for (max_length): "
     said += "it goes on from its newest 8 tokens alone.\n"
-    for length, tokens, read, outgrown in [(40, 20, 8, 1), (17, 1, 8, 1), (16, 1, 16, 0), (10, 7, 10, 0), (10, 8, 10, 1), (10, 30, 10, 1)]:
+    cases = [(40, 20, 8, 1), (17, 1, 8, 1), (16, 1, 16, 0), (10, 7, 10, 0), (10, 8, 10, 1), (10, 30, 10, 1)]
+    for length, tokens, read, outgrown in cases:
         for samples in (1, 2):
             options = ["--prompt", "x" * length, "--tokens", tokens, "--temperature", 0, "--samples", samples]
             done = headloom("generate", "runs/text", *options, cwd=place)
