@@ -117,7 +117,7 @@ int run_compare(CompareArguments& a) {
   read_fields(root, config);
   const std::string toml = to_toml(root);
   check_folder(a);
-  install_interrupt_handler();
+  install_interrupt_handler("\nheadloom: ending; once more ends at once.\n");
   CompareControl control{.folder = a.out, .fresh = a.fresh, .jobs = a.jobs};
   control.command = [&](const std::string& run) {
     return std::vector<std::string>{program_path(), "compare", a.out, "--run", run};

@@ -105,7 +105,8 @@ int run_train(TrainArguments& a) {
                 "on from the checkpoint of step ",
                 a.from, " say --checkpoint ", a.from, ".");
   }
-  install_interrupt_handler();
+  install_interrupt_handler(
+      "\nheadloom: ending after this step, which is kept; once more ends at once.\n");
   const std::optional<Place> place = place_among_ranks();
   if (a.processes > 1) {
     if (place) {

@@ -11,8 +11,7 @@ static volatile std::sig_atomic_t g_interrupts = 0;
 
 static volatile std::sig_atomic_t g_requeue = 0;
 
-// Of those that get a terminal's signal together, the process that the user started.
-static bool g_says_so = false;
+static std::string_view g_answer;
 
 static void on_announcement(int) {
   g_requeue = 1;
@@ -21,19 +20,16 @@ static void on_announcement(int) {
 
 static void on_interrupt(int signal) {
   g_interrupts = g_interrupts + 1;
-  if (g_interrupts == 1 && g_says_so) {
-    constexpr std::string_view kSaid =
-        "\nheadloom: ending; what is done is kept. Once more ends at once.\n";
-    if (::write(STDERR_FILENO, kSaid.data(), kSaid.size()) < 0) return;
-  }
+  if (g_interrupts == 1 && ::write(STDERR_FILENO, g_answer.data(), g_answer.size()) < 0) return;
   if (g_interrupts > 1) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
 }
 
-void install_interrupt_handler() {
-  g_says_so = ::isatty(STDERR_FILENO) == 1 && ::getpgrp() == ::getpid();
+void install_interrupt_handler(std::string_view answer) {
+  // Of the processes that get a terminal's signal together, the one that the user started answers.
+  if (::isatty(STDERR_FILENO) == 1 && ::getpgrp() == ::getpid()) g_answer = answer;
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   std::signal(SIGUSR1, on_announcement);

@@ -115,11 +115,11 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     said = b""
-    while b"Once more ends at once." not in said:
+    while b"once more ends at once." not in said:
         said += os.read(leader, 4096)
     assert process.wait(60) == 1
     os.close(leader)
-    assert b"headloom: ending; what is done is kept." in said
+    assert b"headloom: ending after this step, which is kept;" in said
 
 
 def test_files_that_are_not_there_leave_with_one(place, tmp_path):
