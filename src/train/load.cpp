@@ -8,6 +8,7 @@ namespace headloom {
 
 LoadedRun load_run(const std::string& folder, const std::string& which) {
   LoadedRun run;
+  run.folder = folder;
   run.config = run_config_in(folder);
   const CheckpointStore store(folder);
   store.find(which);  // says what is wrong before a model is built
@@ -49,6 +50,7 @@ void hold_weights(LoadedRun& run, const Precision& p) {
   }
   if (decoder == nullptr) return;
   if (!p.quantize.empty()) {
+    CheckpointStore(run.folder).check_finite(run.step, *run.model);
     decoder->convert_weights(p.quantize == "int4" ? at::ScalarType::Int4 : at::kChar);
   } else if (run.config.train.dtype == "bfloat16") {
     decoder->convert_weights(at::kBFloat16);

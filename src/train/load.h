@@ -11,6 +11,7 @@
 namespace headloom {
 
 struct LoadedRun {
+  std::string folder;
   RunConfig config;
   std::shared_ptr<Model> model;  // in evaluation mode
   int64_t step = 0;
@@ -33,7 +34,7 @@ struct Precision {
 // Takes run.config.train.dtype to what `p` says, holds the model in float64 where it computes in
 // that, and a decoder's linear maps in bfloat16 where it computes in that, or quantized. Throws
 // UsageError for other types and for quantized weights in a model that is no decoder or computes in
-// float64.
+// float64, and Error where weights to be quantized are not finite.
 void hold_weights(LoadedRun& run, const Precision& p);
 
 }  // namespace headloom

@@ -107,6 +107,7 @@ def test_weights_that_are_not_finite_are_named(place, tmp_path):
     for command in [
         ["eval", run, *held_out],
         ["eval", run, "--json", "--quantize", "int8", *held_out],
+        ["generate", run, "--prompt", "The ", "--quantize", "int4"],
         ["analyze", run, "--text", "The quick"],
         ["analyze", run, "rank", "--text", "The quick"],
         ["train", "tune.toml", "--from", run, "--out", tmp_path / "tuned"],
