@@ -294,7 +294,8 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
                 p, part, lse, pre, scores, grads, weights=weights, delta=delta
             ),
         }
-        steps.update({f"{what}, in CUDA": step for what, step in of_mixes.items()})
+        if mixes.installed():
+            steps.update({f"{what}, in CUDA": step for what, step in of_mixes.items()})
         steps.update({f"{what}, in Triton": step for what, step in of_mixes.items()})
         print(f"| kernel, {name}, the last {rows} queries of {T} | ps for a place of a head |")
         print("|---|---|")

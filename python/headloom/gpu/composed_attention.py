@@ -1,4 +1,5 @@
-"""Composed attention on NVIDIA GPUs: matrix products by PyTorch, the mixes between them by Triton (``kernels.py``).
+"""Composed attention on NVIDIA GPUs: matrix products by PyTorch, and the mixes between them by kernels of ours, in Triton
+(``kernels.py``) or CUDA (``mixes.py``).
 
 The queries are taken in chunks. For a chunk, a product makes the scores of all heads, kernels turn them into composed
 weights in place, and a product makes the output. The maps of one chunk, or of several chunks of a window, are in memory at
@@ -381,7 +382,7 @@ def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *argumen
 def mix_maps(
     p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
 ) -> Optional[Tensor]:
-    """Runs ``mix_kernel``; for scores, log sum_s exp y of each tile: [tiles, B chunks, H, 1, rows]."""
+    """Runs ``mix`` in CUDA or ``mix_kernel`` in Triton; for scores, log sum_s exp y of each tile: [tiles, B chunks, H, 1, rows]."""
     if mix.static is not None and exp:
         # M's product needs the weights themselves.
         mix_maps(p, chunk, lse, NO_MIX, maps, maps, "composed", exp=True)
@@ -511,7 +512,7 @@ def mix_backward(
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """Runs ``mix_backward_kernel``; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
+    """Runs ``mix_backward`` in CUDA or ``mix_backward_kernel`` in Triton; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
