@@ -512,7 +512,11 @@ def mix_backward(
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
-    """Runs ``mix_backward`` in CUDA or ``mix_backward_kernel`` in Triton; with `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows]."""
+    """Runs ``mix_backward`` in CUDA or ``mix_backward_kernel`` in Triton.
+
+    Returns:
+        With `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows].
+    """
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
