@@ -334,8 +334,11 @@ struct Keys {
     *reinterpret_cast<float4*>(to) =
         *reinterpret_cast<const float4*>(shared + (h * WK + w) * COLUMNS + column);
   }
-  __device__ __forceinline__ void down(float (&to)[4], int h, int r) const { load(to, h, r); }
-  __device__ __forceinline__ void up(float (&to)[4], int h, int r) const { load(to, h, RK + r); }
+  // `up`, or `down`.
+  template <bool UP>
+  __device__ __forceinline__ void of_rank(float (&to)[4], int h, int r) const {
+    load(to, h, UP ? RK + r : r);
+  }
   __device__ __forceinline__ void gate(float (&to)[4], int h) const { load(to, h, 2 * RK); }
 };
 
@@ -349,13 +352,13 @@ struct PairedKeys {
   __device__ __forceinline__ uint4 load(int h, int w) const {
     return *reinterpret_cast<const uint4*>(shared + (h * (RK + GATE_K) + w) * COLUMNS + column);
   }
-  __device__ __forceinline__ void down(float (&to)[4], int h, int r) const {
+  template <bool UP>
+  __device__ __forceinline__ void of_rank(float (&to)[4], int h, int r) const {
     const uint4 x = load(h, r);
-    to[0] = lower(x.x), to[1] = lower(x.y), to[2] = lower(x.z), to[3] = lower(x.w);
-  }
-  __device__ __forceinline__ void up(float (&to)[4], int h, int r) const {
-    const uint4 x = load(h, r);
-    to[0] = upper(x.x), to[1] = upper(x.y), to[2] = upper(x.z), to[3] = upper(x.w);
+    to[0] = UP ? upper(x.x) : lower(x.x);
+    to[1] = UP ? upper(x.y) : lower(x.y);
+    to[2] = UP ? upper(x.z) : lower(x.z);
+    to[3] = UP ? upper(x.w) : lower(x.w);
   }
   __device__ __forceinline__ void gate(float (&to)[4], int h) const {
     const uint4 x = load(h, RK);
@@ -375,10 +378,7 @@ __device__ __forceinline__ void add_inner(float (&z)[RQ + 1][4], float (&w)[RK +
 #pragma unroll
   for (int r = 0; r < RK; ++r) {
     float weight[4];
-    if (REVERSE)
-      keys.up(weight, h, r);
-    else
-      keys.down(weight, h, r);
+    keys.template of_rank<REVERSE>(weight, h, r);
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
   }
@@ -398,10 +398,7 @@ __device__ __forceinline__ void mixed(float (&x)[4], const float (&z)[RQ + 1][4]
 #pragma unroll
   for (int r = 0; r < RK; ++r) {
     float weight[4];
-    if (REVERSE)
-      keys.down(weight, h, r);
-    else
-      keys.up(weight, h, r);
+    keys.template of_rank<!REVERSE>(weight, h, r);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] += weight[i] * w[r][i];
   }
