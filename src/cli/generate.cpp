@@ -120,8 +120,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const Autocast autocast(loaded.config.train.dtype, device_of(*loaded.model).type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
-  // Of a longer text its newest tokens alone are read.
-  const int64_t most = continuation.most(), newest = std::max<int64_t>(most / 2, 1);
+  const int64_t most = continuation.most(), newest = continuation.newest();
   const auto given = static_cast<int64_t>(prompt.size());
   const auto outgrown = [&] {
     std::fprintf(stderr,

@@ -165,7 +165,7 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
   for (const int64_t i : which) {
     const size_t length = texts_[static_cast<size_t>(i)].size();
     const bool whole = length <= static_cast<uint64_t>(window_);
-    by_length[whole ? length : static_cast<size_t>(std::max<int64_t>(window_ / 2, 1))].push_back(i);
+    by_length[whole ? length : static_cast<size_t>(newest())].push_back(i);
   }
   std::vector<DecoderState> states;
   std::vector<Tensor> logits;

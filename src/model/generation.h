@@ -2,6 +2,8 @@
 // generate() use it; the server has a loop of its own.
 #pragma once
 
+#include <algorithm>
+
 #include "model/autoregressive.h"
 #include "model/sampling.h"
 
@@ -46,6 +48,8 @@ class Generation {
   const DecoderState& state() const { return state_; }
   // most_positions() of the model and the cache policy.
   int64_t most() const { return window_; }
+  // So many of its newest tokens are read of a text that has more than most().
+  int64_t newest() const { return std::max<int64_t>(window_ / 2, 1); }
 
  private:
   struct Reading {
