@@ -91,9 +91,7 @@ int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run folder in place of a configuration goes on with that run.
   if (fs::is_directory(a.config.path)) {
-    if (!fs::exists(a.config.path + "/config.toml")) {
-      fail(a.config.path, ": is not the folder of a run, it has no config.toml.");
-    }
+    check_run_folder(a.config.path);
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
   }

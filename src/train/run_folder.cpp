@@ -64,7 +64,7 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
   return names;
 }
 
-RunConfig run_config_in(const std::string& folder) {
+void check_run_folder(const std::string& folder) {
   require(fs::is_directory(folder), folder, ": is not the folder of a run.");
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",
@@ -76,6 +76,10 @@ RunConfig run_config_in(const std::string& folder) {
     fail(folder, ": is not the folder of a run, it has no config.toml",
          inside.empty() ? "." : str("; did you mean '", inside, "'?"));
   }
+}
+
+RunConfig run_config_in(const std::string& folder) {
+  check_run_folder(folder);
   RunConfig config = read_run_config(read_toml(config_path(folder)));
   if (std::string* file = config.task->tokenizer_file()) *file = kept_tokenizer(folder, *file);
   return config;

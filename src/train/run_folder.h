@@ -19,6 +19,9 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file);
 // tokenizer_config.json and chat_template.jinja.
 void keep_tokenizer(const std::string& folder, const std::string& file);
 
+// Throws Error where `folder` is not the folder of a run, and says what it is instead.
+void check_run_folder(const std::string& folder);
+
 // The configuration of the run in `folder`, whose tokenizer is the copy kept there. Throws Error
 // where it is not the folder of a run.
 RunConfig run_config_in(const std::string& folder);
