@@ -403,6 +403,20 @@ TEST(ComposedAttentionFused, OddShapesAndMasksMatchTheReference) {
   for (const Case& c : shapes()) expect_close(c, at::kFloat, 2e-5);
 }
 
+// Maps that nothing joins are computed one by one.
+TEST(ComposedAttentionFused, OddShapesAndMasksMatchTheReferenceWithoutMixes) {
+  std::vector<Case> cases = shapes();
+  for (int64_t size : {1, 8, 16, 33}) {
+    cases.push_back({.name = "heads of " + std::to_string(size), .B = 3, .T = 70, .D = size});
+  }
+  cases.push_back({.name = "scattered documents", .B = 2, .T = 150, .mask = "scattered documents"});
+  for (Case& c : cases) {
+    c.pre = c.post = false;
+    expect_close(c, at::kFloat, 2e-5);
+    if (c.T <= 150) expect_close(c, at::kBFloat16, 1.5e-2);
+  }
+}
+
 TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
   for (const Case& c :
        {Case{.name = "bfloat16", .T = 150},

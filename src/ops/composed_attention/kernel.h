@@ -1,9 +1,9 @@
 // What the fused CPU kernels of composed attention read and write: pointers,
 // strides and sizes. No torch.
 //
-// One worker runs one tile of queries at a time, all heads together (mixing
-// couples them), over blocks of kBlock keys. docs/composed_attention.md has the
-// derivation.
+// One worker runs one tile of queries at a time, over blocks of kBlock keys: all heads together
+// where mixes join them, else, with small heads, one after the other. docs/composed_attention.md
+// has the derivation.
 #pragma once
 
 #include <cstdint>
@@ -127,7 +127,8 @@ struct Plan {
   // split: each worker takes the softmax of its own keys, and their outputs are joined at the end,
   // where no mix needs the weights of the whole one before.
   bool joined = false;
-  bool direct = false;  // split: keys and values are read where they lie, not packed
+  bool direct = false;   // split: keys and values are read where they lie, not packed
+  bool by_map = false;   // maps are computed one by one: nothing joins them, and heads are small
   bool half = false;     // products in pairs of bfloat16: the type of q and the
                          // processor allow it
   bool amx = false;      // half: by the tile registers of AMX
@@ -175,9 +176,9 @@ enum class Phase {
 struct Task {
   Phase phase;
   int64_t batch, worker, begin, end;
-  float* packed;   // plan.packed floats
-  float* scratch;  // plan.scratch floats
-  float* sums;     // plan.sums floats
+  float* packed;      // plan.packed floats
+  float* scratch;     // plan.scratch floats
+  float* sums;        // plan.sums floats
   int64_t next = -1;  // the batch element after this one, which is fetched meanwhile; -1: none
 };
 

@@ -1,7 +1,6 @@
 // The fused kernels of one instruction set: compiled once for each, with
 // CPU_CAPABILITY its name.
-#include "ops/composed_attention/kernel_backward.h"
-#include "ops/composed_attention/kernel_forward.h"
+#include "ops/composed_attention/kernel_by_map.h"
 
 namespace headloom::ops::composed_attention_kernel {
 namespace {
@@ -14,10 +13,11 @@ void run(const Args& args, const Plan& plan, const Task& task) {
         pack_block<T>(args, plan, task, i);
         break;
       case Phase::kForward:
-        forward_tile<T>(args, plan, task, i);
+        plan.by_map ? forward_by_map<T>(args, plan, task, i) : forward_tile<T>(args, plan, task, i);
         break;
       case Phase::kBackward:
-        backward_tile<T>(args, plan, task, i);
+        plan.by_map ? backward_by_map<T>(args, plan, task, i)
+                    : backward_tile<T>(args, plan, task, i);
         break;
       case Phase::kReduce:
         reduce_block<T>(args, plan, task, i);

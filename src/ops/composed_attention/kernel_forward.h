@@ -63,6 +63,13 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
   }
 }
 
+// The largest score adds 1 to a row's sum of exponentials: less than that is a row that sees no
+// key, or whose scores are all -inf, which hides a key as a mask does. NaN stays.
+HL_INLINE float inverse_of_sum(float sum) { return sum >= 0.5f ? 1.0f / sum : sum - sum; }
+HL_INLINE float log_of_sum(float high, float sum) {
+  return sum < 0.5f ? 0.0f : high + __builtin_logf(sum);
+}
+
 // Turns sums into their inverses, in place of the first lane, and writes the
 // log-sum-exp of the rows that are this tile's own, if asked to.
 void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total,
@@ -74,11 +81,9 @@ void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* hi
       const float s = hsum(load(sum));
       if (write && r >= tile.out) {
         a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + r] =
-            s < 0.5f ? 0.0f : high[t * p.heads_padded + h] + __builtin_logf(s);
+            log_of_sum(high[t * p.heads_padded + h], s);
       }
-      // The largest score adds 1 to the sum: less than that is a row that sees no key, or whose
-      // scores are all -inf, which hides a key as a mask does. NaN stays.
-      sum[0] = s >= 0.5f ? 1.0f / s : s - s;
+      sum[0] = inverse_of_sum(s);
     }
   }
 }

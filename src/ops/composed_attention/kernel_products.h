@@ -45,12 +45,6 @@ struct Upcoming {
   }
 };
 
-// Of a block, the keys [begin, end) that anything sees, in whole vectors: what is invisible is left
-// out of the products, and 0 where they write.
-struct SeenKeys {
-  int64_t begin, end;
-  HL_INLINE int64_t count() const { return end - begin; }
-};
 HL_INLINE SeenKeys whole_vectors(Range keys) {
   return {keys.begin / VL * VL, (keys.end + VL - 1) / VL * VL};
 }
@@ -151,10 +145,9 @@ HL_INLINE void row_sum_product(const Plan& p, int64_t rows, int64_t maps, int64_
                                const Upcoming& next, float* sums) {
   const bool half = HL_BFLOAT16 && p.half;
   const int64_t turned = turned_pairs(rows);
-  const Pair* halves =
-      !half   ? nullptr
-      : p.amx ? turn_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), turned)
-              : pair_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line);
+  const Pair* halves = !half   ? nullptr
+                       : p.amx ? turn_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), turned)
+                               : pair_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line);
   for (int64_t h = 0; h < maps; ++h) {
     float* head = sums + shared_head(h, heads, maps) * kBlock * padded;
     float* to = head + seen.begin * padded;

@@ -8,6 +8,13 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
+// Of a block, the keys [begin, end) that anything sees, in whole vectors: what is invisible is left
+// out of the products, and 0 where they write.
+struct SeenKeys {
+  int64_t begin, end;
+  HL_INLINE int64_t count() const { return end - begin; }
+};
+
 // Hands out consecutive pieces of a buffer, each a whole number of cache lines;
 // from null it only counts.
 struct Arena {
@@ -195,6 +202,53 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
       s.all_high = arena.take(height * p.heads_padded);
       s.all_total = arena.take(height * a.H1 * 16);
     }
+  }
+  s.size = arena.used;
+  return s;
+}
+
+constexpr int64_t kTogether = 4;  // rows of a map whose exponentials are computed side by side
+
+// What such rows show of one block: all keys of [0, whole), and nothing from `end` on, which are
+// whole vectors; the bits have what is between.
+struct ShownKeys {
+  uint64_t bits[kTogether];
+  int64_t whole, end;
+};
+
+// The same where maps are computed one by one (plan.by_map): of one map.
+struct MapScratch {
+  SeenKeys* seen;       // [span]
+  ShownKeys* shown;     // [rows / kTogether][span]
+  float* q;             // [rows][Dp], times scale
+  float* weights;       // [rows][line]: scores, then weights
+  float* out;           // [rows][Ep], forward, like the next
+  float *high, *total;  // [rows]: of the scores; of the exponentials, then its inverse
+  float* grads;     // [rows][line]: of the weights, then of the scores; the rest is backward too
+  float* grad_out;  // [rows][Ep]
+  float* grad_q;    // [rows][Dp]
+  int64_t size;
+};
+
+HL_INLINE MapScratch map_scratch(const Plan& p, float* base) {
+  MapScratch s{};
+  Arena arena{base};
+  const auto floats = [](int64_t n, size_t size) {
+    return n * static_cast<int64_t>(size / sizeof(float));
+  };
+  const int64_t groups = (p.rows + kTogether - 1) / kTogether, rows = groups * kTogether;
+  s.seen = reinterpret_cast<SeenKeys*>(arena.take(floats(p.span, sizeof(SeenKeys))));
+  s.shown = reinterpret_cast<ShownKeys*>(arena.take(floats(groups * p.span, sizeof(ShownKeys))));
+  s.q = arena.take(p.rows * p.Dp);
+  s.weights = arena.take(rows * p.line);
+  if (p.backward) {
+    s.grads = arena.take(rows * p.line);
+    s.grad_out = arena.take(p.rows * p.Ep);
+    s.grad_q = arena.take(p.rows * p.Dp);
+  } else {
+    s.out = arena.take(p.rows * p.Ep);
+    s.high = arena.take(rows);
+    s.total = arena.take(rows);
   }
   s.size = arena.used;
   return s;

@@ -25,7 +25,12 @@ void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total,
     const T* from = source + i * stride[1];
     int64_t d = 0;
     if (i < n && stride[3] == 1) {
-      for (; d < padded; d += VL) store(to + d, bcast(scale) * load_some(from + d, size - d));
+      for (; d + VL <= size; d += VL) store(to + d, bcast(scale) * load(from + d));
+      if (d < size) {
+        store(to + d, bcast(scale) * load_part(from + d, size - d));
+        d += VL;
+      }
+      for (; d < padded; d += VL) store(to + d, zero());
     } else if (i < n) {
       for (; d < size; ++d) to[d] = scale * widen(from[d * stride[3]]);
     }
@@ -355,12 +360,16 @@ HL_INLINE bool any_visible(const Plan& p, const Tile& tile, const uint64_t* visi
   return any != 0;
 }
 
-// The keys of a block that any of the rows sees, within the block.
+// From the first to the last key of a block that the bits have, within the block.
+HL_INLINE Range reach(uint64_t bits) {
+  if (bits == 0) return {0, 0};
+  return {__builtin_ctzll(bits), 64 - __builtin_clzll(bits)};
+}
+// The keys of a block that any of the rows sees.
 HL_INLINE Range seen_keys(int64_t rows, const uint64_t* visible) {
   uint64_t any = 0;
   for (int64_t r = 0; r < rows; ++r) any |= visible[r];
-  if (any == 0) return {0, 0};
-  return {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
+  return reach(any);
 }
 // The same for rows [first, count) of the tile and block i of it, in whole vectors.
 HL_INLINE SeenKeys seen_keys(const Plan& p, const Tile& tile, const uint64_t* visible, int64_t i,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "ops/composed_attention/kernel.h"
@@ -15,7 +16,9 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   int64_t keys = a.S;
   if (a.window > 0 && 2 * a.window < keys) keys = 2 * a.window;
   int64_t rows = 32;
-  if (p.amx) {
+  if (p.by_map) {
+    if (!p.backward) rows = 16;
+  } else if (p.amx) {
     rows = 64;
   } else if (!p.backward) {
     if (keys * (a.Gk * p.Dp + a.Gv * p.Ep) > int64_t{6} << 20) rows = 64;
@@ -26,6 +29,14 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   }
   while (rows > 16 && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
   return a.T < rows ? a.T : rows;
+}
+
+// Measured with 512 KiB of second-level cache: beyond, the keys and values of a head do not stay
+// near, and larger products leave little beside them. Pairs of bfloat16 multiply faster than
+// floats, so heads must be smaller still.
+static bool computes_by_map(const Args& a, bool half) {
+  const bool joined = a.pre.present || a.post.present || a.pre_conv.kernel || a.post_conv.kernel;
+  return !joined && !a.bias.data && a.S <= 1024 && std::max(a.D, a.E) <= (half ? 16 : 64);
 }
 
 Plan make_plan(const Args& a, bool backward, Products products, int64_t workers) {
@@ -48,7 +59,8 @@ Plan make_plan(const Args& a, bool backward, Products products, int64_t workers)
   // products.
   p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&
              a.k_stride[3] == 1 && a.v_stride[3] == 1;
-  p.half = half && !p.direct;
+  p.by_map = !p.split && computes_by_map(a, half);
+  p.half = half && !p.direct && !p.by_map;
   p.amx = p.half && products == Products::kAmx;
   int exponent = 0;
   if (p.half && std::frexp(a.scale, &exponent) == 0.5f) p.half_scale = a.scale;
@@ -64,10 +76,10 @@ Plan make_plan(const Args& a, bool backward, Products products, int64_t workers)
   }
   // The padding keeps the rows of one map from falling into the same cache
   // sets.
-  p.line = p.maps * kBlock + kAlign;
+  p.line = (p.by_map ? p.span : p.maps) * kBlock + kAlign;
   p.chunk = p.height * p.line;
   p.packed = (p.split ? 1 : p.blocks) * packed_block(a, p, nullptr, 0).size;
-  p.scratch = scratch(a, p, nullptr).size;
+  p.scratch = p.by_map ? map_scratch(p, nullptr).size : scratch(a, p, nullptr).size;
   if (backward) {
     p.sums = p.blocks * block_sums(a, p, nullptr, 0).size + boundary(a, nullptr).size;
   }

@@ -16,7 +16,11 @@ HL_INLINE vf sigmoid_from(vf x, vf e) {
   const vf one = bcast(1.0f);
   return select(above(zero(), x), e, one) / (one + e);
 }
-HL_INLINE vf vsigmoid(vf x) { return sigmoid_from(x, exp_minus_abs(x)); }
+// The same without e; below -88 as at -88.
+HL_INLINE vf vsigmoid(vf x) {
+  const vf one = bcast(1.0f);
+  return one / (one + vexp(vmin(bcast(88.0f), zero() - x)));
+}
 
 // d SiLU / dx, given s = sigmoid(x).
 HL_INLINE vf silu_slope(vf x, vf s) { return s * fma(x, bcast(1.0f) - s, bcast(1.0f)); }
@@ -38,6 +42,32 @@ HL_INLINE vf log1p_unit(vf e) {
   const vf square = f * f;
   const vf log = fma(square * f, p, fma(bcast(-0.5f), square, f));
   return log + select(large, bcast(0.69314718f), zero());
+}
+
+// log(x) for x in (0, infinity) that is no subnormal, relative error below 3e-7 for x >= 1; NaN for
+// NaN and infinity.
+HL_INLINE vf vlog(vf x) {
+  vf power, part;  // x = part 2^power with part in [1, 2)
+#if defined(CPU_CAPABILITY_AVX512)
+  power = _mm512_getexp_ps(x);
+  part = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i bits = _mm256_castps_si256(x);
+  power = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(bits, 23), _mm256_set1_epi32(127)));
+  part = _mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff)),
+                                             _mm256_set1_epi32(0x3f800000)));
+#else
+  uint32_t bits[VL];
+  float powers[VL];
+  std::memcpy(bits, &x, sizeof(bits));
+  for (int i = 0; i < VL; ++i) {
+    powers[i] = static_cast<float>(static_cast<int>(bits[i] >> 23) - 127);
+    bits[i] = (bits[i] & 0x7fffff) | 0x3f800000;
+  }
+  power = load(powers);
+  std::memcpy(&part, bits, sizeof(bits));
+#endif
+  return fma(power, bcast(0.69314718f), log1p_unit(part - bcast(1.0f))) + (x - x);
 }
 
 // log(1 + exp(x)), given e = exp_minus_abs(x).

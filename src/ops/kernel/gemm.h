@@ -115,19 +115,23 @@ template <int NV, bool ACC, bool A_BY_ROW, typename T, typename Next>
 void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
                   int64_t ldc, float scale, Next& next) {
   constexpr bool FETCH = !std::is_same_v<Next, NothingAhead>;
+  // One column of vectors has as many accumulators in twice the rows.
+  constexpr int kMost = NV == 1 ? 2 * MR : MR;
   const int64_t step = A_BY_ROW ? lda : 1;
   for (int64_t m = 0; m < M;) {
     // The last rows are split evenly: a block of one or two rows would wait for its own sums.
     const int64_t left = M - m;
-    const int64_t rows = left >= 2 * MR || left == MR ? MR : left > MR ? (left + 1) / 2 : left;
+    const int64_t rows = left >= 2 * kMost || left == kMost ? kMost
+                         : left > kMost                     ? (left + 1) / 2
+                                                            : left;
     const T* a = A + m * step;
     float* c = C + m * ldc;
     const char* ahead = next.take(K, a);
-    // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to MR, at most 8.
+    // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to kMost, at most 16.
     switch (rows) {
 #define HL_ROWS(n)                                                                      \
   case n:                                                                               \
-    if constexpr ((n) <= MR) {                                                          \
+    if constexpr ((n) <= kMost) {                                                       \
       gemm_block<n, NV, ACC, A_BY_ROW, FETCH>(K, a, lda, B, ldb, c, ldc, scale, ahead); \
     }                                                                                   \
     break;
@@ -139,6 +143,14 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
       HL_ROWS(6)
       HL_ROWS(7)
       HL_ROWS(8)
+      HL_ROWS(9)
+      HL_ROWS(10)
+      HL_ROWS(11)
+      HL_ROWS(12)
+      HL_ROWS(13)
+      HL_ROWS(14)
+      HL_ROWS(15)
+      HL_ROWS(16)
 #undef HL_ROWS
     }
     m += rows;

@@ -33,6 +33,7 @@ HL_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 HL_INLINE vf fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 HL_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
+HL_INLINE vf swap_halves(vf a) { return _mm512_shuffle_f32x4(a, a, 0x4e); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
@@ -58,6 +59,7 @@ HL_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 HL_INLINE vf fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
 HL_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
+HL_INLINE vf swap_halves(vf a) { return _mm256_permute2f128_ps(a, a, 1); }
 HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) {
   return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
 }
@@ -103,6 +105,7 @@ HL_INLINE vf fms(vf a, vf b, vf c) { return a * b - c; }
 #endif
 HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 HL_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+HL_INLINE vf swap_halves(vf a) { return vf{a[2], a[3], a[0], a[1]}; }
 HL_INLINE float hmax(vf a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
   return x > y ? x : y;
@@ -270,6 +273,18 @@ HL_INLINE vf load(const int8_t* p) {
   return vf{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
 #endif
 }
+#if defined(CPU_CAPABILITY_AVX2)
+// The bfloat16 of each lane.
+HL_INLINE __m128i narrowed(vf a) {
+  const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  __m256i out = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  out = _mm256_srli_epi32(out, 16);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(64));
+  out = _mm256_blendv_epi8(out, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+  return _mm_packus_epi32(_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1));
+}
+#endif
 HL_INLINE void store(BFloat16* p, vf a) {
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh(a);
@@ -284,14 +299,7 @@ HL_INLINE void store(BFloat16* p, vf a) {
   const __m256i half = _mm512_cvtepi32_epi16(out);
   std::memcpy(p, &half, sizeof(half));
 #elif defined(CPU_CAPABILITY_AVX2)
-  const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
-  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  __m256i out = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  out = _mm256_srli_epi32(out, 16);
-  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(64));
-  out = _mm256_blendv_epi8(out, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
-  const __m128i half =
-      _mm_packus_epi32(_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1));
+  const __m128i half = narrowed(a);
   std::memcpy(p, &half, sizeof(half));
 #else
   for (int i = 0; i < VL; ++i) narrow(a[i], p + i);
@@ -321,6 +329,53 @@ HL_INLINE vf load_part(const float* p, int64_t count) {
 }
 HL_INLINE void store_part(float* p, vf a, int64_t count) {
   _mm512_mask_storeu_ps(p, first_lanes(count), a);
+}
+#elif defined(CPU_CAPABILITY_AVX2)
+HL_INLINE vf load_part(const float* p, int64_t count) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i first = _mm256_set1_epi32(static_cast<int>(count));
+  return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(first, lane));
+}
+// In pieces of four, two and one: a masked store takes many times as long on processors of AMD.
+HL_INLINE void store_part(float* p, vf a, int64_t count) {
+  __m128 x = _mm256_castps256_ps128(a);
+  if (count >= 4) {
+    _mm_storeu_ps(p, x);
+    x = _mm256_extractf128_ps(a, 1);
+    p += 4;
+    count -= 4;
+  }
+  if (count >= 2) {
+    std::memcpy(p, &x, 8);
+    x = _mm_movehl_ps(x, x);
+    p += 2;
+    count -= 2;
+  }
+  if (count > 0) *p = _mm_cvtss_f32(x);
+}
+HL_INLINE vf load_part(const BFloat16* p, int64_t count) {
+  uint64_t four[2] = {0, 0};
+  int i = 0;
+  if (count >= 4) {
+    std::memcpy(four, p, 8);
+    p += 4;
+    count -= 4;
+    i = 1;
+  }
+  for (int64_t j = 0; j < count; ++j) four[i] |= static_cast<uint64_t>(p[j].bits) << (16 * j);
+  const __m128i half = _mm_set_epi64x(static_cast<int64_t>(four[1]), static_cast<int64_t>(four[0]));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+HL_INLINE void store_part(BFloat16* p, vf a, int64_t count) {
+  const __m128i half = narrowed(a);
+  auto four = static_cast<uint64_t>(_mm_cvtsi128_si64(half));
+  if (count >= 4) {
+    std::memcpy(p, &four, 8);
+    four = static_cast<uint64_t>(_mm_extract_epi64(half, 1));
+    p += 4;
+    count -= 4;
+  }
+  for (int64_t j = 0; j < count; ++j, four >>= 16) p[j].bits = static_cast<uint16_t>(four);
 }
 #endif
 

@@ -31,7 +31,7 @@ struct Int4Args {
   const uint16_t* scale;     // [out, groups] bfloat16
   const void* bias;          // [out] or null
   void* y;                   // [rows, out]
-  int64_t planes;            // of digits of x: 3, or 2 where x is bfloat16
+  int64_t planes = 0;        // of digits of x: 3, or 2 where x is bfloat16
   char* prepared = nullptr;  // [rows, prepared_row(in, planes)], aligned to 64
   bool past_cache = true;    // as in Args
 };

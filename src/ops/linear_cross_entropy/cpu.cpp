@@ -45,9 +45,15 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const Tensor best = at::empty({count}, a.targets.options());
   std::vector<float> sums(counts.size()), below(counts.size());
 
+  // Rows of scores begin at a line of the cache, and are not a multiple of a page apart, so that
+  // the same columns of some rows do not take each other's places.
+  const int64_t size = static_cast<int64_t>(a.hidden.element_size());
+  const int64_t cache_line = 64 / size, page = 4096 / size;
+  int64_t apart = (classes + cache_line - 1) / cache_line * cache_line;
+  if (apart % (page / 4) == 0) apart += cache_line;
+  const int64_t row = apart * size;
   // So few positions that their scores stay in the cache, unless their products would take less
   // time than adding to the whole gradient of the weight once more.
-  const int64_t row = classes * static_cast<int64_t>(a.hidden.element_size());
   const int64_t cached = std::max(kCachedBytes / row, kWorthAdding * a.hidden.size(1));
   const int64_t most = std::max<int64_t>(1, std::min(kScoreBytes / row, cached));
   const int64_t pieces = (count + most - 1) / most;
@@ -57,7 +63,8 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const Tensor room = kept.bytes(room_bytes)
                           .narrow(0, 0, room_bytes)
                           .view(a.hidden.scalar_type())
-                          .view({rows, classes});
+                          .view({rows, apart})
+                          .narrow(1, 0, classes);
   // The weight's gradient is a sum over the pieces, in float32.
   const bool narrow = pieces > 1 && a.weight.scalar_type() != at::kFloat;
   Tensor piece, sum;
@@ -72,6 +79,7 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   }
   linear_cross_entropy_kernel::Args args;
   args.classes = classes;
+  args.apart = apart;
   args.type = kernel_type(a.hidden);
   args.gradient = training;
   args.scores = room.data_ptr();

@@ -1,4 +1,4 @@
-// The softmax of some positions' scores. Free of torch. Rows are contiguous.
+// The softmax of some positions' scores. Free of torch.
 #pragma once
 
 #include "ops/kernel/types.h"
@@ -8,8 +8,9 @@ namespace headloom::ops::linear_cross_entropy_kernel {
 struct Args {
   int64_t classes = 0;  // V
   Type type = Type::kFloat;
-  bool gradient = false;             // the scores become softmax(scores) less 1 at the target
-  void* scores = nullptr;            // [rows, V]
+  bool gradient = false;   // the scores become softmax(scores) less 1 at the target
+  void* scores = nullptr;  // [rows, V], `apart` values from row to row
+  int64_t apart = 0;
   const int64_t* targets = nullptr;  // [rows], each a class
   float* sums = nullptr;             // [rows]: the sum of exp(score - largest score)
   float* below = nullptr;            // [rows]: the largest score less the target's

@@ -2,6 +2,8 @@
 //
 // Three passes over a row, which the first brings into the second level of cache: the largest
 // score, the sum of exponentials, the gradient.
+#include <type_traits>
+
 #include "ops/kernel/vec.h"
 #include "ops/linear_cross_entropy/kernel.h"
 
@@ -48,34 +50,40 @@ HL_INLINE float largest(const Args& a, const T* row, int64_t* best) {
   return most;
 }
 
+// `keep`: each exponential takes the place of its score.
 template <typename T>
-HL_INLINE float sum_of_exponentials(const Args& a, const T* row, vf most) {
+HL_INLINE float sum_of_exponentials(const Args& a, T* row, vf most, bool keep) {
   vf sums[kUnroll] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
+  const auto add = [&](int64_t at, vf* sum) __attribute__((always_inline)) {
+    const vf e = vexp_or_zero(score(a, row, at) - most);
+    if (keep) store_some(row + at, e, a.classes - at);
+    *sum = *sum + e;
+  };
   for (; i + kUnroll * VL <= a.classes; i += kUnroll * VL) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kUnroll; ++j) {
-      sums[j] = sums[j] + vexp_or_zero(score(a, row, i + j * VL) - most);
-    }
+    for (int j = 0; j < kUnroll; ++j) add(i + j * VL, &sums[j]);
   }
-  for (; i < a.classes; i += VL) sums[0] = sums[0] + vexp_or_zero(score(a, row, i) - most);
+  for (; i < a.classes; i += VL) add(i, &sums[0]);
   return hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 template <typename T>
 void rows(const Args& a, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
-    T* const row = static_cast<T*>(a.scores) + r * a.classes;
+    T* const row = static_cast<T*>(a.scores) + r * a.apart;
     const float most = largest(a, row, a.best + r);
-    const float sum = sum_of_exponentials(a, row, bcast(most));
     const float of_target = widen(row[a.targets[r]]);
+    // In bfloat16 exponentials would be rounded once more, so they are computed twice.
+    const bool keep = a.gradient && std::is_same_v<T, float>;
+    const float sum = sum_of_exponentials(a, row, bcast(most), keep);
     a.sums[r] = sum;
     a.below[r] = most - of_target;
     if (!a.gradient) continue;
     const vf part = bcast(1 / sum), most_of_all = bcast(most);
     for (int64_t i = 0; i < a.classes; i += VL) {
-      const vf share = part * vexp_or_zero(score(a, row, i) - most_of_all);
-      store_some(row + i, share, a.classes - i);
+      const vf x = score(a, row, i);
+      store_some(row + i, part * (keep ? x : vexp_or_zero(x - most_of_all)), a.classes - i);
     }
     float share[VL];
     store(share, part * vexp_or_zero(bcast(of_target) - most_of_all));

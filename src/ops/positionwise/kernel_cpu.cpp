@@ -93,6 +93,13 @@ HL_INLINE void turn_halves(const T* x, const float* cos, const float* sin, float
   }
 }
 
+// turn_halves where both halves are one vector, with c = [cos, cos] and s = [-sin, sin].
+template <typename T>
+HL_INLINE void turn_vector(const T* x, vf c, vf s, T* y) {
+  const vf both = load(x);
+  store(y, fma(both, c, swap_halves(both) * s));
+}
+
 template <typename T>
 HL_INLINE void turn_neighbours(const T* x, const float* cos, const float* sin, float sign,
                                int64_t pairs, T* y) {
@@ -109,6 +116,7 @@ constexpr int64_t kLine = 64;  // bytes of a line of the caches
 template <typename T>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const float sign = a.back ? -1.0f : 1.0f;
+  const bool one_vector = !a.interleaved && 2 * a.pairs == VL;
   int64_t b = begin / a.length, t = begin % a.length;
   for (int64_t row = begin; row < end; ++row, ++t) {
     if (t == a.length) {
@@ -117,6 +125,13 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     }
     const int64_t table = b * a.table_stride[0] + t * a.table_stride[1];
     const float *cos = a.cos + table, *sin = a.sin + table;
+    vf c = zero(), s = zero();
+    if (one_vector) {
+      c = load_part(cos, a.pairs);
+      s = bcast(sign) * load_part(sin, a.pairs);
+      c = c + swap_halves(c);
+      s = swap_halves(s) - s;
+    }
     for (int64_t h = 0; h < a.heads; ++h) {
       const T* x = a.x.row<T>(b, t, h);
       T* y = static_cast<T*>(a.y) + (row * a.heads + h) * a.width;
@@ -124,7 +139,9 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < a.width; i += kLine / sizeof(T)) {
         __builtin_prefetch(x + kRowsAhead * a.x.time + i);
       }
-      if (a.interleaved) {
+      if (one_vector) {
+        turn_vector(x, c, s, y);
+      } else if (a.interleaved) {
         turn_neighbours(x, cos, sin, sign, a.pairs, y);
       } else {
         turn_halves(x, cos, sin, sign, a.pairs, y);

@@ -54,6 +54,10 @@ using Pack = void(const Args& args, const Block& block, void* to);
 Pack pack_rows_DEFAULT, pack_rows_AVX2, pack_rows_AVX512, pack_rows_AVX512_BF16;
 Pack pack_columns_DEFAULT, pack_columns_AVX2, pack_columns_AVX512, pack_columns_AVX512_BF16;
 
+// Whether run() multiplies the rows of such a block of A from where they are.
+using ReadsRows = bool(const Args& args, const Block& block);
+ReadsRows reads_rows_DEFAULT, reads_rows_AVX2, reads_rows_AVX512, reads_rows_AVX512_BF16;
+
 // C[m0 ... m1, n0 ... n1] = the block's product, scaled, and the bias, or += the block's product.
 // `b` is what pack_columns() made of that block of B. With `shared`, `a` is what pack_rows() made
 // of that block of A; otherwise it has room for that, and rows that have to be packed are packed

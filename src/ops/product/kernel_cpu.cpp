@@ -391,6 +391,10 @@ Sizes HL_KERNEL(sizes)(Type type, bool amx, int64_t k) {
   return type == Type::kBFloat16 ? sizes<BFloat16>() : sizes<float>();
 }
 
+bool HL_KERNEL(reads_rows)(const Args& args, const Block& block) {
+  return !args.amx && args.type == Type::kFloat && rows_of<float>(args, block) != Rows::kPacked;
+}
+
 void HL_KERNEL(pack_rows)(const Args& args, const Block& block, void* to) {
   if (args.amx) return pack_tile_rows(args, block, static_cast<Pair*>(to));
   if (args.type == Type::kFloat) return pack_rows<float>(args, block, static_cast<float*>(to));
