@@ -138,9 +138,12 @@ Column trend_column(const TaskSummary& task) {
 Column steps_column(const TaskSummary& task) {
   Column column{"steps to 90%", "right", "ranged", {}};
   if (!task.has_accuracy) return column;
+  // A run that was evaluated once may have been as good long before.
+  bool any_curve = false;
   for (const Row& row : task.rows) {
     std::vector<double> steps;
     for (const Run* run : row.runs) {
+      any_curve |= run->points.size() > 1;
       const auto found = std::find_if(run->points.begin(), run->points.end(),
                                       [](const Point& p) { return p.accuracy >= 0.9; });
       if (found != run->points.end()) steps.push_back(static_cast<double>(found->step));
@@ -152,6 +155,7 @@ Column steps_column(const TaskSummary& task) {
     }
     column.cells.push_back({grouped(stat.median), note, ""});
   }
+  if (!any_curve) column.cells.clear();
   return column;
 }
 

@@ -394,6 +394,15 @@ TEST(ShownPage, SaysAtMostWhereTheBaselineIsMetAtTheFirstEvaluation) {
   EXPECT_NE(page.find(">0.75×<"), std::string::npos);
 }
 
+TEST(ShownPage, GivesStepsToAnAccuracyWhereRunsHaveSeveralEvaluations) {
+  Comparison c = quickstart();
+  EXPECT_NE(to_html(c).find("steps to 90%"), std::string::npos);
+  for (auto& run : c.runs) {
+    if (run.points.size() > 1) run.points.erase(run.points.begin(), run.points.end() - 1);
+  }
+  EXPECT_EQ(to_html(c).find("steps to 90%"), std::string::npos);
+}
+
 TEST(ShownPage, NamesUnitsOnAPhoneToo) {
   const std::string page = to_html(quickstart());
   EXPECT_NE(page.find("data-label=\"training\ntokens/s\""), std::string::npos);
