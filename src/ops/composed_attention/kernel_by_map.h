@@ -10,14 +10,6 @@ namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 enum class Shown { kAll, kSome, kNone };
-// Calls f.template operator()<what is shown>(i) for the vectors i of `seen`.
-template <typename F>
-HL_INLINE void each_vector(const ShownKeys& keys, SeenKeys seen, F&& f) {
-  int64_t i = seen.begin;
-  for (; i < keys.whole; i += VL) f.template operator()<Shown::kAll>(i);
-  for (; i < keys.end; i += VL) f.template operator()<Shown::kSome>(i);
-  for (; i < seen.end; i += VL) f.template operator()<Shown::kNone>(i);
-}
 
 // The lanes of a vector that a row shows, `other` elsewhere.
 template <Shown kShown>
@@ -36,8 +28,25 @@ struct MapTile {
   HL_INLINE int64_t rows() const { return tile.count; }
   HL_INLINE int64_t blocks() const { return tile.blocks.end - tile.blocks.begin; }
   HL_INLINE SeenKeys seen(int64_t i) const { return w.seen[i]; }
-  HL_INLINE const ShownKeys& shown_keys(int64_t row, int64_t i) const {
-    return w.shown[row / kTogether * p.span + i];
+  // For the vectors of all blocks that anything sees, and kTogether rows from `row` on: calls
+  // f.template operator()<what they show>(j, bits, s, at) for row `row` + j, its bits of the block,
+  // the first key within the block and its place in [rows][line].
+  template <typename F>
+  HL_INLINE void each_vector(int64_t row, F&& f) const {
+    for (int64_t i = 0; i < blocks(); ++i) {
+      const ShownKeys& keys = w.shown[row / kTogether * p.span + i];
+      const int64_t first = row * p.line + i * kBlock, end = w.seen[i].end;
+      int64_t s = w.seen[i].begin;
+      const auto rows = [&]<Shown kShown>() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < kTogether; ++j) {
+          f.template operator()<kShown>(j, keys.bits[j], s, first + j * p.line + s);
+        }
+      };
+      for (; s < keys.whole; s += VL) rows.template operator()<Shown::kAll>();
+      for (; s < keys.end; s += VL) rows.template operator()<Shown::kSome>();
+      for (; s < end; s += VL) rows.template operator()<Shown::kNone>();
+    }
   }
   HL_INLINE PackedBlock keys(const Task& task, int64_t i) const {
     return packed_block(a, p, task.packed, tile.blocks.begin + i);
@@ -105,6 +114,7 @@ MapTile map_tile(const Args& a, const Plan& p, const Task& task, int64_t index) 
 // x = exp(x - the row's largest) for the rows of a map, 0 where invisible. Leaves the inverse sums
 // of the rows in `total` and writes their log-sum-exp.
 void map_softmax(const MapTile& m, int64_t h) {
+  float* const x = m.w.weights;
   float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += kTogether) {
     vf best[kTogether], sums[kTogether];
@@ -113,38 +123,22 @@ void map_softmax(const MapTile& m, int64_t h) {
       best[j] = bcast(-FLT_MAX);
       sums[j] = zero();
     }
-    for (int64_t i = 0; i < m.blocks(); ++i) {
-      const float* x = m.w.weights + r * m.p.line + i * kBlock;
-      const ShownKeys& keys = m.shown_keys(r, i);
-      each_vector(keys, m.seen(i), [&]<Shown kShown>(int64_t s) __attribute__((always_inline)) {
-        if constexpr (kShown == Shown::kNone) return;
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kTogether; ++j) {
-          const vf e = load(x + j * m.p.line + s);
-          best[j] = vmax(shown<kShown>(keys.bits[j], s, e, bcast(-FLT_MAX)), best[j]);
-        }
-      });
-    }
+    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
+                         __attribute__((always_inline)) {
+                           if constexpr (kShown == Shown::kNone) return;
+                           const vf e = shown<kShown>(bits, s, load(x + at), bcast(-FLT_MAX));
+                           best[j] = vmax(e, best[j]);
+                         });
     float high[kTogether];
     hmax4(best[0], best[1], best[2], best[3], high);
-    for (int64_t i = 0; i < m.blocks(); ++i) {
-      float* x = m.w.weights + r * m.p.line + i * kBlock;
-      const ShownKeys& keys = m.shown_keys(r, i);
-      each_vector(keys, m.seen(i), [&]<Shown kShown>(int64_t s) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kTogether; ++j) {
-          float* const at = x + j * m.p.line + s;
-          if constexpr (kShown == Shown::kNone) {
-            store(at, zero());
-          } else {
-            const vf e = vexp_of_negative(load(at) - bcast(high[j]));
-            const vf weight = shown<kShown>(keys.bits[j], s, e, zero());
-            sums[j] = sums[j] + weight;
-            store(at, weight);
-          }
-        }
-      });
-    }
+    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
+                         __attribute__((always_inline)) {
+                           if constexpr (kShown == Shown::kNone) return store(x + at, zero());
+                           const vf e = vexp_of_negative(load(x + at) - bcast(high[j]));
+                           const vf weight = shown<kShown>(bits, s, e, zero());
+                           sums[j] = sums[j] + weight;
+                           store(x + at, weight);
+                         });
 #pragma GCC unroll 4
     for (int64_t j = 0; j < kTogether; ++j) m.w.total[r + j] = hsum(sums[j]);
     std::memcpy(m.w.high + r, high, sizeof(high));
@@ -185,6 +179,7 @@ void forward_by_map(const Args& a, const Plan& p, const Task& task, int64_t inde
 // For the rows of a map: weights = exp(weights - lse), and grads = weights (grads - the row's sum
 // of weights times grads); 0 where invisible.
 void map_softmax_backward(const MapTile& m, int64_t h) {
+  float *const x = m.w.weights, *const grads = m.w.grads;
   const float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += kTogether) {
     vf sums[kTogether];
@@ -194,45 +189,21 @@ void map_softmax_backward(const MapTile& m, int64_t h) {
       shift[j] = r + j < m.rows() ? lse[r + j] : 0;
       sums[j] = zero();
     }
-    for (int64_t i = 0; i < m.blocks(); ++i) {
-      float* const x = m.w.weights + r * m.p.line + i * kBlock;
-      const float* const grads = m.w.grads + r * m.p.line + i * kBlock;
-      const ShownKeys& keys = m.shown_keys(r, i);
-      each_vector(keys, m.seen(i), [&]<Shown kShown>(int64_t s) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kTogether; ++j) {
-          const int64_t at = j * m.p.line + s;
-          if constexpr (kShown == Shown::kNone) {
-            store(x + at, zero());
-          } else {
-            const vf e = vexp(load(x + at) - bcast(shift[j]));
-            const vf weight = shown<kShown>(keys.bits[j], s, e, zero());
-            const vf grad = shown<kShown>(keys.bits[j], s, load(grads + at), zero());
-            sums[j] = fma(weight, grad, sums[j]);
-            store(x + at, weight);
-          }
-        }
-      });
-    }
+    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s,
+                                       int64_t at) __attribute__((always_inline)) {
+      if constexpr (kShown == Shown::kNone) return store(x + at, zero());
+      const vf weight = shown<kShown>(bits, s, vexp(load(x + at) - bcast(shift[j])), zero());
+      sums[j] = fma(weight, shown<kShown>(bits, s, load(grads + at), zero()), sums[j]);
+      store(x + at, weight);
+    });
 #pragma GCC unroll 4
     for (int64_t j = 0; j < kTogether; ++j) delta[j] = hsum(sums[j]);
-    for (int64_t i = 0; i < m.blocks(); ++i) {
-      const float* const x = m.w.weights + r * m.p.line + i * kBlock;
-      float* const grads = m.w.grads + r * m.p.line + i * kBlock;
-      const ShownKeys& keys = m.shown_keys(r, i);
-      each_vector(keys, m.seen(i), [&]<Shown kShown>(int64_t s) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kTogether; ++j) {
-          const int64_t at = j * m.p.line + s;
-          if constexpr (kShown == Shown::kNone) {
-            store(grads + at, zero());
-          } else {
-            const vf g = load(x + at) * (load(grads + at) - bcast(delta[j]));
-            store(grads + at, shown<kShown>(keys.bits[j], s, g, zero()));
-          }
-        }
-      });
-    }
+    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
+                         __attribute__((always_inline)) {
+                           if constexpr (kShown == Shown::kNone) return store(grads + at, zero());
+                           const vf grad = load(x + at) * (load(grads + at) - bcast(delta[j]));
+                           store(grads + at, shown<kShown>(bits, s, grad, zero()));
+                         });
   }
 }
 
