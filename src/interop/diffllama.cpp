@@ -90,6 +90,7 @@ Family diffllama_family() {
           .doc = "differential attention in LLaMA's shell",
           .prefixes = {"model."},
           .ignored = {".rotary_emb.inv_freq"},
+          .head = "lm_head.weight",
           .model = diffllama_model,
           .rules = diffllama_rules,
           .config = diffllama_config};

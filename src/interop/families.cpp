@@ -56,15 +56,19 @@ void add_linear(Rules& rules, const std::string& ours, const std::vector<std::st
   }
 }
 
+std::string rope_key(const Settings& config) {
+  return config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+}
+
 Node rope_table(const Settings& config, const std::string& layout, double fraction) {
-  // Version 5 writes rope_parameters, version 4 rope_theta and rope_scaling.
-  const bool new_style = config.has("rope_parameters");
-  const std::string scaling = new_style ? "rope_parameters" : "rope_scaling";
-  const double base = config.real(new_style ? "rope_parameters.rope_theta" : "rope_theta", 10000.0);
+  const std::string scaling = rope_key(config);
+  const double base = config.real(scaling + ".rope_theta", config.real("rope_theta", 10000.0));
   Node out = table({{"type", "rope"}, {"base", base}, {"layout", layout}, {"fraction", fraction}});
   if (!config.has(scaling)) return out;
   const std::string key =
-      scaling + (config.has(scaling + ".rope_type") || new_style ? ".rope_type" : ".type");
+      scaling + (config.has(scaling + ".type") && !config.has(scaling + ".rope_type")
+                     ? ".type"
+                     : ".rope_type");
   config.only(key, {"default", "linear", "llama3"});
   const std::string type = config.text(key, "default");
   if (type == "default") return out;

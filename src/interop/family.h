@@ -29,6 +29,7 @@ struct Family {
   std::string doc;
   std::vector<std::string> prefixes = {};  // of names, absent from some files
   std::vector<std::string> ignored = {};   // ends of tensors' names that hold no parameters
+  std::string head = {};  // the head's weight; where it is tied some files have it again
   // A tensor by which weights are known whose configuration names no model_type.
   std::string mark = {};
   // Our [model] table for their config.json. Throws UsageError naming the key that it cannot
@@ -58,7 +59,10 @@ inline void add_norm(Rules& rules, const std::string& ours, const std::string& t
   add_linear(rules, ours, {theirs}, bias);
 }
 
-// Our position table for their rope_theta and rope_scaling, or rope_parameters (version 5).
+// Their table of rotary embeddings: version 5 writes rope_parameters, version 4 rope_scaling, which
+// counts where there are both. What it lacks stands beside it.
+std::string rope_key(const Settings& config);
+// Our position table for that table and rope_theta.
 Node rope_table(const Settings& config, const std::string& layout, double fraction);
 // Their rope_parameters for our position table.
 Node rope_parameters(const Settings& model);

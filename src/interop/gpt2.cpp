@@ -64,6 +64,7 @@ Family gpt2_family() {
           .doc = "GPT-2 and what is built like it",
           .prefixes = {"transformer."},
           .ignored = {".attn.bias", ".attn.masked_bias"},
+          .head = "lm_head.weight",
           .model = gpt2_model,
           .rules = gpt2_rules,
           .config = gpt2_config};

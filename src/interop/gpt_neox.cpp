@@ -14,9 +14,10 @@ Node gpt_neox_model(const Settings& c) {
   const int64_t width = c.count("hidden_size", 6144), heads = c.count("num_attention_heads", 64);
   const int64_t head_dim = width / heads;
   const auto head = static_cast<double>(head_dim);
-  const double share = c.real("rope_parameters.partial_rotary_factor", c.real("rotary_pct", 0.25));
+  const std::string rope = rope_key(c);
+  const double share = c.real(rope + ".partial_rotary_factor", c.real("rotary_pct", 0.25));
   Node position = rope_table(c, "half", std::trunc(head * share) / head);
-  if (!c.has("rope_parameters.rope_theta")) {
+  if (!c.has(rope + ".rope_theta")) {
     position.set("base", Value(c.real("rotary_emb_base", c.real("rope_theta", 10000.0))));
   }
   return with_layer(table({{"kind", "decoder"},
@@ -90,6 +91,7 @@ Family gpt_neox_family() {
           .doc = "GPT-NeoX and Pythia, parallel and sequential",
           .prefixes = {"gpt_neox."},
           .ignored = {".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"},
+          .head = "embed_out.weight",
           .model = gpt_neox_model,
           .rules = gpt_neox_rules,
           .config = gpt_neox_config};

@@ -103,6 +103,11 @@ void fill(const torch::nn::Module& model, const Rules& rules, const Family& fami
   }
   require(missing.empty(), family.name, " has nothing for the model's parameter '",
           missing.empty() ? "" : missing[0], "'.");
+  if (family.head != "" && !parameters.contains("head.weight") && weights.has(family.head)) {
+    const Tensor copy = weights.take(family.head).to(at::kFloat);
+    require(at::equal(copy, parameters["embedding"].to(at::kFloat)), weights.path(), ": tensor '",
+            family.head, "' is not the embedding, with which 'tie_word_embeddings' ties it.");
+  }
   for (const std::string& name : weights.unused()) {
     const bool known = std::any_of(family.ignored.begin(), family.ignored.end(),
                                    [&](const std::string& end) { return name.ends_with(end); });

@@ -149,6 +149,7 @@ Family llama_family() {
           .doc = "LLaMA 1 to 3 with grouped queries",
           .prefixes = {"model."},
           .ignored = ignored_by_llama(),
+          .head = "lm_head.weight",
           .model = llama,
           .rules = llama_and_mistral_rules,
           .config = llama_config};
@@ -160,6 +161,7 @@ Family mistral_family() {
           .doc = "Mistral: LLaMA with a window",
           .prefixes = {"model."},
           .ignored = ignored_by_llama(),
+          .head = "lm_head.weight",
           .model = mistral,
           .rules = llama_and_mistral_rules,
           .config = mistral_config};

@@ -82,6 +82,7 @@ Family mamba_family() {
           .architecture = "MambaForCausalLM",
           .doc = "Mamba",
           .prefixes = {"backbone."},
+          .head = "lm_head.weight",
           .model = mamba_model,
           .rules = mamba_rules,
           .config = mamba_config};

@@ -79,6 +79,7 @@ Family rwkv_family() {
           .architecture = "RwkvForCausalLM",
           .doc = "RWKV-4",
           .prefixes = {"rwkv."},
+          .head = "head.weight",
           .model = rwkv_model,
           .rules = rwkv_rules,
           .config = rwkv_config};

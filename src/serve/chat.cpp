@@ -4,6 +4,9 @@ namespace headloom::serve {
 namespace {
 
 constexpr int64_t kDefaultTokens = 4096;
+// Keys of OpenAI's answers, which clients send back as part of the conversation.
+constexpr const char* kOfAnswers[] = {"refusal", "annotations", "audio", "function_call",
+                                      "tool_calls"};
 
 // "content" as the template gets it: a text, or parts of type text.
 Reply content_of(const Json& message, const std::string& place) {
@@ -36,7 +39,14 @@ Reply read_messages(const Json& object) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string place = str("messages[", i, "]");
     if (!messages[i].is_object()) wrong(place, messages[i], "an object");
-    check_keys(messages[i], {"role", "content", "name"});
+    std::vector<std::string> keys = {"role", "content", "name"};
+    for (const char* key : kOfAnswers) {
+      const Json& value = at(messages[i], key);
+      const bool nothing = value.is_null() || (value.is_array() && value.empty());
+      if (!nothing) wrong(str(place, ".", key), value, "it to be absent or null");
+      if (messages[i].contains(key)) keys.emplace_back(key);
+    }
+    check_keys(messages[i], keys);
     const Json& role = at(messages[i], "role");
     if (!role.is_string() || role == "") {
       wrong(place + ".role", role, "a text, such as \"user\", \"assistant\" or \"system\"");

@@ -143,6 +143,12 @@ def test_an_answer(chat, theirs):
     assert asked(chat, "/apply-template", messages=parts) == asked(
         chat, "/apply-template", messages=[{"role": "user", "content": "a\nb"}]
     )
+    # An answer can be sent back as it came, also with the keys that OpenAI's client adds to it.
+    back = [*messages, choice["message"], {"role": "user", "content": "a"}]
+    more = dict.fromkeys(["annotations", "audio", "function_call", "tool_calls"])
+    plain = asked(chat, "/apply-template", messages=[*messages, {"role": "assistant", "content": text}, back[-1]])
+    assert asked(chat, "/apply-template", messages=back) == plain
+    assert asked(chat, "/apply-template", messages=[*messages, {**choice["message"], **more}, back[-1]]) == plain
     # Without max_tokens an answer ends with the turn or with the length.
     assert asked(chat, messages=messages)["usage"]["total_tokens"] <= 200
 
@@ -183,6 +189,11 @@ def test_refusals(chat):
         ({"messages": [{"content": "a"}]}, "messages[0].role", "'messages[0].role' is null, expected a text"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "'messages[0].content' is null, expected a text or a list"),
         ({"messages": [{"role": "user", "content": "a", "rôle": 1}]}, None, "unknown key "),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+            "'messages[0].tool_calls' is [{\"id\":\"1\"}], expected it to be absent or null.",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages[0].content",

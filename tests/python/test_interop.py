@@ -114,6 +114,48 @@ def test_causal_models_there_and_back(kind, tmp_path, text, known):
         torch.testing.assert_close(back(tokens).logits, theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "make, edits",
+    [
+        (llama, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        (llama, {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 777.0}, "rope_parameters": None}),
+        (llama, {"rope_theta": 777.0, "rope_parameters": {"rope_type": "default"}}),
+        (llama, {"rope_theta": 777.0, "rope_parameters": {"type": "linear", "factor": 2.0}}),
+        (gpt_neox, {"rope_scaling": {"type": "linear", "factor": 2.0}, "rotary_pct": 0.5}),
+        (gpt_neox, {"rope_parameters": {"partial_rotary_factor": 0.5}, "rotary_emb_base": 777.0}),
+    ],
+)
+def test_rotary_embeddings_in_every_spelling(make, edits, tmp_path, text):
+    """Both spellings beside each other, and values beside the table that they belong to."""
+    saved(make, tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text()) | edits
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    ours = logits_of(tmp_path / "run", text)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        theirs = model(ours["tokens"][:2]).logits
+    torch.testing.assert_close(ours["logits"][:2], theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-biased", "mamba"])
+def test_a_tied_head_that_is_saved_again(kind, tmp_path, text):
+    """As PyTorch's files of tied models have it."""
+    model = saved(CAUSAL[kind], tmp_path / "theirs")
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    weights = model.state_dict()
+    assert weights["lm_head.weight"].data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    torch.save(weights, tmp_path / "theirs" / "pytorch_model.bin")
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    ours = logits_of(tmp_path / "run", text)
+    with torch.no_grad():
+        theirs = model(ours["tokens"][:2]).logits
+    torch.testing.assert_close(ours["logits"][:2], theirs, atol=1e-4, rtol=0)
+    torch.save({**weights, "lm_head.weight": weights["lm_head.weight"] + 1}, tmp_path / "theirs" / "pytorch_model.bin")
+    message = headloom("import", tmp_path / "theirs", "--out", tmp_path / "never", code=1)
+    assert "tensor 'lm_head.weight' is not the embedding" in message
+
+
 ENCODER = {
     "vocab_size": 300,
     "hidden_size": 32,
