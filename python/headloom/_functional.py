@@ -102,10 +102,10 @@ def expect_tensors(what: Callable[[], str], needed: str, **given: Any) -> None:
 
 def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
     """The parameters and buffers of a new module, on the default device (``torch.device`` as a context, or
-    ``torch.set_default_device``); on the meta device without values."""
-    device = torch.get_default_device()
+    ``torch.set_default_device``) and of the default type; on the meta device without values."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
     names, values, kinds = make(spec, device.type != "meta")
-    return names, values if device.type == "cpu" else [value.to(device) for value in values], kinds
+    return names, [v.to(device, dtype if v.is_floating_point() else v.dtype) for v in values], kinds
 
 
 class Part(nn.Module):
@@ -137,9 +137,20 @@ class Part(nn.Module):
             if parameter is not None:
                 parameter._no_weight_decay = True
 
+    # Copies of a parameter, and what a device, a type or a state put in its place, lose its attributes.
+
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._mark()  # copies of a parameter lose its attributes
+        self._mark()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        done = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._mark()
+        return done
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)  # type: ignore[no-untyped-call]
+        self._mark()
 
     def forward(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
@@ -202,15 +213,21 @@ class FunctionalModule(Part):
         return [buffer for name, buffer in self.named_buffers() if _is_choice_bias(name)]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        done = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        done = super()._apply(fn, recurse)
+        self._follow()
+        return done
+
+    def _follow(self) -> None:
+        """Counts anew where the biases have gone to another device."""
         self._load = [
             load if load.device == bias.device else self._zero_load(bias)
             for load, bias in zip(self._load, self._biases())
         ]
-        return done
 
     def _count(self, load: Sequence[Tensor]) -> None:
         """Adds what one training call counted."""
+        if any(held.device != new.device for held, new in zip(self._load, load)):
+            self._follow()  # load_state_dict(assign=True) gives a module of the meta device another one
         for held, new in zip(self._load, load):
             held.add_(new)
         if load and not torch.compiler.is_compiling():

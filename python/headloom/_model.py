@@ -801,8 +801,9 @@ def model(
 ) -> Model:
     """A new model, to be trained.
 
-    Weights are drawn from torch's default generator (``torch.manual_seed``). The parameters are on the default device:
-    under ``torch.device("meta")`` they have no values, until ``to_empty`` and ``load_state_dict`` give them some.
+    Weights are drawn from torch's default generator (``torch.manual_seed``). The parameters have the default type
+    (``torch.set_default_dtype``) and are on the default device: under ``torch.device("meta")`` they have no values, until
+    ``to_empty`` and ``load_state_dict`` give them some.
 
     Args:
         config: a name out of :func:`presets`, or a table with the keys of ``[model]`` in a run's ``config.toml``

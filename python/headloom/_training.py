@@ -81,6 +81,8 @@ def balance_experts(
     parts = [module for module in model.modules() if isinstance(module, FunctionalModule) and module._load]
     if not parts:
         return None
+    for part in parts:
+        part._follow()
     with torch.no_grad():
         counts = [load for part in parts for load in part._load]
         if torch.distributed.is_available() and torch.distributed.is_initialized():

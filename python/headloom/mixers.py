@@ -132,8 +132,8 @@ def mixer(
 ) -> Mixer:
     """Builds the token mixer ``type`` as a ``torch.nn.Module``, run by the C++ implementation.
 
-    Weights are drawn from torch's default generator (``torch.manual_seed``), on the default device (``torch.device`` as a
-    context, ``"meta"`` too).
+    Weights are drawn from torch's default generator (``torch.manual_seed``), in the default type, on the default device
+    (``torch.device`` as a context, ``"meta"`` too).
 
     Args:
         type: a name out of :func:`mixers`, such as ``"mha"`` or ``"dcmha"``.

@@ -175,6 +175,11 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("mixer_rows", [] { return rows(token_mixers()); });
   m.impl("channel_mixer_rows", [] { return rows(channel_mixers()); });
 }
+// vmap's own fallback, a loop over slices, knows no lists of tensors.
+TORCH_LIBRARY_IMPL(headloom, FuncTorchBatched, m) {
+  m.impl("mixer", mixer);
+  m.impl("channel_mixer", channel_mixer);
+}
 
 }  // namespace
 }  // namespace headloom::python

@@ -388,6 +388,8 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("load", load);
   m.impl("save", save);
 }
+// vmap's own fallback, a loop over slices, knows no lists of tensors.
+TORCH_LIBRARY_IMPL(headloom, FuncTorchBatched, m) { m.impl("model", model); }
 
 }  // namespace
 

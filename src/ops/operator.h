@@ -601,6 +601,7 @@ class Define {
     };
     define(Bound::schema("", "", ", str? backend=None", detail::return_type<Op>(), true));
     composite_.impl(name.c_str(), &Bound::composite);
+    batched_.impl(name.c_str(), &Bound::composite);
     if constexpr (requires(typename Op::Arguments& a) {
                     Op::autocast(a, AutocastCast(at::kCPU));
                   }) {
@@ -633,6 +634,8 @@ class Define {
 
   torch::Library schemas_ = library(std::nullopt);
   torch::Library composite_ = library(c10::DispatchKey::CompositeImplicitAutograd);
+  // Under vmap too: its fallback is a loop over slices, which knows no lists of tensors.
+  torch::Library batched_ = library(c10::DispatchKey::FuncTorchBatched);
   torch::Library meta_ = library(c10::DispatchKey::Meta);
   torch::Library autograd_ = library(c10::DispatchKey::Autograd);
   std::vector<torch::Library> autocasts_;

@@ -136,6 +136,38 @@ def test_functional_call_and_per_sample_gradients(trained):
         torch.testing.assert_close(each[name].sum(0), p.grad, atol=1e-4, rtol=1e-4)
 
 
+def test_ensembles(trained):
+    """Several mixers as one, and one mixer on each of several batches."""
+    several = [trained, *(copy.deepcopy(trained) for _ in range(2))]
+    with torch.no_grad():
+        for i, one in enumerate(several):
+            for p in one.parameters():
+                p.mul_(1 + 0.1 * i)
+    params, buffers = torch.func.stack_module_state(several)
+    x = inputs()
+
+    def call(params, buffers, x):
+        return functional_call(trained, (params, buffers), (x,))
+
+    each = torch.func.vmap(call, in_dims=(0, 0, None))(params, buffers, x)
+    torch.testing.assert_close(each, torch.stack([one(x) for one in several]), atol=1e-4, rtol=1e-4)
+    batches = torch.stack([inputs() for _ in range(3)])
+    each = torch.func.vmap(trained)(batches)
+    torch.testing.assert_close(each, torch.stack([trained(x) for x in batches]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_type_is_that_of_all_tensors(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        for name in NAMES:
+            layer = make(name)
+            assert {t.dtype for t in layer.state_dict().values()} <= {dtype}, name
+            assert layer(inputs()).dtype == dtype, name
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @torch.no_grad()
 def test_parametrizations_and_wrapped_parts():
     class Twice(torch.nn.Module):

@@ -149,6 +149,16 @@ def test_functional_call(kind):
     torch.testing.assert_close(functional_call(model, params, args, named), model(*args, **named))
 
 
+@pytest.mark.parametrize("kind", ["tied", "dcmha", "balanced"])
+def test_ensembles(kind):
+    several = [make(kind).eval() for _ in range(2)]
+    args, named = inputs(kind)
+    params, buffers = torch.func.stack_module_state(several)
+    at_once = torch.func.vmap(lambda p, b: functional_call(several[0], (p, b), args, named))(params, buffers)
+    expected = torch.stack([model(*args, **named) for model in several])
+    torch.testing.assert_close(at_once, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["tied", "dcmha", "linformer", "encoder_decoder", "vit"])
 def test_compiles_without_breaks(kind):
     model = make(kind)

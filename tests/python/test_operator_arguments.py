@@ -215,6 +215,19 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("name, tensors, others", CASES)
+def test_vmap_is_a_call_for_each(name, tensors, others):
+    function = getattr(headloom.ops, name)
+    several = {k: torch.stack((t, 0.9 * t)) for k, t in tensors.items() if t.is_floating_point()}
+    shared = {k: t for k, t in tensors.items() if k not in several}
+    at_once = torch.func.vmap(lambda given: function(**given, **shared, **others))(several)
+    for i in range(2):
+        expected = function(**{k: t[i] for k, t in several.items()}, **shared, **others)
+        results = zip(*[r if isinstance(r, (list, tuple)) else [r] for r in (at_once, expected)])
+        for got, wanted in results:
+            torch.testing.assert_close(got[i], wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("size", ["B", "T", "S", "H", "D", "E", "C", "N", "K"])
 def test_what_is_empty_leaves_nothing_unwritten(size):
     for name, tensors, others in operators(**{size: 0}):

@@ -178,6 +178,21 @@ def test_copies_files_and_states_keep_the_bias(tmp_path):
     assert all(load.dtype == torch.int64 for load in model._load)
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_that_began_without_values_is_balanced(assign):
+    model = experts()
+    with torch.device("meta"):
+        empty = experts()
+    if not assign:
+        empty.to_empty(device="cpu")
+    empty.load_state_dict(copy.deepcopy(model.state_dict()), assign=assign)
+    headloom.balance_experts(empty)
+    for one in (model, empty):
+        one(tokens())
+        headloom.balance_experts(one)
+    same(biases(empty), biases(model))
+
+
 def test_a_load_that_nothing_balances_is_reported(monkeypatch):
     monkeypatch.setattr(headloom._functional, "_PATIENCE", 3)
     model = experts()
@@ -249,7 +264,7 @@ def names_of(model, group):
     return {names[id(p)] for p in group["params"]}
 
 
-@pytest.mark.parametrize("copied", ["new", "deepcopy", "file", "nested", "unmarked"])
+@pytest.mark.parametrize("copied", ["new", "deepcopy", "file", "to_empty", "assign", "nested", "unmarked"])
 def test_groups_decay_matrices_but_for_those_that_are_exempt(copied):
     model = hybrid()
     if copied == "deepcopy":
@@ -259,6 +274,13 @@ def test_groups_decay_matrices_but_for_those_that_are_exempt(copied):
         torch.save(model, stream)
         stream.seek(0)
         model = torch.load(stream, weights_only=False)
+    elif copied in ("to_empty", "assign"):
+        state = model.state_dict()
+        with torch.device("meta"):
+            model = hybrid()
+        if copied == "to_empty":
+            model.to_empty(device="cpu")
+        model.load_state_dict(state, assign=copied == "assign")
     elif copied == "nested":
         model = torch.nn.ModuleDict({"loom": model, "norm": torch.nn.LayerNorm(4), "head": torch.nn.Linear(4, 4)})
     elif copied == "unmarked":  # as sharding does
