@@ -149,7 +149,7 @@ class Part(nn.Module):
         return done
 
     def _load_from_state_dict(self, *given: Any) -> None:
-        super()._load_from_state_dict(*given)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*given)  # type: ignore[misc]
         self._mark()
 
     def forward(self, *_: Any, **__: Any) -> Any:
