@@ -59,7 +59,7 @@ void TrainOptions::fields(Fields& f) {
   f.field("seed", seed, "of weights, data order and dropout", at_least(0));
   f.field("shard", shard,
           "what several processes share out instead of keeping all of it: nothing, the optimiser's "
-          "state (ZeRO-1), or that, the gradients and the parameters (ZeRO-3)",
+          "state and the gradients (ZeRO-2), or the parameters as well (ZeRO-3)",
           {"none", "optimizer", "parameters"});
   f.field("tensor_parallel", tensor_parallel,
           "processes that share out the heads and hidden units of every layer; the others share "
