@@ -1,10 +1,10 @@
-"""A model of the time of our Triton kernels on GPUs that need not be there: ``python bench/gpu_model.py`` prints the
-predictions of docs/gpu.md. No figure that it prints is a measurement.
+"""A model of the time of our kernels on GPUs that need not be there: ``python bench/gpu_model.py`` prints the predictions of
+docs/gpu.md. No figure that it prints is a measurement. It needs Triton, and NVRTC for the kernels in CUDA.
 
-A kernel or product takes the longest of three times: its bytes at the memory's bandwidth, its instructions at the rate at
-which multiprocessors issue them, and its tensor cores' operations at their rate. The instructions of a kernel are
-counted in its machine code: for composed attention, in its loops over heads. Flash attention's time is its operations at a
-share of the peak. Shares that say so were measured on an H100; the others are assumptions.
+A kernel or product takes the longest of its times: its bytes at the memory's bandwidth, its instructions at the rate at
+which multiprocessors issue them, and its tensor cores' operations at their rate. The kernels of composed attention, those in
+CUDA, also take turns of shared memory. Instructions and turns are counted in the machine code. Flash attention's time is its
+operations at a share of the peak. Shares that say so were measured on an H100; the others are assumptions.
 
 The model of ``aft`` has three things more. Bytes that are read many times come from the L2 cache. A warp issues one instruction
 in a clock at most. A program that goes over the sequence alone on its multiprocessor waits for each load.
@@ -22,9 +22,22 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import triton
-from gpu_resources import MIXES, Launch, aft_call, compiled, gated_norm_call, launches, recorded, shape
+from gpu_resources import (
+    MIXES,
+    CudaLaunch,
+    Launch,
+    aft_call,
+    compiled,
+    gated_norm_call,
+    launches,
+    of_card,
+    recorded,
+    shape,
+)
+from gpu_resources import gpu as composed_attention
 
 from headloom.gpu import aft, gated_norm
+from headloom.gpu import mixes as cuda
 
 
 class Card(NamedTuple):
@@ -46,14 +59,13 @@ CARDS = {
 # Shares of a peak that large products, streams of memory, streams of the L2 cache and loops of arithmetic reach. That of
 # memory was measured: a copy moves 2.9 TB in a second.
 TENSOR, MEMORY, CACHE, ISSUE = 0.7, 0.85, 0.7, 0.7
-# Measured: the share of the memory's bandwidth at which products write or read a map, because 128 is a short sum, and of
-# the issue rate in the kernels of composed attention with rank 2, which wait for their loads.
-MAP_PRODUCT, MIX, MIX_BACKWARD = 0.51, 0.35, 0.27
+# Measured: the share of the memory's bandwidth at which products write or read a map, because 128 is a short sum, and the share
+# of the turns of shared memory that the kernels of composed attention take, with rank 2 (forward and backward).
+MAP_PRODUCT, MIX, MIX_BACKWARD = 0.51, 0.40, 0.30
 LANES = 128  # a multiprocessor issues four instructions for 32 lanes each in a clock
 L2 = 5120  # bytes from the L2 cache in a clock (the A100's white paper; taken for both cards)
 FUNCTIONS = 16  # exponentials and reciprocals of a multiprocessor in a clock (the programming guide's table)
 LOAD = 500  # clocks until a load from memory arrives (Luo et al. 2024 measure 466 on an A100 and 479 on an H100)
-UNROLLED = 4  # heads in a turn of mix_kernel's first loop (kernels.py)
 
 
 class Code(NamedTuple):
@@ -63,10 +75,10 @@ class Code(NamedTuple):
     loops: List[List[str]]
 
 
-def machine_code(launch: Launch, capability: int) -> Code:
+def machine_code(cubin: bytes) -> Code:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled(launch, capability).asm["cubin"])
+        file.write(cubin)
         file.flush()
         text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
     labels: Dict[str, int] = {}
@@ -85,25 +97,36 @@ def machine_code(launch: Launch, capability: int) -> Code:
     return Code(code, [body for body in bodies.values() if len(body) > 40])
 
 
-def loops(launch: Launch, capability: int) -> float:
-    """Instructions of one lane for one place (t, s) of one head.
+class PerPlace(NamedTuple):
+    """What one place (t, s) of one head takes."""
 
-    A kernel has its two loops over heads twice: where all places are seen, and where some are. Most tiles are the former, which
-    take less."""
-    lengths = [len(body) for body in machine_code(launch, capability).loops]
-    heads = UNROLLED if launch.kernel.__name__ == "mix_kernel" else 1
-    total = min(first / heads + second for first, second in zip(lengths[0:4:2], lengths[1:4:2]))
-    return total * launch.warps * 32 / (launch.arguments["M"] * launch.arguments["N"])
+    instructions: float  # of a lane
+    turns: float  # of the shared memory of a multiprocessor, for whole warps
+    maps: int  # that are read or written
 
 
-# Maps that a launch reads from memory and writes to it. A second reading of a tile comes from a cache.
+# Maps that a kernel of mixes.cu reads from memory and writes to it, and rows of which a warp reads a part together: each row takes
+# a turn.
 MAPS = {
-    "mix_kernel to scores": 2,
-    "mix_kernel to weights": 2,
-    "mix_kernel to composed": 2,
-    "mix_backward_kernel after softmax": 4,
-    "mix_backward_kernel before softmax": 4,
+    "mix to scores": (2, 4),
+    "mix to weights": (2, 2),
+    "mix to composed": (2, 2),
+    "mix_backward after softmax": (4, 8),
+    "mix_backward before softmax": (4, 8),
 }
+# Turns of a warp's instruction with shared memory, by what its name begins with.
+TURNS = {r"LDS\.128": 4, r"LDS\.64": 2, r"LDS(?!\.128|\.64)": 1, "STS": 1, "SHFL": 1, "MOVM": 1}
+
+
+def per_place(launch: CudaLaunch, capability: int) -> PerPlace:
+    """The longest loop takes 8 queries, of which a thread has 4 keys. The short loops in it, which load weights and add up sums of
+    warps, count once."""
+    body = max(machine_code(launch.compiled(capability)[0]).loops, key=len)
+    names = [re.sub(r"@!?U?P\w+ ", "", line.split("*/")[1].strip()) for line in body]
+    of_warp = sum(turns * sum(bool(re.match(kind, name)) for name in names) for kind, turns in TURNS.items())
+    places = 4 * launch.plan.constants["HEADS"]  # of a thread
+    maps, rows = MAPS[launch.name()]
+    return PerPlace(len(body) / places, of_warp / (32 * places) + maps * rows / 128, maps)
 
 
 class Part(NamedTuple):
@@ -117,9 +140,9 @@ def longest(what: str, **times: float) -> Part:
     return Part(what, times[bound], bound)
 
 
-def seen_places(launch: Launch, window: Optional[int]) -> int:
-    """Queries times keys of the tiles in which some query sees some key, by a causal mask and a window."""
-    chunk, M, N = launch.chunk, launch.arguments["M"], launch.arguments["N"]
+def seen_places(launch: CudaLaunch, window: Optional[int]) -> int:
+    """Queries times keys of the parts of tiles in which some query sees some key, by a causal mask and a window."""
+    chunk, M, N = launch.chunk, cuda.STEP, launch.plan.columns
     tiles = 0
     for number in range(chunk.chunks):
         behind = number * chunk.step
@@ -133,7 +156,8 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
     """The parts of a forward and backward of causal self-attention, in order."""
     item = 2
     parts: List[Part] = []
-    counted: Dict[str, float] = {}
+    counted: Dict[str, PerPlace] = {}
+    composed_attention.capability = of_card(card.capability)
     arguments = shape(B, T, H, D, mixes, mixes, torch.bfloat16, window=window)
 
     def product(what: str, places: float) -> Part:
@@ -143,27 +167,32 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
         )
 
     for backward in (False, True):
-        for launch in launches(arguments, backward):
+        for launch in launches(arguments, backward, card.capability):
+            if not isinstance(launch, CudaLaunch):
+                continue  # a few numbers for each row
             chunk, name = launch.chunk, launch.name()
-            if chunk is None:
-                continue  # a sum of a few numbers for each row
             rows = chunk.last - chunk.first
             places = B * H * chunk.chunks * rows * (chunk.right - chunk.left)
             seen = B * H * seen_places(launch, window)
             if name not in counted:
-                counted[name] = loops(launch, card.capability)
-            share = MIX if name.startswith("mix_kernel") else MIX_BACKWARD
-            rate = share * card.multiprocessors * LANES * card.clock
-            # Tiles that nobody sees are cleared: they are written and not read.
-            size = item * (seen * MAPS[name] + (places - seen) * (MAPS[name] // 2 if name != "mix_kernel to scores" else 0))
+                counted[name] = per_place(launch, card.capability)
+            of_place = counted[name]
+            clocks = card.multiprocessors * card.clock
+            # Parts that nobody sees are cleared: they are written and not read.
+            written = 0 if name == "mix to scores" else of_place.maps // 2
             parts.append(
-                longest(name, memory=size / (MEMORY * card.memory), arithmetic=seen * counted[name] / rate)
+                longest(
+                    name,
+                    memory=item * (seen * of_place.maps + (places - seen) * written) / (MEMORY * card.memory),
+                    arithmetic=seen * of_place.instructions / (ISSUE * LANES * clocks),
+                    shared=seen * of_place.turns / ((MIX if name.startswith("mix to") else MIX_BACKWARD) * clocks),
+                )
             )
             before = {
-                "mix_kernel to scores": ["scores", "output"],
-                "mix_kernel to weights": ["scores again", "dout . v"],
-                "mix_backward_kernel after softmax": ["dv"],
-                "mix_backward_kernel before softmax": ["dq", "dk"],
+                "mix to scores": ["scores", "output"],
+                "mix to weights": ["scores again", "dout . v"],
+                "mix_backward after softmax": ["dv"],
+                "mix_backward before softmax": ["dq", "dk"],
             }
             parts += [product(what, places) for what in before.get(name, [])]
     return parts
@@ -228,7 +257,7 @@ def predict_aft(card: Card, B: int, T: int, C: int, W: Optional[int]) -> List[Pa
                 turns.append(math.ceil(seen / given.get("G", 1)))
         else:
             turns = [math.ceil((given["steps"] if along else given["M"]) / given["G"])]
-        code = machine_code(launch, card.capability)
+        code = machine_code(compiled(launch, card.capability).asm["cubin"])
         # A warp issues one instruction in a clock at most.
         lanes = min(LANES, 32 * launch.warps * max(1, launch.programs // card.multiprocessors))
         clocks = card.clock * min(card.multiprocessors, launch.programs) / (launch.programs * launch.warps * 32)
@@ -254,7 +283,7 @@ def predict_gated_norm(card: Card, rows: int, width: int) -> List[Tuple[float, f
     for launch in recorded(gated_norm, gated_norm_call(rows, width, torch.bfloat16), 1):
         # x, gate; y. Or x, gate, dy; dx, dgate.
         values = 5 if launch.arguments["BACKWARD"] else 3
-        code = machine_code(launch, card.capability)
+        code = machine_code(compiled(launch, card.capability).asm["cubin"])
         turns = [1 for _ in code.loops]
         clocks = card.clock * card.multiprocessors / (launch.programs * launch.warps * 32)
         arithmetic = max(of_a_warp(code, turns) / (ISSUE * LANES), of_a_warp(code, turns, "MUFU") / FUNCTIONS) / clocks
@@ -262,7 +291,7 @@ def predict_gated_norm(card: Card, rows: int, width: int) -> List[Tuple[float, f
     return times
 
 
-FORWARD = {"mix_kernel to scores", "mix_kernel to composed", "scores", "output"}
+FORWARD = {"mix to scores", "mix to composed", "scores", "output"}
 # The backward has no sums_kernel, because the state has no gradient here.
 AFT_FORWARD = {"sums_kernel", "carry_kernel, forward", "rows_kernel, forward"}
 
@@ -288,11 +317,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     lengths = [2048, 4096, 8192]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths, choices=lengths)
-    # Static matrices add products and maps that are not counted here.
-    known = [name for name, mix in MIXES.items() if not mix[-1]]
+    # Static matrices and calls without mixes have no kernels in CUDA.
+    known = [name for name, (query_rank, _, _, static) in MIXES.items() if query_rank and not static]
     parser.add_argument("--mixes", nargs="+", default=["query-wise, R 1", "dcmha, R 2"], choices=known)
     parser.add_argument("--parts", action="store_true", help="also print the parts")
     given = parser.parse_args()
+    if not cuda.installed():
+        parser.error("cuda-bindings and NVRTC, which compile the kernels in CUDA, are not installed")
     B, H, D = 1, 32, 128
     print("| card | mixes before and after softmax | T | forward / flash | training / flash |")
     print("|---|---|---|---|---|")

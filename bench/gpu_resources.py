@@ -66,6 +66,24 @@ class Launch(NamedTuple):
         return name
 
 
+class CudaLaunch(NamedTuple):
+    """Of a kernel of mixes.cu."""
+
+    kernel: str
+    plan: mixes.Plan
+    more: Dict[str, int]  # the constants that the plan does not have
+    chunk: gpu.Chunk
+
+    def name(self) -> str:
+        """What it does in a call."""
+        if "TO" in self.more:
+            return f"{self.kernel} to {next(to for to, number in mixes.TO.items() if number == self.more['TO'])}"
+        return f"{self.kernel} {'after' if self.more['AFTER'] else 'before'} softmax"
+
+    def compiled(self, capability: int, *options: str) -> Tuple[bytes, str]:
+        return mixes.compiled({**self.plan.constants, **self.more}, capability, *options)
+
+
 def shape(
     B: int,
     T: int,
@@ -96,15 +114,29 @@ def shape(
     ]  # fmt: skip
 
 
-def launches(arguments: List[Any], backward: bool) -> List[Launch]:
-    """The kernels that a call would start."""
-    found: List[Launch] = []
+def launches(arguments: List[Any], backward: bool, cuda: Optional[int] = None) -> List[Any]:
+    """The kernels that a call would start: a Launch or CudaLaunch of each.
+
+    Args:
+        cuda: the compute capability of a card on which kernels in CUDA run. None for all kernels in Triton.
+    """
+    found: List[Any] = []
 
     def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
         named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
         found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
 
-    launch, gpu.run = gpu.run, record
+    def record_cuda(name: str, of: mixes.Plan, more: Dict[str, int], call: Any, *others: Any) -> None:
+        chunk = gpu.Chunk(call.first, call.last, call.left, call.right, call.chunks, call.step)
+        found.append(CudaLaunch(name, of, more, chunk))
+
+    def memory(maps: torch.Tensor) -> Optional[mixes.Memory]:
+        if cuda is None or maps.dtype == torch.float32:
+            return None
+        return mixes.Memory(SHARED[cuda], SHARED[cuda] + 1024)
+
+    before = gpu.run, mixes.run, mixes.memory
+    gpu.run, mixes.run, mixes.memory = record, record_cuda, memory
     try:
         with recording(found):
             out, lse = gpu.forward(*arguments, True)
@@ -112,7 +144,7 @@ def launches(arguments: List[Any], backward: bool) -> List[Launch]:
                 found.clear()
                 gpu.backward([out], *arguments, [lse], (1 << 20) - 1)
     finally:
-        gpu.run = launch
+        gpu.run, mixes.run, mixes.memory = before
     return found
 
 
@@ -253,30 +285,18 @@ def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: Li
 
 def cuda_rows(capabilities: List[int], heads: List[int], names: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
     """The kernels of mixes.cu, of calls with every mask but a boolean one."""
-    found: Dict[str, Tuple[mixes.Plan, Dict[str, int]]] = {}
-
-    def record(name: str, of: mixes.Plan, more: Dict[str, int], *others: Any) -> None:
-        made = next((to for to, number in mixes.TO.items() if more.get("TO") == number), "")
-        found[f"{name} to {made}" if made else f"{name} {'after' if more['AFTER'] else 'before'} softmax"] = of, more
-
     for H, name, dtype, capability in itertools.product(heads, names, dtypes, capabilities):
-        shared = SHARED[capability]
-        memory, mixes.memory = mixes.memory, lambda maps: mixes.Memory(shared, shared + 1024)
-        run, mixes.run = mixes.run, record
-        found.clear()
         arguments = shape(1, 8192, H, 128, name, name, dtype, window=1024)
         arguments[14:16] = on_meta(1, dtype=torch.int64), on_meta(1, 8192, dtype=torch.int64)
-        try:
-            for backward in (False, True):
-                launches(arguments, backward)
-        finally:
-            mixes.memory, mixes.run = memory, run
-        for kernel, (of, more) in found.items():
-            _, log = mixes.compiled({**of.constants, **more}, capability, "--ptxas-options=-v")
+        found = [x for backward in (False, True) for x in launches(arguments, backward, capability)]
+        for launch in {x.name(): x for x in found if isinstance(x, CudaLaunch)}.values():
+            plan = launch.plan
+            _, log = launch.compiled(capability, "--ptxas-options=-v")
             registers, stack = re.findall(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes stack frame", log)
-            tile = f"{mixes.ROWS} x {of.columns}"
-            resources = Resources(int(registers[0]), int(stack[0]), of.shared, 1)
-            yield Row(capability, kernel, H, name, str(dtype).removeprefix("torch."), tile, of.constants["WARPS"], resources)
+            tile = f"{mixes.ROWS} x {plan.columns}"
+            resources = Resources(int(registers[0]), int(stack[0]), plan.shared, 1)
+            kind = str(dtype).removeprefix("torch.")
+            yield Row(capability, launch.name(), H, name, kind, tile, plan.constants["WARPS"], resources)
 
 
 def rows_of(found: List[Launch], capabilities: List[int], H: Optional[int], name: str, dtype: torch.dtype) -> Iterator[Row]:
