@@ -66,11 +66,13 @@ void say_what_is_there(const CompareOutcome& outcome, const std::string& folder)
                  outcome.present, outcome.planned);
   }
   if (!outcome.left_out.empty()) {
-    std::fprintf(
-        stderr,
-        "%zu runs in %s/runs are of other models, tasks, seeds or configurations; they are "
-        "kept and left out of the report: %s\n",
-        outcome.left_out.size(), folder.c_str(), join(outcome.left_out).c_str());
+    const bool one = outcome.left_out.size() == 1;
+    std::fprintf(stderr,
+                 "%s in %s/runs %s of other models, tasks, seeds or configurations; %s kept and "
+                 "left out of the report: %s\n",
+                 counted(static_cast<int64_t>(outcome.left_out.size()), "run").c_str(),
+                 folder.c_str(), one ? "is" : "are", one ? "it is" : "they are",
+                 join(outcome.left_out).c_str());
   }
 }
 

@@ -456,18 +456,25 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
   const auto known = step_seconds_.find(key);
   if (known != step_seconds_.end()) return known->second;
   require(control_.step_seconds != nullptr, "a budget of seconds needs a measured step.");
+  const double seconds = step_seconds_[key] = control_.step_seconds(timed, *tasks_[t]);
   measured_ = true;
-  return step_seconds_[key] = control_.step_seconds(timed, *tasks_[t]);
+  if (opened_) keep_step_seconds();  // of a value by which a sweep has grown
+  return seconds;
+}
+
+void Experiment::keep_step_seconds() const {
+  write_file(control_.folder + kStepSeconds,
+             nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
 }
 
 // The steps that the baseline's budget pays for.
-void Experiment::set_steps(RunConfig& run, size_t model, size_t t) {
+void Experiment::set_steps(RunConfig& run, size_t t) {
   const double budget = steps_[t] * costs_[t];
   const double cost = cost_of_step(run, t);
   // A tolerance for quotients that are whole but for rounding.
   const double steps = std::floor(budget / cost * (1 + 1e-9));
   if (steps < 1) {
-    usage_error(named(model, t), ": its budget of ", formatted("%.4g", budget), " ", config_.budget,
+    usage_error("the budget of ", formatted("%.4g", budget), " ", config_.budget,
                 " is shorter than a step, which takes ", formatted("%.4g", cost),
                 ", expected more train.steps.");
   }
@@ -486,7 +493,12 @@ RunConfig Experiment::built(size_t m, size_t t, const SweepPoint& point, bool se
     changes_model = changes_model || sweep_.keys[i].table != "train";
   }
   if (config_.match_parameters && changes_model) match_parameters(run.model, parameters_[t]);
-  if (m > 0 || !point.empty()) set_steps(run, m, t);
+  if (second_init) {
+    // Another initialisation takes no other time, whatever a measurement would say.
+    run.train.steps = built(m, t, point).train.steps;
+  } else if (m > 0 || !point.empty()) {
+    set_steps(run, t);
+  }
   return run;
 }
 
@@ -640,10 +652,7 @@ void Experiment::open() {
       fs::remove_all(control_.folder + part);
     }
   }
-  if (measured_) {
-    write_file(control_.folder + kStepSeconds,
-               nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
-  }
+  if (measured_) keep_step_seconds();
   opened_ = true;
   for (Cell& cell : cells_) {
     for (Trial& trial : cell.trials) {

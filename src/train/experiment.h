@@ -77,9 +77,10 @@ class Experiment {
   void check_second_init(size_t model, size_t task, RunConfig& first);
   void add_task(size_t task);
   void add_model(size_t model, size_t task);
-  void set_steps(RunConfig& run, size_t model, size_t task);
+  void set_steps(RunConfig& run, size_t task);
   double cost_of_step(const RunConfig& run, size_t task);
   double seconds_of_step(const RunConfig& run, size_t task);
+  void keep_step_seconds() const;
   void add_trial(Cell& cell, const SweepPoint& point);
   void add_finals(Cell& cell);
   PlannedRun plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,

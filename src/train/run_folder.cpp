@@ -159,11 +159,13 @@ bool may_change(const std::string& key) {
 }
 
 std::optional<std::string> comparison_of(const std::string& folder) {
-  // COMPARISON/runs/TASK/MODEL/seed-N, or COMPARISON/sweep/TASK/MODEL/seed-N with the setting
+  // COMPARISON/runs/TASK/MODEL/seed-N, the same below robustness, or
+  // COMPARISON/sweep/TASK/MODEL/seed-N with the setting
   const fs::path run = fs::absolute(folder + "/").lexically_normal().parent_path();
   const fs::path runs = run.parent_path().parent_path().parent_path();
   if (!run.filename().string().starts_with("seed-") ||
-      (runs.filename() != "runs" && runs.filename() != "sweep")) {
+      (runs.filename() != "runs" && runs.filename() != "sweep" &&
+       runs.filename() != "robustness")) {
     return std::nullopt;
   }
   const std::string comparison = runs.parent_path().string();

@@ -176,6 +176,16 @@ std::string apart_from(const std::string& name, data::TaskSpec& first, data::Tas
   return str("differs from `", name, "` in ", report::list_of(parts));
 }
 
+// Whether a key of [train] may differ between models that are compared. Unequal steps are seen in
+// the tokens.
+bool is_of_no_consequence(const std::string& key) {
+  static const std::set<std::string> keys = {
+      "steps",       "seed",  "eval_every",      "checkpoint_every", "device",
+      "accumulate",  "shard", "tensor_parallel", "context_parallel",
+      "activation_checkpointing"};
+  return keys.contains(key);
+}
+
 // What the runs of one model share: all but the seed.
 std::string without_seed(RunConfig config) {
   config.train.seed = 0;
@@ -334,10 +344,56 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   for (const std::string& folder : folders) {
     if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
   }
+  compare_training();
   empty_.seeds.assign(seeds.begin(), seeds.end());
   empty_.planned = false;
   empty_.title = runs_.size() == 1 ? "A run" : str(runs_.size(), " runs");
   empty_.budget = "The runs are shown as they are: budgets and parameters may differ.";
+}
+
+// What the run's comparison has chosen by its [sweep]: "train.lr", "mixer.post".
+std::set<std::string> RunReport::swept_for(const Run& run) const {
+  std::set<std::string> out;
+  for (const Compared& compared : comparisons_) {
+    if (compared.folder != run.comparison) continue;
+    for (const SweepKey& key : Sweep::read(compared.config.sweep).keys) {
+      out.insert(key.table + "." + key.key);
+    }
+  }
+  return out;
+}
+
+// Says what was swept for all runs, and where a model is trained otherwise than the baseline.
+void RunReport::compare_training() {
+  const auto keep_common = [](std::set<std::string>& keys, const std::set<std::string>& others) {
+    std::erase_if(keys, [&](const std::string& key) { return !others.contains(key); });
+  };
+  std::set<std::string> swept = swept_for(runs_.front());
+  for (const Run& run : runs_) keep_common(swept, swept_for(run));
+  for (const std::string& key : swept) {
+    empty_.swept.push_back(key.starts_with("train.") ? key.substr(6) : key);
+  }
+  const auto first_run = [&](const std::string& model, const std::string& task) {
+    return std::find_if(runs_.begin(), runs_.end(), [&](const Run& run) {
+      return run.run.model == model && run.run.task == task;
+    });
+  };
+  for (report::Build& build : empty_.builds) {
+    auto baseline = runs_.end();
+    for (const report::ModelInfo& model : empty_.models) {
+      if (baseline == runs_.end()) baseline = first_run(model.label, build.task);
+    }
+    const auto run = first_run(build.model, build.task);
+    std::set<std::string> chosen = swept_for(*run);
+    keep_common(chosen, swept_for(*baseline));
+    std::vector<std::string> changed;
+    for (const Difference& d :
+         differences(write_fields(baseline->train), write_fields(run->train))) {
+      if (is_of_no_consequence(d.key) || chosen.contains("train." + d.key)) continue;
+      changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
+    }
+    build.train_differences = join(changed);
+  }
 }
 
 report::Comparison RunReport::read() const {

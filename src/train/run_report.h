@@ -1,6 +1,7 @@
 // A report's data from the folders of runs, however they came about: `headloom report RUN...`.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,8 @@ report::Build report_build(const Model& model, const data::Task& task);
 // whose configurations differ in train.seed alone are one model; its label is the name that its
 // comparison gives it, or that of the first run's folder. The first model is the baseline; a
 // comparison's models and tasks are in the order of its configuration, and speeds that it has
-// measured (train/speeds.h) take the place of those of its runs' own steps. A run
+// measured (train/speeds.h) take the place of those of its runs' own steps. What differs in [train]
+// from the baseline's is named, except where each comparison has chosen it by its [sweep]. A run
 // that has reached neither its last step nor its train.stop_accuracy counts as running. The data of
 // every task are read, because its sizes depend on them. Throws UsageError for a run that is named
 // twice and Error for a folder that is neither, or whose data are missing.
@@ -58,6 +60,8 @@ class RunReport {
     CompareConfig config;
   };
   void add_speeds(report::Comparison& out) const;
+  std::set<std::string> swept_for(const Run& run) const;
+  void compare_training();
 
   std::vector<Run> runs_;
   std::vector<Compared> comparisons_;

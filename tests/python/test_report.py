@@ -138,6 +138,32 @@ def test_a_comparison_is_in_the_order_of_its_configuration_with_its_speeds(tmp_p
                 assert model["decode_tokens_per_second"]["low"] > 0
 
 
+def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
+    """Every claim needs equal training, except in what each comparison has swept."""
+    for name, changes in {"rate": ["train.lr=0.5", "train.eval_every=4"], "same": ["train.eval_every=4", "train.seed=2"]}.items():
+        headloom("train", place / "run.toml", "--out", name, *[w for c in changes for w in ("--set", c)], cwd=tmp_path)
+
+    def told(*folders):
+        report = json.loads(headloom("report", *folders, "--out", "r.html", "--json", cwd=tmp_path).stdout)
+        return report, {m["model"]: m.get("train_differences", "") for m in report["tasks"][0]["models"]}
+
+    report, differences = told(place / "plain", "rate", "same")
+    assert differences == {"plain": "", "rate": "lr = 0.5", "same": ""}
+    assert "no training option was swept" in report["limits"]
+    text = (place / "compare.toml").read_text() + "[sweep]\nlr = [1e-9, 1e-2]\nextensions = 0\n"
+    text += "[[models]]\nname = 'talking'\nmixer = { type = 'talking_heads' }\ntrain = { beta1 = 0.8 }\n"
+    (tmp_path / "c.toml").write_text(text)
+    headloom("compare", "c.toml", "--out", "c", "--set", "speed.rounds=0", cwd=tmp_path)
+    for run in (tmp_path / "c/runs/copying/talking").iterdir():  # as if another rate had been chosen
+        config = run / "config.toml"
+        config.write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.3", config.read_text()))
+    report, differences = told("c")
+    assert differences == {"mha": "", "talking": "beta1 = 0.8"}
+    assert report["swept"] == ["lr"] and "swept" not in report["limits"]
+    report, differences = told("c", place / "plain")
+    assert report["swept"] == [] and differences["plain"].startswith("lr = ") and "eval_split = 'all'" in differences["plain"]
+
+
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
     for split in ("all", "test"):
         headloom("train", place / "run.toml", "--out", split, "--set", "task.symbols=2", "--set", "task.count=1", "--set", "train.steps=400",

@@ -285,7 +285,7 @@ def test_a_comparison_grows(tmp_path):
     done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "models.1.trian.lr=0.5", cwd=tmp_path, code=2)
     assert "models.1.trian" in done.stderr.replace("models[1]", "models.1")
     done = headloom("compare", "small.toml", "--set", "seeds=[1]", "--set", "tasks.0.train.lr=0.5", cwd=tmp_path)
-    assert "copy/mha/seed-1.earlier-1, " in done.stderr
+    assert "copy/mha/seed-1.earlier-1, " in done.stderr and "runs in runs/small/runs are of other" in done.stderr
     assert (out / "runs/copy/mha/seed-1.earlier-1/result.json").exists()
     # Somebody else's folder is left alone.
     shutil.copy(out / "runs/copy/mha/seed-1/config.toml", tmp_path / "config.toml")

@@ -334,6 +334,7 @@ TEST(Lock, ARunOfAComparisonBelongsToIt) {
   train_quietly(config, {.folder = run});
   EXPECT_EQ(comparison_of(run), folder.path("c"));
   EXPECT_EQ(comparison_of(run + "/"), folder.path("c"));
+  EXPECT_EQ(comparison_of(folder.path("c/robustness/copy/a/seed-1")), folder.path("c"));
   EXPECT_EQ(comparison_of(folder.path("c/runs/copy/a")), std::nullopt);
   {
     const FolderLock compared(folder.path("c"));

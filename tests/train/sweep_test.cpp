@@ -347,8 +347,46 @@ TEST(SweepInAComparison, BudgetsOfOperationsAndSecondsDecideTheSteps) {
   EXPECT_LT(flops[1], 60);
   apply_override(node, "train.steps=1");
   const std::string message = message_of<UsageError>([&] { steps("flops", "short"); });
-  EXPECT_TRUE(contains(message, "model 'deep' on task 'copy'")) << message;
+  EXPECT_TRUE(contains(message, "model 'deep' on task 'copy': the budget of ")) << message;
   EXPECT_TRUE(contains(message, "is shorter than a step")) << message;
+}
+
+// The steps of values by which the sweep grows are kept like the others, and a second
+// initialisation trains as many.
+TEST(SweepInAComparison, AStepOfAnExtensionIsMeasuredOnce) {
+  const TempFolder folder;
+  Node node = comparison("model.init_std = [0.02, 0.04]\nextensions = 1\n");
+  apply_override(node, "budget=seconds");
+  apply_override(node, "train.steps=20");
+  apply_override(node, "train.eval_every=20");
+  apply_override(node, "robustness.model={equal_init=true}");
+  CompareConfig config;
+  read_fields(node, config);
+  int measured = 0;
+  const CompareControl control{.folder = folder.path("c"),
+                               .progress = [](const CompareOutcome&) {},
+                               .step_seconds =
+                                   [&](const RunConfig&, const data::Task&) {
+                                     return 0.1 / (1 + 0.1 * measured++);
+                                   }};
+  const auto run = [&] {
+    ::testing::internal::CaptureStderr();
+    const CompareOutcome outcome = compare(config, control);
+    ::testing::internal::GetCapturedStderr();
+    return outcome;
+  };
+  const CompareOutcome first = run();
+  EXPECT_EQ(first.comparison.sweep_planned, 6) << "both models have tried a third value";
+  const int before = measured;
+  const CompareOutcome again = run();
+  EXPECT_EQ(measured, before);
+  EXPECT_EQ(again.present, again.planned);
+  EXPECT_TRUE(again.left_out.empty()) << again.left_out.front();
+  for (const report::Run& repeated : first.comparison.robustness.front().runs) {
+    const std::string same = "runs" + repeated.folder.substr(std::string("robustness").size());
+    EXPECT_EQ(run_config_in(folder.path("c/" + repeated.folder)).train.steps,
+              run_config_in(folder.path("c/" + same)).train.steps);
+  }
 }
 
 TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
