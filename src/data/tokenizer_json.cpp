@@ -411,6 +411,7 @@ void JsonTokenizer::split_added(const AddedTable& table, std::string_view text, 
       continue;
     }
     if (found->lstrip) {
+      if (begin < from) continue;
       while (begin > from) {
         const CodePoint c = last_code_point(text.substr(from, begin - from));
         if (!is_space(c.value)) break;
@@ -418,10 +419,11 @@ void JsonTokenizer::split_added(const AddedTable& table, std::string_view text, 
       }
     }
     if (found->rstrip) {
+      // A token of white space is found there all the same unless it strips to its left, as by the
+      // tokenizers package.
       while (end < text.size() && is_space(code_point(text.substr(end)).value)) {
         end += code_point(text.substr(end)).length;
       }
-      at = std::max(at, end);
     }
     if (begin > from) rest(text.substr(from, begin - from));
     id(found->id);
@@ -473,7 +475,9 @@ std::vector<std::string> JsonTokenizer::cut(const Step& step, const std::string&
     }
   }
   std::vector<std::string> words;
-  for (const Part& part : merged) words.push_back(word.substr(part.begin, part.end - part.begin));
+  for (const Part& part : merged) {
+    if (part.end > part.begin) words.push_back(word.substr(part.begin, part.end - part.begin));
+  }
   return words;
 }
 

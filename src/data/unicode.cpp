@@ -17,24 +17,61 @@ constexpr const char* kSpaceCharacters =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
     "\\x{205f}\\x{3000}";
 
-// `pattern` with \s (anywhere) and \S (outside brackets) written out.
-std::string with_spaces_written_out(const std::string& pattern) {
+// Oniguruma's \w: letters, marks and digits of all scripts. PCRE2's own has all numbers, no mark.
+constexpr const char* kWordCharacters = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// These, too, where it stands outside brackets.
+constexpr const char* kMoreWordCharacters = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
+
+bool is_known(const std::string& pattern) {
+  int error = 0;
+  size_t place = 0;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                   PCRE2_UTF | PCRE2_UCP, &error, &place, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
+}
+
+// For PCRE2 what is written for Oniguruma, which the tokenizers package uses. \s and \w (anywhere),
+// \S and \W (outside brackets) are written out. \p{Han} and the like are the characters of one
+// script, and not also those that several scripts share. Throws Error for sets inside of sets,
+// which PCRE2 would read as signs.
+std::string for_pcre2(const std::string& pattern) {
   std::string out;
   int brackets = 0;
+  const auto refuse_if = [&](bool wrong, const char* what, size_t place) {
+    require(!wrong, "the expression '", pattern, "' is not understood: it has ", what,
+            " at character ", place);
+  };
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '\\' && i + 1 < pattern.size()) {
       const char next = pattern[++i];
-      if (next == 's') {
-        out += brackets > 0 ? kSpaceCharacters : str('[', kSpaceCharacters, ']');
-      } else if (next == 'S' && brackets == 0) {
-        out += str("[^", kSpaceCharacters, ']');
+      const bool space = next == 's' || next == 'S', word = next == 'w' || next == 'W';
+      const char* set = space ? kSpaceCharacters : kWordCharacters;
+      const char* more = space ? "" : kMoreWordCharacters;
+      const size_t end = pattern.find('}', i);
+      if (brackets > 0 && (next == 's' || next == 'w')) {
+        out += set;
+      } else if (brackets == 0 && (space || word)) {
+        out += str(next == 's' || next == 'w' ? "[" : "[^", set, more, ']');
+      } else if ((next == 'p' || next == 'P') && end != std::string::npos &&
+                 pattern[i + 1] == '{') {
+        const bool inverse = pattern[i + 2] == '^';
+        const size_t name = i + 2 + (inverse ? 1 : 0);
+        const std::string script = "{sc:" + pattern.substr(name, end + 1 - name);
+        if (is_known("\\p" + script)) {
+          out += ((next == 'P') != inverse ? "\\P" : "\\p") + script;
+          i = end;
+        } else {
+          out += {c, next};
+        }
       } else {
-        out += c;
-        out += next;
+        out += {c, next};
       }
       continue;
     }
+    refuse_if(c == '[' && brackets > 0 && pattern[i + 1] != ':', "a set inside of a set", i);
+    refuse_if(brackets > 0 && pattern.compare(i, 2, "&&") == 0, "an intersection of sets", i);
     if (c == '[') ++brackets;
     if (c == ']' && brackets > 0) --brackets;
     out += c;
@@ -127,7 +164,7 @@ struct Regex::Compiled {
 };
 
 Regex::Regex(const std::string& pattern)
-    : compiled_(std::make_shared<const Compiled>(with_spaces_written_out(pattern))) {}
+    : compiled_(std::make_shared<const Compiled>(for_pcre2(pattern))) {}
 
 Regex Regex::literal(const std::string& text) {
   std::string pattern;
@@ -150,12 +187,11 @@ std::vector<Regex::Range> Regex::matches(std::string_view text) const {
     if (result == PCRE2_ERROR_NOMATCH) break;
     require(result >= 0, "a tokenizer's expression fails on this text (PCRE2 error ", result, ").");
     const size_t* range = pcre2_get_ovector_pointer(data.get());
-    if (range[1] > range[0]) {
+    if (range[1] > range[0] || found.empty() || range[1] > found.back().end) {
       found.push_back({range[0], range[1]});
       at = range[1];
-    } else {  // an empty match splits nothing: look on behind the next character
-      at = range[0] < text.size() ? range[0] + code_point(text.substr(range[0])).length
-                                  : text.size();
+    } else {  // an empty one at the end of another is none: look on behind the next character
+      at += code_point(text.substr(at)).length;
     }
   }
   return found;

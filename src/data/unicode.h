@@ -34,8 +34,9 @@ class Regex {
   struct Range {
     size_t begin = 0, end = 0;  // bytes
   };
-  // Matches of at least one byte, one after the other. `text` must be well-formed UTF-8. Throws
-  // Error where the expression takes too much work on it. Safe to call from several threads.
+  // Matches, one after the other; an empty one does not stand at the end of another. `text` must be
+  // well-formed UTF-8. Throws Error where the expression takes too much work on it. Safe to call
+  // from several threads.
   std::vector<Range> matches(std::string_view text) const;
 
  private:

@@ -140,8 +140,31 @@ def cut(behavior, invert):
     )
 
 
+def words():
+    """Sets of characters that other expressions' authors mean otherwise."""
+    return trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(r"\p{Han}+|\p{^Greek}\P{Latin}|[\w.]+|\W"), behavior="isolated"),
+                pre_tokenizers.Split(Regex(r"(?=(?:\d{3})+(?!\d))"), behavior="merged_with_previous"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
+
+
+def swallowed():
+    """Tokens of white space where another token takes the white space with it."""
+    tokenizer = gpt2()
+    tokenizer.add_tokens([AddedToken("word", rstrip=True), AddedToken("\n", rstrip=True), AddedToken(" a"), AddedToken("lone", lstrip=True)])
+    tokenizer.add_tokens([AddedToken("\t", lstrip=True, rstrip=True)])
+    return tokenizer
+
+
 KINDS = {
     "gpt2": gpt2,
+    "words": words,
+    "swallowed": swallowed,
     "neox": neox,
     "llama3": llama3,
     "prefixed": prefixed,
@@ -252,6 +275,12 @@ def test_what_is_not_read_is_named(tmp_path):
     whole = path.read_text()
     split = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
     assert "not understood" in refused(path, with_(pre_tokenizer=split))
+    for expression, what in {r"[^(\s|[.,])]+": "a set inside of a set at character 6", r"[\p{L}&&[^a]]": "an intersection of sets"}.items():
+        split["pattern"]["Regex"] = expression
+        assert f"is not understood: it has {what}" in refused(path, with_(pre_tokenizer=split))
+    split["pattern"]["Regex"] = r"[[:punct:]&]"
+    path.write_text(json.dumps(with_(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False}]})))
+    assert tokenize(path, ["a&b"])[0]["text"] == "a&b"
 
 
 def test_damage_gives_a_sentence(tmp_path):
