@@ -18,6 +18,9 @@ std::string quoted(const std::string& text) { return "\u201c" + text + "\u201d";
 }  // namespace
 
 Findings memory(const Subject& subject) {
+  if (subject.input.images.defined()) {
+    usage_error("memory is of hidden units that read tokens, but this model reads images.");
+  }
   const Recording recording = record(subject, {"units", "unit_values"});
   Findings out{.title = "Hidden units as memory"};
   Table table{

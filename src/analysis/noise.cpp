@@ -158,7 +158,7 @@ Findings noise(const Subject& subject) {
   out.tables.push_back(std::move(table));
   const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
   out.sentences.push_back(str(
-      questions.size(), " questions",
+      counted(static_cast<int64_t>(questions.size()), "question"),
       unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand in the context)")
                      : std::string(),
       ": the composed maps give ", percent(after / static_cast<double>(layers)),

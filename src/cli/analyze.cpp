@@ -63,12 +63,19 @@ void sort_out(AnalyzeArguments& a) {
   }
 }
 
-void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Subject& subject) {
-  const ModelConfig& config = run.config.model;
-  if (config.kind != "decoder" && config.kind != "encoder" && config.kind != "auto_encoder") {
-    usage_error("--text is for models that read one text, but this one is a \"", config.kind,
+// Refuses what the kind of model leaves no use for.
+void check_kind(const AnalyzeArguments& a, const std::string& kind) {
+  if (a.text && kind != "decoder" && kind != "encoder" && kind != "auto_encoder") {
+    usage_error("--text is for models that read one text, but this one is a \"", kind,
                 "\": leave it out, and held-out data are read.");
   }
+  if (a.length > 0 && kind == "vit") {
+    usage_error("--length is of tokens, but a model of kind \"vit\" reads images: leave it out.");
+  }
+}
+
+void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Subject& subject) {
+  const ModelConfig& config = run.config.model;
   std::string text = *a.text;
   if (text == "-")
     text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
@@ -199,6 +206,7 @@ int run_analyze(AnalyzeArguments a) {
       (a.what.empty() || analysis::find_analysis(a.what).input || a.what == "diversity" || a.text);
   if (!a.answer.empty() && !a.text) usage_error("--answer stands in a --text, but there is none.");
   if (reads) {
+    check_kind(a, run->config.model.kind);
     if (run->config.model.kind != "vit") {
       const Codec codec(run->config);
       const int64_t vocabulary = run->config.model.vocabulary.value_or(0);

@@ -98,6 +98,32 @@ void check_finite(const EvalArguments& a, const LoadedRun& loaded, const Evaluat
        " is not finite: the model's weights are damaged, or its training diverged.");
 }
 
+// The configuration with sequences of `context` tokens.
+Node with_context(const Node& root, int64_t context) {
+  RunConfig given = read_run_config(root);
+  Node out = write_fields(given);
+  Node& task = *out.find("task");
+  const auto refuse = [&](const auto&... why) { usage_error("--context ", context, ": ", why...); };
+  if (task.find("length") == nullptr) {
+    refuse("the task '", given.task->type(), "' has no 'length' that would be another.");
+  }
+  for (const char* key : {"segments", "eval_segments"}) {
+    const Node* segments = task.find(key);
+    if (segments != nullptr && !segments->array().empty()) {
+      refuse("the task '", given.task->type(), "' has the lengths of 'task.", key, "'.");
+    }
+  }
+  Node length;
+  length.value = context;
+  task.set("length", length);
+  try {
+    read_run_config(out);
+  } catch (const UsageError& error) {
+    refuse(error.what());
+  }
+  return out;
+}
+
 int run_eval(const EvalArguments& a) {
   const at::Device device = find_device(a.device, "--device");
   if (!a.logits.empty()) check_output_file(a.logits);
@@ -108,8 +134,8 @@ int run_eval(const EvalArguments& a) {
   if (!a.overrides.empty() || a.context > 0) {
     Node root = write_fields(loaded.config);
     for (const std::string& assignment : a.overrides) apply_override(root, assignment);
-    if (a.context > 0) apply_override(root, str("task.length=", a.context));
     fill_from_run(root, a.model);  // where the whole of [task] is another
+    if (a.context > 0) root = with_context(root, a.context);
     RunConfig changed = read_run_config(root);
     use_kept_tokenizer(a.model, changed);
     choose_part(loaded.config, changed, a.overrides);

@@ -149,6 +149,8 @@ def test_encoder_decoder_and_images():
     found = headloom.analysis.maps(vit, torch.randn(1, 1, 8, 8))
     assert found.arrays["layer0.weights"].shape == (1, 4, 5, 5)
     assert '"class","0,0","0,1","1,0","1,1"' in found.html
+    with pytest.raises(ValueError, match="read tokens, but this model reads images"):
+        headloom.analysis.memory(vit, torch.randn(1, 1, 8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,15 @@ def test_overhead(place):
         headloom.analysis.overhead(place / "runs" / "text", length=99)
     with pytest.raises(RuntimeError, match="is not the folder of a run"):
         headloom.analysis.overhead(place / "nowhere")
+
+
+def test_what_a_model_of_images_has_no_use_for(tmp_path):
+    text = "[model]\nkind = 'vit'\nwidth = 16\ndepth = 1\n[task]\ntype = 'images'\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 2\n"
+    (tmp_path / "vit.toml").write_text(text)
+    command("train", "vit.toml", "--out", "vit", cwd=tmp_path)
+    for arguments in (["maps"], []):
+        assert 'this one is a "vit": leave it out' in refused("analyze", "vit", *arguments, "--text", "x", cwd=tmp_path)
+    assert "--length is of tokens, but" in refused("analyze", "vit", "maps", "--length", "5", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

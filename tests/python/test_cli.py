@@ -463,6 +463,15 @@ def test_eval_reads_long_contexts_in_pieces(place):
     assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 96, cwd=place).stdout
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
     assert "the cache policy is \"tova:0\"" in refused("generate", "runs/text", "--cache", "tova:0", cwd=place)
+    # What --context cannot change is named as it was written.
+    mqar = '{type="mqar", vocabulary=256, eval_sequences=8, %s}'
+    for task, context, said in (
+        ('{type="copy"}', 9, "the task 'copy' has no 'length' that would be another."),
+        (mqar % 'segments=["16:2:8"]', 64, "the task 'mqar' has the lengths of 'task.segments'."),
+        (mqar % "pairs=1", 3, "'task.length' is 3, expected at least 4"),
+    ):
+        message = refused("eval", "runs/text", "--context", context, "--set", f"task={task}", cwd=place)
+        assert message.startswith(f"--context {context}: {said}"), message
 
 
 def test_eval_says_what_narrower_types_cost(place):
