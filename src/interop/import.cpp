@@ -210,6 +210,7 @@ ImportedModel read_folder(const std::string& folder) {
   }
   // A value of theirs that is out of our range is named by our key.
   result.config = read_run_config(root);
+  settings.only("is_causal", result.config.model.kind == "decoder");  // a key of every model
   if (result.config.model.kind != "vit") {
     result.tokenizer =
         tokenizer_in(folder, result.config.model.vocabulary.value_or(0), result.note);

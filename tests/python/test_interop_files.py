@@ -58,6 +58,7 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "yarn" in message("yarn", rope_parameters=yarn)
     assert "'depth' 2000000000" in message("depth", num_hidden_layers=2000000000)
     assert "'vocabulary' 900000000" in message("vocabulary", vocab_size=900000000)
+    assert "'is_causal' is false, expected true" in message("both_ways", is_causal=False)
     assert "heads" in message("heads", num_attention_heads=3, num_key_value_heads=2, head_dim=None)
     assert "model.norm.weight" in message("missing", {"model.norm.weight": None}, code=1)
     assert "expected [32]" in message("shape", {"model.norm.weight": torch.ones(31)}, code=1)

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "serve/jinja/builtins.h"
 #include "serve/jinja/text.h"
@@ -220,6 +222,13 @@ Value to_float(const Value& value, Taken& taken, Budget&) {
 Value rounded(const Value& value, Taken& taken, Budget&) {
   const int64_t digits = std::clamp<int64_t>(taken.integer("precision", 0), -300, 300);
   const std::string method = taken.text("method", "common");
+  const bool common = method != "ceil" && method != "floor";
+  if (common && digits >= 0) {
+    if (!value.is_float()) return value.integer();
+    char text[700];  // of the decimal number itself: 2.675 is below it, and its 1000-fold is not
+    std::snprintf(text, sizeof text, "%.*f", static_cast<int>(digits), value.number());
+    return std::strtod(text, nullptr);
+  }
   const double factor = std::pow(10.0, static_cast<double>(digits));
   const double scaled = value.number() * factor;
   if (method == "ceil") return std::ceil(scaled) / factor;
