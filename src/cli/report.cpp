@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/shell.h"
+#include "report/format.h"
 #include "serve/page_server.h"
 #include "train/interrupt.h"
 #include "train/run_report.h"
@@ -59,7 +60,13 @@ int watch(const RunReport& runs, const ReportArguments& a) {
     const auto now = written_at(runs.files());
     if (page.empty() || now != as_of) {
       as_of = now;
-      page = report::to_html(report_now(runs, a));
+      try {
+        page = report::to_html(report_now(runs, a));
+      } catch (const Error& error) {
+        // A comparison that goes on has moved the run away, say: it is there again in a while.
+        page = str("<!DOCTYPE html>\n<html lang=\"en\"><head><title>Headloom</title></head><body><p>",
+                   report::escape(error.what()), "</p></body></html>\n");
+      }
       // The browser asks again by itself, and keeps its place.
       page.insert(page.find("<head>") + 6, "<meta http-equiv=\"refresh\" content=\"10\">");
     }

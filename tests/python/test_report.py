@@ -208,6 +208,12 @@ def test_watching_serves_what_has_come(place, tmp_path):
             metrics.write('{"step":6,"tokens":999,"seconds":9.0,"eval_loss":0.1,"accuracy":0.875,"train_loss":0.1}\n')
         after = urllib.request.urlopen(address, timeout=30).read().decode()
         assert "12.5%" in after and "12.5%" not in before
+        # A page that cannot be made says why, and renews itself too.
+        (tmp_path / "run/metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+        gone = urllib.request.urlopen(address, timeout=30).read().decode()
+        assert 'http-equiv="refresh"' in gone and "run/metrics.jsonl: cannot be read" in gone
+        (tmp_path / "metrics.jsonl").rename(tmp_path / "run/metrics.jsonl")
+        assert urllib.request.urlopen(address, timeout=30).read().decode() == after
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
