@@ -269,6 +269,8 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                          [&](const report::TaskInfo& task) { return task.name == name; });
   };
   std::map<std::string, KnownTask> tasks;     // by configuration
+  // What a comparison calls the first of its tasks of a configuration.
+  std::map<std::pair<std::string, std::string>, std::string> first_names;
   std::map<std::string, std::string> labels;  // by configuration
   std::set<std::string> task_names;
   std::map<std::string, std::set<std::string>> labels_of_task;
@@ -281,7 +283,13 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
            place.folder, "/config.toml names; put the data back there, or write in that line ",
            "where they are now.");
     }
-    const std::string task_key = to_toml(task_identity(*config.task));
+    std::string task_key = to_toml(task_identity(*config.task));
+    // The task at another size, or with another training, is another task of its comparison.
+    if (!place.task.empty() &&
+        first_names.emplace(std::pair(place.comparison, task_key), place.task).first->second !=
+            place.task) {
+      task_key += place.task;
+    }
     KnownTask& known = tasks[task_key];
     if (!known.task) {
       known.task = config.task->build(0);

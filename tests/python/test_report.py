@@ -138,6 +138,18 @@ def test_a_comparison_is_in_the_order_of_its_configuration_with_its_speeds(tmp_p
                 assert model["decode_tokens_per_second"]["low"] > 0
 
 
+def test_sizes_of_a_comparison_are_tasks_of_their_own(place, tmp_path):
+    text = (place / "compare.toml").read_text()
+    for width in (16, 32):
+        text += f"[[sizes]]\nname = '{width}'\nmodel = {{ width = {width} }}\n"
+    (tmp_path / "c.toml").write_text(text)
+    for out, seed in (("one", 1), ("two", 2)):
+        headloom("compare", "c.toml", "--out", out, "--set", "speed.rounds=0", "--set", f"seeds=[{seed}]", cwd=tmp_path)
+    report = json.loads(headloom("report", "one", "two", "--json", cwd=tmp_path).stdout)
+    models = {task["task"]: [(m["model"], m["result"]["count"]) for m in task["models"]] for task in report["tasks"]}
+    assert models == {"copying-16": [("mha", 2)], "copying-32": [("mha", 2)]}
+
+
 def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
     """Every claim needs equal training, except in what each comparison has swept."""
     for name, changes in {"rate": ["train.lr=0.5", "train.eval_every=4"], "same": ["train.eval_every=4", "train.seed=2"]}.items():
