@@ -74,7 +74,9 @@ int run_serve(ServeArguments& a) {
       said = true;
       const serve::Engine::Load load = engine.load();
       const int64_t texts = load.running + load.waiting;
-      std::fprintf(stderr, "ending after %lld texts; once more ends at once\n",
+      std::fprintf(stderr,
+                   "headloom: ending when the %lld texts in progress are done; once more ends at "
+                   "once.\n",
                    static_cast<long long>(texts));
     }
     return interrupted();

@@ -57,12 +57,20 @@ std::string shown_bare(const std::string& text) {
   return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
 }
 
+// Names that HTTP does not distinguish by case.
+std::string lower_case(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
 // Throws Refusal for a body that is not going to be read.
 void check_body(const httplib::Request& request) {
   // A page of another origin cannot send this type unasked, so none uses the model behind the back
   // of whoever reads it.
   const std::string type = request.get_header_value("Content-Type");
-  if (!type.starts_with(kJson)) {
+  if (!lower_case(type).starts_with(kJson)) {
     throw Refusal(415, "",
                   str("the Content-Type is '", shown_bare(type), "', expected ", kJson, "."));
   }
@@ -81,7 +89,7 @@ void check_body(const httplib::Request& request) {
     if (request.has_header("Content-Length")) {
       throw Refusal(400, "", "there are both Content-Length and Transfer-Encoding, expected one.");
     }
-    if (request.get_header_value("Transfer-Encoding") != "chunked") {
+    if (lower_case(request.get_header_value("Transfer-Encoding")) != "chunked") {
       throw Refusal(
           400, "",
           str("the Transfer-Encoding is ", shown(request.get_header_value("Transfer-Encoding")),
@@ -416,26 +424,32 @@ class Server::Http : private httplib::Server {
 
   void complete(const httplib::Request& request, httplib::Response& response) {
     const Asked asked = parse_completion(request.body, codec_, options_.model, engine_.limits());
-    answer(asked, std::make_unique<Completion>(codec_, asked, options_.model), response);
+    answer(asked, std::make_unique<Completion>(codec_, asked, options_.model), request, response);
   }
 
   void complete_chat(const httplib::Request& request, httplib::Response& response) {
     if (!chat_.missing().empty()) throw Refusal(400, "no_chat_template", chat_.missing());
     const Asked asked = parse_chat(request.body, codec_, chat_, options_.model, engine_.limits());
-    answer(asked, std::make_unique<ChatCompletion>(codec_, asked, options_.model), response);
+    answer(asked, std::make_unique<ChatCompletion>(codec_, asked, options_.model), request,
+           response);
   }
 
   void answer(const Asked& asked, std::unique_ptr<AnswerWriter> writer,
-              httplib::Response& response) {
+              const httplib::Request& request, httplib::Response& response) {
     const auto pending =
         std::make_shared<Pending>(engine_.submit(asked.request), std::move(writer));
     Connection& connection = *current;
     if (asked.stream) {
       response.set_header("Cache-Control", "no-cache");
-      response.set_chunked_content_provider(
-          "text/event-stream", [pending, &connection](size_t, httplib::DataSink& sink) {
-            return EventStream(*pending, connection, sink).run();
-          });
+      const auto events = [pending, &connection](size_t, httplib::DataSink& sink) {
+        return EventStream(*pending, connection, sink).run();
+      };
+      if (request.version == "HTTP/1.0") {  // knows no chunks: the connection's end is the text's
+        response.set_header("Connection", "close");
+        response.set_content_provider("text/event-stream", events);
+      } else {
+        response.set_chunked_content_provider("text/event-stream", events);
+      }
       return;
     }
     while (!pending->answer->done()) {

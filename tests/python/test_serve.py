@@ -409,7 +409,8 @@ def test_the_end_lets_what_was_begun_finish(place, number):
             # Endless until its client hangs up: which text runs and which waits does not depend on who is faster.
             server.wait_for(running=1, waiting=1)
             server.process.send_signal(number)
-            assert server.process.stderr.readline() == "ending after 2 texts; once more ends at once\n"
+            said = server.process.stderr.readline()
+            assert said == "headloom: ending when the 2 texts in progress are done; once more ends at once.\n"
             for _ in range(1000):
                 assert "text" in next(stream)["choices"][0]
             stream.close()

@@ -258,6 +258,7 @@ def test_requests_of_every_shape(recurrence):
     in_chunks = b"".join(b"%x\r\n%s\r\n" % (len(body[i : i + 5]), body[i : i + 5]) for i in range(0, len(body), 5)) + b"0\r\n\r\n"
     assert status(chunked + in_chunks) == 200
     assert status(chunked + in_chunks, pieces=12, pause=0.02) == 200
+    assert status((chunked + in_chunks).replace(b"json", b"JSON").replace(b"chunked", b"Chunked")) == 200
     assert status(raw_request(body), pieces=len(body), pause=0.002) == 200
     assert status(raw_request(body) + raw_request(body)) == 200  # pipelined: the first one is answered
     assert status(raw_request(body, more="Range: bytes=0-0,2-3\r\n")) == 200
@@ -278,6 +279,18 @@ def test_requests_of_every_shape(recurrence):
     assert status(b"PUT /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\nabcd") == 404
     assert status(b"GET /v1/models/%ff%fe HTTP/1.1\r\n\r\n") == 404
     assert recurrence.complete(prompt="a", max_tokens=1)
+
+
+def test_http_1_0_gets_no_chunks(recurrence):
+    body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": True, "temperature": 0}).encode()
+    for more in ("", "Connection: keep-alive\r\n"):
+        answer = talk(recurrence.port, raw_request(body, more=more).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        assert b"200" in head.split(b"\r\n")[0] and b"transfer-encoding" not in head.lower()
+        events = rest.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""] and all(event.startswith("data: ") for event in events[:-1])
+        text = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2])
+        assert text == recurrence.complete(prompt="a", max_tokens=3, temperature=0)["choices"][0]["text"]
 
 
 def test_slow_clients_and_many_of_them(place):
