@@ -181,6 +181,10 @@ TEST(Floors, ThePlaceOfAQueryTellsSomethingOfItsKey) {
   EXPECT_NEAR(last("type = 'mqar'\nlength = 64\npairs = 4").accuracy, 0.288, 0.012);
   EXPECT_NEAR(last("type = 'mqar'\nlength = 8\npairs = 2").accuracy, 0.663, 0.012);
   EXPECT_EQ(last("type = 'recall'").name, "the value that is asked for most often at that place");
+  // Many places are asked for seldom: the draws that say what comes most often there must not judge
+  // it. With alpha = 1 no place tells anything.
+  EXPECT_NEAR(last("type = 'mqar'\nlength = 1024\npairs = 64").accuracy, 0.0215, 0.0015);
+  EXPECT_NEAR(last("type = 'mqar'\nlength = 512\npairs = 64\nalpha = 1").accuracy, 1.0 / 64, 5e-4);
 }
 
 TEST(Floors, AreWhatTheGuessersReach) {

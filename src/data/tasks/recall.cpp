@@ -27,7 +27,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <mutex>
 
@@ -114,7 +113,8 @@ class RecallSegment {
       }
     }
 
-    const std::vector<size_t> gaps = draw_gaps(random);
+    const std::vector<size_t> gaps =
+        draw_gaps(random, [](size_t, const std::vector<int64_t>&, int64_t) {});
     for (size_t i = 0; i < pairs; ++i) {
       const size_t query = end + static_cast<size_t>(options_.stride()) * gaps[i];
       sample.targets[put(sample, query, keys[i]) - 1] = valid[i];
@@ -146,14 +146,17 @@ class RecallSegment {
     return keys;
   }
 
-  // The gap before each key's query. The first keys take the small gaps most often.
-  std::vector<size_t> draw_gaps(Random& random) const {
+  // The gap before each key's query. The first keys take the small gaps most often. `see` is shown
+  // each key's number, the weights of the gaps that are left to it, and their sum.
+  template <typename See>
+  std::vector<size_t> draw_gaps(Random& random, const See& see) const {
     std::call_once(weighed_, [&] { weigh_gaps(); });
     std::vector<int64_t> weights = weights_;
     int64_t total = 0;
     for (int64_t weight : weights) total += weight;
     std::vector<size_t> gaps;
     for (int64_t i = 0; i < options_.pairs; ++i) {
+      see(static_cast<size_t>(i), weights, total);
       int64_t left = random.below(total);
       size_t gap = 0;
       while (left >= weights[gap]) left -= weights[gap++];
@@ -166,24 +169,39 @@ class RecallSegment {
 
   // The accuracy of a guess that looks at the place of a query alone: it takes the value of the key
   // that is asked for there most often. By a simulation, because the gaps are drawn without
-  // replacement.
+  // replacement. One half of the draws says which key that is, and the other how often it is right:
+  // of the most frequent key the draws that chose it say too much.
   double positional_guess() const {
     // Long sequences have many places to try at each draw.
     const int64_t work = options_.pairs * options_.length;
     const int64_t draws = std::clamp<int64_t>((int64_t{1} << 25) / work, 100, 4000);
     Random random({0, 0, 0});
-    std::map<size_t, std::vector<int64_t>> times;  // of each gap, how often for each key
-    for (int64_t n = 0; n < draws; ++n) {
-      const std::vector<size_t> gaps = draw_gaps(random);
-      for (size_t i = 0; i < gaps.size(); ++i) {
-        std::vector<int64_t>& keys = times[gaps[i]];
-        keys.resize(gaps.size());
-        ++keys[i];
-      }
+    const auto pairs = static_cast<size_t>(options_.pairs);
+    std::vector<double> chances;  // [gaps, keys], sums over the first half
+    for (int64_t n = 0; n < draws / 2; ++n) {
+      draw_gaps(random, [&](size_t key, const std::vector<int64_t>& weights, int64_t total) {
+        chances.resize(weights.size() * pairs);
+        for (size_t gap = 0; gap < weights.size(); ++gap) {
+          chances[gap * pairs + key] +=
+              static_cast<double>(weights[gap]) / static_cast<double>(total);
+        }
+      });
     }
-    int64_t right = 0;
-    for (const auto& [gap, keys] : times) right += *std::max_element(keys.begin(), keys.end());
-    return static_cast<double>(right) / static_cast<double>(draws * options_.pairs);
+    std::vector<size_t> guesses;  // the key of each gap
+    for (auto of_gap = chances.begin(); of_gap != chances.end(); of_gap += options_.pairs) {
+      const auto best = std::max_element(of_gap, of_gap + options_.pairs);
+      guesses.push_back(static_cast<size_t>(best - of_gap));
+    }
+    double right = 0;
+    for (int64_t n = 0; n < draws / 2; ++n) {
+      draw_gaps(random, [&](size_t key, const std::vector<int64_t>& weights, int64_t total) {
+        for (size_t gap = 0; gap < weights.size(); ++gap) {
+          if (guesses[gap] != key) continue;
+          right += static_cast<double>(weights[gap]) / static_cast<double>(total);
+        }
+      });
+    }
+    return right / static_cast<double>(draws / 2 * options_.pairs);
   }
 
   void weigh_gaps() const {
