@@ -11,9 +11,9 @@
 namespace headloom::analysis {
 namespace {
 
-// Positions after which half of what was there is left.
+// Positions after which half of what was there is left; infinite where nothing fades.
 Tensor half_life(const Tensor& decay) {
-  return at::log(at::full({}, 0.5, at::kDouble)) / at::log(decay.to(at::kDouble));
+  return at::log(at::full({}, 0.5, at::kDouble)).neg() / at::log(decay.to(at::kDouble)).abs();
 }
 
 // Low, median and high of values that may be infinite.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "analysis/analysis.h"
 #include "data/task.h"
@@ -257,6 +258,17 @@ TEST(States, DecaysOfEveryRecurrence) {
   const Tensor a = model->named_parameters()["layer0.mixer.A_log"].exp();
   EXPECT_TRUE(at::allclose(log.select(-1, 3) / log.select(-1, 0),
                            (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
+}
+
+TEST(States, WhatDoesNotFadeIsKeptForEver) {
+  const auto model = small_model("mixer = { type = \"rwkv\" }");
+  {
+    const at::NoGradGuard no_grad;  // the rates are exp(-50): the decay exp(-rate) is 1
+    model->named_parameters()["layer0.mixer.time_decay"].fill_(-50);
+  }
+  const Findings found = run("states", reading(model));
+  EXPECT_EQ(number(found.tables[1], 0, "shortest"), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(number(found.tables[1], 0, "longest"), std::numeric_limits<double>::infinity());
 }
 
 TEST(Memory, FindsWhatAUnitFiresOn) {
