@@ -95,17 +95,29 @@ Split PackedText::split(const std::vector<Document>& documents) {
   Split split =
       split_documents(tokens, lots, options_.held_out, options_.length, tokenizer_->end_token());
   // Of what is evaluated; the mark of a document's end counts as a byte.
-  const at::Tensor counts =
-      at::bincount(split.held_out.tokens.to(at::kLong), {}, tokenizer_->vocabulary());
-  double bytes = 0.0;
-  for (int64_t token = 0; token < counts.size(0); ++token) {
-    const auto count = counts.const_data_ptr<int64_t>()[token];
-    if (count == 0) continue;
-    const size_t size = token == tokenizer_->end_token() ? 1 : tokenizer_->piece(token).size();
-    bytes += static_cast<double>(count) * static_cast<double>(size);
-  }
-  bytes_per_token_ = bytes / static_cast<double>(split.held_out.size());
+  const auto [pieces, ends] = piece_bytes(split.held_out);
+  const double of_pieces = pieces + piece_bytes(split.train).first;
+  double of_text = 0.0;
+  for (const Document& document : documents) of_text += static_cast<double>(document.text.size());
+  // The pieces of a tokenizer that changes the text have not as many bytes as it.
+  const double bytes = of_pieces > 0 ? pieces * (of_text / of_pieces) : 0.0;
+  bytes_per_token_ = (bytes + ends) / static_cast<double>(split.held_out.size());
   return split;
+}
+
+std::pair<double, double> PackedText::piece_bytes(const PackedStream& stream) const {
+  const at::Tensor counts = at::bincount(stream.tokens, {}, tokenizer_->vocabulary());
+  double bytes = 0.0, ends = 0.0;
+  for (int64_t token = 0; token < counts.size(0); ++token) {
+    const auto count = static_cast<double>(counts.const_data_ptr<int64_t>()[token]);
+    if (count == 0) continue;
+    if (token == tokenizer_->end_token()) {
+      ends = count;
+    } else {
+      bytes += count * static_cast<double>(tokenizer_->piece(token).size());
+    }
+  }
+  return {bytes, ends};
 }
 
 Batch PackedText::train(int64_t first, int64_t count) const {
@@ -134,17 +146,7 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
     const int64_t place = eval_order_[static_cast<size_t>(i)];
     starts.push_back(place * held_out_windows() / eval_sequences() * options_.length);
   }
-  const int64_t last = split_.held_out.size() - 1 - options_.length;
-  std::vector<int64_t> full = starts;
-  for (int64_t& start : full) start = std::min(start, last);
-  Batch batch = split_.held_out.windows(at::tensor(full, at::kLong), options_.length,
-                                        options_.separate_documents);
-  if (full == starts) return batch;
-  batch.targets = batch.targets.clone();  // of a single window they share memory with the inputs
-  for (size_t i = 0; i < starts.size(); ++i) {
-    batch.targets[static_cast<int64_t>(i)].narrow(0, 0, starts[i] - full[i]).fill_(kIgnore);
-  }
-  return batch;
+  return split_.held_out.full_windows(starts, options_.length, options_.separate_documents);
 }
 
 std::string PackedText::describe() const {

@@ -38,7 +38,8 @@ class PackedText {
   Batch held_out(int64_t first, int64_t count) const;
   // Of all the text.
   int64_t tokens() const { return split_.train.size() + split_.held_out.size(); }
-  // Of the held-out text. Tokenizers that normalise count the bytes of the normalised text.
+  // Of the held-out text. Where the tokenizer changes the text, so that its tokens have not as many
+  // bytes as it, the bytes of the tokens times the ratio of both in all the text.
   double bytes_per_token() const { return bytes_per_token_; }
   // "3 files in a, b: 1.2M tokens to train on and ..., of which at most N sequences of T tokens are
   // evaluated"
@@ -48,6 +49,8 @@ class PackedText {
   PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
              std::shared_ptr<const Tokenizer> tokenizer);
   Split split(const std::vector<Document>& documents);
+  // Of the tokens that stand for text, and the number of ends of documents.
+  std::pair<double, double> piece_bytes(const PackedStream& stream) const;
   int64_t held_out_windows() const;
 
   TextOptions options_;

@@ -67,6 +67,19 @@ Batch PackedStream::windows(const at::Tensor& starts, int64_t length, bool docum
   return batch;
 }
 
+Batch PackedStream::full_windows(const std::vector<int64_t>& starts, int64_t length,
+                                 bool documents) const {
+  std::vector<int64_t> full = starts;
+  for (int64_t& start : full) start = std::min(start, size() - 1 - length);
+  Batch batch = windows(at::tensor(full, at::kLong), length, documents);
+  if (full == starts) return batch;
+  batch.targets = batch.targets.clone();  // of a single window they share memory with the inputs
+  for (size_t i = 0; i < starts.size(); ++i) {
+    batch.targets[static_cast<int64_t>(i)].narrow(0, 0, starts[i] - full[i]).fill_(kIgnore);
+  }
+  return batch;
+}
+
 Split split_documents(const std::vector<at::Tensor>& documents, const std::vector<uint64_t>& lots,
                       double held_out, int64_t length, int64_t end_token) {
   const at::Tensor end =

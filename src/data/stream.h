@@ -21,6 +21,9 @@ struct PackedStream {
   // Windows that begin at `starts` [B], in [0, N): inputs are T tokens and targets the T one
   // further on. length < N. Document ids are filled in where asked for.
   Batch windows(const at::Tensor& starts, int64_t length, bool documents) const;
+  // The same of windows that do not go around the circle: one that would begins early enough to be
+  // full, and has no targets for what is before `starts`.
+  Batch full_windows(const std::vector<int64_t>& starts, int64_t length, bool documents) const;
 };
 
 struct Split {

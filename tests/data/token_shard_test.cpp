@@ -47,6 +47,26 @@ TEST(TokenShard, PredictsTheNextTokenAndHoldsTheEndOut) {
   EXPECT_LT(*seen.rbegin(), 900);
 }
 
+TEST(TokenShard, OfAWholeFileEveryTokenButTheFirstIsPredictedOnce) {
+  const TempFolder folder;
+  for (const int32_t count : {11, 20, 21, 22, 95}) {
+    const auto task = task_of(config_of(folder, shard(count), "vocabulary = 100\nheld_out = 1.0"));
+    const Batch eval = task->eval_batch(0, task->eval_sequences());
+    std::multiset<int64_t> predicted;
+    for (int64_t i = 0; i < task->eval_sequences(); ++i) {
+      const std::vector<int64_t> inputs = row(eval.inputs, i), targets = row(eval.targets, i);
+      for (size_t t = 0; t < targets.size(); ++t) {
+        if (targets[t] == kIgnore) continue;
+        predicted.insert(targets[t]);
+        EXPECT_EQ(targets[t], inputs[t] + 1);
+      }
+    }
+    std::multiset<int64_t> all;
+    for (int64_t token = 1; token < count; ++token) all.insert(token);
+    EXPECT_EQ(predicted, all) << count;
+  }
+}
+
 TEST(TokenShard, OtherFilesAreRefused) {
   const TempFolder folder;
   const std::string path = folder.path("a.bin");

@@ -168,5 +168,19 @@ TEST(TextTask, SubWordsCountBytesOfWhatIsEvaluated) {
   EXPECT_TRUE(inputs.eq(258).any().item<bool>());
 }
 
+// Of WordPiece the spaces between words are no tokens, and an unknown word has the name of its
+// token, which is not as long as it.
+TEST(TextTask, ATokenizerThatChangesTheTextCountsTheBytesOfTheFile) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += i % 3 == 0 ? "ab   cd\n" : "(1234567890)";
+  folder.write("text.txt", text);
+  const auto task = task_of("type = 'text'\npaths = ['" + folder.path("text.txt") +
+                            "']\nlength = 8\nheld_out = 1\ntokenizer = '" +
+                            folder.write("tokenizer.json", letters_json()) + "'\n");
+  const auto tokens = static_cast<double>(task->data_size().count);
+  EXPECT_NEAR(task->bytes_per_token() * tokens, static_cast<double>(text.size() + 1), 1e-6);
+}
+
 }  // namespace
 }  // namespace headloom::data::tokenizer_test

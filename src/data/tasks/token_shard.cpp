@@ -79,7 +79,7 @@ class TokenShard final : public Task {
     check_held_out(first, count, eval_sequences());
     const std::vector<int64_t> starts(eval_starts_.begin() + first,
                                       eval_starts_.begin() + first + count);
-    return held_out_.windows(at::tensor(starts, at::kLong), options_.length, false);
+    return held_out_.full_windows(starts, options_.length, false);
   }
   std::string describe() const override {
     return str("Tokens of ", options_.path, ": ", train_.size(), " to train on and ",
@@ -125,7 +125,9 @@ class TokenShard final : public Task {
   TokenShard(const ShardOptions& options, uint64_t seed, const Parts& parts)
       : options_(options), train_(stream_of(parts.first)), held_out_(stream_of(parts.second)) {
     if (train_.size() > 0) order_.emplace(seed, train_.size(), options.length);
-    for (int64_t start = 0; start + options.length < held_out_.size(); start += options.length) {
+    // Of a file that is held out as a whole every token but the first is predicted.
+    const int64_t least = train_.size() == 0 ? 1 : options_.length;
+    for (int64_t start = 0; start + least < held_out_.size(); start += options_.length) {
       eval_starts_.push_back(start);
     }
     // Whatever part of it is evaluated should be a fair sample.
