@@ -252,10 +252,11 @@ int run_eval(const EvalArguments& a) {
                 human_bytes(static_cast<double>(e.state_bytes)).c_str());
   }
   std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy,
-              task->exact_match()        ? "answers, exact match"
-              : label                    ? "labels"
-              : goal == data::Goal::tags ? "tags"
-                                         : "target tokens");
+              task->exact_match()                          ? "answers, exact match"
+              : label                                      ? "labels"
+              : goal == data::Goal::tags                   ? "tags"
+              : task->accuracy() == data::Accuracy::share ? "a sequence's targets, mean"
+                                                          : "target tokens");
   return 0;
 }
 

@@ -444,6 +444,16 @@ def test_eval_reports_and_writes_logits(place, tmp_path):
     assert sum(tensor.size for tensor in parameters.values()) == described["parameters"]
 
 
+def test_eval_says_where_sequences_count_alike(tmp_path):
+    (tmp_path / "mqar.toml").write_text(
+        "[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 1\nbatch = 2\n[task]\ntype = 'mqar'\nvocabulary = 32\n"
+        "segments = ['16:1:8', '32:6:8']\neval_sequences = 8\n"
+    )
+    headloom("train", "mqar.toml", "--out", "run", cwd=tmp_path)
+    # A sequence with six questions counts as much as one with a single question.
+    assert "of a sequence's targets, mean" in headloom("eval", "run", cwd=tmp_path).stdout
+
+
 def test_eval_reads_long_contexts_in_pieces(place):
     def evaluated(*arguments):
         return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
@@ -732,5 +742,6 @@ def test_big_presets_are_described_without_being_built(tmp_path):
         ("ViT-S/16", "", 21.97),
     ]:
         (tmp_path / "model.toml").write_text(f"[model]\npreset = '{name}'\n{keys}\n")
-        done = headloom("describe", "model.toml", "--json", "--length", 512, cwd=tmp_path)
+        length = [] if "ViT" in name else ["--length", 512]
+        done = headloom("describe", "model.toml", "--json", *length, cwd=tmp_path)
         assert json.loads(done.stdout)["parameters"] / 1e6 == pytest.approx(millions, rel=2e-3), name
