@@ -1,7 +1,7 @@
 # Sets HEADLOOM_GLOO where this PyTorch has gloo, with which the processes of a distributed run talk.
 # cmake/gloo declares what PyTorch's header takes from gloo's own headers, which the wheel lacks.
 include(CheckCXXSourceCompiles)
-set(CMAKE_REQUIRED_INCLUDES "${CMAKE_SOURCE_DIR}/cmake/gloo" "${HEADLOOM_TORCH_DIR}/include"
+set(CMAKE_REQUIRED_INCLUDES "${PROJECT_SOURCE_DIR}/cmake/gloo" "${HEADLOOM_TORCH_DIR}/include"
                             "${HEADLOOM_TORCH_DIR}/include/torch/csrc/api/include")
 set(CMAKE_REQUIRED_LIBRARIES "${HEADLOOM_TORCH_DIR}/lib/libtorch_cpu.so" "${HEADLOOM_TORCH_DIR}/lib/libc10.so")
 set(CMAKE_REQUIRED_LINK_OPTIONS "-Wl,--allow-shlib-undefined")

@@ -5,8 +5,8 @@
 # find_package(Torch) is not used: on a CUDA wheel it demands a CUDA toolkit. HEADLOOM_TORCH_DIR (a
 # folder with include/ and lib/) overrides the search.
 
-if(NOT Python3_EXECUTABLE AND EXISTS ${CMAKE_SOURCE_DIR}/.venv/bin/python)
-  set(Python3_EXECUTABLE ${CMAKE_SOURCE_DIR}/.venv/bin/python)  # what ./test set up
+if(NOT Python3_EXECUTABLE AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  set(Python3_EXECUTABLE ${PROJECT_SOURCE_DIR}/.venv/bin/python)  # what ./test set up
 endif()
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 

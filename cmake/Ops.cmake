@@ -4,14 +4,14 @@
 # op.cpp chooses by at::get_cpu_capability(). They are always optimised: at -O0 helpers would leak as
 # weak AVX-512 symbols.
 
-file(GLOB_RECURSE ops_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/ops/*.cpp)
+file(GLOB_RECURSE ops_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/*.cpp)
 set(kernel_sources ${ops_sources})
 list(FILTER kernel_sources INCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 
 # Which products are fast depends on the processor, whose name is the one thing taken from core.
-add_library(headloom_ops SHARED ${ops_sources} ${CMAKE_SOURCE_DIR}/src/core/platform.cpp)
-target_include_directories(headloom_ops PUBLIC ${CMAKE_SOURCE_DIR}/src)
+add_library(headloom_ops SHARED ${ops_sources} ${PROJECT_SOURCE_DIR}/src/core/platform.cpp)
+target_include_directories(headloom_ops PUBLIC ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(headloom_ops PUBLIC headloom_torch)
 # Compiled once for everything that knows torch. A definition of the library's own would not fit the others.
 target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h> <torch/nn/module.h>)
@@ -25,7 +25,7 @@ function(headloom_kernel_set suffix)
   endif()
   add_library(headloom_kernels_${suffix} OBJECT ${kernel_sources})
   set_target_properties(headloom_kernels_${suffix} PROPERTIES UNITY_BUILD OFF)
-  target_include_directories(headloom_kernels_${suffix} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(headloom_kernels_${suffix} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(
     headloom_kernels_${suffix}
     PRIVATE -O3 -fno-math-errno -fno-trapping-math -Wno-uninitialized -fno-lto ${ARGN})

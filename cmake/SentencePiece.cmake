@@ -5,8 +5,8 @@
 
 find_library(SENTENCEPIECE_TRAIN_LIBRARY sentencepiece_train REQUIRED)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece REQUIRED)
-add_library(headloom_sentencepiece SHARED ${CMAKE_SOURCE_DIR}/src/data/sentencepiece_library.cpp)
-target_include_directories(headloom_sentencepiece PRIVATE ${CMAKE_SOURCE_DIR}/src)
+add_library(headloom_sentencepiece SHARED ${PROJECT_SOURCE_DIR}/src/data/sentencepiece_library.cpp)
+target_include_directories(headloom_sentencepiece PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(headloom_sentencepiece PRIVATE ${SENTENCEPIECE_TRAIN_LIBRARY} ${SENTENCEPIECE_LIBRARY})
 set_target_properties(headloom_sentencepiece PROPERTIES CXX_VISIBILITY_PRESET hidden
                                                         VISIBILITY_INLINES_HIDDEN ON)

@@ -41,3 +41,39 @@ def test_run_can_only_build(tmp_path):
         done = run("--build", *more)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("--build compares nothing, so nothing else goes with it.")
+
+
+def test_a_project_of_somebody_elses_links_a_layer(tmp_path):
+    """docs/architecture.md, "From C++": its folders are not taken for Headloom's, and it need not ask for C++20."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+cmake_minimum_required(VERSION 3.25)
+project(mine LANGUAGES CXX)
+add_subdirectory("{ROOT}" headloom EXCLUDE_FROM_ALL)
+add_executable(mine main.cpp)
+target_link_libraries(mine PRIVATE headloom_core)
+if(TARGET headloom OR TARGET test_core OR NOT TARGET headloom_train)
+  message(FATAL_ERROR "not the layers alone")
+endif()
+""")
+    (tmp_path / "main.cpp").write_text("""
+#include <iostream>
+#include "core/config.h"
+#include "core/error.h"
+int main() {
+  try {
+    headloom::parse_toml("a = [", "mine");
+  } catch (const headloom::UsageError& e) {
+    std::cout << e.what();
+  }
+}
+""")
+    build = tmp_path / "build"
+    torch_folder = os.path.dirname(torch.__file__)
+    # What PyTorch has of gloo is not asked again, which would take as long as everything else.
+    for command in (["cmake", "-S", tmp_path, "-B", build, "-G", "Ninja", f"-DPython3_EXECUTABLE={sys.executable}",
+                     f"-DHEADLOOM_TORCH_DIR={torch_folder}", "-DHEADLOOM_GLOO=ON", "-DCMAKE_UNITY_BUILD=ON"],
+                    ["cmake", "--build", build, "--target", "mine"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    said = subprocess.run([build / "mine"], capture_output=True, text=True).stdout
+    assert said.startswith("mine:1: not valid TOML")
