@@ -43,6 +43,32 @@ def test_run_can_only_build(tmp_path):
         assert done.stderr.startswith("--build compares nothing, so nothing else goes with it.")
 
 
+def test_run_takes_paths_as_they_are_seen_from_where_it_is_given(tmp_path):
+    checkout, here = tmp_path / "check out", tmp_path / "here"
+    for folder in ["tools", "configs", "build/bin"]:
+        (checkout / folder).mkdir(parents=True)
+    here.mkdir()
+    shutil.copy(ROOT / "run", checkout / "run")
+    (checkout / "configs/quickstart.toml").write_text('[[tasks]]\ntask = { type = "text", paths = ["text"] }\n')
+    (checkout / "tools/setup.sh").write_text("set_up() { torch_dir=/torch; }\nbuild() { :; }\n")
+    program = checkout / "build/bin/headloom"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    (here / "mine.toml").write_text("models = []\n")
+    (here / 'a "text".txt').write_text("text")
+
+    def run(*arguments):
+        done = subprocess.run([checkout / "run", *arguments], cwd=here, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert run("--out", "o")[-2:] == ["--out", str(here / "o")]
+    assert run("--out=o", "mine.toml")[:2] == ["compare", str(here / "mine.toml")]
+    assert run("--out=o")[-2:] == ["--out", str(here / "o")]
+    assert run("--out", "/o")[-2:] == ["--out", "/o"]
+    assert f'tasks.0.task.paths=["{here}/a \\"text\\".txt"]' in run("--text", 'a "text".txt')
+
+
 def test_a_project_of_somebody_elses_links_a_layer(tmp_path):
     """docs/architecture.md, "From C++": its folders are not taken for Headloom's, and it need not ask for C++20."""
     (tmp_path / "CMakeLists.txt").write_text(f"""
