@@ -164,6 +164,14 @@ Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::strin
   return maps.index_select(1, at::tensor(subject.heads, at::kLong));
 }
 
+Tensor without_padding(const Subject& subject, const Tensor& maps, const std::string& place) {
+  const bool encoder = place.starts_with("encoder.");
+  const Tensor& lengths = encoder ? subject.input.source_lengths : subject.input.lengths;
+  if (!lengths.defined()) return maps;
+  const Tensor padding = at::arange(maps.size(2)).ge(lengths.cpu().unsqueeze(1));  // [B, T]
+  return maps.masked_fill(padding.unsqueeze(1).unsqueeze(3), 0);
+}
+
 ModelInput shortened(const ModelInput& input, int64_t length) {
   ModelInput out = input;
   const auto cut = [&](Tensor& t) {

@@ -105,6 +105,9 @@ Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::strin
 // The numbers of the heads behind these.
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
 
+// maps [B, H, T, S] of a layer with 0 in the rows of queries that are padding.
+Tensor without_padding(const Subject& subject, const Tensor& maps, const std::string& place);
+
 // The context's first `length` positions alone.
 ModelInput shortened(const ModelInput& input, int64_t length);
 

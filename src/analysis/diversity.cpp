@@ -86,10 +86,12 @@ Findings diversity(const Subject& subject) {
     qk.push_back(of_scores);
     ov.push_back(of_values);
     if (reads) {
-      const Tensor plain = recording->find(place.name + ".weights");
-      const Tensor composed = recording->find(place.name + ".weights.composed");
-      const double a = plain.defined() ? similarity(plain) : std::nan("");
-      const double b = composed.defined() ? similarity(composed) : std::nan("");
+      const auto similar = [&](const char* stage) {
+        const Tensor of_layer = recording->find(place.name + stage);
+        if (!of_layer.defined()) return std::nan("");
+        return similarity(without_padding(subject, of_layer, place.name));
+      };
+      const double a = similar(".weights"), b = similar(".weights.composed");
       row.insert(row.end(), {a, b});
       if (!std::isnan(a) && !std::isnan(b)) {
         before += a;

@@ -32,14 +32,16 @@ Findings memory(const Subject& subject) {
     if (!units.defined() || !tokens.defined()) continue;
     const int64_t length = units.size(1);
     Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
-    if (subject.input.lengths.defined() && units.size(1) == tokens.size(1)) {
+    const bool padded = subject.input.lengths.defined() && units.size(1) == tokens.size(1);
+    if (padded) {
       const Tensor padding = at::arange(length).ge(subject.input.lengths.unsqueeze(1)).flatten();
       flat = flat.masked_fill(padding.unsqueeze(1), 0);
     }
+    const int64_t positions = padded ? subject.input.lengths.sum().item<int64_t>() : flat.size(0);
     const int64_t firings = std::min(kFirings, flat.size(0));
     const auto [top, where] = flat.topk(firings, 0);  // [firings, units]
     // A unit that is mostly quiet and now and then fires high is selective.
-    const Tensor selectivity = top[0] / flat.abs().mean(0).clamp_min(1e-30);
+    const Tensor selectivity = top[0] / (flat.abs().sum(0) / positions).clamp_min(1e-30);
     const Tensor chosen =
         std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]

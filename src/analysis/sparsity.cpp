@@ -20,7 +20,7 @@ Findings sparsity(const Subject& subject) {
     if (!whole.defined()) continue;
     const Tensor maps = chosen_heads(subject, whole, place.name);
     // Weights that mixers subtract count by their size, as shares of a row.
-    const Tensor size = maps.to(at::kDouble).abs();
+    const Tensor size = without_padding(subject, maps.to(at::kDouble).abs(), place.name);
     const Tensor sum = size.sum(-1, true);
     const Tensor share = size / sum.clamp_min(1e-300);
     const auto row_is_real = sum.squeeze(-1).gt(0);  // [B, H, T]

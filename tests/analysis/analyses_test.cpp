@@ -260,6 +260,33 @@ TEST(States, DecaysOfEveryRecurrence) {
                            (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
 }
 
+// What comes behind the end of a sequence changes no number.
+TEST(Padding, DoesNotCount) {
+  const auto model =
+      small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }",
+                  "kind = \"encoder\"\nhead = \"label\"\nclasses = 2\n");
+  const Tensor tokens = few_tokens(2, 16);
+  const Subject whole = reading(model, tokens.narrow(1, 0, 12));
+  Subject padded = reading(model, tokens);
+  padded.input.lengths = at::full({2}, 12, at::kLong);
+  for (const char* what : {"sparsity", "diversity"}) {
+    const Table expected = run(what, whole).tables[0], found = run(what, padded).tables[0];
+    ASSERT_EQ(found.rows.size(), expected.rows.size()) << what;
+    for (size_t row = 0; row < expected.rows.size(); ++row) {
+      for (const std::string& column : expected.columns) {
+        if (column == "layer" || column == "mixer") continue;
+        EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9)
+            << what << " " << column;
+      }
+    }
+  }
+  const Table expected = run("memory", whole).tables[0], found = run("memory", padded).tables[0];
+  for (size_t row = 0; row < expected.rows.size(); ++row) {
+    EXPECT_NEAR(number(found, row, "largest / mean"), number(expected, row, "largest / mean"),
+                1e-9);
+  }
+}
+
 TEST(States, WhatDoesNotFadeIsKeptForEver) {
   const auto model = small_model("mixer = { type = \"rwkv\" }");
   {
