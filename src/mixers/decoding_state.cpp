@@ -72,9 +72,10 @@ int64_t Positions::of(int64_t b) const {
   return left_padding.defined() ? longest - left_padding[b].item<int64_t>() : longest;
 }
 
-at::Tensor Positions::position_ids(int64_t n, at::Device device) const {
+at::Tensor Positions::position_ids(const c10::SymInt& n, at::Device device) const {
   const auto options = at::TensorOptions(device).dtype(at::kLong);
-  const at::Tensor aligned = at::arange(longest, longest + n, options).unsqueeze(0);
+  const at::Tensor aligned =
+      at::arange(c10::Scalar(longest), c10::Scalar(longest + n), options).unsqueeze(0);
   if (!left_padding.defined()) return aligned;
   return (aligned - left_padding.to(device).unsqueeze(1)).clamp_min(0);
 }

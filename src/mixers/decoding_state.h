@@ -25,7 +25,7 @@ struct Positions {
   int64_t of(int64_t b) const;
   // The position ids of the next `n`, [B, n] int64, or [1, n] where all have seen as many, on
   // `device`. 0 before a sequence's first.
-  at::Tensor position_ids(int64_t n, at::Device device) const;
+  at::Tensor position_ids(const c10::SymInt& n, at::Device device) const;
   // Which of the newest `columns` are a sequence's own, [B, 1, 1, columns] boolean on `device`; the
   // others are left padding. Undefined: all.
   at::Tensor padding_mask(int64_t columns, at::Device device) const;

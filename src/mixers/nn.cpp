@@ -184,7 +184,7 @@ Norm::Norm(const std::string& norm_type, int64_t width, std::optional<double> no
 
 Tensor Norm::forward(const Tensor& x) const {
   if (type == "none") return x;
-  if (type == "layer_norm") return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
+  if (type == "layer_norm") return at::layer_norm_symint(x, {x.sym_size(-1)}, weight, bias, eps);
   return ops::rms_norm(x, weight, eps);
 }
 
@@ -236,44 +236,45 @@ Rotary Rotary::retention(int64_t head_dim) {
   return r;
 }
 
-void Rotary::prepare(int64_t length, const Tensor& like) {
+void Rotary::prepare(const c10::SymInt& length, const Tensor& like) {
   const auto type = at::toOpMathType(like.scalar_type());
-  const int64_t had = cos_.defined() ? cos_.size(0) : 0;
+  const c10::SymInt had = cos_.defined() ? cos_.sym_size(0) : 0;
   const bool fits = had > 0 && cos_.device() == like.device() && cos_.scalar_type() == type;
   if (fits && had >= length) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
   // Twice as long where it was too short: calls that take turns between types do not lengthen it.
-  const int64_t grown = std::max<int64_t>(length, fits ? 2 * had : had);
+  const c10::SymInt grown = had == 0 ? length : length.max(fits ? 2 * had : had);
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
-  const Tensor angle = at::arange(grown, options).unsqueeze(1) * frequency.unsqueeze(0);
+  const Tensor place = at::arange(c10::Scalar(grown), options);
+  const Tensor angle = place.unsqueeze(1) * frequency.unsqueeze(0);
   cos_ = angle.cos().to(type);
   sin_ = angle.sin().to(type);
 }
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
-  const int64_t length = x.size(1);
-  prepare(std::max(seen.longest + length, seen.capacity), x);
+  const c10::SymInt length = x.sym_size(1), end = seen.longest + length;
+  prepare(seen.capacity == 0 ? end : end.max(seen.capacity), x);
   if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length, x.device()));
   // A narrow(), in one operator.
   const auto rows = [&](const Tensor& table) {
-    const int64_t pairs = table.size(1);
-    return table.as_strided({length, pairs}, {pairs, 1}, seen.longest * pairs);
+    const int64_t pairs = rotary_ / 2;
+    return table.as_strided_symint({length, pairs}, {pairs, 1}, seen.longest * pairs);
   };
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }
 
 Tensor Rotary::apply_at(const Tensor& x, const Tensor& places) {
-  prepare(x.size(1), x);
+  prepare(x.sym_size(1), x);
   return rotated(x, places);
 }
 
 Tensor Rotary::rotated(const Tensor& x, const Tensor& places) const {
   const auto rows = [&](const Tensor& table) {
     return table.index_select(0, places.flatten())
-        .view({places.size(0), places.size(1), table.size(1)});
+        .view_symint({places.sym_size(0), places.sym_size(1), rotary_ / 2});
   };
   return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
 }
@@ -295,17 +296,22 @@ void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {
 }
 
 Tensor places_in_documents(const Tensor& documents) {
-  const int64_t length = documents.size(1);
-  const Tensor place = at::arange(length, documents.options());
-  const Tensor begins = documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
-  const Tensor first = at::constant_pad_nd(begins * place.narrow(0, 1, length - 1), {1, 0});
+  const c10::SymInt length = documents.sym_size(1);
+  const auto rows = [&](const Tensor& t, int64_t dim, int64_t from) {
+    return t.narrow_symint(dim, from, length - 1);
+  };
+  const Tensor place = at::arange(c10::Scalar(length), documents.options());
+  const Tensor begins = rows(documents, 1, 1).ne(rows(documents, 1, 0));
+  const Tensor first = at::constant_pad_nd(begins * rows(place, 0, 1), {1, 0});
   return place - std::get<0>(at::cummax(first, 1));
 }
 
-Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options) {
+Tensor alibi_bias(int64_t heads, const c10::SymInt& queries, const c10::SymInt& keys,
+                  const at::TensorOptions& options) {
+  const c10::Scalar begin(keys - queries), end(keys);
   const auto real = options.dtype(at::kFloat);
-  const Tensor query = at::arange(keys - queries, keys, real).unsqueeze(1);
-  return alibi_bias(heads, (query - at::arange(keys, real)).abs().unsqueeze(0), options);
+  const Tensor distance = at::arange(begin, end, real).unsqueeze(1) - at::arange(end, real);
+  return alibi_bias(heads, distance.abs().unsqueeze(0), options);
 }
 
 Tensor alibi_bias(int64_t heads, const Tensor& distance, const at::TensorOptions& options) {

@@ -169,7 +169,7 @@ class Rotary {
   void apply(Tensor& q, Tensor& k, const Positions& seen);
 
  private:
-  void prepare(int64_t length, const Tensor& like);
+  void prepare(const c10::SymInt& length, const Tensor& like);
   // x rotated as positions `places` [B or 1, T] say, for which the tables are prepared.
   Tensor rotated(const Tensor& x, const Tensor& places) const;
 
@@ -184,7 +184,8 @@ class Rotary {
 Tensor places_in_documents(const Tensor& documents);
 
 // ALiBi (Press et al. 2022): -slope_h * distance with slope_h = 2^(-8(h+1)/H). [1, H, T, S].
-Tensor alibi_bias(int64_t heads, int64_t queries, int64_t keys, const at::TensorOptions& options);
+Tensor alibi_bias(int64_t heads, const c10::SymInt& queries, const c10::SymInt& keys,
+                  const at::TensorOptions& options);
 // For queries and keys at any positions: distance [B or 1, T, S] -> [B or 1, H, T, S].
 Tensor alibi_bias(int64_t heads, const Tensor& distance, const at::TensorOptions& options);
 

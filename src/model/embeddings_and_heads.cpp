@@ -70,7 +70,7 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
                           const Positions& seen) const {
   Tensor x = embedded(table_, tokens);
   if (config_.embedding_scale) x = x * std::sqrt(static_cast<double>(config_.width));
-  const int64_t length = tokens.size(1), end = seen.longest + length;
+  const c10::SymInt length = tokens.sym_size(1), end = seen.longest + length;
   if (positions_.defined()) {
     if (end > positions_.size(0)) {
       usage_error("the model has ", positions_.size(0), " learned positions (", max_length_key_,
@@ -78,7 +78,7 @@ Tensor Embedding::forward(const Tensor& tokens, const Tensor& segments, bool tra
     }
     x = x + (seen.left_padding.defined()
                  ? at::embedding(positions_, seen.position_ids(length, x.device()))
-                 : positions_.narrow(0, seen.longest, length));
+                 : positions_.narrow_symint(0, seen.longest, length));
   } else if (config_.position.type == "sinusoidal") {
     x = x + sinusoidal(seen.position_ids(length, x.device()), config_.width,
                        x.options().requires_grad(false));
@@ -198,7 +198,8 @@ Tensor LabelHead::pool(const Tensor& x, const Tensor& lengths, bool training) co
   if (config_.pool == "first") {
     y = x.select(1, 0);
   } else if (lengths.defined()) {
-    const Tensor real = at::arange(x.size(1), lengths.options()).lt(lengths.unsqueeze(1));
+    const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), lengths.options());
+    const Tensor real = place.lt(lengths.unsqueeze(1));
     // Padding may hold anything, so it is left out rather than multiplied by 0.
     y = at::where(real.unsqueeze(-1), x, at::zeros({}, x.options())).sum(1) /
         lengths.clamp_min(1).unsqueeze(1).to(x.scalar_type());

@@ -11,6 +11,12 @@
 
 namespace headloom::ops {
 
+// The size of a dimension that is a constant of the caller's program, as the number of heads is.
+// Under torch.compile, size() would make constants of the tensor's other dimensions too.
+inline int64_t fixed_size(const at::Tensor& t, int64_t dim) {
+  return t.sym_size(dim).guard_int(__FILE__, __LINE__);
+}
+
 // `legend` names the sizes expected: "[B, T, H, D]".
 inline void check_shape(const char* op, const at::Tensor& t, const std::string& name,
                         c10::SymIntArrayRef expected, const char* legend) {

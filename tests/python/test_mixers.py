@@ -8,6 +8,7 @@ import threading
 import headloom
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.func import functional_call
 
 WIDTH, LENGTH = 32, 7
@@ -222,6 +223,27 @@ def test_compiles_without_breaks(trained):
         torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4)
     # Tracing leaves nothing behind in the C++ module.
     torch.testing.assert_close(trained(x), expected)
+
+
+def test_lengths_that_change_are_compiled_once(layer):
+    """Twice, where another number of queries takes another kernel."""
+    if "synthesizer" in layer.spec:
+        pytest.skip("its scores are tables of positions")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
+    for batch, length in [(11, 5), (9, 6), (10, 17), (13, 20), (14, 7)]:
+        x = inputs(batch, length)
+        torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
+    assert counter.frame_count <= 2
+
+
+def test_exports_for_any_length(layer):
+    if "synthesizer" in layer.spec:
+        pytest.skip("its scores are tables of positions")
+    sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("T", min=17, max=64)}
+    program = torch.export.export(layer.eval(), (inputs(3, 20),), dynamic_shapes={"x": sizes})
+    x = inputs(5, 31)
+    torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
 
 
 def test_inductor():

@@ -9,6 +9,7 @@ import warnings
 import headloom
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.func import functional_call
 
 VOCABULARY, WIDTH, LENGTH = 40, 32, 9
@@ -252,6 +253,21 @@ def test_loss_is_the_cross_entropy_of_the_logits(kind):
         model.loss(*args, torch.full_like(targets, logits.shape[-1]), **named)
     with pytest.raises(TypeError, match="targets must be"):
         model.loss(*args, [1], **named)
+
+
+@pytest.mark.parametrize("kind", ["tied", "learned positions", "dcmha", "balanced", "encoder_decoder"])
+def test_lengths_that_change_are_compiled_once(kind):
+    model = make(kind)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
+    for batch, length in [(6, 9), (7, 10), (5, 12)]:
+        x, named = tokens(batch, length), {}
+        if kind == "encoder_decoder":
+            named = {"source": tokens(batch, length - 1), "source_lengths": torch.full((batch,), 4)}
+        y = compiled(x, **named)
+        y.sum().backward()
+        torch.testing.assert_close(y, model(x, **named), atol=1e-4, rtol=1e-4)
+    assert counter.frame_count == 1
 
 
 def test_loss_compiles_without_breaks():

@@ -114,13 +114,13 @@ class Moe final : public ChannelMixer {
     if (context.auxiliary != nullptr) observe(scores, choice, context);
     if (context.recording != nullptr) {
       const auto of_position = [&](const Tensor& t) {
-        return t.unflatten(0, x.sizes().slice(0, 2));
+        return t.unflatten_symint(0, x.sym_sizes().slice(0, 2));
       };
       context.recording->put("experts", of_position(choice));
       context.recording->put("expert_weights", of_position(weight));
       context.recording->put("expert_scores", of_position(scores));
     }
-    Tensor y = ops::moe(tokens, up_, down_, choice, weight).view(x.sizes());
+    Tensor y = ops::moe(tokens, up_, down_, choice, weight).view_symint(x.sym_sizes());
     if (!shared_up_) return y;
     return y + shared_down_->forward(ops::swiglu(shared_up_->forward(x)));
   }
@@ -187,9 +187,9 @@ class Moe final : public ChannelMixer {
     if (options_.balance > 0) {
       // f is the whole batch's, which makes the loss of its parts add up to its own.
       const Tensor of_all = auxiliary.sum_counts ? auxiliary.sum_counts(counts) : counts;
-      const int64_t choices = auxiliary.sum_counts ? of_all.sum().item<int64_t>() : flat.numel();
-      const Tensor load =
-          of_all.to(at::kFloat) / static_cast<double>(std::max<int64_t>(choices, 1));
+      const c10::SymInt choices =
+          auxiliary.sum_counts ? c10::SymInt(of_all.sum().item<int64_t>()) : flat.sym_numel();
+      const Tensor load = of_all.to(at::kFloat) / c10::Scalar(choices.max(1));
       const Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
       Tensor loss =

@@ -143,7 +143,7 @@ class Aft final : public TokenMixer {
 
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, ops::AftOptions& o,
                                    Recording* recording = nullptr) const {
-    const int64_t last = o.offset + x.size(1);
+    const c10::SymInt last = o.offset + x.sym_size(1);
     if (bounded() && last > longest_) {
       usage_error("aft: form \"", options_.form, "\" has biases for ", longest_,
                   " positions (model.max_length), but the sequence has ", last, ".");

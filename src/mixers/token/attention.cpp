@@ -148,8 +148,8 @@ Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
   o.lengths = cross ? context.memory_lengths : context.lengths;
   if (!cross) o.documents = context.documents;
   if (shape_.position.type == "alibi" && !cross) {
-    const Tensor all = alibi_bias(shape_.processes() * sizes_.maps, h.q.size(1), h.k.size(1),
-                                  h.q.options());
+    const Tensor all = alibi_bias(shape_.processes() * sizes_.maps, h.q.sym_size(1),
+                                  h.k.sym_size(1), h.q.options());
     o.bias = order_maps(all.narrow(1, shape_.rank() * sizes_.maps, sizes_.maps), 1);
   }
   compose(x, memory, o);

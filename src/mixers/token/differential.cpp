@@ -109,7 +109,7 @@ class Differential final : public Attention {
  private:
   // Reorders dimension `dim` of 2n maps from (run, head, map) to (run, map, head).
   Tensor ordered(const Tensor& x, int64_t dim) const {
-    if (runs_ == sizes_.outputs || x.size(dim) == 1) return x;
+    if (runs_ == sizes_.outputs || x.sym_size(dim) == 1) return x;
     return x.unflatten(dim, {runs_, sizes_.outputs / runs_, 2})
         .transpose(dim + 1, dim + 2)
         .flatten(dim, dim + 2);

@@ -96,7 +96,7 @@ class Gla final : public TokenMixer {
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
                                    Recording* recording = nullptr) {
     const auto by_head = [&](const Tensor& t) {
-      return t.unflatten(-1, {heads_, t.size(-1) / heads_});
+      return t.unflatten(-1, {heads_, -1});
     };
     const std::vector<Tensor> parts =
         qkv_->forward(x).split_with_sizes({keys_, keys_, values_}, -1);

@@ -70,16 +70,16 @@ class Linformer final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    const int64_t length = x.size(1), width = x.size(2), longest = e_.size(-2);
+    const c10::SymInt length = x.sym_size(1);
+    const int64_t longest = e_.size(-2);
     if (length > longest) {
       usage_error("linformer: the sequence has ", length,
                   " positions, but its projections are for ", longest,
                   " at most (model.max_length).");
     }
-    const Tensor all = qkv_->forward(x);
-    const auto part = [&](int64_t index) {
-      return all.narrow(-1, index * width, width)
-          .unflatten(-1, {options_.heads, width / options_.heads});
+    const std::vector<Tensor> all = qkv_->forward(x).chunk(3, -1);
+    const auto part = [&](size_t index) {
+      return all[index].unflatten(-1, {options_.heads, -1});
     };
     Tensor q = part(0), k = part(1), v = part(2);
     if (rotary_) {
@@ -87,8 +87,8 @@ class Linformer final : public TokenMixer {
       k = rotary_->apply(k);
     }
     if (context.lengths.defined()) {
-      const Tensor real =
-          at::arange(length, context.lengths.options()).lt(context.lengths.unsqueeze(1));
+      const Tensor place = at::arange(c10::Scalar(length), context.lengths.options());
+      const Tensor real = place.lt(context.lengths.unsqueeze(1));
       // Padding may hold anything, so it is replaced rather than multiplied by 0.
       const auto kept = [&](const Tensor& t) {
         return at::where(real.unsqueeze(-1).unsqueeze(-1), t, at::zeros({}, t.options()));
@@ -103,7 +103,7 @@ class Linformer final : public TokenMixer {
     const Tensor heads = shown_attention(q, k, project(v, of_values), o, context);
     if (context.recording != nullptr && context.recording->wants("weights.composed")) {
       // Of the positions themselves: P F^T.
-      const Tensor rows = of_values.narrow(-2, 0, length).transpose(-2, -1);
+      const Tensor rows = of_values.narrow_symint(-2, 0, length).transpose(-2, -1);
       context.recording->put("weights.composed",
                              at::matmul(ops::composed_attention_weights(q, k, o), rows));
     }
@@ -142,9 +142,9 @@ class Linformer final : public TokenMixer {
  private:
   // keys [B, T, H, D] with weights [S, k] or [H, S, k] -> [B, k, H, D].
   static Tensor project(const Tensor& keys, const Tensor& weights) {
-    const Tensor rows = weights.narrow(-2, 0, keys.size(1)).transpose(-2, -1);
+    const Tensor rows = weights.narrow_symint(-2, 0, keys.sym_size(1)).transpose(-2, -1);
     if (weights.dim() == 2) {
-      return at::matmul(rows, keys.flatten(-2)).unflatten(-1, {keys.size(2), keys.size(3)});
+      return at::matmul(rows, keys.flatten(-2)).unflatten_symint(-1, keys.sym_sizes().slice(2));
     }
     return at::matmul(rows, keys.transpose(1, 2)).transpose(1, 2);
   }

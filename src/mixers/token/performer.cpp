@@ -45,7 +45,9 @@ struct PerformerOptions {
     f.field("heads", heads, "heads", size_from(1));
     f.field("features", features,
             "random features of a head; absent: D ln D, rounded, of heads of size D", size_from(1));
-    f.field("kernel", kernel, "what the features approximate or are", {"softmax", "relu"});
+    f.field("kernel", kernel,
+            "of the features: softmax approximates softmax attention, relu does not",
+            {"softmax", "relu"});
     // Much smaller, and in float32 their products would not keep a denominator from being 0.
     f.field("eps", eps, "added to each feature; absent: 1e-4 (softmax), 1e-3 (relu)",
             between(1e-9, 1.0));
@@ -128,10 +130,10 @@ class Performer final : public TokenMixer {
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     const Heads h = project(x, {}, context.documents);
-    const int64_t length = x.size(1);
     Tensor real;  // [B, T, 1, 1]
     if (!causal_ && context.lengths.defined()) {
-      real = at::arange(length, context.lengths.options()).lt(context.lengths.unsqueeze(1));
+      const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), context.lengths.options());
+      real = place.lt(context.lengths.unsqueeze(1));
       real = real.unsqueeze(-1).unsqueeze(-1);
     }
     const Mapped f = mapped(h, real);
@@ -197,11 +199,8 @@ class Performer final : public TokenMixer {
   int64_t rows() const { return features_.size(0) + (softmax_ ? 1 : 0); }
 
   Heads project(const Tensor& x, const Positions& seen, const Tensor& documents) {
-    const int64_t width = x.size(-1);
-    const auto parts = qkv_->forward(x).split_with_sizes({width, width, width}, -1);
-    const auto by_head = [&](const Tensor& t) {
-      return t.unflatten(-1, {options_.heads, width / options_.heads});
-    };
+    const auto parts = qkv_->forward(x).chunk(3, -1);
+    const auto by_head = [&](const Tensor& t) { return t.unflatten(-1, {options_.heads, -1}); };
     Heads h{.q = by_head(parts[0]), .k = by_head(parts[1]), .v = by_head(parts[2])};
     if (!rotary_) return h;
     if (documents.defined()) {
@@ -261,11 +260,11 @@ class Performer final : public TokenMixer {
           before = kept.unsqueeze(1);
           c = at::maximum(c, before);
         }
-        kept = c.select(1, c.size(1) - 1).clone();
+        kept = c.select(1, -1).clone();
       }
       // Where a document begins, c may fall; nothing is kept there.
-      const Tensor shrunk =
-          (at::cat({before, c.narrow(1, 0, c.size(1) - 1)}, 1) - c).clamp_max(0).unsqueeze(-1);
+      const Tensor earlier = at::cat({before, c.narrow_symint(1, 0, c.sym_size(1) - 1)}, 1);
+      const Tensor shrunk = (earlier - c).clamp_max(0).unsqueeze(-1);
       log_decay = at::cat({shrunk.expand_as(f.k), at::zeros_like(shrunk)}, -1);
     } else {
       log_decay = at::zeros_like(f.k);
@@ -306,10 +305,9 @@ class Performer final : public TokenMixer {
   }
 
   static Tensor divided(const Tensor& sums) {
-    const int64_t dim = sums.size(-1) - 1;
     // A sequence of no length has sums of 0.
-    const Tensor all = sums.narrow(-1, dim, 1).clamp_min(std::numeric_limits<float>::min());
-    return sums.narrow(-1, 0, dim) / all;
+    const Tensor all = sums.narrow(-1, -1, 1).clamp_min(std::numeric_limits<float>::min());
+    return sums.slice(-1, 0, -1) / all;
   }
 
   Tensor joined(const Tensor& averages) const { return output_->forward(averages.flatten(-2)); }

@@ -110,7 +110,7 @@ class Retention final : public TokenMixer {
     const int64_t heads = heads_;
     const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * keys_, values_}, -1);
     const auto by_head = [](const Tensor& t, int64_t count) {
-      return t.unflatten(-1, {count, t.size(-1) / count});
+      return t.unflatten(-1, {count, -1});
     };
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
@@ -128,7 +128,7 @@ class Retention final : public TokenMixer {
                        {.state = before, .documents = documents, .chunk = options_.chunk});
     const int64_t dim = keys_ / heads;
     const Tensor eps =
-        (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.size(1), documents, seen);
+        (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.sym_size(1), documents, seen);
     const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
                                      x.scalar_type() == at::kDouble ? eps : eps.to(at::kFloat));
     return {output_->forward(y.flatten(-2)), last};
@@ -162,7 +162,7 @@ class Retention final : public TokenMixer {
 
   // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -
   // lost, which is 1 in float64 from head 49 on.
-  static Tensor row_sums(const Tensor& lost, int64_t length, const Tensor& documents,
+  static Tensor row_sums(const Tensor& lost, const c10::SymInt& length, const Tensor& documents,
                          const Positions& seen) {
     const Tensor place = documents.defined() ? places_in_documents(documents)
                                              : seen.position_ids(length, lost.device());

@@ -61,7 +61,7 @@ class Shaped final : public TokenMixer {
     o.causal = shape_.causal;
     o.lengths = context.lengths;
     o.documents = context.documents;
-    if (alibi()) o.bias = alibi_bias(options_.heads, q.size(1), k.size(1), q.options());
+    if (alibi()) o.bias = alibi_bias(options_.heads, q.sym_size(1), k.sym_size(1), q.options());
     const Tensor attended = shown_attention(q, k, v, o, context);
     if (context.recording != nullptr && context.recording->wants("weights.composed")) {
       context.recording->put("weights.composed", shaped_maps(q, k, o));
@@ -116,10 +116,9 @@ class Shaped final : public TokenMixer {
   };
 
   Heads project(const Tensor& x) {
-    const int64_t heads = options_.heads, width = x.size(-1);
-    const auto split = [&](const Tensor& t) { return t.unflatten(-1, {heads, width / heads}); };
-    const Tensor both = qk_->forward(x);
-    const Tensor q = split(both.narrow(-1, 0, width)), k = split(both.narrow(-1, width, width));
+    const auto split = [&](const Tensor& t) { return t.unflatten(-1, {options_.heads, -1}); };
+    const std::vector<Tensor> both = qk_->forward(x).chunk(2, -1);
+    const Tensor q = split(both[0]), k = split(both[1]);
     const Tensor v = value_ ? value_->forward(x) * value_gain_ + x * value_skip_gain_ : x;
     return {.q = q, .k = k, .v = split(v.to(q.scalar_type()))};
   }
@@ -150,9 +149,9 @@ class Shaped final : public TokenMixer {
 
   // U v: the mean of the values that each position sees, [B, T or 1, H, D].
   Tensor mean_seen(const Tensor& v, const MixerContext& context) const {
-    const int64_t length = v.size(1);
+    const c10::SymInt length = v.sym_size(1);
     const auto index = at::TensorOptions().dtype(at::kLong).device(v.device());
-    const Tensor place = at::arange(length, index);
+    const Tensor place = at::arange(c10::Scalar(length), index);
     Tensor values = wide(v);
     // A causal position sees no padding; without causality its values count as 0.
     const bool padded = context.lengths.defined() && !shape_.causal;
@@ -165,18 +164,19 @@ class Shaped final : public TokenMixer {
         return values.cumsum(1) / (place + 1).to(values.scalar_type()).view({1, -1, 1, 1});
       }
       const Tensor sum = values.sum(1, /*keepdim=*/true);
-      if (!padded) return sum / static_cast<double>(length);
+      if (!padded) return sum / c10::Scalar(length);
       return sum / context.lengths.clamp_min(1).view({-1, 1, 1, 1}).to(values.scalar_type());
     }
     // Each document is a run of equal ids; a position sees [first, last), by sums up to both ends.
     const Tensor& ids = context.documents;
-    const Tensor border = ids.narrow(1, 1, length - 1).ne(ids.narrow(1, 0, length - 1));
+    const Tensor border =
+        ids.narrow_symint(1, 1, length - 1).ne(ids.narrow_symint(1, 0, length - 1));
     const Tensor begins = at::constant_pad_nd(border, {1, 0}, true);
     const Tensor first = std::get<0>(at::cummax(at::where(begins, place, at::zeros({}, index)), 1));
     Tensor last = (place + 1).expand_as(first);
     if (!shape_.causal) {
       const Tensor ends = at::constant_pad_nd(border, {0, 1}, true);
-      const Tensor stop = at::where(ends, place + 1, at::full({}, length, index));
+      const Tensor stop = at::where(ends, place + 1, at::full({}, c10::Scalar(length), index));
       last = std::get<0>(at::cummin(stop.flip(1), 1)).flip(1);
       if (padded) last = at::maximum(first, at::minimum(last, context.lengths.unsqueeze(1)));
     }

@@ -41,7 +41,7 @@ void CausalConv1d::autocast(Arguments& a, const AutocastCast& cast) { cast(a.x, 
 Tensor CausalConv1d::state_after(const Arguments& a) {
   const Tensor& x = a.x;
   const CausalConv1dOptions& o = a.options;
-  const int64_t rows = a.weight.size(1) - 1;
+  const int64_t rows = fixed_size(a.weight, 1) - 1;
   const c10::SymInt length = x.sym_size(1);
   const int64_t own = length < rows ? length.guard_int(__FILE__, __LINE__) : rows;
   Tensor tail = x.narrow_symint(1, length - own, own);

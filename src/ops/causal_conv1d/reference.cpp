@@ -5,7 +5,7 @@ namespace headloom::ops {
 std::tuple<Tensor, Tensor> CausalConv1d::reference(const Arguments& a) {
   const auto& [x, weight, o] = a;
   const auto wide = at::toOpMathType(x.scalar_type());
-  const int64_t taps = weight.size(1);
+  const int64_t taps = fixed_size(weight, 1);
   const c10::SymInt length = x.sym_size(1);
   const Tensor rows = o.state.defined() ? at::cat({o.state, x}, 1).to(wide)
                                         : at::constant_pad_nd(x.to(wide), {0, 0, taps - 1, 0});

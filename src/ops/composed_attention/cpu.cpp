@@ -37,7 +37,7 @@ struct ComposedAttentionCall : Held {
   }
 };
 
-int64_t rank_of(const Tensor& down) { return down.defined() ? down.size(2) : 0; }
+int64_t rank_of(const Tensor& down) { return down.defined() ? fixed_size(down, 2) : 0; }
 
 kernels::Mix convert(ComposedAttentionCall& call, const HeadMix& m, int64_t heads) {
   kernels::Mix out;
@@ -147,8 +147,8 @@ const char* mix_reason(const HeadMix& m) {
   if (rank_of(m.q_down) > kMaxRank || rank_of(m.k_down) > kMaxRank) {
     return "a low-rank branch has a rank above 4";
   }
-  if ((m.q_down.defined() && m.q_down.size(2) == 0) ||
-      (m.k_down.defined() && m.k_down.size(2) == 0)) {
+  if ((m.q_down.defined() && fixed_size(m.q_down, 2) == 0) ||
+      (m.k_down.defined() && fixed_size(m.k_down, 2) == 0)) {
     return "a low-rank branch has rank 0";
   }
   return nullptr;
@@ -212,21 +212,23 @@ Tensor allocate_bias_grad(ComposedAttentionCall& call, const Tensor& bias, int64
 
 const char* unsupported(const ComposedAttention::Arguments& a) {
   const auto& [q, k, v, o] = a;
-  if (q.size(2) > kernels::kMaxHeads) return "there are more than 64 heads";
+  if (fixed_size(q, 2) > kernels::kMaxHeads) return "there are more than 64 heads";
   for (const HeadMix* m : {&o.pre, &o.post}) {
     if (const char* reason = mix_reason(*m)) return reason;
-    if (m->static_matrix.defined() && m->static_matrix.size(-1) > kernels::kMaxHeads) {
+    if (m->static_matrix.defined() && fixed_size(m->static_matrix, -1) > kernels::kMaxHeads) {
       return "a static mix makes more than 64 maps";
     }
   }
-  if (q.size(3) > 256 || v.size(3) > 256) return "a head is larger than 256";
-  if (v.size(3) < 1) return "the value heads are empty";
+  if (fixed_size(q, 3) > 256 || fixed_size(v, 3) > 256) return "a head is larger than 256";
+  if (fixed_size(v, 3) < 1) return "the value heads are empty";
   for (const Tensor* c : {&o.pre_conv, &o.post_conv}) {
     if (!c->defined()) continue;
-    if (c->size(-2) > kernels::kMaxConvQueries) {
+    if (fixed_size(*c, -2) > kernels::kMaxConvQueries) {
       return "a convolution reaches over more than 8 queries";
     }
-    if (c->size(-1) > kernels::kMaxConvKeys) return "a convolution reaches over more than 33 keys";
+    if (fixed_size(*c, -1) > kernels::kMaxConvKeys) {
+      return "a convolution reaches over more than 33 keys";
+    }
   }
   return nullptr;
 }

@@ -25,10 +25,10 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
     if (matrix.dim() == 3 || m.groups > 1) {
       check_shape(kOp, matrix, prefix + "static", {m.groups, inside, inside}, "[g, H/g, H/g]");
     } else {
-      TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.size(0) == heads,
-                        "composed_attention: ", prefix, "static has shape ", matrix.sizes(),
+      TORCH_CHECK_VALUE(matrix.dim() == 2 && fixed_size(matrix, 0) == heads,
+                        "composed_attention: ", prefix, "static has shape ", matrix.sym_sizes(),
                         ", expected [H, H'] with H = ", heads, ".");
-      out = matrix.size(1);
+      out = fixed_size(matrix, 1);
       TORCH_CHECK_VALUE(out >= 1, "composed_attention: ", prefix,
                         "static has no output maps, expected at least 1.");
       TORCH_CHECK_VALUE(out == heads || !dynamic, "composed_attention: ", prefix, "static maps ",
@@ -65,17 +65,17 @@ int64_t check_mix(const HeadMix& m, const char* side, int64_t heads, const Tenso
 void check_conv(const Tensor& kernel, const char* name, int64_t heads,
                 const ComposedAttentionOptions& o, const Tensor& q) {
   if (!kernel.defined()) return;
-  TORCH_CHECK_VALUE((kernel.dim() == 3 || kernel.dim() == 4) && kernel.size(0) == heads,
-                    "composed_attention: ", name, " has shape ", kernel.sizes(),
+  TORCH_CHECK_VALUE((kernel.dim() == 3 || kernel.dim() == 4) && fixed_size(kernel, 0) == heads,
+                    "composed_attention: ", name, " has shape ", kernel.sym_sizes(),
                     ", expected [H, c_q, c_k] or [H, c_h, c_q, c_k] with H = ", heads, ".");
-  TORCH_CHECK_VALUE(kernel.dim() == 3 || (kernel.size(1) > 0 && heads % kernel.size(1) == 0),
-                    "composed_attention: ", name, " has groups of ",
-                    kernel.dim() == 4 ? kernel.size(1) : 0, " heads, expected a divisor of ", heads,
-                    ".");
-  TORCH_CHECK_VALUE(kernel.size(-2) >= 1 && kernel.size(-1) >= 1, "composed_attention: ", name,
-                    " has shape ", kernel.sizes(), ", expected c_q and c_k of at least 1.");
-  TORCH_CHECK_VALUE(o.conv_padding != "both" || kernel.size(-1) % 2 == 1,
-                    "composed_attention: ", name, " has c_k = ", kernel.size(-1),
+  const int64_t group = kernel.dim() == 4 ? fixed_size(kernel, 1) : 1;
+  TORCH_CHECK_VALUE(group > 0 && heads % group == 0, "composed_attention: ", name,
+                    " has groups of ", group, " heads, expected a divisor of ", heads, ".");
+  TORCH_CHECK_VALUE(fixed_size(kernel, -2) >= 1 && fixed_size(kernel, -1) >= 1,
+                    "composed_attention: ", name, " has shape ", kernel.sym_sizes(),
+                    ", expected c_q and c_k of at least 1.");
+  TORCH_CHECK_VALUE(o.conv_padding != "both" || fixed_size(kernel, -1) % 2 == 1,
+                    "composed_attention: ", name, " has c_k = ", fixed_size(kernel, -1),
                     ", expected an odd number with conv_padding \"both\".");
   check_dtype(kOp, kernel, name, q);
 }
@@ -109,11 +109,12 @@ void ComposedAttention::check(const Arguments& a) {
       ", expected [B, S, Gv, E] with B = ", q.sym_size(0), " and S = ", k.sym_size(1), ".");
   check_dtype(kOp, k, "k", q);
   check_dtype(kOp, v, "v", q);
-  const int64_t heads = q.size(2);
-  TORCH_CHECK_VALUE(heads >= 1 && k.size(2) >= 1 && v.size(2) >= 1 && q.size(3) >= 1,
-                    "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(),
-                    ", v ", v.sym_sizes(), ", expected at least one head and D of at least 1.");
-  TORCH_CHECK_VALUE(heads % k.size(2) == 0, "composed_attention: k has ", k.size(2),
+  const int64_t heads = fixed_size(q, 2);
+  TORCH_CHECK_VALUE(
+      heads >= 1 && fixed_size(k, 2) >= 1 && fixed_size(v, 2) >= 1 && fixed_size(q, 3) >= 1,
+      "composed_attention: q has shape ", q.sym_sizes(), ", k ", k.sym_sizes(), ", v ",
+      v.sym_sizes(), ", expected at least one head and D of at least 1.");
+  TORCH_CHECK_VALUE(heads % fixed_size(k, 2) == 0, "composed_attention: k has ", fixed_size(k, 2),
                     " heads, expected a divisor of the ", heads, " heads of q.");
   TORCH_CHECK_VALUE(
       o.conv_padding == "both" || o.conv_padding == "left" || o.conv_padding == "right",
@@ -126,7 +127,7 @@ void ComposedAttention::check(const Arguments& a) {
   const int64_t middle = check_mix(o.pre, "pre", heads, q, k);
   check_conv(o.post_conv, "post_conv", middle, o, q);
   const int64_t out = check_mix(o.post, "post", middle, q, k);
-  TORCH_CHECK_VALUE(out % v.size(2) == 0, "composed_attention: v has ", v.size(2),
+  TORCH_CHECK_VALUE(out % fixed_size(v, 2) == 0, "composed_attention: v has ", fixed_size(v, 2),
                     " heads, expected a divisor of the ", out, " output maps.");
   TORCH_CHECK_VALUE(!o.window || *o.window >= 1, "composed_attention: window is ",
                     o.window.value_or(0), ", expected at least 1.");
@@ -167,7 +168,7 @@ void ComposedAttention::autocast(Arguments& a, const AutocastCast& cast) {
 // not depend on it.
 bool ComposedAttention::prefers_kernels(const Arguments& a) {
   if (!is_plain(a.options) || a.q.scalar_type() == at::kBFloat16) return true;
-  const c10::SymInt queries = a.q.sym_size(1), group = a.q.size(2) / a.k.size(2);
+  const c10::SymInt queries = a.q.sym_size(1), group = fixed_size(a.q, 2) / fixed_size(a.k, 2);
   return TORCH_GUARD_OR_FALSE(
              (queries * group).sym_le(composed_attention_kernel::kDirectQueries)) ||
          (TORCH_GUARD_OR_FALSE(queries.sym_ge(16)) &&
@@ -187,9 +188,9 @@ std::vector<Tensor> ComposedAttention::outputs(const Arguments& a, bool /*traini
   const auto& [q, k, v, o] = a;
   const auto maps_after = [](const HeadMix& m, int64_t heads) {
     const bool mixed = m.static_matrix.defined() && m.static_matrix.dim() == 2;
-    return mixed ? m.static_matrix.size(1) : heads;
+    return mixed ? fixed_size(m.static_matrix, 1) : heads;
   };
-  const int64_t middle = maps_after(o.pre, q.size(2)), out = maps_after(o.post, middle);
+  const int64_t middle = maps_after(o.pre, fixed_size(q, 2)), out = maps_after(o.post, middle);
   return {at::empty_symint({q.sym_size(0), q.sym_size(1), out, v.sym_size(3)}, q.options()),
           contiguous_float({q.sym_size(0), middle, q.sym_size(1)}, q)};
 }

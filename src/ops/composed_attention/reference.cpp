@@ -61,7 +61,7 @@ Visibility visibility(const Tensor& q, const Tensor& k, const ComposedAttentionO
 }
 
 Tensor repeat_heads(const Tensor& x_bhsd, int64_t heads) {
-  const int64_t present = x_bhsd.size(1);
+  const int64_t present = fixed_size(x_bhsd, 1);
   return present == heads ? x_bhsd : x_bhsd.repeat_interleave(heads / present, 1);
 }
 
@@ -82,7 +82,7 @@ Tensor mix(const Tensor& x, const HeadMix& m) {
   if (!m.defined()) return x;
   const bool grouped = m.static_matrix.defined() && m.static_matrix.dim() == 3;
   if (m.static_matrix.defined() && !grouped && m.groups == 1 &&
-      m.static_matrix.size(0) != m.static_matrix.size(1)) {
+      fixed_size(m.static_matrix, 0) != fixed_size(m.static_matrix, 1)) {
     return at::einsum("bhts,hm->bmts", {x, m.static_matrix});
   }
   const auto shape = [&](const Tensor& w) { return w.unflatten(-1, {m.groups, -1}); };
@@ -105,10 +105,10 @@ Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& paddi
                  int64_t query_pad) {
   // conv2d refuses what is smaller than its kernel, even where nothing comes of it.
   if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return x;
-  const int64_t ck = kernel.size(-1);
+  const int64_t ck = fixed_size(kernel, -1);
   const int64_t left = padding == "both" ? (ck - 1) / 2 : padding == "left" ? ck - 1 : 0;
   const Tensor weight = kernel.dim() == 4 ? kernel : kernel.unsqueeze(1);
-  const int64_t groups = kernel.size(0) / weight.size(1);
+  const int64_t groups = fixed_size(kernel, 0) / fixed_size(weight, 1);
   const Tensor padded = at::constant_pad_nd(x, {left, ck - 1 - left, query_pad, 0});
   return at::conv2d(padded, weight, {}, at::IntArrayRef{1, 1}, at::IntArrayRef{0, 0},
                     at::IntArrayRef{1, 1}, groups);
@@ -118,7 +118,7 @@ Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& paddi
 // only within the current query's document and, with `exact`, up to the current query's key.
 Tensor convolve(const Tensor& x, const Tensor& kernel, const ComposedAttentionOptions& o,
                 bool exact) {
-  const int64_t cq = kernel.size(-2);
+  const int64_t cq = fixed_size(kernel, -2);
   exact = exact && o.causal;
   if (!exact && !o.documents.defined()) return correlate(x, kernel, o.conv_padding, cq - 1);
   const SymInt queries = x.sym_size(2), keys = x.sym_size(3);
@@ -145,8 +145,8 @@ Tensor convolve(const Tensor& x, const Tensor& kernel, const ComposedAttentionOp
 }
 
 Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAttentionOptions& o) {
-  const int64_t heads = q.size(2);
-  const bool same_groups = k.size(2) == v.size(2);
+  const int64_t heads = fixed_size(q, 2);
+  const bool same_groups = fixed_size(k, 2) == fixed_size(v, 2);
   const auto bhsd = [&](const Tensor& x) {
     return same_groups ? x.transpose(1, 2) : repeat_heads(x.transpose(1, 2), heads);
   };
@@ -165,7 +165,7 @@ Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAt
       mask = visible;
     }
   }
-  const bool grouped = same_groups && k.size(2) != heads;
+  const bool grouped = same_groups && fixed_size(k, 2) != heads;
   return at::scaled_dot_product_attention(q.transpose(1, 2), bhsd(k), bhsd(v), mask, 0.0, square,
                                           o.scale, grouped)
       .transpose(1, 2);
@@ -195,7 +195,7 @@ Tensor mix_traced(const Tensor& x, const HeadMix& m, CompositionTrace* trace) {
   part.groups = m.groups;
   part.static_matrix = m.static_matrix;
   trace->by_static = mix(x, part);
-  const int64_t heads = x.size(1), own = heads / m.groups;
+  const int64_t heads = fixed_size(x, 1), own = heads / m.groups;
   const Tensor nothing = at::zeros(
       m.groups == 1 ? std::vector<int64_t>{heads, heads} : std::vector<int64_t>{m.groups, own, own},
       x.options().requires_grad(false));
@@ -219,9 +219,9 @@ Tensor mix_traced(const Tensor& x, const HeadMix& m, CompositionTrace* trace) {
 
 Tensor weights(const Tensor& q, const Tensor& k, const Visibility& visible,
                const ComposedAttentionOptions& o, CompositionTrace* trace = nullptr) {
-  const double scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+  const double scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(fixed_size(q, 3))));
   Tensor a = at::matmul(q.transpose(1, 2) * scale,
-                        repeat_heads(k.transpose(1, 2), q.size(2)).transpose(-1, -2));
+                        repeat_heads(k.transpose(1, 2), fixed_size(q, 2)).transpose(-1, -2));
   if (o.bias.defined()) a = a + o.bias;
   if (trace != nullptr) trace->before = a;
   if (o.pre_conv.defined()) {
@@ -251,7 +251,7 @@ Tensor traced(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedA
     if (after != nullptr) after->convolved = p;
   }
   p = mix_traced(p, o.post, after);
-  return at::matmul(p, repeat_heads(v.transpose(1, 2), p.size(1))).transpose(1, 2);
+  return at::matmul(p, repeat_heads(v.transpose(1, 2), fixed_size(p, 1))).transpose(1, 2);
 }
 
 // sum_r down[r, h] up[r, h'] + gate[h] for h = h', within each of the groups: [B, L, H, H].

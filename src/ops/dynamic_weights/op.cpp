@@ -29,7 +29,7 @@ std::vector<Tensor> DynamicWeights::outputs(const Arguments& a, bool /*training*
 
 std::vector<Tensor> DynamicWeights::result(const Arguments& a, const std::vector<Tensor>& outputs) {
   const Tensor& all = outputs[0];
-  const int64_t sides = a.w2.size(0);
+  const int64_t sides = fixed_size(a.w2, 0);
   const c10::SymInt batch = all.sym_size(0), length = all.sym_size(1), heads = all.sym_size(4);
   const c10::SymInt half = a.rank * heads, line = 2 * sides * half;
   std::vector<Tensor> out;

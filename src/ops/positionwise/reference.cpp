@@ -18,7 +18,7 @@ Tensor RmsNorm::reference(const Arguments& a) {
 
 Tensor Rotary::reference(const Arguments& arguments) {
   const auto& [x, cos, sin, interleaved] = arguments;
-  const int64_t pairs = cos.size(-1), left = x.size(-1) - 2 * pairs;
+  const int64_t pairs = fixed_size(cos, -1), left = fixed_size(x, -1) - 2 * pairs;
   const Tensor turned = widened(x.narrow(-1, 0, 2 * pairs));
   // [..., P, 2] or [..., 2, P]: where the two of a pair stand.
   const Tensor apart = interleaved ? turned.unflatten(-1, {pairs, 2}).transpose(-1, -2)

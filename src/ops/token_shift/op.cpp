@@ -23,7 +23,7 @@ void TokenShift::check(const Arguments& a) {
 
 std::vector<Tensor> TokenShift::outputs(const Arguments& a, bool /*training*/) {
   std::vector<Tensor> out;
-  for (int64_t i = 0; i < a.mix.size(0); ++i) out.push_back(contiguous_like(a.x));
+  for (int64_t i = 0; i < fixed_size(a.mix, 0); ++i) out.push_back(contiguous_like(a.x));
   return out;
 }
 
