@@ -68,7 +68,7 @@ void say_what_is_there(const CompareOutcome& outcome, const std::string& folder)
   if (!outcome.left_out.empty()) {
     const bool one = outcome.left_out.size() == 1;
     std::fprintf(stderr,
-                 "%s in %s/runs %s of other models, tasks, seeds or configurations; %s kept and "
+                 "%s in %s %s of other models, tasks, seeds or configurations; %s kept and "
                  "left out of the report: %s\n",
                  counted(static_cast<int64_t>(outcome.left_out.size()), "run").c_str(),
                  folder.c_str(), one ? "is" : "are", one ? "it is" : "they are",

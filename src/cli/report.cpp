@@ -53,14 +53,23 @@ std::vector<fs::file_time_type> written_at(const std::vector<std::string>& files
   return out;
 }
 
-int watch(const RunReport& runs, const ReportArguments& a) {
+int watch(RunReport& runs, const ReportArguments& a) {
   std::string page;
   std::vector<fs::file_time_type> as_of;
+  std::vector<std::string> begun = begun_runs(a.folders);
   const auto current = [&] {
     const auto now = written_at(runs.files());
-    if (page.empty() || now != as_of) {
+    // A comparison that goes on begins runs.
+    std::vector<std::string> present = begun;
+    try {
+      present = begun_runs(a.folders);
+    } catch (const Error&) {  // the page says it, where it matters
+    }
+    if (page.empty() || now != as_of || present != begun) {
       as_of = now;
       try {
+        if (present != begun) runs = RunReport(a.folders);
+        begun = present;
         page = report::to_html(report_now(runs, a));
       } catch (const Error& error) {
         // A comparison that goes on has moved the run away, say: it is there again in a while.
@@ -81,7 +90,7 @@ int watch(const RunReport& runs, const ReportArguments& a) {
 }
 
 int run_report(ReportArguments& a) {
-  const RunReport runs(a.folders);
+  RunReport runs(a.folders);
   if (a.watch) return watch(runs, a);
   if (a.out.empty()) {
     const bool one_run = a.folders.size() == 1 && fs::exists(a.folders[0] + "/metrics.jsonl");
@@ -91,9 +100,15 @@ int run_report(ReportArguments& a) {
   report::Comparison shown = report_now(runs, a);
   shown.command += " --out " + shell_word(a.out);
   const fs::path folder = fs::absolute(a.out).parent_path();
-  for (report::Run& run : shown.runs) {
-    run.folder = fs::path(run.folder).lexically_relative(folder).string();
-  }
+  const auto from_report = [&](std::vector<report::Run>& runs_of) {
+    for (report::Run& run : runs_of) {
+      if (!run.folder.empty()) {
+        run.folder = fs::path(run.folder).lexically_relative(folder).string();
+      }
+    }
+  };
+  from_report(shown.runs);
+  for (report::Comparison& again : shown.robustness) from_report(again.runs);
   write_file(a.out, report::to_html(shown));
   std::printf("%s\n", a.json ? report::to_json(shown).c_str() : report::to_text(shown).c_str());
   std::fflush(stdout);  // where both go to one place, this comes last

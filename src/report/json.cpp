@@ -163,6 +163,7 @@ std::string to_json(const Comparison& comparison) {
       floors.push_back({{"name", floor.name}, {"quality", number(floor.quality)}});
     }
     tasks.push_back({{"task", task.task->name},
+                     {"description", task.task->description},
                      {"options", setting(task.task->options)},
                      {"metric", task.task->metric},
                      {"unit", task.task->unit},
@@ -199,7 +200,8 @@ std::string to_json(const Comparison& comparison) {
                  {"planned", summary.planned},    {"finished", summary.finished},
                  {"failed", summary.failed},      {"running", summary.running},
                  {"tested", summary.tested},      {"limits", summary.limits},
-                 {"swept", comparison.swept},     {"sweep_runs", std::move(sweep)},
+                 {"swept", comparison.swept},     {"sweep_planned", comparison.sweep_planned},
+                 {"sweep_runs", std::move(sweep)},
                  {"scaling", std::move(scaling)}, {"tasks", std::move(tasks)},
                  {"config", comparison.config}};
   // Invalid UTF-8 in a message or path must not cost the result.

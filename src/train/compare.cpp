@@ -137,6 +137,13 @@ void RobustnessOptions::fields(Fields& f) {
   f.raw("model", model, "what the second initialisation changes in every model's [model]");
 }
 
+std::string RobustnessOptions::title() const {
+  std::string out = to_toml(model);
+  while (!out.empty() && out.back() == '\n') out.pop_back();
+  std::replace(out.begin(), out.end(), '\n', ' ');
+  return out;
+}
+
 void CompareConfig::fields(Fields& f) {
   f.field("title", title, "of the report");
   f.field("seeds", seeds, "each model trains once for every seed", at_least(0));

@@ -56,6 +56,7 @@ struct RobustnessOptions {
 
   void fields(Fields& f);
   bool empty() const { return model.table().empty(); }
+  std::string title() const;  // "equal_init = true"
 };
 
 // The file `headloom compare` reads.
@@ -88,8 +89,9 @@ struct CompareOutcome {
   // Runs, and those of them that are there, perhaps unfinished. A sweep that is extended plans
   // more.
   size_t planned = 0, present = 0;
-  // Folders of runs that are there and not asked for: of models, tasks, seeds and settings that are
-  // left out, and of configurations that have changed. They stay as they are.
+  // Folders of runs that are there and not asked for, "runs/copy/mha/seed-1": of models, tasks,
+  // seeds and settings that are left out, and of configurations that have changed. They stay as
+  // they are.
   std::vector<std::string> left_out;
 };
 

@@ -121,19 +121,6 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
   return root;
 }
 
-std::string mixer_sources(const ModelConfig& model) {
-  std::vector<std::string> sources;
-  for (const LayerConfig& layer : model.layers) {
-    for (const TokenMixerEntry& entry : token_mixers()) {
-      if (entry.name != layer.mixer->type()) continue;
-      if (std::find(sources.begin(), sources.end(), entry.source) == sources.end()) {
-        sources.push_back(entry.source);
-      }
-    }
-  }
-  return join(sources, "; ");
-}
-
 void take_points(PlannedRun& planned, const std::string& folder) {
   const std::string metrics = folder + "/" + planned.path + "/metrics.jsonl";
   planned.run.points.clear();
@@ -613,8 +600,25 @@ std::string Experiment::final_path(const char* part, const Cell& cell, int64_t s
              "/seed-", seed);
 }
 
+// The model is reported with the setting that is chosen for it.
+void Experiment::note_build(const Cell& cell, const RunConfig& run) {
+  for (report::Build& build : outcome_.comparison.builds) {
+    if (build.model != config_.models[cell.model].name ||
+        build.task != config_.tasks[cell.task].name) {
+      continue;
+    }
+    report::Build chosen = report_build(*build_without_memory(run.model), *tasks_[cell.task]);
+    chosen.model = build.model;
+    chosen.task = build.task;
+    chosen.train_differences = build.train_differences;
+    build = std::move(chosen);
+  }
+}
+
 void Experiment::add_finals(Cell& cell) {
   const RunConfig run = built(cell.model, cell.task, *cell.chosen);
+  const auto changes_model = [](const SweepKey& key) { return key.table != "train"; };
+  if (std::any_of(sweep_.keys.begin(), sweep_.keys.end(), changes_model)) note_build(cell, run);
   for (const int64_t seed : config_.seeds) {
     cell.finals.push_back(
         plan(run, cell, *cell.chosen, seed, false, final_path("runs", cell, seed)));
@@ -788,10 +792,7 @@ CompareOutcome Experiment::outcome() const {
   }
   if (config_.robustness.empty()) return out;
   report::Comparison repeated = out.comparison;
-  std::string changes = to_toml(config_.robustness.model);
-  while (!changes.empty() && changes.back() == '\n') changes.pop_back();
-  std::replace(changes.begin(), changes.end(), '\n', ' ');
-  repeated.title = changes;
+  repeated.title = config_.robustness.title();
   repeated.speeds.clear();
   // A sweep without a choice has failed for both.
   std::erase_if(repeated.runs, [](const report::Run& run) {
@@ -830,7 +831,7 @@ std::vector<std::string> Experiment::others() const {
           const std::string path = run.path().lexically_relative(control_.folder).string();
           if (!run.path().filename().string().starts_with("seed-") || asked.contains(path))
             continue;
-          out.push_back(run.path().lexically_relative(control_.folder + "/runs").string());
+          out.push_back(path);
         }
       }
     }

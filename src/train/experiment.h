@@ -83,6 +83,7 @@ class Experiment {
   void keep_step_seconds() const;
   void add_trial(Cell& cell, const SweepPoint& point);
   void add_finals(Cell& cell);
+  void note_build(const Cell& cell, const RunConfig& run);
   PlannedRun plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,
                   bool sweep, const std::string& path);
   void adopt(PlannedRun& planned);

@@ -43,56 +43,29 @@ CompareConfig comparison_in(const std::string& folder) {
   return out;
 }
 
-template <typename Named>
-std::vector<std::string> names_of(const std::vector<Named>& all) {
-  std::vector<std::string> out;
-  for (const Named& one : all) out.push_back(one.name);
-  return out;
-}
-
-// In the order of their names, after those that are named `first`.
-std::vector<fs::path> sorted_folders(const fs::path& in,
-                                     const std::vector<std::string>& first = {}) {
-  std::vector<fs::path> out;
-  if (!fs::is_directory(in)) return out;
-  for (const auto& entry : fs::directory_iterator(in)) {
-    if (entry.is_directory()) out.push_back(entry.path());
-  }
-  const auto place = [&](const fs::path& path) {
-    return std::find(first.begin(), first.end(), path.filename().string()) - first.begin();
-  };
-  std::sort(out.begin(), out.end(), [&](const fs::path& a, const fs::path& b) {
-    const auto one = place(a), other = place(b);
-    return one != other ? one < other : a < b;
-  });
-  return out;
-}
-
-// COMPARISON/runs/TASK/MODEL/seed-N, without those that were set aside: tasks and models as they
-// are configured, and then those that no longer are.
+// COMPARISON/runs/TASK/MODEL/seed-N of the tasks, models and seeds that are configured.
 std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_rank) {
   const CompareConfig config = comparison_in(folder);
-  const std::vector<std::string> models = names_of(config.models);
   std::vector<Place> out;
-  for (const fs::path& task : sorted_folders(folder + "/runs", names_of(each_size(config)))) {
-    for (const fs::path& model : sorted_folders(task, models)) {
-      const std::string label = model.filename().string();
-      // Not every model need have begun on every task.
-      const auto rank = std::find(models.begin(), models.end(), label) - models.begin();
-      for (const fs::path& run : sorted_folders(model)) {
-        const std::string name = run.filename().string();
-        const bool seed = name.starts_with("seed-") &&
-                          name.find_first_not_of("0123456789", 5) == std::string::npos;
-        if (!seed || !fs::exists(run / "metrics.jsonl")) continue;
-        out.push_back({.folder = run.string(),
-                       .model = label,
-                       .task = task.filename().string(),
+  for (const ComparedTask& task : each_size(config)) {
+    for (size_t m = 0; m < config.models.size(); ++m) {
+      const std::string& model = config.models[m].name;
+      for (const int64_t seed : config.seeds) {
+        const std::string run = str(folder, "/runs/", task.name, "/", model, "/seed-", seed);
+        // A run that failed before its first evaluation has a result alone.
+        if (!fs::exists(run + "/config.toml") ||
+            (!fs::exists(run + "/metrics.jsonl") && !fs::exists(run + "/result.json"))) {
+          continue;
+        }
+        // Not every model need have begun on every task.
+        out.push_back({.folder = run,
+                       .model = model,
+                       .task = task.name,
                        .comparison = folder,
-                       .rank = first_rank + static_cast<size_t>(rank)});
+                       .rank = first_rank + m});
       }
     }
   }
-  if (out.empty()) fail(folder, ": is a comparison without a run that has begun.");
   return out;
 }
 
@@ -110,6 +83,7 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
               ": has no metrics.jsonl: it was not trained here, so there is nothing to report.");
     }
     const size_t first_rank = rank;
+    const size_t before = out.size();
     for (Place& place : several ? runs_of_comparison(folder, first_rank)
                                 : std::vector{Place{.folder = folder, .rank = first_rank}}) {
       rank = std::max(rank, place.rank + 1);
@@ -117,6 +91,11 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
         usage_error(place.folder, ": the run is named twice.");
       }
       out.push_back(std::move(place));
+    }
+    // Of a comparison by itself its sweep is reported, too, and why it has chosen nothing.
+    const bool swept = folders.size() == 1 && !read_comparison_file(folder).sweep_runs.empty();
+    if (out.size() == before && !swept) {
+      fail(folder, ": is a comparison without a run that has begun.");
     }
   }
   return out;
@@ -194,6 +173,19 @@ std::string without_seed(RunConfig config) {
 
 }  // namespace
 
+std::string mixer_sources(const ModelConfig& model) {
+  std::vector<std::string> sources;
+  for (const LayerConfig& layer : model.layers) {
+    for (const TokenMixerEntry& entry : token_mixers()) {
+      if (entry.name != layer.mixer->type()) continue;
+      if (std::find(sources.begin(), sources.end(), entry.source) == sources.end()) {
+        sources.push_back(entry.source);
+      }
+    }
+  }
+  return join(sources, "; ");
+}
+
 report::Point report_point(const EvalPoint& p, double bytes_per_token) {
   const bool text = bytes_per_token > 0;
   const double bits = std::log(2.0) * bytes_per_token;
@@ -259,10 +251,26 @@ report::Build report_build(const Model& model, const data::Task& task) {
 }
 
 RunReport::RunReport(const std::vector<std::string>& folders) {
+  const std::vector<Place> places = places_in(folders);
+  for (const std::string& folder : folders) {
+    if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
+  }
+  alone_ = folders.size() == 1 && comparisons_.size() == 1;
   struct KnownTask {
     std::string name;
     std::shared_ptr<data::Task> task;
     std::shared_ptr<data::TaskSpec> options;
+  };
+  // A task that is named otherwise than in its comparison is a size of another task, too.
+  const auto ladder_of = [&](const Place& place, const std::string& name) {
+    for (const Compared& compared : comparisons_) {
+      if (compared.folder != place.comparison) continue;
+      for (const ComparedTask& task : each_size(compared.config)) {
+        if (task.name != place.task || task.ladder.empty()) continue;
+        return task.ladder + name.substr(place.task.size());
+      }
+    }
+    return std::string();
   };
   const auto task_info = [&](const std::string& name) -> report::TaskInfo& {
     return *std::find_if(empty_.tasks.begin(), empty_.tasks.end(),
@@ -276,7 +284,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   std::map<std::string, std::set<std::string>> labels_of_task;
   std::map<std::string, size_t> ranks;  // by label, the first of each
   std::set<int64_t> seeds;
-  for (const Place& place : places_in(folders)) {
+  for (const Place& place : places) {
     RunConfig config = run_config_in(place.folder);
     if (const auto missing = config.missing_data()) {
       fail("there is no file or folder '", *missing->path, "', which 'task.", missing->key, "' in ",
@@ -298,6 +306,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       known.name = unique(wanted, task_names);
       task_names.insert(known.name);
       empty_.tasks.push_back(report_task(known.name, *known.task, *config.task));
+      empty_.tasks.back().ladder = ladder_of(place, known.name);
       for (const auto& [key, first] : tasks) {
         if (first.name != wanted || known.name == wanted) continue;
         empty_.tasks.back().apart = apart_from(wanted, *first.options, *config.task);
@@ -317,7 +326,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
       label = labels.emplace(key, name).first;
       const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
       if (std::none_of(empty_.models.begin(), empty_.models.end(), same)) {
-        empty_.models.push_back({.label = name});
+        empty_.models.push_back({.label = name, .source = mixer_sources(config.model)});
       }
       report::Build build = report_build(*build_without_memory(config.model), *known.task);
       build.model = name;
@@ -349,14 +358,38 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                    [&](const report::ModelInfo& a, const report::ModelInfo& b) {
                      return ranks.at(a.label) < ranks.at(b.label);
                    });
-  for (const std::string& folder : folders) {
-    if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
-  }
   compare_training();
   empty_.seeds.assign(seeds.begin(), seeds.end());
   empty_.planned = false;
   empty_.title = runs_.size() == 1 ? "A run" : str(runs_.size(), " runs");
   empty_.budget = "The runs are shown as they are: budgets and parameters may differ.";
+  if (alone_) plan_as(comparisons_.front());
+}
+
+// Expects what the comparison plans. What its folder's comparison.json says follows in read().
+void RunReport::plan_as(const Compared& compared) {
+  const CompareConfig& config = compared.config;
+  empty_.title = config.title;
+  empty_.planned = true;
+  empty_.seeds = config.seeds;
+  empty_.config = read_file(compared.folder + "/config.toml");
+  const Sweep sweep = Sweep::read(config.sweep);
+  empty_.swept.clear();
+  for (const SweepKey& key : sweep.keys) empty_.swept.push_back(key.name);
+  if (!sweep.empty()) empty_.sweep_seeds = sweep.seeds;
+  std::vector<report::ModelInfo> models;
+  for (const ComparedModel& m : config.models) {
+    models.push_back({.label = m.name, .description = m.description});
+    for (const report::ModelInfo& begun : empty_.models) {
+      if (begun.label == m.name) models.back().source = begun.source;
+    }
+  }
+  // Where a run's configuration is not that of the model's other runs, it has a name of its own.
+  for (report::ModelInfo& begun : empty_.models) {
+    const auto same = [&](const report::ModelInfo& m) { return m.label == begun.label; };
+    if (std::none_of(models.begin(), models.end(), same)) models.push_back(std::move(begun));
+  }
+  empty_.models = std::move(models);
 }
 
 // What the run's comparison has chosen by its [sweep]: "train.lr", "mixer.post".
@@ -376,6 +409,7 @@ void RunReport::compare_training() {
   const auto keep_common = [](std::set<std::string>& keys, const std::set<std::string>& others) {
     std::erase_if(keys, [&](const std::string& key) { return !others.contains(key); });
   };
+  if (runs_.empty()) return;
   std::set<std::string> swept = swept_for(runs_.front());
   for (const Run& run : runs_) keep_common(swept, swept_for(run));
   for (const std::string& key : swept) {
@@ -404,33 +438,212 @@ void RunReport::compare_training() {
   }
 }
 
+namespace {
+
+// The evaluations and the result of the run in `folder`, as far as they are there.
+void take_progress(report::Run& run, const std::string& folder, double bytes_per_token) {
+  const auto result = read_result(folder + "/result.json");
+  const std::string metrics = folder + "/metrics.jsonl";
+  if (!result || result->problem.empty() || fs::exists(metrics)) {
+    for (const EvalPoint& p : read_evaluations(metrics)) {
+      run.points.push_back(report_point(p, bytes_per_token));
+    }
+  }
+  if (!result) return;
+  run.state =
+      result->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
+  run.problem = result->problem;
+  run.warning = result->warning;
+  run.tokens_per_second = result->tokens_per_second;
+  if (result->peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result->peak_memory);
+}
+
+// Runs that failed without leaving a result: their processes died, or nothing could be chosen.
+void add_failed(const std::vector<report::Run>& failed, report::Comparison& out) {
+  for (const report::Run& run : failed) {
+    const auto there = std::find_if(out.runs.begin(), out.runs.end(), [&](const report::Run& r) {
+      return !r.sweep && r.model == run.model && r.task == run.task && r.seed == run.seed;
+    });
+    if (there == out.runs.end()) {
+      out.runs.push_back(run);
+    } else if (there->state == report::RunState::kRunning) {
+      there->state = run.state;
+      there->problem = run.problem;
+    }
+  }
+}
+
+}  // namespace
+
 report::Comparison RunReport::read() const {
   report::Comparison out = empty_;
   for (const Run& r : runs_) {
     report::Run run = r.run;
-    bool whole = false;
-    for (const EvalPoint& p : read_evaluations(r.folder + "/metrics.jsonl")) {
-      run.points.push_back(report_point(p, r.bytes_per_token));
-      whole = p.step >= r.train.steps ||
-              (r.train.stop_accuracy && p.validation_accuracy >= *r.train.stop_accuracy);
+    take_progress(run, r.folder, r.bytes_per_token);
+    if (run.state == report::RunState::kRunning && !run.points.empty()) {
+      // Only a run of a comparison leaves a result.
+      const report::Point& last = run.points.back();
+      if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
+      if (is_whole(r)) run.state = report::RunState::kFinished;
     }
-    if (const auto result = read_result(r.folder + "/result.json")) {
-      run.problem = result->problem;
-      run.warning = result->warning;
-      run.tokens_per_second = result->tokens_per_second;
-      if (result->peak_memory >= 0) {
-        run.peak_memory_bytes = static_cast<double>(result->peak_memory);
-      }
-    } else if (!run.points.empty() && run.points.back().seconds > 0) {
-      run.tokens_per_second = run.points.back().tokens / run.points.back().seconds;
-    }
-    run.state = !run.problem.empty() ? report::RunState::kFailed
-                : whole              ? report::RunState::kFinished
-                                     : report::RunState::kRunning;
     out.runs.push_back(std::move(run));
+  }
+  for (const Compared& compared : comparisons_) {
+    const WrittenComparison written = read_comparison_file(compared.folder);
+    add_choices(compared, written, out);
+    if (!alone_) continue;
+    add_written(written, out);
+    add_settings(out);
+    add_sweep(compared, written, out);
+    add_robustness(compared, written, out);
   }
   add_speeds(out);
   return out;
+}
+
+// Whether it has reached its last step or the accuracy that it stops at.
+bool RunReport::is_whole(const Run& r) {
+  bool whole = false;
+  for (const EvalPoint& p : read_evaluations(r.folder + "/metrics.jsonl")) {
+    whole = p.step >= r.train.steps ||
+            (r.train.stop_accuracy && p.validation_accuracy >= *r.train.stop_accuracy);
+  }
+  return whole;
+}
+
+const RunReport::Run* RunReport::find(const std::string& comparison, const std::string& model,
+                                      const std::string& task) const {
+  for (const Run& run : runs_) {
+    if (run.comparison == comparison && run.model_there == model && run.task_there == task) {
+      return &run;
+    }
+  }
+  return nullptr;
+}
+
+void RunReport::add_choices(const Compared& compared, const WrittenComparison& written,
+                            report::Comparison& out) const {
+  for (report::Choice choice : written.choices) {
+    const Run* const run = find(compared.folder, choice.model, choice.task);
+    if (run == nullptr && !alone_) continue;
+    if (run != nullptr) {
+      choice.model = run->run.model;
+      choice.task = run->run.task;
+    }
+    // Two comparisons may have chosen the same for a model, one of them at an edge.
+    const auto there =
+        std::find_if(out.choices.begin(), out.choices.end(), [&](const report::Choice& other) {
+          return other.model == choice.model && other.task == choice.task;
+        });
+    if (there == out.choices.end()) {
+      out.choices.push_back(std::move(choice));
+      continue;
+    }
+    for (const std::string& key : choice.at_edge) {
+      if (std::find(there->at_edge.begin(), there->at_edge.end(), key) == there->at_edge.end()) {
+        there->at_edge.push_back(key);
+      }
+    }
+  }
+}
+
+// What a comparison says of itself, and its models and tasks that no run has begun on.
+void RunReport::add_written(const WrittenComparison& written, report::Comparison& out) const {
+  if (!written.budget.empty()) out.budget = written.budget;
+  std::vector<report::TaskInfo> tasks;
+  for (const ComparedTask& task : each_size(comparisons_.front().config)) {
+    const auto named = [&](const report::TaskInfo& info) { return info.name == task.name; };
+    const auto begun = std::find_if(out.tasks.begin(), out.tasks.end(), named);
+    const auto known = std::find_if(written.tasks.begin(), written.tasks.end(), named);
+    if (begun != out.tasks.end()) {
+      tasks.push_back(*begun);
+      // With the paths as they are configured, where its runs have absolute ones.
+      if (known != written.tasks.end() && !known->description.empty()) {
+        tasks.back().description = known->description;
+        tasks.back().options = known->options;
+      }
+    } else if (known != written.tasks.end()) {
+      tasks.push_back(*known);
+      tasks.back().ladder = task.ladder;
+    }
+  }
+  for (const report::TaskInfo& task : out.tasks) {  // those that have another name here
+    const auto same = [&](const report::TaskInfo& other) { return other.name == task.name; };
+    if (std::none_of(tasks.begin(), tasks.end(), same)) tasks.push_back(task);
+  }
+  out.tasks = std::move(tasks);
+  for (const report::Build& build : written.builds) {
+    const auto same =
+        std::find_if(out.builds.begin(), out.builds.end(), [&](const report::Build& other) {
+          return other.model == build.model && other.task == build.task;
+        });
+    if (same == out.builds.end()) {
+      out.builds.push_back(build);
+    } else {
+      same->train_differences = build.train_differences;
+    }
+  }
+  add_failed(written.failed, out);
+}
+
+void RunReport::add_sweep(const Compared& compared, const WrittenComparison& written,
+                          report::Comparison& out) {
+  out.sweep_planned = written.sweep_planned;
+  for (const report::Run& run : written.sweep_runs) {
+    out.runs.push_back(run);
+    out.runs.back().folder =
+        fs::absolute(compared.folder + "/" + run.folder).lexically_normal().string();
+  }
+}
+
+// Gives the runs of a model the setting that was chosen for it.
+void RunReport::add_settings(report::Comparison& out) {
+  for (report::Run& run : out.runs) {
+    for (const report::Choice& choice : out.choices) {
+      if (!run.sweep && choice.model == run.model && choice.task == run.task) {
+        run.setting = choice.setting;
+      }
+    }
+  }
+}
+
+void RunReport::add_robustness(const Compared& compared, const WrittenComparison& written,
+                               report::Comparison& out) const {
+  const RobustnessOptions& second = compared.config.robustness;
+  if (second.empty()) return;
+  report::Comparison again = out;
+  again.title = second.title();
+  again.speeds.clear();
+  again.runs.clear();
+  for (const ComparedTask& task : each_size(compared.config)) {
+    const double* const bytes = bytes_per_token(task.name);
+    for (const ComparedModel& model : compared.config.models) {
+      for (const int64_t seed : compared.config.seeds) {
+        const std::string folder =
+            str(compared.folder, "/robustness/", task.name, "/", model.name, "/seed-", seed);
+        if (bytes == nullptr || !fs::exists(folder + "/config.toml")) continue;
+        report::Run run{.model = model.name,
+                        .task = task.name,
+                        .seed = seed,
+                        .folder = fs::absolute(folder).lexically_normal().string()};
+        if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
+          take_progress(run, folder, *bytes);
+        }
+        again.runs.push_back(std::move(run));
+      }
+    }
+  }
+  add_settings(again);
+  add_failed(written.failed_again, again);
+  out.robustness = {std::move(again)};
+}
+
+// Of the task that the only comparison calls so; null where no run of it has begun.
+const double* RunReport::bytes_per_token(const std::string& task) const {
+  for (const Run& run : runs_) {
+    if (run.task_there == task) return &run.bytes_per_token;
+  }
+  return nullptr;
 }
 
 // What was measured apart from the runs' own steps, which may have disturbed each other.
@@ -467,13 +680,22 @@ void RunReport::add_speeds(report::Comparison& out) const {
   }
 }
 
+std::vector<std::string> begun_runs(const std::vector<std::string>& folders) {
+  std::vector<std::string> out;
+  for (const Place& place : places_in(folders)) out.push_back(place.folder);
+  return out;
+}
+
 std::vector<std::string> RunReport::files() const {
   std::vector<std::string> out;
   for (const Run& r : runs_) {
     out.push_back(r.folder + "/metrics.jsonl");
     out.push_back(r.folder + "/result.json");
   }
-  for (const Compared& compared : comparisons_) out.push_back(compared.folder + "/speeds.json");
+  for (const Compared& compared : comparisons_) {
+    out.push_back(compared.folder + "/speeds.json");
+    out.push_back(compared.folder + "/comparison.json");
+  }
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "report/comparison.h"
 #include "train/compare.h"
+#include "train/comparison_file.h"
 #include "train/config.h"
 #include "train/state.h"
 
@@ -29,15 +30,24 @@ std::string stopping_text(const TrainOptions& options);
 // model may be without memory.
 report::Build report_build(const Model& model, const data::Task& task);
 
+// The papers of the model's token mixers.
+std::string mixer_sources(const ModelConfig& model);
+
+// The folders of the runs that RunReport(folders) reports. Throws as that does.
+std::vector<std::string> begun_runs(const std::vector<std::string>& folders);
+
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
 // whose configurations differ in train.seed alone are one model; its label is the name that its
 // comparison gives it, or that of the first run's folder. The first model is the baseline; a
 // comparison's models and tasks are in the order of its configuration, and speeds that it has
 // measured (train/speeds.h) take the place of those of its runs' own steps. What differs in [train]
-// from the baseline's is named, except where each comparison has chosen it by its [sweep]. A run
-// that has reached neither its last step nor its train.stop_accuracy counts as running. The data of
-// every task are read, because its sizes depend on them. Throws UsageError for a run that is named
-// twice and Error for a folder that is neither, or whose data are missing.
+// from the baseline's is named, except where each comparison has chosen it by its [sweep]. What its
+// sweep has chosen, and whether at an edge, is what comparison.json says. One comparison by itself
+// is reported as it reports itself: with the runs that it plans, those of its sweep and those under
+// a second initialisation. A run that has reached neither its last step nor its train.stop_accuracy
+// counts as running. The data of every task are read, because its sizes depend on them. Throws
+// UsageError for a run that is named twice and Error for a folder that is neither, or whose data
+// are missing.
 class RunReport {
  public:
   explicit RunReport(const std::vector<std::string>& folders);
@@ -59,12 +69,26 @@ class RunReport {
     std::string folder;
     CompareConfig config;
   };
+  const Run* find(const std::string& comparison, const std::string& model,
+                  const std::string& task) const;
+  static bool is_whole(const Run& run);
+  const double* bytes_per_token(const std::string& task) const;
+  void plan_as(const Compared& compared);
+  void add_written(const WrittenComparison& written, report::Comparison& out) const;
   void add_speeds(report::Comparison& out) const;
+  void add_choices(const Compared& compared, const WrittenComparison& written,
+                   report::Comparison& out) const;
+  static void add_sweep(const Compared& compared, const WrittenComparison& written,
+                        report::Comparison& out);
+  static void add_settings(report::Comparison& out);
+  void add_robustness(const Compared& compared, const WrittenComparison& written,
+                      report::Comparison& out) const;
   std::set<std::string> swept_for(const Run& run) const;
   void compare_training();
 
   std::vector<Run> runs_;
   std::vector<Compared> comparisons_;
+  bool alone_ = false;        // one comparison is all that is reported
   report::Comparison empty_;  // without the runs
 };
 

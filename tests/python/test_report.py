@@ -188,6 +188,74 @@ def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
         assert ("which is half of the data of their results" in report["limits"]) == (split == "all")
 
 
+def without_circumstances(report):
+    """What is said, and not by whom, when and from which folder."""
+
+    def walk(part):
+        if isinstance(part, dict):
+            return {key: walk(value) for key, value in part.items() if key not in ("command", "date", "machine", "folder")}
+        return [walk(value) for value in part] if isinstance(part, list) else part
+
+    return walk(report)
+
+
+def headings(page):
+    return re.findall(r"<h[123][^>]*>.*?</h[123]>|<summary>.*?</summary>", page, flags=re.S)
+
+
+MODELS = "[[models]]\nname = 'mha'\n[[models]]\nname = 'talking'\nmixer = { type = 'talking_heads' }\n"
+COMPARED = {
+    "a choice at its edge": MODELS + "[sweep]\nlr = [1e-6, 1e-3]\nextensions = 0\n",
+    "a swept option of the mixer": MODELS + "[sweep]\nmixer.qk_norm = [true]\n[robustness]\nmodel = { init_std = 0.3 }\n",
+    "a scaling law": MODELS + "".join(f"[[sizes]]\nname = '{n}'\nmodel = {{ width = {n} }}\ntrain = {{ steps = {n} }}\n" for n in (8, 16, 32)),
+    "no setting that can be chosen": MODELS + "[sweep]\nlr = [1e30]\n",
+    "a model without a result": MODELS + "train = { lr = 1e30 }\n",
+    "an end before the budget": MODELS + "train = { stop_accuracy = 0.01 }\n",
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_a_comparison_is_reported_as_it_reports_itself(tmp_path, case):
+    text = re.sub(r"\[task\](.*?)\[train\]", "[train]", CONFIG, flags=re.S)
+    text = "title = 'Mixers'\nseeds = [5, 1, 2, 3, 4]\nspeed = { rounds = 0 }\n" + text + COMPARED[case]
+    (tmp_path / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
+    for name, task in {"copying": "type = 'copy', symbols = 4, count = 2", "text": "type = 'text', paths = ['corpus.txt'], length = 8"}.items():
+        text += f"[[tasks]]\nname = '{name}'\ntask = {{ {task}, {'eval_tokens = 128' if name == 'text' else 'eval_sequences = 16'} }}\n"
+    (tmp_path / "c.toml").write_text(text)
+    fails = 1 if case in ("no setting that can be chosen", "a model without a result") else 0
+    whole = json.loads(headloom("compare", "c.toml", "--out", "c", "--json", "--jobs", 2, cwd=tmp_path, code=fails).stdout)
+    report = json.loads(headloom("report", "c", "--json", cwd=tmp_path).stdout)
+    assert without_circumstances(report) == without_circumstances(whole)
+    assert headings((tmp_path / "report.html").read_text()) == headings((tmp_path / "c/report.html").read_text())
+    models = [model for task in whole["tasks"] for model in task["models"]]
+    if case == "a choice at its edge":
+        assert any("lr of `mha` at the edge of its sweep" in m["against_baseline"]["caveats"] for m in models)
+    if case == "a scaling law":
+        assert [law["task"] for law in report["scaling"]] == ["copying", "text"]
+    if case == "a swept option of the mixer":
+        assert all("qk_norm = true" in m["config"] for m in models)
+    # Beside another run, what is at an edge is no claim either; the file of an earlier version has fewer keys.
+    if case == "a choice at its edge":
+        headloom("train", "c/runs/text/mha/seed-1/config.toml", "--out", "other", "--set", "train.seed=9", cwd=tmp_path)
+        both = json.loads(headloom("report", "c", "other", "--json", cwd=tmp_path).stdout)
+        (task,) = [task for task in both["tasks"] if task["task"] == "text"]
+        caveats = {m["model"]: m["against_baseline"]["caveats"] for m in task["models"]}
+        assert "lr of `talking` at the edge of its sweep" in caveats["talking"]
+        (tmp_path / "c/comparison.json").write_text("{}")
+        without = json.loads(headloom("report", "c", "--json", cwd=tmp_path).stdout)
+        assert without["finished"] == 20 and without["title"] == "Mixers"
+
+
+def test_a_run_that_failed_before_its_first_evaluation_is_reported(place, tmp_path):
+    shutil.copytree(place / "comparison", tmp_path / "c")
+    run = tmp_path / "c/runs/copying/mha/seed-1"
+    (run / "metrics.jsonl").unlink()
+    result = {"problem": "there is too little memory.", "warning": "", "tokens_per_second": 0.0, "peak_memory_bytes": -1}
+    (run / "result.json").write_text(json.dumps(result))
+    report = json.loads(headloom("report", "c", "--json", cwd=tmp_path).stdout)
+    assert (report["finished"], report["failed"], report["planned"]) == (1, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -226,6 +294,22 @@ def test_watching_serves_what_has_come(place, tmp_path):
         assert 'http-equiv="refresh"' in gone and "run/metrics.jsonl: cannot be read" in gone
         (tmp_path / "metrics.jsonl").rename(tmp_path / "run/metrics.jsonl")
         assert urllib.request.urlopen(address, timeout=30).read().decode() == after
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+
+
+def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):
+    shutil.copytree(place / "comparison", tmp_path / "c")
+    (tmp_path / "c/runs/copying/mha/seed-2").rename(tmp_path / "seed-2")
+    server = subprocess.Popen(
+        [str(BINARY), "report", str(tmp_path / "c"), "--watch", "--port", "0"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+        assert "In progress: 1 of 2 runs" in urllib.request.urlopen(address, timeout=30).read().decode()
+        (tmp_path / "seed-2").rename(tmp_path / "c/runs/copying/mha/seed-2")
+        assert "In progress" not in urllib.request.urlopen(address, timeout=30).read().decode()
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0

@@ -226,7 +226,7 @@ mixer = { type = "talking_heads" }
   EXPECT_EQ(rest.present, 4u);
   ASSERT_EQ(rest.comparison.runs.size(), 4u);
   EXPECT_EQ(rest.left_out.size(), 12u);
-  EXPECT_EQ(rest.left_out[0], "copy/differential/seed-1");
+  EXPECT_EQ(rest.left_out[0], "runs/copy/differential/seed-1");
   for (const auto& [run, loss] : first) expect_kept(run);
 
   // Another learning rate on one task: its runs are trained anew, and what was there is kept.
@@ -239,7 +239,8 @@ mixer = { type = "talking_heads" }
     EXPECT_EQ(third.at(run) == loss, run.starts_with("copy")) << run;
     if (run.starts_with("copy")) continue;
     EXPECT_TRUE(fs::exists(folder.path("runs/" + run + ".earlier-1/result.json")));
-    EXPECT_NE(std::find(changed.left_out.begin(), changed.left_out.end(), run + ".earlier-1"),
+    const std::string earlier = "runs/" + run + ".earlier-1";
+    EXPECT_NE(std::find(changed.left_out.begin(), changed.left_out.end(), earlier),
               changed.left_out.end());
   }
 }

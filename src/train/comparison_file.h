@@ -1,0 +1,26 @@
+// What comparison.json in a comparison's folder says of it that its runs do not. Free of torch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/comparison.h"
+
+namespace headloom {
+
+struct WrittenComparison {
+  std::string budget;
+  int sweep_planned = 0;
+  std::vector<report::TaskInfo> tasks;  // without their ladders
+  std::vector<report::Build> builds;
+  std::vector<report::Choice> choices;
+  std::vector<report::Run> sweep_runs;
+  // There may be no result of them on disk.
+  std::vector<report::Run> failed, failed_again;  // the latter of the second initialisation
+};
+
+// As the folder has it now; empty where the file is missing or damaged. A key that is missing, as
+// in the file of an earlier version, is left at its default.
+WrittenComparison read_comparison_file(const std::string& folder);
+
+}  // namespace headloom
