@@ -238,6 +238,10 @@ int run_describe(DescribeArguments a) {
   if (of_run) use_kept_tokenizer(folder, config);
   // A file with [model] alone can be described too: its sizes get plain defaults.
   ModelConfig& model = config.model;
+  if (a.length > 0 && model.kind == "vit") {
+    usage_error("--length: the sequence of a vit is the patches of an image, expected another ",
+                "'model.image' where it is to be longer.");
+  }
   std::optional<data::TaskSizes> known;
   if (root.find("task") != nullptr) known = complete(config);
   check_device_name(config.train.device);

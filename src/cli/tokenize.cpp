@@ -35,9 +35,10 @@ int run_tokenize(const TokenizeArguments& a) {
   const auto tokenizer = data::make_tokenizer(a.tokenizer);
   if (a.json) {
     std::string line;
-    while (std::getline(std::cin, line)) {
+    for (int64_t number = 1; std::getline(std::cin, line); ++number) {
       const Json text = Json::parse(line, nullptr, false);
-      require(text.is_string(), "standard input: expected a JSON string on each line.");
+      require(text.is_string(), "standard input: line ", number,
+              " is no JSON string, expected one on each line.");
       const auto tokens = encode(*tokenizer, text.get<std::string>());
       std::printf("%s\n", shown({{"tokens", tokens}, {"text", tokenizer->decode(tokens)}}).c_str());
     }

@@ -745,3 +745,10 @@ def test_big_presets_are_described_without_being_built(tmp_path):
         length = [] if "ViT" in name else ["--length", 512]
         done = headloom("describe", "model.toml", "--json", *length, cwd=tmp_path)
         assert json.loads(done.stdout)["parameters"] / 1e6 == pytest.approx(millions, rel=2e-3), name
+    # The last one has patches in place of a length.
+    assert refused("describe", "model.toml", "--length", 512, cwd=tmp_path).startswith("--length: the sequence of a vit is the patches")
+
+
+def test_tokenize_names_the_line_that_is_no_json_string():
+    done = headloom("tokenize", "bytes", "--json", input=b'"a"\n"b"\n[1]\n', code=1)
+    assert "standard input: line 3 is no JSON string, expected one on each line." in done.stderr
