@@ -77,7 +77,7 @@ std::vector<Line> lines_of(const Comparison& c, const TaskSummary& t, Along alon
   for (const Row& row : t.rows) {
     double scale = 1;
     if (along == Along::kFlops) {
-      scale = row.build ? 3 * row.build->flops_per_token : kUnknown;
+      scale = row.build ? 3 * row.build->flops_per_unit : kUnknown;
       if (!(scale > 0)) continue;
     }
     const int style = style_of(c, row);

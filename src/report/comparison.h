@@ -126,6 +126,7 @@ struct Build {
   std::string task{};
   int64_t parameters = -1;
   double flops_per_token = kUnknown;        // forward, matrix products and attention
+  double flops_per_unit = kUnknown;         // the same, of what Point::tokens counts
   double state_bytes_per_token = kUnknown;  // decoding state that each token of context adds
   double measured_state_bytes_per_token = kUnknown;  // the same, of a state that read a text
   // The decoding state of a whole sequence of the task, which may be constant in its length;

@@ -71,6 +71,7 @@ Json to_json(const TaskSummary& task, const Row& row) {
   if (row.build) {
     out["parameters"] = row.build->parameters >= 0 ? Json(row.build->parameters) : Json(nullptr);
     out["flops_per_token"] = number(row.build->flops_per_token);
+    out["flops_per_unit"] = number(row.build->flops_per_unit);
     out["state_bytes_per_token"] = number(row.build->state_bytes_per_token);
     out["measured_state_bytes_per_token"] = number(row.build->measured_state_bytes_per_token);
     out["state_bytes"] = number(row.build->state_bytes);

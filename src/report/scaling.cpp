@@ -31,7 +31,7 @@ std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const M
         rung.tokens = last.tokens;
         rung.losses.emplace_back(run->seed, last.loss);
       }
-      rung.compute = 3 * row.build->flops_per_token * rung.tokens;
+      rung.compute = 3 * row.build->flops_per_unit * rung.tokens;
       if (rung.losses.empty() || !(rung.compute > 0) || !(rung.parameters > 0)) continue;
       rungs.push_back(std::move(rung));
     }

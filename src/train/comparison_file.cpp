@@ -95,6 +95,8 @@ report::Build build_in(const Json& json, const std::string& model, const std::st
   report::Build out{.model = model, .task = task};
   take(json, "parameters", out.parameters);
   take(json, "flops_per_token", out.flops_per_token);
+  out.flops_per_unit = out.flops_per_token;  // of a file that is older than the key
+  take(json, "flops_per_unit", out.flops_per_unit);
   take(json, "state_bytes_per_token", out.state_bytes_per_token);
   take(json, "measured_state_bytes_per_token", out.measured_state_bytes_per_token);
   take(json, "state_bytes", out.state_bytes);

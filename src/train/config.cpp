@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/sizes.h"
+#include "model/describe.h"
 
 namespace headloom {
 
@@ -206,6 +207,12 @@ void RunConfig::find_data(const std::string& table) const {
 WorkUnit work_unit(const data::Task& task) {
   if (task.goal() == data::Goal::image_label) return {1, "images"};
   return {task.train_length() + task.source_length(), "tokens"};
+}
+
+double flops_per_unit(const Model& model, const data::Task& task) {
+  const auto positions = static_cast<double>(model.config().positions(task.train_length()));
+  return model_costs(model, task.length()).flops_per_token * positions /
+         static_cast<double>(work_unit(task).per_sequence);
 }
 
 RunConfig read_run_config(const Node& root) {

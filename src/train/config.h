@@ -7,6 +7,8 @@
 
 namespace headloom {
 
+class Model;
+
 // Parameters that are trained at a rate or with a weight decay of their own.
 struct ParameterGroup {
   std::string parameters;              // a pattern of names: * is any characters, ? is one
@@ -72,6 +74,9 @@ struct WorkUnit {
   const char* name = "tokens";
 };
 WorkUnit work_unit(const data::Task& task);
+// FLOPs of the forward pass of one such unit: of an image all its positions, of an
+// encoder-decoder's source and target half of a target's, which has the source's.
+double flops_per_unit(const Model& model, const data::Task& task);
 
 RunConfig read_run_config(const Node& root);
 std::string run_config_toml(RunConfig& config);

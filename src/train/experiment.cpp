@@ -418,14 +418,11 @@ void Experiment::add_task(size_t t) {
 
 // What a step costs in the unit of the budget.
 double Experiment::cost_of_step(const RunConfig& run, size_t t) {
-  const auto positions = static_cast<double>(run.train.batch) *
-                         static_cast<double>(work_unit(*tasks_[t]).per_sequence);
-  if (config_.budget == "flops") {
-    return positions *
-           model_costs(*build_without_memory(run.model), tasks_[t]->length()).flops_per_token;
-  }
   if (config_.budget == "seconds") return seconds_of_step(run, t);
-  return positions;
+  const auto units = static_cast<double>(run.train.batch) *
+                     static_cast<double>(work_unit(*tasks_[t]).per_sequence);
+  if (config_.budget == "tokens") return units;
+  return units * flops_per_unit(*build_without_memory(run.model), *tasks_[t]);
 }
 
 // Measured once for each configuration that may differ in it, and kept, so that runs that go on

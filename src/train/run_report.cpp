@@ -242,6 +242,7 @@ report::Build report_build(const Model& model, const data::Task& task) {
   ModelConfig config = model.config();
   report::Build out{.parameters = costs.parameters,
                     .flops_per_token = costs.flops_per_token,
+                    .flops_per_unit = flops_per_unit(model, task),
                     .state_bytes_per_token = costs.state_bytes_per_token,
                     .mechanism_share = costs.mechanism_share,
                     .config = to_toml(write_fields(config))};

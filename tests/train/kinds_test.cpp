@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "model/describe.h"
 #include "support.h"
 #include "train/evaluate.h"
 #include "train/load.h"
@@ -114,6 +115,26 @@ Node config_of(const KindRun& run, const std::string& train) {
                         "\n[[model.layer]]\nmixer = { type = 'mha', heads = 4 }\n[task]\n",
                         run.task, "[train]\nlr = 3e-3\nwarmup = 4\n", train),
                     "run.toml");
+}
+
+TEST(Training, AUnitOfTrainingHasTheFlopsOfItsPositions) {
+  const TempFolder folder;
+  const auto costs = [&](const std::string& kind, const std::string& more) {
+    Node node = merged(config_of(kind_run(folder, kind), "steps = 1\n"), parse_toml(more, "more"));
+    RunConfig config = read_run_config(node);
+    const std::shared_ptr<data::Task> task = config.build_task();
+    const std::shared_ptr<Model> model = build_without_memory(config.model);
+    return std::pair(model_costs(*model, task->length()).flops_per_token,
+                     flops_per_unit(*model, *task));
+  };
+  const auto [token, of_token] = costs("masked", "");
+  EXPECT_DOUBLE_EQ(of_token, token);
+  // Training counts an image as one, and the source of a target too.
+  const auto [patch, image] = costs("images", "[model]\nimage = { patch = 2 }\n");
+  EXPECT_DOUBLE_EQ(image, patch * 16);
+  const auto [target, either] = costs("sequence", "");
+  EXPECT_LT(either, 0.6 * target);
+  EXPECT_GT(either, 0.4 * target);
 }
 
 TEST(Training, EveryKindLosesInFloat64WhatItLosesInFloat32) {

@@ -120,7 +120,8 @@ def kept(constants: Dict[str, int], capability: int) -> bytes:
     nvrtc = compiler()
     key = hashlib.sha256(SOURCE.read_bytes())
     key.update(repr((nvrtc.nvrtcVersion(), options(constants, capability))).encode())
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headloom"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "headloom"
     file = folder / f"mixes-{key.hexdigest()[:32]}.cubin"
     try:
         return file.read_bytes()

@@ -320,7 +320,8 @@ class Choices {
   // A file for each machine(), because machines may share a home, and versions a machine.
   static std::filesystem::path path() {
     const std::string name = "products-" + hash_text(machine());
-    if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    // A relative one is to be ignored (XDG Base Directory Specification).
+    if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
       return std::filesystem::path(cache) / "headloom" / name;
     }
     const char* home = std::getenv("HOME");
