@@ -353,7 +353,7 @@ TEST(Report, DrawsNoCurveOfASingleEvaluation) {
     return found;
   };
   Comparison c = lengths();
-  for (Build& build : c.builds) build.flops_per_token = 1e6;
+  for (Build& build : c.builds) build.flops_per_unit = 1e6;
   EXPECT_EQ(captions(c).size(), 4u);
   const Comparison before = c;
   for (auto& run : c.runs) run.points.erase(run.points.begin());

@@ -86,7 +86,8 @@ Comparison ladder(const std::vector<double>& worth, int seeds, double noise, siz
       c.builds.push_back({.model = c.models[m].label,
                           .task = name,
                           .parameters = static_cast<int64_t>(1e5 * std::pow(3, r)),
-                          .flops_per_token = flops_per_token});
+                          .flops_per_token = flops_per_token,
+                          .flops_per_unit = flops_per_token});
       const double compute = 3 * flops_per_token * tokens * (m == 0 ? 1 : worth[m - 1]);
       for (const int64_t seed : c.seeds) {
         // Seeds shift all models alike, as the same data does.

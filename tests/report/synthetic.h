@@ -107,6 +107,7 @@ inline Comparison quickstart() {
                           .task = task.name,
                           .parameters = 1318400 + static_cast<int64_t>(900 * m),
                           .flops_per_token = 2.9e6 * (1 + extra),
+                          .flops_per_unit = 2.9e6 * (1 + extra),
                           .state_bytes_per_token = 4096 * (1 + 2 * extra),
                           .state_bytes = 256 * 4096 * (1 + 2 * extra),
                           .mechanism_share = extra,
