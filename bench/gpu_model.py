@@ -22,19 +22,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import triton
-from gpu_resources import (
-    MIXES,
-    CudaLaunch,
-    Launch,
-    aft_call,
-    compiled,
-    gated_norm_call,
-    launches,
-    of_card,
-    recorded,
-    shape,
-)
-from gpu_resources import gpu as composed_attention
+from gpu_resources import MIXES, CudaLaunch, Launch, aft_call, compiled, gated_norm_call, launches, recorded, shape
 
 from headloom.gpu import aft, gated_norm
 from headloom.gpu import mixes as cuda
@@ -157,7 +145,6 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
     item = 2
     parts: List[Part] = []
     counted: Dict[str, PerPlace] = {}
-    composed_attention.capability = of_card(card.capability)
     arguments = shape(B, T, H, D, mixes, mixes, torch.bfloat16, window=window)
 
     def product(what: str, places: float) -> Part:

@@ -135,8 +135,10 @@ def launches(arguments: List[Any], backward: bool, cuda: Optional[int] = None) -
             return None
         return mixes.Memory(SHARED[cuda], SHARED[cuda] + 1024)
 
-    before = gpu.run, mixes.run, mixes.memory
+    before = gpu.run, mixes.run, mixes.memory, gpu.capability
     gpu.run, mixes.run, mixes.memory = record, record_cuda, memory
+    if cuda is not None:
+        gpu.capability = of_card(cuda)
     try:
         with recording(found):
             out, lse = gpu.forward(*arguments, True)
@@ -144,7 +146,7 @@ def launches(arguments: List[Any], backward: bool, cuda: Optional[int] = None) -
                 found.clear()
                 gpu.backward([out], *arguments, [lse], (1 << 20) - 1)
     finally:
-        gpu.run, mixes.run, mixes.memory = before
+        gpu.run, mixes.run, mixes.memory, gpu.capability = before
     return found
 
 

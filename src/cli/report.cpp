@@ -59,11 +59,11 @@ int watch(RunReport& runs, const ReportArguments& a) {
   std::vector<std::string> begun = begun_runs(a.folders);
   const auto current = [&] {
     const auto now = written_at(runs.files());
-    // A comparison that goes on begins runs.
+    // A comparison that is still running starts new runs.
     std::vector<std::string> present = begun;
     try {
       present = begun_runs(a.folders);
-    } catch (const Error&) {  // the page says it, where it matters
+    } catch (const Error&) {  // making the page meets it again and says so
     }
     if (page.empty() || now != as_of || present != begun) {
       as_of = now;
@@ -72,7 +72,7 @@ int watch(RunReport& runs, const ReportArguments& a) {
         begun = present;
         page = report::to_html(report_now(runs, a));
       } catch (const Error& error) {
-        // A comparison that goes on has moved the run away, say: it is there again in a while.
+        // For example, a comparison has moved the run away for a while. The page asks again.
         page = str("<!DOCTYPE html>\n<html lang=\"en\"><head><title>Headloom</title></head><body><p>",
                    report::escape(error.what()), "</p></body></html>\n");
       }

@@ -74,8 +74,9 @@ struct WorkUnit {
   const char* name = "tokens";
 };
 WorkUnit work_unit(const data::Task& task);
-// FLOPs of the forward pass of one such unit: of an image all its positions, of an
-// encoder-decoder's source and target half of a target's, which has the source's.
+// FLOPs of the forward pass for one such unit. An image costs what all its positions cost. For an
+// encoder-decoder, model_costs() counts the source with each target token, and training counts the
+// source's tokens too, so that the cost is spread over both.
 double flops_per_unit(const Model& model, const data::Task& task);
 
 RunConfig read_run_config(const Node& root);

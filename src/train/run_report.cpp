@@ -441,22 +441,31 @@ void RunReport::compare_training() {
 
 namespace {
 
-// The evaluations and the result of the run in `folder`, as far as they are there.
-void take_progress(report::Run& run, const std::string& folder, double bytes_per_token) {
+// Puts what the run in `folder` has so far, its evaluations and its result, into `run`. Returns the
+// evaluations.
+std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder,
+                                     double bytes_per_token) {
   const auto result = read_result(folder + "/result.json");
   const std::string metrics = folder + "/metrics.jsonl";
+  std::vector<EvalPoint> evaluations;
   if (!result || result->problem.empty() || fs::exists(metrics)) {
-    for (const EvalPoint& p : read_evaluations(metrics)) {
-      run.points.push_back(report_point(p, bytes_per_token));
-    }
+    evaluations = read_evaluations(metrics);
   }
-  if (!result) return;
+  for (const EvalPoint& p : evaluations) run.points.push_back(report_point(p, bytes_per_token));
+  if (!result) return evaluations;
   run.state =
       result->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
   run.problem = result->problem;
   run.warning = result->warning;
   run.tokens_per_second = result->tokens_per_second;
   if (result->peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result->peak_memory);
+  return evaluations;
+}
+
+// Whether a run has reached its last step or the accuracy that it stops at.
+bool is_whole(const TrainOptions& train, const EvalPoint& last) {
+  return last.step >= train.steps ||
+         (train.stop_accuracy && last.validation_accuracy >= *train.stop_accuracy);
 }
 
 // Runs that failed without leaving a result: their processes died, or nothing could be chosen.
@@ -480,12 +489,12 @@ report::Comparison RunReport::read() const {
   report::Comparison out = empty_;
   for (const Run& r : runs_) {
     report::Run run = r.run;
-    take_progress(run, r.folder, r.bytes_per_token);
+    const std::vector<EvalPoint> evaluations = take_progress(run, r.folder, r.bytes_per_token);
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
       // Only a run of a comparison leaves a result.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
-      if (is_whole(r)) run.state = report::RunState::kFinished;
+      if (is_whole(r.train, evaluations.back())) run.state = report::RunState::kFinished;
     }
     out.runs.push_back(std::move(run));
   }
@@ -500,16 +509,6 @@ report::Comparison RunReport::read() const {
   }
   add_speeds(out);
   return out;
-}
-
-// Whether it has reached its last step or the accuracy that it stops at.
-bool RunReport::is_whole(const Run& r) {
-  bool whole = false;
-  for (const EvalPoint& p : read_evaluations(r.folder + "/metrics.jsonl")) {
-    whole = p.step >= r.train.steps ||
-            (r.train.stop_accuracy && p.validation_accuracy >= *r.train.stop_accuracy);
-  }
-  return whole;
 }
 
 const RunReport::Run* RunReport::find(const std::string& comparison, const std::string& model,

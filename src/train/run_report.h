@@ -71,7 +71,6 @@ class RunReport {
   };
   const Run* find(const std::string& comparison, const std::string& model,
                   const std::string& task) const;
-  static bool is_whole(const Run& run);
   const double* bytes_per_token(const std::string& task) const;
   void plan_as(const Compared& compared);
   void add_written(const WrittenComparison& written, report::Comparison& out) const;
