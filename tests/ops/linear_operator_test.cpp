@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ops/product/product.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -351,6 +352,13 @@ TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
 // to nothing and of values that are not finite, and any number of threads.
 TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
   at::manual_seed(9);
+  // What does not fit integers is multiplied by a route, of which this one alone has the same bits
+  // with any number of threads.
+  for (const char* threads : {"1 thread", "2 threads"}) {
+    ops::use_product_routes({{c10::str("bfloat16 nt 16 x 16 x 256, ", threads), "blocked"}});
+  }
+  const int threads_before = at::get_num_threads();
+  at::set_num_threads(2);
   const Tensor weight = at::randn({50, 300}), bias = at::randn({50}).to(at::kBFloat16);
   for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
     const bool int8 = values.scalar_type() == at::kChar;
@@ -371,10 +379,9 @@ TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
         EXPECT_TRUE(errs_like_rounding(got[m], plain[m], expected[m], 1e-6)) << m;
       }
       EXPECT_TRUE(errs_like_rounding(got, plain, expected, 1e-6));
-      const int threads = at::get_num_threads();
       at::set_num_threads(1);
       EXPECT_TRUE(at::equal(ops::linear(x, values, scale, bias, "fused"), got));
-      at::set_num_threads(threads);
+      at::set_num_threads(2);
     }
     Tensor x = at::randn({40, 300}).to(at::kBFloat16);
     const Tensor finite = ops::linear(x, values, scale, {}, "fused");
@@ -386,6 +393,7 @@ TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
     EXPECT_TRUE(errs_like_rounding(y.narrow(0, 9, 31), finite.narrow(0, 9, 31),
                                    at::linear(x.narrow(0, 9, 31).to(at::kDouble), wide), 1e-6));
   }
+  at::set_num_threads(threads_before);
 }
 
 TEST(LinearOperator, ZerosStayZerosAndNotFiniteIsRefused) {

@@ -1,6 +1,8 @@
 // Attention whose maps nothing joins, one map after the other. With small heads a product makes a
 // score of few operations, so that what surrounds it counts: here the rows of one map, its keys and
-// its values stay in the first-level cache from the scores to the output.
+// its values stay in the first-level cache from the scores to the output. Maps lie with their
+// queries side by side, [keys][queries]: softmax then never adds up the lanes of a vector, and
+// vectors are full however small a head is.
 #pragma once
 
 #include "ops/composed_attention/kernel_backward.h"
@@ -9,14 +11,8 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
-enum class Shown { kAll, kSome, kNone };
-
-// The lanes of a vector that a row shows, `other` elsewhere.
-template <Shown kShown>
-HL_INLINE vf shown(uint64_t bits, int64_t i, vf x, vf other) {
-  if constexpr (kShown == Shown::kAll) return x;
-  return select(lanes(bits, static_cast<int>(i / VL)), x, other);
-}
+// Keys whose products are computed side by side.
+constexpr int MK = VL == 4 ? 2 : VL / 2 < MR ? VL / 2 : MR;
 
 // One tile of queries and the scratch of one map.
 struct MapTile {
@@ -27,215 +23,264 @@ struct MapTile {
 
   HL_INLINE int64_t rows() const { return tile.count; }
   HL_INLINE int64_t blocks() const { return tile.blocks.end - tile.blocks.begin; }
-  HL_INLINE SeenKeys seen(int64_t i) const { return w.seen[i]; }
-  // For the vectors of all blocks that anything sees, and kTogether rows from `row` on: calls
-  // f.template operator()<what they show>(j, bits, s, at) for row `row` + j, its bits of the block,
-  // the first key within the block and its place in [rows][line].
+  // Calls f.template operator()<masked>(j, bits, at) for the keys of all blocks that any row sees:
+  // j counts four keys round, `at` is the key's place in [keys][line], and where it is masked the
+  // bits have the rows that see it.
   template <typename F>
-  HL_INLINE void each_vector(int64_t row, F&& f) const {
+  HL_INLINE void each_key(F&& f) const {
     for (int64_t i = 0; i < blocks(); ++i) {
-      const ShownKeys& keys = w.shown[row / kTogether * p.span + i];
-      const int64_t first = row * p.line + i * kBlock, end = w.seen[i].end;
-      int64_t s = w.seen[i].begin;
-      const auto rows = [&]<Shown kShown>() __attribute__((always_inline)) {
+      const ShownKeys& keys = w.shown[i];
+      const auto range = [&]<bool kMasked>(int64_t s, int64_t end) __attribute__((always_inline)) {
+        const auto key = [&](int64_t j, int64_t k) __attribute__((always_inline)) {
+          f.template operator()<kMasked>(j, keys.rows[k], (i * kBlock + k) * kMapRows);
+        };
+        for (; s + 4 <= end; s += 4) {
 #pragma GCC unroll 4
-        for (int64_t j = 0; j < kTogether; ++j) {
-          f.template operator()<kShown>(j, keys.bits[j], s, first + j * p.line + s);
+          for (int64_t j = 0; j < 4; ++j) key(j, s + j);
         }
+        for (; s < end; ++s) key(0, s);
       };
-      for (; s < keys.whole; s += VL) rows.template operator()<Shown::kAll>();
-      for (; s < keys.end; s += VL) rows.template operator()<Shown::kSome>();
-      for (; s < end; s += VL) rows.template operator()<Shown::kNone>();
+      range.template operator()<false>(keys.begin, keys.whole);
+      range.template operator()<true>(keys.whole, keys.end);
     }
   }
-  HL_INLINE PackedBlock keys(const Task& task, int64_t i) const {
-    return packed_block(a, p, task.packed, tile.blocks.begin + i);
-  }
 
-  // The rows of one head of a tensor [B, T, heads, size] that the tile has.
+  // The tile's rows of a tensor [B, T, heads, size], all heads of a row together: as [line][wide]
+  // and turned, [wide][line].
   template <typename T>
-  HL_INLINE void pack(const void* source, const int64_t* stride, int64_t h, int64_t size,
-                      int64_t padded, float scale, float* to) const {
-    const T* from = static_cast<const T*>(source) + tile.batch * stride[0] +
-                    tile.first * stride[1] + h * stride[2];
-    pack_rows(from, stride, rows(), rows(), size, padded, scale, to);
+  HL_INLINE void pack(const void* source, const int64_t* stride, int64_t heads, int64_t size,
+                      float scale, float* to, float* turned) const {
+    const T* from = static_cast<const T*>(source) + tile.batch * stride[0] + tile.first * stride[1];
+    const int64_t wide = wide_row(heads, size);
+    pack_wide_rows(from, stride, rows(), kMapRows, heads, size, scale, to);
+    transpose(kMapRows, (heads * size + 3) / 4 * 4, to, wide, turned, kMapRows);
+  }
+  // The other way round: to rows of a contiguous tensor [B, T, heads, size].
+  template <typename T>
+  HL_INLINE void write(const float* turned, float scale, int64_t heads, int64_t size,
+                       void* to) const {
+    const int64_t wide = wide_row(heads, size), values = heads * size;
+    transpose((values + 3) / 4 * 4, kMapRows, turned, kMapRows, w.turned_back, wide);
+    T* out = static_cast<T*>(to) + (tile.batch * a.T + tile.first) * values;
+    for (int64_t r = 0; r < rows(); ++r) {
+      store_scaled(w.turned_back + r * wide, values, scale, out + r * values);
+    }
   }
 
-  // x = left panel for one block: left [rows][padded], panel [size][kBlock].
-  HL_INLINE void times_panel(int64_t i, const float* left, int64_t size, int64_t padded,
-                             const float* panel, float* x) const {
-    const SeenKeys keys = seen(i);
-    gemm<false, true>(rows(), keys.count(), size, left, padded, panel + keys.begin, kBlock,
-                      x + i * kBlock + keys.begin, p.line);
+  // One head of the keys or values of block i, of which each row is wide: [kBlock][wide].
+  struct Head {
+    const float* rows;
+    int64_t wide, size;
+  };
+  HL_INLINE Head keys(const Task& task, int64_t i, int64_t h) const {
+    const PackedBlock block = packed_block(a, p, task.packed, tile.blocks.begin + i);
+    return {block.k_rows + shared_head(h, a.Gk, a.H) * a.D, wide_row(a.Gk, a.D), a.D};
   }
-  // sums += x right for one block: right [kBlock][padded], sums [rows][padded].
-  HL_INLINE void times_rows(int64_t i, const float* x, const float* right, int64_t size,
-                            int64_t padded, float* sums) const {
-    const SeenKeys keys = seen(i);
-    gemm<true, true>(rows(), whole(size), keys.count(), x + i * kBlock + keys.begin, p.line,
-                     right + keys.begin * padded, padded, sums, padded);
+  HL_INLINE Head values(const Task& task, int64_t i, int64_t h) const {
+    const PackedBlock block = packed_block(a, p, task.packed, tile.blocks.begin + i);
+    return {block.v_rows + shared_head(h, a.Gv, a.H) * a.E, wide_row(a.Gv, a.E), a.E};
   }
-  // sums += x^T right for one block: right [rows][padded], sums [kBlock][padded].
-  HL_INLINE void add_turned(int64_t i, const float* x, const float* right, int64_t size,
-                            int64_t padded, float* sums) const {
-    const SeenKeys keys = seen(i);
-    gemm<true, false>(keys.count(), whole(size), rows(), x + i * kBlock + keys.begin, p.line, right,
-                      padded, sums + keys.begin * padded, padded);
+
+  // map = keys turned for one block: turned [size][kMapRows], map [keys][kMapRows].
+  HL_INLINE void to_map(int64_t i, const Head& keys, const float* turned, float* map) const {
+    const ShownKeys& shown = w.shown[i];
+    for (int64_t s = shown.begin; s < shown.end; s += MK) {
+      for (int64_t r = 0; r < kMapRows; r += 2 * VL) {
+        gemm_block<MK, 2, false, true, false>(keys.size, keys.rows + s * keys.wide, keys.wide,
+                                              turned + r, kMapRows,
+                                              map + (i * kBlock + s) * kMapRows + r, kMapRows, 1,
+                                              nullptr);
+      }
+    }
   }
-  HL_INLINE static int64_t whole(int64_t size) { return (size + VL - 1) / VL * VL; }
+  // turned += keys^T map for one block: of the queries.
+  HL_INLINE void to_queries(int64_t i, const Head& keys, const float* map, float* turned) const {
+    const ShownKeys& shown = w.shown[i];
+    gemm<true, false>(keys.size, kMapRows, shown.end - shown.begin,
+                      keys.rows + shown.begin * keys.wide, keys.wide,
+                      map + (i * kBlock + shown.begin) * kMapRows, kMapRows, turned, kMapRows);
+  }
+  // sums += map queries for one block: of the keys; queries [rows][wide], sums [kBlock][padded], of
+  // which what is behind the head is anything.
+  HL_INLINE void to_keys(int64_t i, const float* map, const Head& queries, int64_t padded,
+                         float* sums) const {
+    const ShownKeys& shown = w.shown[i];
+    int64_t d = 0;
+    for (; d + VL < queries.size; d += 2 * VL) {
+      add_to_keys<MK, 2>(i, shown, map, queries, d, padded, sums);
+    }
+    if (d < queries.size) add_to_keys<2 * MK, 1>(i, shown, map, queries, d, padded, sums);
+  }
+  template <int kKeys, int kVectors>
+  HL_INLINE void add_to_keys(int64_t i, const ShownKeys& shown, const float* map,
+                             const Head& queries, int64_t d, int64_t padded, float* sums) const {
+    for (int64_t s = shown.begin; s < shown.end; s += kKeys) {
+      gemm_block<kKeys, kVectors, true, true, false>(
+          rows(), map + (i * kBlock + s) * kMapRows, kMapRows, queries.rows + d, queries.wide,
+          sums + s * padded + d, padded, 1, nullptr);
+    }
+  }
 };
 
+// Fetches what one head of tile `index` may of the batch element that comes next: its share of the
+// rows, so that fetches never wait for each other. All is inlined: the compiler drops calls of what
+// only fetches.
 template <typename T>
+HL_INLINE void fetch_share(const Args& a, const Plan& p, const Task& task, int64_t index,
+                           int64_t h) {
+  const int64_t share = index * a.H + h, all = p.tiles * a.H;
+  const auto fetch = [&](const void* source, const int64_t* stride, int64_t rows, int64_t heads,
+                         int64_t size) __attribute__((always_inline)) {
+    fetch_next<T>(task, source, stride, rows * share / all, rows * (share + 1) / all, heads, size);
+  };
+  fetch(a.q, a.q_stride, a.T, a.H, a.D);
+  fetch(a.k, a.k_stride, a.S, a.Gk, a.D);
+  fetch(a.v, a.v_stride, a.S, a.Gv, a.E);
+  if (p.backward) fetch(a.grad_out, a.grad_out_stride, a.T, a.H, a.E);
+}
+
 MapTile map_tile(const Args& a, const Plan& p, const Task& task, int64_t index) {
-  MapTile m{a, p, make_tile(a, p, task.batch, index), map_scratch(p, task.scratch)};
-  fetch_next<T>(task, a.q, a.q_stride, m.tile.first, m.tile.first + m.rows(), a.H, a.D);
+  MapTile m{a, p, make_tile(a, p, task.batch, index), map_scratch(a, p, task.scratch)};
   for (int64_t i = 0; i < m.blocks(); ++i) {
-    uint64_t seen = 0;
-    for (int64_t r = 0; r < m.rows(); r += kTogether) {
-      ShownKeys& keys = m.w.shown[r / kTogether * p.span + i];
-      uint64_t all = ~uint64_t{0}, any = 0;
-      for (int64_t j = 0; j < kTogether; ++j) {
-        // Rows behind the last show nothing.
-        keys.bits[j] = r + j < m.rows() ? visible_keys(a, task.batch, m.tile.first + r + j,
-                                                       m.tile.blocks.begin + i, false)
-                                        : 0;
-        all &= keys.bits[j];
-        any |= keys.bits[j];
-      }
-      keys.whole = (all == ~uint64_t{0} ? kBlock : __builtin_ctzll(~all)) / VL * VL;
-      keys.end = whole_vectors(reach(any)).end;
-      seen |= any;
+    uint64_t bits[kMapRows];
+    uint64_t all = ~uint64_t{0}, any = 0;
+    for (int64_t r = 0; r < m.rows(); ++r) {
+      bits[r] = visible_keys(a, task.batch, m.tile.first + r, m.tile.blocks.begin + i, false);
+      all &= bits[r];
+      any |= bits[r];
     }
-    m.w.seen[i] = whole_vectors(reach(seen));
+    ShownKeys& keys = m.w.shown[i];
+    const Range seen = reach(any);
+    keys.begin = seen.begin / kKeyStep * kKeyStep;
+    keys.end = (seen.end + kKeyStep - 1) / kKeyStep * kKeyStep;
+    const uint64_t hidden = ~(all >> keys.begin);
+    keys.whole = all == ~uint64_t{0} ? kBlock : keys.begin + __builtin_ctzll(hidden);
+    if (keys.whole == keys.end) continue;
+    std::memset(keys.rows, 0, sizeof(keys.rows));
+    for (int64_t r = 0; r < m.rows(); ++r) {
+      for (int64_t s = 0; s < kBlock; ++s) keys.rows[s] |= (bits[r] >> s & 1) << r;
+    }
   }
   return m;
 }
 
-// x = exp(x - the row's largest) for the rows of a map, 0 where invisible. Leaves the inverse sums
-// of the rows in `total` and writes their log-sum-exp.
+template <bool kMasked>
+HL_INLINE vf shown(uint64_t bits, int64_t row, vf x, vf other) {
+  if constexpr (!kMasked) return x;
+  return select(lanes(bits, static_cast<int>(row / VL)), x, other);
+}
+
+HL_INLINE vf sum4(const vf* x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+
+// x = exp(x - the query's largest) for a map, 0 where invisible. Leaves the inverse sums of the
+// queries in `total` and writes their log-sum-exp.
 void map_softmax(const MapTile& m, int64_t h) {
-  float* const x = m.w.weights;
   float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
-  for (int64_t r = 0; r < m.rows(); r += kTogether) {
-    vf best[kTogether], sums[kTogether];
+  for (int64_t r = 0; r < m.rows(); r += VL) {
+    float* const x = m.w.weights + r;
+    vf best[4], sums[4];
 #pragma GCC unroll 4
-    for (int64_t j = 0; j < kTogether; ++j) {
+    for (int64_t j = 0; j < 4; ++j) {
       best[j] = bcast(-FLT_MAX);
       sums[j] = zero();
     }
-    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
-                         __attribute__((always_inline)) {
-                           if constexpr (kShown == Shown::kNone) return;
-                           const vf e = shown<kShown>(bits, s, load(x + at), bcast(-FLT_MAX));
-                           best[j] = vmax(e, best[j]);
-                         });
-    float high[kTogether];
-    hmax4(best[0], best[1], best[2], best[3], high);
-    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
-                         __attribute__((always_inline)) {
-                           if constexpr (kShown == Shown::kNone) return store(x + at, zero());
-                           const vf e = vexp_of_negative(load(x + at) - bcast(high[j]));
-                           const vf weight = shown<kShown>(bits, s, e, zero());
-                           sums[j] = sums[j] + weight;
-                           store(x + at, weight);
-                         });
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kTogether; ++j) m.w.total[r + j] = hsum(sums[j]);
-    std::memcpy(m.w.high + r, high, sizeof(high));
-  }
-  for (int64_t r = 0; r < m.rows(); r += VL) {
-    const vf total = load(m.w.total + r), half = bcast(0.5f);
+    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+                   __attribute__((always_inline)) {
+                     const vf e = shown<kMasked>(bits, r, load(x + at), bcast(-FLT_MAX));
+                     best[j] = vmax(e, best[j]);
+                   });
+    const vf high = vmax(vmax(best[0], best[1]), vmax(best[2], best[3]));
+    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+                   __attribute__((always_inline)) {
+                     const vf e = vexp_of_negative(load(x + at) - high);
+                     const vf weight = shown<kMasked>(bits, r, e, zero());
+                     sums[j] = sums[j] + weight;
+                     store(x + at, weight);
+                   });
+    const vf total = sum4(sums), half = bcast(0.5f);
     // As log_of_sum and inverse_of_sum.
-    const vf log = select(above(half, total), zero(), load(m.w.high + r) + vlog(total));
+    const vf log = select(above(half, total), zero(), high + vlog(total));
     store_some(lse + r, log, m.rows() - r);
-    store(m.w.total + r, select(above(half, total), zero(), bcast(1.0f) / total));
+    store(m.w.factor + r, select(above(half, total), zero(), bcast(1.0f) / total));
   }
 }
 
 template <typename T>
 void forward_by_map(const Args& a, const Plan& p, const Task& task, int64_t index) {
-  const MapTile m = map_tile<T>(a, p, task, index);
+  const MapTile m = map_tile(a, p, task, index);
+  m.pack<T>(a.q, a.q_stride, a.H, a.D, a.scale, m.w.q, m.w.q_turned);
+  fill(m.w.out, a.H * a.E * kMapRows, 0);
   for (int64_t h = 0; h < a.H; ++h) {
-    const int64_t key = shared_head(h, a.Gk, a.H), value = shared_head(h, a.Gv, a.H);
-    m.pack<T>(a.q, a.q_stride, h, a.D, p.Dp, a.scale, m.w.q);
+    fetch_share<T>(a, p, task, index, h);
     for (int64_t i = 0; i < m.blocks(); ++i) {
-      m.times_panel(i, m.w.q, a.D, p.Dp, m.keys(task, i).k_panel + key * p.Dp * kBlock,
-                    m.w.weights);
+      m.to_map(i, m.keys(task, i, h), m.w.q_turned + h * a.D * kMapRows, m.w.weights);
     }
     map_softmax(m, h);
-    fill(m.w.out, m.rows() * p.Ep, 0);
+    float* const out = m.w.out + h * a.E * kMapRows;
     for (int64_t i = 0; i < m.blocks(); ++i) {
-      m.times_rows(i, m.w.weights, m.keys(task, i).v_rows + value * kBlock * p.Ep, a.E, p.Ep,
-                   m.w.out);
+      m.to_queries(i, m.values(task, i, h), m.w.weights, out);
     }
-    T* out = static_cast<T*>(a.out) + ((m.tile.batch * a.T + m.tile.first) * a.H + h) * a.E;
-    for (int64_t r = 0; r < m.rows(); ++r) {
-      store_scaled(m.w.out + r * p.Ep, a.E, m.w.total[r], out + r * a.H * a.E);
+    for (int64_t r = 0; r < kMapRows; r += VL) {
+      const vf factor = load(m.w.factor + r);
+      for (int64_t e = 0; e < a.E; ++e) {
+        store(out + e * kMapRows + r, load(out + e * kMapRows + r) * factor);
+      }
     }
   }
-  fetch_next_keys<T>(a, p, task, index);
+  m.write<T>(m.w.out, 1, a.H, a.E, a.out);
 }
 
-// For the rows of a map: weights = exp(weights - lse), and grads = weights (grads - the row's sum
-// of weights times grads); 0 where invisible.
+// For the queries of a map: weights = exp(weights - lse), and grads = weights (grads - the query's
+// sum of weights times grads); 0 where invisible.
 void map_softmax_backward(const MapTile& m, int64_t h) {
-  float *const x = m.w.weights, *const grads = m.w.grads;
   const float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
-  for (int64_t r = 0; r < m.rows(); r += kTogether) {
-    vf sums[kTogether];
-    float shift[kTogether], delta[kTogether];
+  for (int64_t r = 0; r < m.rows(); r += VL) {
+    float *const x = m.w.weights + r, *const grads = m.w.grads + r;
+    const vf shift = load_some(lse + r, m.rows() - r);
+    vf sums[4];
 #pragma GCC unroll 4
-    for (int64_t j = 0; j < kTogether; ++j) {
-      shift[j] = r + j < m.rows() ? lse[r + j] : 0;
-      sums[j] = zero();
-    }
-    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s,
-                                       int64_t at) __attribute__((always_inline)) {
-      if constexpr (kShown == Shown::kNone) return store(x + at, zero());
-      const vf weight = shown<kShown>(bits, s, vexp(load(x + at) - bcast(shift[j])), zero());
-      sums[j] = fma(weight, shown<kShown>(bits, s, load(grads + at), zero()), sums[j]);
-      store(x + at, weight);
-    });
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kTogether; ++j) delta[j] = hsum(sums[j]);
-    m.each_vector(r, [&]<Shown kShown>(int64_t j, uint64_t bits, int64_t s, int64_t at)
-                         __attribute__((always_inline)) {
-                           if constexpr (kShown == Shown::kNone) return store(grads + at, zero());
-                           const vf grad = load(x + at) * (load(grads + at) - bcast(delta[j]));
-                           store(grads + at, shown<kShown>(bits, s, grad, zero()));
-                         });
+    for (int64_t j = 0; j < 4; ++j) sums[j] = zero();
+    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+                   __attribute__((always_inline)) {
+                     const vf e = vexp(load(x + at) - shift);
+                     const vf weight = shown<kMasked>(bits, r, e, zero());
+                     const vf grad = shown<kMasked>(bits, r, load(grads + at), zero());
+                     sums[j] = fma(weight, grad, sums[j]);
+                     store(x + at, weight);
+                   });
+    const vf delta = sum4(sums);
+    m.each_key([&]<bool kMasked>(int64_t, uint64_t bits, int64_t at)
+                   __attribute__((always_inline)) {
+                     const vf grad = load(x + at) * (load(grads + at) - delta);
+                     store(grads + at, shown<kMasked>(bits, r, grad, zero()));
+                   });
   }
 }
 
 template <typename T>
 void backward_by_map(const Args& a, const Plan& p, const Task& task, int64_t index) {
-  const MapTile m = map_tile<T>(a, p, task, index);
-  fetch_next<T>(task, a.grad_out, a.grad_out_stride, m.tile.first, m.tile.first + m.rows(), a.H,
-                a.E);
+  const MapTile m = map_tile(a, p, task, index);
+  m.pack<T>(a.q, a.q_stride, a.H, a.D, a.scale, m.w.q, m.w.q_turned);
+  m.pack<T>(a.grad_out, a.grad_out_stride, a.H, a.E, 1, m.w.grad_out, m.w.grad_out_turned);
+  fill(m.w.grad_q, a.H * a.D * kMapRows, 0);
   for (int64_t h = 0; h < a.H; ++h) {
-    const int64_t key = shared_head(h, a.Gk, a.H), value = shared_head(h, a.Gv, a.H);
-    m.pack<T>(a.q, a.q_stride, h, a.D, p.Dp, a.scale, m.w.q);
-    m.pack<T>(a.grad_out, a.grad_out_stride, h, a.E, p.Ep, 1, m.w.grad_out);
+    fetch_share<T>(a, p, task, index, h);
     for (int64_t i = 0; i < m.blocks(); ++i) {
-      const PackedBlock in = m.keys(task, i);
-      m.times_panel(i, m.w.q, a.D, p.Dp, in.k_panel + key * p.Dp * kBlock, m.w.weights);
-      m.times_panel(i, m.w.grad_out, a.E, p.Ep, in.v_panel + value * p.Ep * kBlock, m.w.grads);
+      m.to_map(i, m.keys(task, i, h), m.w.q_turned + h * a.D * kMapRows, m.w.weights);
+      m.to_map(i, m.values(task, i, h), m.w.grad_out_turned + h * a.E * kMapRows, m.w.grads);
     }
     map_softmax_backward(m, h);
-    fill(m.w.grad_q, m.rows() * p.Dp, 0);
+    const MapTile::Head q{m.w.q + h * a.D, wide_row(a.H, a.D), a.D};
+    const MapTile::Head grad_out{m.w.grad_out + h * a.E, wide_row(a.H, a.E), a.E};
     for (int64_t i = 0; i < m.blocks(); ++i) {
       const BlockSums sums = block_sums(a, p, task.sums, m.tile.blocks.begin + i);
-      m.add_turned(i, m.w.weights, m.w.grad_out, a.E, p.Ep, sums.v + value * kBlock * p.Ep);
-      m.add_turned(i, m.w.grads, m.w.q, a.D, p.Dp, sums.k + key * kBlock * p.Dp);
-      m.times_rows(i, m.w.grads, m.keys(task, i).k_rows + key * kBlock * p.Dp, a.D, p.Dp,
-                   m.w.grad_q);
-    }
-    for (int64_t r = 0; r < m.rows(); ++r) {
-      const int64_t row = (m.tile.batch * a.T + m.tile.first + r) * a.H + h;
-      store_scaled(m.w.grad_q + r * p.Dp, a.D, a.scale, static_cast<T*>(a.grad_q) + row * a.D);
+      m.to_keys(i, m.w.weights, grad_out, p.Ep,
+                sums.v + shared_head(h, a.Gv, a.H) * kBlock * p.Ep);
+      m.to_keys(i, m.w.grads, q, p.Dp, sums.k + shared_head(h, a.Gk, a.H) * kBlock * p.Dp);
+      m.to_queries(i, m.keys(task, i, h), m.w.grads, m.w.grad_q + h * a.D * kMapRows);
     }
   }
-  fetch_next_keys<T>(a, p, task, index);
+  m.write<T>(m.w.grad_q, a.scale, a.H, a.D, a.grad_q);
 }
 
 }  // namespace

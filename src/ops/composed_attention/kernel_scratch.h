@@ -28,7 +28,7 @@ struct Arena {
 };
 
 // One key block, packed: read by every tile; where plan.direct is set, only the weights of the
-// mixes. Where plan.half is set two
+// mixes, and where plan.by_map is set, only wide rows of keys and values. Where plan.half is set two
 // bfloat16 along the summed dimension take the place of one float, and the
 // second half of each head's piece is unused.
 struct PackedBlock {
@@ -41,17 +41,26 @@ struct PackedBlock {
   int64_t size;
 };
 
+// Floats from one row to the next where all heads of a row stand together. What is added keeps the
+// rows of one head from falling into the same cache sets, and lets a vector reach over the last one.
+HL_INLINE int64_t wide_row(int64_t heads, int64_t size) {
+  return (heads * size + kAlign - 1) / kAlign * kAlign + kAlign;
+}
+
 HL_INLINE PackedBlock packed_block(const Args& a, const Plan& p, float* base, int64_t block) {
   PackedBlock out;
-  const int64_t k = p.direct ? 0 : a.Gk * p.Dp * kBlock, v = p.direct ? 0 : a.Gv * p.Ep * kBlock;
+  const auto floats = [&](int64_t heads, int64_t size, int64_t padded) {
+    return p.direct ? 0 : kBlock * (p.by_map ? wide_row(heads, size) : heads * padded);
+  };
+  const int64_t k = floats(a.Gk, a.D, p.Dp), v = floats(a.Gv, a.E, p.Ep);
   const int64_t pre = a.pre.key_side() ? a.H * a.pre.k_width() * kBlock : 0;
   const int64_t post = a.post.key_side() ? a.H1 * a.post.k_width() * kBlock : 0;
-  const int64_t size = k + v + pre + post + (p.backward ? k : 0);
+  const int64_t size = k + v + pre + post + (p.backward && !p.by_map ? k : 0);
   Arena arena{base + (p.split ? 0 : block) * size};
-  out.k_panel = arena.take(k);
-  out.k_rows = arena.take(p.backward ? k : 0);
-  out.v_panel = arena.take(p.backward ? v : 0);
-  out.v_rows = arena.take(p.backward ? 0 : v);
+  out.k_panel = arena.take(p.by_map ? 0 : k);
+  out.k_rows = arena.take(p.backward || p.by_map ? k : 0);
+  out.v_panel = arena.take(p.backward && !p.by_map ? v : 0);
+  out.v_rows = arena.take(p.backward && !p.by_map ? 0 : v);
   out.pre = arena.take(pre);
   out.post = arena.take(post);
   out.size = size;
@@ -207,48 +216,56 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
   return s;
 }
 
-constexpr int64_t kTogether = 4;  // rows of a map whose exponentials are computed side by side
+constexpr int64_t kMapRows = 32;  // queries of a tile where maps are computed one by one, at most
+constexpr int64_t kKeyStep = 16;  // of whose keys so many go together
 
-// What such rows show of one block: all keys of [0, whole), and nothing from `end` on, which are
-// whole vectors; the bits have what is between.
+// What such a tile sees of one block: nothing outside [begin, end), which are whole steps; all of
+// its queries see the keys [begin, whole), and bit r of rows[s] says whether query r sees a key s
+// behind them.
 struct ShownKeys {
-  uint64_t bits[kTogether];
-  int64_t whole, end;
+  int64_t begin, whole, end;
+  uint64_t rows[kBlock];
 };
 
-// The same where maps are computed one by one (plan.by_map): of one map.
+// The scratch of one worker where maps are computed one by one (plan.by_map). Rows are wide; turned
+// tensors have the tile's queries side by side, those behind its last one 0.
 struct MapScratch {
-  SeenKeys* seen;       // [span]
-  ShownKeys* shown;     // [rows / kTogether][span]
-  float* q;             // [rows][Dp], times scale
-  float* weights;       // [rows][line]: scores, then weights
-  float* out;           // [rows][Ep], forward, like the next
-  float *high, *total;  // [rows]: of the scores; of the exponentials, then its inverse
-  float* grads;     // [rows][line]: of the weights, then of the scores; the rest is backward too
-  float* grad_out;  // [rows][Ep]
-  float* grad_q;    // [rows][Dp]
+  ShownKeys* shown;    // [span]
+  float* q;            // [kMapRows][wide], times scale
+  float* q_turned;     // [wide][kMapRows]
+  float* weights;      // of one map, [span * kBlock][kMapRows]: scores, then weights
+  float* turned_back;  // [kMapRows][wide]: what is written
+  // Forward.
+  float* factor;  // [kMapRows]: inverse sums of exponentials
+  float* out;     // turned, [wide][kMapRows]
+  // Backward.
+  float* grads;            // as weights: of the weights, then of the scores
+  float* grad_out;         // [kMapRows][wide]
+  float* grad_out_turned;  // [wide][kMapRows]
+  float* grad_q;           // turned, [wide][kMapRows]
   int64_t size;
 };
 
-HL_INLINE MapScratch map_scratch(const Plan& p, float* base) {
+HL_INLINE MapScratch map_scratch(const Args& a, const Plan& p, float* base) {
   MapScratch s{};
   Arena arena{base};
-  const auto floats = [](int64_t n, size_t size) {
-    return n * static_cast<int64_t>(size / sizeof(float));
-  };
-  const int64_t groups = (p.rows + kTogether - 1) / kTogether, rows = groups * kTogether;
-  s.seen = reinterpret_cast<SeenKeys*>(arena.take(floats(p.span, sizeof(SeenKeys))));
-  s.shown = reinterpret_cast<ShownKeys*>(arena.take(floats(groups * p.span, sizeof(ShownKeys))));
-  s.q = arena.take(p.rows * p.Dp);
-  s.weights = arena.take(rows * p.line);
+  const int64_t map = p.span * kBlock * kMapRows;
+  const int64_t q = kMapRows * wide_row(a.H, a.D), out = kMapRows * wide_row(a.H, a.E);
+  s.shown = reinterpret_cast<ShownKeys*>(
+      arena.take(p.span * static_cast<int64_t>(sizeof(ShownKeys) / sizeof(float))));
+  s.q = arena.take(q);
+  s.q_turned = arena.take(q);
+  s.weights = arena.take(map);
   if (p.backward) {
-    s.grads = arena.take(rows * p.line);
-    s.grad_out = arena.take(p.rows * p.Ep);
-    s.grad_q = arena.take(p.rows * p.Dp);
+    s.turned_back = arena.take(q);
+    s.grads = arena.take(map);
+    s.grad_out = arena.take(out);
+    s.grad_out_turned = arena.take(out);
+    s.grad_q = arena.take(q);
   } else {
-    s.out = arena.take(p.rows * p.Ep);
-    s.high = arena.take(rows);
-    s.total = arena.take(rows);
+    s.turned_back = arena.take(out);
+    s.factor = arena.take(kMapRows);
+    s.out = arena.take(out);
   }
   s.size = arena.used;
   return s;

@@ -38,6 +38,31 @@ void pack_rows(const T* source, const int64_t* stride, int64_t n, int64_t total,
   }
 }
 
+// The same of all heads, side by side: rows[i][wide_row(heads, size)].
+template <typename T>
+void pack_wide_rows(const T* source, const int64_t* stride, int64_t n, int64_t total, int64_t heads,
+                    int64_t size, float scale, float* rows) {
+  const int64_t wide = wide_row(heads, size);
+  const bool together = stride[3] == 1 && stride[2] == size;
+  const int64_t runs = together ? 1 : heads, run = together ? heads * size : size;
+  for (int64_t i = 0; i < total; ++i) {
+    float* const row = rows + i * wide;
+    if (i >= n) {
+      fill(row, heads * size, 0);
+      continue;
+    }
+    for (int64_t r = 0; r < runs; ++r) {
+      const T* const from = source + i * stride[1] + r * stride[2];
+      float* const to = row + r * run;
+      if (stride[3] == 1) {
+        store_scaled(from, run, scale, to);
+      } else {
+        for (int64_t d = 0; d < run; ++d) to[d] = scale * widen(from[d * stride[3]]);
+      }
+    }
+  }
+}
+
 // panel[d][s] of one head and block.
 template <typename T>
 void pack_panel(const T* source, const int64_t* stride, int64_t n, int64_t size, float* panel) {
@@ -264,6 +289,15 @@ void pack_values(const Args& a, const Plan& p, int64_t batch, int64_t block,
 template <typename T>
 void pack_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   const PackedBlock to = packed_block(a, p, task.packed, block);
+  if (p.by_map) {
+    const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+    const auto rows = [&](const void* source, const int64_t* stride) {
+      return static_cast<const T*>(source) + task.batch * stride[0] + first * stride[1];
+    };
+    pack_wide_rows(rows(a.k, a.k_stride), a.k_stride, n, kBlock, a.Gk, a.D, 1, to.k_rows);
+    pack_wide_rows(rows(a.v, a.v_stride), a.v_stride, n, kBlock, a.Gv, a.E, 1, to.v_rows);
+    return;
+  }
   pack_keys<T>(a, p, task.batch, block, to);
   pack_values<T>(a, p, task.batch, block, to);
 }
@@ -523,6 +557,10 @@ HL_INLINE void fetch_next(const Task& task, const void* source, const int64_t* s
   if (task.next < 0 || stride[3] != 1) return;
   const T* const from = static_cast<const T*>(source) + task.next * stride[0];
   for (int64_t i = begin; i < end; ++i) {
+    if (stride[2] == size) {
+      prefetch_row(from + i * stride[1], heads * size);
+      continue;
+    }
     for (int64_t h = 0; h < heads; ++h) {
       prefetch_row(from + i * stride[1] + h * stride[2], size);
     }

@@ -17,7 +17,7 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   if (a.window > 0 && 2 * a.window < keys) keys = 2 * a.window;
   int64_t rows = 32;
   if (p.by_map) {
-    if (!p.backward) rows = 16;
+    rows = kMapRows;
   } else if (p.amx) {
     rows = 64;
   } else if (!p.backward) {
@@ -27,7 +27,7 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   } else if (!a.pre_conv.kernel && !a.post_conv.kernel && (a.pre.present || keys <= 2048)) {
     rows = 48;
   }
-  while (rows > 16 && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
+  while (rows > 16 && a.B < workers && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
   return a.T < rows ? a.T : rows;
 }
 
@@ -76,10 +76,10 @@ Plan make_plan(const Args& a, bool backward, Products products, int64_t workers)
   }
   // The padding keeps the rows of one map from falling into the same cache
   // sets.
-  p.line = (p.by_map ? p.span : p.maps) * kBlock + kAlign;
+  p.line = p.maps * kBlock + kAlign;
   p.chunk = p.height * p.line;
   p.packed = (p.split ? 1 : p.blocks) * packed_block(a, p, nullptr, 0).size;
-  p.scratch = p.by_map ? map_scratch(p, nullptr).size : scratch(a, p, nullptr).size;
+  p.scratch = p.by_map ? map_scratch(a, p, nullptr).size : scratch(a, p, nullptr).size;
   if (backward) {
     p.sums = p.blocks * block_sums(a, p, nullptr, 0).size + boundary(a, nullptr).size;
   }

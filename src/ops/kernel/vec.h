@@ -325,9 +325,11 @@ HL_INLINE vm first_lanes(int64_t count) {
   return static_cast<vm>(count <= 0 ? 0 : (1u << count) - 1);
 }
 HL_INLINE vf load_part(const float* p, int64_t count) {
+  if (count == 8) return _mm512_zextps256_ps512(_mm256_loadu_ps(p));
   return _mm512_maskz_loadu_ps(first_lanes(count), p);
 }
 HL_INLINE void store_part(float* p, vf a, int64_t count) {
+  if (count == 8) return _mm256_storeu_ps(p, _mm512_castps512_ps256(a));
   _mm512_mask_storeu_ps(p, first_lanes(count), a);
 }
 #elif defined(CPU_CAPABILITY_AVX2)
