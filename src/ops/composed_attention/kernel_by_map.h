@@ -11,8 +11,24 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
-// Keys whose products are computed side by side.
-constexpr int MK = VL == 4 ? 2 : VL / 2 < MR ? VL / 2 : MR;
+// Calls f.template operator()<n>(first) for the kKeyStep keys of a step, n at a time: as many sums
+// as registers hold beside kVectors vectors of each.
+template <int kVectors, typename F>
+HL_INLINE void parts_of_step(F&& f) {
+  static_assert(kKeyStep == 16);
+  if constexpr (MR == 8 && kVectors == 1) {
+    f.template operator()<16>(0);
+  } else if constexpr (MR == 8 || kVectors == 1) {
+    f.template operator()<8>(0);
+    f.template operator()<8>(8);
+  } else if constexpr (MR == 6) {
+    f.template operator()<6>(0);
+    f.template operator()<5>(6);
+    f.template operator()<5>(11);
+  } else {
+    for (int64_t first = 0; first < kKeyStep; first += MR) f.template operator()<MR>(first);
+  }
+}
 
 // One tile of queries and the scratch of one map.
 struct MapTile {
@@ -23,16 +39,16 @@ struct MapTile {
 
   HL_INLINE int64_t rows() const { return tile.count; }
   HL_INLINE int64_t blocks() const { return tile.blocks.end - tile.blocks.begin; }
-  // Calls f.template operator()<masked>(j, bits, at) for the keys of all blocks that any row sees:
-  // j counts four keys round, `at` is the key's place in [keys][line], and where it is masked the
-  // bits have the rows that see it.
+  // Calls f.template operator()<masked>(j, bits, at) for the keys of all blocks that a vector of
+  // queries, the one from `row` on, sees: j counts four keys round, `at` is the key's place in
+  // [keys][kMapRows], and where it is masked the bits have the queries that see it.
   template <typename F>
-  HL_INLINE void each_key(F&& f) const {
+  HL_INLINE void each_key(int64_t row, F&& f) const {
     for (int64_t i = 0; i < blocks(); ++i) {
       const ShownKeys& keys = w.shown[i];
       const auto range = [&]<bool kMasked>(int64_t s, int64_t end) __attribute__((always_inline)) {
         const auto key = [&](int64_t j, int64_t k) __attribute__((always_inline)) {
-          f.template operator()<kMasked>(j, keys.rows[k], (i * kBlock + k) * kMapRows);
+          f.template operator()<kMasked>(j, keys.rows[k], (i * kBlock + k) * kMapRows + row);
         };
         for (; s + 4 <= end; s += 4) {
 #pragma GCC unroll 4
@@ -40,9 +56,16 @@ struct MapTile {
         }
         for (; s < end; ++s) key(0, s);
       };
-      range.template operator()<false>(keys.begin, keys.whole);
-      range.template operator()<true>(keys.whole, keys.end);
+      const ShownKeys::Half& half = keys.half[row / kMapHalf];
+      range.template operator()<false>(half.begin, half.whole);
+      range.template operator()<true>(half.whole, half.end);
     }
+  }
+  // Calls f(run) for the runs of keys of block i.
+  template <typename F>
+  HL_INLINE void each_run(int64_t i, F&& f) const {
+    const ShownKeys& keys = w.shown[i];
+    for (int64_t run = 0; run < keys.run_count; ++run) f(keys.runs[run]);
   }
 
   // The tile's rows of a tensor [B, T, heads, size], all heads of a row together: as [line][wide]
@@ -81,44 +104,58 @@ struct MapTile {
     return {block.v_rows + shared_head(h, a.Gv, a.H) * a.E, wide_row(a.Gv, a.E), a.E};
   }
 
-  // map = keys turned for one block: turned [size][kMapRows], map [keys][kMapRows].
+  // map = keys turned for one block: turned [size][kMapRows], map [keys][kMapRows]. What a run does
+  // not have is not written, and not read by anything.
   HL_INLINE void to_map(int64_t i, const Head& keys, const float* turned, float* map) const {
-    const ShownKeys& shown = w.shown[i];
-    for (int64_t s = shown.begin; s < shown.end; s += MK) {
-      for (int64_t r = 0; r < kMapRows; r += 2 * VL) {
-        gemm_block<MK, 2, false, true, false>(keys.size, keys.rows + s * keys.wide, keys.wide,
-                                              turned + r, kMapRows,
-                                              map + (i * kBlock + s) * kMapRows + r, kMapRows, 1,
-                                              nullptr);
+    each_run(i, [&](const ShownKeys::Run& run) __attribute__((always_inline)) {
+      const auto vectors = [&]<int kVectors>(int64_t s, int64_t r) __attribute__((always_inline)) {
+        parts_of_step<kVectors>([&]<int kKeys>(int64_t k) __attribute__((always_inline)) {
+          gemm_block<kKeys, kVectors, false, true, false>(
+              keys.size, keys.rows + (s + k) * keys.wide, keys.wide, turned + r, kMapRows,
+              map + (i * kBlock + s + k) * kMapRows + r, kMapRows, 1, nullptr);
+        });
+      };
+      for (int64_t s = run.begin; s < run.end; s += kKeyStep) {
+        const int64_t end = run.row + run.rows;
+        int64_t r = run.row;
+        for (; r + 2 * VL <= end; r += 2 * VL) vectors.template operator()<2>(s, r);
+        if constexpr (VL == kMapHalf) {
+          if (r < end) vectors.template operator()<1>(s, r);
+        }
       }
-    }
+    });
   }
   // turned += keys^T map for one block: of the queries.
   HL_INLINE void to_queries(int64_t i, const Head& keys, const float* map, float* turned) const {
-    const ShownKeys& shown = w.shown[i];
-    gemm<true, false>(keys.size, kMapRows, shown.end - shown.begin,
-                      keys.rows + shown.begin * keys.wide, keys.wide,
-                      map + (i * kBlock + shown.begin) * kMapRows, kMapRows, turned, kMapRows);
+    each_run(i, [&](const ShownKeys::Run& run) __attribute__((always_inline)) {
+      gemm<true, false>(keys.size, run.rows, run.end - run.begin,
+                        keys.rows + run.begin * keys.wide, keys.wide,
+                        map + (i * kBlock + run.begin) * kMapRows + run.row, kMapRows,
+                        turned + run.row, kMapRows);
+    });
   }
   // sums += map queries for one block: of the keys; queries [rows][wide], sums [kBlock][padded], of
   // which what is behind the head is anything.
   HL_INLINE void to_keys(int64_t i, const float* map, const Head& queries, int64_t padded,
                          float* sums) const {
-    const ShownKeys& shown = w.shown[i];
     int64_t d = 0;
-    for (; d + VL < queries.size; d += 2 * VL) {
-      add_to_keys<MK, 2>(i, shown, map, queries, d, padded, sums);
-    }
-    if (d < queries.size) add_to_keys<2 * MK, 1>(i, shown, map, queries, d, padded, sums);
+    for (; d + VL < queries.size; d += 2 * VL) add_to_keys<2>(i, map, queries, d, padded, sums);
+    if (d < queries.size) add_to_keys<1>(i, map, queries, d, padded, sums);
   }
-  template <int kKeys, int kVectors>
-  HL_INLINE void add_to_keys(int64_t i, const ShownKeys& shown, const float* map,
-                             const Head& queries, int64_t d, int64_t padded, float* sums) const {
-    for (int64_t s = shown.begin; s < shown.end; s += kKeys) {
-      gemm_block<kKeys, kVectors, true, true, false>(
-          rows(), map + (i * kBlock + s) * kMapRows, kMapRows, queries.rows + d, queries.wide,
-          sums + s * padded + d, padded, 1, nullptr);
-    }
+  template <int kVectors>
+  HL_INLINE void add_to_keys(int64_t i, const float* map, const Head& queries, int64_t d,
+                             int64_t padded, float* sums) const {
+    each_run(i, [&](const ShownKeys::Run& run) __attribute__((always_inline)) {
+      const int64_t count = lesser(rows() - run.row, run.rows);
+      for (int64_t s = run.begin; s < run.end; s += kKeyStep) {
+        parts_of_step<kVectors>([&]<int kKeys>(int64_t k) __attribute__((always_inline)) {
+          gemm_block<kKeys, kVectors, true, true, false>(
+              count, map + (i * kBlock + s + k) * kMapRows + run.row, kMapRows,
+              queries.rows + run.row * queries.wide + d, queries.wide, sums + (s + k) * padded + d,
+              padded, 1, nullptr);
+        });
+      }
+    });
   }
 };
 
@@ -139,27 +176,54 @@ HL_INLINE void fetch_share(const Args& a, const Plan& p, const Task& task, int64
   if (p.backward) fetch(a.grad_out, a.grad_out_stride, a.T, a.H, a.E);
 }
 
+// What a tile sees of a block, from the keys that each of its rows sees.
+void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
+  bool masked = false;
+  for (int64_t h = 0; h < kMapRows / kMapHalf; ++h) {
+    uint64_t all = ~uint64_t{0}, any = 0;
+    for (int64_t r = h * kMapHalf; r < lesser(rows, (h + 1) * kMapHalf); ++r) {
+      all &= bits[r];
+      any |= bits[r];
+    }
+    ShownKeys::Half& half = keys.half[h];
+    const Range seen = reach(any);
+    half.begin = seen.begin / kKeyStep * kKeyStep;
+    half.end = (seen.end + kKeyStep - 1) / kKeyStep * kKeyStep;
+    const uint64_t hidden = ~(all >> half.begin);
+    half.whole = all == ~uint64_t{0} ? half.end : half.begin + __builtin_ctzll(hidden);
+    masked |= half.whole < half.end;
+  }
+  keys.run_count = 0;
+  for (int64_t s = 0; s < kBlock; s += kKeyStep) {
+    const auto sees = [&](int64_t h) { return keys.half[h].begin <= s && s < keys.half[h].end; };
+    if (!sees(0) && !sees(1)) continue;
+    const int64_t row = sees(0) ? 0 : kMapHalf, count = (sees(1) ? kMapRows : kMapHalf) - row;
+    ShownKeys::Run* const last = keys.runs + keys.run_count - 1;
+    if (keys.run_count > 0 && last->end == s && last->row == row && last->rows == count) {
+      last->end += kKeyStep;
+    } else {
+      keys.runs[keys.run_count++] = {s, s + kKeyStep, row, count};
+    }
+  }
+  if (!masked) return;
+  std::memset(keys.rows, 0, sizeof(keys.rows));
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint32_t low = static_cast<uint32_t>(bits[r]), high = static_cast<uint32_t>(bits[r] >> 32);
+    for (uint32_t s = 0; s < 32; ++s) {
+      keys.rows[s] |= (low >> s & 1) << r;
+      keys.rows[32 + s] |= (high >> s & 1) << r;
+    }
+  }
+}
+
 MapTile map_tile(const Args& a, const Plan& p, const Task& task, int64_t index) {
   MapTile m{a, p, make_tile(a, p, task.batch, index), map_scratch(a, p, task.scratch)};
   for (int64_t i = 0; i < m.blocks(); ++i) {
     uint64_t bits[kMapRows];
-    uint64_t all = ~uint64_t{0}, any = 0;
     for (int64_t r = 0; r < m.rows(); ++r) {
       bits[r] = visible_keys(a, task.batch, m.tile.first + r, m.tile.blocks.begin + i, false);
-      all &= bits[r];
-      any |= bits[r];
     }
-    ShownKeys& keys = m.w.shown[i];
-    const Range seen = reach(any);
-    keys.begin = seen.begin / kKeyStep * kKeyStep;
-    keys.end = (seen.end + kKeyStep - 1) / kKeyStep * kKeyStep;
-    const uint64_t hidden = ~(all >> keys.begin);
-    keys.whole = all == ~uint64_t{0} ? kBlock : keys.begin + __builtin_ctzll(hidden);
-    if (keys.whole == keys.end) continue;
-    std::memset(keys.rows, 0, sizeof(keys.rows));
-    for (int64_t r = 0; r < m.rows(); ++r) {
-      for (int64_t s = 0; s < kBlock; ++s) keys.rows[s] |= (bits[r] >> s & 1) << r;
-    }
+    show_keys(bits, m.rows(), m.w.shown[i]);
   }
   return m;
 }
@@ -177,20 +241,20 @@ HL_INLINE vf sum4(const vf* x) { return (x[0] + x[1]) + (x[2] + x[3]); }
 void map_softmax(const MapTile& m, int64_t h) {
   float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += VL) {
-    float* const x = m.w.weights + r;
+    float* const x = m.w.weights;
     vf best[4], sums[4];
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) {
       best[j] = bcast(-FLT_MAX);
       sums[j] = zero();
     }
-    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
                    __attribute__((always_inline)) {
                      const vf e = shown<kMasked>(bits, r, load(x + at), bcast(-FLT_MAX));
                      best[j] = vmax(e, best[j]);
                    });
     const vf high = vmax(vmax(best[0], best[1]), vmax(best[2], best[3]));
-    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
                    __attribute__((always_inline)) {
                      const vf e = vexp_of_negative(load(x + at) - high);
                      const vf weight = shown<kMasked>(bits, r, e, zero());
@@ -235,12 +299,12 @@ void forward_by_map(const Args& a, const Plan& p, const Task& task, int64_t inde
 void map_softmax_backward(const MapTile& m, int64_t h) {
   const float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += VL) {
-    float *const x = m.w.weights + r, *const grads = m.w.grads + r;
+    float *const x = m.w.weights, *const grads = m.w.grads;
     const vf shift = load_some(lse + r, m.rows() - r);
     vf sums[4];
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) sums[j] = zero();
-    m.each_key([&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
+    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
                    __attribute__((always_inline)) {
                      const vf e = vexp(load(x + at) - shift);
                      const vf weight = shown<kMasked>(bits, r, e, zero());
@@ -249,7 +313,7 @@ void map_softmax_backward(const MapTile& m, int64_t h) {
                      store(x + at, weight);
                    });
     const vf delta = sum4(sums);
-    m.each_key([&]<bool kMasked>(int64_t, uint64_t bits, int64_t at)
+    m.each_key(r, [&]<bool kMasked>(int64_t, uint64_t bits, int64_t at)
                    __attribute__((always_inline)) {
                      const vf grad = load(x + at) * (load(grads + at) - delta);
                      store(grads + at, shown<kMasked>(bits, r, grad, zero()));

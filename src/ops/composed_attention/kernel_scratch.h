@@ -216,15 +216,27 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
   return s;
 }
 
-constexpr int64_t kMapRows = 32;  // queries of a tile where maps are computed one by one, at most
-constexpr int64_t kKeyStep = 16;  // of whose keys so many go together
+// Where maps are computed one by one: queries of a tile, at most, and of each half of it, and the
+// keys that go together.
+constexpr int64_t kMapRows = 32;
+constexpr int64_t kMapHalf = 16;
+constexpr int64_t kKeyStep = 16;
 
-// What such a tile sees of one block: nothing outside [begin, end), which are whole steps; all of
-// its queries see the keys [begin, whole), and bit r of rows[s] says whether query r sees a key s
-// behind them.
+// What such a tile sees of one block. A half sees nothing outside its [begin, end), which are whole
+// steps, all of its queries see the keys [begin, whole), and bit r of rows[s] says whether query r
+// of the tile sees a key s behind them.
 struct ShownKeys {
-  int64_t begin, whole, end;
-  uint64_t rows[kBlock];
+  struct Half {
+    int64_t begin, whole, end;
+  };
+  // Keys [begin, end) of which the same halves see anything: queries [row, row + rows).
+  struct Run {
+    int64_t begin, end, row, rows;
+  };
+  Half half[kMapRows / kMapHalf];
+  Run runs[kBlock / kKeyStep];
+  int64_t run_count;
+  uint32_t rows[kBlock];
 };
 
 // The scratch of one worker where maps are computed one by one (plan.by_map). Rows are wide; turned

@@ -27,7 +27,8 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   } else if (!a.pre_conv.kernel && !a.post_conv.kernel && (a.pre.present || keys <= 2048)) {
     rows = 48;
   }
-  while (rows > 16 && a.B < workers && a.T < 4 * workers * rows) rows /= 2;  // every worker gets some
+  // Every worker gets some.
+  while (rows > 16 && !p.by_map && a.T < 4 * workers * rows) rows /= 2;
   return a.T < rows ? a.T : rows;
 }
 
