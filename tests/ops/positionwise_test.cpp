@@ -79,6 +79,14 @@ std::vector<Call> calls() {
     out.push_back(rotary_call(random({2, 1, 3, 64}), 32, interleaved, true));
     out.push_back(rotary_call(random({2, 7, 3, 20}), 4, interleaved, true));  // a part of the head
     out.push_back(rotary_call(random({1, 1000, 2, 36}), 17, interleaved, false));
+    for (const int64_t size : {2, 4, 8}) {  // a vector has several heads
+      out.push_back(rotary_call(random({2, 9, 6, size}), size / 2, interleaved, true));
+      out.push_back(rotary_call(random({2, 9, 3, size}), size / 2, interleaved, false));
+      // Heads of longer rows.
+      out.push_back(rotary_call(random({2, 9, 3, 4, size}).select(2, 1), size / 2, interleaved, true));
+      out.push_back(rotary_call(random({2, 9, 4, 3 * size}).narrow(3, size, size), size / 2,
+                                interleaved, true));
+    }
     out.push_back(rotary_call(random({2, 9, 3 * 16}).narrow(-1, 16, 32).unflatten(-1, {2, 16}), 8,
                               interleaved, false));
     out.push_back(rotary_call(random({2, 3, 16, 5}).permute({0, 3, 1, 2}), 8, interleaved, false));

@@ -34,6 +34,7 @@ HL_INLINE vf fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 HL_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 HL_INLINE vf swap_halves(vf a) { return _mm512_shuffle_f32x4(a, a, 0x4e); }
+HL_INLINE vf swap_quarters(vf a) { return _mm512_shuffle_f32x4(a, a, 0xb1); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
@@ -60,6 +61,7 @@ HL_INLINE vf fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 HL_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
 HL_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 HL_INLINE vf swap_halves(vf a) { return _mm256_permute2f128_ps(a, a, 1); }
+HL_INLINE vf swap_quarters(vf a) { return _mm256_permute_ps(a, 0x4e); }
 HL_INLINE __m128 half_op(__m128 a, __m128 b, bool max) {
   return max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
 }
@@ -106,6 +108,7 @@ HL_INLINE vf fms(vf a, vf b, vf c) { return a * b - c; }
 HL_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 HL_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
 HL_INLINE vf swap_halves(vf a) { return vf{a[2], a[3], a[0], a[1]}; }
+HL_INLINE vf swap_quarters(vf a) { return vf{a[1], a[0], a[3], a[2]}; }
 HL_INLINE float hmax(vf a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
   return x > y ? x : y;

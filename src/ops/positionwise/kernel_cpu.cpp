@@ -93,11 +93,12 @@ HL_INLINE void turn_halves(const T* x, const float* cos, const float* sin, float
   }
 }
 
-// turn_halves where both halves are one vector, with c = [cos, cos] and s = [-sin, sin].
-template <typename T>
+// turn_halves where one vector has both halves of kHeads heads, with c = [cos, cos] and s = [-sin,
+// sin] for each.
+template <int kHeads, typename T>
 HL_INLINE void turn_vector(const T* x, vf c, vf s, T* y) {
-  const vf both = load(x);
-  store(y, fma(both, c, swap_halves(both) * s));
+  const vf both = load(x), swapped = kHeads == 1 ? swap_halves(both) : swap_quarters(both);
+  store(y, fma(both, c, swapped * s));
 }
 
 template <typename T>
@@ -117,6 +118,8 @@ template <typename T>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
   const float sign = a.back ? -1.0f : 1.0f;
   const bool one_vector = !a.interleaved && 2 * a.pairs == VL;
+  const bool two_heads = !a.interleaved && 4 * a.pairs == VL && a.width == 2 * a.pairs &&
+                         a.x.head == a.width && a.heads % 2 == 0;
   int64_t b = begin / a.length, t = begin % a.length;
   for (int64_t row = begin; row < end; ++row, ++t) {
     if (t == a.length) {
@@ -126,11 +129,26 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     const int64_t table = b * a.table_stride[0] + t * a.table_stride[1];
     const float *cos = a.cos + table, *sin = a.sin + table;
     vf c = zero(), s = zero();
-    if (one_vector) {
+    if (one_vector || two_heads) {
       c = load_part(cos, a.pairs);
       s = bcast(sign) * load_part(sin, a.pairs);
+      if (two_heads) {
+        c = c + swap_quarters(c);
+        s = swap_quarters(s) - s;
+        s = s + swap_halves(s);
+      } else {
+        s = swap_halves(s) - s;
+      }
       c = c + swap_halves(c);
-      s = swap_halves(s) - s;
+    }
+    if (two_heads) {
+      const T* x = a.x.row<T>(b, t, 0);
+      T* y = static_cast<T*>(a.y) + row * a.heads * a.width;
+      for (int64_t i = 0; i < a.heads * a.width; i += VL) {
+        __builtin_prefetch(x + kRowsAhead * a.x.time + i);
+        turn_vector<2>(x + i, c, s, y + i);
+      }
+      continue;
     }
     for (int64_t h = 0; h < a.heads; ++h) {
       const T* x = a.x.row<T>(b, t, h);
@@ -140,7 +158,7 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
         __builtin_prefetch(x + kRowsAhead * a.x.time + i);
       }
       if (one_vector) {
-        turn_vector(x, c, s, y);
+        turn_vector<1>(x, c, s, y);
       } else if (a.interleaved) {
         turn_neighbours(x, cos, sin, sign, a.pairs, y);
       } else {
