@@ -10,6 +10,7 @@
 #include "interop/convert.h"
 #include "model/check.h"
 #include "model/generation.h"
+#include "model/row_gradients.h"
 #include "model_pool.h"
 #include "ops/linear_cross_entropy/op.h"
 #include "train/load.h"
@@ -62,6 +63,7 @@ Tensor mean_loss(Model& built, const ModelInput& input, const Tensor& targets, b
     usage_error("the loss of spans is over the positions of a context, which logits are made for.");
   }
   check_input(built, input);
+  const RowsBesideScores rows(built.config().tied);
   const Tensor hidden = built.hidden(input);
   const auto expected = hidden.sym_sizes().slice(0, hidden.dim() - 1);
   TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong && targets.sym_sizes() == expected,
@@ -213,8 +215,9 @@ class GenerationFromPython : public torch::CustomClassHolder {
       : functional_(make_functional_module(build, spec)) {
     functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
-      TORCH_CHECK_VALUE(!params[i].is_meta(), "model: parameter '", functional_.parameters[i].name,
-                        "' is on meta, expected cpu or another device that has numbers to generate.");
+      TORCH_CHECK_VALUE(
+          !params[i].is_meta(), "model: parameter '", functional_.parameters[i].name,
+          "' is on meta, expected cpu or another device that has numbers to generate.");
     }
     functional_.module->eval();
     AutoregressiveModel& decoder = as_autoregressive(*functional_.module);

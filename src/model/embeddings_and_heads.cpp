@@ -134,7 +134,7 @@ Tensor TokenHead::forward(const Tensor& hidden) const {
 }
 
 ScoreLoss TokenHead::loss(const Tensor& hidden, const Tensor& targets) const {
-  const Tensor& weight = output_ ? output_->weight : table_;
+  const Tensor weight = output_ ? output_->weight : table_for_scores(table_);
   // Quantized weights have no gradient, and a product of their own.
   if (!weight.is_floating_point()) return loss_of_scores(forward(hidden), targets);
   auto [sum, best] = ops::linear_cross_entropy(transformed(hidden), weight, targets,

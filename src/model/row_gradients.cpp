@@ -1,6 +1,7 @@
 #include "model/row_gradients.h"
 
 #include <ATen/ATen.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
@@ -14,10 +15,42 @@ using torch::autograd::variable_list;
 // Of the process: autograd may run a backward in a thread of its own.
 RowGradients::Take g_take;
 
+thread_local RowsBesideScores* t_beside = nullptr;
+
+// Rows are worth it where there are more of them than tokens. Sparse tensors know no tracing and no
+// other types of tensors, and bfloat16 rows of one token are better added up before they are
+// rounded.
+bool gives_rows(const at::Tensor& table, const at::Tensor& tokens) {
+  return !at::isTensorSubclassLike(table) && !at::isTensorSubclassLike(tokens) && table.is_cpu() &&
+         table.scalar_type() == at::kFloat && table.size(0) > tokens.numel();
+}
+
+// Whether nobody else sees what is written to a gradient.
+bool is_only_ours(const at::Tensor& gradient) {
+  return gradient.use_count() == 1 && gradient.has_storage() &&
+         gradient.storage().use_count() == 1 && gradient.is_non_overlapping_and_dense();
+}
+
+// A table twice: for rows, whose gradient may be sparse, and for scores.
+struct TableOfBoth : torch::autograd::Function<TableOfBoth> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& table) {
+    context->set_materialize_grads(false);
+    return {table.detach(), table.detach()};
+  }
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) {
+    const at::Tensor &rows = gradients[0], &scores = gradients[1];
+    if (!rows.defined()) return {scores};
+    if (!scores.defined()) return {rows.is_sparse() ? rows.to_dense() : rows};
+    const bool in_place = !at::GradMode::is_enabled() && is_only_ours(scores);
+    return {in_place ? scores.add_(rows) : scores + rows};
+  }
+};
+
 struct EmbeddingByRows : torch::autograd::Function<EmbeddingByRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& table,
-                            const at::Tensor& tokens) {
+                            const at::Tensor& tokens, bool sparse) {
     context->saved_data["table"] = table;
+    context->saved_data["sparse"] = sparse;
     context->save_for_backward({tokens});
     return at::embedding(table, tokens);
   }
@@ -26,9 +59,11 @@ struct EmbeddingByRows : torch::autograd::Function<EmbeddingByRows> {
     const at::Tensor tokens = context->get_saved_variables()[0];
     const bool taken =
         g_take && g_take(table, tokens.flatten().to(at::kLong), gradients[0].flatten(0, -2));
-    if (taken) return {at::Tensor(), at::Tensor()};
-    return {at::embedding_dense_backward(gradients[0], tokens, table.size(0), -1, false),
-            at::Tensor()};
+    if (taken) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    // A graph of gradients is of matrices.
+    const bool sparse = context->saved_data["sparse"].toBool() && !at::GradMode::is_enabled();
+    return {at::embedding_backward(gradients[0], tokens, table.size(0), -1, false, sparse),
+            at::Tensor(), at::Tensor()};
   }
 };
 
@@ -37,9 +72,30 @@ struct EmbeddingByRows : torch::autograd::Function<EmbeddingByRows> {
 RowGradients::RowGradients(Take take) { g_take = std::move(take); }
 RowGradients::~RowGradients() { g_take = nullptr; }
 
+RowsBesideScores::RowsBesideScores(bool tied)
+    : tied_(tied), before_(std::exchange(t_beside, this)) {}
+RowsBesideScores::~RowsBesideScores() { t_beside = before_; }
+
 at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens) {
-  const bool offered = g_take && at::GradMode::is_enabled() && table.requires_grad();
-  return offered ? EmbeddingByRows::apply(table, tokens) : at::embedding(table, tokens);
+  if (!at::GradMode::is_enabled() || !table.requires_grad()) return at::embedding(table, tokens);
+  if (g_take) return EmbeddingByRows::apply(table, tokens, /*sparse=*/false);
+  RowsBesideScores* const beside = t_beside;
+  if (beside == nullptr || !beside->tied_ || !gives_rows(table, tokens)) {
+    return at::embedding(table, tokens);
+  }
+  if (!beside->table_.defined()) {
+    const variable_list both = TableOfBoth::apply(table);
+    beside->table_ = table;
+    beside->for_rows_ = both[0];
+    beside->for_scores_ = both[1];
+  }
+  if (!beside->table_.is_same(table)) return at::embedding(table, tokens);
+  return EmbeddingByRows::apply(beside->for_rows_, tokens, /*sparse=*/true);
+}
+
+at::Tensor table_for_scores(const at::Tensor& table) {
+  const bool known = t_beside != nullptr && t_beside->table_.is_same(table);
+  return known ? t_beside->for_scores_ : table;
 }
 
 }  // namespace headloom

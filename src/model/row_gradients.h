@@ -13,15 +13,41 @@ namespace headloom {
 // true, whoever took them adds them, and the backward adds nothing. One lives at a time.
 class RowGradients {
  public:
-  using Take =
-      std::function<bool(const at::Tensor& table, const at::Tensor& places, const at::Tensor& rows)>;
+  using Take = std::function<bool(const at::Tensor& table, const at::Tensor& places,
+                                  const at::Tensor& rows)>;
   explicit RowGradients(Take take);
   ~RowGradients();
   RowGradients(const RowGradients&) = delete;
   RowGradients& operator=(const RowGradients&) = delete;
 };
 
+// A table that both embeds and makes scores gets two gradients: rows of the tokens, and a matrix.
+// While one of these lives, autograd gets them together from what this thread computes with
+// embedding_by_rows and table_for_scores, and adds the rows to the matrix: a matrix for the tokens
+// is neither made nor added.
+class RowsBesideScores {
+ public:
+  explicit RowsBesideScores(bool tied);  // false: does nothing
+  ~RowsBesideScores();
+  RowsBesideScores(const RowsBesideScores&) = delete;
+  RowsBesideScores& operator=(const RowsBesideScores&) = delete;
+
+ private:
+  friend at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens);
+
+  // The table as what makes scores is to take it: itself, where no RowsBesideScores knows it.
+  at::Tensor table_for_scores(const at::Tensor& table);
+  friend at::Tensor table_for_scores(const at::Tensor& table);
+
+  bool tied_;
+  RowsBesideScores* before_;
+  at::Tensor table_, for_rows_, for_scores_;  // the first one that embeds, and what stands for it
+};
+
 // at::embedding of a table [V, C] that is a parameter.
 at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens);
+
+// The table as what makes scores is to take it: itself, where no RowsBesideScores knows it.
+at::Tensor table_for_scores(const at::Tensor& table);
 
 }  // namespace headloom

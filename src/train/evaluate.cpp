@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "model/row_gradients.h"
 #include "train/device.h"
 
 namespace headloom {
@@ -236,6 +237,7 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
   ModelInput input = model_input(there);
   input.auxiliary = auxiliary;
   input.checkpoint = checkpoint;
+  const RowsBesideScores rows(model.config().tied);
   const Tensor hidden = model.hidden(input);
   if (there.context.defined()) {
     return span_loss(model.logits(hidden), there.context, there.targets);

@@ -340,8 +340,8 @@ TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
         const Tensor low = x.to(at::kBFloat16);
         const Tensor expected = at::linear(low.to(at::kDouble), wide);
         const Tensor plain = ops::linear(low, values, scale, {}, "reference");
-        EXPECT_TRUE(errs_like_rounding(ops::linear(low, values, scale, {}, "fused"), plain,
-                                       expected, 1e-6))
+        EXPECT_TRUE(
+            errs_like_rounding(ops::linear(low, values, scale, {}, "fused"), plain, expected, 1e-6))
             << (int8 ? "int8, " : "int4, ") << rows << " rows, " << large;
       }
     }

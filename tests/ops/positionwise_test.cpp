@@ -83,7 +83,8 @@ std::vector<Call> calls() {
       out.push_back(rotary_call(random({2, 9, 6, size}), size / 2, interleaved, true));
       out.push_back(rotary_call(random({2, 9, 3, size}), size / 2, interleaved, false));
       // Heads of longer rows.
-      out.push_back(rotary_call(random({2, 9, 3, 4, size}).select(2, 1), size / 2, interleaved, true));
+      out.push_back(
+          rotary_call(random({2, 9, 3, 4, size}).select(2, 1), size / 2, interleaved, true));
       out.push_back(rotary_call(random({2, 9, 4, 3 * size}).narrow(3, size, size), size / 2,
                                 interleaved, true));
     }

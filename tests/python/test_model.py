@@ -270,6 +270,31 @@ def test_lengths_that_change_are_compiled_once(kind):
     assert counter.frame_count == 1
 
 
+def test_a_tied_table_gets_one_gradient_of_its_two():
+    """Rows of few tokens are added to the matrix of the scores: the same as by two matrices, however it is asked for."""
+    model = headloom.model(width=32, depth=1, vocabulary=97)
+    x, y = torch.tensor([[3, 5, 3, 96, 3]]), torch.tensor([[5, 3, 96, 3, 0]])
+    table = next(p for p in model.parameters() if p.shape[0] == 97)
+    logits = model(x)
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()), table)
+    loss = model.loss(x, y)
+    for _ in range(2):  # what is kept for a second time is not changed by the first
+        (found,) = torch.autograd.grad(loss, table, retain_graph=True)
+        assert found.layout == torch.strided
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    seen = []
+    handle = table.register_hook(seen.append)
+    for _ in range(2):  # added up in .grad
+        model.loss(x, y).backward()
+    handle.remove()
+    torch.testing.assert_close(table.grad, 2 * expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(seen[0], expected, atol=1e-6, rtol=1e-4)
+    (found,) = torch.autograd.grad(loss, table, create_graph=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    (second,) = torch.autograd.grad(found.square().sum(), table)
+    assert second.isfinite().all() and second.abs().sum() > 0
+
+
 def test_loss_compiles_without_breaks():
     model, x = make("tied"), tokens(length=LENGTH + 1)
     expected = model.loss(x[:, :-1], x[:, 1:])

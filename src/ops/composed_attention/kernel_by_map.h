@@ -128,9 +128,8 @@ struct MapTile {
   // turned += keys^T map for one block: of the queries.
   HL_INLINE void to_queries(int64_t i, const Head& keys, const float* map, float* turned) const {
     each_run(i, [&](const ShownKeys::Run& run) __attribute__((always_inline)) {
-      gemm<true, false>(keys.size, run.rows, run.end - run.begin,
-                        keys.rows + run.begin * keys.wide, keys.wide,
-                        map + (i * kBlock + run.begin) * kMapRows + run.row, kMapRows,
+      gemm<true, false>(keys.size, run.rows, run.end - run.begin, keys.rows + run.begin * keys.wide,
+                        keys.wide, map + (i * kBlock + run.begin) * kMapRows + run.row, kMapRows,
                         turned + run.row, kMapRows);
     });
   }
@@ -208,7 +207,8 @@ void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
   if (!masked) return;
   std::memset(keys.rows, 0, sizeof(keys.rows));
   for (int64_t r = 0; r < rows; ++r) {
-    const uint32_t low = static_cast<uint32_t>(bits[r]), high = static_cast<uint32_t>(bits[r] >> 32);
+    const uint32_t low = static_cast<uint32_t>(bits[r]),
+                   high = static_cast<uint32_t>(bits[r] >> 32);
     for (uint32_t s = 0; s < 32; ++s) {
       keys.rows[s] |= (low >> s & 1) << r;
       keys.rows[32 + s] |= (high >> s & 1) << r;
@@ -248,19 +248,19 @@ void map_softmax(const MapTile& m, int64_t h) {
       best[j] = bcast(-FLT_MAX);
       sums[j] = zero();
     }
-    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
-                   __attribute__((always_inline)) {
-                     const vf e = shown<kMasked>(bits, r, load(x + at), bcast(-FLT_MAX));
-                     best[j] = vmax(e, best[j]);
-                   });
+    m.each_key(
+        r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at) __attribute__((always_inline)) {
+          const vf e = shown<kMasked>(bits, r, load(x + at), bcast(-FLT_MAX));
+          best[j] = vmax(e, best[j]);
+        });
     const vf high = vmax(vmax(best[0], best[1]), vmax(best[2], best[3]));
-    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
-                   __attribute__((always_inline)) {
-                     const vf e = vexp_of_negative(load(x + at) - high);
-                     const vf weight = shown<kMasked>(bits, r, e, zero());
-                     sums[j] = sums[j] + weight;
-                     store(x + at, weight);
-                   });
+    m.each_key(
+        r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at) __attribute__((always_inline)) {
+          const vf e = vexp_of_negative(load(x + at) - high);
+          const vf weight = shown<kMasked>(bits, r, e, zero());
+          sums[j] = sums[j] + weight;
+          store(x + at, weight);
+        });
     const vf total = sum4(sums), half = bcast(0.5f);
     // As log_of_sum and inverse_of_sum.
     const vf log = select(above(half, total), zero(), high + vlog(total));
@@ -304,20 +304,20 @@ void map_softmax_backward(const MapTile& m, int64_t h) {
     vf sums[4];
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) sums[j] = zero();
-    m.each_key(r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at)
-                   __attribute__((always_inline)) {
-                     const vf e = vexp(load(x + at) - shift);
-                     const vf weight = shown<kMasked>(bits, r, e, zero());
-                     const vf grad = shown<kMasked>(bits, r, load(grads + at), zero());
-                     sums[j] = fma(weight, grad, sums[j]);
-                     store(x + at, weight);
-                   });
+    m.each_key(
+        r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at) __attribute__((always_inline)) {
+          const vf e = vexp(load(x + at) - shift);
+          const vf weight = shown<kMasked>(bits, r, e, zero());
+          const vf grad = shown<kMasked>(bits, r, load(grads + at), zero());
+          sums[j] = fma(weight, grad, sums[j]);
+          store(x + at, weight);
+        });
     const vf delta = sum4(sums);
-    m.each_key(r, [&]<bool kMasked>(int64_t, uint64_t bits, int64_t at)
-                   __attribute__((always_inline)) {
-                     const vf grad = load(x + at) * (load(grads + at) - delta);
-                     store(grads + at, shown<kMasked>(bits, r, grad, zero()));
-                   });
+    m.each_key(
+        r, [&]<bool kMasked>(int64_t, uint64_t bits, int64_t at) __attribute__((always_inline)) {
+          const vf grad = load(x + at) * (load(grads + at) - delta);
+          store(grads + at, shown<kMasked>(bits, r, grad, zero()));
+        });
   }
 }
 
@@ -338,8 +338,7 @@ void backward_by_map(const Args& a, const Plan& p, const Task& task, int64_t ind
     const MapTile::Head grad_out{m.w.grad_out + h * a.E, wide_row(a.H, a.E), a.E};
     for (int64_t i = 0; i < m.blocks(); ++i) {
       const BlockSums sums = block_sums(a, p, task.sums, m.tile.blocks.begin + i);
-      m.to_keys(i, m.w.weights, grad_out, p.Ep,
-                sums.v + shared_head(h, a.Gv, a.H) * kBlock * p.Ep);
+      m.to_keys(i, m.w.weights, grad_out, p.Ep, sums.v + shared_head(h, a.Gv, a.H) * kBlock * p.Ep);
       m.to_keys(i, m.w.grads, q, p.Dp, sums.k + shared_head(h, a.Gk, a.H) * kBlock * p.Dp);
       m.to_queries(i, m.keys(task, i, h), m.w.grads, m.w.grad_q + h * a.D * kMapRows);
     }

@@ -28,9 +28,9 @@ struct Arena {
 };
 
 // One key block, packed: read by every tile; where plan.direct is set, only the weights of the
-// mixes, and where plan.by_map is set, only wide rows of keys and values. Where plan.half is set two
-// bfloat16 along the summed dimension take the place of one float, and the
-// second half of each head's piece is unused.
+// mixes, and where plan.by_map is set, only wide rows of keys and values. Where plan.half is set
+// two bfloat16 along the summed dimension take the place of one float, and the second half of each
+// head's piece is unused.
 struct PackedBlock {
   float* k_panel;  // [Gk][Dp][kBlock]
   float* k_rows;   // [Gk][kBlock][Dp]    backward only
@@ -42,7 +42,8 @@ struct PackedBlock {
 };
 
 // Floats from one row to the next where all heads of a row stand together. What is added keeps the
-// rows of one head from falling into the same cache sets, and lets a vector reach over the last one.
+// rows of one head from falling into the same cache sets, and lets a vector reach over the last
+// one.
 HL_INLINE int64_t wide_row(int64_t heads, int64_t size) {
   return (heads * size + kAlign - 1) / kAlign * kAlign + kAlign;
 }
