@@ -1,7 +1,11 @@
 #include "ops/operator.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <cmath>
 
 namespace headloom::ops {
 
@@ -57,6 +61,18 @@ variable_list definition_gradients(Call& call, const variable_list& grads) {
   return out;
 }
 
+// Whether what was kept may become the gradients where it lies: the graph is not walked again, and
+// nobody but autograd's node and `saved`, of which it is a part, has it. A gradient of a large
+// vocabulary takes longer to get memory for than to compute.
+bool may_scale_kept(const variable_list& kept, const Tensor& grad) {
+  const auto plain = [](const Tensor& t) { return t.is_cpu() && !at::isTensorSubclassLike(t); };
+  if (torch::autograd::get_current_graph_task_keep_graph() || !plain(grad)) return false;
+  for (const Tensor& t : kept) {
+    if (!plain(t) || t.use_count() > 2 || t.storage().use_count() > 2) return false;
+  }
+  return std::isfinite(grad.item<double>());
+}
+
 struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
   // `inputs` are the differentiable tensors of the call that are there: autograd sees only these.
   static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/,
@@ -89,6 +105,10 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     variable_list out;
     if (at::GradMode::is_enabled()) {
       out = definition_gradients(*call, grads);
+    } else if (call->scales_kept() && may_scale_kept(kept, grads[0])) {
+      for (size_t i = 0; i < kept.size(); ++i) {
+        out.push_back(ctx->needs_input_grad(i) ? kept[i].mul_(grads[0]).detach() : Tensor());
+      }
     } else {
       Call::Grads given;
       for (const Tensor& grad : grads) given.push_back(OptionalTensor::pack(grad));

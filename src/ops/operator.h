@@ -32,6 +32,7 @@
 //     static constexpr const char* kReturns;                  // the schema's, of a pair that is
 //                                                             // no (output, state)
 //     static constexpr size_t kOutputs;                       // how many outputs are results
+//     static constexpr bool kScalesKept;                      // Call::scales_kept(); absent: no
 //     static Result result(const Arguments&, std::vector<Tensor>);    // made from these outputs
 //
 // `const Define<Op> x_operator;` in a source file registers it. Kernels for a device register
@@ -336,6 +337,9 @@ class Call : public torch::CustomClassHolder {
   virtual std::vector<Tensor> fused() const = 0;  // headloom::X_fused
   virtual std::vector<Tensor> backward(const Grads& grads, const variable_list& kept,
                                        int64_t wanted) const = 0;  // headloom::X_backward
+  // Whether finite gradients are what is kept, one tensor for each differentiable one that is
+  // there, times the first result's gradient.
+  virtual bool scales_kept() const = 0;
 };
 
 // What call.fused() gives, recorded so that it has a gradient.
@@ -556,6 +560,9 @@ struct Bound<Op, std::tuple<A...>> {
     std::vector<Tensor> backward(const Grads& grads, const variable_list& kept,
                                  int64_t wanted) const override {
       return call_backward(a, grads, kept, wanted);
+    }
+    bool scales_kept() const override {
+      return requires { Op::kScalesKept; };
     }
 
     Arguments a;

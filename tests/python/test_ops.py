@@ -116,3 +116,32 @@ def test_functions_call_the_operators():
     q = x(2, 5, 3, 4)
     plain = torch.nn.functional.scaled_dot_product_attention(*[t.transpose(1, 2) for t in (q, q, q)], is_causal=True)
     torch.testing.assert_close(ops.composed_attention(q, q, q), plain.transpose(1, 2))
+
+
+def test_gradients_of_the_loss_survive_what_reads_them_twice():
+    """What the forward kept becomes the gradients only where nothing reads it again."""
+    torch.manual_seed(3)
+    hidden, weight, bias = torch.randn(9, 16), torch.randn(40, 16), torch.randn(40)
+    targets = torch.randint(40, (9,))
+    targets[2] = -100
+    inputs = [t.requires_grad_() for t in (hidden, weight, bias)]
+
+    def gradients(factor, times=1):
+        loss = factor * headloom.ops.linear_cross_entropy(hidden, weight, targets, bias)[0]
+        return [torch.autograd.grad(loss, inputs, retain_graph=i + 1 < times) for i in range(times)]
+
+    scores = torch.nn.functional.linear(hidden, weight, bias)
+    expected = torch.autograd.grad(3 * torch.nn.functional.cross_entropy(scores, targets, reduction="sum"), inputs)
+    kept = []
+    found = [*gradients(3.0), *gradients(3.0, times=3)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append((t, t.clone())) or t, lambda t: t):
+        found += gradients(3.0)
+    assert kept and all(torch.equal(t, before) for t, before in kept)
+    for gradient in found:
+        for a, b in zip(gradient, expected):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+            assert not a.requires_grad
+    # Without a target nothing has a part, whatever the loss's gradient is.
+    targets.fill_(-100)
+    for factor in (float("inf"), float("nan")):
+        assert all((g == 0).all() for g in gradients(factor)[0])

@@ -16,6 +16,7 @@ struct LinearCrossEntropy {
   static constexpr const char* kDoc = "a linear map to many classes and its summed cross-entropy";
   static constexpr const char* kSource = "Hsu et al. 2024 (Liger)";
   static constexpr const char* kOtherwise = "the reference for other types and devices";
+  static constexpr bool kScalesKept = true;
 
   static auto arguments(Arguments& a) {
     return std::tuple(differentiable("hidden", a.hidden), differentiable("weight", a.weight),
