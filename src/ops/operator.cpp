@@ -1,5 +1,6 @@
 #include "ops/operator.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -62,13 +63,13 @@ variable_list definition_gradients(Call& call, const variable_list& grads) {
 }
 
 // Whether what was kept may become the gradients where it lies: the graph is not walked again, and
-// nobody but autograd's node and `saved`, of which it is a part, has it. A gradient of a large
+// only autograd's node, its list of what is saved and `kept` have it. A gradient of a large
 // vocabulary takes longer to get memory for than to compute.
 bool may_scale_kept(const variable_list& kept, const Tensor& grad) {
   const auto plain = [](const Tensor& t) { return t.is_cpu() && !at::isTensorSubclassLike(t); };
   if (torch::autograd::get_current_graph_task_keep_graph() || !plain(grad)) return false;
   for (const Tensor& t : kept) {
-    if (!plain(t) || t.use_count() > 2 || t.storage().use_count() > 2) return false;
+    if (!plain(t) || t.use_count() > 3 || t.storage().use_count() > 1) return false;
   }
   return std::isfinite(grad.item<double>());
 }
@@ -88,6 +89,8 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     // Of a state that nobody reads there is no gradient; kernels need not read its zeros.
     ctx->set_materialize_grads(call->returns_list());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call->without_tensors());
+    // Hooks may hand out what others have.
+    ctx->saved_data["hooked"] = at::SavedTensorDefaultHooks::get_hooks().has_value();
     return out;
   }
 
@@ -105,7 +108,8 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     variable_list out;
     if (at::GradMode::is_enabled()) {
       out = definition_gradients(*call, grads);
-    } else if (call->scales_kept() && may_scale_kept(kept, grads[0])) {
+    } else if (call->scales_kept() && !ctx->saved_data["hooked"].toBool() &&
+               may_scale_kept(kept, grads[0])) {
       for (size_t i = 0; i < kept.size(); ++i) {
         out.push_back(ctx->needs_input_grad(i) ? kept[i].mul_(grads[0]).detach() : Tensor());
       }
