@@ -17,9 +17,9 @@ RowGradients::Take g_take;
 
 thread_local RowsBesideScores* t_beside = nullptr;
 
-// Rows are worth it where there are more of them than tokens. Sparse tensors know no tracing and no
-// other types of tensors, and bfloat16 rows of one token are better added up before they are
-// rounded.
+// Sparse gradients pay where the table has more rows than there are tokens. Tracing and tensor
+// subclasses do not support them. In bfloat16 the gradients of a token that appears several times
+// must be added up before they are rounded.
 bool gives_rows(const at::Tensor& table, const at::Tensor& tokens) {
   return !at::isTensorSubclassLike(table) && !at::isTensorSubclassLike(tokens) && table.is_cpu() &&
          table.scalar_type() == at::kFloat && table.size(0) > tokens.numel();
@@ -73,16 +73,14 @@ RowGradients::RowGradients(Take take) { g_take = std::move(take); }
 RowGradients::~RowGradients() { g_take = nullptr; }
 
 RowsBesideScores::RowsBesideScores(bool tied)
-    : tied_(tied), before_(std::exchange(t_beside, this)) {}
+    : before_(std::exchange(t_beside, tied ? this : nullptr)) {}
 RowsBesideScores::~RowsBesideScores() { t_beside = before_; }
 
 at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens) {
   if (!at::GradMode::is_enabled() || !table.requires_grad()) return at::embedding(table, tokens);
   if (g_take) return EmbeddingByRows::apply(table, tokens, /*sparse=*/false);
   RowsBesideScores* const beside = t_beside;
-  if (beside == nullptr || !beside->tied_ || !gives_rows(table, tokens)) {
-    return at::embedding(table, tokens);
-  }
+  if (beside == nullptr || !gives_rows(table, tokens)) return at::embedding(table, tokens);
   if (!beside->table_.defined()) {
     const variable_list both = TableOfBoth::apply(table);
     beside->table_ = table;

@@ -34,12 +34,8 @@ class RowsBesideScores {
 
  private:
   friend at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens);
-
-  // The table as what makes scores is to take it: itself, where no RowsBesideScores knows it.
-  at::Tensor table_for_scores(const at::Tensor& table);
   friend at::Tensor table_for_scores(const at::Tensor& table);
 
-  bool tied_;
   RowsBesideScores* before_;
   at::Tensor table_, for_rows_, for_scores_;  // the first one that embeds, and what stands for it
 };
@@ -47,7 +43,8 @@ class RowsBesideScores {
 // at::embedding of a table [V, C] that is a parameter.
 at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens);
 
-// The table as what makes scores is to take it: itself, where no RowsBesideScores knows it.
+// What a loss of scores is to multiply by in place of the table: the table itself, unless a
+// RowsBesideScores joins its two gradients.
 at::Tensor table_for_scores(const at::Tensor& table);
 
 }  // namespace headloom

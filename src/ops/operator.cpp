@@ -62,9 +62,9 @@ variable_list definition_gradients(Call& call, const variable_list& grads) {
   return out;
 }
 
-// Whether what was kept may become the gradients where it lies: the graph is not walked again, and
-// only autograd's node, its list of what is saved and `kept` have it. A gradient of a large
-// vocabulary takes longer to get memory for than to compute.
+// Whether the backward may scale in place what the forward kept: there is no second backward
+// through this graph, and only the autograd node, the list of saved tensors and `kept` hold it. For
+// a large vocabulary, memory for another gradient takes longer to get than the gradient to compute.
 bool may_scale_kept(const variable_list& kept, const Tensor& grad) {
   const auto plain = [](const Tensor& t) { return t.is_cpu() && !at::isTensorSubclassLike(t); };
   if (torch::autograd::get_current_graph_task_keep_graph() || !plain(grad)) return false;
@@ -89,8 +89,10 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     // Of a state that nobody reads there is no gradient; kernels need not read its zeros.
     ctx->set_materialize_grads(call->returns_list());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call->without_tensors());
-    // Hooks may hand out what others have.
-    ctx->saved_data["hooked"] = at::SavedTensorDefaultHooks::get_hooks().has_value();
+    // A hook for saved tensors may give the backward a tensor that the user has too.
+    if (call->scales_kept() && !at::SavedTensorDefaultHooks::get_hooks()) {
+      ctx->saved_data["scales_kept"] = true;
+    }
     return out;
   }
 
@@ -108,8 +110,7 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     variable_list out;
     if (at::GradMode::is_enabled()) {
       out = definition_gradients(*call, grads);
-    } else if (call->scales_kept() && !ctx->saved_data["hooked"].toBool() &&
-               may_scale_kept(kept, grads[0])) {
+    } else if (ctx->saved_data.count("scales_kept") > 0 && may_scale_kept(kept, grads[0])) {
       for (size_t i = 0; i < kept.size(); ++i) {
         out.push_back(ctx->needs_input_grad(i) ? kept[i].mul_(grads[0]).detach() : Tensor());
       }
