@@ -158,9 +158,9 @@ struct MapTile {
   }
 };
 
-// Fetches what one head of tile `index` may of the batch element that comes next: its share of the
-// rows, so that fetches never wait for each other. All is inlined: the compiler drops calls of what
-// only fetches.
+// Prefetches the share of the next batch element's rows that goes with one head of tile `index`. In
+// small shares, because a long run of prefetches stalls. The lambda is always inlined, because the
+// compiler drops calls of a function that only prefetches.
 template <typename T>
 HL_INLINE void fetch_share(const Args& a, const Plan& p, const Task& task, int64_t index,
                            int64_t h) {
@@ -197,8 +197,8 @@ void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
     const auto sees = [&](int64_t h) { return keys.half[h].begin <= s && s < keys.half[h].end; };
     if (!sees(0) && !sees(1)) continue;
     const int64_t row = sees(0) ? 0 : kMapHalf, count = (sees(1) ? kMapRows : kMapHalf) - row;
-    ShownKeys::Run* const last = keys.runs + keys.run_count - 1;
-    if (keys.run_count > 0 && last->end == s && last->row == row && last->rows == count) {
+    ShownKeys::Run* const last = keys.run_count > 0 ? &keys.runs[keys.run_count - 1] : nullptr;
+    if (last != nullptr && last->end == s && last->row == row && last->rows == count) {
       last->end += kKeyStep;
     } else {
       keys.runs[keys.run_count++] = {s, s + kKeyStep, row, count};
@@ -237,7 +237,7 @@ HL_INLINE vf shown(uint64_t bits, int64_t row, vf x, vf other) {
 HL_INLINE vf sum4(const vf* x) { return (x[0] + x[1]) + (x[2] + x[3]); }
 
 // x = exp(x - the query's largest) for a map, 0 where invisible. Leaves the inverse sums of the
-// queries in `total` and writes their log-sum-exp.
+// queries in `factor` and writes their log-sum-exp.
 void map_softmax(const MapTile& m, int64_t h) {
   float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += VL) {
