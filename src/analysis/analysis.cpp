@@ -164,12 +164,21 @@ Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::strin
   return maps.index_select(1, at::tensor(subject.heads, at::kLong));
 }
 
-Tensor without_padding(const Subject& subject, const Tensor& maps, const std::string& place) {
-  const bool encoder = place.starts_with("encoder.");
-  const Tensor& lengths = encoder ? subject.input.source_lengths : subject.input.lengths;
-  if (!lengths.defined()) return maps;
-  const Tensor padding = at::arange(maps.size(2)).ge(lengths.cpu().unsqueeze(1));  // [B, T]
-  return maps.masked_fill(padding.unsqueeze(1).unsqueeze(3), 0);
+bool in_encoder(const std::string& place) { return place.starts_with("encoder."); }
+
+Reading reading_of(const ModelInput& input, const std::string& place) {
+  const bool source = in_encoder(place);
+  Reading out{.tokens = source ? input.source : input.tokens, .real = {}};
+  const Tensor& lengths = source ? input.source_lengths : input.lengths;
+  if (out.tokens.defined() && lengths.defined()) {
+    out.real = at::arange(out.tokens.size(1)).lt(lengths.unsqueeze(1));
+  }
+  return out;
+}
+
+Tensor without_padding(const Reading& reading, const Tensor& maps) {
+  if (!reading.real.defined()) return maps;
+  return maps.masked_fill(reading.real.logical_not().unsqueeze(1).unsqueeze(3), 0);
 }
 
 ModelInput shortened(const ModelInput& input, int64_t length) {

@@ -105,8 +105,16 @@ Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::strin
 // The numbers of the heads behind these.
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
 
-// maps [B, H, T, S] of a layer with 0 in the rows of queries that are padding.
-Tensor without_padding(const Subject& subject, const Tensor& maps, const std::string& place);
+// Whether a layer is of the encoder of an encoder-decoder, which reads the source.
+bool in_encoder(const std::string& place);
+// What a layer's stack reads.
+struct Reading {
+  Tensor tokens;  // [B, T]; undefined for images
+  Tensor real;    // [B, T] bool: positions that are no padding; undefined where all are real
+};
+Reading reading_of(const ModelInput& input, const std::string& place);
+// maps [B, H, T, S] with 0 in the rows of queries that are padding.
+Tensor without_padding(const Reading& reading, const Tensor& maps);
 
 // The context's first `length` positions alone.
 ModelInput shortened(const ModelInput& input, int64_t length);

@@ -89,7 +89,7 @@ Findings diversity(const Subject& subject) {
       const auto similar = [&](const char* stage) {
         const Tensor of_layer = recording->find(place.name + stage);
         if (!of_layer.defined()) return std::nan("");
-        return similarity(without_padding(subject, of_layer, place.name));
+        return similarity(without_padding(reading_of(subject.input, place.name), of_layer));
       };
       const double a = similar(".weights"), b = similar(".weights.composed");
       row.insert(row.end(), {a, b});

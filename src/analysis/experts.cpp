@@ -31,21 +31,18 @@ Findings experts(const Subject& subject) {
   Table each{
       .title = "Each expert",
       .columns = {"layer", "expert", "load / mean", "mean weight", "tokens it is chosen for"}};
-  Tensor tokens = subject.input.tokens;
-  Tensor real;  // which positions are no padding
-  if (tokens.defined() && subject.input.lengths.defined()) {
-    real = at::arange(tokens.size(1)).lt(subject.input.lengths.unsqueeze(1)).flatten();
-  }
   for (const LayerPlace& place : chosen_layers(subject)) {
     Tensor choice = recording.find(place.name + ".experts");
     if (!choice.defined()) continue;
     Tensor weight = recording.find(place.name + ".expert_weights").flatten(0, 1).to(at::kDouble);
     choice = choice.flatten(0, 1);  // [N, active]
-    Tensor ids = tokens.defined() ? tokens.flatten() : Tensor();
-    if (real.defined() && real.numel() == choice.size(0)) {
-      choice = choice.masked_select(real.unsqueeze(1)).view({-1, choice.size(1)});
-      weight = weight.masked_select(real.unsqueeze(1)).view({-1, choice.size(1)});
-      ids = ids.masked_select(real);
+    const Reading reading = reading_of(subject.input, place.name);
+    Tensor ids = reading.tokens.defined() ? reading.tokens.flatten() : Tensor();
+    if (reading.real.defined()) {
+      const Tensor kept = reading.real.flatten().nonzero().squeeze(1);
+      choice = choice.index_select(0, kept);
+      weight = weight.index_select(0, kept);
+      ids = ids.index_select(0, kept);
     }
     const int64_t routed = recording.find(place.name + ".expert_scores").size(-1);
     const int64_t active = choice.size(1);
@@ -55,7 +52,7 @@ Findings experts(const Subject& subject) {
     double information = std::nan("");
     Tensor counts;                   // [experts, distinct tokens]
     std::vector<std::string> texts;  // of the distinct tokens
-    if (ids.defined() && ids.numel() == choice.size(0)) {
+    if (ids.defined()) {
       const auto [distinct, inverse] = at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true);
       const int64_t kinds = distinct.numel();
       counts = at::bincount((choice * kinds + inverse.unsqueeze(1)).flatten(), {}, routed * kinds)

@@ -7,13 +7,18 @@
 namespace headloom::analysis {
 namespace {
 
-double rms_of(const Tensor& t) { return t.defined() ? root_mean_square(t) : std::nan(""); }
+// Of hidden states [B, T, C], without padding.
+double rms_of(const Tensor& hidden, const Tensor& real) {
+  if (!hidden.defined()) return std::nan("");
+  return root_mean_square(real.defined() ? hidden.masked_select(real.unsqueeze(2)) : hidden);
+}
 
 // Of the pairs that a query sees: elsewhere scores are -inf and their parts 0.
-double visible_rms(const Tensor& part, const Tensor& scores) {
+double visible_rms(const Tensor& part, const Tensor& scores, const Tensor& real) {
   if (!part.defined()) return std::nan("");
-  const Tensor seen = scores.isfinite();
-  return part.size(1) == scores.size(1) ? rms_of(part.masked_select(seen)) : rms_of(part);
+  Tensor seen = scores.isfinite().narrow(1, 0, 1);  // the same for all heads
+  if (real.defined()) seen = seen.logical_and(real.unsqueeze(1).unsqueeze(3));
+  return root_mean_square(part.masked_select(seen));
 }
 
 std::vector<std::string> map_names() {
@@ -59,8 +64,9 @@ Findings maps(const Subject& subject) {
     const auto find = [&](const char* name) { return recording.find(place.name + "." + name); };
     const Tensor scores = find("scores"), weights = find("weights"),
                  last = find("weights.composed");
+    const Tensor real = reading_of(subject.input, place.name).real;
     const auto relative = [&](const char* part, const char* base) {
-      return visible_rms(find(part), scores) / visible_rms(find(base), scores);
+      return visible_rms(find(part), scores, real) / visible_rms(find(base), scores, real);
     };
     if (!last.defined() && !find("input").defined()) continue;
     table.rows.push_back(
@@ -69,7 +75,7 @@ Findings maps(const Subject& subject) {
          last.defined() ? Cell(last.size(1)) : Cell(std::nan("")),
          relative("scores.query", "scores.static"), relative("scores.key", "scores.static"),
          relative("weights.query", "weights.static"), relative("weights.key", "weights.static"),
-         rms_of(find("input")), rms_of(find("output"))});
+         rms_of(find("input"), real), rms_of(find("output"), real)});
   }
   out.tables.push_back(std::move(table));
   const Tensor& read = subject.input.tokens.defined() ? subject.input.tokens : subject.input.images;

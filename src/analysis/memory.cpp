@@ -26,26 +26,26 @@ Findings memory(const Subject& subject) {
   Table table{
       .title = "The most selective units of each layer",
       .columns = {"layer", "unit", "largest / mean", "same token", "fires on", "writes towards"}};
-  const Tensor& tokens = subject.input.tokens;
+  const std::string& kind = subject.model->config().kind;
+  const bool scores_tokens = kind == "decoder" || kind == "encoder_decoder";
   for (const LayerPlace& place : chosen_layers(subject)) {
     const Tensor units = recording.find(place.name + ".units");
-    if (!units.defined() || !tokens.defined()) continue;
+    const Reading reading = reading_of(subject.input, place.name);
+    if (!units.defined() || !reading.tokens.defined()) continue;
     const int64_t length = units.size(1);
     Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
-    const bool padded = subject.input.lengths.defined() && units.size(1) == tokens.size(1);
-    if (padded) {
-      const Tensor padding = at::arange(length).ge(subject.input.lengths.unsqueeze(1)).flatten();
-      flat = flat.masked_fill(padding.unsqueeze(1), 0);
-    }
-    const int64_t positions = padded ? subject.input.lengths.sum().item<int64_t>() : flat.size(0);
+    Tensor real = at::arange(flat.size(0));             // positions that are no padding
+    if (reading.real.defined()) real = reading.real.flatten().nonzero().squeeze(1);
+    flat = flat.index_select(0, real);
     const int64_t firings = std::min(kFirings, flat.size(0));
-    const auto [top, where] = flat.topk(firings, 0);  // [firings, units]
+    const auto [top, where_real] = flat.topk(firings, 0);  // [firings, units]
+    const Tensor where = real.index_select(0, where_real.flatten()).view_as(where_real);
     // A unit that is mostly quiet and now and then fires high is selective.
-    const Tensor selectivity = top[0] / (flat.abs().sum(0) / positions).clamp_min(1e-30);
+    const Tensor selectivity = top[0] / flat.abs().mean(0).clamp_min(1e-30);
     const Tensor chosen =
         std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
-    const Tensor all = tokens.to(at::kLong).flatten();
+    const Tensor all = reading.tokens.to(at::kLong).flatten();
     out.tensors.emplace_back(place.name + ".largest", top);
     out.tensors.emplace_back(place.name + ".positions", where);
     out.tensors.emplace_back(place.name + ".selectivity", selectivity);
@@ -63,8 +63,8 @@ Findings memory(const Subject& subject) {
         shown.push_back(quoted(context + "[" + text_of(subject, all[n].item<int64_t>()) + "]"));
       }
       std::vector<std::string> written;
-      const std::string& kind = subject.model->config().kind;
-      if (values.defined() && (kind == "decoder" || kind == "encoder_decoder")) {
+      // What an encoder writes is read by cross-attention, not by the output layer.
+      if (values.defined() && scores_tokens && !in_encoder(place.name)) {
         const Tensor value = values.select(1, unit).to(subject.model->device());
         const Tensor logits =
             subject.model->logits(value.unsqueeze(0).unsqueeze(0)).flatten().cpu();

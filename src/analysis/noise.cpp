@@ -126,6 +126,7 @@ Findings noise(const Subject& subject) {
   std::string best_place;
   int64_t layers = 0, plain_layers = 0;
   for (const LayerPlace& place : chosen_layers(subject)) {
+    if (in_encoder(place.name)) continue;  // its queries are of the source, which asks nothing
     for (const bool composed : {false, true}) {
       const Tensor whole =
           recording.find(place.name + (composed ? ".weights.composed" : ".weights"));

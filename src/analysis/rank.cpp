@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -54,6 +56,7 @@ Findings rank(const Subject& subject) {
   Table table{.title = "Means over heads and sequences",
               .columns = {"layer", "mixer", "head size", "length", "rank of scores",
                           "of composed scores", "rank of the map", "effective rank", "for 90%"}};
+  std::map<int64_t, std::vector<std::vector<Cell>>> rows_of_layer;  // a row for each length
   std::vector<report::Line> lines;
   int64_t limited = 0, rows = 0;
   for (const int64_t length : lengths) {
@@ -61,9 +64,14 @@ Findings rank(const Subject& subject) {
     const Recording recording =
         record(subject, input, {"scores.unmasked", "scores.composed_unmasked", "weights.composed"});
     for (const LayerPlace& place : chosen_layers(subject)) {
+      // Rows and columns of padding are made 0, which adds no singular value but 0.
       const auto map = [&](const char* name) {
-        const Tensor t = recording.find(place.name + "." + name);
-        return t.defined() ? chosen_heads(subject, t, place.name) : t;
+        Tensor t = recording.find(place.name + "." + name);
+        if (!t.defined()) return t;
+        const Reading reading = reading_of(input, place.name);
+        t = without_padding(reading, chosen_heads(subject, t, place.name));
+        if (t.size(2) != t.size(3)) return t;
+        return without_padding(reading, t.transpose(2, 3)).transpose(2, 3);
       };
       const Tensor weights = map("weights.composed");
       if (!weights.defined()) continue;
@@ -79,7 +87,7 @@ Findings rank(const Subject& subject) {
         ++rows;
         limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
       }
-      table.rows.push_back({place.name, place.layer->mixer->type(),
+      rows_of_layer[place.number].push_back({place.name, place.layer->mixer->type(),
                             heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, score_rank,
                             rank_of(map("scores.composed_unmasked")), mean_rank(values, weights),
                             effective_rank(values), for_90(values)});
@@ -93,6 +101,9 @@ Findings rank(const Subject& subject) {
       }
       if (lines.size() < 6) lines.push_back(std::move(line));
     }
+  }
+  for (auto& [layer, of_layer] : rows_of_layer) {
+    std::move(of_layer.begin(), of_layer.end(), std::back_inserter(table.rows));
   }
   if (table.rows.empty()) {
     usage_error("rank is of attention maps, but the token mixers are ", mixers_of(subject),
@@ -109,9 +120,6 @@ Findings rank(const Subject& subject) {
            .lines = lines}),
        "The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
        "2020, figure 1)."});
-  std::stable_sort(table.rows.begin(), table.rows.end(), [](const auto& a, const auto& b) {
-    return std::get<std::string>(a[0]) < std::get<std::string>(b[0]);
-  });
   out.tables.push_back(std::move(table));
   if (rows > 0) {
     out.sentences.push_back(

@@ -20,13 +20,15 @@ Findings sparsity(const Subject& subject) {
     if (!whole.defined()) continue;
     const Tensor maps = chosen_heads(subject, whole, place.name);
     // Weights that mixers subtract count by their size, as shares of a row.
-    const Tensor size = without_padding(subject, maps.to(at::kDouble).abs(), place.name);
+    const Reading reading = reading_of(subject.input, place.name);
+    const Tensor size = without_padding(reading, maps.to(at::kDouble).abs());
     const Tensor sum = size.sum(-1, true);
     const Tensor share = size / sum.clamp_min(1e-300);
     const auto row_is_real = sum.squeeze(-1).gt(0);  // [B, H, T]
     const auto mean = [&](const Tensor& of_rows) {
       const Tensor real = row_is_real.to(at::kDouble);
-      return (of_rows.to(at::kDouble) * real).sum(at::IntArrayRef({0, 2})) / real.sum(at::IntArrayRef({0, 2})).clamp_min(1);
+      const int64_t over[] = {0, 2};
+      return (of_rows.to(at::kDouble) * real).sum(over) / real.sum(over).clamp_min(1);
     };
     const int64_t queries = maps.size(2), columns = maps.size(3), past = columns - queries;
     const Tensor scores = recording.find(place.name + ".scores");

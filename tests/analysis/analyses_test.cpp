@@ -287,6 +287,69 @@ TEST(Padding, DoesNotCount) {
   }
 }
 
+// The same of what needs composed maps, and of ranks at the whole length.
+TEST(Padding, DoesNotCountInCompositionAndRank) {
+  const auto model = small_model(kDcmha + "\nchannel = { type = \"mlp\", hidden = 12 }",
+                                 "kind = \"encoder\"\nhead = \"label\"\nclasses = 2\n");
+  const Tensor tokens = few_tokens(2, 16);
+  const Subject whole = reading(model, tokens.narrow(1, 0, 8));
+  Subject padded = reading(model, tokens);
+  padded.input.lengths = at::full({2}, 8, at::kLong);
+  const auto expect_same = [](const Table& found, size_t row, const Table& expected, size_t other) {
+    for (const std::string& column : expected.columns) {
+      if (column == "layer" || column == "mixer" || column == "length") continue;
+      EXPECT_NEAR(number(found, row, column), number(expected, other, column), 1e-9) << column;
+    }
+  };
+  const Table maps = run("maps", whole).tables[0], padded_maps = run("maps", padded).tables[0];
+  for (size_t layer = 0; layer < 2; ++layer) expect_same(padded_maps, layer, maps, layer);
+  const Table rank = run("rank", whole).tables[0], padded_rank = run("rank", padded).tables[0];
+  for (size_t layer = 0; layer < 2; ++layer) {  // lengths 4, 8 and 4, 8, 16
+    expect_same(padded_rank, 3 * layer + 2, rank, 2 * layer + 1);
+  }
+}
+
+// An encoder's layers read the source, whose sequences are longer here than the target's.
+TEST(EncoderDecoder, TokensAreThoseThatTheStackReads) {
+  const auto model = small_model(
+      kMha + "\nchannel = { type = \"mlp\", hidden = 12 }\n[[encoder_layer]]\n" + kMha +
+          "\nchannel = { type = \"moe\", routed = 3, active = 1, hidden = 8 }\n" +
+          "[[encoder_layer]]\n" + kMha + "\nchannel = { type = \"mlp\", hidden = 12 }",
+      "kind = \"encoder_decoder\"\n");
+  Subject subject = reading(model, few_tokens(2, 3));
+  subject.input.source = at::full({2, 9}, 7, at::kLong);
+  subject.input.source.narrow(1, 4, 5).fill_(8);
+  subject.input.source_lengths = at::full({2}, 4, at::kLong);
+  const Table memory = run("memory", subject).tables[0];
+  int64_t of_encoder = 0;
+  for (const auto& row : memory.rows) {
+    if (std::get<std::string>(row[0]) != "encoder.layer1") continue;
+    ++of_encoder;
+    EXPECT_EQ(std::get<double>(row[3]), 1);  // every token that is no padding is a 7
+    EXPECT_NE(std::get<std::string>(row[4]).find("[7]"), std::string::npos);
+    EXPECT_EQ(std::get<std::string>(row[5]), "–");
+  }
+  EXPECT_GT(of_encoder, 0);
+  const Table experts = run("experts", subject).tables[1];
+  for (const auto& row : experts.rows) {
+    const std::string& tokens = std::get<std::string>(row[4]);
+    EXPECT_TRUE(tokens.empty() || tokens.starts_with("\u201c7\u201d")) << tokens;
+  }
+}
+
+TEST(Rank, RowsAreInTheOrderOfTheLayers) {
+  const auto model = small_model(kMha, "");
+  ModelConfig config = model->config();
+  config.depth = 11;
+  const auto deep = build_model(config);
+  deep->eval();
+  const Table table = run("rank", reading(deep, few_tokens(1, 5))).tables[0];
+  ASSERT_EQ(table.rows.size(), 11u);
+  for (size_t row = 0; row < 11; ++row) {
+    EXPECT_EQ(std::get<std::string>(table.rows[row][0]), "layer" + std::to_string(row));
+  }
+}
+
 TEST(States, WhatDoesNotFadeIsKeptForEver) {
   const auto model = small_model("mixer = { type = \"rwkv\" }");
   {
