@@ -240,11 +240,12 @@ class Model(FunctionalModule):
                 message names it.
             TypeError: an input is no tensor.
         """
+        given = self._inputs(inputs, lengths, documents, segments, source, source_lengths)
         if maps is not None:
             if auxiliary:
                 raise ValueError("model: maps and auxiliary are of two calls, expected one of them.")
-            return self._record(inputs, lengths, documents, segments, source, source_lengths, maps)
-        found = self._run(inputs, lengths, documents, segments, source, source_lengths, auxiliary=auxiliary)
+            return self._record(given, maps)
+        found = self._run(given, auxiliary=auxiliary)
         if auxiliary:
             return found[0], found[1]
         logits: Tensor = found[0]
@@ -287,10 +288,11 @@ class Model(FunctionalModule):
             >>> loss.backward()
         """
         expect_tensors(self._what, "targets", targets=targets)
-        loss: Tensor = self._run(inputs, lengths, documents, segments, source, source_lengths, targets=targets)[0]
+        given = self._inputs(inputs, lengths, documents, segments, source, source_lengths)
+        loss: Tensor = self._run(given, targets=targets)[0]
         return loss
 
-    def _run(
+    def _inputs(
         self,
         inputs: Tensor,
         lengths: Optional[Tensor],
@@ -298,10 +300,8 @@ class Model(FunctionalModule):
         segments: Optional[Tensor],
         source: Optional[Tensor],
         source_lengths: Optional[Tensor],
-        auxiliary: bool = False,
-        targets: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, ...]:
-        """The logits and what ``auxiliary`` asks for, or the loss of ``targets``."""
+    ) -> Tuple[Optional[Tensor], ...]:
+        """The arguments as the operators ``model`` and ``record`` take them: tokens first, images last."""
         plain = lengths is None and documents is None and segments is None and source is None and source_lengths is None
         if not (plain and type(inputs) is Tensor):
             expect_tensors(
@@ -314,61 +314,25 @@ class Model(FunctionalModule):
                 source=source,
                 source_lengths=source_lengths,
             )
-        images = inputs if self.config["kind"] == "vit" else None
+        images = self.config["kind"] == "vit"
+        rest = (lengths, documents, segments, source, source_lengths)
+        return (None, *rest, inputs) if images else (inputs, *rest, None)
+
+    def _run(
+        self, given: Tuple[Optional[Tensor], ...], auxiliary: bool = False, targets: Optional[Tensor] = None
+    ) -> Tuple[Tensor, ...]:
+        """The logits and what ``auxiliary`` asks for, or the loss of ``targets``."""
         found: Tuple[Tensor, ...] = torch.ops.headloom.model(
-            self.spec,
-            self._tensors(),
-            self.training,
-            None if images is not None else inputs,
-            lengths,
-            documents,
-            segments,
-            source,
-            source_lengths,
-            images,
-            auxiliary,
-            targets,
+            self.spec, self._tensors(), self.training, *given, auxiliary, targets
         )
         self._count(found[2 if auxiliary else 1 :])
         return found
 
-    def _record(
-        self,
-        inputs: Tensor,
-        lengths: Optional[Tensor],
-        documents: Optional[Tensor],
-        segments: Optional[Tensor],
-        source: Optional[Tensor],
-        source_lengths: Optional[Tensor],
-        maps: Sequence[str],
-    ) -> Tuple[Tensor, Dict[str, Tensor]]:
+    def _record(self, given: Tuple[Optional[Tensor], ...], maps: Sequence[str]) -> Tuple[Tensor, Dict[str, Tensor]]:
         """The logits, and what is wanted of the inside."""
         if isinstance(maps, str) or not all(isinstance(name, str) for name in maps):
             raise TypeError(f'maps is {shown(maps)}, expected a list of names such as ["weights"].')
-        expect_tensors(
-            self._what,
-            "inputs",
-            inputs=inputs,
-            lengths=lengths,
-            documents=documents,
-            segments=segments,
-            source=source,
-            source_lengths=source_lengths,
-        )
-        images = inputs if self.config["kind"] == "vit" else None
-        output, names, values = torch.ops.headloom.record(
-            self.spec,
-            self._tensors(),
-            self.training,
-            list(maps),
-            None if images is not None else inputs,
-            lengths,
-            documents,
-            segments,
-            source,
-            source_lengths,
-            images,
-        )
+        output, names, values = torch.ops.headloom.record(self.spec, self._tensors(), self.training, list(maps), *given)
         return output, dict(zip(names, values))
 
     def _move(self, load: List[Tensor]) -> None:

@@ -8,21 +8,6 @@
 namespace headloom::python {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-ModelInput input_of(const OptionalTensor& tokens, const OptionalTensor& lengths,
-                    const OptionalTensor& documents, const OptionalTensor& segments,
-                    const OptionalTensor& source, const OptionalTensor& source_lengths,
-                    const OptionalTensor& images) {
-  return {.tokens = tokens.value_or(Tensor()),
-          .lengths = lengths.value_or(Tensor()),
-          .documents = documents.value_or(Tensor()),
-          .segments = segments.value_or(Tensor()),
-          .source = source.value_or(Tensor()),
-          .source_lengths = source_lengths.value_or(Tensor()),
-          .images = images.value_or(Tensor())};
-}
-
 using Recorded = std::tuple<Tensor, std::vector<std::string>, std::vector<Tensor>>;
 
 Recorded record(std::string_view spec, at::TensorList params, bool training,
@@ -31,9 +16,7 @@ Recorded record(std::string_view spec, at::TensorList params, bool training,
                 const OptionalTensor& segments, const OptionalTensor& source,
                 const OptionalTensor& source_lengths, const OptionalTensor& images) {
   ModelInput input = input_of(tokens, lengths, documents, segments, source, source_lengths, images);
-  const Inputs given = {
-      {"tokens", input.tokens}, {"source", input.source}, {"images", input.images}};
-  return with_parameters<Model>(model_pool(), spec, params, given, training, [&](Model& built) {
+  return with_model(spec, params, input, training, [&](Model& built) {
     Recording recording(names);
     input.recording = &recording;
     Recorded out;
@@ -86,14 +69,10 @@ Analyzed analyze(std::string_view spec, at::TensorList params, std::string_view 
         .heads = heads.vec(),
         .top = top};
     if (spec.empty()) return result_of(entry, subject);
-    const Inputs given = {{"tokens", subject.input.tokens},
-                          {"source", subject.input.source},
-                          {"images", subject.input.images}};
-    return with_parameters<Model>(model_pool(), spec, params, given, /*training=*/false,
-                                  [&](Model& built) {
-                                    subject.model = &built;
-                                    return result_of(entry, subject);
-                                  });
+    return with_model(spec, params, subject.input, /*training=*/false, [&](Model& built) {
+      subject.model = &built;
+      return result_of(entry, subject);
+    });
   } catch (const UsageError& error) {
     throw_value_error(error);
   }

@@ -10,15 +10,12 @@
 #include "interop/convert.h"
 #include "model/check.h"
 #include "model/generation.h"
-#include "model/row_gradients.h"
 #include "model_pool.h"
 #include "ops/linear_cross_entropy/op.h"
 #include "train/load.h"
 
 namespace headloom::python {
 namespace {
-
-using OptionalTensor = std::optional<Tensor>;
 
 ModelConfig parse_config(const std::string& spec) {
   const Node node = parse_spec(spec);
@@ -53,8 +50,6 @@ std::shared_ptr<Module> build(const std::string& spec) {
   return build_model(config);
 }
 
-Pool& pool() { return model_pool(); }
-
 // --- Forward --------------------------------------------------------------------------------
 
 // The mean cross-entropy of `targets`; in training, and what the layers want added.
@@ -63,15 +58,14 @@ Tensor mean_loss(Model& built, const ModelInput& input, const Tensor& targets, b
     usage_error("the loss of spans is over the positions of a context, which logits are made for.");
   }
   check_input(built, input);
-  const RowsBesideScores rows(built.config().tied);
-  const Tensor hidden = built.hidden(input);
-  const auto expected = hidden.sym_sizes().slice(0, hidden.dim() - 1);
-  TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong && targets.sym_sizes() == expected,
-                    "model: targets has shape ", targets.sym_sizes(), " and type ",
-                    targets.scalar_type(), ", expected ", expected, " and int64.");
-  const Tensor flat = targets.flatten();
-  const Tensor mean =
-      built.loss(hidden.flatten(0, -2), flat).sum / flat.ne(ops::kIgnoredTarget).sum();
+  const Tensor mean = built.loss_of_input(input, [&](const Tensor& hidden) {
+    const auto expected = hidden.sym_sizes().slice(0, hidden.dim() - 1);
+    TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong && targets.sym_sizes() == expected,
+                      "model: targets has shape ", targets.sym_sizes(), " and type ",
+                      targets.scalar_type(), ", expected ", expected, " and int64.");
+    const Tensor flat = targets.flatten();
+    return built.loss(hidden.flatten(0, -2), flat).sum / flat.ne(ops::kIgnoredTarget).sum();
+  });
   return training ? mean + auxiliary_loss(*input.auxiliary, mean) : mean;
 }
 
@@ -84,16 +78,9 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
                           const OptionalTensor& source, const OptionalTensor& source_lengths,
                           const OptionalTensor& images, bool auxiliary,
                           const OptionalTensor& targets) {
-  const ModelInput input{.tokens = tokens.value_or(Tensor()),
-                         .lengths = lengths.value_or(Tensor()),
-                         .documents = documents.value_or(Tensor()),
-                         .segments = segments.value_or(Tensor()),
-                         .source = source.value_or(Tensor()),
-                         .source_lengths = source_lengths.value_or(Tensor()),
-                         .images = images.value_or(Tensor())};
-  const Inputs given = {
-      {"tokens", input.tokens}, {"source", input.source}, {"images", input.images}};
-  return with_parameters<Model>(pool(), spec, params, given, training, [&](Model& built) {
+  const ModelInput input =
+      input_of(tokens, lengths, documents, segments, source, source_lengths, images);
+  return with_model(spec, params, input, training, [&](Model& built) {
     AuxiliaryOutputs side_outputs;
     ModelInput own = input;
     // Computed again, the same tensors must be kept for the gradient, the balance loss's too.
@@ -110,7 +97,7 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
 
 // `load`: of each layer that balances its experts, as model() returns it.
 void balance_model(std::string_view spec, at::TensorList params, at::TensorList load) {
-  with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
+  with_parameters<Model>(model_pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
     const std::vector<int64_t> layers = built.balanced();
     TORCH_CHECK_VALUE(load.size() == layers.size(), "balance_model: load has ", load.size(),
                       " tensors, expected ", layers.size(), ".");
@@ -122,7 +109,7 @@ void balance_model(std::string_view spec, at::TensorList params, at::TensorList 
 }
 
 void redraw_model(std::string_view spec, at::TensorList params, int64_t step, int64_t seed) {
-  with_parameters<Model>(pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
+  with_parameters<Model>(model_pool(), spec, params, {}, /*training=*/true, [&](Model& built) {
     built.redraw(step, static_cast<uint64_t>(seed));
     return true;
   });
@@ -179,8 +166,8 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
               const OptionalTensor& source_lengths) {
   const Tensor read = source.value_or(Tensor());
   const Inputs given = {{"tokens", tokens}, {"source", read}};
-  return with_parameters<Module>(pool(), spec, params, given, /*training=*/false, [&](Module& m) {
-    AutoregressiveModel& decoder = as_autoregressive(m);
+  const auto read_on = [&](Module& model) {
+    AutoregressiveModel& decoder = as_autoregressive(model);
     at::NoGradGuard no_grad;
     const bool begins = state->state.layers.empty();
     // What fails leaves the state as it was.
@@ -201,7 +188,8 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
       state->spec = spec;
     }
     return decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
-  });
+  };
+  return with_parameters<Module>(model_pool(), spec, params, given, /*training=*/false, read_on);
 }
 
 // Generation from prompts (model/generation.h), by a module that keeps the parameters it was given.

@@ -3,6 +3,7 @@
 
 #include "model/embeddings_and_heads.h"
 #include "model/layers.h"
+#include "model/row_gradients.h"
 
 namespace headloom {
 
@@ -34,6 +35,13 @@ class Model : public Module {
   // Of logits(hidden), hidden [N, C], with targets [N] int64, of which -100 counts for nothing.
   // Where the scores are of a vocabulary, not all of them are in memory at once.
   virtual ScoreLoss loss(const Tensor& hidden, const Tensor& targets) const;
+  // loss_of(hidden(input)), a function that calls loss(): together, because the two gradients of a
+  // tied table are then joined.
+  template <typename LossOf>
+  auto loss_of_input(const ModelInput& input, LossOf&& loss_of) {
+    const RowsBesideScores rows(config_.tied);
+    return loss_of(hidden(input));
+  }
   // Throws UsageError naming the input that does not fit.
   Tensor forward(const ModelInput& input);
   std::string what() const override { return "model"; }

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "model/row_gradients.h"
 #include "train/device.h"
 
 namespace headloom {
@@ -237,12 +236,11 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
   ModelInput input = model_input(there);
   input.auxiliary = auxiliary;
   input.checkpoint = checkpoint;
-  const RowsBesideScores rows(model.config().tied);
-  const Tensor hidden = model.hidden(input);
-  if (there.context.defined()) {
-    return span_loss(model.logits(hidden), there.context, there.targets);
-  }
-  return loss_of(model, hidden, batch.targets);
+  return model.loss_of_input(input, [&](const Tensor& hidden) {
+    return there.context.defined()
+               ? span_loss(model.logits(hidden), there.context, there.targets)
+               : loss_of(model, hidden, batch.targets);
+  });
 }
 
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
