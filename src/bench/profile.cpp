@@ -4,9 +4,9 @@
 #include <ATen/record_function.h>
 
 #include <array>
-#include <chrono>
 #include <string_view>
 
+#include "core/clock.h"
 #include "core/platform.h"
 
 namespace headloom::bench {
@@ -75,11 +75,6 @@ Part part_of(std::string_view name) {
   return kOther;
 }
 
-double now() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
-
 double bytes_of(const c10::IValue& value) {
   if (value.isTensor() && value.toTensor().defined()) {
     return static_cast<double>(value.toTensor().numel() * value.toTensor().element_size());
@@ -135,14 +130,14 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
     }
   }
   g_recording->open = frame.get();
-  frame->begin = now();
+  frame->begin = seconds_now();
   return frame;
 }
 
 void leave(const at::RecordFunction& function, at::ObserverContext* context) {
   auto* frame = static_cast<Frame*>(context);
   if (g_recording == nullptr || g_recording->open != frame) return;
-  const double seconds = now() - frame->begin;
+  const double seconds = seconds_now() - frame->begin;
   StepPart& part = g_recording->parts[frame->part];
   (frame->backward ? part.backward : part.forward) += seconds - frame->inside;
   if (frame->counts_bytes) {
@@ -182,9 +177,9 @@ StepProfile profile_steps(const std::function<void()>& step, double seconds, int
   const int64_t faults = page_faults();
   int steps = 0;
   while (steps < least || out.seconds < seconds) {
-    const double begin = now();
+    const double begin = seconds_now();
     step();
-    out.seconds += now() - begin;
+    out.seconds += seconds_now() - begin;
     ++steps;
   }
   at::removeCallback(handle);

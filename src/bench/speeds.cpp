@@ -1,12 +1,12 @@
 #include "bench/speeds.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "bench/decode_step.h"
 #include "bench/harness.h"
 #include "bench/memory.h"
+#include "core/clock.h"
 #include "train/device.h"
 #include "train/interrupt.h"
 #include "train/speeds.h"
@@ -19,13 +19,12 @@ constexpr int kSteps = 3, kTokens = 16;
 // The median seconds of `count` calls after a first one.
 template <typename Step>
 double median_seconds(Step& step, int count) {
-  using Clock = std::chrono::steady_clock;
   step();
   std::vector<double> seconds;
   for (int i = 0; i < count; ++i) {
-    const auto start = Clock::now();
+    const double start = seconds_now();
     step();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    seconds.push_back(seconds_now() - start);
   }
   return spread_of(seconds).median;
 }

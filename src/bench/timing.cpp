@@ -1,15 +1,16 @@
 #include "bench/timing.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "core/clock.h"
 
 namespace headloom::bench {
 namespace {
 
 double seconds_of(const std::function<void()>& f) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = seconds_now();
   f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_now() - start;
 }
 
 }  // namespace

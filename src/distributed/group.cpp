@@ -1,6 +1,7 @@
 #include "distributed/group.h"
 
 #include "build.h"
+#include "core/clock.h"
 #include "core/hash.h"
 #include "core/problem.h"
 #include "distributed/start.h"
@@ -62,11 +63,6 @@ void check_can_distribute() {}
 namespace {
 
 using std::chrono::milliseconds;
-
-double seconds_now() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 // What each process says of itself before they connect.
 struct Greeting {

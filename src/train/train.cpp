@@ -4,13 +4,13 @@
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
 #include <sstream>
 
+#include "core/clock.h"
 #include "core/memory.h"
 #include "core/text.h"
 #include "distributed/gradient_sum.h"
@@ -32,11 +32,6 @@
 
 namespace headloom {
 namespace {
-
-double now() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -236,7 +231,7 @@ class Trainer {
 
   void step() {
     writer_.check();
-    const double start = now();
+    const double start = seconds_now();
     const StepLoss found = gradients_of_step();
     StepPoint point{.step = state_.step + 1,
                     .loss = found.loss,
@@ -252,7 +247,7 @@ class Trainer {
     for (const auto& [layer, load] : found.load) point.expert_load[layer] = shares_of(load);
     state_.step = point.step;
     state_.tokens += options_.batch * work_unit(*task_).per_sequence;
-    point.seconds = now() - start;
+    point.seconds = seconds_now() - start;
     state_.seconds += point.seconds;
     metrics_.add(point);
     if (progress_.due()) show(point.loss);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/hash.h"
 #include "core/platform.h"
 #include "ops/product/blocked.h"
@@ -185,13 +185,13 @@ constexpr int kVersion = 6;
 // bfloat16 on some of aarch64. The first route, Headloom's own, has all.
 double seconds_of(const Route& route, const Tensor& out, const Tensor& a, const Tensor& b,
                   const Tensor& bias) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = seconds_now();
   try {
     route.run(out, a, b, bias, /*add=*/false);
   } catch (const std::exception&) {
     return std::numeric_limits<double>::infinity();
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_now() - begin;
 }
 
 // The routes that may be the fastest, Headloom's own first. `out` is written to.
