@@ -7,6 +7,9 @@ import pathlib
 import re
 import sys
 
+# What training knows, and with it all that trains, loads or runs models.
+OF_TRAINING = ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed"]
+OF_MODELS = [*OF_TRAINING, "train"]
 LAYERS = {
     "core": [],
     "ops": ["core"],
@@ -17,15 +20,12 @@ LAYERS = {
     "storage": ["core"],
     "report": ["core"],
     "distributed": ["core"],
-    "train": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed"],
-    "analysis": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed", "train"],
-    "interop": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed", "train"],
-    "serve": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed", "train"],
-    "bench": ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed", "train"],
-    "cli": [
-        *["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed", "train"],
-        *["analysis", "interop", "serve", "bench"],
-    ],
+    "train": OF_TRAINING,
+    "analysis": OF_MODELS,
+    "interop": OF_MODELS,
+    "serve": OF_MODELS,
+    "bench": OF_MODELS,
+    "cli": [*OF_MODELS, "analysis", "interop", "serve", "bench"],
 }
 
 

@@ -251,114 +251,157 @@ report::Build report_build(const Model& model, const data::Task& task) {
   return out;
 }
 
+namespace {
+
+// Of a task that `name` names in the report: the task that it is a size of (TaskInfo::ladder). One
+// that is named otherwise than in its comparison is a size of another task, too.
+std::string ladder_of(const Place& place, const std::string& name) {
+  if (place.comparison.empty()) return "";
+  for (const ComparedTask& task : each_size(comparison_in(place.comparison))) {
+    if (task.name != place.task || task.ladder.empty()) continue;
+    return task.ladder + name.substr(place.task.size());
+  }
+  return "";
+}
+
+// The tasks of the runs, by their configurations. New ones are added to a report.
+class NamedTasks {
+ public:
+  struct Known {
+    std::string name;
+    std::shared_ptr<data::Task> task;
+    std::shared_ptr<data::TaskSpec> options;
+  };
+
+  const Known& of(const Place& place, RunConfig& config, report::Comparison& report) {
+    Known& known = tasks_[key_of(place, config)];
+    if (known.task == nullptr) {
+      known.task = config.task->build(0);
+      known.options = config.task;
+      const std::string wanted = place.task.empty() ? config.task->type() : place.task;
+      known.name = unique(wanted, names_);
+      names_.insert(known.name);
+      report::TaskInfo info = report_task(known.name, *known.task, *config.task);
+      info.ladder = ladder_of(place, known.name);
+      for (const auto& [key, first] : tasks_) {
+        if (first.name != wanted || known.name == wanted) continue;
+        info.apart = apart_from(wanted, *first.options, *config.task);
+      }
+      report.tasks.push_back(std::move(info));
+    }
+    const auto info =
+        std::find_if(report.tasks.begin(), report.tasks.end(),
+                     [&](const report::TaskInfo& task) { return task.name == known.name; });
+    if (info->stopping.empty()) info->stopping = stopping_text(config.train);
+    return known;
+  }
+
+ private:
+  std::string key_of(const Place& place, const RunConfig& config) {
+    std::string key = to_toml(task_identity(*config.task));
+    if (place.task.empty()) return key;
+    // The task at another size, or with another training, is another task of its comparison.
+    const auto first = first_names_.emplace(std::pair(place.comparison, key), place.task).first;
+    if (first->second != place.task) key += place.task;
+    return key;
+  }
+
+  std::map<std::string, Known> tasks_;
+  // What a comparison calls the first of its tasks of a configuration.
+  std::map<std::pair<std::string, std::string>, std::string> first_names_;
+  std::set<std::string> names_;
+};
+
+// The models of the runs, by their configurations. New ones are added to a report.
+class NamedModels {
+ public:
+  // Its label on `task`; a comparison's model has one label on all of its tasks. `config` has the
+  // task's sizes.
+  const std::string& of(const Place& place, const RunConfig& config, const NamedTasks::Known& task,
+                        report::Comparison& report) {
+    const std::string key = without_seed(config) + place.model;
+    auto label = labels_.find(key);
+    if (label == labels_.end()) {
+      std::set<std::string>& taken = taken_[task.name];
+      const std::string name =
+          unique(place.model.empty() ? folder_name(place.folder) : place.model, taken);
+      taken.insert(name);
+      label = labels_.emplace(key, name).first;
+      const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
+      if (std::none_of(report.models.begin(), report.models.end(), same)) {
+        report.models.push_back({.label = name, .source = mixer_sources(config.model)});
+      }
+      report::Build build = report_build(*build_without_memory(config.model), *task.task);
+      build.model = name;
+      build.task = task.name;
+      report.builds.push_back(std::move(build));
+    }
+    const auto [ranked, is_new] = ranks_.emplace(label->second, place.rank);
+    if (!is_new) ranked->second = std::min(ranked->second, place.rank);
+    return label->second;
+  }
+
+  // Those of the first folders come first.
+  void sort(std::vector<report::ModelInfo>& models) const {
+    std::stable_sort(models.begin(), models.end(),
+                     [&](const report::ModelInfo& a, const report::ModelInfo& b) {
+                       return ranks_.at(a.label) < ranks_.at(b.label);
+                     });
+  }
+
+ private:
+  std::map<std::string, std::string> labels_;           // by configuration
+  std::map<std::string, std::set<std::string>> taken_;  // labels, by task
+  std::map<std::string, size_t> ranks_;                 // by label, the first of each
+};
+
+// The configuration of a run whose data are there.
+RunConfig config_with_data(const std::string& folder) {
+  RunConfig config = run_config_in(folder);
+  if (const auto missing = config.missing_data()) {
+    fail("there is no file or folder '", *missing->path, "', which 'task.", missing->key, "' in ",
+         folder, "/config.toml names; put the data back there, or write in that line ",
+         "where they are now.");
+  }
+  return config;
+}
+
+}  // namespace
+
 RunReport::RunReport(const std::vector<std::string>& folders) {
   const std::vector<Place> places = places_in(folders);
   for (const std::string& folder : folders) {
     if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
   }
   alone_ = folders.size() == 1 && comparisons_.size() == 1;
-  struct KnownTask {
-    std::string name;
-    std::shared_ptr<data::Task> task;
-    std::shared_ptr<data::TaskSpec> options;
-  };
-  // A task that is named otherwise than in its comparison is a size of another task, too.
-  const auto ladder_of = [&](const Place& place, const std::string& name) {
-    for (const Compared& compared : comparisons_) {
-      if (compared.folder != place.comparison) continue;
-      for (const ComparedTask& task : each_size(compared.config)) {
-        if (task.name != place.task || task.ladder.empty()) continue;
-        return task.ladder + name.substr(place.task.size());
-      }
-    }
-    return std::string();
-  };
-  const auto task_info = [&](const std::string& name) -> report::TaskInfo& {
-    return *std::find_if(empty_.tasks.begin(), empty_.tasks.end(),
-                         [&](const report::TaskInfo& task) { return task.name == name; });
-  };
-  std::map<std::string, KnownTask> tasks;     // by configuration
-  // What a comparison calls the first of its tasks of a configuration.
-  std::map<std::pair<std::string, std::string>, std::string> first_names;
-  std::map<std::string, std::string> labels;  // by configuration
-  std::set<std::string> task_names;
-  std::map<std::string, std::set<std::string>> labels_of_task;
-  std::map<std::string, size_t> ranks;  // by label, the first of each
+  NamedTasks tasks;
+  NamedModels models;
   std::set<int64_t> seeds;
   for (const Place& place : places) {
-    RunConfig config = run_config_in(place.folder);
-    if (const auto missing = config.missing_data()) {
-      fail("there is no file or folder '", *missing->path, "', which 'task.", missing->key, "' in ",
-           place.folder, "/config.toml names; put the data back there, or write in that line ",
-           "where they are now.");
-    }
-    std::string task_key = to_toml(task_identity(*config.task));
-    // The task at another size, or with another training, is another task of its comparison.
-    if (!place.task.empty() &&
-        first_names.emplace(std::pair(place.comparison, task_key), place.task).first->second !=
-            place.task) {
-      task_key += place.task;
-    }
-    KnownTask& known = tasks[task_key];
-    if (!known.task) {
-      known.task = config.task->build(0);
-      known.options = config.task;
-      const std::string wanted = place.task.empty() ? config.task->type() : place.task;
-      known.name = unique(wanted, task_names);
-      task_names.insert(known.name);
-      empty_.tasks.push_back(report_task(known.name, *known.task, *config.task));
-      empty_.tasks.back().ladder = ladder_of(place, known.name);
-      for (const auto& [key, first] : tasks) {
-        if (first.name != wanted || known.name == wanted) continue;
-        empty_.tasks.back().apart = apart_from(wanted, *first.options, *config.task);
-      }
-    }
-    std::string& stopping = task_info(known.name).stopping;
-    if (stopping.empty()) stopping = stopping_text(config.train);
-    config.fit(data::sizes_of(*known.task));
-    const std::string key = without_seed(config) + place.model;
-    auto label = labels.find(key);
-    if (label == labels.end()) {
-      // A comparison's model has one label on all of its tasks.
-      std::set<std::string>& taken = labels_of_task[known.name];
-      const std::string name =
-          unique(place.model.empty() ? folder_name(place.folder) : place.model, taken);
-      taken.insert(name);
-      label = labels.emplace(key, name).first;
-      const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
-      if (std::none_of(empty_.models.begin(), empty_.models.end(), same)) {
-        empty_.models.push_back({.label = name, .source = mixer_sources(config.model)});
-      }
-      report::Build build = report_build(*build_without_memory(config.model), *known.task);
-      build.model = name;
-      build.task = known.name;
-      empty_.builds.push_back(std::move(build));
-    }
-    const auto [ranked, is_new] = ranks.emplace(label->second, place.rank);
-    if (!is_new) ranked->second = std::min(ranked->second, place.rank);
+    RunConfig config = config_with_data(place.folder);
+    const NamedTasks::Known& task = tasks.of(place, config, empty_);
+    config.fit(data::sizes_of(*task.task));
+    const std::string& model = models.of(place, config, task, empty_);
     for (const Run& other : runs_) {
-      if (other.run.model == label->second && other.run.task == known.name &&
+      if (other.run.model == model && other.run.task == task.name &&
           other.run.seed == config.train.seed) {
         usage_error(place.folder, ": has the same configuration and seed as ", other.folder,
                     "; leave one of them out.");
       }
     }
     runs_.push_back({.folder = place.folder,
-                     .run = {.model = label->second,
-                             .task = known.name,
+                     .run = {.model = model,
+                             .task = task.name,
                              .seed = config.train.seed,
                              .folder = fs::absolute(place.folder).lexically_normal().string()},
-                     .bytes_per_token = known.task->bytes_per_token(),
+                     .bytes_per_token = task.task->bytes_per_token(),
                      .train = config.train,
                      .comparison = place.comparison,
                      .model_there = place.model,
                      .task_there = place.task});
     seeds.insert(config.train.seed);
   }
-  std::stable_sort(empty_.models.begin(), empty_.models.end(),
-                   [&](const report::ModelInfo& a, const report::ModelInfo& b) {
-                     return ranks.at(a.label) < ranks.at(b.label);
-                   });
+  models.sort(empty_.models);
   compare_training();
   empty_.seeds.assign(seeds.begin(), seeds.end());
   empty_.planned = false;
