@@ -228,7 +228,18 @@ nlohmann::ordered_json scaling_json(const Scaling& found) {
   return json;
 }
 
-int run_describe(DescribeArguments a) {
+// Everything that describe prints.
+struct Description {
+  RunConfig config;
+  int64_t length;  // of a sequence, in the model's positions
+  ModelCosts costs;
+  std::optional<MeasuredState> measured;
+  std::optional<std::vector<BranchScale>> branches;
+  TrainingMemory training;
+  std::optional<Scaling> machines = {};
+};
+
+Description description(DescribeArguments a) {
   const std::string folder = a.config.path;
   const bool of_run = std::filesystem::is_directory(folder);
   if (of_run) a.config.path += "/config.toml";
@@ -257,57 +268,65 @@ int run_describe(DescribeArguments a) {
   }
   const int64_t length = model.positions(std::max(sizes.length, sizes.source_length));
   const auto built = build_without_memory(model);
-  const ModelCosts costs = model_costs(*built, length);
-  const std::optional<MeasuredState> measured = measured_state(*built, length);
-  const std::optional<std::vector<BranchScale>> branches = measured_branches(model, length);
   const SequenceSizes sequence = sequence_sizes(*built, sizes);
-  const TrainingMemory training = training_memory(*built, sequence, config.train);
-  std::optional<Scaling> machines;
-  if (a.machines > 1) machines = scaling(a, *built, sequence, costs, config.train);
-  if (a.json) {
-    nlohmann::ordered_json json = {{"length", length},
-                                   {"parameters", costs.parameters},
-                                   {"active_parameters", costs.active_parameters},
-                                   {"flops_per_token", costs.flops_per_token},
-                                   {"mechanism_flops_share", costs.mechanism_share},
-                                   {"mechanism_parameters_share", costs.mechanism_parameters},
-                                   {"state_bytes", costs.state_bytes},
-                                   {"state_bytes_per_token", costs.state_bytes_per_token}};
-    if (measured) {
-      json["measured_state"] = {{"length", measured->length},
-                                {"bytes", measured->bytes},
-                                {"bytes_per_token", measured->bytes_per_token}};
-    }
-    if (branches) {
-      json["initial_branches"] = nlohmann::ordered_json::array();
-      for (const BranchScale& b : *branches) {
-        json["initial_branches"].push_back({{"part", b.part},
-                                            {"layer", b.layer},
-                                            {"mixer", b.mixer},
-                                            {"output_rms", b.output},
-                                            {"residual_rms", b.residual},
-                                            {"ratio", b.ratio()}});
-      }
-    }
-    json["training_memory"] = {{"batch", config.train.batch},
-                               {"parameters", training.parameters},
-                               {"gradients", training.gradients},
-                               {"optimizer", training.optimizer},
-                               {"activations", training.activations},
-                               {"scores", training.scores},
-                               {"batch_bytes", training.batch},
-                               {"peak", training.peak}};
-    if (machines) json["machines"] = scaling_json(*machines);
-    for (const Cost& c : costs.parts) {
-      json["parts"].push_back({{"part", c.part},
-                               {"formula", c.formula},
-                               {"parameters", c.parameters},
-                               {"flops_per_token", c.flops_per_token},
-                               {"mechanism", c.mechanism}});
-    }
-    std::printf("%s\n", json.dump(1).c_str());
-    return 0;
+  Description out{.config = config,
+                  .length = length,
+                  .costs = model_costs(*built, length),
+                  .measured = measured_state(*built, length),
+                  .branches = measured_branches(model, length),
+                  .training = training_memory(*built, sequence, config.train)};
+  if (a.machines > 1) out.machines = scaling(a, *built, sequence, out.costs, config.train);
+  return out;
+}
+
+nlohmann::ordered_json description_json(const Description& d) {
+  const ModelCosts& costs = d.costs;
+  nlohmann::ordered_json json = {{"length", d.length},
+                                 {"parameters", costs.parameters},
+                                 {"active_parameters", costs.active_parameters},
+                                 {"flops_per_token", costs.flops_per_token},
+                                 {"mechanism_flops_share", costs.mechanism_share},
+                                 {"mechanism_parameters_share", costs.mechanism_parameters},
+                                 {"state_bytes", costs.state_bytes},
+                                 {"state_bytes_per_token", costs.state_bytes_per_token}};
+  if (d.measured) {
+    json["measured_state"] = {{"length", d.measured->length},
+                              {"bytes", d.measured->bytes},
+                              {"bytes_per_token", d.measured->bytes_per_token}};
   }
+  if (d.branches) {
+    json["initial_branches"] = nlohmann::ordered_json::array();
+    for (const BranchScale& b : *d.branches) {
+      json["initial_branches"].push_back({{"part", b.part},
+                                          {"layer", b.layer},
+                                          {"mixer", b.mixer},
+                                          {"output_rms", b.output},
+                                          {"residual_rms", b.residual},
+                                          {"ratio", b.ratio()}});
+    }
+  }
+  json["training_memory"] = {{"batch", d.config.train.batch},
+                             {"parameters", d.training.parameters},
+                             {"gradients", d.training.gradients},
+                             {"optimizer", d.training.optimizer},
+                             {"activations", d.training.activations},
+                             {"scores", d.training.scores},
+                             {"batch_bytes", d.training.batch},
+                             {"peak", d.training.peak}};
+  if (d.machines) json["machines"] = scaling_json(*d.machines);
+  for (const Cost& c : costs.parts) {
+    json["parts"].push_back({{"part", c.part},
+                             {"formula", c.formula},
+                             {"parameters", c.parameters},
+                             {"flops_per_token", c.flops_per_token},
+                             {"mechanism", c.mechanism}});
+  }
+  return json;
+}
+
+void print_description(const DescribeArguments& a, const Description& d) {
+  const ModelConfig& model = d.config.model;
+  const ModelCosts& costs = d.costs;
   std::printf("%-30s %12s %14s %7s  %s\n", "part", "parameters", "FLOPs a token", "share",
               "FLOPs a token and layer");
   for (const Cost& c : costs.parts) {
@@ -323,21 +342,22 @@ int run_describe(DescribeArguments a) {
                 human_count(static_cast<double>(costs.active_parameters)).c_str());
   }
   std::printf("forward FLOPs a token %s at length %lld\n",
-              human_count(costs.flops_per_token).c_str(), static_cast<long long>(length));
+              human_count(costs.flops_per_token).c_str(), static_cast<long long>(d.length));
   if (model.kind == "decoder" || model.kind == "encoder_decoder") {
     std::printf("decoding state        %s at length %lld, to which each token adds %s (float32)\n",
-                human_bytes(costs.state_bytes).c_str(), static_cast<long long>(length),
+                human_bytes(costs.state_bytes).c_str(), static_cast<long long>(d.length),
                 human_bytes(costs.state_bytes_per_token).c_str());
-    if (measured) {
+    if (d.measured) {
       std::printf("  measured            %s at length %lld, to which each token adds %s\n",
-                  human_bytes(measured->bytes).c_str(), static_cast<long long>(measured->length),
-                  human_bytes(measured->bytes_per_token).c_str());
+                  human_bytes(d.measured->bytes).c_str(),
+                  static_cast<long long>(d.measured->length),
+                  human_bytes(d.measured->bytes_per_token).c_str());
     }
   }
   std::printf("training memory       %s or more at train.batch = %lld: %s\n",
-              human_bytes(training.peak).c_str(), static_cast<long long>(config.train.batch),
-              training.parts().c_str());
-  print_branches(model, branches);
+              human_bytes(d.training.peak).c_str(), static_cast<long long>(d.config.train.batch),
+              d.training.parts().c_str());
+  print_branches(model, d.branches);
   const auto is_mechanism = [](const Cost& c) { return c.mechanism; };
   // A mixer that takes the place of attention adds nothing to it.
   if (std::any_of(costs.parts.begin(), costs.parts.end(), is_mechanism)) {
@@ -345,11 +365,20 @@ int run_describe(DescribeArguments a) {
                 "attention\n",
                 100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   }
-  if (machines) print_scaling(a, *machines);
+  if (d.machines) print_scaling(a, *d.machines);
   std::printf(
       "\nC width, H score maps, H' output maps, Gk and Gv key and value heads, D and E their "
       "sizes, K mean visible keys, R rank, I hidden or inner width, N numbers of state a channel, "
       "W positions of a convolution, M random features, T length, V vocabulary.\n");
+}
+
+int run_describe(const DescribeArguments& a) {
+  const Description found = description(a);
+  if (a.json) {
+    std::printf("%s\n", description_json(found).dump(1).c_str());
+  } else {
+    print_description(a, found);
+  }
   return 0;
 }
 

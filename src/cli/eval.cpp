@@ -124,13 +124,9 @@ Node with_context(const Node& root, int64_t context) {
   return out;
 }
 
-int run_eval(const EvalArguments& a) {
-  const at::Device device = find_device(a.device, "--device");
-  if (!a.logits.empty()) check_output_file(a.logits);
-  check_overrides(a.overrides);
+// The run, with the data and the length that are asked for.
+LoadedRun load_for_eval(const EvalArguments& a) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
-  loaded.model->to(device);
-  const int64_t trained = loaded.config.model.max_length.value_or(0);
   if (!a.overrides.empty() || a.context > 0) {
     Node root = write_fields(loaded.config);
     for (const std::string& assignment : a.overrides) apply_override(root, assignment);
@@ -141,92 +137,150 @@ int run_eval(const EvalArguments& a) {
     choose_part(loaded.config, changed, a.overrides);
     loaded.config.task = changed.task;
   }
+  return loaded;
+}
+
+// How sequences are read with a decoding state, where they are.
+std::optional<Pieces> pieces_of(const EvalArguments& a, const data::Task& task) {
+  if (a.context == 0 && a.piece == 0 && !a.cache.evicts() && a.cache.dtype.empty()) return {};
+  // A cache that forgets does so at the end of a piece: token by token, as decoding does.
+  const int64_t length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512;
+  if (a.cache.evicts() && length >= task.length()) {
+    std::fprintf(stderr,
+                 "headloom: --cache %s forgets at the end of a piece, and with pieces of %s the "
+                 "sequences of %s are one piece each: nothing is forgotten.\n",
+                 a.cache.text().c_str(), counted(length, "token").c_str(),
+                 counted(task.length(), "token").c_str());
+  }
+  return Pieces{.length = length, .cache = a.cache};
+}
+
+// Tokens and logits of the first held-out sequences, to the file of --logits.
+void write_logits(const EvalArguments& a, Model& model, const data::Task& task, int64_t batch,
+                  at::Device device) {
+  at::NoGradGuard no_grad;
+  const data::Batch first = task.eval_batch(0, std::min(batch, task.eval_sequences()));
+  NamedTensors tensors;
+  for (const auto& [name, tensor] :
+       {std::pair("tokens", first.inputs), std::pair("source", first.source),
+        std::pair("images", first.images), std::pair("segments", first.segments),
+        std::pair("lengths", first.lengths), std::pair("targets", first.targets),
+        std::pair("logits", model.forward(model_input(to_device(first, device))))}) {
+    if (tensor.defined()) tensors.emplace_back(name, tensor);
+  }
+  write_safetensors(a.logits, tensors);
+}
+
+// What eval prints of a run.
+struct EvalResult {
+  int64_t step;
+  std::string dtype;
+  std::shared_ptr<data::Task> task;
+  std::optional<Pieces> pieces;
+  Evaluation e;
+  // Of the weights as they were trained and the cache as it is computed, where those that are
+  // evaluated are others.
+  std::optional<double> trained_loss;
+
+  double bits_per_byte() const {  // NaN: not of text
+    const double bytes = task->bytes_per_token();
+    return bytes > 0 ? e.loss / std::log(2.0) / bytes : std::nan("");
+  }
+  bool has_perplexity() const {
+    const data::Goal goal = task->goal();
+    return goal == data::Goal::next_token || goal == data::Goal::masked_token ||
+           goal == data::Goal::sequence;
+  }
+};
+
+EvalResult evaluated(const EvalArguments& a) {
+  const at::Device device = find_device(a.device, "--device");
+  if (!a.logits.empty()) check_output_file(a.logits);
+  check_overrides(a.overrides);
+  LoadedRun loaded = load_for_eval(a);
+  loaded.model->to(device);
+  const int64_t trained = loaded.config.model.max_length.value_or(0);
   // What the model that stands cannot read it refuses itself.
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
-  std::optional<Pieces> pieces;
-  const bool narrow_cache = !a.cache.dtype.empty();
-  if (a.context > 0 || a.piece > 0 || a.cache.evicts() || narrow_cache) {
-    // A cache that forgets does so at the end of a piece: token by token, as decoding does.
-    pieces = Pieces{.length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512, .cache = a.cache};
-    if (a.cache.evicts() && pieces->length >= task->length()) {
-      std::fprintf(stderr,
-                   "headloom: --cache %s forgets at the end of a piece, and with pieces of %s the "
-                   "sequences of %s are one piece each: nothing is forgotten.\n",
-                   a.cache.text().c_str(), counted(pieces->length, "token").c_str(),
-                   counted(task->length(), "token").c_str());
-    }
-  }
+  const std::optional<Pieces> pieces = pieces_of(a, *task);
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
   if (a.context > 0) batch = std::max<int64_t>(batch * trained / a.context, 1);
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
-  // Of the weights as they were trained and the cache as it is computed, where those that are
-  // evaluated are others.
-  std::optional<double> trained_loss;
-  if (a.precision.changes() || narrow_cache) {
+  const auto read_by = [&](const std::optional<Pieces>& how) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
+    const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, how);
+    check_finite(a, loaded, e);
+    return e;
+  };
+  std::optional<double> trained_loss;
+  if (a.precision.changes() || !a.cache.dtype.empty()) {
     std::optional<Pieces> wide = pieces;
     if (wide) wide->cache.dtype.clear();
-    const Evaluation as_trained = evaluate(*loaded.model, *task, sequences, batch, wide);
-    check_finite(a, loaded, as_trained);
-    trained_loss = as_trained.loss;
+    trained_loss = read_by(wide).loss;
     hold_weights(loaded, a.precision);
   }
-  const Autocast autocast(loaded.config.train.dtype, device.type());
-  const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, pieces);
-  check_finite(a, loaded, e);
+  const Evaluation e = read_by(pieces);
   if (!a.logits.empty()) {
-    at::NoGradGuard no_grad;
-    const data::Batch first = task->eval_batch(0, std::min(batch, task->eval_sequences()));
-    NamedTensors tensors;
-    for (const auto& [name, tensor] :
-         {std::pair("tokens", first.inputs), std::pair("source", first.source),
-          std::pair("images", first.images), std::pair("segments", first.segments),
-          std::pair("lengths", first.lengths), std::pair("targets", first.targets),
-          std::pair("logits", loaded.model->forward(model_input(to_device(first, device))))}) {
-      if (tensor.defined()) tensors.emplace_back(name, tensor);
-    }
-    write_safetensors(a.logits, tensors);
+    const Autocast autocast(loaded.config.train.dtype, device.type());
+    write_logits(a, *loaded.model, *task, batch, device);
   }
-  const Reading reading(*task, e);
-  const double bits =
-      task->bytes_per_token() > 0 ? e.loss / std::log(2.0) / task->bytes_per_token() : std::nan("");
-  const data::Goal goal = task->goal();
-  const bool of_tokens = goal == data::Goal::next_token || goal == data::Goal::masked_token ||
-                         goal == data::Goal::sequence;
-  if (a.json) {
-    nlohmann::ordered_json json = {{"run", a.model},
-                                   {"step", loaded.step},
-                                   {"sequences", e.sequences},
-                                   {"target_tokens", e.tokens},
-                                   {"loss", e.loss}};
-    if (reading.all.count > 0) {
-      json["read"] = {{reading.all.unit, reading.read}, {"share", reading.share()}};
-      if (reading.bytes > 0) json["read"]["bytes"] = std::llround(reading.bytes);
-    }
-    if (of_tokens) json["perplexity"] = std::exp(e.loss);
-    if (!std::isnan(bits)) json["bits_per_byte"] = bits;
-    json["accuracy"] = e.accuracy;
-    if (trained_loss) {
-      json["dtype"] = loaded.config.train.dtype;
-      json["quantize"] = a.precision.quantize;
-      json["trained_loss"] = *trained_loss;
-      json["costs"] = e.loss - *trained_loss;
-    }
-    if (narrow_cache) json["cache_dtype"] = a.cache.dtype;
-    if (pieces) {
-      json["context"] = task->length();
-      json["piece"] = pieces->length;
-      json["cache"] = pieces->cache.text();
-      json["state_bytes"] = e.state_bytes;
-    }
-    std::printf("%s\n", json.dump(1).c_str());
-    return 0;
+  return {.step = loaded.step,
+          .dtype = loaded.config.train.dtype,
+          .task = task,
+          .pieces = pieces,
+          .e = e,
+          .trained_loss = trained_loss};
+}
+
+nlohmann::ordered_json eval_json(const EvalArguments& a, const EvalResult& result) {
+  const Evaluation& e = result.e;
+  const Reading reading(*result.task, e);
+  nlohmann::ordered_json json = {{"run", a.model},
+                                 {"step", result.step},
+                                 {"sequences", e.sequences},
+                                 {"target_tokens", e.tokens},
+                                 {"loss", e.loss}};
+  if (reading.all.count > 0) {
+    json["read"] = {{reading.all.unit, reading.read}, {"share", reading.share()}};
+    if (reading.bytes > 0) json["read"]["bytes"] = std::llround(reading.bytes);
   }
-  const bool label = goal == data::Goal::label || goal == data::Goal::image_label;
-  std::printf("%s, step %lld, %s (%s)\n", a.model.c_str(), static_cast<long long>(loaded.step),
+  if (result.has_perplexity()) json["perplexity"] = std::exp(e.loss);
+  const double bits = result.bits_per_byte();
+  if (!std::isnan(bits)) json["bits_per_byte"] = bits;
+  json["accuracy"] = e.accuracy;
+  if (result.trained_loss) {
+    json["dtype"] = result.dtype;
+    json["quantize"] = a.precision.quantize;
+    json["trained_loss"] = *result.trained_loss;
+    json["costs"] = e.loss - *result.trained_loss;
+  }
+  if (!a.cache.dtype.empty()) json["cache_dtype"] = a.cache.dtype;
+  if (result.pieces) {
+    json["context"] = result.task->length();
+    json["piece"] = result.pieces->length;
+    json["cache"] = result.pieces->cache.text();
+    json["state_bytes"] = e.state_bytes;
+  }
+  return json;
+}
+
+// What the accuracy is a share of.
+const char* judged(const data::Task& task) {
+  const data::Goal goal = task.goal();
+  if (task.exact_match()) return "answers, exact match";
+  if (goal == data::Goal::label || goal == data::Goal::image_label) return "labels";
+  if (goal == data::Goal::tags) return "tags";
+  const bool alike = task.accuracy() == data::Accuracy::share;
+  return alike ? "a sequence's targets, mean" : "target tokens";
+}
+
+void print_eval(const EvalArguments& a, const EvalResult& result) {
+  const Evaluation& e = result.e;
+  const Reading reading(*result.task, e);
+  std::printf("%s, step %lld, %s (%s)\n", a.model.c_str(), static_cast<long long>(result.step),
               counted(e.sequences, "held-out example").c_str(),
               counted(e.tokens, "target").c_str());
   if (reading.all.count > 0) {
@@ -237,26 +291,32 @@ int run_eval(const EvalArguments& a) {
                 100 * reading.share(), tokens ? "the text" : "all there are");
   }
   std::printf("loss        %s nats a target", formatted("%.4f", e.loss).c_str());
-  if (trained_loss) {
+  if (result.trained_loss) {
     std::printf("%s; %s as trained, so %s", how_it_was_read(a).c_str(),
-                formatted("%.4f", *trained_loss).c_str(),
-                formatted("%+.4f", e.loss - *trained_loss).c_str());
+                formatted("%.4f", *result.trained_loss).c_str(),
+                formatted("%+.4f", e.loss - *result.trained_loss).c_str());
   }
   std::printf("\n");
-  if (of_tokens) std::printf("perplexity  %.3f\n", std::exp(e.loss));
+  if (result.has_perplexity()) std::printf("perplexity  %.3f\n", std::exp(e.loss));
+  const double bits = result.bits_per_byte();
   if (!std::isnan(bits)) std::printf("bits/byte   %s\n", formatted("%.4f", bits).c_str());
-  if (pieces) {
+  if (result.pieces) {
     std::printf("context     %lld, read in pieces of %lld, cache %s, state of at most %s\n",
-                static_cast<long long>(task->length()), static_cast<long long>(pieces->length),
-                pieces->cache.text().c_str(),
+                static_cast<long long>(result.task->length()),
+                static_cast<long long>(result.pieces->length),
+                result.pieces->cache.text().c_str(),
                 human_bytes(static_cast<double>(e.state_bytes)).c_str());
   }
-  std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy,
-              task->exact_match()                          ? "answers, exact match"
-              : label                                      ? "labels"
-              : goal == data::Goal::tags                   ? "tags"
-              : task->accuracy() == data::Accuracy::share ? "a sequence's targets, mean"
-                                                          : "target tokens");
+  std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy, judged(*result.task));
+}
+
+int run_eval(const EvalArguments& a) {
+  const EvalResult result = evaluated(a);
+  if (a.json) {
+    std::printf("%s\n", eval_json(a, result).dump(1).c_str());
+  } else {
+    print_eval(a, result);
+  }
   return 0;
 }
 
