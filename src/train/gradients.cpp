@@ -45,7 +45,8 @@ StepLoss accumulate_gradients(Model& model, const data::Task& task, const TrainO
     batches.push_back(
         task.train_batch(step * shares + i * of_piece + own, options.batch / shares));
   }
-  // Pieces are weighted by their targets, so that cutting a batch does not change its gradient.
+  // Pieces are weighted by their targets, so that cutting a batch does not change the gradient of
+  // its loss. A balance loss is no sum over positions: the step's is the mean of the pieces' own.
   const auto count =
       static_cast<double>(join_shares(batches, group)) / static_cast<double>(with_same);
   if (among != nullptr) {

@@ -185,7 +185,8 @@ class Moe final : public ChannelMixer {
     Tensor& sum = auxiliary.load[context.layer];
     sum = sum.defined() ? sum + counts : counts;
     if (options_.balance > 0) {
-      // f is the whole batch's, which makes the loss of its parts add up to its own.
+      // f is of what all processes pass at once, whose losses then add up to its own. The pieces
+      // of a step that follow one another each have their own f.
       const Tensor of_all = auxiliary.sum_counts ? auxiliary.sum_counts(counts) : counts;
       const c10::SymInt choices =
           auxiliary.sum_counts ? c10::SymInt(of_all.sum().item<int64_t>()) : flat.sym_numel();
