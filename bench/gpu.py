@@ -28,7 +28,7 @@ CASES = [name for name in MIXES if name != "none"] + [MULTI_TOKEN, WINDOW]
 
 
 def case(B: int, T: int, H: int, D: int, name: str, dtype: torch.dtype) -> List[Any]:
-    """The operator's arguments: a mix on both sides of softmax, or a convolution before it and a static matrix behind it."""
+    """The operator's arguments: a mix on both sides of softmax, or a convolution before it and a static matrix after it."""
     if name == WINDOW:
         return shape(B, T, H, D, "dcmha, R 2", "dcmha, R 2", dtype, "cuda", window=60)
     if name != MULTI_TOKEN:

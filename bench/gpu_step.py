@@ -5,7 +5,7 @@
 The sizes are those of Xiao et al. 2024, table 3: 24 layers of width 2048 with 32 heads of 64, T = 2048, and every second layer
 of dcformer++ has a window of 256. A step is forward, cross-entropy, backward, clipping and PyTorch's fused AdamW;
 bfloat16 is autocast, with parameters in float32. Both models are in memory and take turns in one process. A turn is three
-steps one behind the other, as in training, so that the host may run ahead of the GPU. Times are medians over the rounds, and
+steps one after the other, as in training, so that the host may run ahead of the GPU. Times are medians over the rounds, and
 each ratio is of one round. ``bench/gpu_model.py`` predicts the ratio.
 
 ``--device cpu`` is for trying the script out at small sizes.

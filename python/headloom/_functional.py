@@ -235,7 +235,7 @@ class FunctionalModule(Part):
             if self._calls == _PATIENCE:
                 warnings.warn(
                     f"nothing has balanced the experts' load in {_PATIENCE} training calls: call "
-                    "headloom.balance_experts(model) behind each optimiser step, or give it the optimiser once.",
+                    "headloom.balance_experts(model) after each optimiser step, or give it the optimiser once.",
                     stacklevel=3,
                 )
 

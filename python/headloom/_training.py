@@ -63,7 +63,7 @@ def balance_experts(
 
     Args:
         model: any module, of which a :class:`Model` or :class:`ChannelMixer` may be a part.
-        optimizer: do so after each of its steps from now on. None: do so now, in a loop that calls this behind every step.
+        optimizer: do so after each of its steps from now on. None: do so now, in a loop that calls this after every step.
 
     Returns:
         With ``optimizer`` a handle whose ``remove()`` ends it.
@@ -104,7 +104,7 @@ def redraw_features(model: nn.Module, step: int, seed: int = 0) -> None:
 
     Args:
         model: any module, of which a :class:`Model` or :class:`Mixer` may be a part.
-        step: optimiser steps so far; call this behind each.
+        step: optimiser steps so far; call this after each.
         seed: of the run.
 
     Raises:

@@ -265,7 +265,7 @@ def _forward(rule: Rule, kinds: Mapping[str, str], results: int | None) -> Calla
         call = _Call(rule, kinds, values)
         out = op(*[call.local(name, value) for name, value in call.named.items()], training)
         count = len(out) if results is None else results
-        # Behind the results stands what the backward kernel reads. Each process gets its own back.
+        # After the results stands what the backward kernel reads. Each process gets its own back.
         kept = [call.whole(t, [Replicate()] * call.mesh.ndim, t.shape) for t in out[count:]]
         return [call.result(i, t) for i, t in enumerate(out[:count])] + kept
 

@@ -306,7 +306,7 @@ def moe(
 
 
 def gated_norm(x: Tensor, gate: Tensor, eps: Tensor, backend: Optional[str] = None) -> Tensor:
-    """A norm of each head's values behind a swish gate (RetNet, Sun et al. 2023, eq. 8)::
+    """A norm of each head's values, times a swish gate (RetNet, Sun et al. 2023, eq. 8)::
 
         y = SiLU(gate) x / sqrt(mean(x^2) + eps)        the mean over the last dimension
 
@@ -429,7 +429,7 @@ def rotary(
         interleaved: pairs are dimensions (2 p, 2 p + 1), else (p, p + P).
 
     Returns:
-        ``[B, T, H, D]``, contiguous; the dimensions behind the first 2 P as they are. Differentiable in x.
+        ``[B, T, H, D]``, contiguous; the dimensions after the first 2 P as they are. Differentiable in x.
     """
     found: Tensor = call("rotary", x, cos, sin, interleaved, backend)
     return found

@@ -238,7 +238,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
   }
   // The next token of each text, those of the first prompt first.
   Tensor next() { return generation_->next(); }
-  // Positions behind which a text is read anew from its newer half.
+  // Positions after which a text is read anew from its newer half.
   int64_t most() const { return generation_->most(); }
 
  private:

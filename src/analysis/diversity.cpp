@@ -137,7 +137,7 @@ Findings diversity(const Subject& subject) {
     out.sentences.push_back(
         str("On the text, the weights of two heads have a mean cosine of ",
             formatted("%.3f", before / static_cast<double>(compared)), " before composition and ",
-            formatted("%.3f", after / static_cast<double>(compared)), " behind it."));
+            formatted("%.3f", after / static_cast<double>(compared)), " after it."));
   }
   return out;
 }

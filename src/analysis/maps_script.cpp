@@ -67,7 +67,7 @@ const char* const kMapsBody = R"html(
 <section class="block wide" aria-labelledby="top"><h2 id="top">What the query sees</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="The keys with the largest values"><table id="list" class="kinds"></table></div></section>
 <section class="block" aria-labelledby="states"><h2 id="states">The query's hidden state</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Size of the hidden state behind each layer"><table id="hidden"></table></div></section>
+<div class="scroll" role="region" tabindex="0" aria-label="Size of the hidden state after each layer"><table id="hidden"></table></div></section>
 </div>
 )html";
 
@@ -253,7 +253,7 @@ function compose(texts, others) {
 
 function states() {
   const own = data.hidden.filter(h => h.rows === panel.rows);
-  fill(at("hidden"), "Root mean square of token " + named(rowTexts(), query) + " behind each layer",
+  fill(at("hidden"), "Root mean square of token " + named(rowTexts(), query) + " after each layer",
     [column("layer", "left"), column("root mean square")], own.map(h => {
       const name = cell("th", h.name, "left");
       name.scope = "row";

@@ -165,7 +165,7 @@ Findings noise(const Subject& subject) {
       ": the composed maps give ", percent(after / static_cast<double>(layers)),
       " of their attention to the answer, mean over heads and layers",
       plain_layers > 0
-          ? str("; the maps behind softmax ", percent(before / static_cast<double>(plain_layers)))
+          ? str("; the maps after softmax ", percent(before / static_cast<double>(plain_layers)))
           : std::string(),
       "; equal attention to every key would give ", percent(chance), "."));
   if (!best_place.empty()) {

@@ -77,7 +77,7 @@ struct SimplifiedSpec final : BlockSpec {
   SimplifiedOptions options;
 
   void fields(Fields& f) override {
-    f.field("form", options.form, "channel mixer behind the token mixer, or beside it",
+    f.field("form", options.form, "channel mixer after the token mixer, or beside it",
             {"serial", "parallel"});
     f.field("comb", options.comb,
             "parallel: adds the block's input times a trainable weight that starts so; absent: "

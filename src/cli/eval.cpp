@@ -344,7 +344,7 @@ Command eval_command() {
         app.add_option("--piece", a->piece,
                        "read sequences in pieces of so many tokens with a decoding state; 512 with "
                        "--context or --cache-dtype, 1 with a --cache that forgets, which it does "
-                       "behind each piece")
+                       "after each piece")
             ->check(whole_number(1));
         add_cache_option(app, a->cache);
         repeatable(

@@ -33,7 +33,7 @@ struct LeftOut {
   LeftOut& operator+=(const LeftOut& other);
   // "left out: 2 files that are not text", or "" where there are none.
   std::string text() const;
-  // The same in brackets behind a space, for the description of a task.
+  // The same in brackets after a space, for the description of a task.
   std::string in_brackets() const;
 };
 

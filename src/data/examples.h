@@ -44,7 +44,7 @@ class Labels {
   // is trained on and for fewer than two.
   void order(const std::vector<std::string>& given, const std::vector<int64_t>& trained);
 
-  // Behind order(): the classes' names, and the class of a number.
+  // After order(): the classes' names, and the class of a number.
   const std::vector<std::string>& names() const { return names_; }
   int64_t class_of(int64_t number) const { return classes_[static_cast<size_t>(number)]; }
 
@@ -91,7 +91,7 @@ class ExampleTask : public Task {
   void split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
                     const std::string& path, int64_t eval_sequences, uint64_t seed);
 
-  // Tokens around `texts` texts: of a tokenizer with a start token that, and an end behind each;
+  // Tokens around `texts` texts: of a tokenizer with a start token that, and an end after each;
   // of others an end between two.
   int64_t frame(int64_t texts) const { return tokenizer_->start_token() ? texts + 1 : texts - 1; }
   // Those of one or two texts with the frame.

@@ -19,7 +19,7 @@ struct Sample {
 };
 
 // Samples as a batch of `task`, padded to `length` and to the task's source_length(); goals whose
-// sequences see what is behind them say how long each is.
+// sequences see what is after them say how long each is.
 Batch batch_of(const Task& task, const std::vector<Sample>& samples, int64_t length);
 
 // inputs and targets of predicting each token from those before it, with loss on the last `answer`

@@ -169,7 +169,7 @@ Regex::Regex(const std::string& pattern)
 Regex Regex::literal(const std::string& text) {
   std::string pattern;
   for (const char c : text) {
-    // Any ASCII sign but letters and digits stands for itself behind a backslash.
+    // Any ASCII sign but letters and digits stands for itself after a backslash.
     if (c > 0 && !std::isalnum(static_cast<unsigned char>(c))) pattern += '\\';
     pattern += c;
   }
@@ -190,7 +190,7 @@ std::vector<Regex::Range> Regex::matches(std::string_view text) const {
     if (range[1] > range[0] || found.empty() || range[1] > found.back().end) {
       found.push_back({range[0], range[1]});
       at = range[1];
-    } else {  // an empty one at the end of another is none: look on behind the next character
+    } else {  // an empty one at the end of another is none: look on after the next character
       at += code_point(text.substr(at)).length;
     }
   }

@@ -48,7 +48,7 @@ class Lines {
   std::string line_;
 };
 
-// The number that `message` has behind `words`.
+// The number that `message` has after `words`.
 std::optional<int64_t> number_behind(const std::string& message, std::string_view words) {
   const size_t at = message.find(words);
   if (at == std::string::npos) return std::nullopt;

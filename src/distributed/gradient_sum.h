@@ -24,9 +24,9 @@ namespace headloom {
 // end. What comes after a bucket has left is summed in a second turn.
 //
 // The last gradient of a backward is the embedding's, whose table is often the largest parameter:
-// its sum could hide behind nothing. So what the tokens of the processes add to it is exchanged as
-// rows, where those are fewer than the table's. A table whose output weights are others has no
-// other gradient, and its bucket is not sent.
+// nothing would be left to compute while it is summed. So what the tokens of the processes add to
+// it is exchanged as rows, where those are fewer than the table's. A table whose output weights are
+// others has no other gradient, and its bucket is not sent.
 //
 // With ParameterShards a unit is a bucket, and each process keeps its own part of the sum. The first
 // unit leaves last; another one is sent when each of its parameters has had a gradient. No more than

@@ -1,5 +1,5 @@
 // BERT (Devlin et al. 2019) and FNet (Lee-Thorp et al. 2022), which is BERT with Fourier transforms
-// for attention and a linear map behind the embedding: masked tokens, a label for the whole text,
+// for attention and a linear map after the embedding: masked tokens, a label for the whole text,
 // tags of its tokens, or the span of an answer.
 #include "core/error.h"
 #include "core/text.h"

@@ -50,7 +50,7 @@ Directory directory_of(const Bytes& file, const std::string& path) {
     fail(path, ": has no zip directory at its end: the file is truncated or no zip archive.");
   };
   if (file.size() < kEndSize) missing();
-  // The end record has a comment behind it of a length that it gives.
+  // The end record ends with a comment, whose length it gives.
   size_t end = file.size() - kEndSize;
   const size_t first = end > kLongestComment ? end - kLongestComment : 0;
   while (file.number(end, 4) != kDirectoryEnd ||

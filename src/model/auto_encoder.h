@@ -7,7 +7,7 @@
 
 namespace headloom {
 
-// The layers are a decoder's, without a norm behind them. Of what they give, h [B, T, C], only the
+// The layers are a decoder's, without a norm after them. Of what they give, h [B, T, C], only the
 // last position is read: y_t = h_T + p_t with sinusoidal positions p, then
 //   norm, linear, GELU, norm, linear, GELU, norm, linear: y_t -> scores of the token at t.
 // The linear maps of this multi-layer perceptron are C -> C and, the last, C -> vocabulary; they

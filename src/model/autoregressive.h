@@ -23,7 +23,7 @@ struct DecoderState {
   // In place: sequence b is what sequence which[b] was, and others are forgotten. It is b itself,
   // which costs nothing, or one from which.size() on: who leaves gives its row to one of the last.
   void keep(const std::vector<int64_t>& which);
-  // In place: puts the sequences of `others` behind these, whatever each has seen; from then on
+  // In place: puts the sequences of `others` after these, whatever each has seen; from then on
   // they are extended together. Throws Error where they are not of one model and policy, or some
   // have seen nothing.
   void add(const std::vector<DecoderState>& others);

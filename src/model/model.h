@@ -51,12 +51,12 @@ class Model : public Module {
   const std::vector<Layers*>& stacks() const { return stacks_; }
   // The layers that balance() changes, by their place among all, ascending.
   std::vector<int64_t> balanced() const;
-  // Behind each optimiser step: ChannelMixer::balance() of every layer that `load`
+  // After each optimiser step: ChannelMixer::balance() of every layer that `load`
   // (AuxiliaryOutputs::load of the whole step) has.
   void balance(const std::map<int64_t, Tensor>& load) const;
-  // Behind each optimiser step: TokenMixer::redraw() of every layer.
+  // After each optimiser step: TokenMixer::redraw() of every layer.
   void redraw(int64_t step, uint64_t seed) const;
-  // Cost of what stands before and behind the layers, a position of `length`, norms and positions
+  // Cost of what stands before and after the layers, a position of `length`, norms and positions
   // left out.
   virtual std::vector<Cost> own_costs(int64_t length) const = 0;
 

@@ -318,7 +318,7 @@ std::string path_link(const std::string& folder) {
   return out + "/";
 }
 
-// A row of the table of all runs for each model and seed of `t`. `note` stands behind the models.
+// A row of the table of all runs for each model and seed of `t`. `note` stands after the models.
 std::string run_rows(const Comparison& c, const TaskSummary& t, const std::string& note) {
   std::string body;
   for (const Row& row : t.rows) {

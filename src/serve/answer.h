@@ -37,7 +37,7 @@ class AnswerWriter {
   // The text that an event adds.
   std::string text_of(const Event& event);
   virtual Reply logprobs_of(const Event& event) = 0;
-  // Puts the logprobs of an event behind those of earlier ones.
+  // Puts the logprobs of an event after those of earlier ones.
   virtual void join(Reply& logprobs, Reply more) const = 0;
   virtual Reply whole_choice(const Choice& choice, size_t index) const = 0;
   Choice& choice_of(const Event& event) { return choices_[static_cast<size_t>(event.choice)]; }

@@ -277,7 +277,7 @@ class Engine::Loop {
   }
 
   // About `most` of the prompt's next tokens; returns how many. After its last one its texts begin,
-  // and the states of those that go on are put behind `joining`.
+  // and the states of those that go on are put after `joining`.
   int64_t read_piece(int64_t most, std::vector<DecoderState>& joining) {
     Prompt& p = *prompt_;
     const int64_t total = static_cast<int64_t>(p.tokens().size());
@@ -311,7 +311,7 @@ class Engine::Loop {
     return count;
   }
 
-  // The tokens that `logits` [n, V] say something of, those behind position `first`.
+  // The tokens that `logits` [n, V] say something of, those after position `first`.
   void score(Prompt& p, const Tensor& logits, int64_t first) {
     const int64_t total = static_cast<int64_t>(p.tokens().size());
     if (first == 0) p.scored.push_back({.id = p.tokens()[0]});

@@ -52,7 +52,7 @@ class CutModel {
   // What this process writes to a checkpoint: its part of what is cut, and of other tensors, which
   // all have, an equal part of the elements in a row. Shares memory with `own`.
   NamedTensors to_store(const NamedTensors& own) const;
-  // Behind a backward: adds up the gradients of what mixers read whole, of which every process has
+  // After a backward: adds up the gradients of what mixers read whole, of which every process has
   // those of its own heads and units.
   void sum_gradients() const;
   // The norm of the whole gradient.

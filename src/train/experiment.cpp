@@ -252,7 +252,7 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
   const std::string text = read_file(file);
   if (name == path) {
     usage_error("--run ", name,
-                ": has no '@' and hash of the run's configuration behind the path; ",
+                ": has no '@' and hash of the run's configuration after the path; ",
                 plan_command, " prints the whole name.");
   }
   if (name != path + "@" + hash_text(text)) {

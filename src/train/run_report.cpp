@@ -101,7 +101,7 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
   return out;
 }
 
-// `wanted`, or with a number behind it where `taken` has it.
+// `wanted`, or with a number after it where `taken` has it.
 std::string unique(const std::string& wanted, const std::set<std::string>& taken) {
   std::string name = wanted;
   for (int i = 2; taken.contains(name); ++i) name = str(wanted, " (", i, ")");

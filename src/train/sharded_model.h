@@ -13,7 +13,7 @@ namespace headloom {
 
 // With train.shard = "parameters" (ZeRO-3, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023) a
 // layer's parameters are collected before its forward and its backward, while the layer before it
-// computes, and are freed behind it. What does not belong to one layer alone (embeddings, heads, the
+// computes, and are freed after it. What does not belong to one layer alone (embeddings, heads, the
 // final norm, what layers share) is whole throughout a step. With train.shard = "optimizer" all
 // parameters are whole always.
 class ShardedModel : private LayerWatcher {

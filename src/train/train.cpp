@@ -314,7 +314,7 @@ class Trainer {
     return out;
   }
 
-  // Training goes on while a copy is written, except behind the last step and where memory has no
+  // Training goes on while a copy is written, except after the last step and where memory has no
   // room for a copy.
   void save(bool last) {
     writer_.wait();  // for the checkpoint before

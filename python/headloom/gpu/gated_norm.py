@@ -1,4 +1,4 @@
-"""gated_norm on NVIDIA GPUs, by Triton: a norm of each row's values behind a swish gate (``src/ops/gated_norm/op.h``).
+"""gated_norm on NVIDIA GPUs, by Triton: a norm of each row's values, times a swish gate (``src/ops/gated_norm/op.h``).
 
 ``forward`` and ``backward`` have the schemas of ``headloom::gated_norm_fused`` and ``_backward``.
 """

@@ -84,7 +84,7 @@ def compiler() -> Any:
 
 
 def checked(result: Tuple[Any, ...]) -> Any:
-    """What a function of CUDA returns behind its error code."""
+    """What a function of CUDA returns after its error code."""
     if int(result[0]) != 0:
         raise RuntimeError(f"CUDA reports {result[0]!r}.")
     return result[1] if len(result) > 1 else None

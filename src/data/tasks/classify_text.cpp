@@ -1,7 +1,7 @@
 // classify_text: the class of a text, which is padded to the longest.
 //
 // With `path`: a folder whose sub-folders, or files, are the classes, by name. LabelledFiles are
-// cut into pieces of `length` tokens, among them what the tokenizer puts before and behind a text;
+// cut into pieces of `length` tokens, among them what the tokenizer puts before and after a text;
 // the last piece of a file is shorter. Without: strings of a generated language.
 //
 //   grammars  Each class allows each letter half of the letters as its successor, chosen so that
@@ -50,7 +50,7 @@ class Grammars final : public GeneratedTask {
       : GeneratedTask(seed, options.symbols, options.length, eval_sequences,
                       std::string(kGrammarLetters, static_cast<size_t>(options.symbols))),
         options_(options) {
-    // Arrangements of the others behind the first letter.
+    // Arrangements of the others after the first letter.
     int64_t circles = 1;
     for (int64_t i = 2; i < options.symbols && circles < options.classes; ++i) circles *= i;
     if (circles < options.classes) {
@@ -100,7 +100,7 @@ class Grammars final : public GeneratedTask {
   }
 
  private:
-  // Arranged in a circle as the class has it, a letter's successors are the half behind it.
+  // Arranged in a circle as the class has it, a letter's successors are the half after it.
   bool fits(const std::vector<int64_t>& letters, int64_t label) const {
     const std::vector<int64_t>& order = orders_[static_cast<size_t>(label)];
     std::vector<int64_t> place(order.size());

@@ -53,7 +53,7 @@ class Entries final : public GeneratedTask {
   std::string describe() const override {
     return str("A letter is asked for, and in a context of ", options_.count, " of ",
                options_.symbols, " letters it and the one to ", options_.digits,
-               " digits behind it are the answer; generated, ", eval_sequences(), " held out.");
+               " digits after it are the answer; generated, ", eval_sequences(), " held out.");
   }
 
  protected:

@@ -545,7 +545,7 @@ class HeadComposition final : public GeneratedTask {
       if (i >= options_.shots) sample.targets.end()[-3] = words.end()[-2];
     }
     const auto length = static_cast<size_t>(this->length());
-    // The last answer is a target only. Shorter rows leave padding behind the last one.
+    // The last answer is a target only. Shorter rows leave padding after the last one.
     sample.inputs.resize(length, 0);
     sample.targets.resize(length, kIgnore);
     return sample;

@@ -3,7 +3,7 @@
 // Of each sequence a share `masked` of the tokens (at least one; never a document's end) is chosen
 // and is the target. Of the chosen ones `replaced` show the mask token, `random` another one drawn
 // evenly, the others themselves. The mask token is the tokenizer's or, where it has none, one more.
-// A tokenizer that puts a token before a text has it before each sequence, and the end behind.
+// A tokenizer that puts a token before a text has it before each sequence, and the end after.
 // Training masks are drawn anew for every sequence number; the held-out ones are fixed.
 #include <ATen/ATen.h>
 
@@ -168,7 +168,7 @@ struct MaskedTextSpec final : TaskSpec {
     options.text.check(type());
     if (options.text.length < 3 && make_tokenizer(options.tokenizer)->start_token()) {
       usage_error("masked_text has length = ", options.text.length, ", but ", options.tokenizer,
-                  " puts a token before and one behind each sequence; expected at least 3.");
+                  " puts a token before and one after each sequence; expected at least 3.");
     }
     if (options.replaced + options.random > 1.0) {
       usage_error("masked_text has replaced = ", options.replaced, " and random = ", options.random,

@@ -5,7 +5,7 @@
 //   targets  -  -  -  -      | -  v2 -  -  -  v1 -
 //
 // `pairs` different keys with different values come first; keys are tokens [1, V/2), values [V/2,
-// V). Then every key is asked for once, at an even distance 2g behind the pairs, where g is drawn
+// V). Then every key is asked for once, at an even distance 2g after the pairs, where g is drawn
 // without replacement from p(g) ~ (g + 1)^(alpha - 1): most are asked for soon. The value is the
 // target at the query's own position and is not in the inputs. All other places, that after a query
 // included, hold random tokens of the whole vocabulary (recall, and the others with
@@ -17,7 +17,7 @@
 // to its longest with token 0. The accuracy is the mean over held-out sequences of their shares of
 // right answers, and every segment has as many of them.
 //
-// forgetting_mqar: behind the pairs `updates` of the keys come again with a second value, which is
+// forgetting_mqar: after the pairs `updates` of the keys come again with a second value, which is
 // the one that is asked for. All values are different.
 //
 // compositional_mqar: a key is two tokens, of [1, V/3) and [V/3, 2V/3), and values are [2V/3, V).

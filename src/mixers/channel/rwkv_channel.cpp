@@ -1,5 +1,5 @@
-// RWKV's channel mixing, version 4 (Peng et al. 2023): a squared-ReLU network behind a gate, each
-// position mixed with the one before it.
+// RWKV's channel mixing, version 4 (Peng et al. 2023): a gated squared-ReLU network, each position
+// mixed with the one before it.
 //
 //   y = sigmoid(Wr x^r) * (Wv relu(Wk x^k)^2)     x^i = mu^i * x_t + (1 - mu^i) * x_{t-1}
 #include "core/sizes.h"
@@ -81,8 +81,9 @@ class RwkvChannel final : public ChannelMixer {
 
 ChannelMixerEntry rwkv_channel_channel() {
   return channel_mixer<RwkvChannel, RwkvChannelOptions>(
-      "rwkv_channel", "squared ReLU behind a gate, mixed with the position before",
-      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true, .context_parallel = false});
+      "rwkv_channel", "a gated squared ReLU, mixed with the position before",
+      "Peng et al. 2023 (RWKV-4)",
+      {.bidirectional = false, .tensor_parallel = true, .context_parallel = false});
 }
 
 }  // namespace headloom

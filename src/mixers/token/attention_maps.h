@@ -3,7 +3,7 @@
 // The names, each [B, H, T, S] unless it says otherwise:
 //
 //   scores               before any composition; -inf where a key is invisible
-//   scores.convolved     behind the convolution, where there is one
+//   scores.convolved     after the convolution, where there is one
 //   scores.static, scores.query, scores.key
 //                        the terms of the composition (DCMHA eq. 7): the skip or the static matrix,
 //                        what the query-wise and what the key-wise weights add; 0 where invisible
@@ -13,7 +13,7 @@
 //   scores.map_static [H, H'], scores.map_query [B, T, H, H], scores.map_key [B, S, H, H]
 //                        composition maps (eq. 8), whose sum at (t, s) takes scores to composed
 //                        ones
-//   weights, weights.*   the same behind softmax; weights.composed is what the values are given
+//   weights, weights.*   the same after softmax; weights.composed is what the values are given
 //
 // A term that a mixer does not have is not there. In cross-attention the names begin with "cross.".
 #pragma once

@@ -1,4 +1,4 @@
-// Mamba (Gu & Dao 2023): a selective state space behind a short convolution, gated. No attention,
+// Mamba (Gu & Dao 2023): a selective state space after a short convolution, gated. No attention,
 // no positions; a block of it needs no channel mixer.
 //
 //   x', z  = x Win                                    each of size I = `expand` C
@@ -182,7 +182,7 @@ class Mamba final : public TokenMixer {
 
 TokenMixerEntry mamba_mixer() {
   return token_mixer<Mamba, MambaOptions>(
-      "mamba", "a selective state space behind a short convolution, linear in the length",
+      "mamba", "a selective state space after a short convolution, linear in the length",
       "Gu & Dao 2023", {.bidirectional = false, .context_parallel = true});
 }
 

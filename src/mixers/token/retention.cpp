@@ -104,7 +104,7 @@ class Retention final : public TokenMixer {
   }
 
  private:
-  // The output and the state after x, which stands behind the positions `seen`.
+  // The output and the state after x, which follows the positions `seen`.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
                                    const Positions& seen, Recording* recording = nullptr) {
     const int64_t heads = heads_;

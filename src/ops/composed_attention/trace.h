@@ -10,7 +10,7 @@ namespace headloom::ops {
 // The maps around one of the two compositions, [B, heads, T, S] each. Nothing is masked in those
 // before softmax: an invisible pair has whatever the formula gives.
 struct CompositionTrace {
-  at::Tensor before;     // scores, or weights behind softmax
+  at::Tensor before;     // scores, or weights after softmax
   at::Tensor convolved;  // undefined without a convolution
   // The terms of Compose (DCMHA eq. 7), which add up to `after`. by_static is the skip where there
   // is no matrix; all three are undefined where nothing is composed, and each where its term is

@@ -12,7 +12,7 @@ struct GatedNorm {
   };
   using Result = Tensor;
   static constexpr const char* kName = "gated_norm";
-  static constexpr const char* kDoc = "a norm of each head's values behind a swish gate";
+  static constexpr const char* kDoc = "a norm of each head's values, times a swish gate";
   static constexpr const char* kSource = "Sun et al. 2023";
   static constexpr const char* kOtherwise =
       "the reference for other types and devices and an eps that wants a gradient";

@@ -69,7 +69,7 @@ class Lexer {
     at_ += count;
   }
 
-  // Of text in front of a tag whose first character behind the opening mark is `sign`.
+  // Of text in front of a tag whose first character after the opening mark is `sign`.
   std::string before_tag(std::string text, char sign, bool output) const {
     if (sign == '-') {
       while (!text.empty() && is_blank(text.back())) text.pop_back();
@@ -106,7 +106,7 @@ class Lexer {
     pass(found - at_);
   }
 
-  // Behind a tag that ends at `at_`; `sign` stood in front of its closing mark.
+  // After a tag that ends at `at_`; `sign` stood in front of its closing mark.
   void after_tag(char sign, bool output) {
     const size_t begin = at_;
     if (sign == '-') {
@@ -143,7 +143,7 @@ class Lexer {
     const size_t begin = tag(at_, "raw", left, right);
     if (begin == std::string::npos) return false;
     pass(begin - at_);
-    after_tag(right == '-' ? '-' : '+', false);  // the line break behind it stays
+    after_tag(right == '-' ? '-' : '+', false);  // the line break after it stays
     for (size_t end = source_.find("{%", at_); end != std::string::npos;
          end = source_.find("{%", end + 2)) {
       const size_t behind = tag(end, "endraw", left, right);

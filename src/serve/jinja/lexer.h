@@ -31,7 +31,7 @@ struct Token {
   bool name(std::string_view v) const { return is(Kind::name, v); }
 };
 
-// White space around tags is treated as transformers sets it: trim_blocks (the line break behind a
+// White space around tags is treated as transformers sets it: trim_blocks (the line break after a
 // block goes), lstrip_blocks (so do the spaces in front of a block that begins its line), and the
 // signs - and + in a tag. The last one is Kind::end. Throws TemplateError naming the line.
 std::vector<Token> tokens_of_template(std::string_view source);

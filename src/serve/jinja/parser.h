@@ -110,7 +110,7 @@ class ExpressionParser {
   ExpressionPtr tuple(bool conditional = true);
   ExpressionPtr expression();
   ExpressionPtr disjunction();
-  // Filters, tests and calls behind a value; `begun`: the first has no '|' in front of it.
+  // Filters, tests and calls after a value; `begun`: the first has no '|' in front of it.
   ExpressionPtr filters(ExpressionPtr out, bool begun = false);
 
  private:

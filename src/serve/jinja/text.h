@@ -18,7 +18,7 @@ std::string lower(std::string_view text);
 // The first letter of the text, or of each word, in upper case, the others in lower case.
 std::string capitalized(std::string_view text);
 std::string titled(std::string_view text);
-// As Jinja's filter 'title' has it: words begin behind spaces and opening brackets only.
+// As Jinja's filter 'title' has it: words begin after spaces and opening brackets only.
 std::string headline(std::string_view text);
 // `most` below 0: all.
 std::string replaced(std::string_view text, std::string_view old, std::string_view by,
