@@ -115,8 +115,8 @@ class EagerStep:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def headloom_seconds(binary, seconds, threads):
-    command = [binary, "bench", "train_step", "--only", "mha", "--json", "--seconds", str(seconds)]
+def headloom_seconds(program, seconds, threads):
+    command = [program, "bench", "train_step", "--only", "mha", "--json", "--seconds", str(seconds)]
     result = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, check=True)
     return json.loads(result.stdout)["cases"][0]["training_seconds"]["median"]
 
@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--binary", default=ROOT / "build" / "bin" / "headloom")
+    parser.add_argument("--program", default=ROOT / "build" / "bin" / "headloom")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
@@ -135,7 +135,7 @@ def main():
     eager, ours = [], []
     for i in range(arguments.rounds):
         eager.append(median_seconds(step, arguments.seconds))
-        ours.append(headloom_seconds(arguments.binary, arguments.seconds / 4, arguments.threads))
+        ours.append(headloom_seconds(arguments.program, arguments.seconds / 4, arguments.threads))
         print(f"round {i + 1}: eager {1e3 * eager[-1]:.1f} ms, headloom {1e3 * ours[-1]:.1f} ms", file=sys.stderr)
     ratios = [a / b for a, b in zip(ours, eager)]
     result = {

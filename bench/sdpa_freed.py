@@ -77,8 +77,8 @@ class Peer:
         self.process.wait()
 
 
-def headloom_seconds(binary, name, seconds, threads):
-    command = [binary, "bench", "composed_attention", "--only", name, "--backend", "fused", "--json"]
+def headloom_seconds(program, name, seconds, threads):
+    command = [program, "bench", "composed_attention", "--only", name, "--backend", "fused", "--json"]
     command += ["--seconds", str(2 * seconds), "--threads", str(threads)]
     result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     case = next(c for c in result["cases"] if c["case"] == name)
@@ -119,7 +119,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1, help="of each measurement")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--binary", default=ROOT / "build" / "bin" / "headloom")
+    parser.add_argument("--program", default=ROOT / "build" / "bin" / "headloom")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -138,7 +138,7 @@ def main():
             ours, theirs = [], []
             for _ in range(arguments.rounds):
                 theirs.append(peer.seconds(length, heads, size, arguments.seconds))
-                ours.append(headloom_seconds(arguments.binary, name, arguments.seconds, arguments.threads))
+                ours.append(headloom_seconds(arguments.program, name, arguments.seconds, arguments.threads))
             rows.append(summary(name, ours, theirs, targets))
             if not arguments.json:
                 show(rows[-1])

@@ -6,38 +6,15 @@ import concurrent.futures
 import json
 import os
 import shlex
-import shutil
-import subprocess
 import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
+from headloom import _command
+
 _ATTEMPTS = 2  # of a run whose process ends without a result
 _WAIT_SECONDS = 60.0  # for a process that has lost the one that started it
-
-
-def _program() -> str:
-    """The command ``headloom``: that of the environment's HEADLOOM_BINARY, of the source tree, or of the PATH."""
-    built = Path(__file__).resolve().parents[2] / "build" / "bin" / "headloom"
-    found = os.environ.get("HEADLOOM_BINARY") or (str(built) if built.exists() else shutil.which("headloom"))
-    if not found:
-        raise FileNotFoundError(
-            f"the command headloom is neither at {built} nor in the PATH; set HEADLOOM_BINARY to where it is."
-        )
-    return found
-
-
-def _called(arguments: List[str], environment: Optional[Dict[str, str]] = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([_program(), "compare", *arguments], env=environment, capture_output=True, text=True)
-
-
-def _said(done: "subprocess.CompletedProcess[str]") -> str:
-    """The sentence with which a command has ended."""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
-    if lines:
-        return lines[-1].removeprefix("headloom: ")
-    return f"headloom compare has ended with exit code {done.returncode}."
 
 
 def _train_planned(folder: str, path: str) -> str:
@@ -45,14 +22,14 @@ def _train_planned(folder: str, path: str) -> str:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     end = time.monotonic() + _WAIT_SECONDS
     while True:
-        done = _called([folder, "--run", path], environment)
+        done = _command.called(["compare", folder, "--run", path], environment)
         if done.returncode == 0:
             return ""
         # The worker that began the run has died. Its process is still there, and ends when it next reports.
         if "is in use by" in done.stderr and time.monotonic() < end:
             time.sleep(1)
             continue
-        return _said(done)
+        return _command.said(done)
 
 
 def _train_round(executor: Executor, folder: str, paths: List[str]) -> Dict[str, str]:
@@ -115,14 +92,14 @@ def compare(
     if not os.path.exists(config):
         raise FileNotFoundError(f"{os.fspath(config)}: there is no such file.")
     where = os.path.abspath(folder if folder is not None else Path("runs") / Path(config).stem)
-    arguments = [os.fspath(config), "--out", where]
+    arguments = ["compare", os.fspath(config), "--out", where]
     if executor is not None:
         attempts: Dict[str, int] = {}
         reasons: Dict[str, str] = {}
         while True:
-            plan = _called([*arguments, "--plan"])
+            plan = _command.called([*arguments, "--plan"])
             if plan.returncode != 0:
-                raise _error(plan)
+                raise _command.error(plan)
             paths = [shlex.split(line)[-1] for line in plan.stdout.splitlines()]
             if not paths:
                 break
@@ -132,12 +109,8 @@ def compare(
                     run = path.rpartition("@")[0]  # without the hash of its configuration
                     raise RuntimeError(f"the run {run} in {where} has ended twice without a result: {reasons[path]}")
             reasons = _train_round(executor, where, paths)
-    done = _called([*arguments, "--json"])
+    done = _command.called([*arguments, "--json"])
     if not done.stdout:
-        raise _error(done)
+        raise _command.error(done)
     report: Dict[str, Any] = json.loads(done.stdout)
     return report
-
-
-def _error(done: "subprocess.CompletedProcess[str]") -> Exception:
-    return ValueError(_said(done)) if done.returncode == 2 else RuntimeError(_said(done))

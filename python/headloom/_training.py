@@ -74,10 +74,10 @@ def balance_experts(
     """
     if optimizer is not None:
 
-        def behind(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def balance(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             balance_experts(model)
 
-        return optimizer.register_step_post_hook(behind)
+        return optimizer.register_step_post_hook(balance)
     parts = [module for module in model.modules() if isinstance(module, FunctionalModule) and module._load]
     if not parts:
         return None

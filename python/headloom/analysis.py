@@ -16,13 +16,13 @@ from __future__ import annotations
 import html as _html
 import json
 import os
-import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
+from headloom import _command
 from headloom._functional import shown
 
 if TYPE_CHECKING:
@@ -319,14 +319,11 @@ def overhead(run: Union[str, "os.PathLike[str]"], *, length: Optional[int] = Non
         ValueError: the run's model is no decoder, or ``length`` is more than it reads.
         RuntimeError: the run is not there or damaged.
     """
-    from headloom._compare import _program
-
-    command = [_program(), "analyze", os.fspath(run), "overhead", "--json", "--seconds", str(seconds)]
+    command = ["analyze", os.fspath(run), "overhead", "--json", "--seconds", str(seconds)]
     if length is not None:
         command += ["--length", str(length)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = _command.called(command)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1].removeprefix("headloom: ") if done.stderr.strip() else "it failed."
-        raise ValueError(said) if done.returncode == 2 else RuntimeError(said)
+        raise _command.error(done)
     with open(os.path.join(run, "analysis", "overhead.html"), encoding="utf-8") as file:
         return _findings(done.stdout, file.read(), {})

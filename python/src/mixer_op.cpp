@@ -90,21 +90,19 @@ Tensor mixer(std::string_view spec, const Tensor& x, at::TensorList params, bool
 std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::TensorList params,
                                   bool training, const std::optional<Tensor>& documents,
                                   bool auxiliary) {
-  return with_parameters<ChannelMixer>(channel_pool(), spec, params, {{"x", x}}, training,
-                                       [&](ChannelMixer& module) {
-                                         AuxiliaryOutputs side_outputs;
-                                         MixerContext context;
-                                         context.documents = documents.value_or(Tensor());
-                                         // Computed again, the same tensors must be kept.
-                                         const bool load = training && module.balances();
-                                         if (auxiliary || load) context.auxiliary = &side_outputs;
-                                         std::vector<Tensor> out = {module.forward(x, context)};
-                                         if (auxiliary)
-                                           out.push_back(auxiliary_loss(side_outputs, x));
-                                         if (load && !computes_again())
-                                           out.push_back(side_outputs.load.at(context.layer));
-                                         return out;
-                                       });
+  const auto run = [&](ChannelMixer& module) {
+    AuxiliaryOutputs side_outputs;
+    MixerContext context;
+    context.documents = documents.value_or(Tensor());
+    // Computed again, the same tensors must be kept.
+    const bool load = training && module.balances();
+    if (auxiliary || load) context.auxiliary = &side_outputs;
+    std::vector<Tensor> out = {module.forward(x, context)};
+    if (auxiliary) out.push_back(auxiliary_loss(side_outputs, x));
+    if (load && !computes_again()) out.push_back(side_outputs.load.at(context.layer));
+    return out;
+  };
+  return with_parameters<ChannelMixer>(channel_pool(), spec, params, {{"x", x}}, training, run);
 }
 
 void balance_channel_mixer(std::string_view spec, at::TensorList params, at::TensorList load) {

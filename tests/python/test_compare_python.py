@@ -9,7 +9,7 @@ import signal
 import headloom
 import pytest
 from cli_support import BINARY, COMPARE
-from headloom import _compare
+from headloom import _command
 from test_compare import losses
 
 SWEEP = COMPARE + "[sweep]\nlr = [1e-3, 3e-3]\nextensions = 0\n[speed]\nrounds = 1\n"
@@ -106,5 +106,5 @@ def test_wrong_configurations_are_value_errors(config, tmp_path):
 
 def test_the_command_is_looked_for(monkeypatch):
     monkeypatch.delenv("HEADLOOM_BINARY")
-    found = pathlib.Path(_compare._program())
+    found = pathlib.Path(_command.program())
     assert found.name == "headloom" and found.exists()
