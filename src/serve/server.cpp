@@ -9,6 +9,7 @@
 #include <ctime>
 #include <thread>
 
+#include "core/text.h"
 #include "serve/chat.h"
 #include "serve/completions.h"
 #include "serve/connection.h"
@@ -49,6 +50,21 @@ Refusal too_slow() {
   return {408, "",
           str("the request did not come within ", kHeadSeconds, " s for its headers and ",
               kBodySeconds, " s for its body.")};
+}
+
+// What the exception that is being handled says to a client.
+Refusal refusal_of_exception() {
+  try {
+    throw;
+  } catch (const Refusal& refusal) {
+    return refusal;
+  } catch (const UsageError& error) {
+    return {400, "", error.what()};
+  } catch (const std::bad_alloc&) {
+    return {503, "out_of_memory", "out of memory."};
+  } catch (const std::exception& error) {
+    return {500, "", error.what()};
+  }
 }
 
 // A text of the client's in a message: short, valid UTF-8, on one line.
@@ -136,12 +152,8 @@ class EventStream {
       if (pending_.writer->include_usage() && !send(dump(pending_.writer->usage_chunk()))) {
         return false;
       }
-    } catch (const Refusal& refusal) {  // the status is gone already
-      if (!send(dump(error_body(refusal)))) return false;
-    } catch (const std::bad_alloc&) {
-      if (!send(dump(error_body(Refusal(503, "out_of_memory", "out of memory."))))) return false;
-    } catch (const std::exception& error) {
-      if (!send(dump(error_body(Refusal(500, "", error.what()))))) return false;
+    } catch (const std::exception&) {  // the status is gone already
+      if (!send(dump(error_body(refusal_of_exception())))) return false;
     }
     if (!send("[DONE]")) return false;
     sink_.done();
@@ -328,14 +340,8 @@ class Server::Http : private httplib::Server {
     try {
       if (ending_) throw Refusal(503, "", "the server is ending.");
       (this->*handler)(request, response);
-    } catch (const Refusal& refusal) {
-      reply(response, refusal);
-    } catch (const UsageError& error) {
-      reply(response, Refusal(400, "", error.what()));
-    } catch (const std::bad_alloc&) {
-      reply(response, Refusal(503, "out_of_memory", "out of memory."));
-    } catch (const std::exception& error) {
-      reply(response, Refusal(500, "", error.what()));
+    } catch (const std::exception&) {
+      reply(response, refusal_of_exception());
     }
   }
 
@@ -378,11 +384,6 @@ class Server::Http : private httplib::Server {
     return true;
   }
 
-  static std::string join(const std::vector<std::string>& words) {
-    std::string out;
-    for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
-    return out;
-  }
   // Lets pages of the origins that may ask read the answer. Whether the request is of such a page.
   bool allow_origin(const httplib::Request& request, httplib::Response& response) const {
     const std::string origin = request.get_header_value("Origin");

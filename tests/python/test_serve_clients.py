@@ -162,7 +162,8 @@ def test_metrics(place):
         assert after['headloom_requests_total{path="/v1/completions",status="400"}'] == 1
         assert after['headloom_requests_total{path="other",status="404"}'] == 1
         assert after['headloom_requests_total{path="/metrics",status="200"}'] == 1
-        # Times are told once the answers have been sent.
+        # Times are told, and texts leave, once the answers have been sent.
+        server.wait_for(running=0, waiting=0)
         count = 'headloom_request_seconds_count{path="/v1/completions"}'
         for _ in range(200):
             if (after := metrics(server)).get(count) == 2:
