@@ -123,40 +123,27 @@ class Mamba final : public TokenMixer {
       const Tensor step = at::softplus((dt + step_->bias).to(wide));
       recording->put("decay", (step.unsqueeze(-1) * A).exp());
     }
+    ops::SelectiveScanOptions options;
+    options.delta_bias = step_->bias;
+    options.delta_softplus = true;
+    options.documents = documents;
+    // How h reads u: without D u_t and the gate.
+    const auto scan_alone = [&](const Tensor& values) {
+      return ops::selective_scan(values, dt, A, selected[1], selected[2], options);
+    };
     if (recording != nullptr && recording->wants("weights.composed")) {
-      // How h reads u: without D u_t and the gate.
-      recording->put(
-          "weights.composed", mean_channel_map(u, [&](const Tensor& values) {
-            return std::get<0>(ops::selective_scan(values, dt, A, selected[1], selected[2],
-                                                   {.D = {},
-                                                    .z = {},
-                                                    .delta_bias = step_->bias,
-                                                    .delta_softplus = true,
-                                                    .state = {},
-                                                    .documents = documents,
-                                                    .backend = {}}));
-          }));
+      recording->put("weights.composed", mean_channel_map(u, [&](const Tensor& values) {
+                       return std::get<0>(scan_alone(values));
+                     }));
     }
     if (among != nullptr) {
-      const Tensor added = std::get<1>(ops::selective_scan(u, dt, A, selected[1], selected[2],
-                                                           {.D = {},
-                                                            .z = {},
-                                                            .delta_bias = step_->bias,
-                                                            .delta_softplus = true,
-                                                            .state = {},
-                                                            .documents = {},
-                                                            .backend = {}}));
       const Tensor steps = at::softplus((dt + step_->bias).to(wide)).sum(1).unsqueeze(-1);
-      h = state_before(added, (steps * A).exp(), *among);
+      h = state_before(std::get<1>(scan_alone(u)), (steps * A).exp(), *among);
     }
-    std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2],
-                                         {.D = D_,
-                                          .z = parts[1],
-                                          .delta_bias = step_->bias,
-                                          .delta_softplus = true,
-                                          .state = h,
-                                          .documents = documents,
-                                          .backend = {}});
+    options.D = D_;
+    options.z = parts[1];
+    options.state = h;
+    std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2], options);
     return output_->forward(y);
   }
 
