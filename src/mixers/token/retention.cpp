@@ -115,8 +115,8 @@ class Retention final : public TokenMixer {
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
     const auto real = x.options().dtype(at::kDouble).requires_grad(false);
-    // What each head forgets a position, 1 - gamma. Behind 2^-1000, whose head forgets nothing in
-    // any number of positions, it would become 0.
+    // What each head forgets a position, 1 - gamma. It would become 0 in the heads after that of
+    // 2^-1000, which itself forgets nothing in any number of positions.
     const Tensor lost = at::exp2((-5 - at::arange(first_, first_ + heads, real)).clamp_min(-1000));
     const Tensor gamma = 1 - lost;
     if (recording != nullptr) show(turned[0], turned[1], lost, documents, *recording);
