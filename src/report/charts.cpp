@@ -411,67 +411,93 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   return out;
 }
 
-Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& key) {
-  const auto value_of = [&](const Setting& setting) {
-    for (const SweptValue& v : setting) {
-      if (v.key == key) return v.value;
-    }
-    return std::string();
-  };
-  // The values in the order in which they were first tried, for keys that are no numbers.
-  std::vector<std::string> values;
-  bool numeric = true;
-  double x_low = kUnknown, x_high = kUnknown;
-  for (const Run& run : c.runs) {
-    const std::string value = value_of(run.setting);
-    if (!run.sweep || run.task != t.task->name || value.empty()) continue;
-    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
-    numeric &= std::isfinite(number_in(value));
-    x_low = std::fmin(x_low, number_in(value));
-    x_high = std::fmax(x_high, number_in(value));
+namespace {
+
+// The value that a setting gives to `key`; "" where it gives none.
+std::string value_of(const Setting& setting, const std::string& key) {
+  for (const SweptValue& v : setting) {
+    if (v.key == key) return v.value;
   }
-  const auto x_of = [&](const std::string& value) {
+  return "";
+}
+
+// The values of a key that the sweep has tried on a task, and their places on an axis.
+struct TriedValues {
+  std::vector<std::string> values;  // in the order in which they were first tried
+  bool numeric = true;              // else a value's place is its number in this order
+  double low = kUnknown, high = kUnknown;
+
+  TriedValues(const Comparison& c, const TaskSummary& t, const std::string& key) {
+    for (const Run& run : c.runs) {
+      const std::string value = value_of(run.setting, key);
+      if (!run.sweep || run.task != t.task->name || value.empty()) continue;
+      if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+      numeric &= std::isfinite(number_in(value));
+      low = std::fmin(low, number_in(value));
+      high = std::fmax(high, number_in(value));
+    }
+  }
+  double place(const std::string& value) const {
     if (numeric) return number_in(value);
     return static_cast<double>(std::find(values.begin(), values.end(), value) - values.begin());
-  };
-  const double sign = t.task->lower_is_better ? 1 : -1;
-  LineChart chart;
-  std::vector<std::string> ends;
-  int diverged = 0;
-  for (const Row& row : t.rows) {
-    // By the setting, over the seeds; then the best of the settings that share the key's value.
-    struct Tried {
+  }
+};
+
+// What a model has reached at each value of a key: of each setting the mean over the seeds, then
+// the best of the settings that share the value.
+struct SweptRow {
+  std::map<double, LinePoint> best;  // by place
+  int failed = 0;                    // runs
+
+  SweptRow(const Comparison& c, const TaskSummary& t, const Row& row, const std::string& key,
+           const TriedValues& tried) {
+    struct OfSetting {
       Setting setting;
       std::vector<double> results;
     };
-    std::vector<Tried> tried;
+    std::vector<OfSetting> all;
     for (const Run& run : c.runs) {
       if (!run.sweep || run.task != t.task->name || run.model != row.model->label) continue;
-      if (value_of(run.setting).empty() || run.state == RunState::kRunning) continue;
+      if (value_of(run.setting, key).empty() || run.state == RunState::kRunning) continue;
       if (run_failed(run)) {
-        ++diverged;
+        ++failed;
         continue;
       }
-      auto at = std::find_if(tried.begin(), tried.end(),
-                             [&](const Tried& one) { return one.setting == run.setting; });
-      if (at == tried.end()) at = tried.insert(at, {run.setting, {}});
+      auto at = std::find_if(all.begin(), all.end(),
+                             [&](const OfSetting& one) { return one.setting == run.setting; });
+      if (at == all.end()) at = all.insert(at, {run.setting, {}});
       at->results.push_back(run.points.back().quality);
     }
-    std::map<double, LinePoint> best;
-    for (const Tried& one : tried) {
+    const double sign = t.task->lower_is_better ? 1 : -1;
+    for (const OfSetting& one : all) {
       const Stat stat = stat_of(one.results);
-      const double x = x_of(value_of(one.setting));
+      const double x = tried.place(value_of(one.setting, key));
       const auto at = best.find(x);
       if (at == best.end() || sign * stat.mean < sign * at->second.y) {
         best[x] = {x, stat.mean, stat.low, stat.high};
       }
     }
+  }
+};
+
+}  // namespace
+
+Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& key) {
+  const TriedValues tried(c, t, key);
+  if (tried.values.empty()) return {};
+  LineChart chart;
+  std::vector<std::string> ends;
+  int failed = 0;
+  for (const Row& row : t.rows) {
+    const SweptRow swept(c, t, row, key, tried);
+    failed += swept.failed;
     Line line{row.model->label, style_of(c, row), false, {}};
-    for (const auto& [x, point] : best) line.points.push_back(point);
+    for (const auto& [x, point] : swept.best) line.points.push_back(point);
     if (row.choice) {
-      const std::string chosen = value_of(row.choice->setting);
-      const auto at = best.find(chosen.empty() ? kUnknown : x_of(chosen));
-      if (at != best.end()) {
+      const std::string chosen = value_of(row.choice->setting, key);
+      const auto at =
+          chosen.empty() ? swept.best.end() : swept.best.find(tried.place(chosen));
+      if (at != swept.best.end()) {
         const auto& edges = row.choice->at_edge;
         const bool edge = std::find(edges.begin(), edges.end(), key) != edges.end();
         chart.marks.push_back({line.style, at->first, at->second.y, edge,
@@ -482,13 +508,12 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     }
     chart.lines.push_back(std::move(line));
   }
-  if (values.empty()) return {};
-  const bool log = numeric && x_low > 0 && x_high / x_low > 4;
-  if (numeric) {
-    chart.x = make_axis(key, Unit::kPlain, x_low, x_high, log);
+  const bool log = tried.numeric && tried.low > 0 && tried.high / tried.low > 4;
+  if (tried.numeric) {
+    chart.x = make_axis(key, Unit::kPlain, tried.low, tried.high, log);
   } else {
-    chart.x = make_axis(key, Unit::kPlain, 0, static_cast<double>(values.size() - 1));
-    chart.x.names = values;
+    chart.x = make_axis(key, Unit::kPlain, 0, static_cast<double>(tried.values.size() - 1));
+    chart.x.names = tried.values;
   }
   double low = kUnknown, high = kUnknown;
   for (const Line& line : chart.lines) {
@@ -511,13 +536,13 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
                            (c.swept.size() > 1 ? ", the other swept keys at their best" : "") +
                            ". A ring marks the chosen value, a square one at the edge of what was "
                            "tried.");
-  if (diverged > 0) {
-    out.caption += str(" ", diverged, diverged == 1 ? " run" : " runs", " of the sweep failed and ",
-                       diverged == 1 ? "is" : "are", " not drawn.");
+  if (failed > 0) {
+    out.caption += str(" ", failed, failed == 1 ? " run" : " runs", " of the sweep failed and ",
+                       failed == 1 ? "is" : "are", " not drawn.");
   }
   out.data = data_of(chart.title, key, t.task->metric, chart.lines);
-  if (!numeric) {
-    for (auto& row : out.data.rows) row[1] = values[static_cast<size_t>(number_in(row[1]))];
+  if (!tried.numeric) {
+    for (auto& row : out.data.rows) row[1] = tried.values[static_cast<size_t>(number_in(row[1]))];
   }
   return out;
 }
