@@ -1,14 +1,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <iterator>
+#include <utility>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "model/generation.h"
@@ -42,14 +43,12 @@ class Clock {
  public:
   // Seconds since it was made or last asked.
   double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-    return seconds;
+    const double now = seconds_now();
+    return now - std::exchange(last_, now);
   }
 
  private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  double last_ = seconds_now();
 };
 
 void print_now(const std::string& text) {
