@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -21,6 +23,32 @@ std::vector<double> spread(const Tensor& values) {
   const Tensor sorted = std::get<0>(values.flatten().sort());
   const int64_t n = sorted.numel();
   return {sorted[0].item<double>(), sorted[n / 2].item<double>(), sorted[n - 1].item<double>()};
+}
+
+// A layer's number, and the name of one of its states.
+using StateKey = std::pair<int64_t, std::string>;
+struct StateNorms {
+  std::vector<Tensor> by_position;  // [B] each
+  int64_t numbers = 0;              // of a sequence's state
+};
+
+// Decodes the input token by token.
+std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelInput& input) {
+  DecoderState state =
+      model.initial_state({}, {.tokens = input.source, .lengths = input.source_lengths});
+  std::map<StateKey, StateNorms> found;
+  for (int64_t t = 0; t < input.tokens.size(1); ++t) {
+    model.extend(input.tokens.narrow(1, t, 1), state);
+    for (size_t l = 0; l < state.layers.size(); ++l) {
+      for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
+        if (!value.defined()) continue;
+        StateNorms& of = found[{model.decoder_layers().first() + static_cast<int64_t>(l), name}];
+        of.by_position.push_back(value.to(at::kDouble).flatten(1).norm(2, {1}));
+        of.numbers = value[0].numel();
+      }
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -46,31 +74,15 @@ Findings states(const Subject& subject) {
   std::vector<report::Line> lines;
   auto* decoder = dynamic_cast<AutoregressiveModel*>(subject.model);
   const Tensor& tokens = subject.input.tokens;
-  if (decoder != nullptr && !decoder->config().kind.empty() &&
-      decoder->decoder_layers().stateful() && tokens.defined()) {
-    DecoderState state = decoder->initial_state(
-        {}, {.tokens = subject.input.source, .lengths = subject.input.source_lengths});
-    const auto& all = decoder->decoder_layers();
-    std::map<std::pair<int64_t, std::string>, std::vector<Tensor>> found;
-    std::map<std::pair<int64_t, std::string>, int64_t> sizes;
-    for (int64_t t = 0; t < tokens.size(1); ++t) {
-      decoder->extend(tokens.narrow(1, t, 1), state);
-      for (size_t l = 0; l < state.layers.size(); ++l) {
-        for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
-          if (!value.defined()) continue;
-          const std::pair key{all.first() + static_cast<int64_t>(l), name};
-          found[key].push_back(value.to(at::kDouble).flatten(1).norm(2, {1}));
-          sizes[key] = value[0].numel();
-        }
-      }
-    }
+  if (decoder != nullptr && decoder->decoder_layers().stateful() && tokens.defined()) {
+    const std::map<StateKey, StateNorms> found = norms_of(*decoder, subject.input);
     for (const LayerPlace& place : layers) {
-      for (const auto& [key, values] : found) {
+      for (const auto& [key, state] : found) {
         if (key.first != place.number) continue;
-        const Tensor norm = at::stack(values, 1).cpu();  // [B, T]
+        const Tensor norm = at::stack(state.by_position, 1).cpu();  // [B, T]
         const Tensor mean = norm.mean(0);
         const int64_t n = mean.size(0);
-        norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, sizes[key],
+        norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, state.numbers,
                               mean[0].item<double>(), mean[n / 2].item<double>(),
                               mean[n - 1].item<double>(), mean.max().item<double>()});
         out.tensors.emplace_back(place.name + ".norm." + key.second, norm);
