@@ -154,9 +154,11 @@ void Linear::cut_inputs(int64_t processes) {
   bias_share = 1 / static_cast<double>(processes);
 }
 
-Tensor Linear::outputs(const Tensor& x, int64_t from, int64_t count) const {
+Tensor Linear::outputs(const Tensor& x, int64_t from, const c10::SymInt& count) const {
   if (count == weight.size(0)) return forward(x);
-  const auto part = [&](const Tensor& t) { return t.defined() ? t.narrow(0, from, count) : t; };
+  const auto part = [&](const Tensor& t) {
+    return t.defined() ? t.narrow_symint(0, from, count) : t;
+  };
   return ops::linear(x, part(weight), part(scale), part(bias));
 }
 

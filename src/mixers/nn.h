@@ -103,7 +103,7 @@ struct Linear : Module {
   Linear(int64_t in, int64_t out, bool with_bias, double std);
   Tensor forward(const Tensor& x) const;
   // Outputs [from, from + count) alone.
-  Tensor outputs(const Tensor& x, int64_t from, int64_t count) const;
+  Tensor outputs(const Tensor& x, int64_t from, const c10::SymInt& count) const;
   // From now on holds W as bfloat16, int8 (kChar) or with four bits a weight (Int4), if
   // `may_narrow` and it is not quantized already: it runs, but is not trained again.
   void convert(at::ScalarType type);

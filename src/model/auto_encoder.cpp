@@ -35,11 +35,11 @@ AutoEncoder::AutoEncoder(const ModelConfig& config)
 Tensor AutoEncoder::hidden(const ModelInput& input) {
   const Tensor all = layers_.forward(
       embedding_.forward(input.tokens, input.segments, is_training()), input.context());
-  const int64_t length = all.size(1);
-  const Tensor places =
-      sinusoidal(at::arange(length, all.options().dtype(at::kLong).requires_grad(false)),
-                 config_.width, all.options().requires_grad(false));
-  Tensor x = all.select(1, length - 1).unsqueeze(1) + places;
+  const c10::SymInt length = all.sym_size(1);
+  const auto options = all.options().requires_grad(false);
+  const Tensor places = sinusoidal(at::arange(c10::Scalar(length), options.dtype(at::kLong)),
+                                   config_.width, options);
+  Tensor x = all.narrow_symint(1, length - 1, 1) + places;
   for (const Step& step : steps_) {
     x = at::gelu(step.linear->forward(step.norm->forward(x)));
   }

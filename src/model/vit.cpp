@@ -30,10 +30,11 @@ int64_t checked_length(const ModelConfig& config) {
 }  // namespace
 
 Tensor image_patches(const Tensor& images, int64_t p) {
-  const int64_t channels = images.size(1), rows = images.size(2) / p, columns = images.size(3) / p;
-  return images.reshape({images.size(0), channels, rows, p, columns, p})
+  const c10::SymInt batch = images.sym_size(0), channels = images.sym_size(1);
+  const c10::SymInt rows = images.sym_size(2) / p, columns = images.sym_size(3) / p;
+  return images.reshape_symint({batch, channels, rows, p, columns, p})
       .permute({0, 2, 4, 1, 3, 5})
-      .reshape({images.size(0), rows * columns, channels * p * p});
+      .reshape_symint({batch, rows * columns, channels * p * p});
 }
 
 Tensor sinusoidal_grid(int64_t rows, int64_t columns, int64_t width,
@@ -77,7 +78,7 @@ Tensor Vit::hidden(const ModelInput& input) {
   const ImageOptions& image = config_.image;
   const Tensor& images = input.images;
   if (!images.defined() || images.dim() != 4 ||
-      images.sizes().slice(1) != at::IntArrayRef(image.shape())) {
+      images.sym_sizes().slice(1) != c10::fromIntArrayRefSlow(image.shape())) {
     usage_error(
         "the model reads images of ", size_of(image.shape()),
         " (channels, height, width), but got ",
@@ -89,7 +90,8 @@ Tensor Vit::hidden(const ModelInput& input) {
                             x.options().requires_grad(false));
   }
   if (class_token_.defined()) {
-    x = at::cat({class_token_.to(x.scalar_type()).expand({x.size(0), 1, config_.width}), x}, 1);
+    const Tensor first = class_token_.to(x.scalar_type());
+    x = at::cat({first.expand_symint({x.sym_size(0), 1, config_.width}), x}, 1);
   }
   if (positions_.defined()) x = x + positions_;
   if (embedding_norm_) x = embedding_norm_->forward(x);

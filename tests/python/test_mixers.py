@@ -227,8 +227,6 @@ def test_compiles_without_breaks(trained):
 
 def test_lengths_that_change_are_compiled_once(layer):
     """Twice, where another number of queries takes another kernel."""
-    if "synthesizer" in layer.spec:
-        pytest.skip("its scores are tables of positions")
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
     for batch, length in [(11, 5), (9, 6), (10, 17), (13, 20), (14, 7)]:
@@ -237,9 +235,27 @@ def test_lengths_that_change_are_compiled_once(layer):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *[dict(type="aft", form=form, causal=causal) for form in ("simple", "full", "conv") for causal in (True, False)],
+        dict(type="aft", form="local", causal=False),
+        dict(type="synthesizer", heads=4, scores=["factorized_dense", "random", "factorized_random", "dot_product"]),
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_lengths_of_position_tables_are_compiled_once(options):
+    layer = headloom.mixer(width=WIDTH, max_length=128, **options)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
+    for batch, length in [(3, 70), (2, 91), (4, 85)]:
+        x, documents = inputs(batch, length), torch.arange(length).expand(batch, length) // 30
+        torch.testing.assert_close(compiled(x, documents=documents), layer(x, documents=documents), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
+    assert counter.frame_count == 2  # with documents and without
+
+
 def test_exports_for_any_length(layer):
-    if "synthesizer" in layer.spec:
-        pytest.skip("its scores are tables of positions")
     sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("T", min=17, max=64)}
     program = torch.export.export(layer.eval(), (inputs(3, 20),), dynamic_shapes={"x": sizes})
     x = inputs(5, 31)

@@ -51,8 +51,8 @@ struct SynthesizerOptions {
 
 // How many positions a state has seen, and which they are in their sequence or document.
 struct Places {
-  int64_t count = 0;  // S: keys; queries are the last T of them
-  Tensor ids = {};    // [B, S] int64; undefined: 0 to S - 1
+  c10::SymInt count = 0;  // S: keys; queries are the last T of them
+  Tensor ids = {};        // [B, S] int64; undefined: 0 to S - 1
 };
 
 class Synthesizer final : public TokenMixer {
@@ -106,12 +106,11 @@ class Synthesizer final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    const int64_t length = x.size(1);
     ops::ComposedAttentionOptions o;
     o.causal = causal_;
     o.lengths = context.lengths;
     o.documents = context.documents;
-    Places places{.count = length};
+    Places places{.count = x.sym_size(1)};
     if (context.documents.defined()) places.ids = places_in_documents(context.documents);
     const auto [q, k] = compared(x, {});
     return attend(x, q, k, by_head(value_->forward(x)), places, o, context);
@@ -205,7 +204,7 @@ class Synthesizer final : public TokenMixer {
   }
 
   Tensor by_head(const Tensor& t) const {
-    return t.unflatten(-1, {options_.heads, t.size(-1) / options_.heads});
+    return t.unflatten(-1, {options_.heads, -1});
   }
 
   // q and k of dot_product [B, T, H, D]; undefined without it.
@@ -221,32 +220,37 @@ class Synthesizer final : public TokenMixer {
   }
 
   // Rows of a table [H, L, columns] for the last `queries` places: [1 or B, H, T, columns].
-  static Tensor rows_of(const Tensor& table, const Places& places, int64_t queries) {
-    const int64_t from = places.count - queries;
-    if (!places.ids.defined()) return table.narrow(1, from, queries).unsqueeze(0);
-    const Tensor ids = places.ids.narrow(1, from, queries);
-    return table.index_select(1, ids.flatten()).unflatten(1, ids.sizes()).transpose(0, 1);
+  static Tensor rows_of(const Tensor& table, const Places& places, const c10::SymInt& queries) {
+    const c10::SymInt from = places.count - queries;
+    if (!places.ids.defined()) return table.narrow_symint(1, from, queries).unsqueeze(0);
+    const Tensor ids = places.ids.narrow_symint(1, from, queries);
+    return table.index_select(1, ids.flatten())
+        .unflatten_symint(1, ids.sym_sizes())
+        .transpose(0, 1);
   }
 
   // S of all kinds but dot_product for queries x [B, T, C], which are the last of `places`:
   // [1 or B, H, T, S]. `alpha` are the weights of the mixture, if it is one.
   Tensor scores(const Tensor& x, const Places& places, const Tensor& alpha) const {
-    const int64_t queries = x.size(1), count = places.count;
+    const c10::SymInt queries = x.sym_size(1), count = places.count;
     // Columns 0 to count - 1 first: no place is later.
     const auto of = [&](const std::string& kind) {
       if (kind == "dense") {
         const Tensor hidden = at::relu(by_head(dense_hidden_->forward(x)));
         return dense_->outputs(hidden, 0, count).transpose(1, 2);
       }
-      if (kind == "random") return rows_of(random_, places, queries).narrow(-1, 0, count);
+      if (kind == "random") return rows_of(random_, places, queries).narrow_symint(-1, 0, count);
       if (kind == "factorized_random") {
-        const Tensor columns = random_columns_.narrow(1, 0, count).transpose(-1, -2);
+        const Tensor columns = random_columns_.narrow_symint(1, 0, count).transpose(-1, -2);
         return at::matmul(rows_of(random_rows_, places, queries), columns);
       }
       const Tensor both = factors_->forward(at::relu(by_head(factor_hidden_->forward(x))));
       const Tensor a = both.narrow(-1, 0, factor_);
-      const Tensor b = both.narrow(-1, factor_, both.size(-1) - factor_);
-      return (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2).narrow(-1, 0, count).transpose(1, 2);
+      const Tensor b = both.narrow(-1, factor_, factors_->weight.size(0) - factor_);
+      return (a.unsqueeze(-1) * b.unsqueeze(-2))
+          .flatten(-2)
+          .narrow_symint(-1, 0, count)
+          .transpose(1, 2);
     };
     Tensor sum;
     for (size_t i = 0; i < options_.scores.size(); ++i) {
@@ -257,7 +261,7 @@ class Synthesizer final : public TokenMixer {
     }
     if (!places.ids.defined()) return sum;
     const Tensor columns = places.ids.unsqueeze(1).unsqueeze(1);
-    return sum.gather(-1, columns.expand({-1, options_.heads, queries, count}));
+    return sum.gather(-1, columns.expand_symint({-1, options_.heads, queries, count}));
   }
 
   // v [B, S, H, D] under the masks of `o`; q and k as compared() gives them, k of all S keys.
@@ -275,8 +279,9 @@ class Synthesizer final : public TokenMixer {
       q = q * alpha.select(0, which - options_.scores.begin()).to(q.scalar_type());
     } else {
       // Nothing is compared.
-      q = at::zeros({x.size(0), x.size(1), options_.heads, 1}, v.options());
-      k = at::zeros({x.size(0), v.size(1), 1, 1}, v.options());
+      const c10::SymInt batch = x.sym_size(0);
+      q = at::zeros_symint({batch, x.sym_size(1), options_.heads, 1}, v.options());
+      k = at::zeros_symint({batch, v.sym_size(1), 1, 1}, v.options());
     }
     return output_->forward(shown_attention(q, k, v, o, context).flatten(-2));
   }

@@ -5,13 +5,15 @@
 namespace headloom::ops {
 namespace {
 
+using c10::SymInt;
+
 constexpr int64_t kBlock = 64;  // queries of one product
 
 // What lies before the band of every position: x [B, H, T, E] summed up to `window` positions back.
 Tensor before_band(const Tensor& x, int64_t window) {
-  const int64_t length = x.size(2);
+  const SymInt length = x.sym_size(2);
   if (length <= window) return at::zeros_like(x);
-  return at::constant_pad_nd(x.cumsum(2).narrow(2, 0, length - window), {0, 0, window, 0});
+  return at::constant_pad_nd(x.cumsum(2).narrow_symint(2, 0, length - window), {0, 0, window, 0});
 }
 
 }  // namespace
@@ -23,23 +25,24 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   if (o.form != "conv" || o.documents.defined()) return reference(given);
   const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
-  const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
-  const int64_t channels = q.size(2), heads = o.bias.size(0), size = channels / heads;
+  const SymInt length = q.sym_size(1);
+  const int64_t channels = fixed_size(q, 2), heads = o.bias.size(0), size = channels / heads;
   const int64_t columns = o.bias.size(1), window = o.causal ? columns : (columns + 1) / 2;
   Tensor keys = k.to(at::kDouble), hidden;
   if (o.lengths.defined() && !o.causal) {
-    hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
+    hidden = at::arange(c10::Scalar(length), ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
     keys = keys.masked_fill(hidden, kNoExponent);
   }
   Tensor e = at::exp(keys - keys.amax(1, true).detach());
   if (hidden.defined()) e = e.masked_fill(hidden, 0);  // all are, of a sequence without keys
   const auto of_heads = [&](const Tensor& t) {
-    return t.view({batch, length, heads, size}).transpose(1, 2);
+    return t.unflatten(2, {heads, size}).transpose(1, 2);
   };
   const Tensor x = at::cat({of_heads(e * v.to(at::kDouble)), of_heads(e)}, -1);  // [B, H, T, 2D]
 
   // Blocks of queries times the keys within their reach: one band a head for all blocks.
-  const int64_t block = std::min(kBlock, length), blocks = (length + block - 1) / block;
+  const int64_t block = length < kBlock ? length.guard_int(__FILE__, __LINE__) : kBlock;
+  const SymInt blocks = (length + (block - 1)) / block;
   const int64_t reach = block + columns - 1;
   const Tensor column = at::arange(reach, ids) - at::arange(block, ids).unsqueeze(1);
   const Tensor inside = column.ge(0).logical_and(column.lt(columns));
@@ -48,9 +51,10 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
                              .index_select(1, column.clamp(0, columns - 1).flatten())
                              .view({heads, 1, block, reach});
   const Tensor band = at::where(inside, weights, at::zeros({}, weights.options()));
-  const int64_t after = blocks * block - length + columns - window;
-  const Tensor seen = at::constant_pad_nd(x, {0, 0, window - 1, after}).unfold(2, reach, block);
-  Tensor both = at::matmul(band, seen.transpose(-1, -2)).flatten(2, 3).narrow(2, 0, length);
+  const SymInt after = blocks * block - length + (columns - window);
+  const Tensor seen =
+      at::constant_pad_nd_symint(x, {0, 0, window - 1, after}).unfold(2, reach, block);
+  Tensor both = at::matmul(band, seen.transpose(-1, -2)).flatten(2, 3).narrow_symint(2, 0, length);
   both = both + before_band(x, window);
   if (!o.causal) both = both + before_band(x.flip(2), window).flip(2);
 
@@ -60,7 +64,7 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const Tensor below = joined(size);
   const Tensor y = joined(0) / at::where(below.eq(0), at::ones({}, below.options()), below);
   return {(y * at::sigmoid(q.to(at::kDouble))).to(q.scalar_type()),
-          q.new_empty({batch, 0, channels}, wide)};
+          q.new_empty_symint({q.sym_size(0), 0, channels}, wide)};
 }
 
 }  // namespace headloom::ops

@@ -4,6 +4,8 @@
 namespace headloom::ops {
 namespace {
 
+using c10::SymInt;
+
 // Keys as the queries see them: those of the state first.
 struct Keys {
   Tensor k, v;          // [B, S, C] float64
@@ -14,14 +16,14 @@ struct Keys {
 
 // Each query's place in its document and which document that is. Ids may come back; only
 // neighbours are compared.
-void place(Keys& keys, const AftOptions& o, int64_t length, const at::TensorOptions& ids) {
-  const Tensor step = at::arange(length, ids).unsqueeze(0);
+void place(Keys& keys, const AftOptions& o, const SymInt& length, const at::TensorOptions& ids) {
+  const Tensor step = at::arange(c10::Scalar(length), ids).unsqueeze(0);
   keys.position = step + o.offset;
   if (!o.documents.defined()) return;
   const Tensor id = o.documents;
-  const Tensor begins = at::cat({at::zeros({id.size(0), 1}, ids.dtype(at::kBool)),
-                                 id.narrow(1, 1, length - 1).ne(id.narrow(1, 0, length - 1))},
-                                1);
+  const SymInt rest = length - 1;
+  const Tensor begins =
+      at::constant_pad_nd(id.narrow_symint(1, 1, rest).ne(id.narrow_symint(1, 0, rest)), {1, 0});
   keys.of_rows = begins.to(at::kLong).cumsum(1);
   keys.run = at::constant_pad_nd(keys.of_rows, {keys.earlier, 0});
   const Tensor start = std::get<0>(at::cummax((step * begins), 1));
@@ -31,25 +33,25 @@ void place(Keys& keys, const AftOptions& o, int64_t length, const at::TensorOpti
 // w of every pair, [1 or B, 1 or H, T, S].
 Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64_t window) {
   const Tensor bias = o.bias.to(at::kDouble);
-  const int64_t length = age.size(0), all = age.size(1), batch = keys.position.size(0);
+  const SymInt length = age.sym_size(0), all = age.sym_size(1), batch = keys.position.sym_size(0);
   if (o.form == "full") {
     if (!o.documents.defined()) {
-      return bias.narrow(0, 0, length).narrow(1, 0, length).view({1, 1, length, all});
+      return bias.narrow_symint(0, 0, length).narrow_symint(1, 0, all).unsqueeze(0).unsqueeze(0);
     }
     // The key's position, where it is in the query's document; elsewhere nothing is read.
     const Tensor other = (keys.position.unsqueeze(-1) - age).clamp(0, bias.size(1) - 1);
     const Tensor pair = keys.position.unsqueeze(-1) * bias.size(1) + other;
-    return bias.flatten().index_select(0, pair.flatten()).view({batch, 1, length, all});
+    return bias.flatten().index_select(0, pair.flatten()).view_symint({batch, 1, length, all});
   }
   const Tensor inside = age.abs().lt(window);
   const Tensor column = (window - 1 - age).clamp(0, bias.size(1) - 1);
   Tensor w;
   if (o.form == "conv") {
-    w = bias.index_select(1, column.flatten()).view({1, bias.size(0), length, all});
+    w = bias.index_select(1, column.flatten()).view_symint({1, bias.size(0), length, all});
   } else {
-    const Tensor rows =
-        bias.index_select(0, keys.position.flatten()).view({batch, 1, length, bias.size(1)});
-    w = rows.gather(3, column.expand({batch, 1, length, all}));
+    const Tensor rows = bias.index_select(0, keys.position.flatten())
+                            .view_symint({batch, 1, length, bias.size(1)});
+    w = rows.gather(3, column.expand_symint({batch, 1, length, all}));
   }
   return at::where(inside, w, at::zeros({}, w.options()));
 }
@@ -60,8 +62,9 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   const auto& [q, k, v, o] = given;
   const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
-  const int64_t batch = q.size(0), length = q.sym_size(1).guard_int(__FILE__, __LINE__);
-  const int64_t channels = q.size(2);
+  const SymInt batch = q.sym_size(0), length = q.sym_size(1);
+  const int64_t channels = fixed_size(q, 2);
+  const auto no_state = [&] { return q.new_empty_symint({batch, 0, channels}, wide); };
   int64_t window = 1;
   if (o.form == "local" || o.form == "conv") {
     window = o.causal ? o.bias.size(1) : (o.bias.size(1) + 1) / 2;
@@ -73,14 +76,15 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
     Tensor keys = k.to(wide);
     if (!o.lengths.defined()) {
       const Tensor mean = (at::softmax(keys, 1) * v.to(wide)).sum(1, true);
-      return {finish(mean.expand_as(q)), q.new_empty({batch, 0, channels}, wide)};
+      return {finish(mean.expand_as(q)), no_state()};
     }
-    const Tensor hidden = at::arange(length, ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
+    const Tensor place = at::arange(c10::Scalar(length), ids);
+    const Tensor hidden = place.ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
     // A sequence without any key has weights of 0.
     const Tensor weights =
         at::softmax(keys.masked_fill(hidden, kNoExponent), 1).masked_fill(hidden, 0);
     const Tensor mean = (weights * v.to(wide)).sum(1, true);
-    return {finish(mean.expand_as(q)), q.new_empty({batch, 0, channels}, wide)};
+    return {finish(mean.expand_as(q)), no_state()};
   }
 
   Keys keys = {k.to(at::kDouble), v.to(at::kDouble), {}, {}, {}, 0};
@@ -93,18 +97,19 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
     keys.v = at::cat({state.narrow(1, 2 + window, window - 1), keys.v}, 1);
   }
   place(keys, o, length, ids);
-  const int64_t all = keys.earlier + length;
-  const Tensor age = at::arange(keys.earlier, all, ids).unsqueeze(1) - at::arange(all, ids);
+  const SymInt all = keys.earlier + length;
+  const Tensor key = at::arange(c10::Scalar(all), ids);
+  const Tensor age = key.narrow_symint(0, keys.earlier, length).unsqueeze(1) - key;
   Tensor visible = at::ones({1, 1, 1, 1}, ids.dtype(at::kBool));
-  if (o.causal) visible = age.ge(0).view({1, 1, length, all});
+  if (o.causal) visible = age.ge(0).unsqueeze(0).unsqueeze(0);
   if (keys.run.defined()) {
     visible =
         visible.logical_and(keys.of_rows.unsqueeze(-1).eq(keys.run.unsqueeze(1)).unsqueeze(1));
   }
   if (o.lengths.defined() && !o.causal) {
-    visible = visible.logical_and(at::arange(all, ids).lt(o.lengths.view({batch, 1, 1, 1})));
+    visible = visible.logical_and(key.lt(o.lengths.view({-1, 1, 1, 1})));
   }
-  Tensor weights = o.form == "simple" ? at::zeros({1, 1, length, all}, keys.k.options())
+  Tensor weights = o.form == "simple" ? at::zeros_symint({1, 1, length, all}, keys.k.options())
                                       : pair_bias(o, keys, age, window);
   weights = at::where(visible, weights.exp(), at::zeros({}, weights.options()));
 
@@ -113,9 +118,9 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   if (sums.defined()) scale = at::maximum(scale, sums.narrow(1, 2, 1));
   scale = scale.detach();
   const Tensor e = at::exp(keys.k - scale);
-  const int64_t heads = weights.size(1), size = channels / heads;
+  const int64_t heads = fixed_size(weights, 1), size = channels / heads;
   const auto of_heads = [&](const Tensor& t) {
-    return t.view({batch, all, heads, size}).transpose(1, 2);
+    return t.unflatten(2, {heads, size}).transpose(1, 2);
   };
   const Tensor both =
       at::matmul(weights, at::cat({of_heads(e * keys.v), of_heads(e)}, -1)).transpose(1, 2);
@@ -129,20 +134,20 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   }
   // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
   const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
-  if (!stateful(o)) return {finish(y), q.new_empty({batch, 0, channels}, wide)};
+  if (!stateful(o)) return {finish(y), no_state()};
 
   // The last W - 1 positions, and the sums of those before them, of the last document.
   const int64_t ring = window - 1;
   Tensor kept_k = at::constant_pad_nd(keys.k, {0, 0, ring, 0}, kNoExponent);
   Tensor kept_v = at::constant_pad_nd(keys.v, {0, 0, ring, 0});
-  Tensor old = at::ones({1, all, 1}, visible.options());
+  Tensor old = at::ones_symint({1, all, 1}, visible.options());
   if (keys.run.defined()) {
-    old = keys.run.eq(keys.run.narrow(1, all - 1, 1)).unsqueeze(-1);
+    old = keys.run.eq(keys.run.narrow_symint(1, all - 1, 1)).unsqueeze(-1);
     const Tensor same = at::constant_pad_nd(old, {0, 0, ring, 0}, true);
     kept_k = at::where(same, kept_k, at::full({}, kNoExponent, kept_k.options()));
     kept_v = kept_v * same;
   }
-  old = old.logical_and(at::arange(all, ids).lt(all - ring).unsqueeze(-1));
+  old = old.logical_and(key.lt(c10::Scalar(all - ring)).unsqueeze(-1));
   // Not the places that a state leaves empty; NaN is none.
   old = old.logical_and(keys.k.le(kNoExponent / 2).logical_not());
   const Tensor none = at::full({}, kNoExponent, keys.k.options());
@@ -151,7 +156,7 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   if (sums.defined()) {
     carried = sums;
     if (keys.run.defined()) {
-      const Tensor same = keys.run.narrow(1, all - 1, 1).eq(0).unsqueeze(-1);
+      const Tensor same = keys.run.narrow_symint(1, all - 1, 1).eq(0).unsqueeze(-1);
       carried =
           at::cat({sums.narrow(1, 0, 2) * same, at::where(same, sums.narrow(1, 2, 1), none)}, 1);
     }
@@ -164,7 +169,9 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
     a = a + carried.narrow(1, 0, 1) * factor;
     b = b + carried.narrow(1, 1, 1) * factor;
   }
-  const auto newest = [&](const Tensor& t) { return t.narrow(1, t.size(1) - ring, ring); };
+  const auto newest = [&](const Tensor& t) {
+    return t.narrow_symint(1, t.sym_size(1) - ring, ring);
+  };
   return {finish(y), at::cat({a, b, m, newest(kept_k), newest(kept_v)}, 1).to(wide)};
 }
 
