@@ -290,6 +290,14 @@ def test_autocast(trained):
     assert all(p.grad.dtype == torch.float32 for p in trained.parameters())
 
 
+def test_an_empty_batch(layer):
+    x = inputs(0).requires_grad_()
+    y = layer(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == x.shape
+    assert all(p.grad is None or not p.grad.any() for p in layer.parameters())
+
+
 def test_after_inference_mode(trained):
     x = inputs(1, LENGTH + 2)
     with torch.inference_mode():

@@ -16,6 +16,8 @@ class FNet final : public TokenMixer {
   explicit FNet(const LayerShape& shape) : width_(shape.width) {}
 
   Tensor compute(const Tensor& x, const MixerContext&) override {
+    // MKL refuses to transform an empty batch.
+    if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return x.clone();
     // The transform has no bfloat16.
     const bool narrow = x.scalar_type() != at::kFloat && x.scalar_type() != at::kDouble;
     return at::real(at::fft_fft2(narrow ? x.to(at::kFloat) : x)).to(x.scalar_type());
