@@ -72,6 +72,10 @@ void check_kind(const AnalyzeArguments& a, const std::string& kind) {
   if (a.length > 0 && kind == "vit") {
     usage_error("--length is of tokens, but a model of kind \"vit\" reads images: leave it out.");
   }
+  if (a.text && (a.length > 0 || a.sequences > 0)) {
+    usage_error(a.length > 0 ? "--length" : "--sequences",
+                " is of held-out data, but --text is read whole: leave one of them out.");
+  }
 }
 
 void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Subject& subject) {
@@ -105,32 +109,43 @@ void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Su
   }
 }
 
-// Held-out sequences of the run's own task.
+// Held-out sequences of the run's own task, whole.
 void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   run.config.find_data();
   const auto task = run.config.build_task();
-  const bool one = a.what == "maps";
-  const int64_t wanted = a.sequences > 0 ? a.sequences : one ? 1 : 8;
+  const int64_t wanted = a.sequences > 0 ? a.sequences : a.what == "maps" ? 1 : 8;
   const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));
   subject.input = model_input(batch);
   subject.targets = batch.targets;
-  // A question needs the whole of its context.
-  if (a.what == "noise" && a.length == 0) return;
-  int64_t length = a.length > 0 ? a.length : one ? kShownTokens : kReadTokens;
   const Tensor& tokens = subject.input.tokens;
-  if (!tokens.defined()) return;
-  if (a.length > 0 && a.length > tokens.size(1)) {
+  if (tokens.defined() && a.length > tokens.size(1)) {
     usage_error("--length is ", a.length, ", but the task's sequences have ", tokens.size(1),
                 " tokens.");
   }
-  if (one && subject.input.lengths.defined()) {
-    length = std::min(length, std::max<int64_t>(1, subject.input.lengths.max().item<int64_t>()));
+}
+
+// The part of the task's sequences that the analysis `name` reads.
+void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subject) {
+  ModelInput& input = subject.input;
+  const bool maps = name == "maps";
+  // A page of maps has one sequence.
+  if (maps && a.what.empty()) {
+    for (Tensor* t : {&input.tokens, &input.lengths, &input.documents, &input.segments,
+                      &input.source, &input.source_lengths, &input.images}) {
+      if (t->defined()) *t = t->narrow(0, 0, 1);
+    }
   }
-  length = std::min(length, tokens.size(1));
-  if (subject.targets.defined() && subject.targets.sizes() == tokens.sizes()) {
+  // A question needs the whole of its context.
+  if (!input.tokens.defined() || (name == "noise" && a.length == 0)) return;
+  int64_t length = a.length > 0 ? a.length : maps ? kShownTokens : kReadTokens;
+  if (maps && input.lengths.defined()) {
+    length = std::min(length, std::max<int64_t>(1, input.lengths.max().item<int64_t>()));
+  }
+  length = std::min(length, input.tokens.size(1));
+  if (subject.targets.defined() && subject.targets.sizes() == input.tokens.sizes()) {
     subject.targets = subject.targets.narrow(1, 0, length);
   }
-  subject.input = analysis::shortened(subject.input, length);
+  input = analysis::shortened(input, length);
 }
 
 Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
@@ -152,15 +167,6 @@ Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
       "Speeds are medians of pairs, with the lowest and highest pair; 1 is as fast as plain "
       "attention (Xiao et al. 2024, table 6).");
   return out;
-}
-
-// The first kShownTokens of the first sequence.
-ModelInput first_alone(ModelInput input) {
-  for (Tensor* t : {&input.tokens, &input.lengths, &input.documents, &input.segments, &input.source,
-                    &input.source_lengths, &input.images}) {
-    if (t->defined()) *t = t->narrow(0, 0, 1);
-  }
-  return input.tokens.defined() ? analysis::shortened(input, kShownTokens) : input;
 }
 
 // Where the files go; "" for nowhere.
@@ -227,8 +233,7 @@ int run_analyze(AnalyzeArguments a) {
       return found;
     }
     Subject own = subject;
-    // A page of maps has one sequence.
-    if (name == "maps" && a.what.empty()) own.input = first_alone(own.input);
+    if (reads && !a.text) take_part(a, name, own);
     Findings found = analysis::analyze(analysis::find_analysis(name), own);
     write_files(a, name, own, found);
     return found;

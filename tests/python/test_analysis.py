@@ -178,6 +178,18 @@ def test_command(place):
     assert "100 56 12" in command("analyze", "theorems", cwd=place).stdout
 
 
+def test_all_analyses_read_the_question_of_a_long_sequence(tmp_path):
+    """Its answer stands behind the 256 tokens that the other analyses read."""
+    text = "[model]\nwidth = 16\ndepth = 1\n[[model.layer]]\nmixer = {type = 'mha', heads = 2}\n"
+    text += "[task]\ntype = 'needle'\nlength = 300\n[train]\nsteps = 1\nbatch = 2\neval_sequences = 2\n"
+    (tmp_path / "needle.toml").write_text(text)
+    command("train", "needle.toml", "--out", "run", cwd=tmp_path)
+    everything = json.loads(command("analyze", "run", "--json", cwd=tmp_path).stdout)
+    assert "tables" in everything["noise"]
+    noise = json.loads(command("analyze", "run", "noise", "--json", cwd=tmp_path).stdout)
+    assert everything["noise"]["tables"] == noise["tables"]
+
+
 def test_overhead(place):
     found = headloom.analysis.overhead(place / "runs" / "text", seconds=0.05)
     assert found.tables[0].column("work") == ["training step", "decoding a token"]
@@ -206,6 +218,7 @@ def test_what_a_model_of_images_has_no_use_for(tmp_path):
         (["runs/text", "maps", "--text", "x" * 17], "--text has 17 tokens, but the model reads at most 16"),
         (["runs/text", "maps", "--text", ""], "--text is empty"),
         (["runs/text", "maps", "--length", "17"], "--length is 17, but the task's sequences have 16 tokens."),
+        (["runs/text", "maps", "--text", "x", "--length", "1"], "--length is of held-out data, but --text is read whole"),
         (["runs/text", "experts"], "expected moe"),
         (["runs/text", "states"], "keeps no recurrent state"),
         (["runs/text", "noise"], "no position is a question"),
