@@ -381,6 +381,11 @@ std::vector<double> Axis::ticks() const {
   return out;
 }
 
+// Decimals that tell ticks at this distance apart.
+static int decimals_of(double step) {
+  return std::clamp(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 6);
+}
+
 std::string Axis::tick_text(double value) const {
   if (!names.empty()) return names[static_cast<size_t>(value)];
   if (!places.empty()) return formatted("%.6g", value);
@@ -388,7 +393,7 @@ std::string Axis::tick_text(double value) const {
   if (unit == Unit::kCount) return value == 0 ? "0" : count(value);
   if (unit == Unit::kSeconds) {
     if (value == 0) return "0";
-    if (high <= 60) return fixed(value, high < 5 ? 1 : 0) + "s";
+    if (high <= 60) return fixed(value, decimals_of(nice_step(high - low, 5))) + "s";
     const auto seconds = static_cast<int64_t>(std::lround(value));
     if (seconds >= 3600) {
       return str(seconds / 3600, "h") + (seconds % 3600 ? str(seconds % 3600 / 60, "m") : "");
@@ -402,8 +407,7 @@ std::string Axis::tick_text(double value) const {
   if (log) {
     decimals = shown > 0 ? std::max(0, static_cast<int>(std::ceil(-std::log10(shown) - 1e-9))) : 0;
   } else {
-    const double step = nice_step((high - low) * scale, 5);
-    decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
+    decimals = decimals_of(nice_step((high - low) * scale, 5));
   }
   const std::string sign = shown < 0 ? "−" : "";
   return sign + fixed(std::abs(shown), std::min(decimals, 6)) +

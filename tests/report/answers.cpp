@@ -22,7 +22,7 @@ Relation against_baseline(const Comparison& c, const std::string& label) {
     if (row.model->label == label) return row.against_baseline.relation;
   }
   ADD_FAILURE() << label;
-  return Relation::kUnknown;
+  return Relation::kNoResult;
 }
 
 // Five seeds around `mean`, `step` apart, in an order that `shift` turns, so that the differences
@@ -442,7 +442,7 @@ TEST(Trend, ComparesTheEndWithThreeQuarters) {
   EXPECT_EQ(trend(2.03, 75), Trend::kMoving);
   EXPECT_EQ(trend(2.01, 75), Trend::kPlateau);
   EXPECT_EQ(trend(1.90, 75), Trend::kPlateau);
-  EXPECT_EQ(trend(2.03, 20), Trend::kUnknown);
+  EXPECT_EQ(trend(2.03, 20), Trend::kNotKnown);
   EXPECT_EQ(trend_text(c.tasks[0], Trend::kMoving), "still falling");
 }
 
@@ -607,6 +607,11 @@ TEST(Axis, TicksAreNiceAndInside) {
     texts.push_back(axis.tick_text(v));
   }
   EXPECT_EQ(texts, (std::vector<std::string>{"2.0", "2.2", "2.4"}));
+  const Axis time = make_axis("t", Unit::kSeconds, 0, 0.21);
+  texts.clear();
+  for (const double v : time.ticks()) texts.push_back(time.tick_text(v));
+  EXPECT_EQ(texts, (std::vector<std::string>{"0", "0.05s", "0.10s", "0.15s", "0.20s"}));
+  texts = {"2.0", "2.2", "2.4"};
   const Axis log = make_axis("y", Unit::kPlain, 0.01, 2, true);
   for (const double v : log.ticks()) texts.push_back(log.tick_text(v));
   EXPECT_EQ(texts[3], "0.01");
