@@ -38,7 +38,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   for (const std::string& candidate : candidates) {
     const int64_t distance = edit_distance(word, candidate);
     const auto longer = static_cast<int64_t>(std::max(word.size(), candidate.size()));
-    if (distance >= longer || distance > std::max<int64_t>(1, (longer + 2) / 3)) continue;
+    if (distance >= longer || distance > std::max<int64_t>(1, longer / 3)) continue;
     if (best.empty() || distance < best_distance) {
       best = candidate;
       best_distance = distance;

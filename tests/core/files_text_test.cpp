@@ -142,6 +142,7 @@ TEST(Text, NearestIsAPlausibleMisspelling) {
   EXPECT_EQ(nearest("lr2", keys), "lr");
   EXPECT_EQ(nearest("temperature", keys), "");
   EXPECT_EQ(nearest("xy", keys), "") << "nothing in common";
+  EXPECT_EQ(nearest("tied", {"kind", "width"}), "") << "half of it is other";
   EXPECT_EQ(nearest("", keys), "");
   EXPECT_EQ(nearest("steps", {}), "");
 }
