@@ -106,7 +106,11 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     // A model starts a document after the end of another.
     prompt.push_back(codec.end().value_or(0));
   }
-  const std::string before = answers ? "" : a.prompt;
+  std::string before = answers ? "" : a.prompt;
+  // Tasks of numbers or words write a space behind each, also behind the last one of the prompt.
+  if (!before.empty() && before.back() != ' ' && join(codec.pieces(prompt), "").ends_with(' ')) {
+    before += ' ';
+  }
   const bool streaming = a.samples == 1;
   std::vector<TextStream> texts(static_cast<size_t>(a.samples), TextStream(a.stops));
   std::vector<std::string> shown(texts.size());

@@ -27,12 +27,19 @@ static void on_interrupt(int signal) {
   }
 }
 
+// A terminal that closes sends it twice: through its shell, and when the shell has ended.
+static void on_hang_up(int) {
+  if (g_interrupts == 0) g_interrupts = 1;
+}
+
 void install_interrupt_handler(std::string_view answer) {
   // Of the processes that get a terminal's signal together, the one that the user started answers.
   if (::isatty(STDERR_FILENO) == 1 && ::getpgrp() == ::getpid()) g_answer = answer;
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   std::signal(SIGUSR1, on_announcement);
+  // Under nohup the terminal may close.
+  if (std::signal(SIGHUP, on_hang_up) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
 bool to_be_requeued() { return g_requeue != 0; }

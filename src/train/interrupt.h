@@ -1,4 +1,5 @@
-// Ctrl-C, SIGTERM, and SIGUSR1, by which Slurm announces that a job's time is over.
+// Ctrl-C, SIGTERM, SIGHUP of a terminal that closes, and SIGUSR1, by which Slurm announces that a
+// job's time is over.
 #pragma once
 
 #include <string_view>
@@ -6,7 +7,7 @@
 namespace headloom {
 
 // From here on the first signal is only noted: train() finishes its step, saves and returns. A
-// second one ends the process at once. `answer`, a constant of the program, is written to a terminal
+// second Ctrl-C or SIGTERM ends the process at once. `answer`, a constant of the program, is written to a terminal
 // at the first signal.
 void install_interrupt_handler(std::string_view answer = {});
 bool interrupted();

@@ -50,8 +50,8 @@ def test_usage_errors_leave_with_two(tmp_path):
     [
         ("train", "train: CONFIG is missing, expected configuration file, or the folder of a run to go on with."),
         ("train --out", "train: --out has no value, expected folder of the run."),
-        ("train a.toml --stp train.steps=3", "train has no option --stp; did you mean --set?"),
-        ("train --stp", "train has no option --stp; did you mean --set?"),
+        ("train a.toml --ste train.steps=3", "train has no option --ste; did you mean --set?"),
+        ("train --ste", "train has no option --ste; did you mean --set?"),
         ("train a.toml b.toml", f"train: 'b.toml' is one argument too many; {BINARY} train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),
@@ -120,6 +120,25 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
     assert process.wait(60) == 1
     os.close(leader)
     assert b"headloom: ending after this step, which is kept;" in said
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
+def test_a_terminal_that_closes_ends_a_run_behind_its_step(place, tmp_path, ignored):
+    """Unless it was started with nohup, which ignores the signal."""
+    command = [BINARY, "train", "long.toml", "--out", tmp_path / "run", "--set", "train.steps=100000"]
+    ignore = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=ignore)
+    while not (tmp_path / "run/metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    if ignored:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.terminate()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "is saved. Go on with: " in said
 
 
 def test_files_that_are_not_there_leave_with_one(place, tmp_path):
@@ -452,6 +471,8 @@ def test_eval_says_where_sequences_count_alike(tmp_path):
     headloom("train", "mqar.toml", "--out", "run", cwd=tmp_path)
     # A sequence with six questions counts as much as one with a single question.
     assert "of a sequence's targets, mean" in headloom("eval", "run", cwd=tmp_path).stdout
+    # Where tokens are numbers, a space keeps the prompt's last and the text's first apart.
+    assert headloom("generate", "run", "--prompt", "1 2", "--tokens", "2", cwd=tmp_path).stdout.startswith("1 2 ")
 
 
 def test_eval_reads_long_contexts_in_pieces(place):
