@@ -73,7 +73,8 @@ int watch(RunReport& runs, const ReportArguments& a) {
         page = report::to_html(report_now(runs, a));
       } catch (const Error& error) {
         // For example, a comparison has moved the run away for a while. The page asks again.
-        page = str("<!DOCTYPE html>\n<html lang=\"en\"><head><title>Headloom</title></head><body><p>",
+        page = str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+                   "<title>Headloom</title></head><body><p>",
                    report::escape(error.what()), "</p></body></html>\n");
       }
       // The browser asks again by itself, and keeps its place.
