@@ -446,6 +446,12 @@ TEST(LinearOperator, RefusesInOneSentence) {
   refused([&] { ops::linear(x, c, g.to(at::kFloat)); }, "expected bfloat16");
   refused([&] { ops::linear(x, c, g.squeeze(1)); }, "expected [O, G]");
   refused([&] { ops::linear(at::randn({2, 40}), c, g); }, "expected [O, 16 G] with G = 2");
+  refused([&] { ops::dequantized_int4(c, g, 40); }, "expected [O, 16 G] with G = 2");
+  refused([&] { ops::dequantized_int4(c, g, -1); }, "there are -1 inputs");
+  refused([&] { ops::dequantized_int4(c.to(at::kFloat), g, 8); }, "expected uint8");
+  refused([&] { ops::dequantized_int4(c, g.narrow(0, 0, 1), 8); }, "expected [O, G]");
+  refused([&] { ops::quantized_int8(x.to(at::kLong)); }, "weight has dtype Long");
+  refused([&] { ops::quantized_int4(x.to(at::kLong)); }, "weight has dtype Long");
   refused([&] { ops::linear(x, weight, {}, s.narrow(0, 0, 3)); }, "bias has shape [3]");
   refused([&] { ops::linear(x, weight, {}, {}, "quick"); }, "backend is \"quick\"");
   refused([&] { ops::linear(at::randn({2, 8}).requires_grad_(), v, s, {}, "fused"); },

@@ -26,4 +26,7 @@ struct Linear {
   static std::vector<Tensor> outputs(const Arguments& a, bool training);
 };
 
+// Throws for weights of four bits and their scales that are not of `in` inputs.
+void check_int4(const Tensor& weight, const Tensor& scale, const c10::SymInt& in);
+
 }  // namespace headloom::ops

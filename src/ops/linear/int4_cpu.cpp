@@ -41,6 +41,7 @@ float quantize_group(const float* w, int8_t* codes) {
 }  // namespace
 
 std::pair<Tensor, Tensor> quantized_int4(const Tensor& weight) {
+  check_floating(Linear::kName, weight, "weight");
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) >= 1, "linear: a weight of shape ",
                     weight.sizes(),
                     " cannot be held in four bits, expected [O, I] with I of at least 1.");
@@ -79,6 +80,7 @@ std::pair<Tensor, Tensor> quantized_int4(const Tensor& weight) {
 }
 
 Tensor dequantized_int4(const Tensor& values, const Tensor& scale, int64_t in) {
+  check_int4(values, scale, in);
   const int64_t out = values.size(0), groups = scale.size(1);
   const int64_t whole = groups / kInt4Groups * kInt4Groups;
   // [O, blocks, h, g, j] with the four bits in front of h -> [O, groups, 32].

@@ -6,21 +6,28 @@
 
 namespace headloom::ops {
 
+void check_int4(const Tensor& weight, const Tensor& scale, const c10::SymInt& in) {
+  constexpr const char* kName = Linear::kName;
+  TORCH_CHECK_VALUE(in >= 0, kName, ": there are ", in, " inputs, expected at least 0.");
+  const c10::SymInt groups = (in + (kInt4Group - 1)) / kInt4Group;
+  TORCH_CHECK_TYPE(weight.scalar_type() == at::kByte, kName, ": weight, of four bits, has dtype ",
+                   weight.scalar_type(), ", expected uint8.");
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == groups * (kInt4Group / 2), kName,
+                    ": weight, of four bits, has shape ", weight.sym_sizes(),
+                    ", expected [O, 16 G] with G = ", groups, " for the ", in, " values of x.");
+  TORCH_CHECK_VALUE(scale.defined(), kName, ": weight is of four bits, but there is no scale.");
+  check_shape(kName, scale, "scale", {weight.sym_size(0), groups}, "[O, G]");
+  TORCH_CHECK_TYPE(scale.scalar_type() == at::kBFloat16, kName, ": scale has dtype ",
+                   scale.scalar_type(), ", expected bfloat16.");
+  check_device(kName, scale, "scale", weight, "weight");
+}
+
 void Linear::check(const Arguments& a) {
   const auto& [x, weight, scale, bias] = a;
   TORCH_CHECK_VALUE(x.dim() >= 1, kName, ": x has shape ", x.sym_sizes(), ", expected [..., I].");
   check_floating(kName, x, "x");
   if (weight.scalar_type() == at::kByte) {
-    const c10::SymInt groups = (x.sym_size(-1) + (kInt4Group - 1)) / kInt4Group;
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == groups * (kInt4Group / 2), kName,
-                      ": weight, of four bits, has shape ", weight.sym_sizes(),
-                      ", expected [O, 16 G] with G = ", groups, " for the ", x.sym_size(-1),
-                      " values of x.");
-    TORCH_CHECK_VALUE(scale.defined(), kName, ": weight is of four bits, but there is no scale.");
-    check_shape(kName, scale, "scale", {weight.sym_size(0), groups}, "[O, G]");
-    TORCH_CHECK_TYPE(scale.scalar_type() == at::kBFloat16, kName, ": scale has dtype ",
-                     scale.scalar_type(), ", expected bfloat16.");
-    check_device(kName, scale, "scale", x, "x");
+    check_int4(weight, scale, x.sym_size(-1));
   } else {
     TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == x.sym_size(-1), kName,
                       ": weight has shape ", weight.sym_sizes(),

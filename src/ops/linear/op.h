@@ -43,7 +43,8 @@ std::pair<at::Tensor, at::Tensor> quantized_int8(const at::Tensor& weight);
 // candidates, as gives the group's least sum of squared errors. Throws c10::ValueError for values
 // that are not finite.
 std::pair<at::Tensor, at::Tensor> quantized_int4(const at::Tensor& weight);
-// What they stand for: [O, I] float32.
+// What they stand for: [O, I] float32. Throws c10::ValueError or c10::TypeError where they are not
+// of `in` inputs.
 at::Tensor dequantized_int4(const at::Tensor& values, const at::Tensor& scale, int64_t in);
 
 }  // namespace headloom::ops

@@ -18,6 +18,7 @@ Tensor Linear::reference(const Arguments& a) {
 }
 
 std::pair<Tensor, Tensor> quantized_int8(const Tensor& weight) {
+  check_floating(Linear::kName, weight, "weight");
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) >= 1, "linear: a weight of shape ",
                     weight.sizes(),
                     " cannot be held as int8, expected [O, I] with I of at least 1.");
