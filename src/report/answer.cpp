@@ -474,7 +474,7 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
     const Relation now = place(again, *row.model).against_baseline.relation;
     if (now == relation) continue;
     gone.push_back(str("`", row.model->label, "` (", relation_text(relation), ", then ",
-                       now == Relation::kUnknown ? "unknown" : relation_text(now), ")"));
+                       now == Relation::kNoResult ? "unknown" : relation_text(now), ")"));
   }
   if (summary.best_is_claimed) {
     ++claims;

@@ -99,7 +99,7 @@ Json to_json(const TaskSummary& task, const Row& row) {
   out["trend"] = trend.empty() ? Json(nullptr) : Json(trend);
   const Verdict& verdict = row.against_baseline;
   out["against_baseline"] = {
-      {"relation", verdict.relation == Relation::kUnknown ? Json(nullptr)
+      {"relation", verdict.relation == Relation::kNoResult ? Json(nullptr)
                                                           : Json(relation_text(verdict.relation))},
       {"difference", to_json(verdict.difference)},
       {"p", number(verdict.p)},

@@ -83,7 +83,7 @@ Trend trend_of(const TaskInfo& task, const std::vector<const Run*>& runs) {
     now += run->points.back().quality;
     ++count;
   }
-  if (count == 0) return Trend::kUnknown;
+  if (count == 0) return Trend::kNotKnown;
   const double gain = (task.lower_is_better ? before - now : now - before) / count;
   const double enough = task.percent ? 0.01 : 0.01 * std::abs(now) / count;
   return gain > enough ? Trend::kMoving : Trend::kPlateau;
@@ -253,7 +253,7 @@ int test(const std::vector<TaskSummary*>& tasks) {
       // One run has no interval: what has not passed the floor has not learned, but what has may
       // have been lucky.
       row.learning = !past                         ? Learning::kNotLearned
-                     : row.result.count < 2        ? Learning::kUnknown
+                     : row.result.count < 2        ? Learning::kNotKnown
                      : row.floor_p <= kFalseClaims ? Learning::kLearned
                                                    : Learning::kNotLearned;
     }
@@ -262,7 +262,7 @@ int test(const std::vector<TaskSummary*>& tasks) {
     }
     const Row& first = t.rows.front();
     bool claimed = first.finished > 0 && first.learning != Learning::kNotLearned &&
-                   first.learning != Learning::kUnknown;
+                   first.learning != Learning::kNotKnown;
     int rivals = 0;
     for (size_t k = 1; k < t.rows.size(); ++k) {
       const Row& other = t.rows[k];
@@ -441,7 +441,7 @@ std::string metric_text(const TaskInfo& task, const Estimate& result) {
 }
 
 std::string trend_text(const TaskInfo& task, Trend trend) {
-  if (trend == Trend::kUnknown) return "";
+  if (trend == Trend::kNotKnown) return "";
   if (trend == Trend::kPlateau) return "on a plateau";
   return task.lower_is_better ? "still falling" : "still rising";
 }

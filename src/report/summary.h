@@ -37,7 +37,7 @@ struct Stat {
 Stat stat_of(const std::vector<double>& values);
 
 enum class Relation {
-  kUnknown,       // one of the two has no result
+  kNoResult,      // one of the two has no result
   kNotLearned,    // the model has not passed the floor
   kLearned,       // the model has passed the floor and the baseline has not
   kTooFewSeeds,   // fewer than five seeds that both models finished
@@ -50,7 +50,7 @@ enum class Relation {
 
 // How one model stands to another.
 struct Verdict {
-  Relation relation = Relation::kUnknown;
+  Relation relation = Relation::kNoResult;
   Estimate difference{};          // of the metric, paired by seed: this model's minus the other's
   double p = kUnknown;            // two-sided, by itself
   double adjusted_p = kUnknown;   // among all of the report; unknown where it was not tested
@@ -60,12 +60,12 @@ struct Verdict {
   std::vector<std::string> caveats;  // why a difference is not a claim
 };
 
-enum class Learning { kNoFloor, kUnknown, kLearned, kNotLearned };
+enum class Learning { kNoFloor, kNotKnown, kLearned, kNotLearned };
 
 // How a curve ends. Compared are the last evaluation and the one nearest to three quarters of the
 // steps, each as the mean over the seeds. The curve still moves where the metric has improved by
 // more than 1% of its value since then, or by more than one point where it is a percentage.
-enum class Trend { kUnknown, kMoving, kPlateau };
+enum class Trend { kNotKnown, kMoving, kPlateau };
 
 // One model on one task.
 struct Row {
@@ -86,7 +86,7 @@ struct Row {
   Stat decode_tokens_per_second;
   Learning learning = Learning::kNoFloor;
   double floor_p = kUnknown;  // of the hypothesis that the mean is the floor; adjusted
-  Trend trend = Trend::kUnknown;
+  Trend trend = Trend::kNotKnown;
   Verdict against_baseline;
 
   int waiting() const { return planned - finished - failed - running; }

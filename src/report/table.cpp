@@ -105,7 +105,7 @@ Column difference_column(const TaskSummary& task) {
   for (const Row& row : task.rows) {
     const Verdict& verdict = row.against_baseline;
     Cell cell{row.baseline ? "" : kDash, "", ""};
-    const bool judged = !row.baseline && verdict.relation != Relation::kUnknown &&
+    const bool judged = !row.baseline && verdict.relation != Relation::kNoResult &&
                         verdict.relation != Relation::kNotLearned &&
                         verdict.relation != Relation::kLearned;
     if (judged && std::isfinite(verdict.difference.mean)) {
@@ -207,7 +207,7 @@ const char* relation_text(Relation relation) {
       return "ahead";
     case Relation::kBehind:
       return "behind";
-    case Relation::kUnknown:
+    case Relation::kNoResult:
       break;
   }
   return kDash;

@@ -35,8 +35,8 @@ struct Request {
 // A request that is not taken, or that failed, as HTTP says it.
 class Refusal : public UsageError {
  public:
-  Refusal(int status, std::string code, const std::string& message)
-      : UsageError(message), status(status), code(std::move(code)) {}
+  Refusal(int http_status, std::string error_code, const std::string& message)
+      : UsageError(message), status(http_status), code(std::move(error_code)) {}
   const int status;
   const std::string code;
 };

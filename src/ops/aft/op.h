@@ -23,20 +23,21 @@ struct AftOptions {
   std::string form = "simple";  // "local", "full", "conv"
   // w. local [L, W]: bias[t, i] for s = t - (W - 1) + i; not causal [L, 2W - 1]. full [L, L]:
   // bias[t, s]. conv [H, W] or [H, 2W - 1], columns as in local. L is at least T (+ offset).
-  at::Tensor bias;
+  at::Tensor bias = {};
   bool causal = true;
   // [B] int64: positions of each sequence that are keys; 0 is an empty sequence, which gives 0. A
   // causal form reads none of the others for the output anyway; its state takes all in.
-  at::Tensor lengths;
-  at::Tensor documents;  // [B, T] int64 ids: nothing is read across a change of id, and positions
-                         // count from there. Causal forms compare neighbours: ids may come back
+  at::Tensor lengths = {};
+  // [B, T] int64 ids: nothing is read across a change of id, and positions count from there. Causal
+  // forms compare neighbours: ids may come back.
+  at::Tensor documents = {};
   // Causal simple and local: what is before the first position, of its document. [B, 3 + 2(W - 1),
   // C] (W = 1 for simple): the sums with and without v and their exponent m (a e^m, b e^m; m =
   // -1e38 where empty) over all but the last W - 1 positions, then those positions' k (-1e38
   // where there is none) and v.
-  at::Tensor state;
-  int64_t offset = 0;                  // position of the first in its document, for local's w
-  std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
+  at::Tensor state = {};
+  int64_t offset = 0;                       // position of the first in its document, for local's w
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
 // q, k, v [B, T, C] -> output [B, T, C] of q's dtype and the state after the last position, float64

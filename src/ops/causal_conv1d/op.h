@@ -18,12 +18,12 @@
 namespace headloom::ops {
 
 struct CausalConv1dOptions {
-  at::Tensor bias;  // [C]
+  at::Tensor bias = {};  // [C]
   bool silu = false;
-  at::Tensor state;      // [B, W - 1, C]: the rows before the first position; zero when absent
-  at::Tensor documents;  // [B, L] int64 ids: a document begins wherever the id changes; the state
-                         // belongs to the first position's document
-  std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
+  at::Tensor state = {};      // [B, W - 1, C]: the rows before the first position; zero when absent
+  at::Tensor documents = {};  // [B, L] int64 ids: a document begins wherever the id changes; the
+                              // state belongs to the first position's document
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
 // x [B, L, C], weight [C, W] -> y [B, L, C] and the state after the last position [B, W - 1, C],

@@ -30,12 +30,12 @@ namespace headloom::ops {
 //
 // With groups = g all sums over h stay inside one of g equal runs of heads.
 struct HeadMix {
-  at::Tensor
-      static_matrix;  // [H, H'] or, with groups, [g, H/g, H/g]; rectangular admits no other term
-  at::Tensor q_down, q_up;  // [B, T, R, H], both or neither
-  at::Tensor q_gate;        // [B, T, H]
-  at::Tensor k_down, k_up;  // [B, S, R, H], both or neither
-  at::Tensor k_gate;        // [B, S, H]
+  // [H, H'] or, with groups, [g, H/g, H/g]; rectangular admits no other term
+  at::Tensor static_matrix = {};
+  at::Tensor q_down = {}, q_up = {};  // [B, T, R, H], both or neither
+  at::Tensor q_gate = {};             // [B, T, H]
+  at::Tensor k_down = {}, k_up = {};  // [B, S, R, H], both or neither
+  at::Tensor k_gate = {};             // [B, S, H]
   int64_t groups = 1;
 
   bool defined() const {
@@ -45,24 +45,24 @@ struct HeadMix {
 };
 
 struct ComposedAttentionOptions {
-  HeadMix pre, post;
+  HeadMix pre = {}, post = {};
   // Cross-correlation over (query, key) with kernel [H, c_q, c_k], or [H, c_h, c_q, c_k] over
   // groups of c_h heads. Query padding is on the past side: tap c_q - 1 is the current query. Rows
   // of queries in other documents are outside.
-  at::Tensor pre_conv, post_conv;
+  at::Tensor pre_conv = {}, post_conv = {};
   std::string conv_padding = "both";  // keys: "both" (c_k odd), "left" (only earlier) or "right"
   // "double": what is invisible from its own row counts as 0. "exact": before softmax the row of an
   // earlier query keeps the keys up to the current query.
   std::string conv_mask = "double";
-  at::Tensor bias;                // finite, broadcasts to [B, H, T, S]
-  bool causal = true;             // key s visible to query t when s <= t + S - T
-  std::optional<int64_t> window;  // the last `window` keys including the query's own
-  at::Tensor lengths;             // [B] int64: keys s < lengths[b] are visible
-  at::Tensor documents;           // [B, S] int64 ids: a query sees only keys of its own document
-  at::Tensor mask;                // boolean, broadcasts to [B, 1, T, S]; true is visible
-  std::optional<double> scale;    // D^-0.5 when absent
-  std::optional<std::string>
-      backend;  // absent: the best that supports the case; "reference", "fused"
+  at::Tensor bias = {};                // finite, broadcasts to [B, H, T, S]
+  bool causal = true;                  // key s visible to query t when s <= t + S - T
+  std::optional<int64_t> window = {};  // the last `window` keys including the query's own
+  at::Tensor lengths = {};             // [B] int64: keys s < lengths[b] are visible
+  at::Tensor documents = {};         // [B, S] int64 ids: a query sees only keys of its own document
+  at::Tensor mask = {};              // boolean, broadcasts to [B, 1, T, S]; true is visible
+  std::optional<double> scale = {};  // D^-0.5 when absent
+  // "reference", "fused"; absent: the best that supports the case
+  std::optional<std::string> backend = {};
 };
 
 // q [B,T,H,D], k [B,S,Gk,D], v [B,S,Gv,E] -> [B,T,H',E], through the dispatcher

@@ -21,14 +21,14 @@
 namespace headloom::ops {
 
 struct SelectiveScanOptions {
-  at::Tensor D;           // [channels]
-  at::Tensor z;           // [B, L, channels]
-  at::Tensor delta_bias;  // [channels]
+  at::Tensor D;                // [channels]
+  at::Tensor z = {};           // [B, L, channels]
+  at::Tensor delta_bias = {};  // [channels]
   bool delta_softplus = false;
-  at::Tensor state;      // [B, channels, N]: h before the first position; zero when absent
-  at::Tensor documents;  // [B, L] int64 ids: the state starts anew wherever the id changes; an
-                         // initial state belongs to the first position's document
-  std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
+  at::Tensor state = {};      // [B, channels, N]: h before the first position; zero when absent
+  at::Tensor documents = {};  // [B, L] int64 ids: the state starts anew wherever the id changes; an
+                              // initial state belongs to the first position's document
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
 // u, delta [B, L, channels], A [channels, N]; B and C [B, L, N], [B, L, G, N] (channel c reads

@@ -13,10 +13,10 @@
 namespace headloom::ops {
 
 struct TokenShiftOptions {
-  at::Tensor last;       // [B, C] of x's dtype: what is before the first position; zero when absent
-  at::Tensor documents;  // [B, T] int64 ids: x_{t-1} counts as zero where the id changes; `last`
-                         // belongs to the first position's document
-  std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
+  at::Tensor last = {};  // [B, C] of x's dtype: what is before the first position; zero when absent
+  at::Tensor documents = {};  // [B, T] int64 ids: x_{t-1} counts as zero where the id changes;
+                              // `last` belongs to the first position's document
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
 // x [B, T, C], mix mu [N, C] of any floating type -> N tensors [B, T, C] of x's dtype, computed in

@@ -17,13 +17,13 @@
 namespace headloom::ops {
 
 struct WkvOptions {
-  at::Tensor receptance;  // r [B, T, C]; absent: no gate
+  at::Tensor receptance = {};  // r [B, T, C]; absent: no gate
   // [B, 3, C], the sums before the first position: a (with v), b (without) and the exponent m, so
   // that they are a e^m and b e^m; a = b = 0, m = -1e38 when absent.
-  at::Tensor state;
-  at::Tensor documents;  // [B, T] int64 ids: the sums start anew wherever the id changes; an
-                         // initial state belongs to the first position's document
-  std::optional<std::string> backend;  // "reference", "fused"; absent: fused where it can run
+  at::Tensor state = {};
+  at::Tensor documents = {};  // [B, T] int64 ids: the sums start anew wherever the id changes; an
+                              // initial state belongs to the first position's document
+  std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
 // k, v [B, T, C], rate w [C] and bonus u [C], both of any floating type ->
