@@ -233,4 +233,11 @@ Node write_fields(S& value) {
   return writer.take();
 }
 
+// Throws read_fields' UsageErrors for a struct that was filled in code.
+template <typename S>
+void check_fields(const S& value, const std::string& path) {
+  S written = value, read;
+  read_fields(write_fields(written), read, path);
+}
+
 }  // namespace headloom

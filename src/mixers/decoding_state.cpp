@@ -15,6 +15,12 @@ namespace {
 // Memory is taken for at least so many positions.
 constexpr int64_t kSpare = 16;
 
+[[noreturn]] void refuse_policy(const std::string& text) {
+  usage_error("the cache policy is \"", text,
+              "\", expected \"full\", or \"window:N\", \"sinks:N\" or \"tova:N\" with a budget of "
+              "N positions, as in \"tova:512\".");
+}
+
 // Of one position of one sequence.
 size_t bytes_of_row(const at::Tensor& data) {
   return static_cast<size_t>(data.stride(1)) * data.element_size();
@@ -102,32 +108,39 @@ Positions Positions::select(const at::Tensor& which) const {
 }
 
 CachePolicy CachePolicy::parse(const std::string& text, const std::string& dtype) {
+  CachePolicy out{.type = text, .budget = 0, .dtype = dtype};
+  if (text == "full") return out.checked();
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) refuse_policy(text);
+  out.type.resize(colon);
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, out.budget);
+  if (!out.evicts() || error != std::errc() || stop != end) refuse_policy(text);
+  return out.checked();
+}
+
+const CachePolicy& CachePolicy::checked() const {
   if (!dtype.empty() && dtype != "int8") {
     usage_error("keys and values cannot be held in \"", dtype, "\", expected int8.");
   }
-  if (text == "full") return {.dtype = dtype};
-  const size_t colon = text.find(':');
-  CachePolicy out{.type = text.substr(0, colon), .budget = 0, .dtype = dtype};
-  const char* const end = text.data() + text.size();
-  const bool known = out.type == "window" || out.type == "sinks" || out.type == "tova";
-  const bool number = known && colon != std::string::npos && [&] {
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, out.budget);
-    return error == std::errc() && stop == end && out.budget >= 1;
-  }();
-  if (!number) {
-    usage_error(
-        "the cache policy is \"", text,
-        "\", expected \"full\", or \"window:N\", \"sinks:N\" or \"tova:N\" with a budget of "
-        "N positions, as in \"tova:512\".");
-  }
-  if (out.type == "sinks" && out.budget <= kSinks) {
-    usage_error("the cache policy is \"", text, "\", expected a budget of more than the ", kSinks,
+  if (!evicts()) return *this;
+  if ((type != "window" && type != "sinks" && type != "tova") || budget < 1) refuse_policy(text());
+  if (type == "sinks" && budget <= kSinks) {
+    usage_error("the cache policy is \"", text(), "\", expected a budget of more than the ", kSinks,
                 " first positions that it keeps.");
   }
-  return out;
+  return *this;
 }
 
 std::string CachePolicy::text() const { return evicts() ? str(type, ":", budget) : type; }
+
+void CacheTensor::swap(CacheTensor& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(batch_, other.batch_);
+  std::swap(begin_, other.begin_);
+  std::swap(end_, other.end_);
+  std::swap(reserved_, other.reserved_);
+}
 
 // In one operator, as a step makes many of them.
 at::Tensor CacheTensor::view(int64_t begin, int64_t count) const {
@@ -250,7 +263,11 @@ void CacheTensor::keep(const at::Tensor& which) {
   int64_t moves = 0;
   for (int64_t b = 0; b < batch_; ++b) {
     const int64_t* const from = chosen(b);
-    for (int64_t i = 0; i < count; ++i) moves += (from[i] != i) - (from[i] != all - count + i);
+    for (int64_t i = 0; i < count; ++i) {
+      require(from[i] >= 0 && from[i] < all, "position ", from[i], " of a cache of ", all,
+              " cannot be kept, expected one from 0 to ", all - 1, ".");
+      moves += (from[i] != i) - (from[i] != all - count + i);
+    }
   }
   const bool back = moves < 0;
   for (int64_t b = 0; b < batch_; ++b) {
@@ -383,6 +400,7 @@ void MixerState::keep(const std::vector<int64_t>& which) {
 }
 
 void MixerState::add(const std::vector<const MixerState*>& others) {
+  require(!others.empty(), "there are no decoding states to join.");
   std::vector<const MixerState*> all = others;
   const bool empty = cache.empty() && recurrent.empty() && position.longest == 0;
   if (!empty) all.insert(all.begin(), this);

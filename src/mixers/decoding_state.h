@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headloom {
@@ -57,6 +58,8 @@ struct CachePolicy {
 
   // Of "full", "window:512", "sinks:512", "tova:512", and of "int8" or "". Throws UsageError.
   static CachePolicy parse(const std::string& text, const std::string& dtype = "");
+  // Itself. Throws UsageError where parse() would: for a policy that was filled in code.
+  const CachePolicy& checked() const;
   // What is forgotten.
   std::string text() const;
   bool evicts() const { return type != "full"; }
@@ -68,8 +71,11 @@ struct CachePolicy {
 class CacheTensor {
  public:
   CacheTensor() = default;
-  CacheTensor(CacheTensor&&) = default;
-  CacheTensor& operator=(CacheTensor&&) = default;
+  CacheTensor(CacheTensor&& other) noexcept { swap(other); }
+  CacheTensor& operator=(CacheTensor&& other) noexcept {
+    CacheTensor(std::move(other)).swap(*this);
+    return *this;
+  }
 
   // Appends t [B, n, ...] and returns all positions kept, oldest first. Gradients do not flow
   // through what is kept: call it without them.
@@ -77,6 +83,7 @@ class CacheTensor {
   // Forgets all but the newest `n` positions.
   void keep_last(int64_t n);
   // Forgets all but positions `which`, ascending: [m] int64, or [B, m] for each sequence its own.
+  // Throws Error for one that is not kept.
   void keep(const at::Tensor& which);
   // Before an append: there will be `positions` in all (0: not known), and at most `most` are kept
   // from one piece to the next. Memory for what is known is taken at once.
@@ -98,6 +105,7 @@ class CacheTensor {
 
  private:
   CacheTensor(const CacheTensor&) = default;
+  void swap(CacheTensor& other) noexcept;
   at::Tensor view(int64_t begin, int64_t count) const;
   at::Tensor kept() const;
   void put(const at::Tensor& t);  // behind the positions kept, where memory is taken for it

@@ -1,6 +1,7 @@
 #include "mixers/mixer.h"
 
 #include "core/shell.h"
+#include "core/sizes.h"
 #include "mixers/check.h"
 #include "ops/causal_conv1d/op.h"
 
@@ -27,13 +28,45 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
 
 void check_context_parallel(const LayerShape& shape, const std::string& type, bool can) {
   if (!shape.context_parallel || can) return;
-  usage_error(type, " cannot share out the positions of a sequence, but 'train.context_parallel' is ",
+  usage_error(type,
+              " cannot share out the positions of a sequence, but 'train.context_parallel' is ",
               shape.context_parallel->size, ", expected 1 (", program_name(),
               " list mixers says which can).");
 }
 
 [[noreturn]] void refuse_memory(const std::string& type) {
   usage_error(type, " does not read a memory; cross-attention needs an attention mixer.");
+}
+
+// What `make` makes. Its refusals begin with the mixer's name.
+template <typename Make>
+auto made(const std::string& type, const Make& make) {
+  try {
+    return make();
+  } catch (const UsageError& error) {
+    const std::string said = error.what();
+    if (said.starts_with(type)) throw;
+    usage_error(type, ": ", said);
+  }
+}
+
+// A shape that was filled in code; a model's come from its checked configuration.
+void check_shape(const std::string& type, const LayerShape& shape) {
+  const auto check = [&](const char* name, int64_t value, int64_t low) {
+    if (value >= low && value <= kLargestSize) return;
+    usage_error(type, ": the layer's ", name, " is ", value, ", expected ", low, " to ",
+                kLargestSize, ".");
+  };
+  check("width", shape.width, 1);
+  check("layer", shape.layer, 0);
+  check("depth", shape.depth, 1);
+  check("max_length", shape.max_length, 1);
+  check("short_conv", shape.short_conv, 0);
+  if (!(shape.init_std > 0 && std::isfinite(shape.init_std))) {
+    usage_error(type, ": the layer's init_std is ", shape.init_std,
+                ", expected a finite number above 0.");
+  }
+  made(type, [&] { check_fields(shape.position, "position"); });
 }
 
 }  // namespace
@@ -164,6 +197,7 @@ Tensor ChannelMixer::forward(const Tensor& x, const MixerContext& context) {
 }
 
 std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const {
+  check_shape(type(), shape);
   if (shape.cross && !traits().cross_attention) refuse_memory(type());
   if (shape.causal && !traits().causal) {
     usage_error(type(), " mixes the whole sequence, but the model is causal.");
@@ -181,7 +215,7 @@ std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const
     usage_error(type(), ": short_conv is ", shape.short_conv, ", but 'train.context_parallel' is ",
                 shape.context_parallel->size, ", expected 0 where positions are shared out.");
   }
-  std::shared_ptr<TokenMixer> built = make(shape);
+  std::shared_ptr<TokenMixer> built = made(type(), [&] { return make(shape); });
   built->tensor_parallel_ = shape.tensor_parallel;
   built->context_parallel_ = shape.context_parallel;
   built->type_ = type();
@@ -197,8 +231,9 @@ std::shared_ptr<TokenMixer> TokenMixerSpec::build(const LayerShape& shape) const
 }
 
 std::shared_ptr<ChannelMixer> ChannelMixerSpec::build(const LayerShape& shape) const {
+  check_shape(type(), shape);
   if (!shape.causal && !traits().bidirectional) refuse_both_ways(type());
-  std::shared_ptr<ChannelMixer> built = make(shape);
+  std::shared_ptr<ChannelMixer> built = made(type(), [&] { return make(shape); });
   if (built) {
     if (shape.processes() > 1 && !traits().tensor_parallel) {
       refuse_tensor_parallel(type(), "hidden units", shape.processes());

@@ -37,7 +37,7 @@ struct LayerShape {
   std::string norm = "rms_norm";
   std::optional<double> norm_eps = {};  // the norm's own when absent
   double init_std = 0.02;
-  PositionOptions position;
+  PositionOptions position = {};
   // Positions that a causal depthwise convolution before the token mixer reaches over; 0: none.
   int64_t short_conv = 0;
   // Parameters that several layers of one model have in common, by a name of the mixer's: the first

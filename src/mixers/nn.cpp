@@ -174,12 +174,19 @@ void Linear::convert(at::ScalarType type) {
 std::pair<Tensor, Tensor> converted(const Tensor& weight, at::ScalarType type) {
   if (type == at::kChar) return ops::quantized_int8(weight);
   if (type == at::ScalarType::Int4) return ops::quantized_int4(weight);
+  if (!at::isFloatingType(type)) {
+    usage_error("weights cannot be held as ", type,
+                ", expected a floating type, Char (int8) or Int4 (four bits).");
+  }
   return {weight.detach().to(type), Tensor()};
 }
 
 Norm::Norm(const std::string& norm_type, int64_t width, std::optional<double> norm_eps)
     : type(norm_type), eps(norm_eps.value_or(norm_type == "layer_norm" ? 1e-5 : 1e-6)) {
   if (type == "none") return;
+  if (type != "rms_norm" && type != "layer_norm") {
+    usage_error("norm is \"", type, "\", expected rms_norm, layer_norm or none.");
+  }
   parameter("weight", weight, at::ones({width}));
   if (type == "layer_norm") parameter("bias", bias, at::zeros({width}));
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/sizes.h"
+
 namespace headloom {
 
 int64_t DecoderState::bytes() const {
@@ -20,6 +22,8 @@ int64_t DecoderState::batch() const {
 }
 
 void DecoderState::reserve(int64_t positions) {
+  require(positions >= 0 && positions <= kLargestSize, "memory cannot be reserved for ", positions,
+          " positions, expected 0 to ", kLargestSize, ".");
   position.capacity = positions;
   for (LayerState& layer : layers) layer.mixer.position.capacity = positions;
 }
@@ -32,10 +36,11 @@ DecoderState DecoderState::select(const Tensor& rows) const {
 
 void DecoderState::keep(const std::vector<int64_t>& which) {
   const auto count = static_cast<int64_t>(which.size());
+  const int64_t present = batch();
   for (int64_t b = 0; b < count; ++b) {
     const int64_t from = which[static_cast<size_t>(b)];
-    require(from == b || from >= count, "sequence ", b, " of ", count, " cannot become sequence ",
-            from, " in place.");
+    require((from == b || from >= count) && from < present, "sequence ", b, " of ", count,
+            " cannot become sequence ", from, " of the ", present, " in place.");
   }
   for (LayerState& layer : layers) layer.keep(which);
   position = position.select(at::tensor(at::IntArrayRef(which), at::kLong));
@@ -85,6 +90,7 @@ void AutoregressiveModel::convert_weights(at::ScalarType type) {
 
 DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
                                                 const Source& source) const {
+  policy.checked();
   DecoderState out;
   const auto& layers = decoder_layers().all();
   bool taken = false;

@@ -106,6 +106,9 @@ Generation::Generation(AutoregressiveModel& model, const std::vector<std::vector
       window_(most_positions(model, options.cache)),
       left_(std::min(options.tokens, kLargestSize)),
       texts_(prompts) {
+  check_sampling(options.sampling);
+  if (samples_ < 1) usage_error("samples is ", samples_, ", expected at least 1.");
+  require(!prompts.empty(), "there are no prompts, expected at least one.");
   const size_t sources = options.sources.size();
   require(sources == 0 || sources == prompts.size(), "there are ", sources, " sources for ",
           prompts.size(), " prompts, expected one for each.");

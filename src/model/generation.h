@@ -38,8 +38,8 @@ struct GenerationOptions {
 class Generation {
  public:
   // Prefill: reads the prompts, of at least one token each. Each gives options.samples sequences,
-  // those of the first prompt first. Throws UsageError if the model does not support the cache
-  // policy.
+  // those of the first prompt first. Throws UsageError for an option that is out of range, and if
+  // the model does not support the cache policy.
   Generation(AutoregressiveModel& model, const std::vector<std::vector<int64_t>>& prompts,
              const GenerationOptions& options);
   // The next token of each sequence, [sequences] int64.

@@ -10,13 +10,17 @@
 namespace headloom {
 namespace {
 
-// What `spec` builds from a LayerShape or BlockParts; its errors say which layer they are about.
+// What `spec` builds from a LayerShape or BlockParts; its errors say which layer they are about,
+// and the type once.
 template <typename SpecType, typename From>
 auto built(const SpecType& spec, const From& from, const std::string& place) {
   try {
     return spec.build(from);
   } catch (const UsageError& error) {
-    usage_error(place, " (", spec.type(), "): ", error.what());
+    std::string said = error.what();
+    const std::string name = spec.type() + ": ";
+    if (said.starts_with(name)) said.erase(0, name.size());
+    usage_error(place, " (", spec.type(), "): ", said);
   }
 }
 

@@ -22,6 +22,16 @@ struct Kind {
   std::shared_ptr<Model> (*make)(const ModelConfig&);
 };
 
+// Throws UsageError for a layer without one of its parts.
+void check_parts(const char* key, const std::vector<LayerConfig>& layers) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerConfig& layer = layers[i];
+    const char* const missing = !layer.mixer ? "mixer" : !layer.channel ? "channel" : "block";
+    if (layer.mixer && layer.channel && layer.block) continue;
+    usage_error("model.", key, "[", i, "].", missing, " is null, expected what to build.");
+  }
+}
+
 constexpr Kind kKinds[] = {{"decoder", make<Decoder>},
                            {"encoder", make<Encoder>},
                            {"encoder_decoder", make<EncoderDecoder>},
@@ -90,6 +100,9 @@ Tensor Model::forward(const ModelInput& input) {
 }
 
 std::shared_ptr<Model> build_model(const ModelConfig& config) {
+  check_parts("layer", config.layers);
+  check_parts("encoder_layer", config.encoder_layers);
+  check_fields(config, "model");
   if (!WithoutMemory::on()) check_weights_fit(*build_without_memory(config), "the model");
   for (const Kind& kind : kKinds) {
     if (config.kind == kind.name) return kind.make(config);

@@ -1,6 +1,7 @@
 #include "model/sampling.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
 
@@ -10,10 +11,32 @@ namespace {
 // Smaller temperatures take the likeliest token all the same, but would make scores infinite.
 constexpr double kColdest = 1e-30;
 
+// Also refuses NaN.
+void check_range(const char* name, double value, double low, double high, const char* expected) {
+  if (value >= low && value <= high) return;
+  usage_error("sampling: ", name, " is ", value, ", expected ", expected, ".");
+}
+
 }  // namespace
+
+void check_sampling(const SamplingOptions& o) {
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  constexpr double kSmallest = std::numeric_limits<double>::denorm_min();
+  check_range("temperature", o.temperature, 0, kLargest, "a finite number of at least 0");
+  if (o.top_k < 0) usage_error("sampling: top_k is ", o.top_k, ", expected at least 0.");
+  check_range("top_p", o.top_p, 0, 1, "0 to 1");
+  check_range("min_p", o.min_p, 0, 1, "0 to 1");
+  check_range("repetition_penalty", o.repetition_penalty, kSmallest, kLargest,
+              "a finite number above 0");
+}
 
 Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o,
               std::vector<at::Generator>& generators) {
+  require(logits.dim() == 2 && logits.size(1) >= 1, "sampling: logits has shape ", logits.sizes(),
+          ", expected [B, V] with V of at least 1.");
+  require(o.temperature == 0 || static_cast<int64_t>(generators.size()) >= logits.size(0),
+          "sampling: there are ", generators.size(), " generators for ", logits.size(0),
+          " rows of logits, expected one for each.");
   Tensor scores = logits.to(at::kFloat);
   require(scores.amax(-1).isfinite().all().item<bool>(),
           "the model's scores of the next token are not finite: its weights are damaged, or its "

@@ -381,5 +381,31 @@ TEST(CachePolicy, Names) {
       contains(message_of<UsageError>([&] { CachePolicy::parse("sinks:4"); }), "more than the 4"));
 }
 
+// As parse() does.
+TEST(CachePolicy, RefusesWhatCodeFillsInWrong) {
+  const auto mixer = test::mixer("mha", "", test::shape_of(96));
+  const auto said = [&](const CachePolicy& policy) {
+    return message_of<UsageError>([&] { mixer->initial_state(policy); });
+  };
+  EXPECT_TRUE(contains(said({.type = "toda", .budget = 5}), "the cache policy is \"toda:5\""));
+  EXPECT_TRUE(contains(said({.type = "window"}), "the cache policy is \"window:0\""));
+  EXPECT_TRUE(contains(said({.type = "tova", .budget = -1}), "the cache policy is \"tova:-1\""));
+  EXPECT_TRUE(contains(said({.type = "sinks", .budget = 2}), "more than the 4"));
+  EXPECT_TRUE(contains(said({.dtype = "int3"}), "cannot be held in \"int3\""));
+}
+
+// One that was moved from begins anew, and none is read or kept beyond its positions.
+TEST(CachePolicy, CachesStayWithinTheirMemory) {
+  CacheTensor first;
+  first.append(at::randn({2, 30, 4}));
+  CacheTensor second = std::move(first);
+  EXPECT_EQ(first.size(), 0);  // NOLINT(bugprone-use-after-move): what this is about
+  EXPECT_EQ(first.append(at::randn({2, 1, 4})).size(1), 1);
+  EXPECT_EQ(second.size(), 30);
+  EXPECT_TRUE(contains(message_of<Error>([&] { second.keep(at::tensor({0, 30}, at::kLong)); }),
+                       "position 30 of a cache of 30 cannot be kept"));
+  EXPECT_TRUE(contains(message_of<Error>([&] { MixerState::join({}); }), "to join"));
+}
+
 }  // namespace
 }  // namespace headloom::cache_policy_test

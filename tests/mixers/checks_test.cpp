@@ -49,6 +49,40 @@ TEST(Checks, EveryTokenMixerNamesItselfAndTheArgument) {
   }
 }
 
+TEST(Checks, ShapesOfCodeAreChecked) {
+  for (const auto& entry : token_mixers()) {
+    const auto said = [&](const std::function<void(LayerShape&)>& change) {
+      LayerShape shape = shape_of(entry.traits.causal);
+      change(shape);
+      return message_of<UsageError>([&] { entry.make()->build(shape); });
+    };
+    const std::string begin = entry.name + ": the layer's ";
+    EXPECT_EQ(said([](LayerShape& s) { s.width = 0; }),
+              begin + "width is 0, expected 1 to 1073741824.");
+    EXPECT_EQ(said([](LayerShape& s) { s.depth = -1; }),
+              begin + "depth is -1, expected 1 to 1073741824.");
+    EXPECT_EQ(said([](LayerShape& s) { s.init_std = -1; }),
+              begin + "init_std is -1, expected a finite number above 0.");
+    EXPECT_EQ(said([](LayerShape& s) { s.position.base = -1; }),
+              entry.name + ": 'position.base' is -1.0, expected above 0.");
+  }
+  EXPECT_TRUE(message_of<UsageError>([] {
+                test::mixer("mha", "heads = 7", shape_of(true));
+              }).starts_with("mha: heads is 7"));
+  EXPECT_EQ(message_of<UsageError>([] { Norm("foo", 4); }),
+            "norm is \"foo\", expected rms_norm, layer_norm or none.");
+  EXPECT_TRUE(message_of<UsageError>([] {
+                converted(at::ones({2, 2}), at::kLong);
+              }).starts_with("weights cannot be held as Long"));
+  const auto mha = test::mixer("mha", "", shape_of(true));
+  EXPECT_EQ(message_of<UsageError>([&] { mha->build_cross_cache({}, {}); }),
+            "mixer 'mha': memory is missing, expected a tensor [B, T, width].");
+  MixerState none;
+  EXPECT_TRUE(message_of<Error>([&] {
+                mha->extend_cross(at::randn({1, 1, 96}), none);
+              }).starts_with("cross-attention has no memory to read"));
+}
+
 TEST(Checks, EveryChannelMixerNamesItselfAndTheArgument) {
   for (const auto& entry : channel_mixers()) {
     const auto mixer = test::channel_mixer(entry.name, "", shape_of(true));

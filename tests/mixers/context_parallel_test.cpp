@@ -270,8 +270,8 @@ TEST(ContextParallel, SaysWhatCannotBeShared) {
   EXPECT_EQ(refusal("dcmha", "heads = 6"),
             "dcmha cannot share out the positions of a sequence, but 'train.context_parallel' is "
             "2, expected 1 (headloom list mixers says which can).");
-  EXPECT_TRUE(refusal("mha", "heads = 6\nwindow = 5").starts_with("window is 5, but"));
-  EXPECT_TRUE(refusal("mha", "heads = 6", "alibi").starts_with("position.type is \"alibi\", but"));
+  EXPECT_TRUE(refusal("mha", "heads = 6\nwindow = 5").starts_with("mha: window is 5, but"));
+  EXPECT_TRUE(refusal("mha", "heads = 6", "alibi").starts_with("mha: position.type is \"alibi\", but"));
   EXPECT_TRUE(refusal("mamba", "", "none", 4).starts_with("mamba: short_conv is 4, but"));
   LayerShape shape = test::shape_of(kWidth);
   shape.context_parallel = std::make_shared<ContextParallel>(ContextParallel{

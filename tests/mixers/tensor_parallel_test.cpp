@@ -178,10 +178,10 @@ TEST(TensorParallel, SaysWhatCannotBeShared) {
     return test::message_of<UsageError>([&] { test::mixer(mixer, options, shape); });
   };
   EXPECT_EQ(refusal("mha", "heads = 6", 4),
-            "heads is 6, which the 4 processes of train.tensor_parallel cannot share equally, "
+            "mha: heads is 6, which the 4 processes of train.tensor_parallel cannot share equally, "
             "expected a multiple of 4.");
-  EXPECT_TRUE(refusal("mha", "heads = 6\nkv_heads = 3", 2).starts_with("kv_heads is 3"));
-  EXPECT_TRUE(refusal("dcmha", "heads = 6", 2).starts_with("groups is 1"));
+  EXPECT_TRUE(refusal("mha", "heads = 6\nkv_heads = 3", 2).starts_with("mha: kv_heads is 3"));
+  EXPECT_TRUE(refusal("dcmha", "heads = 6", 2).starts_with("dcmha: groups is 1"));
   EXPECT_TRUE(refusal("talking_heads", "heads = 6", 2)
                   .starts_with("talking_heads cannot share out its heads"));
   EXPECT_TRUE(refusal("multi_token", "heads = 6\npost_mix = \"all\"", 2)

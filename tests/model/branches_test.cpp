@@ -120,7 +120,7 @@ TEST(ShortConvOfAModel, IsRefusedInAnEncoder) {
                      "vocabulary = 9\nmax_length = 8\nwidth = 32\ndepth = 1\n"
                      "[[layer]]\nmixer = {heads = 4}\nblock = {short_conv = 4}\n"));
       }),
-      "model.layer[0].mixer (mha): mha: short_conv is 4, which looks back only, but the model "
+      "model.layer[0].mixer (mha): short_conv is 4, which looks back only, but the model "
       "is not causal, expected 0.");
 }
 

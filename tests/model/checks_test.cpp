@@ -1,6 +1,7 @@
 // What models say of inputs that do not fit.
 #include <gtest/gtest.h>
 
+#include "model/generation.h"
 #include "model/model.h"
 #include "support.h"
 
@@ -53,6 +54,37 @@ TEST(ModelChecks, ExtendingKeepsTheStateOfWhatFails) {
   EXPECT_TRUE(contains(said(at::zeros({1, 1}, kLong)),
                        "tokens has 1 sequences, expected the 2 that the state has seen."));
   EXPECT_EQ(state.position.longest, 3);
+}
+
+TEST(ModelChecks, ConfigurationsOfCodeAreCheckedAsThoseOfFiles) {
+  const auto said = [](const std::function<void(ModelConfig&)>& change) {
+    ModelConfig config = model()->config();
+    change(config);
+    return message_of<UsageError>([&] { build_model(config); });
+  };
+  EXPECT_EQ(said([](ModelConfig& c) { c.depth = 0; }),
+            "'model.depth' is 0, expected at least 1 and at most 10000.");
+  EXPECT_TRUE(contains(said([](ModelConfig& c) { c.width = -1; }), "'model.width' is -1"));
+  EXPECT_TRUE(contains(said([](ModelConfig& c) { c.vocabulary = 0; }), "'model.vocabulary' is 0"));
+  EXPECT_TRUE(contains(said([](ModelConfig& c) { c.norm = "foo"; }), "'model.norm' is \"foo\""));
+  EXPECT_TRUE(contains(said([](ModelConfig& c) { c.layers.clear(); }), "'model.layer' is empty"));
+  EXPECT_EQ(said([](ModelConfig& c) { c.layers[0].channel = nullptr; }),
+            "model.layer[0].channel is null, expected what to build.");
+}
+
+TEST(ModelChecks, GenerationNamesTheOption) {
+  const auto decoder = std::dynamic_pointer_cast<Decoder>(model());
+  const auto said = [&](const GenerationOptions& options) {
+    return message_of<UsageError>([&] { Generation(*decoder, {{1, 2}}, options); });
+  };
+  EXPECT_EQ(said({.samples = 0}), "samples is 0, expected at least 1.");
+  EXPECT_TRUE(contains(said({.sampling = {.temperature = -1}}), "temperature is -1"));
+  EXPECT_TRUE(contains(said({.cache = {.type = "foo"}}), "the cache policy is \"foo:0\""));
+  EXPECT_TRUE(contains(message_of<Error>([&] { Generation(*decoder, {}, {}); }), "no prompts"));
+  DecoderState state;
+  decoder->extend(at::zeros({1, 3}, kLong), state);
+  EXPECT_TRUE(contains(message_of<Error>([&] { state.keep({0, 1}); }), "cannot become"));
+  EXPECT_TRUE(contains(message_of<Error>([&] { state.reserve(-1); }), "-1 positions"));
 }
 
 }  // namespace

@@ -91,6 +91,25 @@ TEST(Sample, PenalizesWhatWasSeen) {
       {p.const_data_ptr<double>(), p.const_data_ptr<double>() + 4});
 }
 
+TEST(Sample, RefusesOptionsThatAreOutOfRange) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto said = [](const SamplingOptions& options) {
+    return message_of<UsageError>([&] { check_sampling(options); });
+  };
+  check_sampling({});
+  check_sampling({.temperature = 0, .top_p = 0, .min_p = 1});
+  EXPECT_EQ(said({.temperature = -1}),
+            "sampling: temperature is -1, expected a finite number of at least 0.");
+  EXPECT_TRUE(contains(said({.temperature = nan}), "temperature is nan"));
+  EXPECT_TRUE(contains(said({.top_k = -1}), "top_k is -1"));
+  EXPECT_TRUE(contains(said({.top_p = 1.5}), "top_p is 1.5"));
+  EXPECT_TRUE(contains(said({.min_p = nan}), "min_p is nan"));
+  EXPECT_TRUE(contains(said({.repetition_penalty = 0}), "repetition_penalty is 0"));
+  std::vector<at::Generator> none;
+  EXPECT_TRUE(contains(message_of<Error>([&] { sample(at::randn({2, 5}), {}, {}, none); }),
+                       "0 generators for 2 rows"));
+}
+
 TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
   const Tensor logits = at::randn({5, 50});
   const auto generators = [](int64_t first, int64_t count) {

@@ -191,6 +191,8 @@ MixerState build_cross_cache(const Tensor& k, const Tensor& v,
 
 Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
   const int64_t added = q.size(1), earlier = reach(o.pre_conv) + reach(o.post_conv);
+  require(state.recurrent.contains("lengths"),
+          "cross-attention has no memory to read: the state is not of build_cross_cache().");
   for (const auto& [name, t] : key_weights(o)) *t = state.recurrent.at(name);
   if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
   Positions seen = state.position;

@@ -1,6 +1,7 @@
 #include "mixers/token/attention.h"
 
 #include "core/sizes.h"
+#include "mixers/check.h"
 #include "mixers/token/attend.h"
 #include "mixers/token/attention_maps.h"
 #include "ops/linear/op.h"
@@ -197,6 +198,8 @@ Tensor Attention::compute_next(const Tensor& x, MixerState& state, const MixerCo
 }
 
 MixerState Attention::build_cross_cache(const Tensor& memory, const Tensor& lengths) {
+  check_features(*this, "memory", memory, width());
+  if (lengths.defined()) check_lengths(*this, "the memory's lengths", lengths, memory);
   const Heads h = project({}, memory);
   ops::ComposedAttentionOptions o;
   compose({}, memory, o);

@@ -56,7 +56,9 @@ class Attention : public TokenMixer {
   double own_state_bytes(int64_t length) const override;
   // Forgets as any policy says, but where compose() sets a convolution: there initial_state() must
   // refuse.
-  MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
+  MixerState initial_state(const CachePolicy& policy) const override {
+    return {.policy = policy.checked()};
+  }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override;
   std::optional<HeadProjections> head_projections() const override;
   MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths) override;

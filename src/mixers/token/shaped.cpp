@@ -70,7 +70,9 @@ class Shaped final : public TokenMixer {
   }
 
   // What is forgotten under a policy leaves the softmax alone: the mean is of all that was seen.
-  MixerState initial_state(const CachePolicy& policy) const override { return {.policy = policy}; }
+  MixerState initial_state(const CachePolicy& policy) const override {
+    return {.policy = policy.checked()};
+  }
   Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     const auto [q, k, v] = project(x);
     const Tensor mean = next_mean(v, state);
