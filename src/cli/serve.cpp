@@ -8,6 +8,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/text.h"
 #include "model/decoder.h"
 #include "serve/limits.h"
 #include "train/device.h"
@@ -75,9 +76,9 @@ int run_serve(ServeArguments& a) {
       const serve::Engine::Load load = engine.load();
       const int64_t texts = load.running + load.waiting;
       std::fprintf(stderr,
-                   "headloom: ending when the %lld texts in progress are done; once more ends at "
-                   "once.\n",
-                   static_cast<long long>(texts));
+                   "headloom: ending when %s in progress %s done; once more ends at once.\n",
+                   texts == 1 ? "the text" : str("the ", texts, " texts").c_str(),
+                   texts == 1 ? "is" : "are");
     }
     return interrupted();
   });

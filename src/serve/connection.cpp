@@ -24,6 +24,8 @@ constexpr std::string_view kBeginning = "HTTP/1.1 ";
 // Before an ended connection is closed, what its client is still sending is read.
 constexpr milliseconds kLinger{2000};
 constexpr size_t kMostLingered = size_t{16} << 20;
+// How often a connection that waits for a request asks whether the server is ending.
+constexpr milliseconds kLook{100};
 
 void set(int socket, int level, int name, int value) {
   setsockopt(socket, level, name, &value, sizeof value);
@@ -56,8 +58,9 @@ void address_of(int socket, int (*get)(int, sockaddr*, socklen_t*), std::string&
 
 }  // namespace
 
-Connection::Connection(socket_t socket)
+Connection::Connection(socket_t socket, const std::atomic<bool>& ending)
     : socket_(socket),
+      ending_(ending),
       may_read_(kMostHead),
       deadline_(Clock::now() + std::chrono::seconds(kHeadSeconds)) {
   set(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -100,15 +103,24 @@ bool Connection::is_writable() const {
   return (found & POLLOUT) != 0 && !is_dead(found);
 }
 
+bool Connection::wait_for_input() {
+  while (fault_ == Fault::none) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+    if (ending_) {
+      fault_ = Fault::ending;
+    } else if (left.count() <= 0) {
+      fault_ = Fault::slow;
+    } else if (events(socket_, POLLIN, std::min(left, kLook)) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 ssize_t Connection::read(char* out, size_t size) {
   if (from_ == to_) {
     if (may_read_ == 0) fault_ = Fault::large;
-    if (fault_ != Fault::none) return -1;
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
-    if (left.count() <= 0 || events(socket_, POLLIN, left) == 0) {
-      fault_ = Fault::slow;
-      return -1;
-    }
+    if (!wait_for_input()) return -1;
     const ssize_t got = recv(socket_, buffer_.data(), std::min(buffer_.size(), may_read_), 0);
     if (got <= 0) return got;
     from_ = 0;

@@ -4,6 +4,7 @@
 #include <httplib.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -19,10 +20,11 @@ namespace headloom::serve {
 // at a time: the answer is then the same, and whoever is gone is known to be.
 class Connection final : public httplib::Stream {
  public:
-  // Takes the socket; finish() closes it.
-  explicit Connection(socket_t socket);
+  // Takes the socket; finish() closes it. Once the server is `ending`, nothing more is read: a
+  // request that has not come whole is not waited for.
+  Connection(socket_t socket, const std::atomic<bool>& ending);
 
-  enum class Fault { none, slow, large };
+  enum class Fault { none, slow, large, ending };
   // Why reading has stopped.
   Fault fault() const { return fault_; }
   // The headers are read: from now on the body may come.
@@ -58,9 +60,12 @@ class Connection final : public httplib::Stream {
   std::string path = "other";  // that was asked for, as statistics name it
 
  private:
+  // Waits for more of the request; sets the fault and returns false where it does not come.
+  bool wait_for_input();
   bool send_all(const char* data, size_t size);
 
   const int socket_;
+  const std::atomic<bool>& ending_;
   std::array<char, 16384> buffer_;
   size_t from_ = 0, to_ = 0;  // in the buffer
   size_t may_read_;

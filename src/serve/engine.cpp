@@ -179,9 +179,12 @@ class Engine::Loop {
       // Without max_tokens, a text that ends at the length is what was asked for.
       const int64_t wanted = r.max_tokens.value_or(1);
       if (size(r, i) > longest_ || wanted > longest_ - size(r, i)) {
+        const std::string asked =
+            r.max_tokens
+                ? str(" and max_tokens is ", wanted, ", together more than the model's length of ")
+                : str(", which leaves no room for a text in the model's length of ");
         throw Refusal(400, "context_length_exceeded",
-                      str(name, " has ", size(r, i), " tokens and max_tokens is ", wanted,
-                          ", together more than the model's length of ", longest_, "."));
+                      str(name, " has ", counted(size(r, i), "token"), asked, longest_, "."));
       }
     }
   }

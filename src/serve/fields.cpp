@@ -161,8 +161,9 @@ std::vector<int64_t> read_tokens(const Json& list, const std::string& key, int64
   if (!list.is_array()) wrong(key, list, "a list of token ids");
   if (static_cast<int64_t>(list.size()) > most) {
     throw Refusal(400, "context_length_exceeded",
-                  str("'", key, "' has a list of ", list.size(),
-                      " tokens, more than the model's length of ", most, "."));
+                  str("'", key, "' has a list of ",
+                      counted(static_cast<int64_t>(list.size()), "token"),
+                      ", more than the model's length of ", most, "."));
   }
   std::vector<int64_t> out;
   out.reserve(list.size());

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <optional>
 #include <thread>
 
 #include "core/text.h"
@@ -66,6 +67,18 @@ Refusal refusal_of_exception() {
     return {500, "", error.what()};
   }
 }
+Refusal is_ending() { return {503, "", "the server is ending."}; }
+
+// Why a request has not come whole, where that is so.
+std::optional<Refusal> fault_of(const Connection& connection) {
+  switch (connection.fault()) {
+    case Connection::Fault::none: return std::nullopt;
+    case Connection::Fault::slow: return too_slow();
+    case Connection::Fault::large: return connection.in_body() ? too_large() : large_head();
+    case Connection::Fault::ending: return is_ending();
+  }
+  return std::nullopt;
+}
 
 // A text of the client's in a message: short, valid UTF-8, on one line.
 std::string shown_bare(const std::string& text) {
@@ -79,6 +92,15 @@ std::string lower_case(std::string text) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return text;
+}
+
+// The path of a target that names the server too, as clients of proxies write it:
+// "http://127.0.0.1:8080/health" is "/health". Every other target is as it was.
+std::string without_origin(std::string target) {
+  const size_t scheme = target.find("://");
+  if (target.starts_with('/') || scheme == std::string::npos) return target;
+  const size_t path = target.find('/', scheme + 3);
+  return path == std::string::npos ? "/" : target.substr(path);
 }
 
 // Throws Refusal for a body that is not going to be read.
@@ -276,7 +298,7 @@ class Server::Http : private httplib::Server {
 
   // One connection, from its first byte to its last. The library calls this in a thread of its own.
   bool process_and_close_socket(socket_t socket) override {
-    Connection connection(socket);
+    Connection connection(socket, ending_);
     if (Workers::task() != Workers::Task::answer) {
       refuse_connection(connection);
       return true;
@@ -290,13 +312,10 @@ class Server::Http : private httplib::Server {
                         // The library would cut answers.
                         request.headers.erase("Range");
                         request.ranges.clear();
+                        request.path = without_origin(std::move(request.path));
                       });
       // Where the library has given up on the request.
-      if (connection.fault() == Connection::Fault::slow) {
-        say(connection, too_slow());
-      } else if (connection.fault() == Connection::Fault::large) {
-        say(connection, large_head());
-      }
+      if (const auto refusal = fault_of(connection)) say(connection, *refusal);
     } catch (const std::exception&) {  // no memory even for an answer
       if (!connection.answered()) connection.write(kNoMemory);
     }
@@ -338,7 +357,7 @@ class Server::Http : private httplib::Server {
   // Calls a handler; what it throws becomes the answer.
   void guarded(Handler handler, const httplib::Request& request, httplib::Response& response) {
     try {
-      if (ending_) throw Refusal(503, "", "the server is ending.");
+      if (ending_) throw is_ending();
       (this->*handler)(request, response);
     } catch (const std::exception&) {
       reply(response, refusal_of_exception());
@@ -414,10 +433,8 @@ class Server::Http : private httplib::Server {
 
   // What the library refuses by itself.
   static Refusal refusal_of(int status) {
-    if (current->fault() == Connection::Fault::slow) return too_slow();
-    const bool large = current->fault() == Connection::Fault::large;
-    if (large && !current->in_body()) return large_head();
-    if (large || status == 413) return too_large();
+    if (const auto refusal = fault_of(*current)) return *refusal;
+    if (status == 413) return too_large();
     return {
         status, "",
         status < 500 ? "the request is no HTTP that is understood here." : "the server failed."};
@@ -509,12 +526,15 @@ class Server::Http : private httplib::Server {
 
   void detokenize(const httplib::Request& request, httplib::Response& response) {
     const Json object = parse_object(request.body, {"tokens", "model"});
+    const std::vector<int64_t> tokens = read_tokens(at(object, "tokens"), "tokens", INT64_MAX);
+    for (const int64_t token : tokens) {
+      if (token < 0 || token >= engine_.vocabulary()) {
+        refuse("'tokens' has the token ", token, ", expected 0 to ", engine_.vocabulary() - 1, ".");
+      }
+    }
     Utf8Stream utf8;
     std::string text;
-    for (const std::string& piece :
-         codec_.pieces(read_tokens(at(object, "tokens"), "tokens", INT64_MAX))) {
-      text += utf8.add(piece);
-    }
+    for (const std::string& piece : codec_.pieces(tokens)) text += utf8.add(piece);
     reply(response, {{"prompt", text + utf8.rest()}});
   }
 

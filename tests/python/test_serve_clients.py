@@ -279,6 +279,10 @@ def test_requests_of_every_shape(recurrence):
     assert status(b"\0\1\2\3\r\n\r\n") == 400
     assert status(b"PUT /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\nabcd") == 404
     assert status(b"GET /v1/models/%ff%fe HTTP/1.1\r\n\r\n") == 404
+    # A target may name the server too.
+    assert status(b"GET http://localhost:80/health?x=1 HTTP/1.1\r\n\r\n") == 200
+    assert status(raw_request(body).replace(b"/v1/completions", b"HTTP://x/v1/completions")) == 200
+    assert status(b"GET http://localhost HTTP/1.1\r\n\r\n") == 404
     assert recurrence.complete(prompt="a", max_tokens=1)
 
 
