@@ -32,6 +32,8 @@ struct Family {
   std::string head = {};  // the head's weight; where it is tied some files have it again
   // A tensor by which weights are known whose configuration names no model_type.
   std::string mark = {};
+  // Other names of keys, and the keys: the attribute_map of their class.
+  std::vector<std::pair<std::string, std::string>> aliases = {};
   // Our [model] table for their config.json. Throws UsageError naming the key that it cannot
   // express.
   std::function<Node(const Settings& config)> model;

@@ -65,6 +65,10 @@ Family gpt2_family() {
           .prefixes = {"transformer."},
           .ignored = {".attn.bias", ".attn.masked_bias"},
           .head = "lm_head.weight",
+          .aliases = {{"hidden_size", "n_embd"},
+                      {"max_position_embeddings", "n_positions"},
+                      {"num_attention_heads", "n_head"},
+                      {"num_hidden_layers", "n_layer"}},
           .model = gpt2_model,
           .rules = gpt2_rules,
           .config = gpt2_config};

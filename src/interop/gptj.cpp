@@ -76,6 +76,10 @@ Family gptj_family() {
           .doc = "GPT-J",
           .prefixes = {"transformer."},
           .ignored = {".attn.bias", ".attn.masked_bias"},
+          .aliases = {{"hidden_size", "n_embd"},
+                      {"max_position_embeddings", "n_positions"},
+                      {"num_attention_heads", "n_head"},
+                      {"num_hidden_layers", "n_layer"}},
           .model = gptj_model,
           .rules = gptj_rules,
           .config = gptj_config};

@@ -192,10 +192,11 @@ Node task_for(const ModelConfig& model, const std::string& tokenizer,
 
 ImportedModel read_folder(const std::string& folder) {
   require(fs::is_directory(folder), folder, ": is not a folder.");
-  const Settings settings = read_config(folder);
-  const std::string& config_path = settings.path();
+  const Settings given = read_config(folder);
   Weights weights(folder);
-  const Family& family = family_of(settings, weights);
+  const Family& family = family_of(given, weights);
+  const Settings settings = given.resolved(family.aliases);
+  const std::string& config_path = settings.path();
   ImportedModel result{.family = family.name};
 
   Node root;

@@ -11,8 +11,7 @@ Node rwkv_model(const Settings& c) {
   c.only_equal("attention_hidden_size", rwkv_width(c));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50277)},
-                           {"max_length", c.integer("context_length",
-                                                    c.integer("max_position_embeddings", 1024))},
+                           {"max_length", c.integer("context_length", 1024)},
                            {"width", rwkv_width(c)},
                            {"depth", rwkv_depth(c)},
                            {"position", table({{"type", "none"}})},
@@ -80,6 +79,7 @@ Family rwkv_family() {
           .doc = "RWKV-4",
           .prefixes = {"rwkv."},
           .head = "head.weight",
+          .aliases = {{"max_position_embeddings", "context_length"}},
           .model = rwkv_model,
           .rules = rwkv_rules,
           .config = rwkv_config};

@@ -32,6 +32,20 @@ Settings Settings::below(const std::string& key) const {
   return found != nullptr && found->is_table() ? Settings(*found, path_) : *this;
 }
 
+Settings Settings::resolved(
+    const std::vector<std::pair<std::string, std::string>>& aliases) const {
+  Settings out = *this;
+  for (const auto& [alias, key] : aliases) {
+    if (!has(alias)) continue;
+    if (has(key) && shown_value(*find(alias)) != shown_value(*find(key))) {
+      usage_error(path_, ": '", alias, "' is ", shown_value(*find(alias)), " and '", key, "' is ",
+                  shown_value(*find(key)), ", which are one key, expected both alike.");
+    }
+    out.node_.set(key, *find(alias));
+  }
+  return out;
+}
+
 const Node* Settings::step_to(const std::string& key) const {
   const Node* node = &node_;
   for (size_t at = 0; at <= key.size();) {

@@ -39,6 +39,9 @@ class Settings {
   const Node* find(const std::string& key) const;
   // The settings below a key that is a table, or these where there is none.
   Settings below(const std::string& key) const;
+  // The same with the value of each alias (first) also under the key that it stands for (second).
+  // Throws UsageError where both are there with different values.
+  Settings resolved(const std::vector<std::pair<std::string, std::string>>& aliases) const;
 
  private:
   const Node* step_to(const std::string& key) const;

@@ -74,6 +74,21 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "not empty" in headloom("export", tmp_path / "run", "--out", small, code=2)
 
 
+def test_keys_by_their_other_names(tmp_path):
+    """`transformers` maps hidden_size to n_embd, and so on, for these classes."""
+    sizes = {"n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    saved(lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, **sizes)), tmp_path / "theirs")
+    others = {other: sizes[key] for other, key in transformers.GPT2Config.attribute_map.items()}
+    assert len(others) == len(sizes)
+    changed(tmp_path / "theirs", tmp_path / "other", **dict.fromkeys(sizes), **others)
+    for name in ("theirs", "other"):
+        headloom("import", tmp_path / name, "--out", tmp_path / f"{name}-run")
+    configurations = [(tmp_path / f"{name}-run" / "config.toml").read_text() for name in ("theirs", "other")]
+    assert configurations[0] == configurations[1]
+    message = refused(changed(tmp_path / "theirs", tmp_path / "both", hidden_size=64), tmp_path)
+    assert "'hidden_size' is 64 and 'n_embd' is 32" in message
+
+
 def test_a_model_that_no_architecture_has(tmp_path):
     """The nearest one is named, and what is in its way."""
     (tmp_path / "corpus.txt").write_text("to be or not to be " * 200)
