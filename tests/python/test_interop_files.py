@@ -85,7 +85,7 @@ def test_keys_by_their_other_names(tmp_path):
         headloom("import", tmp_path / name, "--out", tmp_path / f"{name}-run")
     configurations = [(tmp_path / f"{name}-run" / "config.toml").read_text() for name in ("theirs", "other")]
     assert configurations[0] == configurations[1]
-    message = refused(changed(tmp_path / "theirs", tmp_path / "both", hidden_size=64), tmp_path)
+    message = refused(changed(tmp_path / "theirs", tmp_path / "both", hidden_size=64), tmp_path, code=2)
     assert "'hidden_size' is 64 and 'n_embd' is 32" in message
 
 
