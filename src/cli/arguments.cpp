@@ -29,12 +29,24 @@ std::optional<T> number(const std::string& text) {
   return value;
 }
 
+// Whether the text is a whole number that 64 bits cannot hold.
+bool is_beyond_64_bits(const std::string& text) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc::result_out_of_range && stop == end;
+}
+
 template <typename T>
 CLI::Validator checked(const Range<T>& range, const char* kind) {
   const std::string allowed = range_text(range);
   return CLI::Validator(
       [=](std::string& text) {
         const std::optional<T> value = number<T>(text);
+        if (std::is_integral_v<T> && is_beyond_64_bits(text)) {
+          return str(kIs, text, ", which an integer of 64 bits with a sign cannot hold, expected ",
+                     allowed, ".");
+        }
         if (!value || !std::isfinite(static_cast<double>(*value))) {
           return str(kIs, "'", text, "', expected ", kind, ", ", allowed, ".");
         }

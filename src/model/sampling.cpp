@@ -10,6 +10,9 @@ namespace {
 
 // Smaller temperatures take the likeliest token all the same, but would make scores infinite.
 constexpr double kColdest = 1e-30;
+// A penalty beyond these bounds does what they do: the scores that it changes stay finite, also
+// when they are divided by the coldest temperature.
+constexpr double kStrongestPenalty = 1e30, kLargestPenalised = 1e8;
 
 // Also refuses NaN.
 void check_range(const char* name, double value, double low, double high, const char* expected) {
@@ -43,9 +46,11 @@ Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o
           "training diverged.");
   if (o.repetition_penalty != 1 && seen.defined()) {
     const Tensor found = scores.gather(-1, seen);
-    scores = scores.scatter(
-        -1, seen,
-        at::where(found.gt(0), found / o.repetition_penalty, found * o.repetition_penalty));
+    const double penalty =
+        std::clamp(o.repetition_penalty, 1 / kStrongestPenalty, kStrongestPenalty);
+    scores = scores.scatter(-1, seen,
+                            at::where(found.gt(0), found / penalty, found * penalty)
+                                .clamp(-kLargestPenalised, kLargestPenalised));
   }
   if (o.temperature == 0) return scores.argmax(-1);
   const auto [sorted, order] =

@@ -91,6 +91,21 @@ TEST(Sample, PenalizesWhatWasSeen) {
       {p.const_data_ptr<double>(), p.const_data_ptr<double>() + 4});
 }
 
+TEST(Sample, TheStrongestPenaltiesLeaveScoresFinite) {
+  const Tensor logits = at::tensor({2.0, 0.0, -1.0, 1.0}).unsqueeze(0);
+  const Tensor seen = at::tensor({0, 1}, at::kLong).unsqueeze(0);
+  for (const double temperature : {0.0, 1e-300, 0.8}) {
+    std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(1)};
+    const auto chosen = [&](double penalty) {
+      return sample(logits, seen, {.temperature = temperature, .repetition_penalty = penalty},
+                    generators)
+          .item<int64_t>();
+    };
+    EXPECT_EQ(chosen(1e-300), 0);
+    EXPECT_NE(chosen(1e300), 2);  // tokens 0 and 1 have 0, token 3 has 1
+  }
+}
+
 TEST(Sample, RefusesOptionsThatAreOutOfRange) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto said = [](const SamplingOptions& options) {

@@ -65,6 +65,10 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("generate run --tokens 1.5", "--tokens is '1.5', expected a whole number, at least 0."),
         ("generate run --tokens 010", "--tokens is '010', expected a whole number, at least 0."),
         ("generate run --tokens 99999999999999999999", "--tokens is '99999999999999999999', expected a whole number, at least 0."),
+        (
+            "generate run --seed 18446744073709551615",
+            "--seed is 18446744073709551615, which an integer of 64 bits with a sign cannot hold, expected at least 0.",
+        ),
         ("generate run --repetition-penalty 0", "--repetition-penalty is 0, expected above 0."),
         ("generate run --seed -1", "--seed is -1, expected at least 0."),
         ("generate run --samples 0", "--samples is 0, expected at least 1 and at most 1024."),
