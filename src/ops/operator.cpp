@@ -26,7 +26,7 @@ bool in_transform() {
   using c10::DispatchKey;
   static const c10::DispatchKeySet keys({DispatchKey::FuncTorchDynamicLayerFrontMode,
                                          DispatchKey::FuncTorchDynamicLayerBackMode,
-                                         DispatchKey::FuncTorchVmapMode});
+                                         DispatchKey::FuncTorchVmapMode, DispatchKey::VmapMode});
   return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
@@ -35,9 +35,11 @@ namespace {
 
 using torch::autograd::AutogradContext;
 
-// The gradients of the definition for the tensors that want one, as functions that can be
-// differentiated again; one place for each differentiable tensor that is there.
+// The gradients of the definition for the tensors that want one; one place for each differentiable
+// tensor that is there. Under GradMode they can be differentiated again.
 variable_list definition_gradients(Call& call, const variable_list& grads) {
+  const bool again = at::GradMode::is_enabled();
+  const at::AutoGradMode recorded(true);
   std::vector<Tensor*> wanted;
   variable_list inputs, outputs, cotangents, out;
   for (const Slot& slot : call.tensors()) {
@@ -55,7 +57,7 @@ variable_list definition_gradients(Call& call, const variable_list& grads) {
   }
   variable_list found(inputs.size());
   if (!outputs.empty()) {
-    found = torch::autograd::grad(outputs, inputs, cotangents, std::nullopt, true, true);
+    found = torch::autograd::grad(outputs, inputs, cotangents, std::nullopt, again, true);
   }
   size_t next = 0;
   for (const Tensor* t : wanted) out.push_back(t ? std::move(found[next++]) : Tensor());
@@ -108,7 +110,8 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
     grads.resize(grads.size() - kept.size());
     if (!grads[0].defined()) grads[0] = at::zeros_like(call->outputs()[0]);
     variable_list out;
-    if (at::GradMode::is_enabled()) {
+    // A batch of gradients (is_grads_batched) comes under vmap, which no kernel knows.
+    if (at::GradMode::is_enabled() || in_transform()) {
       out = definition_gradients(*call, grads);
     } else if (ctx->saved_data.count("scales_kept") > 0 && may_scale_kept(kept, grads[0])) {
       for (size_t i = 0; i < kept.size(); ++i) {

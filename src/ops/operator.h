@@ -209,7 +209,8 @@ struct Kernel {
 std::string type_names(const std::vector<at::ScalarType>& types);
 
 // Whether a call runs inside a transform of torch.func (grad, vmap), which refuses autograd
-// functions written in C++: such calls go to an operator's reference.
+// functions written in C++: such calls go to an operator's reference. A backward of a batch of
+// gradients (is_grads_batched) runs inside one too.
 bool in_transform();
 
 namespace detail {
@@ -427,6 +428,11 @@ struct Bound<Op, std::tuple<A...>> {
     if (in_transform()) return "it runs inside a transform of torch.func";
     Arguments& a = const_cast<Arguments&>(given);
     const Slots tensors = slots<Op>(a);
+    for (const Slot& slot : tensors) {
+      if (slot.tensor->defined() && slot.tensor->_fw_grad(/*level=*/0).defined()) {
+        return std::string(slot.name) + " has a tangent of forward-mode differentiation";
+      }
+    }
     const Tensor& first = *tensors[0].tensor;
     const Kernel<Op>* kernel = kernels_for<Op>(first.device().type());
     if (kernel == nullptr) return "there is no fused kernel for this device";

@@ -8,6 +8,8 @@ import pytest
 import torch
 from headloom import HeadMix
 from headloom.ops import composed_attention
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SIZES = dict(B=2, T=5, S=7, H=4, D=3, E=6, C=8, W=3, N=2, K=2, R=2)
 
@@ -226,6 +228,41 @@ def test_vmap_is_a_call_for_each(name, tensors, others):
         results = zip(*[r if isinstance(r, (list, tuple)) else [r] for r in (at_once, expected)])
         for got, wanted in results:
             torch.testing.assert_close(got[i], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name, tensors, others", CASES)
+def test_a_batch_of_gradients_is_a_backward_for_each(name, tensors, others):
+    leaves = {a: t.clone().requires_grad_(t.is_floating_point()) for a, t in tensors.items()}
+    results = [r for r in flat(getattr(headloom.ops, name)(**leaves, **others)) if r.requires_grad]
+    wanted = [t for t in leaves.values() if t.requires_grad]
+    given = [torch.randn(2, *r.shape, dtype=r.dtype) for r in results]
+    at_once = torch.autograd.grad(results, wanted, given, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    for i in range(2):
+        each = torch.autograd.grad(results, wanted, [g[i] for g in given], retain_graph=True, allow_unused=True)
+        for got, expected in zip(at_once, each):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got[i], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name, tensors, others", CASES)
+def test_tangents_of_forward_mode_are_those_of_the_gradients(name, tensors, others):
+    function = getattr(headloom.ops, name)
+    along = {a: torch.randn_like(t) for a, t in tensors.items() if t.is_floating_point()}
+    leaves = {a: t.clone().requires_grad_(a in along) for a, t in tensors.items()}
+    # Plain attention is PyTorch's, whose faster kernels have no forward mode.
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        given = {a: forward_ad.make_dual(t, along[a]) if a in along else t for a, t in tensors.items()}
+        duals = [forward_ad.unpack_dual(r) for r in flat(function(**given, **others))]
+        for i, result in enumerate(flat(function(**leaves, **others))):
+            if not result.requires_grad:
+                continue
+            weights = torch.randn_like(result)
+            wanted = [t for a, t in leaves.items() if a in along]
+            grads = torch.autograd.grad(result, wanted, weights, retain_graph=True, allow_unused=True)
+            expected = sum((g * along[a]).sum() for a, g in zip(along, grads) if g is not None)
+            # Gradients of a weight's scales of four bits are bfloat16.
+            torch.testing.assert_close((duals[i].tangent * weights).sum(), expected, atol=1e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize("size", ["B", "T", "S", "H", "D", "E", "C", "N", "K"])
