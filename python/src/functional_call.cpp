@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "mixers/check.h"
+#include "ops/operator.h"
 
 namespace headloom::python {
 namespace {
@@ -176,6 +177,12 @@ Tensor auxiliary_loss(const AuxiliaryOutputs& auxiliary, const Tensor& x) {
 }
 
 bool computes_again() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+void expect_countable(const Module& module) {
+  if (!ops::in_transform()) return;
+  usage_error(module.what(), ": training calls count the load of experts (bias_speed), which a ",
+              "transform of torch.func cannot keep; call model.eval() first.");
+}
 
 bool is_traced(Inputs inputs, at::TensorList params) {
   return is_transforming() ||

@@ -101,6 +101,10 @@ Tensor auxiliary_loss(const AuxiliaryOutputs& auxiliary, const Tensor& x);
 // checkpointing left out, so the load of experts was counted before.
 bool computes_again();
 
+// Before a training call that counts the load of experts. Throws UsageError inside a transform of
+// torch.func, which lets nothing outside of it be changed.
+void expect_countable(const Module& module);
+
 // Throws the ValueError that a UsageError is in Python.
 [[noreturn]] void throw_value_error(const UsageError& error);
 

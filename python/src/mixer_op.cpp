@@ -96,6 +96,7 @@ std::vector<Tensor> channel_mixer(std::string_view spec, const Tensor& x, at::Te
     context.documents = documents.value_or(Tensor());
     // Computed again, the same tensors must be kept.
     const bool load = training && module.balances();
+    if (load) expect_countable(module);
     if (auxiliary || load) context.auxiliary = &side_outputs;
     std::vector<Tensor> out = {module.forward(x, context)};
     if (auxiliary) out.push_back(auxiliary_loss(side_outputs, x));

@@ -85,6 +85,7 @@ std::vector<Tensor> model(std::string_view spec, at::TensorList params, bool tra
     ModelInput own = input;
     // Computed again, the same tensors must be kept for the gradient, the balance loss's too.
     const auto balanced = training ? built.balanced() : std::vector<int64_t>();
+    if (!balanced.empty()) expect_countable(built);
     if (auxiliary || !balanced.empty() || (targets && training)) own.auxiliary = &side_outputs;
     std::vector<Tensor> out = {targets ? mean_loss(built, own, *targets, training)
                                        : built.forward(own)};

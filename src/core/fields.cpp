@@ -140,6 +140,20 @@ Node plain_list(const std::vector<T>& values) {
   return plain(items);
 }
 
+// Throws where `text`, which stands in place of a table, would be the type of one that can be read.
+void expect_no_type(const Node& text, const std::string& path,
+                    const std::function<void(const Node&)>& read) {
+  Node table;
+  table.set("type", text);
+  try {
+    read(table);
+  } catch (const UsageError&) {
+    return;
+  }
+  usage_error(where(text), "'", path, "' is a string, expected a table such as { type = \"",
+              std::get<std::string>(text.value), "\" }.");
+}
+
 }  // namespace
 
 std::string range_text(const Range<int64_t>& range) { return words_of(range); }
@@ -237,9 +251,15 @@ bool Reader::mentions(Text key, Text) {
 void Reader::nested(Text key, Text, const std::function<void(Fields&)>& body) {
   static const Node empty;
   const Node* node = take(key);
-  Reader inner(node != nullptr ? *node : empty, full(key));
-  body(inner);
-  inner.finish();
+  const auto read = [&](const Node& table) {
+    Reader inner(table, full(key));
+    body(inner);
+    inner.finish();
+  };
+  if (node != nullptr && std::holds_alternative<std::string>(node->value)) {
+    expect_no_type(*node, full(key), read);
+  }
+  read(node != nullptr ? *node : empty);
 }
 
 void Reader::elements(Text key, Text, size_t, const std::function<void(size_t)>& resize,

@@ -187,7 +187,10 @@ TEST(Fields, WrongTypesNameLineKeyValueAndExpectation) {
   EXPECT_TRUE(contains(refused("parts = [3]"), "'parts[0]' is an integer, expected a table"));
   EXPECT_TRUE(contains(refused("rest = 3"), "'rest' is an integer, expected a table"));
   EXPECT_TRUE(contains(refused("words = [1]"), "'words' is 1, expected text in quotes"));
-  EXPECT_TRUE(contains(refused("animal = 'dog'"), "'animal' is a string, expected a table"));
+  EXPECT_EQ(refused("animal = 'dog'"),
+            "o.toml:1: 'animal' is a string, expected a table such as { type = \"dog\" }.");
+  EXPECT_EQ(refused("animal = 'dgo'"), "o.toml:1: 'animal' is a string, expected a table.");
+  EXPECT_EQ(refused("part = 'dog'"), "o.toml:1: 'part' is a string, expected a table.");
 }
 
 TEST(Fields, RangesAreKept) {

@@ -162,6 +162,23 @@ def test_ensembles(kind):
     torch.testing.assert_close(at_once, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_transforms_say_that_they_cannot_count_the_experts_load():
+    model = make("balanced")
+    args, _ = inputs("balanced")
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+
+    def loss(parameters):
+        return functional_call(model, parameters, args).square().mean()
+
+    with pytest.raises(ValueError, match=r"bias_speed.*torch\.func.*model\.eval\(\)"):
+        torch.func.grad(loss)(parameters)
+    model.eval()
+    found = torch.func.grad(loss)(parameters)
+    loss(dict(model.named_parameters())).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["tied", "dcmha", "linformer", "encoder_decoder", "vit"])
 def test_compiles_without_breaks(kind):
     model = make(kind)
@@ -364,6 +381,7 @@ def test_lengths_documents_and_segments():
         (dict(vocabulary=None), "'model.vocabulary' is not set"),
         (dict(layer=[{"mixer": {"type": "mha", "heads": 5}}]), "heads is 5"),
         (dict(dropout=2.0), "dropout"),
+        (dict(position="alibi"), r"'model.position' is a string, expected a table such as \{ type = \"alibi\" \}"),
     ],
 )
 def test_errors_name_the_option(options, words):
