@@ -383,10 +383,7 @@ const std::vector<std::pair<std::string_view, Filter>>& filters() {
          // Not an item of a dictionary.
          return v.is_dict() ? method_of(v, name, b) : attribute_of(v, name, b);
        }},
-      {"wordcount",
-       [](V v, Taken&, Budget&) -> Value {
-         return static_cast<int64_t>(split(shown(v), "", -1, false).size());
-       }},
+      {"wordcount", [](V v, Taken&, Budget&) -> Value { return count_words(shown(v)); }},
   };
   return table;
 }
@@ -431,8 +428,10 @@ bool tested(const std::string& name, const Value& value, Call& call) {
       return value.is_text() || value.is_dict() || value.is_undefined() ||
              (value.is_list() && !value.whole_list().generator);
     }
-    if (name == "lower") return shown(value) == lower(shown(value));
-    if (name == "upper") return shown(value) == upper(shown(value));
+    if (name == "lower" || name == "upper") {  // a text without letters is neither
+      const std::string text = shown(value), low = lower(text), high = upper(text);
+      return low != high && text == (name == "lower" ? low : high);
+    }
     if (name == "odd") return value.integer() % 2 != 0;
     if (name == "even") return value.integer() % 2 == 0;
     if (name == "divisibleby") {

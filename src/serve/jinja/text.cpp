@@ -120,6 +120,19 @@ std::string headline(std::string_view text) {
   return out;
 }
 
+int64_t count_words(std::string_view text) {
+  int64_t count = 0;
+  bool inside = false;
+  for (const std::string_view c : characters(text)) {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code_of(c)));
+    const bool number = category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
+    const bool part = is_letter(c) || number || c == "_";
+    count += part && !inside;
+    inside = part;
+  }
+  return count;
+}
+
 std::string replaced(std::string_view text, std::string_view old, std::string_view by,
                      int64_t most) {
   std::string out;

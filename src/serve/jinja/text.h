@@ -1,6 +1,7 @@
 // Python's operations on texts, over UTF-8. What is no UTF-8 counts a character a byte.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,8 @@ std::string replaced(std::string_view text, std::string_view old, std::string_vi
 // from the right where `right`.
 std::vector<std::string> split(std::string_view text, std::string_view separator, int64_t most,
                                bool right);
+// Runs of letters, digits and underscores, as Jinja's filter 'wordcount' has it.
+int64_t count_words(std::string_view text);
 std::vector<std::string> lines(std::string_view text);
 
 // Python's repr() of a str, and json.dumps(..., ensure_ascii=False).
