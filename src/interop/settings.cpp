@@ -32,8 +32,7 @@ Settings Settings::below(const std::string& key) const {
   return found != nullptr && found->is_table() ? Settings(*found, path_) : *this;
 }
 
-Settings Settings::resolved(
-    const std::vector<std::pair<std::string, std::string>>& aliases) const {
+Settings Settings::resolved(const std::vector<std::pair<std::string, std::string>>& aliases) const {
   Settings out = *this;
   for (const auto& [alias, key] : aliases) {
     if (!has(alias)) continue;

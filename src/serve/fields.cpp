@@ -160,10 +160,10 @@ std::string read_text(const Json& object, const char* key) {
 std::vector<int64_t> read_tokens(const Json& list, const std::string& key, int64_t most) {
   if (!list.is_array()) wrong(key, list, "a list of token ids");
   if (static_cast<int64_t>(list.size()) > most) {
-    throw Refusal(400, "context_length_exceeded",
-                  str("'", key, "' has a list of ",
-                      counted(static_cast<int64_t>(list.size()), "token"),
-                      ", more than the model's length of ", most, "."));
+    throw Refusal(
+        400, "context_length_exceeded",
+        str("'", key, "' has a list of ", counted(static_cast<int64_t>(list.size()), "token"),
+            ", more than the model's length of ", most, "."));
   }
   std::vector<int64_t> out;
   out.reserve(list.size());

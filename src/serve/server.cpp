@@ -72,10 +72,14 @@ Refusal is_ending() { return {503, "", "the server is ending."}; }
 // Why a request has not come whole, where that is so.
 std::optional<Refusal> fault_of(const Connection& connection) {
   switch (connection.fault()) {
-    case Connection::Fault::none: return std::nullopt;
-    case Connection::Fault::slow: return too_slow();
-    case Connection::Fault::large: return connection.in_body() ? too_large() : large_head();
-    case Connection::Fault::ending: return is_ending();
+    case Connection::Fault::none:
+      return std::nullopt;
+    case Connection::Fault::slow:
+      return too_slow();
+    case Connection::Fault::large:
+      return connection.in_body() ? too_large() : large_head();
+    case Connection::Fault::ending:
+      return is_ending();
   }
   return std::nullopt;
 }

@@ -197,7 +197,8 @@ TEST(Engine, WhatTheModelCannotDoIsRefused) {
   EXPECT_EQ(refused({.prompts = {random_prompt(400, 1)}}),
             "the prompt has 400 tokens, which leaves no room for a text in the model's length of "
             "400.");
-  EXPECT_TRUE(contains(refused({.prompts = {{1}}, .max_tokens = 400}), "has 1 token and max_tokens"));
+  EXPECT_TRUE(
+      contains(refused({.prompts = {{1}}, .max_tokens = 400}), "has 1 token and max_tokens"));
   EXPECT_TRUE(contains(refused({.prompts = {{1}}, .samples = 5}), "n is 5, expected 1 to 4"));
   EXPECT_TRUE(contains(refused({.prompts = {{1}}, .samples = 0}), "n is 0, expected 1 to 4"));
   EXPECT_TRUE(contains(refused({.prompts = {{1}, {1}}, .samples = 4}), "expected at most 6 texts"));
