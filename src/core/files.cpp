@@ -7,14 +7,16 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/error.h"
-
 namespace headloom {
 namespace {
 
 namespace fs = std::filesystem;
 
 std::string system_reason() { return std::strerror(errno); }
+
+[[noreturn]] void cannot_write(const std::string& path, const std::string& why) {
+  throw CannotWrite(str(path, ": cannot be written: ", why, "."));
+}
 
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
@@ -33,7 +35,7 @@ std::string target_of(const std::string& path) {
   fs::path target = path;
   std::error_code error;
   for (int links = 0; fs::is_symlink(target, error); ++links) {
-    if (links == 40) fail(path, ": cannot be written: Too many levels of symbolic links.");
+    if (links == 40) cannot_write(path, "Too many levels of symbolic links");
     target = target.parent_path() / fs::read_symlink(target, error);
   }
   return target.string();
@@ -57,19 +59,19 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
   const std::string path = target_of(name);
   const std::string temporary = path + ".tmp";
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) fail(path, ": cannot be written: ", system_reason(), ".");
+  if (fd < 0) cannot_write(path, system_reason());
   try {
     produce([&](const void* data, size_t size) {
       const char* at = static_cast<const char*>(data);
       while (size > 0) {
         const ssize_t written = ::write(fd, at, size);
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) fail(path, ": cannot be written: ", system_reason(), ".");
+        if (written <= 0) cannot_write(path, system_reason());
         at += written;
         size -= static_cast<size_t>(written);
       }
     });
-    if (::fsync(fd) != 0) fail(path, ": cannot be written: ", system_reason(), ".");
+    if (::fsync(fd) != 0) cannot_write(path, system_reason());
   } catch (...) {
     ::close(fd);
     ::unlink(temporary.c_str());
@@ -79,7 +81,7 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     const std::string why = system_reason();
     ::unlink(temporary.c_str());
-    fail(path, ": cannot be written: ", why, ".");
+    cannot_write(path, why);
   }
   sync_folder(folder_of(path));
 }
@@ -115,15 +117,14 @@ std::string read_file(const std::string& path) {
 
 void publish_folder(const std::string& from, const std::string& to) {
   sync_folder(from);
-  if (::rename(from.c_str(), to.c_str()) != 0)
-    fail(to, ": cannot be written: ", system_reason(), ".");
+  if (::rename(from.c_str(), to.c_str()) != 0) cannot_write(to, system_reason());
   sync_folder(folder_of(to));
 }
 
 void make_folders(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) fail(path, ": the folder cannot be made: ", error.message(), ".");
+  if (error) throw CannotWrite(str(path, ": the folder cannot be made: ", error.message(), "."));
 }
 
 }  // namespace headloom

@@ -6,15 +6,23 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.h"
+
 namespace headloom {
+
+// A file or folder cannot be written: the place is at fault, and not what was to be written there.
+class CannotWrite : public Error {
+ public:
+  using Error::Error;
+};
 
 // Throws Error where `path` cannot be written as a file: where it is a folder, a device, a pipe or
 // a socket, or its folder is not there. write_file() checks that too; a command that works for long
 // before it writes asks first.
 void check_output_file(const std::string& path);
 
-// Replaces `path`, or the file that it links to, by `content`. Throws Error naming the path and the
-// system's reason (a full disk, say); what stood at `path` before is then untouched.
+// Replaces `path`, or the file that it links to, by `content`. Throws CannotWrite naming the path
+// and the system's reason (a full disk, say); what stood at `path` before is then untouched.
 void write_file(const std::string& path, std::string_view content);
 
 // Whether there is a file (or what a link leads to). False too where the system does not tell, as
@@ -29,8 +37,10 @@ using Sink = std::function<void(const void* data, size_t size)>;
 void write_file(const std::string& path, const std::function<void(const Sink&)>& produce);
 
 // Makes a finished folder `from` appear as `to` (which must not exist), surviving a power cut.
+// Throws CannotWrite.
 void publish_folder(const std::string& from, const std::string& to);
 
+// Throws CannotWrite.
 void make_folders(const std::string& path);
 
 }  // namespace headloom

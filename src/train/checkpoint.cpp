@@ -240,9 +240,10 @@ void CheckpointStore::guarded(int64_t step, const std::vector<std::string>& own,
   } catch (const Error& error) {
     std::error_code ignored;
     for (const std::string& path : own) fs::remove_all(path, ignored);
-    fail("the checkpoint of step ", step, " could not be saved: ", error.what(),
-         intact.empty() ? " There is no earlier checkpoint."
-                        : str(" The checkpoint of step ", intact.back(), " is intact."));
+    throw CannotWrite(str("the checkpoint of step ", step, " could not be saved: ", error.what(),
+                          intact.empty()
+                              ? " There is no earlier checkpoint."
+                              : str(" The checkpoint of step ", intact.back(), " is intact.")));
   }
 }
 

@@ -303,6 +303,8 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
     throw;
   } catch (const FolderInUse&) {
     throw;
+  } catch (const CannotWrite&) {  // a full disk says nothing of the model
+    throw;
   } catch (const std::exception& error) {  // an allocation that failed, say
     result.problem = problem_of(error);
   }

@@ -11,6 +11,7 @@
 
 #include "core/lock.h"
 #include "support.h"
+#include "testing/file_limit.h"
 
 namespace headloom::test::compare_test {
 namespace {
@@ -362,6 +363,24 @@ TEST(Compare, RecordsAFailedRunAndGoesOn) {
       }
     }
   }
+}
+
+TEST(Compare, AFullDiskEndsItAndTheNextCallGoesOn) {
+  const TempFolder folder;
+  const Node config = parse_toml(
+      "seeds = [1, 2]\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 2\nbatch = 8\n"
+      "[[models]]\nname = 'mha'\n[[tasks]]\nname = 'copy'\n"
+      "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n",
+      "compare.toml");
+  std::string message;
+  {
+    const FileSizeLimit limit(4000);  // configurations fit, weights do not
+    message = message_of([&] { compare_quietly(config, folder.path()); });
+  }
+  EXPECT_TRUE(contains(message, "the checkpoint of step 2 could not be saved")) << message;
+  const report::Comparison compared = compare_quietly(config, folder.path()).comparison;
+  ASSERT_EQ(compared.runs.size(), 2u);
+  for (const report::Run& run : compared.runs) EXPECT_TRUE(finished(run)) << run.problem;
 }
 
 TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
