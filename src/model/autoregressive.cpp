@@ -3,9 +3,18 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/differences.h"
 #include "core/sizes.h"
 
 namespace headloom {
+namespace {
+
+// The first key in which the configurations of two models, as text, differ.
+Difference first_difference(const std::string& before, const std::string& after) {
+  return differences(parse_toml(before, "a state"), parse_toml(after, "a state")).at(0);
+}
+
+}  // namespace
 
 int64_t DecoderState::bytes() const {
   int64_t sum = 0;
@@ -29,7 +38,7 @@ void DecoderState::reserve(int64_t positions) {
 }
 
 DecoderState DecoderState::select(const Tensor& rows) const {
-  DecoderState out{.position = position.select(rows)};
+  DecoderState out{.position = position.select(rows), .model = model};
   for (const LayerState& layer : layers) out.layers.push_back(layer.select(rows));
   return out;
 }
@@ -48,10 +57,15 @@ void DecoderState::keep(const std::vector<int64_t>& which) {
 
 void DecoderState::add(const std::vector<DecoderState>& others) {
   require(!others.empty(), "there are no decoding states to join.");
-  if (layers.empty()) layers.resize(others[0].layers.size());
+  if (layers.empty()) {
+    layers.resize(others[0].layers.size());
+    model = others[0].model;
+  }
   for (const DecoderState& other : others) {
-    require(other.layers.size() == layers.size(), "decoding states cannot be joined: they are of ",
-            layers.size(), " and ", other.layers.size(), " layers.");
+    if (other.model == model) continue;
+    const Difference between = first_difference(model, other.model);
+    fail("decoding states cannot be joined: one is of a model with ", between.was(),
+         ", another of a model with ", between.is(), ".");
   }
   std::vector<int64_t> own(static_cast<size_t>(layers.empty() ? 0 : layers[0].mixer.batch()));
   std::iota(own.begin(), own.end(), 0);
@@ -70,7 +84,7 @@ void DecoderState::add(const std::vector<DecoderState>& others) {
 }
 
 DecoderState DecoderState::alias() const {
-  DecoderState out{.position = position};
+  DecoderState out{.position = position, .model = model};
   for (const LayerState& layer : layers) out.layers.push_back(layer.alias());
   return out;
 }
@@ -80,6 +94,9 @@ DecoderState DecoderState::join(const std::vector<DecoderState>& parts) {
   out.add(parts);
   return out;
 }
+
+AutoregressiveModel::AutoregressiveModel(const ModelConfig& config)
+    : Model(config), text_(to_toml(write_fields(config_))) {}
 
 void AutoregressiveModel::convert_weights(at::ScalarType type) {
   for (const auto& module : modules()) {
@@ -91,7 +108,7 @@ void AutoregressiveModel::convert_weights(at::ScalarType type) {
 DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
                                                 const Source& source) const {
   policy.checked();
-  DecoderState out;
+  DecoderState out{.model = text_};
   const auto& layers = decoder_layers().all();
   bool taken = false;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -131,9 +148,10 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) co
                 ", expected integers [B, n] of at least one position.");
   }
   if (state.layers.empty()) state = initial_state();
-  if (state.layers.size() != decoder_layers().all().size()) {
-    usage_error(what(), ": the state is of a model of ", state.layers.size(),
-                " layers, expected one of this model's ", decoder_layers().all().size(), ".");
+  if (state.model != text_) {
+    const Difference between = first_difference(state.model, text_);
+    usage_error(what(), ": the state is of a model with ", between.was(), ", expected ",
+                between.is(), ".");
   }
   const int64_t batch = state.batch();
   if (batch != 0 && batch != tokens.size(0)) {

@@ -11,6 +11,7 @@ namespace headloom {
 struct DecoderState {
   Positions position = {};  // seen
   std::vector<LayerState> layers = {};
+  std::string model = {};  // the configuration that its model has, as text; "": of none yet
 
   int64_t bytes() const;
   // Sequences; 0 while nothing is kept of any.
@@ -42,7 +43,7 @@ struct Source {
 
 class AutoregressiveModel : public Model {
  public:
-  using Model::Model;
+  explicit AutoregressiveModel(const ModelConfig& config);
 
   // Converts the weights of linear maps to bfloat16, or quantizes them to int8 (kChar: symmetric,
   // one scale for each output; Dettmers et al. 2022) or to four bits (Int4: symmetric, one scale
@@ -60,7 +61,8 @@ class AutoregressiveModel : public Model {
   // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. Tokens
   // and source may be on the CPU, wherever the model is. A state of nothing becomes the initial
   // one. Without gradients. Throws UsageError for tokens of another shape or number of sequences,
-  // or outside the vocabulary, and beyond learned positions.
+  // or outside the vocabulary, beyond learned positions, and for a state of a model that is
+  // configured otherwise.
   Tensor extend(const Tensor& tokens, DecoderState& state) const;
 
   // The layers that look back only.
@@ -71,6 +73,8 @@ class AutoregressiveModel : public Model {
   virtual TokenHead& head() = 0;
   // Encodes the source and leaves in each layer's state what it keeps of it.
   virtual void read_source(const Source& source, std::vector<LayerState>& states) const = 0;
+
+  const std::string text_;  // the configuration, by which its states know it
 };
 
 }  // namespace headloom

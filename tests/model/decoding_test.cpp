@@ -118,9 +118,30 @@ TEST(Decoding, WhatCannotBeJoinedIsRefused) {
     return message_of<Error>([&] { DecoderState::join(parts); });
   };
   EXPECT_TRUE(contains(refusal(a, model->initial_state()), "seen nothing"));
-  EXPECT_TRUE(contains(refusal(a, b), "another model's"));
+  EXPECT_TRUE(contains(refusal(a, b), "'layer.0.mixer.type = 'mha''"));
   EXPECT_TRUE(contains(refusal(a, narrow), "full and window:2"));
   EXPECT_TRUE(contains(message_of<Error>([] { DecoderState::join({}); }), "no decoding states"));
+}
+
+TEST(Decoding, AStateOfAnotherModelIsRefused) {
+  at::NoGradGuard no_grad;
+  const Tensor tokens = at::zeros({1, 3}, at::kLong);
+  const auto two_heads = decoder("[[layer]]\nmixer = { type = 'mha', heads = 2 }\n");
+  const auto refusal = [&](const char* toml) {
+    DecoderState state;
+    two_heads->extend(tokens, state);
+    const auto other = decoder(toml);
+    const std::string message = message_of<UsageError>([&] { other->extend(tokens, state); });
+    EXPECT_EQ(state.position.longest, 3);  // it goes on with its own
+    DecoderState copy = state.select(at::zeros({1}, at::kLong));
+    two_heads->extend(tokens, copy);
+    return message;
+  };
+  EXPECT_EQ(refusal("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n"),
+            "model: the state is of a model with 'layer.0.mixer.heads = 2', expected "
+            "'layer.0.mixer.heads = 4'.");
+  EXPECT_TRUE(contains(refusal("[[layer]]\nmixer = { type = 'retention', heads = 2 }\n"),
+                       "expected 'layer.0.mixer.type = 'retention''."));
 }
 
 TEST(Decoding, TheStateIsAsLargeAsSaid) {
