@@ -125,21 +125,29 @@ uint64_t document_lot(const std::string& name, uint64_t salt) {
 }
 
 LeftOut& LeftOut::operator+=(const LeftOut& other) {
-  not_text += other.not_text;
-  empty += other.empty;
-  alike += other.alike;
+  for (const auto names : {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike}) {
+    (this->*names).insert((this->*names).end(), (other.*names).begin(), (other.*names).end());
+  }
   return *this;
 }
 
 std::string LeftOut::text() const {
+  constexpr size_t kNamed = 3;
   std::vector<std::string> parts;
-  const auto add = [&](int64_t count, const char* one, const char* several) {
-    if (count > 0) parts.push_back(str(counted(count, "file"), count == 1 ? one : several));
+  const auto add = [&](const std::vector<std::string>& names, const char* one,
+                       const char* several) {
+    if (names.empty()) return;
+    std::string part;
+    for (size_t i = 0; i < std::min(names.size(), kNamed); ++i) {
+      part += str(i == 0 ? "'" : i + 1 == names.size() ? " and '" : ", '", names[i], "'");
+    }
+    if (names.size() > kNamed) part += str(" and ", names.size() - kNamed, " more");
+    parts.push_back(part + (names.size() == 1 ? one : several));
   };
-  add(not_text, " that is not text", " that are not text");
-  add(empty, " that is empty", " that are empty");
-  add(alike, " with the content of another", " with the content of others");
-  return parts.empty() ? "" : "left out: " + join(parts);
+  add(not_text, " is not text", " are not text");
+  add(empty, " is empty", " are empty");
+  add(alike, " has the content of another file", " have the content of other files");
+  return parts.empty() ? "" : "left out: " + join(parts, "; ");
 }
 
 std::string LeftOut::in_brackets() const {
@@ -169,13 +177,14 @@ Corpus read_corpus(const CorpusOptions& options) {
       if (files[i].asked_for) {
         fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
       }
-      ++left_out.not_text;
+      left_out.not_text.push_back(files[i].name);
       continue;
     }
     const bool known = seen.contains(text);
-    left_out.empty += text.empty();
-    left_out.alike += known;
-    if (text.empty() || known) continue;
+    if (text.empty() || known) {
+      (known ? left_out.alike : left_out.empty).push_back(files[i].name);
+      continue;
+    }
     if (static_cast<int64_t>(text.size()) > left) text.resize(static_cast<size_t>(left));
     left -= static_cast<int64_t>(text.size());
     documents[i] = {files[i].name, files[i].path, std::move(text)};
@@ -190,7 +199,7 @@ Corpus read_corpus(const CorpusOptions& options) {
     fail("there is no text in ", join(options.paths), ": ", found,
          options.extensions.empty() ? "." : " (looking for " + join(options.extensions) + ").");
   }
-  return {std::move(documents), left_out};
+  return {std::move(documents), std::move(left_out)};
 }
 
 }  // namespace headloom::data

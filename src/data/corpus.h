@@ -26,12 +26,12 @@ struct CorpusOptions {
   std::optional<int64_t> max_bytes;
 };
 
-// How many files were found and have no text of their own.
+// The names of the files that were found and have no text of their own.
 struct LeftOut {
-  int64_t not_text = 0, empty = 0, alike = 0;
+  std::vector<std::string> not_text = {}, empty = {}, alike = {};
 
   LeftOut& operator+=(const LeftOut& other);
-  // "left out: 2 files that are not text", or "" where there are none.
+  // "left out: 'a.png', 'b.png', 'c.png' and 4 more are not text", or "" where there are none.
   std::string text() const;
   // The same in brackets after a space, for the description of a task.
   std::string in_brackets() const;

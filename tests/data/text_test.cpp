@@ -1,5 +1,6 @@
 // Text: reading files, the split, the order, packing, and what is refused.
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "data/corpus.h"
@@ -41,9 +42,14 @@ TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(names_of({{folder.path()}, {}, {}}), (Names{"a/one.h", "b/two.txt", "c.txt"}));
   EXPECT_EQ(read_corpus({{folder.path()}, {}, {}}).left_out.text(),
-            "left out: 1 file that is not text, 1 file that is empty, 1 file with the content of "
-            "another");
+            "left out: 'binary.txt' is not text; 'empty.txt' is empty; 'copy.txt' has the content "
+            "of another file");
   EXPECT_EQ(read_corpus({{folder.path("c.txt")}, {}, {}}).left_out.text(), "");
+  const std::vector<std::string> more = {"e1.txt", "e2.txt", "e3.txt", "e4.txt"};
+  for (const std::string& name : more) folder.write(name, "");
+  expect_contains(read_corpus({{folder.path()}, {}, {}}).left_out.text(),
+                  "; 'e1.txt', 'e2.txt', 'e3.txt' and 2 more are empty; ");
+  for (const std::string& name : more) std::filesystem::remove(folder.path(name));
   EXPECT_EQ(names_of({{folder.path() + "/"}, {".txt"}, {}}), (Names{"b/two.txt", "c.txt"}));
   EXPECT_EQ(names_of({{folder.path("?")}, {}, {}}), (Names{"one.h", "two.txt"}));
   EXPECT_EQ(names_of({{folder.path("c*.txt"), folder.path("a")}, {}, {}}),
