@@ -135,7 +135,8 @@ Findings diversity(const Subject& subject) {
           formatted("%.1f%%", 100.0 / static_cast<double>(mean_qk.size(0))), ")."));
   if (compared > 0) {
     out.sentences.push_back(
-        str("On the text, the weights of two heads have a mean cosine of ",
+        str("On the ", subject.input.images.defined() ? "images" : "text",
+            ", the weights of two heads have a mean cosine of ",
             formatted("%.3f", before / static_cast<double>(compared)), " before composition and ",
             formatted("%.3f", after / static_cast<double>(compared)), " after it."));
   }

@@ -38,11 +38,13 @@ Node ConfigArguments::read_file() const {
   for (const std::string& name : names) {
     if (fs::path(name).stem() == fs::path(path).filename()) near = name;
   }
-  for (const ModelPreset& preset : model_presets()) {
-    if (preset.name == path) {
-      fail(path, ": cannot be read: there is no such file; it is a preset, which a configuration "
-                 "names in [model] as preset = \"", path, "\".");
-    }
+  std::vector<std::string> presets;
+  for (const ModelPreset& preset : model_presets()) presets.push_back(preset.name);
+  const std::string preset = nearest(path, presets);
+  if (preset == path || (near.empty() && !preset.empty())) {
+    fail(path, ": cannot be read: there is no such file; ",
+         preset == path ? "it is a preset" : str("'", preset, "' is a preset"),
+         ", which a configuration names in [model] as preset = \"", preset, "\".");
   }
   fail(path, ": cannot be read: there is no such file or folder",
        near.empty() ? "." : str("; did you mean '", near, "'?"));

@@ -200,7 +200,9 @@ Command generate_command() {
         app.add_option("model", a->model, "folder of a run")->required();
         app.add_option("--prompt", a->prompt,
                        "what the text starts with, or the source; - reads standard input");
-        app.add_option("--tokens", a->tokens, "tokens to write at most")->check(whole_number(0));
+        app.add_option("--tokens", a->tokens, "tokens to write at most")
+            ->check(whole_number(0))
+            ->capture_default_str();
         app.add_option("--temperature", a->sampling.temperature, "0: always the likeliest token")
             ->check(real_number(at_least(0.0)))
             ->capture_default_str();

@@ -138,7 +138,7 @@ AdamW::AdamW(const torch::nn::Module& model, const TrainOptions& options, Parame
       if (names.size() < 120) names += (names.empty() ? "" : ", ") + item.key();
     }
     usage_error(
-        "'train.group[", i + 1, "].parameters' is \"", options.groups[i].parameters,
+        "'train.group[", i, "].parameters' is \"", options.groups[i].parameters,
         "\", which names no parameter that is in no earlier group; the model's parameters are ",
         names, ", ...");
   }

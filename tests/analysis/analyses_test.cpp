@@ -390,6 +390,20 @@ TEST(Params, AddsUpToTheModel) {
   EXPECT_EQ(sum, static_cast<double>(all));
 }
 
+TEST(Analyses, OfAVisionTransformerSpeakOfImages) {
+  ModelConfig config;
+  read_fields(parse_toml("kind = 'vit'\nwidth = 16\ndepth = 1\nclasses = 3\n"
+                         "image = { channels = 1, height = 8, width = 8, patch = 4 }\n"
+                         "[[layer]]\n" + kMha,
+                         "test"),
+              config, "model");
+  const auto model = build_model(config);
+  const Subject subject{.model = model.get(), .input = {.images = at::rand({2, 1, 8, 8})}};
+  const Findings heads = run("diversity", subject), parts = run("params", subject);
+  EXPECT_NE(heads.sentences.at(1).find("On the images, "), std::string::npos);
+  EXPECT_NE(parts.sentences.at(0).find(" FLOPs a position forward."), std::string::npos);
+}
+
 TEST(Theorems, Hold) {
   const Findings found = run("theorems", {});
   const auto& t = found.tables;

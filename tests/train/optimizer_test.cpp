@@ -126,7 +126,7 @@ TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
   }
   o.groups[1].parameters = "nothing*";
   const std::string said = message_of([&] { AdamW(parts, o); });
-  EXPECT_TRUE(contains(said, "'train.group[2].parameters' is \"nothing*\"")) << said;
+  EXPECT_TRUE(contains(said, "'train.group[1].parameters' is \"nothing*\"")) << said;
   EXPECT_TRUE(contains(said, "matrix, vector, kernel")) << said;
 }
 
