@@ -55,6 +55,16 @@ void check_names(const std::vector<Named>& items, const char* what) {
 }
 
 void check_seeds(const CompareConfig& config, const Sweep& sweep) {
+  const auto refuse_seed = [](const Node& train, const std::string& table) {
+    if (!train.is_table() || train.find("seed") == nullptr) return;
+    usage_error(train.find("seed")->origin, ": [", table,
+                "] has the key 'seed', but every model trains from each of 'seeds', expected the "
+                "seeds there alone.");
+  };
+  refuse_seed(config.train, "train");
+  for (const auto& model : config.models) refuse_seed(model.train, "models.train");
+  for (const auto& task : config.tasks) refuse_seed(task.train, "tasks.train");
+  for (const auto& size : config.sizes) refuse_seed(size.train, "sizes.train");
   check_different_seeds(config.seeds, "seeds");
   const std::set<int64_t> seeds(config.seeds.begin(), config.seeds.end());
   if (sweep.empty()) return;

@@ -486,6 +486,8 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(unmatched, "within 1%"));
   EXPECT_TRUE(contains(refused("train.stepps=6"), "train.steps"));
   EXPECT_TRUE(contains(refused("seeds=[1,1]"), "seeds"));
+  EXPECT_TRUE(contains(refused("train.seed=5"), "[train] has the key 'seed', but every model"));
+  EXPECT_TRUE(contains(refused("models.1.train.seed=5"), "[models.train] has the key 'seed'"));
   const std::string group = refused("models.1.train={group=[{parameters='*.nothing', lr=0.1}]}");
   EXPECT_TRUE(contains(group, "model 'talking' on task 'copy'")) << group;
   EXPECT_TRUE(contains(group, "names no parameter")) << group;
