@@ -108,7 +108,19 @@ void FunctionalModule::clear_tensors() {
   }
 }
 
+bool is_of_python(const Tensor& t) { return t.key_set().has(c10::DispatchKey::Python); }
+
 void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs) {
+  for (const Input& input : inputs) {
+    if (!input.tensor.defined() || is_of_python(input.tensor)) continue;
+    for (size_t i = 0; i < params.size(); ++i) {
+      TORCH_CHECK_VALUE(!is_of_python(params[i]), functional.module->what(), ": parameter '",
+                        functional.parameters[i].name, "' is a DTensor or of another class, but ",
+                        input.name, " is a plain tensor; expected one class. Parameters that FSDP ",
+                        "shards are whole in forward and in methods that ",
+                        "register_fsdp_forward_method names.");
+    }
+  }
   // Autocast brings types together, but leaves Double alone.
   const bool autocast =
       at::autocast::is_autocast_enabled(params.empty() ? at::kCPU : params[0].device().type());

@@ -69,8 +69,12 @@ struct FunctionalModule {
   void clear_tensors();
 };
 
+// Whether it is of a Python class of its own, as a DTensor: C++ does not see its numbers.
+bool is_of_python(const Tensor& t);
+
 // After a failure: a ValueError that names them where inputs and parameters are of several types,
-// which no operator inside can say in the caller's words.
+// or parameters that FSDP shards meet plain inputs, which no operator inside can say in the
+// caller's words.
 void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs);
 
 // Its initial weights are thrown away and leave no trace in the caller's random numbers.

@@ -207,6 +207,10 @@ class GenerationFromPython : public torch::CustomClassHolder {
       TORCH_CHECK_VALUE(
           !params[i].is_meta(), "model: parameter '", functional_.parameters[i].name,
           "' is on meta, expected cpu or another device that has numbers to generate.");
+      TORCH_CHECK_VALUE(!is_of_python(params[i]), "model: parameter '",
+                        functional_.parameters[i].name,
+                        "' is a DTensor or of another class, expected a plain tensor to generate. ",
+                        "For FSDP, register_fsdp_forward_method(model, \"generate\") gathers it.");
     }
     functional_.module->eval();
     AutoregressiveModel& decoder = as_autoregressive(*functional_.module);
@@ -328,6 +332,11 @@ void save(std::string_view path, std::string_view spec, at::TensorList params,
     TORCH_CHECK_VALUE(present.size() == params.size(), "save: params has ", params.size(),
                       " tensors, expected ", present.size(), ".");
     for (size_t i = 0; i < params.size(); ++i) {
+      TORCH_CHECK_VALUE(!params[i].is_meta() && !is_of_python(params[i]), "save: parameter '",
+                        present[i].first, "' is ",
+                        params[i].is_meta() ? "on meta" : "a DTensor or of another class",
+                        ", expected a plain tensor with values. Of a model that FSDP shards, save ",
+                        "one that has loaded get_model_state_dict's full state.");
       present[i].second.set_data(params[i].detach().to(at::kCPU, at::kFloat).contiguous());
     }
     write_run(std::string(path), config, *model, std::string(tokenizer));

@@ -50,6 +50,15 @@ def whole(model):
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in model.state_dict().items()}
 
 
+def refusal(call):
+    """What a call says that is refused."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def as_rank(folder):
     """What each of the two processes does."""
     dist.init_process_group("gloo")
@@ -75,6 +84,11 @@ def as_rank(folder):
         found["loss"] = model.loss(tokens, tokens).detach()
 
     model = fully_shard(new(1))
+    found["refused"] = {
+        "extend": refusal(lambda: model.extend(tokens, headloom.State())),
+        "generate": refusal(lambda: model.generate(tokens, 1)),
+        "save": refusal(lambda: model.save(folder / "saved")),
+    }
     optimizer = adamw(model)
     state = dict(zip(["model", "optimizer"], get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=folder / "dcp")
@@ -122,6 +136,15 @@ def test_a_sharded_model_has_its_loss(found, alone):
     tokens = torch.arange(12).unsqueeze(0)
     with torch.no_grad():
         torch.testing.assert_close(found[1]["loss"], alone[0].loss(tokens, tokens), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "call, words", [("extend", "register_fsdp_forward_method"), ("generate", "register_fsdp_forward_method"), ("save", "get_model_state_dict")]
+)
+def test_what_needs_the_whole_parameters_says_so(found, call, words):
+    said = found[1]["refused"][call]
+    assert "parameter 'embedding' is a DTensor" in said and words in said, said
+    assert not (found[0] / "saved").exists()
 
 
 def test_a_sharded_checkpoint_goes_on_with_the_same_bits(found):
