@@ -159,11 +159,12 @@ struct BlockedCall {
 
   void run(bool add) const {
     static product_kernel::ReadsRows* const reads_rows = HL_CHOOSE(product_kernel::reads_rows);
-    for (int64_t k0 = 0; k0 < k; k0 += sizes.kc) {
-      const int64_t k1 = std::min(k0 + sizes.kc, k), depth = lines(k1 - k0);
+    // Columns of a matrix, as the gradient of a weight has them, need no packing.
+    const bool in_place = args.a.row == 1 && reads_rows(args, {0, m, 0, n, 0, k});
+    const int64_t most = in_place ? sizes.kc_adjacent : sizes.kc;
+    for (int64_t k0 = 0; k0 < k; k0 += most) {
+      const int64_t k1 = std::min(k0 + most, k), depth = lines(k1 - k0);
       const bool few_rows = m < n && parts(m, sizes.mr) * depth * sizes.a_line <= kBytesOfSharedA;
-      // Columns of a matrix, as the gradient of a weight has them, need no packing.
-      const bool in_place = args.a.row == 1 && reads_rows(args, {0, m, 0, n, k0, k1});
       if (few_rows && !in_place && parts(n, sizes.nr) >= 4 * threads) {
         run_by_columns(k0, k1, add || k0 > 0);
         continue;

@@ -26,8 +26,8 @@ struct Args {
   int64_t c_row = 0;
   const float* scale = nullptr;  // [n] of the sums, or null
   const void* bias = nullptr;    // [n] or null
-  bool amx = false;      // bfloat16 by the tile registers of AMX (kernel/tiles.h)
-  bool b_float = false;  // amx: B is float, and is rounded to bfloat16 where it is packed
+  bool amx = false;              // bfloat16 by the tile registers of AMX (kernel/tiles.h)
+  bool b_float = false;          // amx: B is float, and is rounded to bfloat16 where it is packed
 };
 
 // A range of the rows, of the columns and of what is summed over.
@@ -38,9 +38,10 @@ struct Block {
 // Sizes that suit the instruction set. A panel of A has `mr` rows, one of B has `nr` columns.
 struct Sizes {
   int64_t mr, nr;
-  int64_t kc;  // most values that are summed over at once; a multiple of kr
-  int64_t kr;  // panels have a multiple of so many values along k, with zeros at the end
-  int64_t mc;  // rows of A that a thread packs at once
+  int64_t kc;           // most values that are summed over at once; a multiple of kr
+  int64_t kc_adjacent;  // the same where reads_rows() holds for rows that are adjacent in memory
+  int64_t kr;           // panels have a multiple of so many values along k, with zeros at the end
+  int64_t mc;           // rows of A that a thread packs at once
   // Bytes of a panel's line: of mr or nr values, or of so many pairs along k.
   int64_t a_line, b_line;
   bool pairs;  // a line holds pairs

@@ -27,8 +27,11 @@ constexpr int64_t kSummed = 384;
 // Panels of both factors stay in the second level of cache. Each further part of a long sum reads
 // and writes all of C once more.
 constexpr int64_t kSummedPairs = 4096;
+// The same where the rows of A are read from where they are and are adjacent (Rows::kAdjacent):
+// what one panel of them brings to the first level of cache stays there for all panels of B.
+constexpr int64_t kSummedAdjacent = 384;
 constexpr int64_t kBytesOfA = 256 << 10;
-// Lines that are fetched ahead of those that are read: processors do not foresee them by
+// Lines that are fetched ahead of those that are packed: processors do not foresee them by
 // themselves, because few bytes of each are read at a time.
 constexpr int64_t kAhead = 16;
 // The same where whole lines of a cache are read: one line of 16 floats.
@@ -167,10 +170,19 @@ struct Lines {
   }
 };
 
+// What is read from memory after this block, fetched to the second level of cache in the steps of
+// its sums: element l * step of each in step l.
+template <typename E>
+struct NextBlock {
+  const E *a = nullptr, *b = nullptr;
+  int64_t a_step = 0, b_step = 0;
+};
+
 // M rows of C and `columns` of the first kUsed vectors of the panel's: the sums stay in registers.
 template <int M, int kUsed, Rows kRowsAre, typename E, typename C>
 HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, int64_t c_row,
-                     int64_t columns, bool add, const float* scale, const C* bias) {
+                     int64_t columns, bool add, const float* scale, const C* bias,
+                     NextBlock<E> next) {
   vf sums[M][kUsed];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
@@ -187,7 +199,10 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
 #pragma GCC unroll 4
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
     if constexpr (kRowsAre == Rows::kPacked) __builtin_prefetch(row[0] + lines * kRows);
-    if constexpr (kRowsAre == Rows::kAdjacent) __builtin_prefetch(row[0] + kAhead * step);
+    if constexpr (kRowsAre == Rows::kAdjacent) {
+      __builtin_prefetch(next.a + l * next.a_step, 0, 2);
+      __builtin_prefetch(next.b + l * next.b_step, 0, 2);
+    }
     // The rows of the next panel lie behind these, often without a gap.
     if constexpr (kRowsAre == Rows::kApart) __builtin_prefetch(a + M * step + M * l);
 #pragma GCC unroll 16
@@ -223,13 +238,13 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
 
 template <int kUsed, Rows kRowsAre, typename E, typename C>
 void rows(int count, int64_t lines, const E* a, int64_t step, const E* b, C* c, int64_t c_row,
-          int64_t columns, bool add, const float* scale, const C* bias) {
+          int64_t columns, bool add, const float* scale, const C* bias, NextBlock<E> next) {
   // NOLINTNEXTLINE(bugprone-switch-missing-default-case): count is 1 to kRows.
   switch (count) {
-#define HL_ROWS(n)                                                                       \
-  case n:                                                                                \
-    if constexpr ((n) <= kRows)                                                          \
-      block<n, kUsed, kRowsAre>(lines, a, step, b, c, c_row, columns, add, scale, bias); \
+#define HL_ROWS(n)                                                                             \
+  case n:                                                                                      \
+    if constexpr ((n) <= kRows)                                                                \
+      block<n, kUsed, kRowsAre>(lines, a, step, b, c, c_row, columns, add, scale, bias, next); \
     break;
     HL_ROWS(1)
     HL_ROWS(2)
@@ -327,10 +342,22 @@ void multiply(const Args& args, const Block& at, bool add, const Element<T>* b, 
     C* const to = static_cast<C*>(args.c) + m * args.c_row + n;
     const float* const scale = args.scale == nullptr ? nullptr : args.scale + n;
     const C* const offset = bias == nullptr ? nullptr : bias + n;
-    const auto some = at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C>
-                                     : rows<1, kRowsAre, Element<T>, C>;
+    const auto some =
+        at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C> : rows<1, kRowsAre, Element<T>, C>;
+    NextBlock<Element<T>> next;
+    if constexpr (kRowsAre == Rows::kAdjacent) {
+      // Of A the next panel, or the first one of the sums' next part. A line of the cache that ends
+      // in this panel is there already, hence the panel's last row. Of B the columns of the next
+      // part that are packed then: two panels of A fetch the two vectors of a panel of B.
+      const bool last = m + count == at.m1;
+      const int64_t row = (last ? at.m0 : m + count) + kRows - 1;
+      next = {.a = place<T>(args.a, row, last ? at.k1 : at.k0),
+              .b = place<T>(args.b, at.k1, n + panel % kVectors * VL),
+              .a_step = step,
+              .b_step = args.b.row};
+    }
     some(count, lines, from, step, b + (n - at.n0) * lines, to, args.c_row, at.n1 - n, add, scale,
-         offset);
+         offset, next);
   };
   const auto each_panel_of_rows = [&](const auto& run) {
     for (int64_t m = at.m0, panel = 0; m < at.m1; ++panel) {
@@ -361,7 +388,7 @@ void run(const Args& args, const Block& at, bool add, const void* packed, void* 
   const Rows rows_are = rows_of<T>(args, at);
   if constexpr (std::is_same_v<T, float>) {
     if (rows_are == Rows::kAdjacent)
-      return multiply<T, C, Rows::kAdjacent>(args, at, add, b, nullptr, /*rows_outside=*/false);
+      return multiply<T, C, Rows::kAdjacent>(args, at, add, b, nullptr, /*rows_outside=*/true);
     if (rows_are == Rows::kApart)
       return multiply<T, C, Rows::kApart>(args, at, add, b, nullptr, /*rows_outside=*/false);
   }
@@ -377,6 +404,7 @@ Sizes sizes() {
   return {.mr = kRows,
           .nr = kColumns,
           .kc = kc,
+          .kc_adjacent = std::min(kc, kSummedAdjacent),
           .kr = kDepth<T>,
           .mc = panels * kRows,
           .a_line = a_line,

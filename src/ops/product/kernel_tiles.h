@@ -35,6 +35,7 @@ inline Sizes tile_sizes(int64_t k) {
   return {.mr = kTileRows,
           .nr = kTileColumns,
           .kc = kMostTileDepth,
+          .kc_adjacent = kMostTileDepth,
           .kr = kTileDepth,
           .mc = panels * kTileRows,
           .a_line = line,
