@@ -16,20 +16,18 @@ constexpr int kVectors = 2;
 constexpr int64_t kColumns = kVectors * VL;
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kRows = 14;
-constexpr int64_t kSummed = 768;
+constexpr int64_t kSummed = 768, kSummedAdjacent = 384;
 #elif defined(CPU_CAPABILITY_AVX2) || defined(__aarch64__)
 constexpr int kRows = 6;
-constexpr int64_t kSummed = 384;
+constexpr int64_t kSummed = 384, kSummedAdjacent = 128;
 #else
 constexpr int kRows = 4;
-constexpr int64_t kSummed = 384;
+constexpr int64_t kSummed = 384, kSummedAdjacent = 128;
 #endif
 // Panels of both factors stay in the second level of cache. Each further part of a long sum reads
-// and writes all of C once more.
+// and writes all of C once more. Where adjacent rows of A are read from where they are, the lines
+// of the cache that a panel of them shares with the next one stay in the first level.
 constexpr int64_t kSummedPairs = 4096;
-// The same where the rows of A are read from where they are and are adjacent (Rows::kAdjacent):
-// what one panel of them brings to the first level of cache stays there for all panels of B.
-constexpr int64_t kSummedAdjacent = 384;
 constexpr int64_t kBytesOfA = 256 << 10;
 // Lines that are fetched ahead of those that are packed: processors do not foresee them by
 // themselves, because few bytes of each are read at a time.
@@ -404,7 +402,7 @@ Sizes sizes() {
   return {.mr = kRows,
           .nr = kColumns,
           .kc = kc,
-          .kc_adjacent = std::min(kc, kSummedAdjacent),
+          .kc_adjacent = kSummedAdjacent,
           .kr = kDepth<T>,
           .mc = panels * kRows,
           .a_line = a_line,
