@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "core/text.h"
 
@@ -19,7 +20,9 @@ std::string fixed(double value, int decimals) {
   } else {
     std::snprintf(buffer, sizeof buffer, "%.*f", decimals, value);
   }
-  return buffer;
+  // What rounds to zero has no sign.
+  const bool is_zero = std::strspn(buffer, "-0.") == std::strlen(buffer);
+  return buffer[0] == '-' && is_zero ? buffer + 1 : buffer;
 }
 
 std::string percent(double fraction, int decimals) {

@@ -23,14 +23,17 @@ std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const M
   for (const TaskSummary* task : tasks) {
     for (const Row& row : task->rows) {
       if (row.model != &model || row.build == nullptr) continue;
-      Rung rung{.task = task, .parameters = static_cast<double>(row.build->parameters)};
+      Rung rung{
+          .task = task, .parameters = static_cast<double>(row.build->parameters), .tokens = 0};
       for (const Run* run : row.runs) {
         if (run->state != RunState::kFinished || run_failed(*run)) continue;
         const Point& last = run->points.back();
         if (!std::isfinite(last.loss) || !(last.tokens > 0)) continue;
-        rung.tokens = last.tokens;
+        rung.tokens += last.tokens;
         rung.losses.emplace_back(run->seed, last.loss);
       }
+      // The seeds end at different tokens where training stops at an accuracy.
+      if (!rung.losses.empty()) rung.tokens /= static_cast<double>(rung.losses.size());
       rung.compute = 3 * row.build->flops_per_unit * rung.tokens;
       if (rung.losses.empty() || !(rung.compute > 0) || !(rung.parameters > 0)) continue;
       rungs.push_back(std::move(rung));
@@ -344,14 +347,18 @@ std::vector<std::vector<std::string>> scaling_table(const Ladder& ladder) {
       out += " (" + fixed(interval.low, 3) + " to " + fixed(interval.high, 3) + ")";
     return out;
   };
+  // E is at least 0. An interval that ends there on both sides says nothing about what E is.
+  const auto floor = [&](const FamilyFit& f) {
+    const bool at_bound = f.law.floor == 0 && f.floor.high == 0;
+    return at_bound ? std::string("0, its bound") : with(f.law.floor, f.floor);
+  };
   for (const FamilyFit& f : ladder.families) {
     const bool fitted = !f.law.factors.empty();
     std::string worth = kDash;
     if (!f.worth.empty()) {
       worth = std::isnan(f.worth.back().factor) ? "not determined" : worth_text(f.worth.back());
     }
-    lines.push_back({f.model->label, str(f.rungs.size()),
-                     fitted ? with(f.law.floor, f.floor) : std::string(kDash),
+    lines.push_back({f.model->label, str(f.rungs.size()), fitted ? floor(f) : std::string(kDash),
                      fitted ? with(f.law.exponents[0], f.exponent) : std::string(kDash),
                      fitted ? formatted("%.2g", f.law.error) : std::string(kDash), worth});
   }

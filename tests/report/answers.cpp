@@ -624,6 +624,8 @@ TEST(Format, Numbers) {
   EXPECT_EQ(grouped(1234567), "1,234,567");
   EXPECT_EQ(grouped(999), "999");
   EXPECT_EQ(fixed(kUnknown, 3), "–");
+  EXPECT_EQ(fixed(-0.004, 2), "0.00");
+  EXPECT_EQ(fixed(-0.006, 2), "-0.01");
   EXPECT_EQ(bytes(-1), "–");
   EXPECT_EQ(rich("a `<b>` c"), "a <code>&lt;b&gt;</code> c");
   EXPECT_EQ(pad("±1", 4, true), "  ±1");

@@ -125,7 +125,8 @@ TEST(Scaling, FindsWhatComputeIsWorth) {
       EXPECT_GE(e.interval.high, planted * 0.97);
     }
   }
-  EXPECT_NE(found[0].answer.find("the baseline `m0` needs 1.5"), std::string::npos) << found[0].answer;
+  EXPECT_NE(found[0].answer.find("the baseline `m0` needs 1.5"), std::string::npos)
+      << found[0].answer;
   EXPECT_NE(found[0].answer.find("no difference is found"), std::string::npos) << found[0].answer;
   EXPECT_NE(found[0].answer.find("nothing tests their form"), std::string::npos);
   const Comparison four = ladder({1.5}, 5, 0.01, 4);
@@ -163,6 +164,23 @@ TEST(Scaling, SaysWhatItCannotKnow) {
   none.runs.clear();
   EXPECT_TRUE(ladders(none, summarize(none)).empty());
   EXPECT_TRUE(ladders(small({{"a", {1}}}), summarize(small({{"a", {1}}}))).empty());
+}
+
+TEST(Scaling, TheTokensOfASizeAreTheMeanOfItsRuns) {
+  Comparison c = ladder({}, 2, 0.001);
+  c.runs.front().points.back().tokens *= 3;  // one seed of the first size
+  EXPECT_NEAR(ladders(c, summarize(c))[0].families[0].rungs[0].tokens, 2e6, 1);
+}
+
+TEST(Scaling, SaysThatTheFloorIsAtItsBound) {
+  // Losses that fall ever faster: no loss that cannot be reduced explains them.
+  Comparison c = ladder({}, 5, 0.001);
+  for (auto& run : c.runs) {
+    Point& last = run.points.back();
+    last.loss = last.quality = 9 - 1e-6 * last.tokens + 1e-3 * static_cast<double>(run.seed);
+  }
+  const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
+  EXPECT_EQ(row.at(2), "0, its bound");
 }
 
 TEST(Scaling, IsInEveryFormOfTheReport) {

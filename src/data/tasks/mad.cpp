@@ -279,7 +279,7 @@ class Memorization final : public MadTask {
 
   std::vector<Floor> floors() const override {
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
-            {"any value", 1.0 / static_cast<double>(vocabulary() - 1 - keys_)}};
+            {"any value", 1.0 / static_cast<double>(keys_)}};  // that a key has
   }
   std::string describe() const override {
     return str("Sequences of ", options_.length / 2, " of ", keys_,
