@@ -327,10 +327,12 @@ nlohmann::ordered_json description_json(const Description& d) {
 void print_description(const DescribeArguments& a, const Description& d) {
   const ModelConfig& model = d.config.model;
   const ModelCosts& costs = d.costs;
-  std::printf("%-30s %12s %14s %7s  %s\n", "part", "parameters", "FLOPs a token", "share",
-              "FLOPs a token and layer");
+  // The positions of an image are its patches.
+  const std::string flops = model.kind == "vit" ? "FLOPs a position" : "FLOPs a token";
+  std::printf("%-30s %12s %16s %7s  %s\n", "part", "parameters", flops.c_str(), "share",
+              (flops + " and layer").c_str());
   for (const Cost& c : costs.parts) {
-    std::printf("%-30s %12s %14s %6.2f%%  %s\n", ((c.mechanism ? "+ " : "  ") + c.part).c_str(),
+    std::printf("%-30s %12s %16s %6.2f%%  %s\n", ((c.mechanism ? "+ " : "  ") + c.part).c_str(),
                 human_count(static_cast<double>(c.parameters)).c_str(),
                 human_count(c.flops_per_token).c_str(),
                 100 * c.flops_per_token / costs.flops_per_token, c.formula.c_str());
@@ -341,7 +343,7 @@ void print_description(const DescribeArguments& a, const Description& d) {
     std::printf("active parameters     %s, those that work for a token\n",
                 human_count(static_cast<double>(costs.active_parameters)).c_str());
   }
-  std::printf("forward FLOPs a token %s at length %lld\n",
+  std::printf("%-21s %s at length %lld\n", ("forward " + flops).c_str(),
               human_count(costs.flops_per_token).c_str(), static_cast<long long>(d.length));
   if (model.kind == "decoder" || model.kind == "encoder_decoder") {
     std::printf("decoding state        %s at length %lld, to which each token adds %s (float32)\n",

@@ -75,6 +75,7 @@ int run_serve(ServeArguments& a) {
       said = true;
       const serve::Engine::Load load = engine.load();
       const int64_t texts = load.running + load.waiting;
+      if (texts == 0) return true;
       std::fprintf(stderr,
                    "headloom: ending when %s in progress %s done; once more ends at once.\n",
                    texts == 1 ? "the text" : str("the ", texts, " texts").c_str(),

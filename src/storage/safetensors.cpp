@@ -135,6 +135,9 @@ NamedTensors read_safetensors(const std::string& path) {
     require(ranges[i].first >= ranges[i - 1].second, path, ": two tensors overlap at byte ",
             ranges[i].first, ".");
   }
+  const uint64_t end = ranges.empty() ? 0 : ranges.back().second;
+  require(end == available, path, ": has ", available - end,
+          " bytes after its last tensor, expected none: the file is damaged.");
   return tensors;
 }
 

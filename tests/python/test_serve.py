@@ -437,7 +437,7 @@ def test_the_end_does_not_wait_for_half_a_request(place):
                 assert b" 503 " in answer.readline()
                 assert b"the server is ending." in answer.read()
         server.process.wait(timeout=5)
-        assert server.process.returncode == 0
+        assert server.process.returncode == 0 and server.process.stderr.read() == ""
 
 
 def test_a_second_interrupt_ends_at_once(place):

@@ -121,6 +121,9 @@ TEST_F(Safetensors, HeadersThatLieAreRefused) {
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[2]", "[0,4]"), 8)), "does not fit its shape"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[1]", "[4,8]"), 4)), "truncated or damaged"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[1]", "[8,4]"), 8)), "truncated or damaged"));
+  EXPECT_TRUE(
+      contains(refused(file_of(one("F32", "[1]", "[0,4]"), 6)), "2 bytes after its last tensor"));
+  EXPECT_TRUE(contains(refused(file_of("{}", 3)), "3 bytes after its last tensor"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[-1]", "[0,4]"), 4)), "malformed"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "[1.5]", "[0,4]"), 4)), "malformed"));
   EXPECT_TRUE(contains(refused(file_of(one("F32", "\"x\"", "[0,4]"), 4)), "malformed"));
