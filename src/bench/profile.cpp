@@ -39,6 +39,7 @@ constexpr std::pair<std::string_view, Part> kPrefixes[] = {
     {"aten::nll_loss", kHead},
     {"aten::_log_softmax", kHead},
     {"aten::embedding", kEmbedding},
+    {"aten::index_add", kEmbedding},  // its gradient
     {"headloom::rms_norm", kNorms},
     {"headloom::gated_norm", kNorms},
     {"aten::layer_norm", kNorms},

@@ -17,12 +17,12 @@ RowGradients::Take g_take;
 
 thread_local RowsBesideScores* t_beside = nullptr;
 
-// Sparse gradients pay where the table has more rows than there are tokens. Tracing and tensor
-// subclasses do not support them. In bfloat16 the gradients of a token that appears several times
-// must be added up before they are rounded.
-bool gives_rows(const at::Tensor& table, const at::Tensor& tokens) {
+// Whether EmbeddingByRows can stand in for at::embedding. Tracing, tensor subclasses and
+// forward-mode differentiation do not know it. In bfloat16 the gradients of a token that appears
+// several times must be added up before they are rounded.
+bool is_plain(const at::Tensor& table, const at::Tensor& tokens) {
   return !at::isTensorSubclassLike(table) && !at::isTensorSubclassLike(tokens) && table.is_cpu() &&
-         table.scalar_type() == at::kFloat && table.size(0) > tokens.numel();
+         table.scalar_type() == at::kFloat && !table._fw_grad(/*level=*/0).defined();
 }
 
 // Whether nobody else sees what is written to a gradient.
@@ -60,10 +60,18 @@ struct EmbeddingByRows : torch::autograd::Function<EmbeddingByRows> {
     const bool taken =
         g_take && g_take(table, tokens.flatten().to(at::kLong), gradients[0].flatten(0, -2));
     if (taken) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    // A graph of gradients is of matrices.
-    const bool sparse = context->saved_data["sparse"].toBool() && !at::GradMode::is_enabled();
-    return {at::embedding_backward(gradients[0], tokens, table.size(0), -1, false, sparse),
-            at::Tensor(), at::Tensor()};
+    // A graph of gradients, and a batch of them, are of matrices that are made out of place.
+    const at::Tensor& of_rows = gradients[0];
+    const bool again = at::GradMode::is_enabled() || at::isTensorSubclassLike(of_rows);
+    at::Tensor of_table;
+    if (again || context->saved_data["sparse"].toBool()) {
+      of_table = at::embedding_backward(of_rows, tokens, table.size(0), -1, false, !again);
+    } else {
+      // The same sums as embedding_dense_backward, which looks up every token in every thread.
+      of_table = at::zeros(table.sizes(), of_rows.options())
+                     .index_add_(0, tokens.flatten().to(at::kLong), of_rows.flatten(0, -2));
+    }
+    return {of_table, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -79,15 +87,21 @@ RowsBesideScores::~RowsBesideScores() { t_beside = before_; }
 at::Tensor embedding_by_rows(const at::Tensor& table, const at::Tensor& tokens) {
   if (!at::GradMode::is_enabled() || !table.requires_grad()) return at::embedding(table, tokens);
   if (g_take) return EmbeddingByRows::apply(table, tokens, /*sparse=*/false);
+  if (!is_plain(table, tokens)) return at::embedding(table, tokens);
   RowsBesideScores* const beside = t_beside;
-  if (beside == nullptr || !gives_rows(table, tokens)) return at::embedding(table, tokens);
+  // Sparse gradients pay where the table has more rows than there are tokens.
+  if (beside == nullptr || table.size(0) <= tokens.numel()) {
+    return EmbeddingByRows::apply(table, tokens, /*sparse=*/false);
+  }
   if (!beside->table_.defined()) {
     const variable_list both = TableOfBoth::apply(table);
     beside->table_ = table;
     beside->for_rows_ = both[0];
     beside->for_scores_ = both[1];
   }
-  if (!beside->table_.is_same(table)) return at::embedding(table, tokens);
+  if (!beside->table_.is_same(table)) {
+    return EmbeddingByRows::apply(table, tokens, /*sparse=*/false);
+  }
   return EmbeddingByRows::apply(beside->for_rows_, tokens, /*sparse=*/true);
 }
 
