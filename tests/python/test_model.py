@@ -311,6 +311,34 @@ def test_a_tied_table_gets_one_gradient_of_its_two():
     assert second.isfinite().all() and second.abs().sum() > 0
 
 
+def test_the_gradient_of_an_embedding_is_one_however_it_is_asked_for():
+    model, x = decoder(layer=[layer("talking_heads")]), tokens()
+    name, table = next((n, p) for n, p in model.named_parameters() if "embedding" in n)
+
+    def loss(table):
+        return functional_call(model, {name: table}, (x,)).square().mean()
+
+    def equals(found, expected):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+    expected = torch.func.grad(loss)(table.detach())  # a transform takes PyTorch's own embedding
+    equals(torch.autograd.grad(loss(table), table)[0], expected)
+    value = loss(table)
+    both = torch.autograd.grad(torch.stack([value, 2 * value]), table, torch.eye(2), is_grads_batched=True)[0]
+    equals(both, torch.stack([expected, 2 * expected]))
+    (found,) = torch.autograd.grad(loss(table), table, create_graph=True)
+    equals(found, expected)
+    assert torch.autograd.grad(found.square().sum(), table)[0].abs().sum() > 0
+    direction = torch.randn_like(expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(table.detach(), direction)
+        tangent = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
+        wanting = torch.autograd.forward_ad.make_dual(table, direction)  # both kinds at once
+        again = torch.autograd.forward_ad.unpack_dual(loss(wanting)).tangent
+    for found in (tangent, again):
+        torch.testing.assert_close(found, (expected * direction).sum(), atol=1e-5, rtol=1e-4)
+
+
 def test_loss_compiles_without_breaks():
     model, x = make("tied"), tokens(length=LENGTH + 1)
     expected = model.loss(x[:, :-1], x[:, 1:])
