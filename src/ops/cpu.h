@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "ops/kernel/capability.h"
 #include "ops/kernel/types.h"
@@ -85,12 +86,20 @@ void for_each_share(int64_t count, int64_t workers, const F& f) {
   });
 }
 
-// task(i) for each i below `count`. Threads do not run evenly: who is ahead takes more.
+// task(i) for each i below `count`. Every thread begins with a share of its own, the same rows as
+// in other operators, which its caches may still have: cores that share no cache read each other's
+// rows slowly. Threads do not run evenly: who is ahead takes tasks from the shares of others.
 template <typename F>
 void each_task(int64_t threads, int64_t count, const F& task) {
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min(threads, count), 1, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count; i = next++) task(i);
+  const int64_t shares = std::min(threads, count);
+  std::vector<std::atomic<int64_t>> next(static_cast<size_t>(shares));
+  for (int64_t s = 0; s < shares; ++s) next[static_cast<size_t>(s)] = count * s / shares;
+  at::parallel_for(0, shares, 1, [&](int64_t first, int64_t) {
+    for (int64_t k = 0; k < shares; ++k) {
+      const int64_t s = (first + k) % shares, end = count * (s + 1) / shares;
+      std::atomic<int64_t>& own = next[static_cast<size_t>(s)];
+      for (int64_t i = own++; i < end; i = own++) task(i);
+    }
   });
 }
 
