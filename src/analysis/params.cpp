@@ -14,11 +14,10 @@ Findings params(const Subject& subject) {
   const int64_t length = model.config().positions(
       tokens.defined() ? tokens.size(1) : model.config().max_length.value_or(1024));
   const ModelCosts costs = model_costs(model, length);
-  // The positions of an image are its patches.
-  const std::string place = model.config().kind == "vit" ? "position" : "token";
+  const std::string flops = flops_name(model.config());
   Findings out{.title = "Parameters and FLOPs"};
   Table table{.title = str("Parts, at length ", length),
-              .columns = {"part", "adds to attention", "parameters", "share", "FLOPs a " + place,
+              .columns = {"part", "adds to attention", "parameters", "share", flops,
                           "share of FLOPs", "formula"}};
   for (const Cost& cost : costs.parts) {
     table.rows.push_back({cost.part, std::string(cost.mechanism ? "yes" : ""), cost.parameters,
@@ -29,7 +28,7 @@ Findings params(const Subject& subject) {
   }
   out.tables.push_back(std::move(table));
   out.sentences.push_back(str("The model has ", costs.parameters, " parameters and takes ",
-                              human_count(costs.flops_per_token), " FLOPs a ", place, " forward."));
+                              human_count(costs.flops_per_token), " ", flops, " forward."));
   if (costs.mechanism_share == 0 && costs.mechanism_parameters == 0) {
     out.sentences.emplace_back("Nothing in it is an addition to plain attention.");
     return out;

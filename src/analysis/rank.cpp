@@ -87,10 +87,11 @@ Findings rank(const Subject& subject) {
         ++rows;
         limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
       }
-      rows_of_layer[place.number].push_back({place.name, place.layer->mixer->type(),
-                            heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, score_rank,
-                            rank_of(map("scores.composed_unmasked")), mean_rank(values, weights),
-                            effective_rank(values), for_90(values)});
+      rows_of_layer[place.number].push_back(
+          {place.name, place.layer->mixer->type(),
+           heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, score_rank,
+           rank_of(map("scores.composed_unmasked")), mean_rank(values, weights),
+           effective_rank(values), for_90(values)});
       out.tensors.emplace_back(str(place.name, ".length", size, ".singular_values"), values);
       if (length != lengths.back()) continue;
       const Tensor share = cumulative(values).flatten(0, 1).mean(0);

@@ -327,8 +327,7 @@ nlohmann::ordered_json description_json(const Description& d) {
 void print_description(const DescribeArguments& a, const Description& d) {
   const ModelConfig& model = d.config.model;
   const ModelCosts& costs = d.costs;
-  // The positions of an image are its patches.
-  const std::string flops = model.kind == "vit" ? "FLOPs a position" : "FLOPs a token";
+  const std::string flops = flops_name(model);
   std::printf("%-30s %12s %16s %7s  %s\n", "part", "parameters", flops.c_str(), "share",
               (flops + " and layer").c_str());
   for (const Cost& c : costs.parts) {

@@ -37,8 +37,8 @@ Tensor AutoEncoder::hidden(const ModelInput& input) {
       embedding_.forward(input.tokens, input.segments, is_training()), input.context());
   const c10::SymInt length = all.sym_size(1);
   const auto options = all.options().requires_grad(false);
-  const Tensor places = sinusoidal(at::arange(c10::Scalar(length), options.dtype(at::kLong)),
-                                   config_.width, options);
+  const Tensor places =
+      sinusoidal(at::arange(c10::Scalar(length), options.dtype(at::kLong)), config_.width, options);
   Tensor x = all.narrow_symint(1, length - 1, 1) + places;
   for (const Step& step : steps_) {
     x = at::gelu(step.linear->forward(step.norm->forward(x)));

@@ -68,6 +68,11 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
   return out;
 }
 
+std::string flops_name(const ModelConfig& config) {
+  // The positions of an image are its patches.
+  return config.kind == "vit" ? "FLOPs a position" : "FLOPs a token";
+}
+
 ModelCosts model_costs(const Model& model, int64_t length) {
   check_countable(model);
   length = model.config().positions(length);

@@ -23,6 +23,8 @@ struct ModelCosts {
 // encoder-decoder's of a target's, with a source of the same length. The model may be without
 // memory. Throws UsageError where there are too many parameters to be counted.
 ModelCosts model_costs(const Model& model, int64_t length);
+// What ModelCosts::flops_per_token is called: "FLOPs a token", of images "FLOPs a position".
+std::string flops_name(const ModelConfig& config);
 
 // What a decoder's state really holds, in the model's own types.
 struct MeasuredState {

@@ -495,8 +495,7 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     for (const auto& [x, point] : swept.best) line.points.push_back(point);
     if (row.choice) {
       const std::string chosen = value_of(row.choice->setting, key);
-      const auto at =
-          chosen.empty() ? swept.best.end() : swept.best.find(tried.place(chosen));
+      const auto at = chosen.empty() ? swept.best.end() : swept.best.find(tried.place(chosen));
       if (at != swept.best.end()) {
         const auto& edges = row.choice->at_edge;
         const bool edge = std::find(edges.begin(), edges.end(), key) != edges.end();

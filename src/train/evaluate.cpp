@@ -237,9 +237,8 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
   input.auxiliary = auxiliary;
   input.checkpoint = checkpoint;
   return model.loss_of_input(input, [&](const Tensor& hidden) {
-    return there.context.defined()
-               ? span_loss(model.logits(hidden), there.context, there.targets)
-               : loss_of(model, hidden, batch.targets);
+    return there.context.defined() ? span_loss(model.logits(hidden), there.context, there.targets)
+                                   : loss_of(model, hidden, batch.targets);
   });
 }
 

@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 // A run's folder, and what its comparison calls its model and task.
 struct Place {
   std::string folder, model = {}, task = {}, comparison = {};
-  size_t rank = 0;  // of the model: those of the first folders come first
+  std::string ladder = {};  // the task that its task is a size of, there
+  size_t rank = 0;          // of the model: those of the first folders come first
 };
 
 bool is_comparison(const std::string& folder) {
@@ -62,6 +63,7 @@ std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_ra
                        .model = model,
                        .task = task.name,
                        .comparison = folder,
+                       .ladder = task.ladder,
                        .rank = first_rank + m});
       }
     }
@@ -159,9 +161,8 @@ std::string apart_from(const std::string& name, data::TaskSpec& first, data::Tas
 // the tokens.
 bool is_of_no_consequence(const std::string& key) {
   static const std::set<std::string> keys = {
-      "steps",       "seed",  "eval_every",      "checkpoint_every", "device",
-      "accumulate",  "shard", "tensor_parallel", "context_parallel",
-      "activation_checkpointing"};
+      "steps",      "seed",  "eval_every",      "checkpoint_every", "device",
+      "accumulate", "shard", "tensor_parallel", "context_parallel", "activation_checkpointing"};
   return keys.contains(key);
 }
 
@@ -253,17 +254,6 @@ report::Build report_build(const Model& model, const data::Task& task) {
 
 namespace {
 
-// Of a task that `name` names in the report: the task that it is a size of (TaskInfo::ladder). One
-// that is named otherwise than in its comparison is a size of another task, too.
-std::string ladder_of(const Place& place, const std::string& name) {
-  if (place.comparison.empty()) return "";
-  for (const ComparedTask& task : each_size(comparison_in(place.comparison))) {
-    if (task.name != place.task || task.ladder.empty()) continue;
-    return task.ladder + name.substr(place.task.size());
-  }
-  return "";
-}
-
 // The tasks of the runs, by their configurations. New ones are added to a report.
 class NamedTasks {
  public:
@@ -282,7 +272,10 @@ class NamedTasks {
       known.name = unique(wanted, names_);
       names_.insert(known.name);
       report::TaskInfo info = report_task(known.name, *known.task, *config.task);
-      info.ladder = ladder_of(place, known.name);
+      // One that is named otherwise than in its comparison is a size of another task, too.
+      if (!place.ladder.empty()) {
+        info.ladder = place.ladder + known.name.substr(place.task.size());
+      }
       for (const auto& [key, first] : tasks_) {
         if (first.name != wanted || known.name == wanted) continue;
         info.apart = apart_from(wanted, *first.options, *config.task);
@@ -496,8 +489,7 @@ std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder
   }
   for (const EvalPoint& p : evaluations) run.points.push_back(report_point(p, bytes_per_token));
   if (!result) return evaluations;
-  run.state =
-      result->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
+  run.state = result->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
   run.problem = result->problem;
   run.warning = result->warning;
   run.tokens_per_second = result->tokens_per_second;

@@ -230,8 +230,9 @@ TEST(ClassifyText, CountsTheFilesThatItLeavesOut) {
   folder.write("a/picture.txt", std::string("x\0y", 3));
   const auto task = task_of("type = 'classify_text'\nlength = 6\npath = '" + folder.path() + "'");
   expect_contains(task->describe(),
-                  folder.path() + " (left out: 'a/picture.txt' is not text; 'a/empty.txt' and "
-                                  "'b/empty.txt' are empty): ");
+                  folder.path() +
+                      " (left out: 'a/picture.txt' is not text; 'a/empty.txt' and "
+                      "'b/empty.txt' are empty): ");
 }
 
 std::vector<int64_t> tokens_of(const at::Tensor& rows, const at::Tensor& lengths, int64_t i) {

@@ -113,15 +113,14 @@ TEST(ShortConvOfAModel, DecodesInPiecesAndJoined) {
 }
 
 TEST(ShortConvOfAModel, IsRefusedInAnEncoder) {
-  EXPECT_EQ(
-      message_of<UsageError>([] {
-        build_model(
-            model_of("kind = \"encoder\"\nhead = \"tokens\"\nsegments = 0\n"
-                     "vocabulary = 9\nmax_length = 8\nwidth = 32\ndepth = 1\n"
-                     "[[layer]]\nmixer = {heads = 4}\nblock = {short_conv = 4}\n"));
-      }),
-      "model.layer[0].mixer (mha): short_conv is 4, which looks back only, but the model "
-      "is not causal, expected 0.");
+  EXPECT_EQ(message_of<UsageError>([] {
+              build_model(
+                  model_of("kind = \"encoder\"\nhead = \"tokens\"\nsegments = 0\n"
+                           "vocabulary = 9\nmax_length = 8\nwidth = 32\ndepth = 1\n"
+                           "[[layer]]\nmixer = {heads = 4}\nblock = {short_conv = 4}\n"));
+            }),
+            "model.layer[0].mixer (mha): short_conv is 4, which looks back only, but the model "
+            "is not causal, expected 0.");
 }
 
 }  // namespace

@@ -203,9 +203,7 @@ class Synthesizer final : public TokenMixer {
     return std::find(options_.scores.begin(), options_.scores.end(), kind) != options_.scores.end();
   }
 
-  Tensor by_head(const Tensor& t) const {
-    return t.unflatten(-1, {options_.heads, -1});
-  }
+  Tensor by_head(const Tensor& t) const { return t.unflatten(-1, {options_.heads, -1}); }
 
   // q and k of dot_product [B, T, H, D]; undefined without it.
   std::pair<Tensor, Tensor> compared(const Tensor& x, const Positions& seen) {

@@ -49,8 +49,8 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   if (o.form == "conv") {
     w = bias.index_select(1, column.flatten()).view_symint({1, bias.size(0), length, all});
   } else {
-    const Tensor rows = bias.index_select(0, keys.position.flatten())
-                            .view_symint({batch, 1, length, bias.size(1)});
+    const Tensor rows =
+        bias.index_select(0, keys.position.flatten()).view_symint({batch, 1, length, bias.size(1)});
     w = rows.gather(3, column.expand_symint({batch, 1, length, all}));
   }
   return at::where(inside, w, at::zeros({}, w.options()));
