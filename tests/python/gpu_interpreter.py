@@ -206,6 +206,23 @@ def test_chunks_add_up(monkeypatch):
     compare(Case(B=1, T=8, S=5, H=4, pre={"rank_q": 1, "static": True}, post={"rank_k": 1, "gates": True}))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda: Case(B=2, T=270, S=290, H=2, pre=DCMHA, post={"static": True}),
+        lambda: Case(B=1, T=260, S=200, H=2, post={"rank_q": 1}, pre_conv=kernel(2, 3, 5), conv_mask="exact"),
+        lambda: Case(B=1, T=200, S=260, H=4, Gk=2, Gv=4, pre={"rank_k": 1}, bias=torch.randn(4, 200, 260)),
+    ],
+    ids=["more keys", "more queries and a convolution", "grouped keys and a bias"],
+)
+def test_products_leave_out_what_is_not_seen(monkeypatch, case):
+    """Memory there is full of NaN. Two chunks, each with several bands."""
+    monkeypatch.setattr(gpu, "BAND", 64)
+    monkeypatch.setattr(gpu, "KEY_BAND", 128)
+    monkeypatch.setattr(gpu.Problem, "chunks", lambda p: (p.parts(first, min(first + 192, p.T)) for first in range(0, p.T, 192)))
+    compare(case())
+
+
 @pytest.mark.parametrize("together", [3, 2], ids=["all together", "two and one"])
 @pytest.mark.parametrize(
     "case",

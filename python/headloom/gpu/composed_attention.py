@@ -28,6 +28,9 @@ from headloom.gpu.gradients import wanted_gradients
 MAPS = 256 << 20
 # Maps have whole tiles, and their first keys are such that a thread reads several of them at once.
 ROWS, COLUMNS, ALIGNED = 64, 128, 16
+# Queries, or keys, for which a product leaves out what none of them sees. In products to gradients of keys a band is the whole
+# output, which has to fill the card.
+BAND, KEY_BAND = 256, 512
 QUERIES, KEYS = kernels.QUERIES.value, kernels.KEYS.value  # of a block of weights
 NO_MIX = kernels.Mix(None, None, None, *map(triton.language.constexpr, (0, 0, False, False)))
 
@@ -195,10 +198,35 @@ class Problem:
     def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
         """a of a chunk, from its queries by head."""
         maps = self.maps(chunk)
-        multiply(maps[..., : chunk.keys], queries, keys_of(self.k, chunk).mT, self.scale)
+        self.multiply_keys(maps, queries, self.k, chunk, self.scale)
         if self.bias is not None:
             maps[:, :, : chunk.rows, : chunk.keys] += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
         return maps
+
+    def bands(self, chunk: Chunk, count: int, groups: int) -> List[Tuple[slice, int]]:
+        """Parts of a causal chunk's rows, each with the number of keys that some of them see, up to a whole tile. Products leave out
+        the rest, which no kernel reads: in a chunk that begins at the sequence's beginning this is nearly half."""
+        past = self.S - self.T
+        if not self.causal or chunk.chunks > 1 or chunk.left > 0 or groups != self.H:
+            return [(slice(0, count), chunk.keys)]
+        found = []
+        for row in range(0, count, BAND):
+            end = min(row + BAND, count)
+            keys = min(up(max(chunk.first + end + past + self.ahead, 0), COLUMNS), chunk.keys)
+            found.append((slice(row, end), keys))
+        return found
+
+    def multiply_keys(self, maps: Tensor, queries: Tensor, k: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
+        """maps = scale queries k^T of a chunk, where a query may see a key; the rest stays as it is."""
+        keys = keys_of(k, chunk).mT
+        for rows, seen in self.bands(chunk, maps.shape[2], k.shape[1]):
+            multiply(maps[:, :, rows, :seen], queries[:, :, rows], keys[..., :seen], scale)
+
+    def multiply_maps(self, out: Tensor, maps: Tensor, x: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
+        """out = scale maps x, for x of the keys of a chunk; maps are 0 where a query does not see a key."""
+        keys = keys_of(x, chunk)
+        for rows, seen in self.bands(chunk, maps.shape[2], x.shape[1]):
+            multiply(out[:, :, rows], maps[:, :, rows, :seen], keys[:, :, :seen], scale)
 
     def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
@@ -265,9 +293,21 @@ class OfKeys:
 
     def __init__(self, p: Problem, *size: int) -> None:
         self.before = p.keys_before
+        self.causal, self.past = p.causal, p.S - p.T
         padded = p.q.new_zeros((p.B, size[0], p.keys_before + p.S + p.keys_behind, *size[1:]), dtype=torch.float32)
         self.padded = padded.transpose(1, 2)
         self.total = self.padded[:, self.before : self.before + p.S]
+
+    def bands(self, chunk: Chunk, of_group: int) -> List[Tuple[int, slice]]:
+        """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``Problem.bands`` is for rows. The keys
+        that all rows see are one part."""
+        if not self.causal or chunk.left > 0 or of_group > 1:
+            return [(0, slice(0, chunk.keys))]
+        common = min(max(chunk.first + self.past, 0) // COLUMNS * COLUMNS, chunk.keys)
+        bounds = [0, *range(common, chunk.keys, KEY_BAND), chunk.keys]
+        return [
+            (max(key - self.past - chunk.first, 0) // ROWS * ROWS, slice(key, end)) for key, end in zip(bounds, bounds[1:]) if end > key
+        ]
 
     def of(self, chunk: Chunk) -> Tensor:
         """The keys of one chunk, to add to: [B, keys, G, ...]."""
@@ -338,11 +378,16 @@ def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: flo
     y [B chunks, H, M, K]."""
     G = total.total.shape[2]
     n = x.shape[1] // G
-    x = x.view(-1, n * x.shape[2], x.shape[3])
-    y = y.view(-1, n * y.shape[2], y.shape[3])
+
+    def fold(z: Tensor) -> Tensor:
+        return z.flatten(0, 1) if n == 1 else z.view(-1, n * z.shape[2], z.shape[3])
+
     if chunk.chunks == 1:
-        add_product(total.of(chunk).transpose(1, 2).flatten(0, 1), x.mT, y, scale, 1)  # flattened without a copy: it is added to
+        place = total.of(chunk).transpose(1, 2).flatten(0, 1)  # flattened without a copy: it is added to
+        for first, keys in total.bands(chunk, n):
+            add_product(place[:, keys], fold(x[:, :, first:, keys]).mT, fold(y[:, :, first:]), scale, 1)
         return
+    x, y = fold(x), fold(y)
     part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
     add_product(part, x.mT, y, scale, 0)
     total.add(part.unflatten(0, (-1, G)).transpose(1, 2), chunk)
@@ -442,7 +487,7 @@ def forward(*arguments: object) -> List[Tensor]:
             maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
         mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
-        multiply(part, maps[..., : own.keys], keys_of(p.v, own))
+        p.multiply_maps(part, maps, p.v, own)
         out[:, rows] = sequence_of(part, own, p.T)
     return [out, lse]
 
@@ -586,7 +631,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             before = p.maps_of(p.post_conv.apply(weights, weighed, own), own)
             hide(p, own, lse, before)
         grad_maps = p.maps(own)
-        multiply(grad_maps[..., : own.keys], of_out, keys_of(p.v, own).mT)
+        p.multiply_keys(grad_maps, of_out, p.v, own)
         composed = p.maps(own)
         found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
         add_transposed(dv, own, composed[..., : own.keys], of_out)
@@ -603,7 +648,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
-        multiply(part, grad_maps[..., : own.keys], keys_of(p.k, own), p.scale)
+        p.multiply_maps(part, grad_maps, p.k, own, p.scale)
         dq[:, scored.queries] += sequence_of(part, scored, p.T)
         add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
         if dbias is not None:
