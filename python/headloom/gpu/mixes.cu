@@ -12,13 +12,20 @@
 //   AFTER           1 for the backward of the mix after softmax, 0 for that of the mix before
 //   CAUSAL, WINDOW, LENGTHS, DOCUMENTS, MASK   whether these hide keys: 0 or 1
 //   WARPS, BLOCKS   warps of a block, and blocks that should fit a multiprocessor's registers
+//   OWN             queries that a thread has at a time: 1 or 2 in the forward, 1 in the backward
 //
-// A block has 64 queries and 16 keys for each of its warps, and takes 8 queries at a time. Of these
-// a thread has one query and 4 keys, for all heads of the group: it reads each map once and keeps
-// it in registers, two places in one. So sums over heads stay in a thread.
+// A block has 64 queries and 16 keys for each of its warps, and takes 8 queries for each of OWN at a
+// time. Of these a thread has OWN queries and 4 keys, for all heads of the group: it reads each map
+// once and keeps it in registers, two places in one. So sums over heads stay in a thread. As soon
+// as a head is done its registers take the map of the next queries, so that loads are always on
+// their way.
 //
-// In the forward a warp has few queries and many keys, so that it reads long rows. In the backward
-// it has 8 queries and 16 keys, which threads share as tensor cores want their operands (PTX ISA,
+// Inner maps are summed in float32 and then rounded, as in the definition. What a head takes of
+// them is added up for two places at a time in the maps' type, which rounds as often as the
+// definition does.
+//
+// In the forward a warp has few queries and all keys of the block, so that it reads long rows and
+// needs no other warp. In the backward it has 8 queries and 16 keys, which threads share as tensor cores want their operands (PTX ISA,
 // "Matrix fragments for mma.m16n8k16"): lane 4 g + j has query g and the keys 4 j to 4 j + 3. The
 // gradients of the weights are sums over keys or over queries of a product of two maps. They are
 // the diagonal of a matrix product of these maps, for which no value changes its thread first. For
@@ -30,12 +37,11 @@ typedef long long i64;
 constexpr int WQ = 2 * RQ + GATE_Q;
 constexpr int WK = 2 * RK + GATE_K;
 constexpr int ROWS = 64;             // queries of a block
-constexpr int STEP = 8;              // queries that a block takes at a time
+constexpr int STEP = 8 * OWN;        // queries that a block takes at a time
 constexpr int COLUMNS = 16 * WARPS;  // keys of a block
 constexpr int THREADS = 32 * WARPS;
 constexpr int QUERIES = 16;  // of a block of a mix's weights, as in kernels.py
 constexpr int KEYS = 128;
-constexpr int PQ = WQ + 1;  // numbers of a query in shared memory: its weights, and L or delta
 constexpr int PAIRS = (HEADS + 1) / 2;
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -59,18 +65,11 @@ struct Call {
 #ifndef HEADLOOM_EMULATED
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #define SHARED(name) extern __shared__ __align__(16) float name[]
-// Also for the thread's copies.
-__device__ __forceinline__ void wait_for_block() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-}
-// Into shared memory, past the registers.
-__device__ __forceinline__ void copy(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(u32(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-}
+__device__ __forceinline__ void wait_for_block() { __syncthreads(); }
 __device__ __forceinline__ float shuffle_xor(float x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+__device__ __forceinline__ u32 shuffle_xor(u32 x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
 }
 __device__ __forceinline__ u32 shuffle(u32 x, int lane) {
@@ -138,6 +137,18 @@ __device__ __forceinline__ void store_map(void* to, uint2 x) { *static_cast<uint
 #else
 #define TYPE "f16"
 #endif
+// Of two numbers in one: x y + z, rounded once.
+__device__ __forceinline__ u32 multiply_add(u32 x, u32 y, u32 z) {
+  u32 d;
+  asm("fma.rn." TYPE "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(y), "r"(z));
+  return d;
+}
+// The larger ones of two numbers in one; a NaN is none.
+__device__ __forceinline__ u32 larger(u32 x, u32 y) {
+  u32 d;
+  asm("max." TYPE "x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
+  return d;
+}
 // d = a b for a [16, 16] and b [16, 8].
 __device__ __forceinline__ void product(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
                                         u32 b1) {
@@ -168,18 +179,11 @@ __device__ __forceinline__ u32 transposed(u32 x) {
 // The place of a thread, and what it sees
 // -------------------------------------------------------------------------------------------------
 
-// The compiler does not know that `nothing` is 0. Otherwise it would keep the unpacked values of
-// all heads from one loop over them to the next, which takes more registers than there are.
-__device__ __forceinline__ void forget(uint2& x, u32 nothing) {
-  x.x += nothing;
-  x.y += nothing;
-}
-
 struct Place {
   int tile, row_tile;            // of the block
   int chunk, chunks, b, behind;  // as in kernels.py; `chunks` are all of the batch
   int first_head, end;
-  int g, own_column;  // the thread's query of the 8, and first key, from the block's first
+  int g, own_column;  // the thread's first query of a step, and first key, from the block's first
   int row, t;         // the block's first query
   int column, s;      // the block's first key
 };
@@ -197,9 +201,9 @@ __device__ __forceinline__ Place place(const Call& c) {
   at.b = at.chunk / c.chunks;
   at.behind = at.chunk % c.chunks * c.step;
   at.end = min(c.last + at.behind, c.T);
-  constexpr int rows = 32 / LANES, down = STEP / rows;  // of a warp; warps one below another
+  constexpr int rows = 32 / LANES * OWN, down = STEP / rows;  // of a warp; warps one below another
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  at.g = warp % down * rows + lane / LANES;
+  at.g = warp % down * rows + lane / LANES * OWN;
   at.own_column = (warp / down * LANES + lane % LANES) * 4;
   at.row = at.row_tile * ROWS;
   at.t = c.first + at.behind + at.row;
@@ -269,288 +273,348 @@ __device__ __forceinline__ i64 map_place(const Call& c, const Place& at) {
 // -------------------------------------------------------------------------------------------------
 // Weights of the mix in shared memory
 // -------------------------------------------------------------------------------------------------
+// They have the maps' type, so none is rounded when two of them are kept in one number.
 
-// [HEADS, WK, COLUMNS]
-__device__ __forceinline__ void load_keys(const Call& c, const Place& at, float* to) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) {
-    int s = at.s + c.keys_before + i % COLUMNS;
-    int weight = at.first_head * WK + i / COLUMNS;
-    copy(to + i, c.of_keys +
-                     ((i64(at.b) * c.key_blocks + s / KEYS) * c.heads * WK + weight) * KEYS +
-                     s % KEYS);
-  }
-}
+constexpr int NQ = RQ + GATE_Q;  // numbers of a query and head: `down` and `up` of a rank, the gate
 
-// For PairedKeys.
-__device__ __forceinline__ void load_paired_keys(const Call& c, const Place& at, float* to) {
+// [HEADS, WK, COLUMNS / 2]: a weight of two neighbouring keys.
+__device__ __forceinline__ void load_keys(const Call& c, const Place& at, u32* to) {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < HEADS * (RK + GATE_K) * COLUMNS; i += THREADS) {
-    int s = at.s + c.keys_before + i % COLUMNS;
-    int r = i / COLUMNS % (RK + GATE_K), h = i / (COLUMNS * (RK + GATE_K));
-    i64 head = (i64(at.b) * c.key_blocks + s / KEYS) * c.heads + at.first_head + h;
-    const float* from = c.of_keys + (head * WK + (r < RK ? r : 2 * RK)) * KEYS + s % KEYS;
-    to[i] = r < RK ? from_bits(packed(from[0], from[RK * KEYS])) : from[0];
+  for (int i = threadIdx.x; i < HEADS * WK * COLUMNS / 2; i += THREADS) {
+    const int weight = at.first_head * WK + i / (COLUMNS / 2);
+    float x[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int s = at.s + c.keys_before + i % (COLUMNS / 2) * 2 + k;
+      const i64 block = i64(at.b) * c.key_blocks + s / KEYS;
+      x[k] = c.of_keys[(block * c.heads * WK + weight) * KEYS + s % KEYS];
+    }
+    to[i] = packed(x[0], x[1]);
   }
 }
 
-// [HEADS, PQ, STEP], of the queries from t on. `last` is one number for each head and query in
-// [B, H, T], or null.
-__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first,
-                                             const float* last, float* to) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < HEADS * WQ * STEP; i += THREADS) {
-    int t = first + i % STEP, w = i / STEP % WQ, h = i / (STEP * WQ);
-    int weight = (at.first_head + h) * WQ + w;
-    copy(to + (h * PQ + w) * STEP + i % STEP,
-         c.of_queries +
-             ((i64(at.b) * c.query_blocks + t / QUERIES) * c.heads * WQ + weight) * QUERIES +
-             t % QUERIES);
+// [HEADS, NQ, COUNT], of the queries from `first` on.
+template <int COUNT>
+__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, u32* to) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < HEADS * NQ * COUNT; i += THREADS) {
+    const int t = first + i % COUNT, w = i / COUNT % NQ, h = at.first_head + i / (COUNT * NQ);
+    const i64 block = i64(at.b) * c.query_blocks + t / QUERIES;
+    const float* from = c.of_queries +
+                        ((block * c.heads + h) * WQ + (w < RQ ? w : 2 * RQ)) * QUERIES +
+                        t % QUERIES;
+    to[i] = packed(from[0], from[w < RQ ? RQ * QUERIES : 0]);
   }
-  if (last == nullptr) return;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) {
+}
+
+// `factor` times one number for each head and query: of [B, H, T], [HEADS, COUNT].
+template <int COUNT>
+__device__ __forceinline__ void load_numbers(const Call& c, const Place& at, int first,
+                                             const float* from, float factor, float* to) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < HEADS * COUNT; i += THREADS) {
     // A query behind the last sees nothing.
-    int t = min(first + i % STEP, c.T - 1), h = i / STEP;
-    copy(to + (h * PQ + WQ) * STEP + i % STEP,
-         last + (i64(at.b) * c.heads + at.first_head + h) * c.T + t);
+    const int t = min(first + i % COUNT, c.T - 1), h = at.first_head + i / COUNT;
+    to[i] = factor * from[(i64(at.b) * c.heads + h) * c.T + t];
   }
 }
 
-// The numbers of a head for the thread's query: its weights and the last.
-struct OfQuery {
-  float w[PQ];
-  __device__ __forceinline__ OfQuery(const float* shared, int h, int g) {
-#pragma unroll
-    for (int i = 0; i < PQ; ++i) w[i] = shared[(h * PQ + i) * STEP + g];
+// The query-wise weights of the thread's queries, of COUNT.
+template <int COUNT>
+struct Queries {
+  const u32* shared;
+  int first;  // of the thread's
+  __device__ __forceinline__ void load(u32 (&to)[OWN], int h, int w) const {
+    const u32* from = shared + (h * NQ + w) * COUNT + first;
+    if (OWN == 2) {
+      const uint2 both = *reinterpret_cast<const uint2*>(from);
+      to[0] = both.x, to[OWN - 1] = both.y;
+    } else {
+      to[0] = *from;
+    }
   }
 };
 
-// The key-wise weights in the forward: [HEADS, WK, COLUMNS].
+// The key-wise weights of the thread's 4 keys.
 struct Keys {
-  const float* shared;
-  int column;  // the thread's first
-  __device__ __forceinline__ void load(float (&to)[4], int h, int w) const {
-    *reinterpret_cast<float4*>(to) =
-        *reinterpret_cast<const float4*>(shared + (h * WK + w) * COLUMNS + column);
-  }
-  // `up`, or `down`.
-  template <bool UP>
-  __device__ __forceinline__ void of_rank(float (&to)[4], int h, int r) const {
-    load(to, h, UP ? RK + r : r);
-  }
-  __device__ __forceinline__ void gate(float (&to)[4], int h) const { load(to, h, 2 * RK); }
-};
-
-// In the backward, which needs `down` and `up` together: [HEADS, RK + GATE_K, COLUMNS], of which
-// the first RK are both of them in 16 bits. Then they take half of the shared memory, which is
-// taken from the first-level cache, and half as many turns to read. Weights have the maps' type, so
-// none is rounded.
-struct PairedKeys {
-  const float* shared;
-  int column;
-  __device__ __forceinline__ uint4 load(int h, int w) const {
-    return *reinterpret_cast<const uint4*>(shared + (h * (RK + GATE_K) + w) * COLUMNS + column);
-  }
-  template <bool UP>
-  __device__ __forceinline__ void of_rank(float (&to)[4], int h, int r) const {
-    const uint4 x = load(h, r);
-    to[0] = UP ? upper(x.x) : lower(x.x);
-    to[1] = UP ? upper(x.y) : lower(x.y);
-    to[2] = UP ? upper(x.z) : lower(x.z);
-    to[3] = UP ? upper(x.w) : lower(x.w);
-  }
-  __device__ __forceinline__ void gate(float (&to)[4], int h) const {
-    const uint4 x = load(h, RK);
-    to[0] = from_bits(x.x), to[1] = from_bits(x.y), to[2] = from_bits(x.z), to[3] = from_bits(x.w);
+  const u32* shared;
+  int first;  // of the thread's
+  __device__ __forceinline__ uint2 load(int h, int w) const {
+    return *reinterpret_cast<const uint2*>(shared + ((h * WK + w) * COLUMNS + first) / 2);
   }
 };
 
-// A head's part of the inner maps: of x by `down`, or in reverse of dy by `up`.
-template <bool REVERSE, class K>
-__device__ __forceinline__ void add_inner(float (&z)[RQ + 1][4], float (&w)[RK + 1][4],
-                                          const float (&x)[4], const OfQuery& query, const K& keys,
-                                          int h) {
-#pragma unroll
-  for (int r = 0; r < RQ; ++r)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) z[r][i] += query.w[REVERSE ? RQ + r : r] * x[i];
-#pragma unroll
-  for (int r = 0; r < RK; ++r) {
-    float weight[4];
-    keys.template of_rank<REVERSE>(weight, h, r);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
-  }
+// The lower number twice, and the upper one.
+__device__ __forceinline__ u32 lower_twice(u32 x) { return (x & 0xffffu) | x << 16; }
+__device__ __forceinline__ u32 upper_twice(u32 x) { return x >> 16 | (x & 0xffff0000u); }
+
+__device__ __forceinline__ uint2 multiply_add(uint2 x, u32 y, uint2 z) {
+  return make_uint2(multiply_add(x.x, y, z.x), multiply_add(x.y, y, z.y));
+}
+__device__ __forceinline__ uint2 multiply_add(uint2 x, uint2 y, uint2 z) {
+  return make_uint2(multiply_add(x.x, y.x, z.x), multiply_add(x.y, y.y, z.y));
 }
 
-// x becomes y of one head; in reverse, dy becomes dx. gate[i] is 1 and the gates of the place.
-template <bool REVERSE, class K>
-__device__ __forceinline__ void mixed(float (&x)[4], const float (&z)[RQ + 1][4],
-                                      const float (&w)[RK + 1][4], const OfQuery& query,
-                                      const float (&gate)[4], const K& keys, int h) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] *= gate[i];
-#pragma unroll
-  for (int r = 0; r < RQ; ++r)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] += query.w[REVERSE ? r : RQ + r] * z[r][i];
-#pragma unroll
-  for (int r = 0; r < RK; ++r) {
-    float weight[4];
-    keys.template of_rank<!REVERSE>(weight, h, r);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] += weight[i] * w[r][i];
-  }
-}
+// The inner maps of the thread's places, by which `mixed` adds heads up.
+struct Inner {
+  float z[OWN][RQ + 1][4], w[OWN][RK + 1][4];
 
-template <class K>
-__device__ __forceinline__ void gates(float (&gate)[4], const OfQuery& query, const K& keys,
+  __device__ __forceinline__ Inner() {
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4 * RQ; ++i) z[q][i / 4][i % 4] = 0.f;
+#pragma unroll
+      for (int i = 0; i < 4 * RK; ++i) w[q][i / 4][i % 4] = 0.f;
+    }
+  }
+
+  // A head's part: of x by `down`, or in reverse of dy by `up`.
+  template <bool REVERSE, class Q>
+  __device__ __forceinline__ void add(const float (&x)[OWN][4], const Q& queries, const Keys& keys,
                                       int h) {
-  float weight[4] = {0.f, 0.f, 0.f, 0.f};
-  if (GATE_K) keys.gate(weight, h);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) gate[i] = (GATE_Q ? 1.f + query.w[2 * RQ] : 1.f) + weight[i];
-}
+    for (int r = 0; r < RQ; ++r) {
+      u32 both[OWN];
+      queries.load(both, h, r);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) {
+        const float weight = REVERSE ? upper(both[q]) : lower(both[q]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) z[q][r][i] += weight * x[q][i];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < RK; ++r) {
+      float weight[4];
+      unpack(weight, keys.load(h, REVERSE ? RK + r : r));
+#pragma unroll
+      for (int q = 0; q < OWN; ++q)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[q][r][i] += weight[i] * x[q][i];
+    }
+  }
+};
 
-__device__ __forceinline__ void clear(float (&z)[RQ + 1][4], float (&w)[RK + 1][4]) {
+// Inner maps in the maps' type.
+struct Rounded {
+  uint2 z[OWN][RQ + 1], w[OWN][RK + 1];
+
+  __device__ __forceinline__ explicit Rounded(const Inner& inner) {
 #pragma unroll
-  for (int i = 0; i < 4 * RQ; ++i) z[i / 4][i % 4] = 0.f;
+    for (int q = 0; q < OWN; ++q) {
 #pragma unroll
-  for (int i = 0; i < 4 * RK; ++i) w[i / 4][i % 4] = 0.f;
-}
+      for (int r = 0; r < RQ; ++r) z[q][r] = pack(inner.z[q][r]);
+#pragma unroll
+      for (int r = 0; r < RK; ++r) w[q][r] = pack(inner.w[q][r]);
+    }
+  }
+
+  // y of one head from its x; in reverse dx from dy.
+  template <bool REVERSE, class Q>
+  __device__ __forceinline__ void mix(uint2 (&y)[OWN], const uint2 (&x)[OWN], const Q& queries,
+                                      const Keys& keys, int h) const {
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) y[q] = x[q];
+    if (GATE_Q) {
+      u32 gate[OWN];
+      queries.load(gate, h, RQ);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(x[q], gate[q], y[q]);
+    }
+    if (GATE_K) {
+      const uint2 gate = keys.load(h, 2 * RK);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(x[q], gate, y[q]);
+    }
+#pragma unroll
+    for (int r = 0; r < RQ; ++r) {
+      u32 both[OWN];
+      queries.load(both, h, r);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q)
+        y[q] = multiply_add(z[q][r], REVERSE ? lower_twice(both[q]) : upper_twice(both[q]), y[q]);
+    }
+#pragma unroll
+    for (int r = 0; r < RK; ++r) {
+      const uint2 weight = keys.load(h, REVERSE ? r : RK + r);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(w[q][r], weight, y[q]);
+    }
+  }
+};
 
 // -------------------------------------------------------------------------------------------------
 // Forward
 // -------------------------------------------------------------------------------------------------
 
 #ifdef TO
-// Sums over the keys of a row go from lane to lane.
-constexpr int LANES = TO == 0 || WARPS < 4 ? 8 : 16;
-constexpr int ACROSS = COLUMNS / (4 * LANES);  // warps beside one another
+constexpr int LANES = COLUMNS / 4;          // of a warp, along a row
+constexpr int OF_WARP = 32 / LANES * OWN;   // queries of a warp at a time
+
+// Of the y of a row in [OWN] of LANES threads, what log sum exp y is made of: a number that is about
+// as large as the largest y, and the sum of exp2(LOG2E y - it).
+__device__ __forceinline__ void sum_row(const uint2 (&y)[OWN], float* largest, float* totals) {
+  const float minus_infinity = from_bits(0xff800000u);
+  const int lane = threadIdx.x % LANES;
+  u32 most = larger(y[0].x, y[0].y);
+  if (OWN == 2) {
+    // Of both queries, in one.
+    const u32 other = larger(y[OWN - 1].x, y[OWN - 1].y);
+    most = larger((most & 0xffffu) | other << 16, most >> 16 | (other & 0xffff0000u));
+  }
+#pragma unroll
+  for (int apart = 1; apart < LANES; apart *= 2) most = larger(most, shuffle_xor(most, apart));
+  if (OWN == 1) most = larger(most, most >> 16 | most << 16);
+  float base[OWN], total[OWN];
+#pragma unroll
+  for (int q = 0; q < OWN; ++q) {
+    base[q] = q == 0 ? lower(most) : upper(most);
+    base[q] = base[q] == minus_infinity ? 0.f : base[q] * LOG2E;
+    float x[4];
+    unpack(x, y[q]);
+    total[q] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[q] += exp2_of(x[i] * LOG2E - base[q]);
+  }
+  // With two queries, each half of the threads sums one.
+  const bool second = OWN == 2 && lane >= LANES / 2;
+  float sum = second ? total[OWN - 1] : total[0];
+  if (OWN == 2) sum += shuffle_xor(second ? total[0] : total[OWN - 1], LANES / 2);
+#pragma unroll
+  for (int apart = LANES / OWN / 2; apart > 0; apart /= 2) sum += shuffle_xor(sum, apart);
+  if (lane % (LANES / OWN) == 0) {
+    const int i = threadIdx.x % 32 / LANES * OWN + second;
+    largest[i] = second ? base[OWN - 1] : base[0];
+    totals[i] = sum;
+  }
+}
 
 // `out` may be `maps`: a thread stores the places that it has read. `sums` is
 // [tiles of COLUMNS keys, B chunks, H, 1, rows].
 //
-// Shared memory: [HEADS, WK, COLUMNS], 2 [HEADS, PQ, STEP], and for scores 2 [ACROSS, HEADS, STEP].
+// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, NQ, ROWS], and [HEADS, ROWS] for L or 2
+// [WARPS, HEADS, OF_WARP] for sums.
 KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   SHARED(memory);
-  float* queries = memory + HEADS * WK * COLUMNS;  // of this step, and in turn of the next
-  float* next_queries = queries + HEADS * PQ * STEP;
-  float* largest = next_queries + HEADS * PQ * STEP;
-  float* totals = largest + ACROSS * HEADS * STEP;
+  u32* of_keys = reinterpret_cast<u32*>(memory);
+  u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
+  float* lse = reinterpret_cast<float*>(of_queries + HEADS * NQ * ROWS);  // times LOG2E
+  float* largest = lse + threadIdx.x / 32 * HEADS * OF_WARP;
+  float* totals = largest + HEADS * STEP;
   const Place at = place<LANES>(c);
-  const u32 of_map = u32(c.rows) * c.columns * 2;
+  const u32 of_map = u32(c.rows) * c.columns * 2, of_row = u32(c.columns) * 2;
   const float minus_infinity = from_bits(0xff800000u);
-  const float* lse = EXP || TO == 1 ? c.lse : nullptr;
   const i64 begin = map_place(c, at);
-  const Keys keys{memory, at.own_column};
-  load_keys(c, at, memory);
-  load_queries(c, at, at.t, lse, queries);
-  for (int step = 0; step < ROWS; step += STEP) {
-    const int t = at.t + step;
-    i64 place = begin + i64(step) * c.columns * 2;
-    float* of_sums = sums +
-                     ((i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head) * c.rows +
-                     at.row + step;
-    const bool some = some_visible(c, at, t);
-    uint2 x[HEADS];
+
+  // Of the step from t on, and then of the one after it.
+  bool some = some_visible(c, at, at.t);
+  uint2 x[HEADS][OWN];
+  if (some) {
 #pragma unroll
     for (int h = 0; h < HEADS; ++h)
-      x[h] = some ? load_map(maps + place + i64(h) * of_map) : make_uint2(0, 0);
-    wait_for_block();
-    if (step + STEP < ROWS) load_queries(c, at, t + STEP, lse, next_queries);
-    float* const own = queries;
-    queries = next_queries;
-    next_queries = own;
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) x[h][q] = load_map(maps + begin + i64(h) * of_map + q * of_row);
+  }
+  load_keys(c, at, of_keys);
+  load_queries<ROWS>(c, at, at.t, of_queries);
+  if (EXP || TO == 1) load_numbers<ROWS>(c, at, at.t, c.lse, LOG2E, lse);
+  wait_for_block();
+
+  for (int step = 0; step < ROWS; step += STEP) {
+    const int t = at.t + step;
+    i64 place = begin + i64(step) * of_row;
+    float* const of_sums =
+        sums + ((i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head) * c.rows + at.row +
+        step;
+    const bool next = step + STEP < ROWS && some_visible(c, at, t + STEP);
     if (!some) {
       if (TO == 0) {
         for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS)
           of_sums[i64(i / STEP) * c.rows + i % STEP] = minus_infinity;
       } else {
-        for (int h = 0; h < HEADS; ++h) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
+        for (int h = 0; h < HEADS; ++h)
+          for (int q = 0; q < OWN; ++q)
+            store_map(out + place + i64(h) * of_map + q * of_row, make_uint2(0, 0));
       }
+      place += i64(STEP) * of_row;
+      if (next) {
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h)
+#pragma unroll
+          for (int q = 0; q < OWN; ++q)
+            x[h][q] = load_map(maps + place + i64(h) * of_map + q * of_row);
+      }
+      some = next;
       continue;
     }
-    const uint2 seen = seen_bits(c, at, t + at.g);
+    const Keys keys{of_keys, at.own_column};
+    const Queries<ROWS> queries{of_queries, step + at.g};
+    uint2 seen[OWN];
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) seen[q] = seen_bits(c, at, t + at.g + q);
 
-    float z[RQ + 1][4], w[RK + 1][4];
-    clear(z, w);
+    Inner inner;
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-      const OfQuery query(own, h, at.g);
-      float y[4];
-      unpack(y, x[h]);
-      if (EXP) {
-        const float base = query.w[WQ] * LOG2E;
+      float y[OWN][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - base);
-        // p is rounded, as in the definition.
-        x[h] = pack(y);
-        unpack(y, x[h]);
-      }
-      add_inner<false>(z, w, y, query, keys, h);
-      if (h % 4 == 3) in_order();
-    }
-    const u32 nothing = u32(c.heads) >> 31;
+      for (int q = 0; q < OWN; ++q) {
+        unpack(y[q], x[h][q]);
+        if (EXP) {
+          const float base = lse[h * ROWS + step + at.g + q];
 #pragma unroll
-    for (int h = 0; h < HEADS; ++h) forget(x[h], nothing);
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      const OfQuery query(own, h, at.g);
-      float y[4], gate[4];
-      unpack(y, x[h]);
-      gates(gate, query, keys, h);
-      mixed<false>(y, z, w, query, gate, keys, h);
-      uint2 result = pack(y);
-      if (TO == 1) {
-        // Of y as the forward read it, which L was summed from.
-        unpack(y, result);
-        const float base = query.w[WQ] * LOG2E;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - base);
-        result = pack(y);
-      }
-      result = result & seen;
-      if (TO == 0) {
-        const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
-        result.x |= infinite & ~seen.x;
-        result.y |= infinite & ~seen.y;
-        // Sums are of what later kernels read, which is rounded.
-        unpack(y, result);
-        float most = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
-#pragma unroll
-        for (int apart = 1; apart < LANES; apart *= 2) most = fmaxf(most, shuffle_xor(most, apart));
-        const float base = most == minus_infinity ? 0.f : most * LOG2E;
-        float total = 0.f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total += exp2_of(y[i] * LOG2E - base);
-#pragma unroll
-        for (int apart = 1; apart < LANES; apart *= 2) total += shuffle_xor(total, apart);
-        if (threadIdx.x % LANES == 0) {
-          const int i = (at.own_column / (4 * LANES) * HEADS + h) * STEP + at.g;
-          largest[i] = most * LOG2E;
-          totals[i] = total;
+          for (int i = 0; i < 4; ++i) y[q][i] = exp2_of(y[q][i] * LOG2E - base);
+          // p is rounded, as in the definition.
+          x[h][q] = pack(y[q]);
         }
       }
-      store_map(out + place, result);
+      inner.add<false>(y, queries, keys, h);
+      if (h % 4 == 3) in_order();
+    }
+    const Rounded rounded(inner);
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      uint2 y[OWN];
+      rounded.mix<false>(y, x[h], queries, keys, h);
+#pragma unroll
+      for (int q = 0; q < OWN; ++q) {
+        if (TO == 1) {
+          // Of y as the forward read it, which L was summed from.
+          const float base = lse[h * ROWS + step + at.g + q];
+          float p[4];
+          unpack(p, y[q]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) p[i] = exp2_of(p[i] * LOG2E - base);
+          y[q] = pack(p);
+        }
+        y[q] = y[q] & seen[q];
+        if (TO == 0) {
+          const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
+          y[q].x |= infinite & ~seen[q].x;
+          y[q].y |= infinite & ~seen[q].y;
+        }
+        store_map(out + place + q * of_row, y[q]);
+      }
+      // Sums are of what later kernels read, which is rounded.
+      if (TO == 0) sum_row(y, largest + h * OF_WARP, totals + h * OF_WARP);
+      if (next) {
+#pragma unroll
+        for (int q = 0; q < OWN; ++q)
+          x[h][q] = load_map(maps + place + i64(STEP + q) * of_row);
+      }
       place += of_map;
       if (h % 4 == 3) in_order();
     }
+    some = next;
     if (TO == 0) {
-      wait_for_block();
-      for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) {
-        float most = largest[i];
-        for (int k = 1; k < ACROSS; ++k) most = fmaxf(most, largest[k * HEADS * STEP + i]);
-        const float base = most == minus_infinity ? 0.f : most;
-        float total = 0.f;
-        for (int k = 0; k < ACROSS; ++k) {
-          const int part = k * HEADS * STEP + i;
-          total += totals[part] * exp2f(largest[part] - base);
-        }
-        of_sums[i64(i / STEP) * c.rows + i % STEP] =
-            total == 0.f ? minus_infinity : (base + log2f(total)) / LOG2E;
+      in_order();
+      for (int i = threadIdx.x % 32; i < HEADS * OF_WARP; i += 32) {
+        const float total = totals[i];
+        of_sums[i64(i / OF_WARP) * c.rows + threadIdx.x / 32 * OF_WARP + i % OF_WARP] =
+            total == 0.f ? minus_infinity : (largest[i] + log2f(total)) / LOG2E;
       }
+      in_order();
     }
   }
 }
@@ -563,6 +627,7 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
 #ifdef AFTER
 constexpr int SUMS = WQ + AFTER;  // of a query and head; after softmax also sum_s x dx
 constexpr int OF_WARP = HEADS * SUMS * STEP;
+constexpr int AHEAD = 4;  // heads before one that needs it, p is loaded
 
 __device__ __forceinline__ float either(bool second, float x, float y) { return second ? y : x; }
 
@@ -597,21 +662,24 @@ __device__ __forceinline__ void write_query_sums(const Call& c, int step, const 
 // [tiles of ROWS queries, B chunks, H, WK, columns]. After softmax also y in `out`, and in `sums`
 // sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
 //
-// Shared memory: [HEADS, RK + GATE_K, COLUMNS], [HEADS, WK, COLUMNS], [HEADS, PQ, STEP] and
-// [WARPS, HEADS, SUMS, STEP].
+// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, NQ, STEP], [HEADS, STEP], [HEADS, WK, COLUMNS]
+// and [WARPS, HEADS, SUMS, STEP].
 KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
                     char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
+  u32* of_keys = reinterpret_cast<u32*>(memory);
+  u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
+  float* deltas = reinterpret_cast<float*>(of_queries + HEADS * NQ * STEP);
   // [HEADS, WARPS, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
-  float* key_sums = memory + HEADS * (RK + GATE_K) * COLUMNS;
-  float* queries = key_sums + HEADS * WK * COLUMNS;
-  float* query_sums = queries + HEADS * PQ * STEP;
+  float* key_sums = deltas + HEADS * STEP;
+  float* query_sums = key_sums + HEADS * WK * COLUMNS;
   const int j = threadIdx.x % 4, warp = threadIdx.x / 32;
   const u32 of_map = u32(c.rows) * c.columns * 2;
   const i64 begin = map_place(c, place<4>(c));
-  const int own_column = place<4>(c).own_column, g = place<4>(c).g;
-  const PairedKeys keys{memory, own_column};
-  load_paired_keys(c, place<4>(c), memory);
+  const int g = place<4>(c).g;
+  const Keys keys{of_keys, place<4>(c).own_column};
+  const Queries<STEP> queries{of_queries, g};
+  load_keys(c, place<4>(c), of_keys);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) key_sums[i] = 0.f;
   // The products of kind i are turned by 2 i columns, so that their diagonals lie in different
   // threads.
@@ -620,77 +688,92 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
   float* own_key_sums = key_sums + warp * 16 * WK + g;
   float* own_query_sums = query_sums + warp * OF_WARP + g;
 
+  // Of the step from t on, and then of the one after it.
+  bool some = some_visible(c, place<4>(c), place<4>(c).t);
+  uint2 x[2 * PAIRS], dy[2 * PAIRS];
+  if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
+  if (some) {
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      x[h] = load_map(maps + begin + i64(h) * of_map);
+      dy[h] = load_map(grads + begin + i64(h) * of_map);
+    }
+  }
   for (int step = 0; step < ROWS; step += STEP) {
     const Place at = place<4>(c);
     const int t = at.t + step;
     i64 place = begin + i64(step) * c.columns * 2;
-    if (!some_visible(c, at, t)) {
+    const i64 next_place = i64(STEP) * c.columns * 2;  // behind `place`
+    const bool next = step + STEP < ROWS && some_visible(c, at, t + STEP);
+    if (!some) {
       for (int h = 0; h < HEADS; ++h) {
         store_map(grads + place + i64(h) * of_map, make_uint2(0, 0));
         if (AFTER) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
       }
       write_query_sums(c, step, nullptr, sums, query_shares);
+      if (next) {
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+          x[h] = load_map(maps + place + next_place + i64(h) * of_map);
+          dy[h] = load_map(grads + place + next_place + i64(h) * of_map);
+        }
+      }
+      some = next;
       continue;
     }
-    uint2 x[2 * PAIRS], dy[2 * PAIRS];
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      x[h] = load_map(maps + place + i64(h) * of_map);
-      dy[h] = load_map(grads + place + i64(h) * of_map);
-    }
-    if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
-    load_queries(c, at, t, AFTER ? nullptr : delta, queries);
+    load_queries<STEP>(c, at, t, of_queries);
+    if (!AFTER) load_numbers<STEP>(c, at, t, delta, 1.f, deltas);
     const uint2 seen = seen_bits(c, at, t + g);
+    uint2 p[HEADS];
+    if (!AFTER) {
+#pragma unroll
+      for (int h = 0; h < HEADS && h < AHEAD; ++h) p[h] = load_map(weights + place + i64(h) * of_map);
+    }
     wait_for_block();
 
-    float z[RQ + 1][4], w[RK + 1][4], dz[RQ + 1][4], dw[RK + 1][4];
-    clear(z, w);
-    clear(dz, dw);
+    Inner inner, of_dy;
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-      const OfQuery query(queries, h, g);
-      float y[4];
+      float y[OWN][4];
       x[h] = x[h] & seen;
-      unpack(y, x[h]);
-      add_inner<false>(z, w, y, query, keys, h);
-      unpack(y, dy[h]);
+      unpack(y[0], x[h]);
+      inner.add<false>(y, queries, keys, h);
       if (!AFTER) {
-        float p[4];
-        unpack(p, load_map(weights + place + i64(h) * of_map));
+        if (h + AHEAD < HEADS) p[h + AHEAD] = load_map(weights + place + i64(h + AHEAD) * of_map);
+        float weight[4];
+        unpack(weight, p[h]);
+        unpack(y[0], dy[h]);
+        const float of_row = deltas[h * STEP + g];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = p[i] * (y[i] - query.w[WQ]);
-        dy[h] = pack(y);
+        for (int i = 0; i < 4; ++i) y[0][i] = weight[i] * (y[0][i] - of_row);
+        dy[h] = pack(y[0]);
       }
       dy[h] = dy[h] & seen;
-      unpack(y, dy[h]);
-      add_inner<true>(dz, dw, y, query, keys, h);
+      unpack(y[0], dy[h]);
+      of_dy.add<true>(y, queries, keys, h);
       if (h % 4 == 3) in_order();
     }
-    const u32 nothing = u32(c.heads) >> 31;
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      forget(x[h], nothing);
-      forget(dy[h], nothing);
-    }
-    // The inner maps as operands, turned.
+    const Rounded rounded(inner), rounded_dy(of_dy);
+    // As operands, turned.
     uint2 by_key[2 * RQ + 4];
     u32 by_query[2][2 * RK + 4];
 #pragma unroll
     for (int k = 0; k < 2 * RQ; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 inner = k < RQ ? pack(dz[k]) : pack(z[k - RQ]);
-      by_key[k] = make_uint2(shuffle(inner.x, from), shuffle(inner.y, from));
+      const uint2 of_kind = k < RQ ? rounded_dy.z[0][k] : rounded.z[0][k - RQ];
+      by_key[k] = make_uint2(shuffle(of_kind.x, from), shuffle(of_kind.y, from));
     }
 #pragma unroll
     for (int k = 0; k < 2 * RK; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 inner = k < RK ? pack(dw[k]) : pack(w[k - RK]);
-      by_query[0][k] = shuffle(transposed(inner.x), from);
-      by_query[1][k] = shuffle(transposed(inner.y), from);
+      const uint2 of_kind = k < RK ? rounded_dy.w[0][k] : rounded.w[0][k - RK];
+      by_query[0][k] = shuffle(transposed(of_kind.x), from);
+      by_query[1][k] = shuffle(transposed(of_kind.y), from);
     }
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
       const int h = 2 * pair;
+      const i64 next_pair = place + next_place;
       uint2 dx[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -698,17 +781,14 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
           dx[i] = make_uint2(0, 0);
           continue;
         }
-        const OfQuery query(queries, h + i, g);
-        float y[4], gate[4];
-        gates(gate, query, keys, h + i);
-        unpack(y, dy[h + i]);
-        mixed<true>(y, dz, dw, query, gate, keys, h + i);
-        dx[i] = pack(y) & seen;
+        uint2 y[OWN];
+        const uint2 of_head[OWN] = {x[h + i]}, of_dy_head[OWN] = {dy[h + i]};
+        rounded_dy.mix<true>(y, of_dy_head, queries, keys, h + i);
+        dx[i] = y[0] & seen;
         store_map(grads + place, dx[i]);
         if (AFTER) {
-          unpack(y, x[h + i]);
-          mixed<false>(y, z, w, query, gate, keys, h + i);
-          store_map(out + place, pack(y) & seen);
+          rounded.mix<false>(y, of_head, queries, keys, h + i);
+          store_map(out + place, y[0] & seen);
         }
         place += of_map;
       }
@@ -785,7 +865,16 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
           }
         }
       }
+      if (next) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (h + i == HEADS) continue;
+          x[h + i] = load_map(maps + next_pair + i * i64(of_map));
+          dy[h + i] = load_map(grads + next_pair + i * i64(of_map));
+        }
+      }
     }
+    some = next;
     wait_for_block();
     write_query_sums(c, step, query_sums, sums, query_shares);
   }

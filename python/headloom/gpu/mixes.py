@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from headloom.gpu import kernels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ROWS, STEP = 64, 8  # as in mixes.cu
+ROWS = 64  # as in mixes.cu
+REST = 70  # registers of a thread in the forward, beside maps
 TO = {"scores": 0, "weights": 1, "composed": 2}
 
 
@@ -157,6 +158,11 @@ class Plan(NamedTuple):
         """Keys of a block."""
         return 16 * self.constants["WARPS"]
 
+    @property
+    def step(self) -> int:
+        """Queries that a block takes at a time."""
+        return 8 * self.constants["OWN"]
+
 
 class Memory(NamedTuple):
     """Bytes of shared memory that a block may have, and a multiprocessor has."""
@@ -189,17 +195,23 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         return None
     heads = call.H.value // call.groups.value
     # Registers of a thread: two places of a map in one, inner maps, and what the rest was seen to take.
-    registers = 2 * heads + 4 * (RQ + RK) + 80 if after is None else 4 * heads + 8 * (RQ + RK) + 96
+    if after is None:
+        own, registers = next(
+            (own, needed) for own in (2, 1) if (needed := own * (2 * heads + 4 * (RQ + RK)) + REST) <= 256 or own == 1
+        )
+    else:
+        own, registers = 1, 4 * heads + 8 * (RQ + RK) + 96
     if registers > 256:
         return None
-    of_query = STEP * (WQ + 1)
+    step = 8 * own
     for warps in (4, 2):
         columns = 16 * warps
+        of_queries = RQ + gate_q
         if after is None:
-            floats = WK * columns + 2 * of_query + 2 * warps * STEP
+            words = WK * columns // 2 + of_queries * ROWS + max(ROWS, 2 * step)
         else:
-            floats = (RK + gate_k + WK) * columns + of_query + warps * (WQ + after) * STEP
-        shared = 4 * heads * floats
+            words = WK * columns // 2 + (of_queries + 1) * step + WK * columns + warps * (WQ + after) * step
+        shared = 4 * heads * words
         if shared <= available.block:
             break
     else:
@@ -219,6 +231,7 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         "MASK": int(call.mask is not None),
         "WARPS": warps,
         "BLOCKS": max(blocks, 1),
+        "OWN": own,
     }
     return Plan(constants, shared)
 

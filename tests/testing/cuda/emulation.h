@@ -5,8 +5,7 @@
 // threads of its warp, or of its block, are there. Mistakes that a GPU keeps to itself are
 // reported: threads that wait for different instructions or that end while others wait, and writes
 // behind the shared memory. Results must not depend on the order in which warps and threads run,
-// which the caller chooses. Shared memory starts as NaN, and what is copied into it is NaN until
-// the block waits for it.
+// which the caller chooses. Shared memory starts as NaN.
 #pragma once
 
 #undef _FORTIFY_SOURCE  // whose longjmp takes another stack for a mistake
@@ -33,22 +32,14 @@
 using std::max;
 using std::min;
 
-struct uint2 {
+// Numbers of arrays are also read as two.
+struct __attribute__((may_alias)) uint2 {
   unsigned x, y;
 };
 struct uint3 {
   unsigned x, y, z;
 };
-// Numbers of arrays are also read as these.
-struct __attribute__((may_alias)) uint4 {
-  unsigned x, y, z, w;
-};
-struct __attribute__((may_alias)) float4 {
-  float x, y, z, w;
-};
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace emulation {
 
@@ -94,11 +85,6 @@ struct Thread {
 union Values {
   float f[2][LANES][VALUES];
   unsigned u[2][LANES][VALUES];
-};
-
-struct Copy {
-  float* to;
-  const float* from;
 };
 
 class Block {
@@ -152,15 +138,6 @@ class Block {
     if (_setjmp(t.place) == 0) _longjmp(scheduler_, 1);
   }
 
-  void copy(float* to, const float* from) {
-    if (to < shared || to >= shared + shared_count_) {
-      error = "A thread copies to a place outside of the shared memory.";
-      return;
-    }
-    copies_.push_back({to, from});
-    memset(to, 0xff, sizeof(float));
-  }
-
   uint3 grid, place{};
   std::vector<Thread> threads;
   std::vector<Values> values;  // of each warp
@@ -182,8 +159,6 @@ class Block {
       error = "Threads of a block end while others of it wait for the block.";
       return false;
     }
-    for (const Copy& c : copies_) *c.to = *c.from;
-    copies_.clear();
     for (Thread& t : threads) t.waits = Wait::no;
     ++round_;
     return true;
@@ -243,7 +218,6 @@ class Block {
   std::vector<float> memory_;
   size_t shared_count_ = 0;
   char* stacks_;
-  std::vector<Copy> copies_;
   jmp_buf scheduler_;
   const void* body_ = nullptr;
   void (*call_)(const void*) = nullptr;

@@ -5,9 +5,11 @@
 
 inline void wait_for_block() { emulation::now->wait(emulation::Wait::block); }
 inline void in_order() { emulation::now->wait(emulation::Wait::order); }
-inline void copy(float* to, const float* from) { emulation::now->copy(to, from); }
 
 inline float shuffle_xor(float x, int mask) {
+  return emulation::exchange(emulation::Wait::shuffle, {x})[emulation::lane() ^ mask][0];
+}
+inline unsigned shuffle_xor(unsigned x, int mask) {
   return emulation::exchange(emulation::Wait::shuffle, {x})[emulation::lane() ^ mask][0];
 }
 inline unsigned shuffle(unsigned x, int lane) {
@@ -32,6 +34,25 @@ inline float upper(unsigned x) {
 inline unsigned packed(float lower, float upper) {
   return BF16 ? emulation::bfloat16_of(lower) | emulation::bfloat16_of(upper) << 16
               : emulation::float16_of(lower) | emulation::float16_of(upper) << 16;
+}
+
+// A product of two numbers is exact in float64, and the sum nearly. It is rounded to the odd one of
+// two float32, so that the next rounding is the only one.
+inline float multiply_add(float x, float y, float z) {
+  const double exact = double(x) * y + z;
+  float near = float(exact);
+  if (double(near) != exact && std::isfinite(near)) {
+    if (std::fabs(double(near)) > std::fabs(exact)) near = std::nextafter(near, 0.f);
+    near = emulation::of_bits(emulation::bits_of(near) | 1);
+  }
+  return near;
+}
+inline unsigned multiply_add(unsigned x, unsigned y, unsigned z) {
+  return packed(multiply_add(lower(x), lower(y), lower(z)),
+                multiply_add(upper(x), upper(y), upper(z)));
+}
+inline unsigned larger(unsigned x, unsigned y) {
+  return packed(std::fmax(lower(x), lower(y)), std::fmax(upper(x), upper(y)));
 }
 
 inline uint2 load_map(const void* from) {
