@@ -55,8 +55,8 @@ def library(constants):
 
 def some_library():
     """For what does not depend on the constants."""
-    names = ("HEADS", "RQ", "RK", "GATE_Q", "GATE_K", "WARPS", "OWN", "TO", "EXP")
-    return library(tuple(zip(names, (1, 0, 0, 1, 0, 4, 2, 2, 0))))
+    names = ("HEADS", "RQ", "RK", "GATE_Q", "GATE_K", "WARPS", "TO", "EXP")
+    return library(tuple(zip(names, (1, 0, 0, 1, 0, 4, 2, 0))))
 
 
 class Kernel:

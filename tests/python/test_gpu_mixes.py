@@ -191,11 +191,11 @@ class Case:
         plan = mixes.plan(call, mix, maps, after)
         assert plan is not None, "These kernels do not take the case."
         cuda_emulation.Kernel.order = self.order
-        made = others(plan.columns)
+        made = others(mixes.COLUMNS)
         mixes.run(name, plan, more, call, mix, maps, self.keys, *made)
         self.check_margins()
-        self.of_block, self.of_step = plan.columns, plan.step
-        self.tiles = -(-self.keys // plan.columns)
+        self.of_block, self.of_step = mixes.COLUMNS, plan.step
+        self.tiles = -(-self.keys // mixes.COLUMNS)
         return made
 
     # -- The equations ----------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@
 //   EXP             1 where composed weights are made from p = exp(maps - L), 0 where from maps
 //   AFTER           1 for the backward of the mix after softmax, 0 for that of the mix before
 //   CAUSAL, WINDOW, LENGTHS, DOCUMENTS, MASK   whether these hide keys: 0 or 1
-//   WARPS, BLOCKS   warps of a block, and blocks that should fit a multiprocessor's registers
-//   OWN             queries that a thread has at a time: 1 or 2 in the forward, 1 in the backward
+//   WARPS, BLOCKS   warps of a block, 4 or 8, and blocks that should fit a multiprocessor's registers
 //
 // A block has 64 queries and 16 keys for each of its warps, and takes 8 queries for each of OWN at a
 // time. Of these a thread has OWN queries and 4 keys, for all heads of the group: it reads each map
@@ -37,9 +36,15 @@ typedef long long i64;
 constexpr int WQ = 2 * RQ + GATE_Q;
 constexpr int WK = 2 * RK + GATE_K;
 constexpr int ROWS = 64;             // queries of a block
-constexpr int STEP = 8 * OWN;        // queries that a block takes at a time
-constexpr int COLUMNS = 16 * WARPS;  // keys of a block
+constexpr int COLUMNS = 64;          // keys of a block
 constexpr int THREADS = 32 * WARPS;
+constexpr int STEP = 2 * WARPS;  // queries that a block takes at a time
+#ifdef TO
+constexpr int LANES = 16;  // threads of a warp along a row
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int OF_WARP = 32 / LANES;  // queries of a warp at a time
 constexpr int QUERIES = 16;  // of a block of a mix's weights, as in kernels.py
 constexpr int KEYS = 128;
 constexpr int PAIRS = (HEADS + 1) / 2;
@@ -66,6 +71,15 @@ struct Call {
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #define SHARED(name) extern __shared__ __align__(16) float name[]
 __device__ __forceinline__ void wait_for_block() { __syncthreads(); }
+// Into the thread's own place of shared memory, past the registers; it waits for all of its copies.
+__device__ __forceinline__ void copy_map(uint2* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 __device__ __forceinline__ float shuffle_xor(float x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
 }
@@ -130,7 +144,10 @@ __device__ __forceinline__ uint2 load_map(const void* from) {
                : "l"(from));
   return x;
 }
-__device__ __forceinline__ void store_map(void* to, uint2 x) { *static_cast<uint2*>(to) = x; }
+// In order with the loads.
+__device__ __forceinline__ void store_map(void* to, uint2 x) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y));
+}
 
 #if BF16
 #define TYPE "bf16"
@@ -143,6 +160,9 @@ __device__ __forceinline__ u32 multiply_add(u32 x, u32 y, u32 z) {
   asm("fma.rn." TYPE "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(y), "r"(z));
   return d;
 }
+// The lower number twice, and the upper one.
+__device__ __forceinline__ u32 lower_twice(u32 x) { return __byte_perm(x, x, 0x1010); }
+__device__ __forceinline__ u32 upper_twice(u32 x) { return __byte_perm(x, x, 0x3232); }
 // The larger ones of two numbers in one; a NaN is none.
 __device__ __forceinline__ u32 larger(u32 x, u32 y) {
   u32 d;
@@ -188,8 +208,6 @@ struct Place {
   int column, s;      // the block's first key
 };
 
-// LANES of a warp are along a row.
-template <int LANES>
 __device__ __forceinline__ Place place(const Call& c) {
   const uint3 block = block_place();
   Place at;
@@ -201,9 +219,9 @@ __device__ __forceinline__ Place place(const Call& c) {
   at.b = at.chunk / c.chunks;
   at.behind = at.chunk % c.chunks * c.step;
   at.end = min(c.last + at.behind, c.T);
-  constexpr int rows = 32 / LANES * OWN, down = STEP / rows;  // of a warp; warps one below another
+  constexpr int down = STEP / OF_WARP;  // warps one below another
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  at.g = warp % down * rows + lane / LANES * OWN;
+  at.g = warp % down * OF_WARP + lane / LANES;
   at.own_column = (warp / down * LANES + lane % LANES) * 4;
   at.row = at.row_tile * ROWS;
   at.t = c.first + at.behind + at.row;
@@ -264,10 +282,15 @@ __device__ __forceinline__ uint2 pack(const float (&y)[4]) {
   return make_uint2(packed(y[0], y[1]), packed(y[2], y[3]));
 }
 
-// Bytes from the maps' beginning to the thread's places of the block's first query and head.
-__device__ __forceinline__ i64 map_place(const Call& c, const Place& at) {
-  i64 map = i64(at.chunk) * c.heads + at.first_head;
-  return 2 * ((map * c.rows + at.row + at.g) * c.columns + at.column + at.own_column);
+// Bytes from the maps' beginning to the block's first query, of its first head.
+__device__ __forceinline__ i64 block_begin(const Call& c) {
+  const uint3 block = block_place();
+  const i64 map = i64(block.z / c.groups) * c.heads + block.z % c.groups * HEADS;
+  return 2 * ((map * c.rows + block.y * ROWS) * c.columns);
+}
+// From there to the thread's first places. A group's maps have less than 2^32 bytes.
+__device__ __forceinline__ u32 own_begin(const Call& c, const Place& at) {
+  return 2 * (u32(at.g) * c.columns + at.column + at.own_column);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -293,11 +316,12 @@ __device__ __forceinline__ void load_keys(const Call& c, const Place& at, u32* t
   }
 }
 
-// [HEADS, NQ, COUNT], of the queries from `first` on.
-template <int COUNT>
-__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, u32* to) {
-#pragma unroll 4
-  for (int i = threadIdx.x; i < HEADS * NQ * COUNT; i += THREADS) {
+// [HEADS, NQ, COUNT], of the queries from `first` on, by a number of threads.
+template <int COUNT, int BY>
+__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, int thread,
+                                             u32* to) {
+#pragma unroll 2
+  for (int i = thread; i < HEADS * NQ * COUNT; i += BY) {
     const int t = first + i % COUNT, w = i / COUNT % NQ, h = at.first_head + i / (COUNT * NQ);
     const i64 block = i64(at.b) * c.query_blocks + t / QUERIES;
     const float* from = c.of_queries +
@@ -308,45 +332,31 @@ __device__ __forceinline__ void load_queries(const Call& c, const Place& at, int
 }
 
 // `factor` times one number for each head and query: of [B, H, T], [HEADS, COUNT].
-template <int COUNT>
-__device__ __forceinline__ void load_numbers(const Call& c, const Place& at, int first,
+template <int COUNT, int BY>
+__device__ __forceinline__ void load_numbers(const Call& c, const Place& at, int first, int thread,
                                              const float* from, float factor, float* to) {
-#pragma unroll 4
-  for (int i = threadIdx.x; i < HEADS * COUNT; i += THREADS) {
+  for (int i = thread; i < HEADS * COUNT; i += BY) {
     // A query behind the last sees nothing.
     const int t = min(first + i % COUNT, c.T - 1), h = at.first_head + i / COUNT;
     to[i] = factor * from[(i64(at.b) * c.heads + h) * c.T + t];
   }
 }
 
-// The query-wise weights of the thread's queries, of COUNT.
+// The query-wise weights of the thread's query, of COUNT.
 template <int COUNT>
 struct Queries {
-  const u32* shared;
-  int first;  // of the thread's
-  __device__ __forceinline__ void load(u32 (&to)[OWN], int h, int w) const {
-    const u32* from = shared + (h * NQ + w) * COUNT + first;
-    if (OWN == 2) {
-      const uint2 both = *reinterpret_cast<const uint2*>(from);
-      to[0] = both.x, to[OWN - 1] = both.y;
-    } else {
-      to[0] = *from;
-    }
-  }
+  const u32* own;  // those of the first head
+  __device__ __forceinline__ u32 load(int h, int w) const { return own[(h * NQ + w) * COUNT]; }
 };
 
 // The key-wise weights of the thread's 4 keys.
 struct Keys {
-  const u32* shared;
-  int first;  // of the thread's
+  const u32* own;  // those of the first head
   __device__ __forceinline__ uint2 load(int h, int w) const {
-    return *reinterpret_cast<const uint2*>(shared + ((h * WK + w) * COLUMNS + first) / 2);
+    return *reinterpret_cast<const uint2*>(own + (h * WK + w) * (COLUMNS / 2));
   }
 };
 
-// The lower number twice, and the upper one.
-__device__ __forceinline__ u32 lower_twice(u32 x) { return (x & 0xffffu) | x << 16; }
-__device__ __forceinline__ u32 upper_twice(u32 x) { return x >> 16 | (x & 0xffff0000u); }
 
 __device__ __forceinline__ uint2 multiply_add(uint2 x, u32 y, uint2 z) {
   return make_uint2(multiply_add(x.x, y, z.x), multiply_add(x.y, y, z.y));
@@ -355,92 +365,63 @@ __device__ __forceinline__ uint2 multiply_add(uint2 x, uint2 y, uint2 z) {
   return make_uint2(multiply_add(x.x, y.x, z.x), multiply_add(x.y, y.y, z.y));
 }
 
-// The inner maps of the thread's places, by which `mixed` adds heads up.
+// The inner maps of the thread's places, by which `mix` adds heads up.
 struct Inner {
-  float z[OWN][RQ + 1][4], w[OWN][RK + 1][4];
+  float z[RQ + 1][4], w[RK + 1][4];
 
   __device__ __forceinline__ Inner() {
 #pragma unroll
-    for (int q = 0; q < OWN; ++q) {
+    for (int i = 0; i < 4 * RQ; ++i) z[i / 4][i % 4] = 0.f;
 #pragma unroll
-      for (int i = 0; i < 4 * RQ; ++i) z[q][i / 4][i % 4] = 0.f;
-#pragma unroll
-      for (int i = 0; i < 4 * RK; ++i) w[q][i / 4][i % 4] = 0.f;
-    }
+    for (int i = 0; i < 4 * RK; ++i) w[i / 4][i % 4] = 0.f;
   }
 
   // A head's part: of x by `down`, or in reverse of dy by `up`.
   template <bool REVERSE, class Q>
-  __device__ __forceinline__ void add(const float (&x)[OWN][4], const Q& queries, const Keys& keys,
+  __device__ __forceinline__ void add(const float (&x)[4], const Q& queries, const Keys& keys,
                                       int h) {
 #pragma unroll
     for (int r = 0; r < RQ; ++r) {
-      u32 both[OWN];
-      queries.load(both, h, r);
+      const u32 both = queries.load(h, r);
+      const float weight = REVERSE ? upper(both) : lower(both);
 #pragma unroll
-      for (int q = 0; q < OWN; ++q) {
-        const float weight = REVERSE ? upper(both[q]) : lower(both[q]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) z[q][r][i] += weight * x[q][i];
-      }
+      for (int i = 0; i < 4; ++i) z[r][i] += weight * x[i];
     }
 #pragma unroll
     for (int r = 0; r < RK; ++r) {
       float weight[4];
       unpack(weight, keys.load(h, REVERSE ? RK + r : r));
 #pragma unroll
-      for (int q = 0; q < OWN; ++q)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) w[q][r][i] += weight[i] * x[q][i];
+      for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
     }
   }
 };
 
 // Inner maps in the maps' type.
 struct Rounded {
-  uint2 z[OWN][RQ + 1], w[OWN][RK + 1];
+  uint2 z[RQ + 1], w[RK + 1];
 
   __device__ __forceinline__ explicit Rounded(const Inner& inner) {
 #pragma unroll
-    for (int q = 0; q < OWN; ++q) {
+    for (int r = 0; r < RQ; ++r) z[r] = pack(inner.z[r]);
 #pragma unroll
-      for (int r = 0; r < RQ; ++r) z[q][r] = pack(inner.z[q][r]);
-#pragma unroll
-      for (int r = 0; r < RK; ++r) w[q][r] = pack(inner.w[q][r]);
-    }
+    for (int r = 0; r < RK; ++r) w[r] = pack(inner.w[r]);
   }
 
   // y of one head from its x; in reverse dx from dy.
   template <bool REVERSE, class Q>
-  __device__ __forceinline__ void mix(uint2 (&y)[OWN], const uint2 (&x)[OWN], const Q& queries,
-                                      const Keys& keys, int h) const {
-#pragma unroll
-    for (int q = 0; q < OWN; ++q) y[q] = x[q];
-    if (GATE_Q) {
-      u32 gate[OWN];
-      queries.load(gate, h, RQ);
-#pragma unroll
-      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(x[q], gate[q], y[q]);
-    }
-    if (GATE_K) {
-      const uint2 gate = keys.load(h, 2 * RK);
-#pragma unroll
-      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(x[q], gate, y[q]);
-    }
+  __device__ __forceinline__ uint2 mix(uint2 x, const Q& queries, const Keys& keys, int h) const {
+    uint2 y = x;
+    if (GATE_Q) y = multiply_add(x, queries.load(h, RQ), y);
+    if (GATE_K) y = multiply_add(x, keys.load(h, 2 * RK), y);
 #pragma unroll
     for (int r = 0; r < RQ; ++r) {
-      u32 both[OWN];
-      queries.load(both, h, r);
-#pragma unroll
-      for (int q = 0; q < OWN; ++q)
-        y[q] = multiply_add(z[q][r], REVERSE ? lower_twice(both[q]) : upper_twice(both[q]), y[q]);
+      const u32 both = queries.load(h, r);
+      y = multiply_add(z[r], REVERSE ? lower_twice(both) : upper_twice(both), y);
     }
 #pragma unroll
-    for (int r = 0; r < RK; ++r) {
-      const uint2 weight = keys.load(h, REVERSE ? r : RK + r);
-#pragma unroll
-      for (int q = 0; q < OWN; ++q) y[q] = multiply_add(w[q][r], weight, y[q]);
-    }
+    for (int r = 0; r < RK; ++r) y = multiply_add(w[r], keys.load(h, REVERSE ? r : RK + r), y);
+    return y;
   }
 };
 
@@ -449,169 +430,131 @@ struct Rounded {
 // -------------------------------------------------------------------------------------------------
 
 #ifdef TO
-constexpr int LANES = COLUMNS / 4;          // of a warp, along a row
-constexpr int OF_WARP = 32 / LANES * OWN;   // queries of a warp at a time
-
-// Of the y of a row in [OWN] of LANES threads, what log sum exp y is made of: a number that is about
-// as large as the largest y, and the sum of exp2(LOG2E y - it).
-__device__ __forceinline__ void sum_row(const uint2 (&y)[OWN], float* largest, float* totals) {
+// Of the y of a row in LANES threads, what log sum exp y is made of: LOG2E times a number that is
+// about as large as the largest y, and the sum of exp2(LOG2E y - it).
+__device__ __forceinline__ void sum_row(uint2 y, float& largest, float& total) {
   const float minus_infinity = from_bits(0xff800000u);
-  const int lane = threadIdx.x % LANES;
-  u32 most = larger(y[0].x, y[0].y);
-  if (OWN == 2) {
-    // Of both queries, in one.
-    const u32 other = larger(y[OWN - 1].x, y[OWN - 1].y);
-    most = larger((most & 0xffffu) | other << 16, most >> 16 | (other & 0xffff0000u));
-  }
+  u32 most = larger(y.x, y.y);
 #pragma unroll
   for (int apart = 1; apart < LANES; apart *= 2) most = larger(most, shuffle_xor(most, apart));
-  if (OWN == 1) most = larger(most, most >> 16 | most << 16);
-  float base[OWN], total[OWN];
+  most = larger(most, most >> 16 | most << 16);
+  largest = lower(most) == minus_infinity ? 0.f : lower(most) * LOG2E;
+  float x[4];
+  unpack(x, y);
+  total = 0.f;
 #pragma unroll
-  for (int q = 0; q < OWN; ++q) {
-    base[q] = q == 0 ? lower(most) : upper(most);
-    base[q] = base[q] == minus_infinity ? 0.f : base[q] * LOG2E;
-    float x[4];
-    unpack(x, y[q]);
-    total[q] = 0.f;
+  for (int i = 0; i < 4; ++i) total += exp2_of(x[i] * LOG2E - largest);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[q] += exp2_of(x[i] * LOG2E - base[q]);
-  }
-  // With two queries, each half of the threads sums one.
-  const bool second = OWN == 2 && lane >= LANES / 2;
-  float sum = second ? total[OWN - 1] : total[0];
-  if (OWN == 2) sum += shuffle_xor(second ? total[0] : total[OWN - 1], LANES / 2);
-#pragma unroll
-  for (int apart = LANES / OWN / 2; apart > 0; apart /= 2) sum += shuffle_xor(sum, apart);
-  if (lane % (LANES / OWN) == 0) {
-    const int i = threadIdx.x % 32 / LANES * OWN + second;
-    largest[i] = second ? base[OWN - 1] : base[0];
-    totals[i] = sum;
-  }
+  for (int apart = 1; apart < LANES; apart *= 2) total += shuffle_xor(total, apart);
 }
 
 // `out` may be `maps`: a thread stores the places that it has read. `sums` is
 // [tiles of COLUMNS keys, B chunks, H, 1, rows].
 //
-// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, NQ, ROWS], and [HEADS, ROWS] for L or 2
-// [WARPS, HEADS, OF_WARP] for sums.
+// Shared memory: [HEADS, WK, COLUMNS / 2], and of each warp alone [HEADS, 32 threads] for maps, two
+// words each, [HEADS, NQ, OF_WARP], [HEADS, OF_WARP] for L, and 2 [HEADS, OF_WARP] for sums.
 KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   SHARED(memory);
+  constexpr int words = HEADS * (64 + (NQ + (TO == 0 ? 2 : 1)) * OF_WARP);  // of a warp
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32* of_keys = reinterpret_cast<u32*>(memory);
-  u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
-  float* lse = reinterpret_cast<float*>(of_queries + HEADS * NQ * ROWS);  // times LOG2E
-  float* largest = lse + threadIdx.x / 32 * HEADS * OF_WARP;
-  float* totals = largest + HEADS * STEP;
-  const Place at = place<LANES>(c);
-  const u32 of_map = u32(c.rows) * c.columns * 2, of_row = u32(c.columns) * 2;
+  u32* own = of_keys + HEADS * WK * COLUMNS / 2 + warp * words;
+  uint2* const x = reinterpret_cast<uint2*>(own) + lane;  // every 32nd is the thread's
+  u32* of_queries = own + HEADS * 64;
+  float* lse = reinterpret_cast<float*>(of_queries + HEADS * NQ * OF_WARP);  // times LOG2E
+  float *largest = lse, *totals = lse + HEADS * OF_WARP;
+  const Place at = place(c);
+  const u32 of_map = u32(c.rows) * c.columns * 2, of_step = STEP * u32(c.columns) * 2;
   const float minus_infinity = from_bits(0xff800000u);
-  const i64 begin = map_place(c, at);
-
-  // Of the step from t on, and then of the one after it.
-  bool some = some_visible(c, at, at.t);
-  uint2 x[HEADS][OWN];
-  if (some) {
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h)
-#pragma unroll
-      for (int q = 0; q < OWN; ++q) x[h][q] = load_map(maps + begin + i64(h) * of_map + q * of_row);
-  }
+  maps += block_begin(c);
+  out += block_begin(c);
+  u32 place = own_begin(c, at) - of_step;
   load_keys(c, at, of_keys);
-  load_queries<ROWS>(c, at, at.t, of_queries);
-  if (EXP || TO == 1) load_numbers<ROWS>(c, at, at.t, c.lse, LOG2E, lse);
   wait_for_block();
+  const Keys keys{of_keys + at.own_column / 2};
+  const Queries<OF_WARP> queries{of_queries + lane / LANES};
+  const int row_of_warp = warp * OF_WARP;
 
-  for (int step = 0; step < ROWS; step += STEP) {
+  // The maps of a step are on their way during the step before, of which the first has nothing else
+  // to do.
+  bool some = false;
+  for (int step = -STEP; step < ROWS; step += STEP, place += of_step) {
     const int t = at.t + step;
-    i64 place = begin + i64(step) * of_row;
     float* const of_sums =
         sums + ((i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head) * c.rows + at.row +
-        step;
+        step + row_of_warp;
     const bool next = step + STEP < ROWS && some_visible(c, at, t + STEP);
     if (!some) {
-      if (TO == 0) {
-        for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS)
-          of_sums[i64(i / STEP) * c.rows + i % STEP] = minus_infinity;
-      } else {
-        for (int h = 0; h < HEADS; ++h)
-          for (int q = 0; q < OWN; ++q)
-            store_map(out + place + i64(h) * of_map + q * of_row, make_uint2(0, 0));
+      if (step >= 0 && TO == 0) {
+        for (int i = lane; i < HEADS * OF_WARP; i += 32)
+          of_sums[i64(i / OF_WARP) * c.rows + i % OF_WARP] = minus_infinity;
+      } else if (step >= 0) {
+        for (int h = 0; h < HEADS; ++h) store_map(out + (place + h * of_map), make_uint2(0, 0));
       }
-      place += i64(STEP) * of_row;
       if (next) {
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h)
-#pragma unroll
-          for (int q = 0; q < OWN; ++q)
-            x[h][q] = load_map(maps + place + i64(h) * of_map + q * of_row);
+#pragma unroll 4
+        for (int h = 0; h < HEADS; ++h) copy_map(x + h * 32, maps + (place + of_step + h * of_map));
       }
       some = next;
       continue;
     }
-    const Keys keys{of_keys, at.own_column};
-    const Queries<ROWS> queries{of_queries, step + at.g};
-    uint2 seen[OWN];
-#pragma unroll
-    for (int q = 0; q < OWN; ++q) seen[q] = seen_bits(c, at, t + at.g + q);
+    load_queries<OF_WARP, 32>(c, at, t + row_of_warp, lane, of_queries);
+    if (EXP || TO == 1)
+      load_numbers<OF_WARP, 32>(c, at, t + row_of_warp, lane, c.lse, LOG2E, lse);
+    in_order();
+    wait_for_copies();
+    const float* const own_lse = lse + lane / LANES;
 
     Inner inner;
-#pragma unroll
+#pragma unroll 4
     for (int h = 0; h < HEADS; ++h) {
-      float y[OWN][4];
+      float y[4];
+      unpack(y, x[h * 32]);
+      if (EXP) {
+        const float base = own_lse[h * OF_WARP];
 #pragma unroll
-      for (int q = 0; q < OWN; ++q) {
-        unpack(y[q], x[h][q]);
-        if (EXP) {
-          const float base = lse[h * ROWS + step + at.g + q];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) y[q][i] = exp2_of(y[q][i] * LOG2E - base);
-          // p is rounded, as in the definition.
-          x[h][q] = pack(y[q]);
-        }
+        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - base);
+        // p is rounded, as in the definition.
+        x[h * 32] = pack(y);
       }
       inner.add<false>(y, queries, keys, h);
-      if (h % 4 == 3) in_order();
     }
     const Rounded rounded(inner);
-#pragma unroll
+    const uint2 seen = seen_bits(c, at, t + at.g);
+#pragma unroll 4
     for (int h = 0; h < HEADS; ++h) {
-      uint2 y[OWN];
-      rounded.mix<false>(y, x[h], queries, keys, h);
+      uint2 y = rounded.mix<false>(x[h * 32], queries, keys, h);
+      if (next) copy_map(x + h * 32, maps + (place + of_step + h * of_map));
+      if (TO == 1) {
+        // Of y as the forward read it, which L was summed from.
+        const float base = own_lse[h * OF_WARP];
+        float p[4];
+        unpack(p, y);
 #pragma unroll
-      for (int q = 0; q < OWN; ++q) {
-        if (TO == 1) {
-          // Of y as the forward read it, which L was summed from.
-          const float base = lse[h * ROWS + step + at.g + q];
-          float p[4];
-          unpack(p, y[q]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) p[i] = exp2_of(p[i] * LOG2E - base);
-          y[q] = pack(p);
-        }
-        y[q] = y[q] & seen[q];
-        if (TO == 0) {
-          const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
-          y[q].x |= infinite & ~seen[q].x;
-          y[q].y |= infinite & ~seen[q].y;
-        }
-        store_map(out + place + q * of_row, y[q]);
+        for (int i = 0; i < 4; ++i) p[i] = exp2_of(p[i] * LOG2E - base);
+        y = pack(p);
       }
-      // Sums are of what later kernels read, which is rounded.
-      if (TO == 0) sum_row(y, largest + h * OF_WARP, totals + h * OF_WARP);
-      if (next) {
-#pragma unroll
-        for (int q = 0; q < OWN; ++q)
-          x[h][q] = load_map(maps + place + i64(STEP + q) * of_row);
+      y = y & seen;
+      if (TO == 0) {
+        const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
+        y.x |= infinite & ~seen.x;
+        y.y |= infinite & ~seen.y;
+        // Sums are of what later kernels read, which is rounded.
+        float most, total;
+        sum_row(y, most, total);
+        if (lane % LANES == 0) {
+          largest[h * OF_WARP + lane / LANES] = most;
+          totals[h * OF_WARP + lane / LANES] = total;
+        }
       }
-      place += of_map;
-      if (h % 4 == 3) in_order();
+      store_map(out + (place + h * of_map), y);
     }
     some = next;
+    in_order();
     if (TO == 0) {
-      in_order();
-      for (int i = threadIdx.x % 32; i < HEADS * OF_WARP; i += 32) {
+      for (int i = lane; i < HEADS * OF_WARP; i += 32) {
         const float total = totals[i];
-        of_sums[i64(i / OF_WARP) * c.rows + threadIdx.x / 32 * OF_WARP + i % OF_WARP] =
+        of_sums[i64(i / OF_WARP) * c.rows + i % OF_WARP] =
             total == 0.f ? minus_infinity : (largest[i] + log2f(total)) / LOG2E;
       }
       in_order();
@@ -626,8 +569,11 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
 
 #ifdef AFTER
 constexpr int SUMS = WQ + AFTER;  // of a query and head; after softmax also sum_s x dx
-constexpr int OF_WARP = HEADS * SUMS * STEP;
-constexpr int AHEAD = 4;  // heads before one that needs it, p is loaded
+constexpr int GROUPS = WARPS / 4;  // of warps, which have 8 of the step's queries each
+// Groups add to the same sums over queries. So they take the pairs of heads in as many parts, and
+// each begins with another one.
+constexpr int OF_PART = (PAIRS + GROUPS - 1) / GROUPS;
+constexpr int SUMS_OF_WARP = 2 * OF_PART * SUMS * OF_WARP;
 
 __device__ __forceinline__ float either(bool second, float x, float y) { return second ? y : x; }
 
@@ -640,16 +586,27 @@ __device__ __forceinline__ float picked(const float (&d)[4][4], int kind, bool o
   return either(kind & 2, either(kind & 1, e[0], e[1]), either(kind & 1, e[2], e[3]));
 }
 
-// Adds up the warps' sums of a step, or writes zeros without them.
-__device__ __forceinline__ void write_query_sums(const Call& c, int step, const float* of_warps,
-                                                 float* sums, float* query_shares) {
-  const Place at = place<4>(c);
+// Of the part that a group takes in its turn, the first pair of heads.
+__device__ __forceinline__ int first_pair(int turn, int group) {
+  return (turn + group) % GROUPS * OF_PART;
+}
+
+// Adds up the warps' sums of a turn, [GROUPS, 4 warps, heads of a part, SUMS, OF_WARP].
+__device__ __forceinline__ void write_query_sums(const Call& c, int step, int turn,
+                                                 const float* of_warps, float* sums,
+                                                 float* query_shares) {
+  const Place at = place(c);
   const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < OF_WARP; i += THREADS) {
+  for (int i = threadIdx.x; i < GROUPS * SUMS_OF_WARP; i += THREADS) {
+    const int group = i / SUMS_OF_WARP, of_warp = i % SUMS_OF_WARP;
     float sum = 0.f;
-    for (int k = 0; k < WARPS && of_warps != nullptr; ++k) sum += of_warps[k * OF_WARP + i];
-    const int row = at.row + step + i % STEP, k = i / STEP % SUMS, h = i / (STEP * SUMS);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum += of_warps[(4 * group + k) * SUMS_OF_WARP + of_warp];
+    const int row = at.row + step + group * OF_WARP + i % OF_WARP;
+    const int k = of_warp / OF_WARP % SUMS;
+    const int h = 2 * first_pair(turn, group) + of_warp / (OF_WARP * SUMS);
+    if (h >= HEADS) continue;
     if (k < WQ)
       query_shares[((of_block + h) * WQ + k) * c.rows + row] = sum;
     else
@@ -663,95 +620,75 @@ __device__ __forceinline__ void write_query_sums(const Call& c, int step, const 
 // sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
 //
 // Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, NQ, STEP], [HEADS, STEP], [HEADS, WK, COLUMNS]
-// and [WARPS, HEADS, SUMS, STEP].
+// and [WARPS, heads of a part, SUMS, OF_WARP].
 KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
                     char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
   u32* of_keys = reinterpret_cast<u32*>(memory);
   u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
   float* deltas = reinterpret_cast<float*>(of_queries + HEADS * NQ * STEP);
-  // [HEADS, WARPS, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
+  // [HEADS, 4 warps, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
   float* key_sums = deltas + HEADS * STEP;
   float* query_sums = key_sums + HEADS * WK * COLUMNS;
-  const int j = threadIdx.x % 4, warp = threadIdx.x / 32;
-  const u32 of_map = u32(c.rows) * c.columns * 2;
-  const i64 begin = map_place(c, place<4>(c));
-  const int g = place<4>(c).g;
-  const Keys keys{of_keys, place<4>(c).own_column};
-  const Queries<STEP> queries{of_queries, g};
-  load_keys(c, place<4>(c), of_keys);
+  const int j = threadIdx.x % 4, group = threadIdx.x / 32 % GROUPS;
+  const int of_group = threadIdx.x / (32 * GROUPS);  // the warp's place in its group
+  const u32 of_map = u32(c.rows) * c.columns * 2, of_step = STEP * u32(c.columns) * 2;
+  const Place at = place(c);
+  const int g = at.g % OF_WARP;
+  const Keys keys{of_keys + at.own_column / 2};
+  const Queries<STEP> queries{of_queries + at.g};
+  load_keys(c, at, of_keys);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) key_sums[i] = 0.f;
   // The products of kind i are turned by 2 i columns, so that their diagonals lie in different
   // threads.
   const int kind = (j - g / 2) & 3;
   const bool odd = g & 1, diagonal = kind == 0;
-  float* own_key_sums = key_sums + warp * 16 * WK + g;
-  float* own_query_sums = query_sums + warp * OF_WARP + g;
+  float* const own_key_sums = key_sums + of_group * 16 * WK + g;
+  float* const own_query_sums = query_sums + (4 * group + of_group) * SUMS_OF_WARP + g;
+  maps += block_begin(c);
+  grads += block_begin(c);
+  out += AFTER ? block_begin(c) : 0;
+  weights += AFTER ? 0 : block_begin(c);
+  u32 place = own_begin(c, at);
 
-  // Of the step from t on, and then of the one after it.
-  bool some = some_visible(c, place<4>(c), place<4>(c).t);
-  uint2 x[2 * PAIRS], dy[2 * PAIRS];
-  if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
-  if (some) {
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      x[h] = load_map(maps + begin + i64(h) * of_map);
-      dy[h] = load_map(grads + begin + i64(h) * of_map);
-    }
-  }
-  for (int step = 0; step < ROWS; step += STEP) {
-    const Place at = place<4>(c);
+  for (int step = 0; step < ROWS; step += STEP, place += of_step) {
     const int t = at.t + step;
-    i64 place = begin + i64(step) * c.columns * 2;
-    const i64 next_place = i64(STEP) * c.columns * 2;  // behind `place`
-    const bool next = step + STEP < ROWS && some_visible(c, at, t + STEP);
-    if (!some) {
+    if (!some_visible(c, at, t)) {
       for (int h = 0; h < HEADS; ++h) {
-        store_map(grads + place + i64(h) * of_map, make_uint2(0, 0));
-        if (AFTER) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
+        store_map(grads + (place + h * of_map), make_uint2(0, 0));
+        if (AFTER) store_map(out + (place + h * of_map), make_uint2(0, 0));
       }
-      write_query_sums(c, step, nullptr, sums, query_shares);
-      if (next) {
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-          x[h] = load_map(maps + place + next_place + i64(h) * of_map);
-          dy[h] = load_map(grads + place + next_place + i64(h) * of_map);
-        }
-      }
-      some = next;
+      const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
+      for (int i = threadIdx.x; i < HEADS * WQ * STEP; i += THREADS)
+        query_shares[(of_block * WQ + i / STEP) * c.rows + at.row + step + i % STEP] = 0.f;
+      for (int i = threadIdx.x; i < HEADS * AFTER * STEP; i += THREADS)
+        sums[(of_block + i / STEP) * c.rows + at.row + step + i % STEP] = 0.f;
       continue;
     }
-    load_queries<STEP>(c, at, t, of_queries);
-    if (!AFTER) load_numbers<STEP>(c, at, t, delta, 1.f, deltas);
-    const uint2 seen = seen_bits(c, at, t + g);
-    uint2 p[HEADS];
-    if (!AFTER) {
-#pragma unroll
-      for (int h = 0; h < HEADS && h < AHEAD; ++h) p[h] = load_map(weights + place + i64(h) * of_map);
-    }
+    load_queries<STEP, THREADS>(c, at, t, threadIdx.x, of_queries);
+    if (!AFTER) load_numbers<STEP, THREADS>(c, at, t, threadIdx.x, delta, 1.f, deltas);
+    const uint2 seen = seen_bits(c, at, t + at.g);
     wait_for_block();
 
     Inner inner, of_dy;
-#pragma unroll
+#pragma unroll 4
     for (int h = 0; h < HEADS; ++h) {
-      float y[OWN][4];
-      x[h] = x[h] & seen;
-      unpack(y[0], x[h]);
+      float y[4];
+      unpack(y, load_map(maps + (place + h * of_map)) & seen);
       inner.add<false>(y, queries, keys, h);
+      uint2 dy = load_map(grads + (place + h * of_map));
       if (!AFTER) {
-        if (h + AHEAD < HEADS) p[h + AHEAD] = load_map(weights + place + i64(h + AHEAD) * of_map);
-        float weight[4];
-        unpack(weight, p[h]);
-        unpack(y[0], dy[h]);
-        const float of_row = deltas[h * STEP + g];
+        float p[4];
+        unpack(p, load_map(weights + (place + h * of_map)));
+        unpack(y, dy);
+        const float of_row = deltas[h * STEP + at.g];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[0][i] = weight[i] * (y[0][i] - of_row);
-        dy[h] = pack(y[0]);
+        for (int i = 0; i < 4; ++i) y[i] = p[i] * (y[i] - of_row);
+        dy = pack(y) & seen;
+        store_map(grads + (place + h * of_map), dy);
       }
-      dy[h] = dy[h] & seen;
-      unpack(y[0], dy[h]);
+      unpack(y, dy & seen);
       of_dy.add<true>(y, queries, keys, h);
-      if (h % 4 == 3) in_order();
     }
     const Rounded rounded(inner), rounded_dy(of_dy);
     // As operands, turned.
@@ -760,126 +697,128 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
 #pragma unroll
     for (int k = 0; k < 2 * RQ; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 of_kind = k < RQ ? rounded_dy.z[0][k] : rounded.z[0][k - RQ];
+      const uint2 of_kind = k < RQ ? rounded_dy.z[k] : rounded.z[k - RQ];
       by_key[k] = make_uint2(shuffle(of_kind.x, from), shuffle(of_kind.y, from));
     }
 #pragma unroll
     for (int k = 0; k < 2 * RK; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 of_kind = k < RK ? rounded_dy.w[0][k] : rounded.w[0][k - RK];
+      const uint2 of_kind = k < RK ? rounded_dy.w[k] : rounded.w[k - RK];
       by_query[0][k] = shuffle(transposed(of_kind.x), from);
       by_query[1][k] = shuffle(transposed(of_kind.y), from);
     }
+    for (int turn = 0; turn < GROUPS; ++turn) {
+      const int first = first_pair(turn, group), end = min(first + OF_PART, PAIRS);
+      uint2 next_x[2], next_dy[2];
+      const auto load_pair = [&](int pair) {
 #pragma unroll
-    for (int pair = 0; pair < PAIRS; ++pair) {
-      const int h = 2 * pair;
-      const i64 next_pair = place + next_place;
-      uint2 dx[2];
+        for (int i = 0; i < 2; ++i) {
+          const int h = 2 * pair + i;
+          next_x[i] = next_dy[i] = make_uint2(0, 0);
+          if (HEADS % 2 && h == HEADS) continue;
+          next_x[i] = load_map(maps + (place + h * of_map));
+          next_dy[i] = load_map(grads + (place + h * of_map));
+        }
+      };
+      if (first < end) load_pair(first);
+#pragma unroll 1
+      for (int pair = first; pair < end; ++pair) {
+        const int h = 2 * pair;
+        const uint2 x[2] = {next_x[0] & seen, next_x[1] & seen};
+        const uint2 dy[2] = {next_dy[0] & seen, next_dy[1] & seen};
+        if (pair + 1 < end) load_pair(pair + 1);
+        uint2 dx[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (h + i == HEADS) {
+        for (int i = 0; i < 2; ++i) {
           dx[i] = make_uint2(0, 0);
-          continue;
+          if (HEADS % 2 && h + i == HEADS) continue;
+          dx[i] = rounded_dy.mix<true>(dy[i], queries, keys, h + i) & seen;
+          store_map(grads + (place + (h + i) * of_map), dx[i]);
+          if (AFTER)
+            store_map(out + (place + (h + i) * of_map),
+                      rounded.mix<false>(x[i], queries, keys, h + i) & seen);
         }
-        uint2 y[OWN];
-        const uint2 of_head[OWN] = {x[h + i]}, of_dy_head[OWN] = {dy[h + i]};
-        rounded_dy.mix<true>(y, of_dy_head, queries, keys, h + i);
-        dx[i] = y[0] & seen;
-        store_map(grads + place, dx[i]);
-        if (AFTER) {
-          rounded.mix<false>(y, of_head, queries, keys, h + i);
-          store_map(out + place, y[0] & seen);
-        }
-        place += of_map;
-      }
-      in_order();
-      // Sums over keys, for the query g.
+        float* const of_queries_pair = own_query_sums + 2 * (pair - first) * SUMS * OF_WARP;
+        float* const of_keys_pair = own_key_sums + h * WK * COLUMNS;
+        // Sums over keys, for the query g.
 #pragma unroll
-      for (int first = 0; first < 2 * RQ; first += 4) {
-        float d[4][4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const uint2* a = (first + k < RQ ? x : dy) + h;
-          if (first + k < 2 * RQ)
-            product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[first + k].x, by_key[first + k].y);
-          else
-            d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float sum = picked(d, kind, odd, 2 * i);
-          if (h + i < HEADS && first + kind < 2 * RQ)
-            own_query_sums[((h + i) * SUMS + first + kind) * STEP] = sum;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float d[4];
-        if (GATE_Q) {
-          product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dy[h + i].x, dy[h + i].y);
-          if (h + i < HEADS && diagonal)
-            own_query_sums[((h + i) * SUMS + 2 * RQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
-        }
-        if (AFTER) {
-          // Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
-          product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dx[i].x, dx[i].y);
-          if (h + i < HEADS && diagonal)
-            own_query_sums[((h + i) * SUMS + WQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
-        }
-      }
-      // Sums over queries. The keys are in two halves of 8: 4 i + 2 half and 4 i + 2 half + 1.
-#pragma unroll
-      for (int half = 0; half < (WK > 0 ? 2 : 0); ++half) {
-        u32 xt[2], dyt[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          xt[i] = transposed(half ? x[h + i].y : x[h + i].x);
-          dyt[i] = transposed(half ? dy[h + i].y : dy[h + i].x);
-        }
-#pragma unroll
-        for (int first = 0; first < 2 * RK; first += 4) {
+        for (int of_four = 0; of_four < 2 * RQ; of_four += 4) {
           float d[4][4];
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            const u32* a = first + k < RK ? xt : dyt;
-            if (first + k < 2 * RK)
-              product(d[k], a[0], a[1], by_query[half][first + k]);
+            const uint2* a = of_four + k < RQ ? x : dy;
+            if (of_four + k < 2 * RQ)
+              product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[of_four + k].x, by_key[of_four + k].y);
             else
               d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float sum = picked(d, kind, odd, 2 * i);
-            if (h + i < HEADS && first + kind < 2 * RK)
-              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + first + kind) * 8] += sum;
+            if ((HEADS % 2 == 0 || h + i < HEADS) && of_four + kind < 2 * RQ)
+              of_queries_pair[(i * SUMS + of_four + kind) * OF_WARP] = sum;
           }
         }
-        if (GATE_K) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float d[4];
-            product(d, xt[0], xt[1], dyt[i]);
-            if (h + i < HEADS && diagonal)
-              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + 2 * RK) * 8] +=
-                  either(odd, d[2 * i], d[2 * i + 1]);
-          }
-        }
-      }
-      if (next) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (h + i == HEADS) continue;
-          x[h + i] = load_map(maps + next_pair + i * i64(of_map));
-          dy[h + i] = load_map(grads + next_pair + i * i64(of_map));
+          float d[4];
+          if (GATE_Q) {
+            product(d, x[0].x, x[1].x, x[0].y, x[1].y, dy[i].x, dy[i].y);
+            if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
+              of_queries_pair[(i * SUMS + 2 * RQ) * OF_WARP] = either(odd, d[2 * i], d[2 * i + 1]);
+          }
+          if (AFTER) {
+            // Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
+            product(d, x[0].x, x[1].x, x[0].y, x[1].y, dx[i].x, dx[i].y);
+            if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
+              of_queries_pair[(i * SUMS + WQ) * OF_WARP] = either(odd, d[2 * i], d[2 * i + 1]);
+          }
+        }
+        // Sums over queries. The keys are in two halves of 8: 4 i + 2 half and 4 i + 2 half + 1.
+#pragma unroll
+        for (int half = 0; half < (WK > 0 ? 2 : 0); ++half) {
+          u32 xt[2], dyt[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            xt[i] = transposed(half ? x[i].y : x[i].x);
+            dyt[i] = transposed(half ? dy[i].y : dy[i].x);
+          }
+#pragma unroll
+          for (int of_four = 0; of_four < 2 * RK; of_four += 4) {
+            float d[4][4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              const u32* a = of_four + k < RK ? xt : dyt;
+              if (of_four + k < 2 * RK)
+                product(d[k], a[0], a[1], by_query[half][of_four + k]);
+              else
+                d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const float sum = picked(d, kind, odd, 2 * i);
+              if ((HEADS % 2 == 0 || h + i < HEADS) && of_four + kind < 2 * RK)
+                of_keys_pair[i * WK * COLUMNS + (half * WK + of_four + kind) * 8] += sum;
+            }
+          }
+          if (GATE_K) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              float d[4];
+              product(d, xt[0], xt[1], dyt[i]);
+              if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
+                of_keys_pair[i * WK * COLUMNS + (half * WK + 2 * RK) * 8] +=
+                    either(odd, d[2 * i], d[2 * i + 1]);
+            }
+          }
         }
       }
+      wait_for_block();
+      write_query_sums(c, step, turn, query_sums, sums, query_shares);
+      if (turn + 1 < GROUPS) wait_for_block();
     }
-    some = next;
-    wait_for_block();
-    write_query_sums(c, step, query_sums, sums, query_shares);
   }
   wait_for_block();
-  const Place at = place<4>(c);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, w = i / COLUMNS % WK, h = i / (COLUMNS * WK);
     // Half h has the keys 4 i + 2 h and 4 i + 2 h + 1 of a warp's 16.

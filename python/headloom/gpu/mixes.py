@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from headloom.gpu import kernels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ROWS = 64  # as in mixes.cu
-REST = 70  # registers of a thread in the forward, beside maps
+ROWS, COLUMNS = 64, 64  # queries and keys of a block, as in mixes.cu
 TO = {"scores": 0, "weights": 1, "composed": 2}
 
 
@@ -154,14 +153,9 @@ class Plan(NamedTuple):
     shared: int  # bytes of a block
 
     @property
-    def columns(self) -> int:
-        """Keys of a block."""
-        return 16 * self.constants["WARPS"]
-
-    @property
     def step(self) -> int:
         """Queries that a block takes at a time."""
-        return 8 * self.constants["OWN"]
+        return 2 * self.constants["WARPS"]
 
 
 class Memory(NamedTuple):
@@ -194,29 +188,21 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
     if available is None or mix.static is not None or WQ + WK == 0:
         return None
     heads = call.H.value // call.groups.value
-    # Registers of a thread: two places of a map in one, inner maps, and what the rest was seen to take.
-    if after is None:
-        own, registers = next(
-            (own, needed) for own in (2, 1) if (needed := own * (2 * heads + 4 * (RQ + RK)) + REST) <= 256 or own == 1
-        )
-    else:
-        own, registers = 1, 4 * heads + 8 * (RQ + RK) + 96
-    if registers > 256:
-        return None
-    step = 8 * own
-    for warps in (4, 2):
-        columns = 16 * warps
-        of_queries = RQ + gate_q
+    of_keys, of_queries = WK * COLUMNS // 2, RQ + gate_q
+
+    def shared(warps: int) -> int:
         if after is None:
-            words = WK * columns // 2 + of_queries * ROWS + max(ROWS, 2 * step)
-        else:
-            words = WK * columns // 2 + (of_queries + 1) * step + WK * columns + warps * (WQ + after) * step
-        shared = 4 * heads * words
-        if shared <= available.block:
-            break
-    else:
+            return 4 * heads * (of_keys + warps * (64 + 2 * (of_queries + 2)))
+        of_part = -(-heads // (warps // 2))  # pairs of heads, of which each group of 4 warps has a part at a time
+        return 4 * (heads * (of_keys + (of_queries + 1) * 2 * warps + WK * COLUMNS) + warps * 2 * of_part * (WQ + after) * 8)
+
+    def blocks(warps: int) -> int:
+        fitting = available.multiprocessor // (shared(warps) + 1024) if shared(warps) <= available.block else 0
+        return min(fitting, 16 // warps)
+
+    warps = max((8, 4), key=lambda warps: warps * blocks(warps))
+    if blocks(warps) == 0:
         return None
-    blocks = min(65536 // (registers * 32 * warps), available.multiprocessor // (shared + 1024))
     constants = {
         "HEADS": heads,
         "RQ": RQ,
@@ -230,10 +216,9 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         "DOCUMENTS": int(call.documents is not None),
         "MASK": int(call.mask is not None),
         "WARPS": warps,
-        "BLOCKS": max(blocks, 1),
-        "OWN": own,
+        "BLOCKS": blocks(warps),
     }
-    return Plan(constants, shared)
+    return Plan(constants, shared(warps))
 
 
 def run(
@@ -264,7 +249,7 @@ def run(
         call.T, call.S, call.window or 0, call.first, call.last, call.left, call.right, call.chunks, call.step, call.rows, call.columns,
         call.query_blocks, call.key_blocks, call.keys_before, call.H.value, call.groups.value,
     )  # fmt: skip
-    grid = (-(-keys // of.columns), maps.shape[2] // ROWS, maps.shape[0] * call.groups.value)
+    grid = (-(-keys // COLUMNS), maps.shape[2] // ROWS, maps.shape[0] * call.groups.value)
     pointers = [ctypes.c_void_p(pointer(x)) for x in (maps, *others)]
     found = kernel(name, (*of.constants.items(), *more.items()), of.shared, maps.device.index)
     found.launch(grid, 32 * of.constants["WARPS"], [given, *pointers])

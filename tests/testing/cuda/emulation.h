@@ -5,7 +5,8 @@
 // threads of its warp, or of its block, are there. Mistakes that a GPU keeps to itself are
 // reported: threads that wait for different instructions or that end while others wait, and writes
 // behind the shared memory. Results must not depend on the order in which warps and threads run,
-// which the caller chooses. Shared memory starts as NaN.
+// which the caller chooses. Shared memory starts as NaN, and what a thread copies into it is NaN until
+// it waits for its copies.
 #pragma once
 
 #undef _FORTIFY_SOURCE  // whose longjmp takes another stack for a mistake
@@ -72,8 +73,14 @@ constexpr int VALUES = 12;    // that a thread gives to an exchange, at most
 constexpr int BEHIND = 1024;  // numbers behind the shared memory that must stay as they are
 constexpr size_t STACK = size_t(256) << 10;  // of a thread; what it does not touch takes no memory
 
+struct Copy {
+  uint2* to;
+  uint2 value;
+};
+
 struct Thread {
   uint3 index;
+  std::vector<Copy> copies;
   Wait waits = Wait::no;
   int turn = 0;  // of the two places for values of an exchange
   bool started = false;
@@ -117,6 +124,7 @@ class Block {
       t.index = {unsigned(i), 0, 0};
       t.waits = Wait::no;
       t.turn = 0;
+      t.copies.clear();
     }
     while (error.empty() && rounds()) {
     }
@@ -136,6 +144,22 @@ class Block {
     Thread& t = threads[running];
     t.waits = reason;
     if (_setjmp(t.place) == 0) _longjmp(scheduler_, 1);
+  }
+
+  void copy(uint2* to, const void* from) {
+    const float* place = reinterpret_cast<float*>(to);
+    if (place < shared || place + 2 > shared + shared_count_) {
+      error = "A thread copies to a place outside of the shared memory.";
+      return;
+    }
+    Copy made{to, {}};
+    memcpy(&made.value, from, sizeof(made.value));
+    threads[running].copies.push_back(made);
+    memset(to, 0xff, sizeof(*to));
+  }
+  void finish_copies() {
+    for (const Copy& made : threads[running].copies) *made.to = made.value;
+    threads[running].copies.clear();
   }
 
   uint3 grid, place{};

@@ -6,6 +6,9 @@
 inline void wait_for_block() { emulation::now->wait(emulation::Wait::block); }
 inline void in_order() { emulation::now->wait(emulation::Wait::order); }
 
+inline void copy_map(uint2* to, const void* from) { emulation::now->copy(to, from); }
+inline void wait_for_copies() { emulation::now->finish_copies(); }
+
 inline float shuffle_xor(float x, int mask) {
   return emulation::exchange(emulation::Wait::shuffle, {x})[emulation::lane() ^ mask][0];
 }
@@ -51,6 +54,8 @@ inline unsigned multiply_add(unsigned x, unsigned y, unsigned z) {
   return packed(multiply_add(lower(x), lower(y), lower(z)),
                 multiply_add(upper(x), upper(y), upper(z)));
 }
+inline unsigned lower_twice(unsigned x) { return (x & 0xffffu) | x << 16; }
+inline unsigned upper_twice(unsigned x) { return x >> 16 | (x & 0xffff0000u); }
 inline unsigned larger(unsigned x, unsigned y) {
   return packed(std::fmax(lower(x), lower(y)), std::fmax(upper(x), upper(y)));
 }
