@@ -30,6 +30,12 @@
 // the diagonal of a matrix product of these maps, for which no value changes its thread first. For
 // sums over queries `movmatrix` transposes a map.
 
+#ifndef PREF1
+#define PREF1 0
+#endif
+#ifndef PREF2
+#define PREF2 0
+#endif
 typedef unsigned int u32;
 typedef long long i64;
 
@@ -99,6 +105,7 @@ __device__ __forceinline__ uint3 block_place() {
   return at;
 }
 __device__ __forceinline__ float from_bits(u32 x) { return __uint_as_float(x); }
+__device__ __forceinline__ u32 to_bits(float x) { return __float_as_uint(x); }
 
 // 2^x; subnormal numbers are 0.
 __device__ __forceinline__ float exp2_of(float x) {
@@ -144,6 +151,10 @@ __device__ __forceinline__ uint2 load_map(const void* from) {
                : "l"(from));
   return x;
 }
+// Into the second-level cache.
+__device__ __forceinline__ void prefetch_map(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 // In order with the loads.
 __device__ __forceinline__ void store_map(void* to, uint2 x) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y));
@@ -163,6 +174,9 @@ __device__ __forceinline__ u32 multiply_add(u32 x, u32 y, u32 z) {
 // The lower number twice, and the upper one.
 __device__ __forceinline__ u32 lower_twice(u32 x) { return __byte_perm(x, x, 0x1010); }
 __device__ __forceinline__ u32 upper_twice(u32 x) { return __byte_perm(x, x, 0x3232); }
+// The lower numbers of two, and the upper ones.
+__device__ __forceinline__ u32 lower_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }
+__device__ __forceinline__ u32 upper_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x7632); }
 // The larger ones of two numbers in one; a NaN is none.
 __device__ __forceinline__ u32 larger(u32 x, u32 y) {
   u32 d;
@@ -298,55 +312,80 @@ __device__ __forceinline__ u32 own_begin(const Call& c, const Place& at) {
 // -------------------------------------------------------------------------------------------------
 // They have the maps' type, so none is rounded when two of them are kept in one number.
 
-constexpr int NQ = RQ + GATE_Q;  // numbers of a query and head: `down` and `up` of a rank, the gate
+constexpr int NQ = RQ + GATE_Q;              // of a query and head: `down` and `up` of a rank, the gate
+constexpr int OF_QUERY = (NQ + 2) / 2 * 2;  // words, with one for L or delta
 
 // [HEADS, WK, COLUMNS / 2]: a weight of two neighbouring keys.
 __device__ __forceinline__ void load_keys(const Call& c, const Place& at, u32* to) {
-#pragma unroll 4
-  for (int i = threadIdx.x; i < HEADS * WK * COLUMNS / 2; i += THREADS) {
-    const int weight = at.first_head * WK + i / (COLUMNS / 2);
-    float x[2];
+  constexpr int pairs = COLUMNS / 2;
+  const float* from[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const int s = at.s + c.keys_before + i % (COLUMNS / 2) * 2 + k;
-      const i64 block = i64(at.b) * c.key_blocks + s / KEYS;
-      x[k] = c.of_keys[(block * c.heads * WK + weight) * KEYS + s % KEYS];
-    }
-    to[i] = packed(x[0], x[1]);
+  for (int k = 0; k < 2; ++k) {
+    const int s = at.s + c.keys_before + threadIdx.x % pairs * 2 + k;
+    const i64 block = i64(at.b) * c.key_blocks + s / KEYS;
+    from[k] = c.of_keys + (block * c.heads + at.first_head) * WK * KEYS + s % KEYS;
   }
+#pragma unroll 4
+  for (int i = threadIdx.x / pairs; i < HEADS * WK; i += THREADS / pairs)
+    to[i * pairs + threadIdx.x % pairs] = packed(from[0][i * KEYS], from[1][i * KEYS]);
 }
 
-// [HEADS, NQ, COUNT], of the queries from `first` on, by a number of threads.
+// [HEADS, COUNT, OF_QUERY], of the queries from `first` on, by so many threads. The last of a
+// query's numbers is `factor` times one of [B, H, T], where there are any.
 template <int COUNT, int BY>
 __device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, int thread,
-                                             u32* to) {
-#pragma unroll 2
-  for (int i = thread; i < HEADS * NQ * COUNT; i += BY) {
-    const int t = first + i % COUNT, w = i / COUNT % NQ, h = at.first_head + i / (COUNT * NQ);
-    const i64 block = i64(at.b) * c.query_blocks + t / QUERIES;
-    const float* from = c.of_queries +
-                        ((block * c.heads + h) * WQ + (w < RQ ? w : 2 * RQ)) * QUERIES +
-                        t % QUERIES;
-    to[i] = packed(from[0], from[w < RQ ? RQ * QUERIES : 0]);
+                                             const float* numbers, float factor, u32* to) {
+  const int t = first + thread % COUNT;
+  const i64 block = i64(at.b) * c.query_blocks + t / QUERIES;
+  const float* from =
+      c.of_queries + (block * c.heads + at.first_head) * WQ * QUERIES + t % QUERIES;
+  // A query behind the last sees nothing.
+  if (numbers != nullptr)
+    numbers += (i64(at.b) * c.heads + at.first_head) * c.T + min(t, c.T - 1);
+  to += thread % COUNT * OF_QUERY;
+#pragma unroll
+  for (int k = 0; k < HEADS; k += BY / COUNT) {
+    const int h = k + thread / COUNT;
+    if (h >= HEADS) break;
+    const float* of_head = from + h * WQ * QUERIES;
+    u32* place = to + h * COUNT * OF_QUERY;
+#pragma unroll
+    for (int r = 0; r < RQ; ++r) place[r] = packed(of_head[r * QUERIES], of_head[(RQ + r) * QUERIES]);
+    if (GATE_Q) place[RQ] = packed(of_head[2 * RQ * QUERIES], of_head[2 * RQ * QUERIES]);
+    if (numbers != nullptr) place[NQ] = to_bits(factor * numbers[i64(h) * c.T]);
   }
 }
 
-// `factor` times one number for each head and query: of [B, H, T], [HEADS, COUNT].
-template <int COUNT, int BY>
-__device__ __forceinline__ void load_numbers(const Call& c, const Place& at, int first, int thread,
-                                             const float* from, float factor, float* to) {
-  for (int i = thread; i < HEADS * COUNT; i += BY) {
-    // A query behind the last sees nothing.
-    const int t = min(first + i % COUNT, c.T - 1), h = at.first_head + i / COUNT;
-    to[i] = factor * from[(i64(at.b) * c.heads + h) * c.T + t];
-  }
-}
-
-// The query-wise weights of the thread's query, of COUNT.
+// Of a query and head: `down` and `up` of each rank, the gate, and L or delta.
+struct Query {
+  u32 words[OF_QUERY];
+  __device__ __forceinline__ u32 rank(int r) const { return words[r]; }
+  __device__ __forceinline__ u32 gate() const { return words[RQ]; }
+  __device__ __forceinline__ float number() const { return from_bits(words[NQ]); }
+};
+// The thread's query, of COUNT.
 template <int COUNT>
 struct Queries {
-  const u32* own;  // those of the first head
-  __device__ __forceinline__ u32 load(int h, int w) const { return own[(h * NQ + w) * COUNT]; }
+  const u32* own;  // that of the first head
+  __device__ __forceinline__ Query load(int h) const {
+    Query found;
+    const u32* from = own + h * COUNT * OF_QUERY;
+    if (OF_QUERY % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < OF_QUERY / 4; ++i) {
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+        found.words[4 * i] = four.x, found.words[4 * i + 1] = four.y;
+        found.words[4 * i + 2] = four.z, found.words[4 * i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < OF_QUERY / 2; ++i) {
+        const uint2 two = reinterpret_cast<const uint2*>(from)[i];
+        found.words[2 * i] = two.x, found.words[2 * i + 1] = two.y;
+      }
+    }
+    return found;
+  }
 };
 
 // The key-wise weights of the thread's 4 keys.
@@ -377,12 +416,12 @@ struct Inner {
   }
 
   // A head's part: of x by `down`, or in reverse of dy by `up`.
-  template <bool REVERSE, class Q>
-  __device__ __forceinline__ void add(const float (&x)[4], const Q& queries, const Keys& keys,
+  template <bool REVERSE>
+  __device__ __forceinline__ void add(const float (&x)[4], const Query& query, const Keys& keys,
                                       int h) {
 #pragma unroll
     for (int r = 0; r < RQ; ++r) {
-      const u32 both = queries.load(h, r);
+      const u32 both = query.rank(r);
       const float weight = REVERSE ? upper(both) : lower(both);
 #pragma unroll
       for (int i = 0; i < 4; ++i) z[r][i] += weight * x[i];
@@ -409,14 +448,14 @@ struct Rounded {
   }
 
   // y of one head from its x; in reverse dx from dy.
-  template <bool REVERSE, class Q>
-  __device__ __forceinline__ uint2 mix(uint2 x, const Q& queries, const Keys& keys, int h) const {
+  template <bool REVERSE>
+  __device__ __forceinline__ uint2 mix(uint2 x, const Query& query, const Keys& keys, int h) const {
     uint2 y = x;
-    if (GATE_Q) y = multiply_add(x, queries.load(h, RQ), y);
+    if (GATE_Q) y = multiply_add(x, query.gate(), y);
     if (GATE_K) y = multiply_add(x, keys.load(h, 2 * RK), y);
 #pragma unroll
     for (int r = 0; r < RQ; ++r) {
-      const u32 both = queries.load(h, r);
+      const u32 both = query.rank(r);
       y = multiply_add(z[r], REVERSE ? lower_twice(both) : upper_twice(both), y);
     }
 #pragma unroll
@@ -430,39 +469,58 @@ struct Rounded {
 // -------------------------------------------------------------------------------------------------
 
 #ifdef TO
-// Of the y of a row in LANES threads, what log sum exp y is made of: LOG2E times a number that is
-// about as large as the largest y, and the sum of exp2(LOG2E y - it).
-__device__ __forceinline__ void sum_row(uint2 y, float& largest, float& total) {
+// Of a row's y of two heads in LANES threads, what log sum exp y is made of: LOG2E times a number
+// that is about as large as the largest y, and the sum of exp2(LOG2E y - it). They go to places for
+// two heads, from the thread that is the row's first, and the one that is the first of its second
+// half.
+__device__ __forceinline__ void sum_rows(const uint2 (&y)[2], float* largest, float* totals) {
   const float minus_infinity = from_bits(0xff800000u);
-  u32 most = larger(y.x, y.y);
+  // Of both heads, in one.
+  const u32 first = larger(y[0].x, y[0].y), second = larger(y[1].x, y[1].y);
+  u32 most = larger(lower_halves(first, second), upper_halves(first, second));
 #pragma unroll
   for (int apart = 1; apart < LANES; apart *= 2) most = larger(most, shuffle_xor(most, apart));
-  most = larger(most, most >> 16 | most << 16);
-  largest = lower(most) == minus_infinity ? 0.f : lower(most) * LOG2E;
-  float x[4];
-  unpack(x, y);
-  total = 0.f;
+  float base[2], total[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) total += exp2_of(x[i] * LOG2E - largest);
+  for (int i = 0; i < 2; ++i) {
+    base[i] = i == 0 ? lower(most) : upper(most);
+    base[i] = base[i] == minus_infinity ? 0.f : base[i] * LOG2E;
+    float x[4];
+    unpack(x, y[i]);
+    total[i] = 0.f;
 #pragma unroll
-  for (int apart = 1; apart < LANES; apart *= 2) total += shuffle_xor(total, apart);
+    for (int k = 0; k < 4; ++k) total[i] += exp2_of(x[k] * LOG2E - base[i]);
+  }
+  // Each half of the threads sums one head.
+  const int lane = threadIdx.x % LANES;
+  const bool upper_half = lane >= LANES / 2;
+  float sum = upper_half ? total[1] : total[0];
+  sum += shuffle_xor(upper_half ? total[0] : total[1], LANES / 2);
+#pragma unroll
+  for (int apart = LANES / 4; apart > 0; apart /= 2) sum += shuffle_xor(sum, apart);
+  if (lane % (LANES / 2) == 0) {
+    const int i = threadIdx.x % 32 / LANES + upper_half * OF_WARP;
+    largest[i] = upper_half ? base[1] : base[0];
+    totals[i] = sum;
+  }
 }
 
 // `out` may be `maps`: a thread stores the places that it has read. `sums` is
 // [tiles of COLUMNS keys, B chunks, H, 1, rows].
 //
 // Shared memory: [HEADS, WK, COLUMNS / 2], and of each warp alone [HEADS, 32 threads] for maps, two
-// words each, [HEADS, NQ, OF_WARP], [HEADS, OF_WARP] for L, and 2 [HEADS, OF_WARP] for sums.
+// words each, [HEADS, OF_WARP, OF_QUERY], and 2 [2 PAIRS, OF_WARP] for sums.
 KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   SHARED(memory);
-  constexpr int words = HEADS * (64 + (NQ + (TO == 0 ? 2 : 1)) * OF_WARP);  // of a warp
+  constexpr int sums_of_warp = TO == 0 ? 2 * PAIRS * OF_WARP : 0;
+  constexpr int words = HEADS * (64 + OF_QUERY * OF_WARP) + 2 * sums_of_warp;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32* of_keys = reinterpret_cast<u32*>(memory);
   u32* own = of_keys + HEADS * WK * COLUMNS / 2 + warp * words;
   uint2* const x = reinterpret_cast<uint2*>(own) + lane;  // every 32nd is the thread's
   u32* of_queries = own + HEADS * 64;
-  float* lse = reinterpret_cast<float*>(of_queries + HEADS * NQ * OF_WARP);  // times LOG2E
-  float *largest = lse, *totals = lse + HEADS * OF_WARP;
+  float* largest = reinterpret_cast<float*>(of_queries + HEADS * OF_WARP * OF_QUERY);
+  float* totals = largest + sums_of_warp;
   const Place at = place(c);
   const u32 of_map = u32(c.rows) * c.columns * 2, of_step = STEP * u32(c.columns) * 2;
   const float minus_infinity = from_bits(0xff800000u);
@@ -472,7 +530,7 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   load_keys(c, at, of_keys);
   wait_for_block();
   const Keys keys{of_keys + at.own_column / 2};
-  const Queries<OF_WARP> queries{of_queries + lane / LANES};
+  const Queries<OF_WARP> queries{of_queries + lane / LANES * OF_QUERY};
   const int row_of_warp = warp * OF_WARP;
 
   // The maps of a step are on their way during the step before, of which the first has nothing else
@@ -498,56 +556,57 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
       some = next;
       continue;
     }
-    load_queries<OF_WARP, 32>(c, at, t + row_of_warp, lane, of_queries);
-    if (EXP || TO == 1)
-      load_numbers<OF_WARP, 32>(c, at, t + row_of_warp, lane, c.lse, LOG2E, lse);
+    load_queries<OF_WARP, 32>(c, at, t + row_of_warp, lane, EXP || TO == 1 ? c.lse : nullptr, LOG2E,
+                              of_queries);
     in_order();
     wait_for_copies();
-    const float* const own_lse = lse + lane / LANES;
 
     Inner inner;
 #pragma unroll 4
     for (int h = 0; h < HEADS; ++h) {
+      const Query query = queries.load(h);
       float y[4];
       unpack(y, x[h * 32]);
       if (EXP) {
-        const float base = own_lse[h * OF_WARP];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - base);
+        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - query.number());
         // p is rounded, as in the definition.
         x[h * 32] = pack(y);
       }
-      inner.add<false>(y, queries, keys, h);
+      inner.add<false>(y, query, keys, h);
     }
     const Rounded rounded(inner);
     const uint2 seen = seen_bits(c, at, t + at.g);
-#pragma unroll 4
-    for (int h = 0; h < HEADS; ++h) {
-      uint2 y = rounded.mix<false>(x[h * 32], queries, keys, h);
-      if (next) copy_map(x + h * 32, maps + (place + of_step + h * of_map));
-      if (TO == 1) {
-        // Of y as the forward read it, which L was summed from.
-        const float base = own_lse[h * OF_WARP];
-        float p[4];
-        unpack(p, y);
+#pragma unroll 2
+    for (int h = 0; h < HEADS; h += 2) {
+      uint2 y[2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = exp2_of(p[i] * LOG2E - base);
-        y = pack(p);
-      }
-      y = y & seen;
-      if (TO == 0) {
-        const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
-        y.x |= infinite & ~seen.x;
-        y.y |= infinite & ~seen.y;
-        // Sums are of what later kernels read, which is rounded.
-        float most, total;
-        sum_row(y, most, total);
-        if (lane % LANES == 0) {
-          largest[h * OF_WARP + lane / LANES] = most;
-          totals[h * OF_WARP + lane / LANES] = total;
+      for (int i = 0; i < 2; ++i) {
+        y[i] = make_uint2(0, 0);
+        if (HEADS % 2 && h + i == HEADS) continue;
+        uint2* const own_x = x + (h + i) * 32;
+        const u32 of_head = place + (h + i) * of_map;
+        const Query query = queries.load(h + i);
+        y[i] = rounded.mix<false>(*own_x, query, keys, h + i);
+        if (next) copy_map(own_x, maps + (of_head + of_step));
+        if (TO == 1) {
+          // Of y as the forward read it, which L was summed from.
+          float p[4];
+          unpack(p, y[i]);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) p[k] = exp2_of(p[k] * LOG2E - query.number());
+          y[i] = pack(p);
         }
+        y[i] = y[i] & seen;
+        if (TO == 0) {
+          const u32 infinite = BF16 ? 0xff80ff80u : 0xfc00fc00u;
+          y[i].x |= infinite & ~seen.x;
+          y[i].y |= infinite & ~seen.y;
+        }
+        store_map(out + of_head, y[i]);
       }
-      store_map(out + (place + h * of_map), y);
+      // Sums are of what later kernels read, which is rounded.
+      if (TO == 0) sum_rows(y, largest + h * OF_WARP, totals + h * OF_WARP);
     }
     some = next;
     in_order();
@@ -592,25 +651,27 @@ __device__ __forceinline__ int first_pair(int turn, int group) {
 }
 
 // Adds up the warps' sums of a turn, [GROUPS, 4 warps, heads of a part, SUMS, OF_WARP].
-__device__ __forceinline__ void write_query_sums(const Call& c, int step, int turn,
+__device__ __forceinline__ void write_query_sums(const Call& c, const Place& at, int step, int turn,
                                                  const float* of_warps, float* sums,
                                                  float* query_shares) {
-  const Place at = place(c);
   const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < GROUPS * SUMS_OF_WARP; i += THREADS) {
-    const int group = i / SUMS_OF_WARP, of_warp = i % SUMS_OF_WARP;
-    float sum = 0.f;
+  // Four queries of a group.
+  const int four = threadIdx.x % 2 * 4, group = threadIdx.x / 2 % GROUPS;
+  const int row = at.row + step + group * OF_WARP + four;
+  const int first = 2 * first_pair(turn, group);
+  for (int i = threadIdx.x / (2 * GROUPS); i < 2 * OF_PART * SUMS; i += THREADS / (2 * GROUPS)) {
+    const float* from = of_warps + 4 * group * SUMS_OF_WARP + i * OF_WARP + four;
+    float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) sum += of_warps[(4 * group + k) * SUMS_OF_WARP + of_warp];
-    const int row = at.row + step + group * OF_WARP + i % OF_WARP;
-    const int k = of_warp / OF_WARP % SUMS;
-    const int h = 2 * first_pair(turn, group) + of_warp / (OF_WARP * SUMS);
-    if (h >= HEADS) continue;
-    if (k < WQ)
-      query_shares[((of_block + h) * WQ + k) * c.rows + row] = sum;
-    else
-      sums[(of_block + h) * c.rows + row] = sum;
+    for (int k = 1; k < 4; ++k) {
+      const float4 more = *reinterpret_cast<const float4*>(from + k * SUMS_OF_WARP);
+      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    }
+    const int h = first + i / SUMS, k = i % SUMS;
+    if (h >= HEADS) break;
+    float* to = k < WQ ? query_shares + ((of_block + h) * WQ + k) * c.rows
+                       : sums + (of_block + h) * c.rows;
+    *reinterpret_cast<float4*>(to + row) = sum;
   }
 }
 
@@ -619,16 +680,15 @@ __device__ __forceinline__ void write_query_sums(const Call& c, int step, int tu
 // [tiles of ROWS queries, B chunks, H, WK, columns]. After softmax also y in `out`, and in `sums`
 // sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
 //
-// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, NQ, STEP], [HEADS, STEP], [HEADS, WK, COLUMNS]
-// and [WARPS, heads of a part, SUMS, OF_WARP].
+// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, STEP, OF_QUERY], [HEADS, WK, COLUMNS] and
+// [WARPS, heads of a part, SUMS, OF_WARP].
 KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
                     char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
   u32* of_keys = reinterpret_cast<u32*>(memory);
   u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
-  float* deltas = reinterpret_cast<float*>(of_queries + HEADS * NQ * STEP);
   // [HEADS, 4 warps, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
-  float* key_sums = deltas + HEADS * STEP;
+  float* key_sums = reinterpret_cast<float*>(of_queries + HEADS * STEP * OF_QUERY);
   float* query_sums = key_sums + HEADS * WK * COLUMNS;
   const int j = threadIdx.x % 4, group = threadIdx.x / 32 % GROUPS;
   const int of_group = threadIdx.x / (32 * GROUPS);  // the warp's place in its group
@@ -636,7 +696,7 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
   const Place at = place(c);
   const int g = at.g % OF_WARP;
   const Keys keys{of_keys + at.own_column / 2};
-  const Queries<STEP> queries{of_queries + at.g};
+  const Queries<STEP> queries{of_queries + at.g * OF_QUERY};
   load_keys(c, at, of_keys);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) key_sums[i] = 0.f;
   // The products of kind i are turned by 2 i columns, so that their diagonals lie in different
@@ -665,30 +725,57 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
         sums[(of_block + i / STEP) * c.rows + at.row + step + i % STEP] = 0.f;
       continue;
     }
-    load_queries<STEP, THREADS>(c, at, t, threadIdx.x, of_queries);
-    if (!AFTER) load_numbers<STEP, THREADS>(c, at, t, threadIdx.x, delta, 1.f, deltas);
+    // The maps of four heads, while those of the four before are summed.
+    constexpr int AT_ONCE = 4;
+    uint2 next_maps[AT_ONCE][3];
+    const auto load_maps = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const u32 from = place + min(first + i, HEADS - 1) * of_map;
+        next_maps[i][0] = load_map(maps + from);
+        next_maps[i][1] = load_map(grads + from);
+        if (!AFTER) next_maps[i][2] = load_map(weights + from);
+#if PREF1
+        const u32 later = place + min(first + i + PREF1, HEADS - 1) * of_map;
+        prefetch_map(maps + later);
+        prefetch_map(grads + later);
+        if (!AFTER) prefetch_map(weights + later);
+#endif
+      }
+    };
+    load_maps(0);
+    load_queries<STEP, THREADS>(c, at, t, threadIdx.x, AFTER ? nullptr : delta, 1.f, of_queries);
     const uint2 seen = seen_bits(c, at, t + at.g);
     wait_for_block();
 
     Inner inner, of_dy;
-#pragma unroll 4
-    for (int h = 0; h < HEADS; ++h) {
-      float y[4];
-      unpack(y, load_map(maps + (place + h * of_map)) & seen);
-      inner.add<false>(y, queries, keys, h);
-      uint2 dy = load_map(grads + (place + h * of_map));
-      if (!AFTER) {
-        float p[4];
-        unpack(p, load_map(weights + (place + h * of_map)));
-        unpack(y, dy);
-        const float of_row = deltas[h * STEP + at.g];
+#pragma unroll 1
+    for (int first = 0; first < HEADS; first += AT_ONCE) {
+      uint2 of_heads[AT_ONCE][3];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = p[i] * (y[i] - of_row);
-        dy = pack(y) & seen;
-        store_map(grads + (place + h * of_map), dy);
+      for (int i = 0; i < 3 * AT_ONCE; ++i) of_heads[i / 3][i % 3] = next_maps[i / 3][i % 3];
+      if (first + AT_ONCE < HEADS) load_maps(first + AT_ONCE);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int h = first + i;
+        if (HEADS % AT_ONCE && h >= HEADS) break;
+        const Query query = queries.load(h);
+        float y[4];
+        unpack(y, of_heads[i][0] & seen);
+        inner.add<false>(y, query, keys, h);
+        uint2 dy = of_heads[i][1];
+        if (!AFTER) {
+          float p[4];
+          unpack(p, of_heads[i][2]);
+          unpack(y, dy);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) y[k] = p[k] * (y[k] - query.number());
+          dy = pack(y) & seen;
+          store_map(grads + (place + h * of_map), dy);
+        }
+        unpack(y, dy & seen);
+        of_dy.add<true>(y, query, keys, h);
       }
-      unpack(y, dy & seen);
-      of_dy.add<true>(y, queries, keys, h);
     }
     const Rounded rounded(inner), rounded_dy(of_dy);
     // As operands, turned.
@@ -718,6 +805,11 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
           if (HEADS % 2 && h == HEADS) continue;
           next_x[i] = load_map(maps + (place + h * of_map));
           next_dy[i] = load_map(grads + (place + h * of_map));
+#if PREF2
+          const u32 later = place + min(h + PREF2, HEADS - 1) * of_map;
+          prefetch_map(maps + later);
+          prefetch_map(grads + later);
+#endif
         }
       };
       if (first < end) load_pair(first);
@@ -732,11 +824,12 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
         for (int i = 0; i < 2; ++i) {
           dx[i] = make_uint2(0, 0);
           if (HEADS % 2 && h + i == HEADS) continue;
-          dx[i] = rounded_dy.mix<true>(dy[i], queries, keys, h + i) & seen;
+          const Query query = queries.load(h + i);
+          dx[i] = rounded_dy.mix<true>(dy[i], query, keys, h + i) & seen;
           store_map(grads + (place + (h + i) * of_map), dx[i]);
           if (AFTER)
             store_map(out + (place + (h + i) * of_map),
-                      rounded.mix<false>(x[i], queries, keys, h + i) & seen);
+                      rounded.mix<false>(x[i], query, keys, h + i) & seen);
         }
         float* const of_queries_pair = own_query_sums + 2 * (pair - first) * SUMS * OF_WARP;
         float* const of_keys_pair = own_key_sums + h * WK * COLUMNS;
@@ -814,7 +907,7 @@ KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, co
         }
       }
       wait_for_block();
-      write_query_sums(c, step, turn, query_sums, sums, query_shares);
+      write_query_sums(c, at, step, turn, query_sums, sums, query_shares);
       if (turn + 1 < GROUPS) wait_for_block();
     }
   }

@@ -188,13 +188,13 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
     if available is None or mix.static is not None or WQ + WK == 0:
         return None
     heads = call.H.value // call.groups.value
-    of_keys, of_queries = WK * COLUMNS // 2, RQ + gate_q
+    of_keys, of_query = WK * COLUMNS // 2, (RQ + gate_q + 2) // 2 * 2
 
     def shared(warps: int) -> int:
         if after is None:
-            return 4 * heads * (of_keys + warps * (64 + 2 * (of_queries + 2)))
+            return 4 * (heads * of_keys + warps * (heads * (64 + 2 * of_query) + 8 * -(-heads // 2)))
         of_part = -(-heads // (warps // 2))  # pairs of heads, of which each group of 4 warps has a part at a time
-        return 4 * (heads * (of_keys + (of_queries + 1) * 2 * warps + WK * COLUMNS) + warps * 2 * of_part * (WQ + after) * 8)
+        return 4 * (heads * (of_keys + of_query * 2 * warps + WK * COLUMNS) + warps * 2 * of_part * (WQ + after) * 8)
 
     def blocks(warps: int) -> int:
         fitting = available.multiprocessor // (shared(warps) + 1024) if shared(warps) <= available.block else 0

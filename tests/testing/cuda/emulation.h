@@ -33,9 +33,15 @@
 using std::max;
 using std::min;
 
-// Numbers of arrays are also read as two.
+// Numbers of arrays are also read as these.
 struct __attribute__((may_alias)) uint2 {
   unsigned x, y;
+};
+struct __attribute__((may_alias)) uint4 {
+  unsigned x, y, z, w;
+};
+struct __attribute__((may_alias)) float4 {
+  float x, y, z, w;
 };
 struct uint3 {
   unsigned x, y, z;

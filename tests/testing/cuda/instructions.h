@@ -21,6 +21,7 @@ inline unsigned shuffle(unsigned x, int lane) {
 
 inline uint3 block_place() { return blockIdx; }
 inline float from_bits(unsigned x) { return emulation::of_bits(x); }
+inline unsigned to_bits(float x) { return emulation::bits_of(x); }
 
 // Subnormal numbers are 0.
 inline float exp2_of(float x) {
@@ -56,6 +57,8 @@ inline unsigned multiply_add(unsigned x, unsigned y, unsigned z) {
 }
 inline unsigned lower_twice(unsigned x) { return (x & 0xffffu) | x << 16; }
 inline unsigned upper_twice(unsigned x) { return x >> 16 | (x & 0xffff0000u); }
+inline unsigned lower_halves(unsigned x, unsigned y) { return (x & 0xffffu) | y << 16; }
+inline unsigned upper_halves(unsigned x, unsigned y) { return x >> 16 | (y & 0xffff0000u); }
 inline unsigned larger(unsigned x, unsigned y) {
   return packed(std::fmax(lower(x), lower(y)), std::fmax(upper(x), upper(y)));
 }
@@ -65,6 +68,7 @@ inline uint2 load_map(const void* from) {
   memcpy(&x, from, sizeof(x));
   return x;
 }
+inline void prefetch_map(const void*) {}
 inline void store_map(void* to, uint2 x) { memcpy(to, &x, sizeof(x)); }
 
 // PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type": of a [16, 16] the thread 4
