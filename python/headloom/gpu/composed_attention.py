@@ -217,7 +217,7 @@ class Problem:
         the rest, which no kernel reads: in a chunk that begins at the sequence's beginning this is nearly half."""
         past = self.S - self.T
         if not self.causal or chunk.chunks > 1 or chunk.left > 0 or groups != self.H:
-            return [(slice(0, count), chunk.keys)]
+            return [(slice(None), chunk.keys)]
         found = []
         for row in range(0, count, BAND):
             end = min(row + BAND, count)
@@ -227,13 +227,17 @@ class Problem:
 
     def multiply_keys(self, maps: Tensor, queries: Tensor, k: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
         """maps = scale queries k^T of a chunk, where a query may see a key; the rest stays as it is."""
-        for rows, seen in self.bands(chunk, maps.shape[2], k.shape[1]):
-            multiply(maps[:, :, rows, :seen], queries[:, :, rows], k[:, :, :seen].mT, scale)
+        G = k.shape[1]
+        out, x, y = folded(maps, G), folded(queries, G), k.flatten(0, 1).mT
+        for rows, seen in self.bands(chunk, maps.shape[2], G):
+            multiply(out[:, rows, :seen], x[:, rows], y[..., :seen], scale)
 
     def multiply_maps(self, out: Tensor, maps: Tensor, x: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
         """out = scale maps x, for x of the keys of a chunk; maps are 0 where a query does not see a key."""
-        for rows, seen in self.bands(chunk, maps.shape[2], x.shape[1]):
-            multiply(out[:, :, rows], maps[:, :, rows, :seen], x[:, :, :seen], scale)
+        G = x.shape[1]
+        out, maps, x = folded(out, G), folded(maps, G), x.flatten(0, 1)
+        for rows, seen in self.bands(chunk, out.shape[1], G):
+            multiply(out[:, rows], maps[:, rows, :seen], x[:, :seen], scale)
 
     def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
@@ -266,8 +270,8 @@ def up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def places(width: int) -> Tuple[triton.language.constexpr, triton.language.constexpr]:
-    """Of a program that copies or sums up rows of this width: so many of them, and the power of 2 that takes a row."""
+def program(width: int) -> Tuple[triton.language.constexpr, triton.language.constexpr]:
+    """Of one that copies or sums up rows of this width: how many, and the power of 2 that takes a row."""
     WIDTH = triton.next_power_of_2(width)
     return triton.language.constexpr(min(max(4096 // WIDTH, 1), 64)), triton.language.constexpr(WIDTH)
 
@@ -284,7 +288,7 @@ def cut(*given: Tuple[Tensor, int, int, Chunk]) -> List[Tensor]:
     for x, first, size, chunk in given:
         B, L, H, D = x.shape
         out = x.new_empty((B * chunk.chunks, H, size, D))
-        jobs.append(kernels.Cut(x, x.stride(), out, L, H, D, size, first, chunk.chunks, chunk.step, *places(D)))
+        jobs.append(kernels.Cut(x, x.stride(), out, L, H, D, size, first, chunk.chunks, chunk.step, *program(D)))
     launch(kernels.cut_kernel, jobs, jobs[0].out.shape[0])
     return [job.out for job in jobs]
 
@@ -298,7 +302,7 @@ def summed(total: Tensor, first: int, size: int, chunk: Chunk, parts: Tensor, ad
     step = max(chunk.step, 1)  # of one chunk, any
     constant = triton.language.constexpr(add)
     return kernels.Sum(
-        parts, parts.stride(), total, total.stride(), parts.shape[0], H, W, size, chunk.chunks, step, first, reached, *places(W), constant
+        parts, parts.stride(), total, total.stride(), parts.shape[0], H, W, size, chunk.chunks, step, first, reached, *program(W), constant
     )  # fmt: skip
 
 
@@ -311,6 +315,14 @@ def sum_up(*sums: Optional[kernels.Sum]) -> None:
     found = [x for x in sums if x is not None]
     if found:
         launch(kernels.sum_kernel, found, found[0].total.shape[0])
+
+
+def of_type(*given: Tuple[Tensor, Tensor]) -> List[Tensor]:
+    """Totals [B, L, H, W] in the type and layout of other tensors."""
+    found = [like.new_empty(like.shape) for _, like in given]
+    whole = Chunk(0, found[0].shape[1], 0, 0)
+    sum_up(*(of_rows(out, whole, by_place(total.transpose(1, 2)), add=False) for out, (total, _) in zip(found, given)))
+    return found
 
 
 def by_place(x: Tensor) -> Tensor:
@@ -362,8 +374,9 @@ def side(weights: Tensors, length: int) -> Optional[kernels.Side]:
     """None without weights."""
     if all(x is None for x in weights):
         return None
-    strides = (None if x is None else x.stride() for x in weights)
-    return kernels.Side(*weights, *strides, length, triton.language.constexpr(rank(weights[0])))
+    down, up, gate = weights
+    of_down, of_up, of_gate = (None if x is None else x.stride() for x in weights)
+    return kernels.Side(down, up, gate, of_down, of_up, of_gate, length, triton.language.constexpr(rank(down)))
 
 
 def packed(given: Sequence[Tensors], p: "Problem") -> List[kernels.Mix]:
@@ -427,35 +440,30 @@ def unpacked(given: Sequence[Tensors], totals: Sequence["MixGradients"]) -> List
     return found
 
 
-def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """out [B, H, M, N] = scale x [B, H, M, K] y [B, G, K, N]: heads share the groups of y."""
-    B, G = y.shape[:2]
-    n = x.shape[1] // G
+def folded(x: Tensor, G: int) -> Tensor:
+    """[B, H, M, K] as [B G, n M, K], without a copy: a group has n heads, which share its keys. What has H groups is cut only after."""
+    B, H, M, K = x.shape
+    return x.flatten(0, 1) if G == H else x.view(B * G, H // G * M, K)
 
-    def fold(z: Tensor) -> Tensor:
-        # [B, G, n, M, .] as [B G, n M, .]
-        return z.view(B * G, n * z.shape[2], z.shape[3])
 
-    torch.baddbmm(fold(out), fold(x), y.flatten(0, 1), beta=0, alpha=scale, out=fold(out))
+def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float) -> None:
+    """out = scale x y."""
+    torch.baddbmm(out, x, y, beta=0, alpha=scale, out=out)
 
 
 def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> Optional[kernels.Sum]:
-    """total [B, S, G, K] += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, keys] and
+    """total [B, S, G, K] += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, columns] and
     y [B chunks, H, M, K]. Chunks of a window still have to be summed up."""
     G = total.total.shape[2]
-    n = x.shape[1] // G
-
-    def fold(z: Tensor) -> Tensor:
-        return z.flatten(0, 1) if n == 1 else z.view(-1, n * z.shape[2], z.shape[3])
-
+    of_group = x.shape[1] // G
+    x, y = folded(x, G)[..., : chunk.keys].mT, folded(y, G)
     if chunk.chunks == 1:
         place = total.of(chunk).transpose(1, 2).flatten(0, 1)  # flattened without a copy: it is added to
-        for first, keys in total.bands(chunk, n):
-            add_product(place[:, keys], fold(x[:, :, first:, keys]).mT, fold(y[:, :, first:]), scale, 1)
+        for first, keys in total.bands(chunk, of_group):
+            add_product(place[:, keys], x[:, keys, first:], y[:, first:], scale, 1)
         return None
-    x, y = fold(x), fold(y)
-    part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
-    add_product(part, x.mT, y, scale, 0)
+    part = y.new_empty((y.shape[0], chunk.keys, y.shape[2]), dtype=torch.float32)
+    add_product(part, x, y, scale, 0)
     return total.add(by_place(part.unflatten(0, (-1, G))), chunk)
 
 
@@ -704,7 +712,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         p.multiply_keys(grad_maps, of_out, v, own)
         composed = p.maps(own)
         of_weights, found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
-        of_values = add_transposed(dv, own, composed[..., : own.keys], of_out)
+        of_values = add_transposed(dv, own, composed, of_out)
         if p.post_conv is not None:
             grad_maps = p.maps_of(p.post_conv.backward(weights, grad_maps, weighed, own), weighed)
             hide(p, weighed, lse, grad_maps)
@@ -720,14 +728,14 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
         p.multiply_maps(part, grad_maps, k, own, p.scale)
-        of_keys = add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
+        of_keys = add_transposed(dk, scored, grad_maps, queries, p.scale)
         sum_up(*of_weights, of_keys, of_rows(dq, scored, by_place(part), add=p.pre_conv is not None))
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
+    k, v = call[1:3]  # type: ignore[misc]
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
-        (p.k, dk.total),
-        (p.v, dv.total),
+        *zip((k, v), of_type((dk.total, k), (dv.total, v))),
         *mix_gradients(call[3:5], (pre, post)),  # type: ignore[arg-type]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
