@@ -195,8 +195,8 @@ class Problem:
         return maps
 
     def inputs(self, scored: Chunk, own: Chunk, *of_queries: Tensor) -> Sequence[Tensor]:
-        """q and the keys of a chunk, v, and others that are like q, by head: [B chunks, H, rows or keys, D]. Rows of maps behind the
-        last query, and keys beyond the sequence, are 0."""
+        """q, k and v of a chunk, and others that are like q, by head: [B chunks, H, rows of its maps or keys, D]. Rows behind the last
+        query, and keys beyond the sequence, are 0."""
         rows = [(x, at.first, up(at.rows, ROWS), at) for x, at in zip((self.q, *of_queries), (scored, own))]
         if self.window is None:
             q, *others = cut(*rows)
@@ -271,7 +271,7 @@ def up(size: int, multiple: int) -> int:
 
 
 def program(width: int) -> Tuple[triton.language.constexpr, triton.language.constexpr]:
-    """Of one that copies or sums up rows of this width: how many, and the power of 2 that takes a row."""
+    """Of a program that copies or sums up rows of this width: so many rows, and the power of 2 that takes one."""
     WIDTH = triton.next_power_of_2(width)
     return triton.language.constexpr(min(max(4096 // WIDTH, 1), 64)), triton.language.constexpr(WIDTH)
 
@@ -296,13 +296,13 @@ def cut(*given: Tuple[Tensor, int, int, Chunk]) -> List[Tensor]:
 def summed(total: Tensor, first: int, size: int, chunk: Chunk, parts: Tensor, add: bool = True) -> kernels.Sum:
     """Adds parts [tiles, B chunks, H, W, size] of the chunks to a total [B, L, H, W], in which the first chunk begins at `first`.
 
-    Without `add` their sum takes the place of what is there."""
+    Without `add` their sum takes the place of what is there. What lies beyond the total is left out."""
     L, H, W = total.shape[1:]
     reached = min((chunk.chunks - 1) * chunk.step + size, L - first)
     step = max(chunk.step, 1)  # of one chunk, any
-    constant = triton.language.constexpr(add)
     return kernels.Sum(
-        parts, parts.stride(), total, total.stride(), parts.shape[0], H, W, size, chunk.chunks, step, first, reached, *program(W), constant
+        parts, parts.stride(), total, total.stride(), parts.shape[0], H, W, size, chunk.chunks, step, first, reached,
+        *program(W), triton.language.constexpr(add),
     )  # fmt: skip
 
 
@@ -332,10 +332,15 @@ def by_place(x: Tensor) -> Tensor:
 
 class OfKeys:
     """What is added up for keys in float32, [B, S, G, K], with room for the keys of chunks that lie beyond the sequence. In memory
-    G comes before S."""
+    G comes before S.
 
-    def __init__(self, p: Problem, memory: Tensor) -> None:
-        self.before = p.keys_before
+    Args:
+        once: whether the first chunks are the last and write all keys. Memory then has the keys of the sequence, in any type.
+    """
+
+    def __init__(self, p: Problem, memory: Tensor, once: bool = False) -> None:
+        self.once = once
+        self.before = 0 if once else p.keys_before
         self.causal, self.past = p.causal, p.S - p.T
         self.padded = memory.transpose(1, 2)
         self.total = self.padded[:, self.before : self.before + p.S]
@@ -363,7 +368,7 @@ class OfKeys:
 
     def add(self, parts: Tensor, chunk: Chunk) -> kernels.Sum:
         """`parts` are [tiles, B chunks, G, K, keys]. Those of chunks that have a key in common are added one after the other."""
-        return summed(self.padded, self.before + chunk.left, chunk.keys, chunk, parts)
+        return summed(self.padded, self.before + chunk.left, chunk.keys, chunk, parts, add=not self.once)
 
 
 def rank(down: Optional[Tensor]) -> int:
@@ -422,8 +427,10 @@ def unpacked(given: Sequence[Tensors], totals: Sequence["MixGradients"]) -> List
     places: List[Tuple[Tensor, Tuple[int, ...]]] = []
     found: List[List[Optional[Tensor]]] = []
     for mix, total in zip(given, totals):
-        # M has no group where there is one.
-        found.append([None if total.static is None else total.static.reshape(mix[0].shape)] if mix else [])  # type: ignore[union-attr]
+        found.append([])
+        if mix:
+            # M has no group where there is one.
+            found[-1].append(None if total.static is None else total.static.reshape(mix[0].shape))  # type: ignore[union-attr]
         of_sides = total.of_queries, None if total.of_keys is None else total.of_keys.total
         for weights, of_side in zip((mix[1:4], mix[4:7]), of_sides):
             gradients = [None if x is None else x.new_empty(x.shape) for x in weights]
@@ -441,7 +448,7 @@ def unpacked(given: Sequence[Tensors], totals: Sequence["MixGradients"]) -> List
 
 
 def folded(x: Tensor, G: int) -> Tensor:
-    """[B, H, M, K] as [B G, n M, K], without a copy: a group has n heads, which share its keys. What has H groups is cut only after."""
+    """[B, H, M, K] as [B G, n M, K], without a copy: a group has n heads, which share its keys."""
     B, H, M, K = x.shape
     return x.flatten(0, 1) if G == H else x.view(B * G, H // G * M, K)
 
@@ -672,6 +679,14 @@ def mix_backward(
     return total.add(shares, chunk), sums
 
 
+def all_keys_at_once(p: Problem, chunks: Sequence[Parts]) -> bool:
+    """Whether all chunks of a window are taken together, and have all keys."""
+    if len(chunks) != 1 or chunks[0].own.chunks == 1:
+        return False
+    own = chunks[0].own
+    return own.left <= 0 and own.right + (own.chunks - 1) * own.step >= p.S
+
+
 def zeros(p: Problem, sizes: Sequence[Tuple[int, ...]]) -> List[Tensor]:
     """Memory in float32, written by one kernel. Parts begin at addresses that products read well."""
     counts = [up(math.prod(size), 64) for size in sizes]
@@ -685,9 +700,13 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     p = Problem(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
-    sizes = [OfKeys.size(p, p.Gk, p.D), OfKeys.size(p, p.Gv, p.E), *MixGradients.sizes(p.pre, p), *MixGradients.sizes(p.post, p)]
-    memory = iter(zeros(p, sizes))
-    dk, dv = (OfKeys(p, next(memory)) for _ in range(2))
+    chunks = list(p.chunks()) if p.q.numel() > 0 and p.S > 0 else []
+    once = all_keys_at_once(p, chunks)
+    sizes = [] if once else [OfKeys.size(p, p.Gk, p.D), OfKeys.size(p, p.Gv, p.E)]
+    memory = iter(zeros(p, [*sizes, *MixGradients.sizes(p.pre, p), *MixGradients.sizes(p.post, p)]))
+    k: Tensor = call[1]  # type: ignore[assignment]
+    v: Tensor = call[2]  # type: ignore[assignment]
+    dk, dv = (OfKeys(p, x.new_empty(x.shape).transpose(1, 2) if once else next(memory), once) for x in (k, v))
     pre, post = (MixGradients(mix, p, memory) for mix in (p.pre, p.post))
     delta = torch.empty_like(lse)
     # Each query's is written once, but those of the halo of a convolution are added to.
@@ -695,12 +714,12 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
-    for own, weighed, scored in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
+    for own, weighed, scored in chunks:
         if scored.keys == 0:
             dq[:, own.queries].zero_()
             continue
-        queries, k, v, of_out = p.inputs(scored, own, grad_out)
-        raw = p.scores(queries, k, scored)
+        queries, keys, values, of_out = p.inputs(scored, own, grad_out)
+        raw = p.scores(queries, keys, scored)
         scores = convolved_scores(p, lse, raw, scored, weighed)
         weights = p.maps(weighed)
         mix_maps(p, weighed, lse, p.pre, scores, weights, "weights")
@@ -709,7 +728,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             before = p.maps_of(p.post_conv.apply(weights, weighed, own), own)
             hide(p, own, lse, before)
         grad_maps = p.maps(own)
-        p.multiply_keys(grad_maps, of_out, v, own)
+        p.multiply_keys(grad_maps, of_out, values, own)
         composed = p.maps(own)
         of_weights, found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
         of_values = add_transposed(dv, own, composed, of_out)
@@ -727,15 +746,14 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
-        p.multiply_maps(part, grad_maps, k, own, p.scale)
+        p.multiply_maps(part, grad_maps, keys, own, p.scale)
         of_keys = add_transposed(dk, scored, grad_maps, queries, p.scale)
         sum_up(*of_weights, of_keys, of_rows(dq, scored, by_place(part), add=p.pre_conv is not None))
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
-    k, v = call[1:3]  # type: ignore[misc]
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
-        *zip((k, v), of_type((dk.total, k), (dv.total, v))),
+        *zip((k, v), (dk.total, dv.total) if once else of_type((dk.total, k), (dv.total, v))),
         *mix_gradients(call[3:5], (pre, post)),  # type: ignore[arg-type]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]

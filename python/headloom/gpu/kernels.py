@@ -636,7 +636,7 @@ def sum_places(c, b):
         for _ in tl.range(0, c.tiles, loop_unroll_factor=4):
             found += tl.load(at, mask=there, other=0.0).to(tl.float32)
             at += c.of_parts[0]
-    there = (i < c.places) & (w < c.W)
+    there = (i < c.places) & (c.first + i >= 0) & (w < c.W)
     to = c.total + b * c.of_total[0] + (c.first + i).to(tl.int64) * c.of_total[1] + h * c.of_total[2] + w * c.of_total[3]
     if c.ADD:
         found += tl.load(to, mask=there, other=0.0).to(tl.float32)
