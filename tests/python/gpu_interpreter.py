@@ -223,6 +223,16 @@ def test_products_leave_out_what_is_not_seen(monkeypatch, case):
     compare(case())
 
 
+def test_weights_are_read_as_they_are_strided():
+    """As parts of larger tensors, and with one value for all tokens."""
+    case = Case(B=2, pre=DCMHA, post={"rank_k": 1})
+    for mix in case.pre, case.post:
+        mix[:] = [None if x is None else torch.stack([x, x], -1)[..., 0] for x in mix]
+    case.pre[2] = case.pre[2][:, :1].expand(-1, 11, -1, -1)
+    assert not any(x.is_contiguous() for mix in (case.pre, case.post) for x in mix if x is not None)
+    compare(case)
+
+
 @pytest.mark.parametrize("together", [3, 2], ids=["all together", "two and one"])
 @pytest.mark.parametrize(
     "case",

@@ -12,10 +12,10 @@ their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which case
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
@@ -125,20 +125,19 @@ class Problem:
         self.causal = causal
         # A window that reaches over everything is none; the kernels add to it.
         self.window = None if window is None or window >= self.S + self.T else window
-        # [B, G, S, D], which products read without a copy of their own; the keys of a window's chunks are copied in any case.
-        self.k, self.v = (x.transpose(1, 2) for x in (k, v))
+        # With a window, each chunk's keys are copied. Without, all are copied once: [B, G, S, D], as products read them.
+        self.k, self.v = k, v
         if self.window is None:
-            self.k, self.v = self.k.contiguous(), self.v.contiguous()
+            every = Chunk(0, self.S, 0, self.S)
+            self.k, self.v = cut((k, 0, self.S, every), (v, 0, self.S, every))
         # Chunks of a window are taken together, and the first and the last reach beyond the sequence.
         reach = 0 if self.window is None else up(self.window, KEYS)
         self.keys_before = 0 if self.window is None else reach + up(max(self.T - self.S, 0), KEYS)
-        # The last chunk's queries, what they see behind them, and less than a step that ``OfKeys.add`` takes besides.
-        self.keys_behind = 3 * reach
+        self.keys_behind = 2 * reach  # the last chunk's queries, and what they see behind them
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
         self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
-        self.pre = pack(pre, self)
-        self.post = pack(post, self)
+        self.pre, self.post = packed((pre, post), self)
         self.lengths = None if lengths is None else lengths.contiguous()
         self.documents = None if documents is None else documents.contiguous()
         self.mask = None if mask is None else mask.expand(self.B, 1, self.T, self.S).view(torch.uint8)
@@ -195,10 +194,20 @@ class Problem:
         maps[:, :, : chunk.rows, : chunk.keys] = x
         return maps
 
-    def scores(self, queries: Tensor, chunk: Chunk) -> Tensor:
-        """a of a chunk, from its queries by head."""
+    def inputs(self, scored: Chunk, own: Chunk, *of_queries: Tensor) -> Sequence[Tensor]:
+        """q, k and v of a chunk, and others that are like q, by head: [B chunks, H, rows of its maps or keys, D]. Rows behind the last
+        query, and keys beyond the sequence, are 0."""
+        rows = [(x, at.first, up(at.rows, ROWS), at) for x, at in zip((self.q, *of_queries), (scored, own))]
+        if self.window is None:
+            q, *others = cut(*rows)
+            return q, *(x[:, :, scored.left : scored.right] for x in (self.k, self.v)), *others
+        q, k, v, *others = cut(rows[0], *((x, scored.left, scored.keys, scored) for x in (self.k, self.v)), *rows[1:])
+        return q, k, v, *others
+
+    def scores(self, queries: Tensor, k: Tensor, chunk: Chunk) -> Tensor:
+        """a of a chunk, from its queries and keys by head."""
         maps = self.maps(chunk)
-        self.multiply_keys(maps, queries, self.k, chunk, self.scale)
+        self.multiply_keys(maps, queries, k, chunk, self.scale)
         if self.bias is not None:
             maps[:, :, : chunk.rows, : chunk.keys] += self.bias[:, :, chunk.first : chunk.last, chunk.left : chunk.right]
         return maps
@@ -208,7 +217,7 @@ class Problem:
         the rest, which no kernel reads: in a chunk that begins at the sequence's beginning this is nearly half."""
         past = self.S - self.T
         if not self.causal or chunk.chunks > 1 or chunk.left > 0 or groups != self.H:
-            return [(slice(0, count), chunk.keys)]
+            return [(slice(None), chunk.keys)]
         found = []
         for row in range(0, count, BAND):
             end = min(row + BAND, count)
@@ -218,15 +227,17 @@ class Problem:
 
     def multiply_keys(self, maps: Tensor, queries: Tensor, k: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
         """maps = scale queries k^T of a chunk, where a query may see a key; the rest stays as it is."""
-        keys = keys_of(k, chunk).mT
-        for rows, seen in self.bands(chunk, maps.shape[2], k.shape[1]):
-            multiply(maps[:, :, rows, :seen], queries[:, :, rows], keys[..., :seen], scale)
+        G = k.shape[1]
+        out, x, y = folded(maps, G), folded(queries, G), k.flatten(0, 1).mT
+        for rows, seen in self.bands(chunk, maps.shape[2], G):
+            multiply(out[:, rows, :seen], x[:, rows], y[..., :seen], scale)
 
     def multiply_maps(self, out: Tensor, maps: Tensor, x: Tensor, chunk: Chunk, scale: float = 1.0) -> None:
         """out = scale maps x, for x of the keys of a chunk; maps are 0 where a query does not see a key."""
-        keys = keys_of(x, chunk)
-        for rows, seen in self.bands(chunk, maps.shape[2], x.shape[1]):
-            multiply(out[:, :, rows], maps[:, :, rows, :seen], keys[:, :, :seen], scale)
+        G = x.shape[1]
+        out, maps, x = folded(out, G), folded(maps, G), x.flatten(0, 1)
+        for rows, seen in self.bands(chunk, out.shape[1], G):
+            multiply(out[:, rows], maps[:, rows, :seen], x[:, :seen], scale)
 
     def call(self, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> kernels.Call:
         batch, _, row, key = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
@@ -259,44 +270,85 @@ def up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def queries_of(x: Tensor, chunk: Chunk) -> Tensor:
-    """The queries of a chunk by head, with rows of 0 behind the last as in its maps: of [B, T, H, D] [B chunks, H, rows, D]."""
-    B, _, H, D = x.shape
-    part = x[:, chunk.queries]
-    rows = up(chunk.rows, ROWS)
-    missing = chunk.chunks * rows - part.shape[1]
-    if missing > 0:
-        part = F.pad(part, (0, 0, 0, 0, 0, missing))
-    return part.reshape(B * chunk.chunks, rows, H, D).transpose(1, 2).contiguous()
+def program(width: int) -> Tuple[triton.language.constexpr, triton.language.constexpr]:
+    """Of a program that copies or sums up rows of this width: so many rows, and the power of 2 that takes one."""
+    WIDTH = triton.next_power_of_2(width)
+    return triton.language.constexpr(min(max(4096 // WIDTH, 1), 64)), triton.language.constexpr(WIDTH)
 
 
-def sequence_of(x: Tensor, chunk: Chunk, T: int) -> Tensor:
-    """[B chunks, H, rows, ...] of a chunk as [B, queries, H, ...], up to the end of the T queries."""
-    x = x[:, :, : chunk.rows].unflatten(0, (-1, chunk.chunks)).transpose(2, 3)
-    return x.flatten(1, 2)[:, : T - chunk.first]
+def launch(kernel: triton.JITFunction, jobs: Sequence[kernels.Cut] | Sequence[kernels.Sum], batch: int) -> None:
+    """A kernel that takes several jobs, each for so many sequences or chunks."""
+    programs = max((-(-job.places // job.N.value) for job in jobs), default=0)
+    kernel[(programs, max((job.H for job in jobs), default=0), len(jobs) * batch)](tuple(jobs), batch, COUNT=len(jobs))
 
 
-def keys_of(x: Tensor, chunk: Chunk) -> Tensor:
-    """The keys of a chunk: of [B, G, S, D] [B chunks, G, keys, D], 0 beyond the sequence."""
-    if chunk.chunks == 1 and chunk.left >= 0 and chunk.right <= x.shape[2]:
-        return x[:, :, chunk.left : chunk.right]
-    end = chunk.right + (chunk.chunks - 1) * chunk.step
-    part = x[:, :, max(chunk.left, 0) : max(end, 0)]
-    before = min(max(-chunk.left, 0), end - chunk.left)
-    padded = F.pad(part, (0, 0, before, end - chunk.left - before - part.shape[2]))
-    return padded.unfold(2, chunk.keys, chunk.step).permute(0, 2, 1, 4, 3).reshape(-1, x.shape[1], chunk.keys, x.shape[3])
+def cut(*given: Tuple[Tensor, int, int, Chunk]) -> List[Tensor]:
+    """Chunks of tensors [B, L, H, D], of each so many places from a first one on: [B chunks, H, places, D], 0 beyond the tensor."""
+    jobs = []
+    for x, first, size, chunk in given:
+        B, L, H, D = x.shape
+        out = x.new_empty((B * chunk.chunks, H, size, D))
+        jobs.append(kernels.Cut(x, x.stride(), out, L, H, D, size, first, chunk.chunks, chunk.step, *program(D)))
+    launch(kernels.cut_kernel, jobs, jobs[0].out.shape[0])
+    return [job.out for job in jobs]
+
+
+def summed(total: Tensor, first: int, size: int, chunk: Chunk, parts: Tensor, add: bool = True) -> kernels.Sum:
+    """Adds parts [tiles, B chunks, H, W, size] of the chunks to a total [B, L, H, W], in which the first chunk begins at `first`.
+
+    Without `add` their sum takes the place of what is there. What lies beyond the total is left out."""
+    L, H, W = total.shape[1:]
+    reached = min((chunk.chunks - 1) * chunk.step + size, L - first)
+    step = max(chunk.step, 1)  # of one chunk, any
+    return kernels.Sum(
+        parts, parts.stride(), total, total.stride(), parts.shape[0], H, W, size, chunk.chunks, step, first, reached,
+        *program(W), triton.language.constexpr(add),
+    )  # fmt: skip
+
+
+def of_rows(total: Tensor, chunk: Chunk, parts: Tensor, add: bool = True) -> kernels.Sum:
+    """``summed`` for a total of all queries."""
+    return summed(total, chunk.first, chunk.rows, chunk, parts, add)
+
+
+def sum_up(*sums: Optional[kernels.Sum]) -> None:
+    found = [x for x in sums if x is not None]
+    if found:
+        launch(kernels.sum_kernel, found, found[0].total.shape[0])
+
+
+def of_type(*given: Tuple[Tensor, Tensor]) -> List[Tensor]:
+    """Totals [B, L, H, W] in the type and layout of other tensors."""
+    found = [like.new_empty(like.shape) for _, like in given]
+    whole = Chunk(0, found[0].shape[1], 0, 0)
+    sum_up(*(of_rows(out, whole, by_place(total.transpose(1, 2)), add=False) for out, (total, _) in zip(found, given)))
+    return found
+
+
+def by_place(x: Tensor) -> Tensor:
+    """[B chunks, H, places, W] as parts of one tile."""
+    return x.mT[None]
 
 
 class OfKeys:
-    """What is added up for keys in float32, [B, S, G, ...], with room for the keys of chunks that lie beyond the sequence. In memory
-    G comes before S."""
+    """What is added up for keys in float32, [B, S, G, K], with room for the keys of chunks that lie beyond the sequence. In memory
+    G comes before S.
 
-    def __init__(self, p: Problem, *size: int) -> None:
-        self.before = p.keys_before
+    Args:
+        once: whether the first chunks are the last and write all keys. Memory then has the keys of the sequence, in any type.
+    """
+
+    def __init__(self, p: Problem, memory: Tensor, once: bool = False) -> None:
+        self.once = once
+        self.before = 0 if once else p.keys_before
         self.causal, self.past = p.causal, p.S - p.T
-        padded = p.q.new_zeros((p.B, size[0], p.keys_before + p.S + p.keys_behind, *size[1:]), dtype=torch.float32)
-        self.padded = padded.transpose(1, 2)
+        self.padded = memory.transpose(1, 2)
         self.total = self.padded[:, self.before : self.before + p.S]
+
+    @staticmethod
+    def size(p: Problem, G: int, K: int) -> Tuple[int, ...]:
+        """Of its memory."""
+        return p.B, G, p.keys_before + p.S + p.keys_behind, K
 
     def bands(self, chunk: Chunk, of_group: int) -> List[Tuple[int, slice]]:
         """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``Problem.bands`` is for rows. The keys
@@ -310,87 +362,116 @@ class OfKeys:
         ]
 
     def of(self, chunk: Chunk) -> Tensor:
-        """The keys of one chunk, to add to: [B, keys, G, ...]."""
+        """The keys of one chunk, to add to: [B, keys, G, K]."""
         first = self.before + chunk.left
         return self.padded[:, first : first + chunk.keys]
 
-    def add(self, parts: Tensor, chunk: Chunk) -> None:
-        """`parts` are [B chunks, keys, G, ...]. Those of chunks that have a key in common are added one after the other."""
-        parts = parts[:, : chunk.keys].unflatten(0, (-1, chunk.chunks))
-        if chunk.chunks == 1:
-            self.of(chunk).add_(parts[:, 0])
-            return
-        apart = -(-chunk.keys // chunk.step)  # chunks without a common key
-        size = apart * chunk.step
-        for i in range(min(apart, chunk.chunks)):
-            part = parts[:, i::apart]
-            first = self.before + chunk.left + i * chunk.step
-            places = self.padded[:, first : first + part.shape[1] * size].unflatten(1, (-1, size))
-            places[:, :, : chunk.keys] += part
+    def add(self, parts: Tensor, chunk: Chunk) -> kernels.Sum:
+        """`parts` are [tiles, B chunks, G, K, keys]. Those of chunks that have a key in common are added one after the other."""
+        return summed(self.padded, self.before + chunk.left, chunk.keys, chunk, parts, add=not self.once)
 
 
-def pack(mix: Tensors, p: "Problem") -> kernels.Mix:
-    """A mix as the kernels read it. Its weights are 0 behind the last query or key, and before the first key."""
-    if not mix:
-        return NO_MIX
+def rank(down: Optional[Tensor]) -> int:
+    return 0 if down is None else down.shape[2]
+
+
+def side(weights: Tensors, length: int) -> Optional[kernels.Side]:
+    """None without weights."""
+    if all(x is None for x in weights):
+        return None
+    down, up, gate = weights
+    of_down, of_up, of_gate = (None if x is None else x.stride() for x in weights)
+    return kernels.Side(down, up, gate, of_down, of_up, of_gate, length, triton.language.constexpr(rank(down)))
+
+
+def packed(given: Sequence[Tensors], p: "Problem") -> List[kernels.Mix]:
+    """Mixes as the kernels read them. Weights are 0 behind the last query or key, and before the first key."""
     constant = triton.language.constexpr
-    static = mix[0]
+    sides: List[kernels.Side] = []
+    places: List[kernels.Blocks] = []
 
-    def packed(weights: Tensors, length: int, blocks: int, of_block: int, before: int) -> Optional[Tensor]:
-        down, up, gate = (None if x is None else x.contiguous() for x in weights)
-        R = 0 if down is None else down.shape[2]
-        W = 2 * R + (gate is not None)
-        if W == 0:
+    def blocks(weights: Tensors, length: int, number: int, before: int, of_block: int) -> Optional[Tensor]:
+        of = side(weights, length)
+        if of is None:
             return None
-        out = p.q.new_empty((p.B, blocks, p.H, W, of_block), dtype=torch.float32)
-        sizes = {"H": p.H, "HEADS": triton.next_power_of_2(p.H), "R": R, "SIZE": of_block}
-        kernels.pack_kernel[(blocks, p.B)](down, up, gate, out, length, before, blocks, **sizes)
+        out = p.q.new_empty((p.B, number, p.H, 2 * of.R.value + (of.gate is not None), of_block), dtype=torch.float32)
+        sides.append(of)
+        places.append(kernels.Blocks(out, number, before, constant(of_block)))
         return out
 
-    def rank(down: Optional[Tensor]) -> int:
-        return 0 if down is None else down.shape[2]
-
-    return kernels.Mix(
-        None if static is None else static.view(p.groups, *static.shape[-2:]),
-        packed(mix[1:4], p.T, p.query_blocks, QUERIES, 0),
-        packed(mix[4:7], p.S, p.key_blocks, KEYS, p.keys_before),
-        constant(rank(mix[1])),
-        constant(rank(mix[4])),
-        constant(mix[3] is not None),
-        constant(mix[6] is not None),
-    )
-
-
-def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """out [B, H, M, N] = scale x [B, H, M, K] y [B, G, K, N]: heads share the groups of y."""
-    B, G = y.shape[:2]
-    n = x.shape[1] // G
-
-    def fold(z: Tensor) -> Tensor:
-        # [B, G, n, M, .] as [B G, n M, .]
-        return z.view(B * G, n * z.shape[2], z.shape[3])
-
-    torch.baddbmm(fold(out), fold(x), y.flatten(0, 1), beta=0, alpha=scale, out=fold(out))
+    mixes = []
+    for mix in given:
+        if not mix:
+            mixes.append(NO_MIX)
+            continue
+        mixes.append(
+            kernels.Mix(
+                None if mix[0] is None else mix[0].view(p.groups, *mix[0].shape[-2:]),
+                blocks(mix[1:4], p.T, p.query_blocks, 0, QUERIES),
+                blocks(mix[4:7], p.S, p.key_blocks, p.keys_before, KEYS),
+                constant(rank(mix[1])),
+                constant(rank(mix[4])),
+                constant(mix[3] is not None),
+                constant(mix[6] is not None),
+            )
+        )
+    if sides:
+        grid = max(of.number for of in places), p.B, len(sides)
+        kernels.pack_kernel[grid](tuple(sides), tuple(places), COUNT=len(sides), H=p.H, HEADS=triton.next_power_of_2(p.H))
+    return mixes
 
 
-def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-    """total [B, S, G, K] += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, keys] and
-    y [B chunks, H, M, K]."""
+def unpacked(given: Sequence[Tensors], totals: Sequence["MixGradients"]) -> List[List[Optional[Tensor]]]:
+    """The gradients of mixes, in the order and layout of the operator's lists."""
+    sides: List[kernels.Side] = []
+    places: List[Tuple[Tensor, Tuple[int, ...]]] = []
+    found: List[List[Optional[Tensor]]] = []
+    for mix, total in zip(given, totals):
+        found.append([])
+        if mix:
+            # M has no group where there is one.
+            found[-1].append(None if total.static is None else total.static.reshape(mix[0].shape))  # type: ignore[union-attr]
+        of_sides = total.of_queries, None if total.of_keys is None else total.of_keys.total
+        for weights, of_side in zip((mix[1:4], mix[4:7]), of_sides):
+            gradients = [None if x is None else x.new_empty(x.shape) for x in weights]
+            found[-1] += gradients
+            if of_side is not None and of_side.numel() > 0:
+                of = side(gradients, of_side.shape[1])
+                assert of is not None
+                sides.append(of)
+                places.append((of_side, of_side.stride()))
+    if sides:
+        B, _, H, _ = places[0][0].shape
+        grid = max(-(-of.L // 64) for of in sides), B, len(sides)
+        kernels.unpack_kernel[grid](tuple(places), tuple(sides), COUNT=len(sides), H=H, HEADS=triton.next_power_of_2(H), SIZE=64)
+    return found
+
+
+def folded(x: Tensor, G: int) -> Tensor:
+    """[B, H, M, K] as [B G, n M, K], without a copy: a group has n heads, which share its keys."""
+    B, H, M, K = x.shape
+    return x.flatten(0, 1) if G == H else x.view(B * G, H // G * M, K)
+
+
+def multiply(out: Tensor, x: Tensor, y: Tensor, scale: float) -> None:
+    """out = scale x y."""
+    torch.baddbmm(out, x, y, beta=0, alpha=scale, out=out)
+
+
+def add_transposed(total: OfKeys, chunk: Chunk, x: Tensor, y: Tensor, scale: float = 1.0) -> Optional[kernels.Sum]:
+    """total [B, S, G, K] += scale sum over the group's heads of x^T y for a chunk: x [B chunks, H, M, columns] and
+    y [B chunks, H, M, K]. Chunks of a window still have to be summed up."""
     G = total.total.shape[2]
-    n = x.shape[1] // G
-
-    def fold(z: Tensor) -> Tensor:
-        return z.flatten(0, 1) if n == 1 else z.view(-1, n * z.shape[2], z.shape[3])
-
+    of_group = x.shape[1] // G
+    x, y = folded(x, G)[..., : chunk.keys].mT, folded(y, G)
     if chunk.chunks == 1:
         place = total.of(chunk).transpose(1, 2).flatten(0, 1)  # flattened without a copy: it is added to
-        for first, keys in total.bands(chunk, n):
-            add_product(place[:, keys], fold(x[:, :, first:, keys]).mT, fold(y[:, :, first:]), scale, 1)
-        return
-    x, y = fold(x), fold(y)
-    part = y.new_empty((x.shape[0], x.shape[2], y.shape[2]), dtype=torch.float32)
-    add_product(part, x.mT, y, scale, 0)
-    total.add(part.unflatten(0, (-1, G)).transpose(1, 2), chunk)
+        for first, keys in total.bands(chunk, of_group):
+            add_product(place[:, keys], x[:, keys, first:], y[:, first:], scale, 1)
+        return None
+    part = y.new_empty((y.shape[0], chunk.keys, y.shape[2]), dtype=torch.float32)
+    add_product(part, x, y, scale, 0)
+    return total.add(by_place(part.unflatten(0, (-1, G))), chunk)
 
 
 def add_product(total: Tensor, x: Tensor, y: Tensor, scale: float, beta: int) -> None:
@@ -478,7 +559,8 @@ def forward(*arguments: object) -> List[Tensor]:
             out[:, rows].zero_()
             lse[:, :, rows].fill_(float("inf"))
             continue
-        maps = convolved_scores(p, lse, p.scores(queries_of(p.q, scored), scored), scored, weighed)
+        queries, k, v = p.inputs(scored, own)
+        maps = convolved_scores(p, lse, p.scores(queries, k, scored), scored, weighed)
         found = mix_maps(p, weighed, lse, p.pre, maps, maps, "scores")
         assert found is not None
         keep_lse(lse, found, own, own.first - weighed.first)
@@ -487,8 +569,8 @@ def forward(*arguments: object) -> List[Tensor]:
             maps = p.maps_of(p.post_conv.apply(maps, weighed, own), own)
         mix_maps(p, own, lse, p.post, maps, maps, "composed", exp=p.post_conv is None)
         part = p.q.new_empty((*maps.shape[:3], p.E))
-        p.multiply_maps(part, maps, p.v, own)
-        out[:, rows] = sequence_of(part, own, p.T)
+        p.multiply_maps(part, maps, v, own)
+        sum_up(of_rows(out, own, by_place(part), add=False))
     return [out, lse]
 
 
@@ -503,13 +585,21 @@ def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weigh
 class MixGradients:
     """The gradients of a mix, as the chunks' parts are added."""
 
-    def __init__(self, mix: kernels.Mix, p: Problem) -> None:
+    def __init__(self, mix: kernels.Mix, p: Problem, memory: Iterator[Tensor]) -> None:
         self.mix = mix
-        self.T = p.T
-        # Zeros: a chunk without keys writes nothing.
         self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
-        self.of_queries = None if mix.of_queries is None else mix.of_queries.new_zeros((p.B, p.T, *mix.of_queries.shape[2:4]))
-        self.of_keys = None if mix.of_keys is None else OfKeys(p, *mix.of_keys.shape[2:4])
+        self.of_queries = None if mix.of_queries is None else next(memory)
+        self.of_keys = None if mix.of_keys is None else OfKeys(p, next(memory))
+
+    @staticmethod
+    def sizes(mix: kernels.Mix, p: Problem) -> List[Tuple[int, ...]]:
+        """Of its memory."""
+        found: List[Tuple[int, ...]] = []
+        if mix.of_queries is not None:
+            found.append((p.B, p.T, *mix.of_queries.shape[2:4]))
+        if mix.of_keys is not None:
+            found.append(OfKeys.size(p, *mix.of_keys.shape[2:4]))
+        return found
 
     def shares(self, chunk: Chunk, M: int, N: int, maps: Tensor) -> kernels.Shares:
         """Memory for the shares of tiles of M queries and N keys."""
@@ -524,25 +614,12 @@ class MixGradients:
         if self.static is not None:
             self.static += (joined(x, self.mix) @ joined(dy, self.mix).mT).sum(0)
 
-    def add(self, shares: kernels.Shares, chunk: Chunk) -> None:
+    def add(self, shares: kernels.Shares, chunk: Chunk) -> List[kernels.Sum]:
+        found = []
         if self.of_queries is not None:
-            self.of_queries[:, chunk.queries] += sequence_of(shares.of_queries.sum(0).movedim(-1, 2), chunk, self.T)
+            found.append(of_rows(self.of_queries, chunk, shares.of_queries))
         if self.of_keys is not None:
-            self.of_keys.add(shares.of_keys.sum(0).movedim(-1, 1), chunk)
-
-    def finished(self, mix: Tensors) -> List[Optional[Tensor]]:
-        """In the order and layout of the operator's list."""
-        # M has no group where there is one.
-        found = [None if self.static is None else self.static.reshape(mix[0].shape)]  # type: ignore[union-attr]
-        totals = self.of_queries, None if self.of_keys is None else self.of_keys.total
-        for total, given in zip(totals, (mix[1:4], mix[4:7])):
-            of_side = [None if x is None else x.new_empty(x.shape) for x in given]
-            found += of_side
-            if total is not None and total.numel() > 0:
-                B, L, H, _ = total.shape
-                R = 0 if given[0] is None else given[0].shape[2]
-                sizes = {"H": H, "HEADS": triton.next_power_of_2(H), "R": R, "SIZE": 64}
-                kernels.unpack_kernel[(-(-L // 64), B)](total, *total.stride()[:3], *of_side, L, **sizes)
+            found.append(self.of_keys.add(shares.of_keys, chunk))
         return found
 
 
@@ -556,18 +633,18 @@ def mix_backward(
     out: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
     delta: Optional[Tensor] = None,
-) -> Optional[Tensor]:
+) -> Tuple[List[kernels.Sum], Optional[Tensor]]:
     """Runs ``mix_backward`` in CUDA or ``mix_backward_kernel`` in Triton.
 
     Returns:
-        With `out`, sum_s x dx of the chunk's rows: [B chunks, H, rows].
+        What has to be summed up for the gradients of the mix, and with `out` each tile's sum_s x dx: [tiles, B chunks, H, 1, rows].
     """
     mix = total.mix
     if mix.static is not None and weights is not None:
         # M's products need dy itself.
         rows = slice(0, chunk.rows)
-        of_rows = queries_of(delta.transpose(1, 2)[..., None], chunk)  # type: ignore[union-attr]
-        grads[:, :, rows].sub_(of_rows[:, :, rows]).mul_(weights[:, :, rows])
+        (of_row,) = cut((delta.transpose(1, 2)[..., None], chunk.first, chunk.rows, chunk))  # type: ignore[union-attr]
+        grads[:, :, rows].sub_(of_row).mul_(weights[:, :, rows])
         weights = None
     total.add_static(maps, grads)
     call = p.call(chunk, lse, maps)
@@ -577,8 +654,7 @@ def mix_backward(
         sums = None if out is None else row_shares(chunk, mixes.COLUMNS, maps)
         others = out, weights, delta, grads, sums, *shares
         mixes.run("mix_backward", plan, {"AFTER": int(out is not None)}, call, mix, maps, chunk.keys, *others)
-        total.add(shares, chunk)
-        return None if sums is None else sums.sum(0).squeeze(2)
+        return total.add(shares, chunk), sums
     of = tile(mix, True, p.roomy)
     shares = total.shares(chunk, of.M, of.N, maps)
     sums = None if out is None else row_shares(chunk, of.N, maps)
@@ -600,8 +676,22 @@ def mix_backward(
         shares,
         TF32=maps.dtype != torch.float32,
     )
-    total.add(shares, chunk)
-    return None if sums is None else sums.sum(0).squeeze(2)
+    return total.add(shares, chunk), sums
+
+
+def all_keys_at_once(p: Problem, chunks: Sequence[Parts]) -> bool:
+    """Whether all chunks of a window are taken together, and have all keys."""
+    if len(chunks) != 1 or chunks[0].own.chunks == 1:
+        return False
+    own = chunks[0].own
+    return own.left <= 0 and own.right + (own.chunks - 1) * own.step >= p.S
+
+
+def zeros(p: Problem, sizes: Sequence[Tuple[int, ...]]) -> List[Tensor]:
+    """Memory in float32, written by one kernel. Parts begin at addresses that products read well."""
+    counts = [up(math.prod(size), 64) for size in sizes]
+    parts = p.q.new_zeros(sum(counts), dtype=torch.float32).split(counts)
+    return [part[: math.prod(size)].view(size) for part, size in zip(parts, sizes)]
 
 
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
@@ -610,19 +700,26 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     p = Problem(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
-    pre, post = (MixGradients(mix, p) for mix in (p.pre, p.post))
-    delta = torch.zeros_like(lse)
-    dq = torch.zeros((p.B, p.T, p.H, p.D), dtype=p.q.dtype, device=p.q.device)
-    dk, dv = OfKeys(p, p.Gk, p.D), OfKeys(p, p.Gv, p.E)
+    chunks = list(p.chunks()) if p.q.numel() > 0 and p.S > 0 else []
+    once = all_keys_at_once(p, chunks)
+    sizes = [] if once else [OfKeys.size(p, p.Gk, p.D), OfKeys.size(p, p.Gv, p.E)]
+    memory = iter(zeros(p, [*sizes, *MixGradients.sizes(p.pre, p), *MixGradients.sizes(p.post, p)]))
+    k: Tensor = call[1]  # type: ignore[assignment]
+    v: Tensor = call[2]  # type: ignore[assignment]
+    dk, dv = (OfKeys(p, x.new_empty(x.shape).transpose(1, 2) if once else next(memory), once) for x in (k, v))
+    pre, post = (MixGradients(mix, p, memory) for mix in (p.pre, p.post))
+    delta = torch.empty_like(lse)
+    # Each query's is written once, but those of the halo of a convolution are added to.
+    dq = p.q.new_zeros(p.q.shape) if p.pre_conv is not None or p.S == 0 else p.q.new_empty(p.q.shape)
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
-    for own, weighed, scored in p.chunks() if p.q.numel() > 0 and p.S > 0 else ():
+    for own, weighed, scored in chunks:
         if scored.keys == 0:
+            dq[:, own.queries].zero_()
             continue
-        queries = queries_of(p.q, scored)
-        of_out = queries_of(grad_out, own)
-        raw = p.scores(queries, scored)
+        queries, keys, values, of_out = p.inputs(scored, own, grad_out)
+        raw = p.scores(queries, keys, scored)
         scores = convolved_scores(p, lse, raw, scored, weighed)
         weights = p.maps(weighed)
         mix_maps(p, weighed, lse, p.pre, scores, weights, "weights")
@@ -631,34 +728,33 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
             before = p.maps_of(p.post_conv.apply(weights, weighed, own), own)
             hide(p, own, lse, before)
         grad_maps = p.maps(own)
-        p.multiply_keys(grad_maps, of_out, p.v, own)
+        p.multiply_keys(grad_maps, of_out, values, own)
         composed = p.maps(own)
-        found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
-        add_transposed(dv, own, composed[..., : own.keys], of_out)
+        of_weights, found = mix_backward(p, own, lse, post, before, grad_maps, out=composed)
+        of_values = add_transposed(dv, own, composed, of_out)
         if p.post_conv is not None:
             grad_maps = p.maps_of(p.post_conv.backward(weights, grad_maps, weighed, own), weighed)
             hide(p, weighed, lse, grad_maps)
             # Rows of the halo have a part of their gradient here and the rest in the chunk before. All that follows is linear
             # in it.
-            found = (weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1)
+            found = by_place((weights.float() * grad_maps.float())[:, :, : weighed.rows, : weighed.keys].sum(-1, keepdim=True))
         assert found is not None
-        delta[:, :, weighed.queries] = sequence_of(found, weighed, p.T).transpose(1, 2)
-        mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
+        of_delta = of_rows(delta.transpose(1, 2)[..., None], weighed, found, add=False)
+        sum_up(of_delta, *of_weights, of_values)
+        of_weights, _ = mix_backward(p, weighed, lse, pre, scores, grad_maps, weights=weights, delta=delta)
         if p.pre_conv is not None:
             grad_maps = p.maps_of(p.pre_conv.backward(raw, grad_maps, scored, weighed), scored)
             hide(p, scored, lse, grad_maps, p.ahead)
         part = torch.empty_like(queries)
-        p.multiply_maps(part, grad_maps, p.k, own, p.scale)
-        dq[:, scored.queries] += sequence_of(part, scored, p.T)
-        add_transposed(dk, scored, grad_maps[..., : own.keys], queries, p.scale)
+        p.multiply_maps(part, grad_maps, keys, own, p.scale)
+        of_keys = add_transposed(dk, scored, grad_maps, queries, p.scale)
+        sum_up(*of_weights, of_keys, of_rows(dq, scored, by_place(part), add=p.pre_conv is not None))
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [
         (p.q, dq),
-        (p.k, dk.total),
-        (p.v, dv.total),
-        *mix_gradients(call[3], pre),  # type: ignore[arg-type]
-        *mix_gradients(call[4], post),  # type: ignore[arg-type]
+        *zip((k, v), (dk.total, dv.total) if once else of_type((dk.total, k), (dv.total, v))),
+        *mix_gradients(call[3:5], (pre, post)),  # type: ignore[arg-type]
         convolution_gradient(call[7], p.pre_conv),  # type: ignore[arg-type]
         convolution_gradient(call[8], p.post_conv),  # type: ignore[arg-type]
         (bias, dbias),
@@ -666,9 +762,12 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     return wanted_gradients(places, wanted)  # type: ignore[arg-type]
 
 
-def mix_gradients(mix: Tensors, total: MixGradients) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
-    """The seven tensors of a mix beside their gradients."""
-    return list(zip(mix, total.finished(mix))) if mix else [(None, None)] * 7
+def mix_gradients(given: Sequence[Tensors], totals: Sequence[MixGradients]) -> List[Tuple[Optional[Tensor], Optional[Tensor]]]:
+    """The seven tensors of each mix beside their gradients."""
+    places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = []
+    for mix, found in zip(given, unpacked(given, totals)):
+        places += zip(mix, found) if mix else [(None, None)] * 7
+    return places
 
 
 def convolution_gradient(kernel: Optional[Tensor], of: Optional[Convolution]) -> Tuple[Optional[Tensor], Optional[Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, Optional, Tuple
 
+import torch
 from torch import Tensor
 
 
@@ -18,5 +19,7 @@ def wanted_gradients(places: Iterable[Tuple[Optional[Tensor], Optional[Tensor]]]
     for bit, (tensor, gradient) in enumerate(places):
         if tensor is not None:
             assert gradient is not None
-            out.append(gradient.to(tensor.dtype).contiguous() if wanted >> bit & 1 else tensor.new_empty(0))
+            # What changes its type has its new layout by the same kernel.
+            found = gradient.to(tensor.dtype, memory_format=torch.contiguous_format) if wanted >> bit & 1 else tensor.new_empty(0)
+            out.append(found.contiguous())
     return out

@@ -117,6 +117,65 @@ class Shares(NamedTuple):
     of_keys: Any  # [row tiles, B chunks, H, weights as in Mix, columns]
 
 
+class Side(NamedTuple):
+    """Query-wise or key-wise weights of a mix as the operator has them, or their gradients; of the three that are there."""
+
+    down: Any  # [B, L, R, H] with these strides
+    up: Any
+    gate: Any  # [B, L, H]
+    of_down: Any
+    of_up: Any
+    of_gate: Any
+    L: Any
+    R: Any
+
+
+class Blocks(NamedTuple):
+    """Where the weights of a side stand in a ``Mix``."""
+
+    out: Any
+    number: Any  # of blocks
+    before: Any  # so many places of 0 come first
+    SIZE: Any  # of a block
+
+
+class Cut(NamedTuple):
+    """A tensor whose places are cut into chunks, which may overlap. It is 0 before its first place and behind its last."""
+
+    x: Any  # [B, L, H, W] with these strides
+    of_x: Any
+    out: Any  # [B chunks, H, places, W]
+    L: Any
+    H: Any
+    W: Any
+    places: Any
+    first: Any  # of the first chunk
+    chunks: Any  # of a sequence, each `step` places behind the one before
+    step: Any
+    N: Any  # places of a program
+    WIDTH: Any  # a power of 2, at least W
+
+
+class Sum(NamedTuple):
+    """What is added up for the places of a total: the parts of each chunk that has a place, one after the other."""
+
+    parts: Any  # [tiles, B chunks, H, W, size] with these strides
+    of_parts: Any
+    total: Any  # [B, places, H, W] with these strides
+    of_total: Any
+    tiles: Any
+    H: Any
+    W: Any
+    size: Any  # of a chunk
+    chunks: Any  # of a sequence, each `step` places behind the one before
+    step: Any
+    first: Any  # the total's place of the first chunk's first ...
+    places: Any  # ... and how many there are from it on
+    N: Any  # places of a program
+    WIDTH: Any  # a power of 2, at least W
+    ADD: Any  # to what is there, which otherwise is replaced
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The place of a program, and its tiles
 # ---------------------------------------------------------------------------------------------------------------------
@@ -468,43 +527,120 @@ def mix_tile(
 
 
 @triton.jit
-def pack_kernel(
-    down, up, gate, out, L, before, blocks, H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr
-):
-    """A block of the weights of a ``Mix``, from `down` and `up` [B, L, R, H] and the gate [B, L, H]. HEADS is a power of 2."""
-    W: tl.constexpr = 2 * R + (gate is not None)
-    b = tl.program_id(1).to(tl.int64)
-    h = tl.arange(0, HEADS)[None, :]
-    i = tl.arange(0, SIZE)[:, None]
-    place = tl.program_id(0) * SIZE + i - before
-    there = (place >= 0) & (place < L) & (h < H)
-    at = out + (b * blocks + tl.program_id(0)) * (H * W * SIZE) + h * (W * SIZE) + i
-    for r in tl.static_range(R):
-        source = ((b * L + place) * R + r) * H + h
-        tl.store(at + r * SIZE, tl.load(down + source, mask=there, other=0.0).to(tl.float32), mask=h < H)
-        tl.store(at + (R + r) * SIZE, tl.load(up + source, mask=there, other=0.0).to(tl.float32), mask=h < H)
-    if gate is not None:
-        found = tl.load(gate + (b * L + place) * H + h, mask=there, other=0.0)
-        tl.store(at + 2 * R * SIZE, found.to(tl.float32), mask=h < H)
+def pack_kernel(sides, blocks, COUNT: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr):
+    """The weights of some sides of mixes in their ``Blocks``: COUNT of them, which Triton 3.6 cannot count. HEADS is a power of 2."""
+    for i in tl.static_range(COUNT):
+        if tl.program_id(2) == i:
+            if tl.program_id(0) < blocks[i].number:
+                pack_block(sides[i], blocks[i], H, HEADS)
 
 
 @triton.jit
-def unpack_kernel(
-    total, of_sequence, of_place, of_head, down, up, gate, L,
-    H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Gradients in the layout of `down`, `up` and the gate, from [B, L, H, W] with these strides."""
+def pack_block(side, blocks, H: tl.constexpr, HEADS: tl.constexpr):
+    R: tl.constexpr = side.R
+    SIZE: tl.constexpr = blocks.SIZE
+    W: tl.constexpr = 2 * R + (side.gate is not None)
     b = tl.program_id(1).to(tl.int64)
     h = tl.arange(0, HEADS)[None, :]
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)[:, None]
-    there = (place < L) & (h < H)
-    at = total + b * of_sequence + place * of_place + h * of_head
-    for r in tl.static_range(R):
-        to = ((b * L + place) * R + r) * H + h
-        tl.store(down + to, tl.load(at + r, mask=there).to(down.dtype.element_ty), mask=there)
-        tl.store(up + to, tl.load(at + R + r, mask=there).to(up.dtype.element_ty), mask=there)
-    if gate is not None:
-        tl.store(gate + (b * L + place) * H + h, tl.load(at + 2 * R, mask=there).to(gate.dtype.element_ty), mask=there)
+    i = tl.arange(0, SIZE)[:, None]
+    place = tl.program_id(0) * SIZE + i - blocks.before
+    there = (place >= 0) & (place < side.L) & (h < H)
+    at = blocks.out + (b * blocks.number + tl.program_id(0)) * (H * W * SIZE) + h * (W * SIZE) + i
+    for w in tl.static_range(W):
+        found = tl.load(side_place(side, b, place, h, w), mask=there, other=0.0)
+        tl.store(at + w * SIZE, found.to(tl.float32), mask=h < H)
+
+
+@triton.jit
+def side_place(side, b, place, h, w: tl.constexpr):
+    """Pointers to the weights w of a side, which are `down` of each rank, `up` of each rank and the gate."""
+    R: tl.constexpr = side.R
+    place = place.to(tl.int64)
+    if w < R:
+        return side.down + b * side.of_down[0] + place * side.of_down[1] + w * side.of_down[2] + h * side.of_down[3]
+    elif w < 2 * R:
+        return side.up + b * side.of_up[0] + place * side.of_up[1] + (w - R) * side.of_up[2] + h * side.of_up[3]
+    else:
+        return side.gate + b * side.of_gate[0] + place * side.of_gate[1] + h * side.of_gate[2]
+
+
+@triton.jit
+def unpack_kernel(totals, sides, COUNT: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr):
+    """Gradients of some sides of mixes in the operator's layout, each from the total [B, L, H, W] with its strides."""
+    for i in tl.static_range(COUNT):
+        if tl.program_id(2) == i:
+            if tl.program_id(0) * SIZE < sides[i].L:
+                unpack_places(totals[i][0], totals[i][1], sides[i], H, HEADS, SIZE)
+
+
+@triton.jit
+def unpack_places(total, of_total, side, H: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr):
+    W: tl.constexpr = 2 * side.R + (side.gate is not None)
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, HEADS)[None, :]
+    place = (tl.program_id(0) * SIZE + tl.arange(0, SIZE)[:, None]).to(tl.int64)
+    there = (place < side.L) & (h < H)
+    at = total + b * of_total[0] + place * of_total[1] + h * of_total[2]
+    for w in tl.static_range(W):
+        to = side_place(side, b, place, h, w)
+        tl.store(to, tl.load(at + w, mask=there).to(to.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def cut_kernel(cuts, chunks, COUNT: tl.constexpr):
+    """The chunks of some tensors (``Cut``), of `chunks` of the whole batch."""
+    for i in tl.static_range(COUNT):
+        if tl.program_id(2) // chunks == i:
+            if (tl.program_id(0) * cuts[i].N < cuts[i].places) & (tl.program_id(1) < cuts[i].H):
+                cut_places(cuts[i], tl.program_id(2) % chunks)
+
+
+@triton.jit
+def cut_places(cut, chunk):
+    N: tl.constexpr = cut.N
+    WIDTH: tl.constexpr = cut.WIDTH
+    h = tl.program_id(1).to(tl.int64)
+    chunk = chunk.to(tl.int64)
+    w = tl.arange(0, WIDTH)[None, :]
+    i = tl.program_id(0) * N + tl.arange(0, N)[:, None]
+    place = cut.first + chunk % cut.chunks * cut.step + i  # chunk is 64 bits wide, and so is it
+    at = cut.x + chunk // cut.chunks * cut.of_x[0] + place * cut.of_x[1] + h * cut.of_x[2] + w * cut.of_x[3]
+    found = tl.load(at, mask=(place >= 0) & (place < cut.L) & (w < cut.W), other=0.0)
+    to = cut.out + ((chunk * cut.H + h) * cut.places + i) * cut.W + w
+    tl.store(to, found, mask=(i < cut.places) & (w < cut.W))
+
+
+@triton.jit
+def sum_kernel(sums, batch, COUNT: tl.constexpr):
+    """Some sums (``Sum``). A program has places of a total, so that no two programs add to one of them."""
+    for i in tl.static_range(COUNT):
+        if tl.program_id(2) // batch == i:
+            if (tl.program_id(0) * sums[i].N < sums[i].places) & (tl.program_id(1) < sums[i].H):
+                sum_places(sums[i], (tl.program_id(2) % batch).to(tl.int64))
+
+
+@triton.jit
+def sum_places(c, b):
+    N: tl.constexpr = c.N
+    WIDTH: tl.constexpr = c.WIDTH
+    h = tl.program_id(1).to(tl.int64)
+    w = tl.arange(0, WIDTH)[None, :]
+    first = tl.program_id(0) * N
+    i = first + tl.arange(0, N)[:, None]
+    found = tl.zeros([N, WIDTH], tl.float32)
+    # The chunks that have some of these places.
+    for chunk in range(tl.maximum(first - c.size + c.step, 0) // c.step, tl.minimum((first + N - 1) // c.step + 1, c.chunks)):
+        place = i - chunk * c.step
+        there = (place >= 0) & (place < c.size) & (w < c.W)
+        at = c.parts + (b * c.chunks + chunk) * c.of_parts[1] + h * c.of_parts[2] + w * c.of_parts[3] + place * c.of_parts[4]
+        for _ in tl.range(0, c.tiles, loop_unroll_factor=4):
+            found += tl.load(at, mask=there, other=0.0).to(tl.float32)
+            at += c.of_parts[0]
+    there = (i < c.places) & (c.first + i >= 0) & (w < c.W)
+    to = c.total + b * c.of_total[0] + (c.first + i).to(tl.int64) * c.of_total[1] + h * c.of_total[2] + w * c.of_total[3]
+    if c.ADD:
+        found += tl.load(to, mask=there, other=0.0).to(tl.float32)
+    tl.store(to, found.to(c.total.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -10,10 +10,14 @@ Tensor widened(const Tensor& x) { return x.to(at::toOpMathType(x.scalar_type()))
 
 Tensor RmsNorm::reference(const Arguments& a) {
   const auto& [x, scale, eps] = a;
+  if (!scale.defined()) {
+    // One kernel on GPUs where the rest has ten. Autocast would widen what it gives.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return at::rms_norm_symint(x, {x.sym_size(-1)}, std::nullopt, eps);
+  }
   const Tensor wide = widened(x);
-  Tensor y = wide * (wide.square().mean(-1, true) + eps).rsqrt();
-  if (scale.defined()) y = y * scale.to(wide.scalar_type());
-  return y.to(x.scalar_type());
+  const Tensor y = wide * (wide.square().mean(-1, true) + eps).rsqrt();
+  return (y * scale.to(wide.scalar_type())).to(x.scalar_type());
 }
 
 Tensor Rotary::reference(const Arguments& arguments) {
