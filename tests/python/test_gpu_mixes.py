@@ -191,11 +191,11 @@ class Case:
         plan = mixes.plan(call, mix, maps, after)
         assert plan is not None, "These kernels do not take the case."
         cuda_emulation.Kernel.order = self.order
-        made = others(mixes.COLUMNS)
+        made = others(plan.columns)
         mixes.run(name, plan, more, call, mix, maps, self.keys, *made)
         self.check_margins()
-        self.of_block, self.of_step = mixes.COLUMNS, plan.step
-        self.tiles = -(-self.keys // mixes.COLUMNS)
+        self.of_block, self.of_step = plan.columns, plan.step
+        self.tiles = -(-self.keys // plan.columns)
         return made
 
     # -- The equations ----------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def backward(case, after, poison=None):
     slack = 3e-6
     written = case.tiles * case.of_block
     dx = case.mixed(dy, reverse=True)
-    allowed = case.error_of_mix(dy, True) + slack * case.mixed(dy.abs(), True, True) + case.mixed(of_dy, True, True)
+    allowed = case.error(dx) + slack * case.mixed(dy.abs(), True, True) + case.mixed(of_dy, True, True)
     close(grads[..., :written], torch.where(seen, dx, 0)[..., :written], torch.where(seen, allowed, 0)[..., :written], "dx")
     assert torch.equal(grads[..., written:].nan_to_num(7), torch.full_like(grads[..., written:], 7))
 
@@ -402,7 +402,7 @@ def backward(case, after, poison=None):
 
     if after:
         y = case.mixed(x)
-        allowed = case.error_of_mix(x) + slack * case.mixed(x.abs(), False, True)
+        allowed = case.error(y) + slack * case.mixed(x.abs(), False, True)
         close(out[..., :written], torch.where(seen, y, 0)[..., :written], torch.where(seen, allowed, 0)[..., :written], "y")
         product = x * torch.where(seen, grads, 0).double()
         close(sums[:, :, :, 0], by_tile(product), 1e-5 * by_tile(product.abs()) + 1e-30, "sums")

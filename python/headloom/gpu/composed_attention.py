@@ -516,7 +516,7 @@ def mix_maps(
     call = p.call(chunk, lse, maps)
     plan = mixes.plan(call, mix, maps)
     if plan is not None:
-        sums = row_shares(chunk, mixes.COLUMNS, maps) if to == "scores" else None
+        sums = row_shares(chunk, plan.columns, maps) if to == "scores" else None
         mixes.run("mix", plan, {"TO": mixes.TO[to], "EXP": int(exp)}, call, mix, maps, chunk.keys, out, sums)
         return sums
     of = tile(mix, False, p.roomy)
@@ -650,8 +650,8 @@ def mix_backward(
     call = p.call(chunk, lse, maps)
     plan = mixes.plan(call, mix, maps, after=out is not None)
     if plan is not None:
-        shares = total.shares(chunk, mixes.ROWS, mixes.COLUMNS, maps)
-        sums = None if out is None else row_shares(chunk, mixes.COLUMNS, maps)
+        shares = total.shares(chunk, mixes.ROWS, plan.columns, maps)
+        sums = None if out is None else row_shares(chunk, plan.columns, maps)
         others = out, weights, delta, grads, sums, *shares
         mixes.run("mix_backward", plan, {"AFTER": int(out is not None)}, call, mix, maps, chunk.keys, *others)
         return total.add(shares, chunk), sums

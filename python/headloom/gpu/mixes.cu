@@ -11,47 +11,30 @@
 //   EXP             1 where composed weights are made from p = exp(maps - L), 0 where from maps
 //   AFTER           1 for the backward of the mix after softmax, 0 for that of the mix before
 //   CAUSAL, WINDOW, LENGTHS, DOCUMENTS, MASK   whether these hide keys: 0 or 1
-//   WARPS, BLOCKS   warps of a block, 4 or 8, and blocks that should fit a multiprocessor's registers
+//   WARPS, BLOCKS   warps of a block, and blocks that should fit a multiprocessor
 //
-// A block has 64 queries and 16 keys for each of its warps, and takes 8 queries for each of OWN at a
-// time. Of these a thread has OWN queries and 4 keys, for all heads of the group: it reads each map
-// once and keeps it in registers, two places in one. So sums over heads stay in a thread. As soon
-// as a head is done its registers take the map of the next queries, so that loads are always on
-// their way.
-//
-// Inner maps are summed in float32 and then rounded, as in the definition. What a head takes of
-// them is added up for two places at a time in the maps' type, which rounds as often as the
-// definition does.
-//
-// In the forward a warp has few queries and all keys of the block, so that it reads long rows and
-// needs no other warp. In the backward it has 8 queries and 16 keys, which threads share as tensor cores want their operands (PTX ISA,
-// "Matrix fragments for mma.m16n8k16"): lane 4 g + j has query g and the keys 4 j to 4 j + 3. The
-// gradients of the weights are sums over keys or over queries of a product of two maps. They are
-// the diagonal of a matrix product of these maps, for which no value changes its thread first. For
-// sums over queries `movmatrix` transposes a map.
+// A block has 64 queries, of which it takes some at a time, and a number of keys. Of these a thread
+// has one query and 4 keys, for all heads of the group, two places in one number. So sums over
+// heads stay in a thread, and each map is read once from the GPU's memory.
 
-#ifndef PREF1
-#define PREF1 0
-#endif
-#ifndef PREF2
-#define PREF2 0
-#endif
 typedef unsigned int u32;
 typedef long long i64;
 
 constexpr int WQ = 2 * RQ + GATE_Q;
 constexpr int WK = 2 * RK + GATE_K;
-constexpr int ROWS = 64;             // queries of a block
-constexpr int COLUMNS = 64;          // keys of a block
-constexpr int THREADS = 32 * WARPS;
-constexpr int STEP = 2 * WARPS;  // queries that a block takes at a time
 #ifdef TO
-constexpr int LANES = 16;  // threads of a warp along a row
+constexpr int COLUMNS = 64;      // keys of a block
+constexpr int STEP = 2 * WARPS;  // queries that a block takes at a time
+constexpr int LANES = 16;        // threads of a warp along a row
 #else
+constexpr int COLUMNS = 16 * WARPS;
+constexpr int STEP = 8;
 constexpr int LANES = 4;
 #endif
+constexpr int ROWS = 64;  // queries of a block
+constexpr int THREADS = 32 * WARPS;
 constexpr int OF_WARP = 32 / LANES;  // queries of a warp at a time
-constexpr int QUERIES = 16;  // of a block of a mix's weights, as in kernels.py
+constexpr int QUERIES = 16;          // of a block of a mix's weights, as in kernels.py
 constexpr int KEYS = 128;
 constexpr int PAIRS = (HEADS + 1) / 2;
 constexpr float LOG2E = 1.4426950408889634f;
@@ -76,15 +59,21 @@ struct Call {
 #ifndef HEADLOOM_EMULATED
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #define SHARED(name) extern __shared__ __align__(16) float name[]
-__device__ __forceinline__ void wait_for_block() { __syncthreads(); }
-// Into the thread's own place of shared memory, past the registers; it waits for all of its copies.
-__device__ __forceinline__ void copy_map(uint2* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))),
-               "l"(from)
+// Into shared memory, past the registers.
+template <class T>
+__device__ __forceinline__ void copy(T* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(u32(__cvta_generic_to_shared(to))),
+               "l"(from), "n"(sizeof(T))
                : "memory");
 }
+// For the thread's own.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+// Also for the copies of all of its threads.
+__device__ __forceinline__ void wait_for_block() {
+  wait_for_copies();
+  __syncthreads();
 }
 __device__ __forceinline__ float shuffle_xor(float x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
@@ -151,14 +140,7 @@ __device__ __forceinline__ uint2 load_map(const void* from) {
                : "l"(from));
   return x;
 }
-// Into the second-level cache.
-__device__ __forceinline__ void prefetch_map(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-// In order with the loads.
-__device__ __forceinline__ void store_map(void* to, uint2 x) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y));
-}
+__device__ __forceinline__ void store_map(void* to, uint2 x) { *static_cast<uint2*>(to) = x; }
 
 #if BF16
 #define TYPE "bf16"
@@ -171,8 +153,7 @@ __device__ __forceinline__ u32 multiply_add(u32 x, u32 y, u32 z) {
   asm("fma.rn." TYPE "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(y), "r"(z));
   return d;
 }
-// The lower number twice, and the upper one.
-__device__ __forceinline__ u32 lower_twice(u32 x) { return __byte_perm(x, x, 0x1010); }
+// The upper number twice.
 __device__ __forceinline__ u32 upper_twice(u32 x) { return __byte_perm(x, x, 0x3232); }
 // The lower numbers of two, and the upper ones.
 __device__ __forceinline__ u32 lower_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }
@@ -296,24 +277,29 @@ __device__ __forceinline__ uint2 pack(const float (&y)[4]) {
   return make_uint2(packed(y[0], y[1]), packed(y[2], y[3]));
 }
 
-// Bytes from the maps' beginning to the block's first query, of its first head.
-__device__ __forceinline__ i64 block_begin(const Call& c) {
-  const uint3 block = block_place();
-  const i64 map = i64(block.z / c.groups) * c.heads + block.z % c.groups * HEADS;
-  return 2 * ((map * c.rows + block.y * ROWS) * c.columns);
-}
-// From there to the thread's first places. A group's maps have less than 2^32 bytes.
-__device__ __forceinline__ u32 own_begin(const Call& c, const Place& at) {
-  return 2 * (u32(at.g) * c.columns + at.column + at.own_column);
+// Bytes from the maps' beginning to the thread's places of the block's first query and head.
+__device__ __forceinline__ i64 map_place(const Call& c, const Place& at) {
+  i64 map = i64(at.chunk) * c.heads + at.first_head;
+  return 2 * ((map * c.rows + at.row + at.g) * c.columns + at.column + at.own_column);
 }
 
 // -------------------------------------------------------------------------------------------------
-// Weights of the mix in shared memory
+// Forward
 // -------------------------------------------------------------------------------------------------
-// They have the maps' type, so none is rounded when two of them are kept in one number.
 
-constexpr int NQ = RQ + GATE_Q;              // of a query and head: `down` and `up` of a rank, the gate
-constexpr int OF_QUERY = (NQ + 2) / 2 * 2;  // words, with one for L or delta
+// A warp has 2 queries at a time and all keys of the block, so that it reads long rows and needs no
+// other warp. Each map is copied to shared memory, to a place of the thread's own, while the
+// queries before are mixed. So the loops over heads need not be unrolled: code that is, for 32
+// heads, does not fit the caches of instructions.
+//
+// Inner maps are summed in float32 and then rounded, as in the definition. What a head takes of
+// them is added up in the maps' type, for two places at a time, which rounds as often as the
+// definition does.
+
+#ifdef TO
+// Weights in shared memory have the maps' type, two in one number. No weight is rounded by that.
+constexpr int NQ = RQ + GATE_Q;  // of a query and head: `down` and `up` of each rank, a gate
+constexpr int OF_QUERY = (NQ + 2) / 2 * 2;  // words, with one for L
 
 // [HEADS, WK, COLUMNS / 2]: a weight of two neighbouring keys.
 __device__ __forceinline__ void load_keys(const Call& c, const Place& at, u32* to) {
@@ -330,61 +316,49 @@ __device__ __forceinline__ void load_keys(const Call& c, const Place& at, u32* t
     to[i * pairs + threadIdx.x % pairs] = packed(from[0][i * KEYS], from[1][i * KEYS]);
 }
 
-// [HEADS, COUNT, OF_QUERY], of the queries from `first` on, by so many threads. The last of a
-// query's numbers is `factor` times one of [B, H, T], where there are any.
-template <int COUNT, int BY>
-__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, int thread,
-                                             const float* numbers, float factor, u32* to) {
-  const int t = first + thread % COUNT;
+// [HEADS, OF_WARP, OF_QUERY], of a warp's queries from t on.
+__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first, u32* to) {
+  const int lane = threadIdx.x % 32, t = first + lane % OF_WARP;
   const i64 block = i64(at.b) * c.query_blocks + t / QUERIES;
-  const float* from =
-      c.of_queries + (block * c.heads + at.first_head) * WQ * QUERIES + t % QUERIES;
+  const float* from = c.of_queries + (block * c.heads + at.first_head) * WQ * QUERIES + t % QUERIES;
   // A query behind the last sees nothing.
-  if (numbers != nullptr)
-    numbers += (i64(at.b) * c.heads + at.first_head) * c.T + min(t, c.T - 1);
-  to += thread % COUNT * OF_QUERY;
+  const i64 of_lse = (i64(at.b) * c.heads + at.first_head) * c.T + min(t, c.T - 1);
 #pragma unroll
-  for (int k = 0; k < HEADS; k += BY / COUNT) {
-    const int h = k + thread / COUNT;
+  for (int k = 0; k < HEADS; k += 32 / OF_WARP) {
+    const int h = k + lane / OF_WARP;
     if (h >= HEADS) break;
     const float* of_head = from + h * WQ * QUERIES;
-    u32* place = to + h * COUNT * OF_QUERY;
+    u32* place = to + (h * OF_WARP + lane % OF_WARP) * OF_QUERY;
 #pragma unroll
-    for (int r = 0; r < RQ; ++r) place[r] = packed(of_head[r * QUERIES], of_head[(RQ + r) * QUERIES]);
+    for (int r = 0; r < RQ; ++r)
+      place[r] = packed(of_head[r * QUERIES], of_head[(RQ + r) * QUERIES]);
     if (GATE_Q) place[RQ] = packed(of_head[2 * RQ * QUERIES], of_head[2 * RQ * QUERIES]);
-    if (numbers != nullptr) place[NQ] = to_bits(factor * numbers[i64(h) * c.T]);
+    if (EXP || TO == 1) place[NQ] = to_bits(LOG2E * c.lse[of_lse + i64(h) * c.T]);
   }
 }
 
-// Of a query and head: `down` and `up` of each rank, the gate, and L or delta.
+// Of a query and head.
 struct Query {
   u32 words[OF_QUERY];
   __device__ __forceinline__ u32 rank(int r) const { return words[r]; }
   __device__ __forceinline__ u32 gate() const { return words[RQ]; }
-  __device__ __forceinline__ float number() const { return from_bits(words[NQ]); }
-};
-// The thread's query, of COUNT.
-template <int COUNT>
-struct Queries {
-  const u32* own;  // that of the first head
-  __device__ __forceinline__ Query load(int h) const {
-    Query found;
-    const u32* from = own + h * COUNT * OF_QUERY;
+  __device__ __forceinline__ float lse() const { return from_bits(words[NQ]); }  // times LOG2E
+
+  __device__ __forceinline__ explicit Query(const u32* from) {
     if (OF_QUERY % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < OF_QUERY / 4; ++i) {
         const uint4 four = reinterpret_cast<const uint4*>(from)[i];
-        found.words[4 * i] = four.x, found.words[4 * i + 1] = four.y;
-        found.words[4 * i + 2] = four.z, found.words[4 * i + 3] = four.w;
+        words[4 * i] = four.x, words[4 * i + 1] = four.y;
+        words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < OF_QUERY / 2; ++i) {
         const uint2 two = reinterpret_cast<const uint2*>(from)[i];
-        found.words[2 * i] = two.x, found.words[2 * i + 1] = two.y;
+        words[2 * i] = two.x, words[2 * i + 1] = two.y;
       }
     }
-    return found;
   }
 };
 
@@ -395,7 +369,6 @@ struct Keys {
     return *reinterpret_cast<const uint2*>(own + (h * WK + w) * (COLUMNS / 2));
   }
 };
-
 
 __device__ __forceinline__ uint2 multiply_add(uint2 x, u32 y, uint2 z) {
   return make_uint2(multiply_add(x.x, y, z.x), multiply_add(x.y, y, z.y));
@@ -415,21 +388,19 @@ struct Inner {
     for (int i = 0; i < 4 * RK; ++i) w[i / 4][i % 4] = 0.f;
   }
 
-  // A head's part: of x by `down`, or in reverse of dy by `up`.
-  template <bool REVERSE>
+  // A head's part.
   __device__ __forceinline__ void add(const float (&x)[4], const Query& query, const Keys& keys,
                                       int h) {
 #pragma unroll
     for (int r = 0; r < RQ; ++r) {
-      const u32 both = query.rank(r);
-      const float weight = REVERSE ? upper(both) : lower(both);
+      const float weight = lower(query.rank(r));
 #pragma unroll
       for (int i = 0; i < 4; ++i) z[r][i] += weight * x[i];
     }
 #pragma unroll
     for (int r = 0; r < RK; ++r) {
       float weight[4];
-      unpack(weight, keys.load(h, REVERSE ? RK + r : r));
+      unpack(weight, keys.load(h, r));
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
     }
@@ -447,28 +418,19 @@ struct Rounded {
     for (int r = 0; r < RK; ++r) w[r] = pack(inner.w[r]);
   }
 
-  // y of one head from its x; in reverse dx from dy.
-  template <bool REVERSE>
+  // y of one head from its x.
   __device__ __forceinline__ uint2 mix(uint2 x, const Query& query, const Keys& keys, int h) const {
     uint2 y = x;
     if (GATE_Q) y = multiply_add(x, query.gate(), y);
     if (GATE_K) y = multiply_add(x, keys.load(h, 2 * RK), y);
 #pragma unroll
-    for (int r = 0; r < RQ; ++r) {
-      const u32 both = query.rank(r);
-      y = multiply_add(z[r], REVERSE ? lower_twice(both) : upper_twice(both), y);
-    }
+    for (int r = 0; r < RQ; ++r) y = multiply_add(z[r], upper_twice(query.rank(r)), y);
 #pragma unroll
-    for (int r = 0; r < RK; ++r) y = multiply_add(w[r], keys.load(h, REVERSE ? r : RK + r), y);
+    for (int r = 0; r < RK; ++r) y = multiply_add(w[r], keys.load(h, RK + r), y);
     return y;
   }
 };
 
-// -------------------------------------------------------------------------------------------------
-// Forward
-// -------------------------------------------------------------------------------------------------
-
-#ifdef TO
 // Of a row's y of two heads in LANES threads, what log sum exp y is made of: LOG2E times a number
 // that is about as large as the largest y, and the sum of exp2(LOG2E y - it). They go to places for
 // two heads, from the thread that is the row's first, and the one that is the first of its second
@@ -524,13 +486,14 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
   const Place at = place(c);
   const u32 of_map = u32(c.rows) * c.columns * 2, of_step = STEP * u32(c.columns) * 2;
   const float minus_infinity = from_bits(0xff800000u);
-  maps += block_begin(c);
-  out += block_begin(c);
-  u32 place = own_begin(c, at) - of_step;
+  maps += map_place(c, at);
+  out += map_place(c, at);
+  // From there to the step, and to a head of it: a group's maps have less than 2^32 bytes.
+  u32 place = 0u - of_step;
   load_keys(c, at, of_keys);
   wait_for_block();
   const Keys keys{of_keys + at.own_column / 2};
-  const Queries<OF_WARP> queries{of_queries + lane / LANES * OF_QUERY};
+  const u32* const own_queries = of_queries + lane / LANES * OF_QUERY;
   const int row_of_warp = warp * OF_WARP;
 
   // The maps of a step are on their way during the step before, of which the first has nothing else
@@ -551,29 +514,28 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
       }
       if (next) {
 #pragma unroll 4
-        for (int h = 0; h < HEADS; ++h) copy_map(x + h * 32, maps + (place + of_step + h * of_map));
+        for (int h = 0; h < HEADS; ++h) copy(x + h * 32, maps + (place + of_step + h * of_map));
       }
       some = next;
       continue;
     }
-    load_queries<OF_WARP, 32>(c, at, t + row_of_warp, lane, EXP || TO == 1 ? c.lse : nullptr, LOG2E,
-                              of_queries);
+    load_queries(c, at, t + row_of_warp, of_queries);
     in_order();
     wait_for_copies();
 
     Inner inner;
 #pragma unroll 4
     for (int h = 0; h < HEADS; ++h) {
-      const Query query = queries.load(h);
+      const Query query(own_queries + h * OF_WARP * OF_QUERY);
       float y[4];
       unpack(y, x[h * 32]);
       if (EXP) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - query.number());
+        for (int i = 0; i < 4; ++i) y[i] = exp2_of(y[i] * LOG2E - query.lse());
         // p is rounded, as in the definition.
         x[h * 32] = pack(y);
       }
-      inner.add<false>(y, query, keys, h);
+      inner.add(y, query, keys, h);
     }
     const Rounded rounded(inner);
     const uint2 seen = seen_bits(c, at, t + at.g);
@@ -586,15 +548,15 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
         if (HEADS % 2 && h + i == HEADS) continue;
         uint2* const own_x = x + (h + i) * 32;
         const u32 of_head = place + (h + i) * of_map;
-        const Query query = queries.load(h + i);
-        y[i] = rounded.mix<false>(*own_x, query, keys, h + i);
-        if (next) copy_map(own_x, maps + (of_head + of_step));
+        const Query query(own_queries + (h + i) * OF_WARP * OF_QUERY);
+        y[i] = rounded.mix(*own_x, query, keys, h + i);
+        if (next) copy(own_x, maps + (of_head + of_step));
         if (TO == 1) {
           // Of y as the forward read it, which L was summed from.
           float p[4];
           unpack(p, y[i]);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) p[k] = exp2_of(p[k] * LOG2E - query.number());
+          for (int k = 0; k < 4; ++k) p[k] = exp2_of(p[k] * LOG2E - query.lse());
           y[i] = pack(p);
         }
         y[i] = y[i] & seen;
@@ -625,14 +587,146 @@ KERNEL mix(Call c, const char* maps, char* out, float* sums) {
 // -------------------------------------------------------------------------------------------------
 // Backward
 // -------------------------------------------------------------------------------------------------
+// A thread keeps the maps in registers. A warp has 8 queries and 16 keys, which threads share as
+// tensor cores want their operands (PTX ISA, "Matrix fragments for mma.m16n8k16"): lane 4 g + j has
+// query g and the keys 4 j to 4 j + 3. The gradients of the weights are sums over keys or over
+// queries of a product of two maps. They are the diagonal of a matrix product of these maps, for
+// which no value changes its thread first. For sums over queries `movmatrix` transposes a map.
 
 #ifdef AFTER
+constexpr int PQ = WQ + 1;  // numbers of a query in shared memory: its weights, and delta
+
+// The compiler does not know that `nothing` is 0. Otherwise it would keep the unpacked values of
+// all heads from one loop over them to the next, which takes more registers than there are.
+__device__ __forceinline__ void forget(uint2& x, u32 nothing) {
+  x.x += nothing;
+  x.y += nothing;
+}
+
+// For PairedKeys.
+__device__ __forceinline__ void load_paired_keys(const Call& c, const Place& at, float* to) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < HEADS * (RK + GATE_K) * COLUMNS; i += THREADS) {
+    int s = at.s + c.keys_before + i % COLUMNS;
+    int r = i / COLUMNS % (RK + GATE_K), h = i / (COLUMNS * (RK + GATE_K));
+    i64 head = (i64(at.b) * c.key_blocks + s / KEYS) * c.heads + at.first_head + h;
+    const float* from = c.of_keys + (head * WK + (r < RK ? r : 2 * RK)) * KEYS + s % KEYS;
+    to[i] = r < RK ? from_bits(packed(from[0], from[RK * KEYS])) : from[0];
+  }
+}
+
+// [HEADS, PQ, STEP], of the queries from t on. `last` is one number for each head and query in
+// [B, H, T], or null.
+__device__ __forceinline__ void load_queries(const Call& c, const Place& at, int first,
+                                             const float* last, float* to) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < HEADS * WQ * STEP; i += THREADS) {
+    int t = first + i % STEP, w = i / STEP % WQ, h = i / (STEP * WQ);
+    int weight = (at.first_head + h) * WQ + w;
+    copy(to + (h * PQ + w) * STEP + i % STEP,
+         c.of_queries +
+             ((i64(at.b) * c.query_blocks + t / QUERIES) * c.heads * WQ + weight) * QUERIES +
+             t % QUERIES);
+  }
+  if (last == nullptr) return;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < HEADS * STEP; i += THREADS) {
+    // A query behind the last sees nothing.
+    int t = min(first + i % STEP, c.T - 1), h = i / STEP;
+    copy(to + (h * PQ + WQ) * STEP + i % STEP,
+         last + (i64(at.b) * c.heads + at.first_head + h) * c.T + t);
+  }
+}
+
+// The numbers of a head for the thread's query: its weights and the last.
+struct OfQuery {
+  float w[PQ];
+  __device__ __forceinline__ OfQuery(const float* shared, int h, int g) {
+#pragma unroll
+    for (int i = 0; i < PQ; ++i) w[i] = shared[(h * PQ + i) * STEP + g];
+  }
+};
+
+// In the backward, which needs `down` and `up` together: [HEADS, RK + GATE_K, COLUMNS], of which
+// the first RK are both of them in 16 bits. Then they take half of the shared memory, which is
+// taken from the first-level cache, and half as many turns to read. Weights have the maps' type, so
+// none is rounded.
+struct PairedKeys {
+  const float* shared;
+  int column;
+  __device__ __forceinline__ uint4 load(int h, int w) const {
+    return *reinterpret_cast<const uint4*>(shared + (h * (RK + GATE_K) + w) * COLUMNS + column);
+  }
+  template <bool UP>
+  __device__ __forceinline__ void of_rank(float (&to)[4], int h, int r) const {
+    const uint4 x = load(h, r);
+    to[0] = UP ? upper(x.x) : lower(x.x);
+    to[1] = UP ? upper(x.y) : lower(x.y);
+    to[2] = UP ? upper(x.z) : lower(x.z);
+    to[3] = UP ? upper(x.w) : lower(x.w);
+  }
+  __device__ __forceinline__ void gate(float (&to)[4], int h) const {
+    const uint4 x = load(h, RK);
+    to[0] = from_bits(x.x), to[1] = from_bits(x.y), to[2] = from_bits(x.z), to[3] = from_bits(x.w);
+  }
+};
+
+// A head's part of the inner maps: of x by `down`, or in reverse of dy by `up`.
+template <bool REVERSE, class K>
+__device__ __forceinline__ void add_inner(float (&z)[RQ + 1][4], float (&w)[RK + 1][4],
+                                          const float (&x)[4], const OfQuery& query, const K& keys,
+                                          int h) {
+#pragma unroll
+  for (int r = 0; r < RQ; ++r)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) z[r][i] += query.w[REVERSE ? RQ + r : r] * x[i];
+#pragma unroll
+  for (int r = 0; r < RK; ++r) {
+    float weight[4];
+    keys.template of_rank<REVERSE>(weight, h, r);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[r][i] += weight[i] * x[i];
+  }
+}
+
+// x becomes y of one head; in reverse, dy becomes dx. gate[i] is 1 and the gates of the place.
+template <bool REVERSE, class K>
+__device__ __forceinline__ void mixed(float (&x)[4], const float (&z)[RQ + 1][4],
+                                      const float (&w)[RK + 1][4], const OfQuery& query,
+                                      const float (&gate)[4], const K& keys, int h) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] *= gate[i];
+#pragma unroll
+  for (int r = 0; r < RQ; ++r)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] += query.w[REVERSE ? r : RQ + r] * z[r][i];
+#pragma unroll
+  for (int r = 0; r < RK; ++r) {
+    float weight[4];
+    keys.template of_rank<!REVERSE>(weight, h, r);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] += weight[i] * w[r][i];
+  }
+}
+
+template <class K>
+__device__ __forceinline__ void gates(float (&gate)[4], const OfQuery& query, const K& keys,
+                                      int h) {
+  float weight[4] = {0.f, 0.f, 0.f, 0.f};
+  if (GATE_K) keys.gate(weight, h);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) gate[i] = (GATE_Q ? 1.f + query.w[2 * RQ] : 1.f) + weight[i];
+}
+
+__device__ __forceinline__ void clear(float (&z)[RQ + 1][4], float (&w)[RK + 1][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * RQ; ++i) z[i / 4][i % 4] = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4 * RK; ++i) w[i / 4][i % 4] = 0.f;
+}
+
 constexpr int SUMS = WQ + AFTER;  // of a query and head; after softmax also sum_s x dx
-constexpr int GROUPS = WARPS / 4;  // of warps, which have 8 of the step's queries each
-// Groups add to the same sums over queries. So they take the pairs of heads in as many parts, and
-// each begins with another one.
-constexpr int OF_PART = (PAIRS + GROUPS - 1) / GROUPS;
-constexpr int SUMS_OF_WARP = 2 * OF_PART * SUMS * OF_WARP;
+constexpr int SUMS_OF_WARP = HEADS * SUMS * STEP;
 
 __device__ __forceinline__ float either(bool second, float x, float y) { return second ? y : x; }
 
@@ -645,33 +739,20 @@ __device__ __forceinline__ float picked(const float (&d)[4][4], int kind, bool o
   return either(kind & 2, either(kind & 1, e[0], e[1]), either(kind & 1, e[2], e[3]));
 }
 
-// Of the part that a group takes in its turn, the first pair of heads.
-__device__ __forceinline__ int first_pair(int turn, int group) {
-  return (turn + group) % GROUPS * OF_PART;
-}
-
-// Adds up the warps' sums of a turn, [GROUPS, 4 warps, heads of a part, SUMS, OF_WARP].
-__device__ __forceinline__ void write_query_sums(const Call& c, const Place& at, int step, int turn,
-                                                 const float* of_warps, float* sums,
-                                                 float* query_shares) {
+// Adds up the warps' sums of a step, or writes zeros without them.
+__device__ __forceinline__ void write_query_sums(const Call& c, int step, const float* of_warps,
+                                                 float* sums, float* query_shares) {
+  const Place at = place(c);
   const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
-  // Four queries of a group.
-  const int four = threadIdx.x % 2 * 4, group = threadIdx.x / 2 % GROUPS;
-  const int row = at.row + step + group * OF_WARP + four;
-  const int first = 2 * first_pair(turn, group);
-  for (int i = threadIdx.x / (2 * GROUPS); i < 2 * OF_PART * SUMS; i += THREADS / (2 * GROUPS)) {
-    const float* from = of_warps + 4 * group * SUMS_OF_WARP + i * OF_WARP + four;
-    float4 sum = *reinterpret_cast<const float4*>(from);
-#pragma unroll
-    for (int k = 1; k < 4; ++k) {
-      const float4 more = *reinterpret_cast<const float4*>(from + k * SUMS_OF_WARP);
-      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-    }
-    const int h = first + i / SUMS, k = i % SUMS;
-    if (h >= HEADS) break;
-    float* to = k < WQ ? query_shares + ((of_block + h) * WQ + k) * c.rows
-                       : sums + (of_block + h) * c.rows;
-    *reinterpret_cast<float4*>(to + row) = sum;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < SUMS_OF_WARP; i += THREADS) {
+    float sum = 0.f;
+    for (int k = 0; k < WARPS && of_warps != nullptr; ++k) sum += of_warps[k * SUMS_OF_WARP + i];
+    const int row = at.row + step + i % STEP, k = i / STEP % SUMS, h = i / (STEP * SUMS);
+    if (k < WQ)
+      query_shares[((of_block + h) * WQ + k) * c.rows + row] = sum;
+    else
+      sums[(of_block + h) * c.rows + row] = sum;
   }
 }
 
@@ -680,238 +761,200 @@ __device__ __forceinline__ void write_query_sums(const Call& c, const Place& at,
 // [tiles of ROWS queries, B chunks, H, WK, columns]. After softmax also y in `out`, and in `sums`
 // sum_s x dx. Before softmax `grads` has dp, and dy is p (dp - delta) with p in `weights`.
 //
-// Shared memory: [HEADS, WK, COLUMNS / 2], [HEADS, STEP, OF_QUERY], [HEADS, WK, COLUMNS] and
-// [WARPS, heads of a part, SUMS, OF_WARP].
+// Shared memory: [HEADS, RK + GATE_K, COLUMNS], [HEADS, WK, COLUMNS], [HEADS, PQ, STEP] and
+// [WARPS, HEADS, SUMS, STEP].
 KERNEL mix_backward(Call c, const char* maps, char* out, const char* weights, const float* delta,
                     char* grads, float* sums, float* query_shares, float* key_shares) {
   SHARED(memory);
-  u32* of_keys = reinterpret_cast<u32*>(memory);
-  u32* of_queries = of_keys + HEADS * WK * COLUMNS / 2;
-  // [HEADS, 4 warps, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
-  float* key_sums = reinterpret_cast<float*>(of_queries + HEADS * STEP * OF_QUERY);
-  float* query_sums = key_sums + HEADS * WK * COLUMNS;
-  const int j = threadIdx.x % 4, group = threadIdx.x / 32 % GROUPS;
-  const int of_group = threadIdx.x / (32 * GROUPS);  // the warp's place in its group
-  const u32 of_map = u32(c.rows) * c.columns * 2, of_step = STEP * u32(c.columns) * 2;
-  const Place at = place(c);
-  const int g = at.g % OF_WARP;
-  const Keys keys{of_keys + at.own_column / 2};
-  const Queries<STEP> queries{of_queries + at.g * OF_QUERY};
-  load_keys(c, at, of_keys);
+  // [HEADS, WARPS, 2 halves, WK, 8 keys], so that sums of 4 weights lie in different banks.
+  float* key_sums = memory + HEADS * (RK + GATE_K) * COLUMNS;
+  float* queries = key_sums + HEADS * WK * COLUMNS;
+  float* query_sums = queries + HEADS * PQ * STEP;
+  const int j = threadIdx.x % 4, warp = threadIdx.x / 32;
+  const u32 of_map = u32(c.rows) * c.columns * 2;
+  const i64 begin = map_place(c, place(c));
+  const int own_column = place(c).own_column, g = place(c).g;
+  const PairedKeys keys{memory, own_column};
+  load_paired_keys(c, place(c), memory);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) key_sums[i] = 0.f;
   // The products of kind i are turned by 2 i columns, so that their diagonals lie in different
   // threads.
   const int kind = (j - g / 2) & 3;
   const bool odd = g & 1, diagonal = kind == 0;
-  float* const own_key_sums = key_sums + of_group * 16 * WK + g;
-  float* const own_query_sums = query_sums + (4 * group + of_group) * SUMS_OF_WARP + g;
-  maps += block_begin(c);
-  grads += block_begin(c);
-  out += AFTER ? block_begin(c) : 0;
-  weights += AFTER ? 0 : block_begin(c);
-  u32 place = own_begin(c, at);
+  float* own_key_sums = key_sums + warp * 16 * WK + g;
+  float* own_query_sums = query_sums + warp * SUMS_OF_WARP + g;
 
-  for (int step = 0; step < ROWS; step += STEP, place += of_step) {
+  for (int step = 0; step < ROWS; step += STEP) {
+    const Place at = place(c);
     const int t = at.t + step;
+    i64 place = begin + i64(step) * c.columns * 2;
     if (!some_visible(c, at, t)) {
       for (int h = 0; h < HEADS; ++h) {
-        store_map(grads + (place + h * of_map), make_uint2(0, 0));
-        if (AFTER) store_map(out + (place + h * of_map), make_uint2(0, 0));
+        store_map(grads + place + i64(h) * of_map, make_uint2(0, 0));
+        if (AFTER) store_map(out + place + i64(h) * of_map, make_uint2(0, 0));
       }
-      const i64 of_block = (i64(at.tile) * at.chunks + at.chunk) * c.heads + at.first_head;
-      for (int i = threadIdx.x; i < HEADS * WQ * STEP; i += THREADS)
-        query_shares[(of_block * WQ + i / STEP) * c.rows + at.row + step + i % STEP] = 0.f;
-      for (int i = threadIdx.x; i < HEADS * AFTER * STEP; i += THREADS)
-        sums[(of_block + i / STEP) * c.rows + at.row + step + i % STEP] = 0.f;
+      write_query_sums(c, step, nullptr, sums, query_shares);
       continue;
     }
-    // The maps of four heads, while those of the four before are summed.
-    constexpr int AT_ONCE = 4;
-    uint2 next_maps[AT_ONCE][3];
-    const auto load_maps = [&](int first) {
+    uint2 x[2 * PAIRS], dy[2 * PAIRS];
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const u32 from = place + min(first + i, HEADS - 1) * of_map;
-        next_maps[i][0] = load_map(maps + from);
-        next_maps[i][1] = load_map(grads + from);
-        if (!AFTER) next_maps[i][2] = load_map(weights + from);
-#if PREF1
-        const u32 later = place + min(first + i + PREF1, HEADS - 1) * of_map;
-        prefetch_map(maps + later);
-        prefetch_map(grads + later);
-        if (!AFTER) prefetch_map(weights + later);
-#endif
-      }
-    };
-    load_maps(0);
-    load_queries<STEP, THREADS>(c, at, t, threadIdx.x, AFTER ? nullptr : delta, 1.f, of_queries);
-    const uint2 seen = seen_bits(c, at, t + at.g);
+    for (int h = 0; h < HEADS; ++h) {
+      x[h] = load_map(maps + place + i64(h) * of_map);
+      dy[h] = load_map(grads + place + i64(h) * of_map);
+    }
+    if (HEADS % 2) x[HEADS] = dy[HEADS] = make_uint2(0, 0);
+    load_queries(c, at, t, AFTER ? nullptr : delta, queries);
+    const uint2 seen = seen_bits(c, at, t + g);
     wait_for_block();
 
-    Inner inner, of_dy;
-#pragma unroll 1
-    for (int first = 0; first < HEADS; first += AT_ONCE) {
-      uint2 of_heads[AT_ONCE][3];
+    float z[RQ + 1][4], w[RK + 1][4], dz[RQ + 1][4], dw[RK + 1][4];
+    clear(z, w);
+    clear(dz, dw);
 #pragma unroll
-      for (int i = 0; i < 3 * AT_ONCE; ++i) of_heads[i / 3][i % 3] = next_maps[i / 3][i % 3];
-      if (first + AT_ONCE < HEADS) load_maps(first + AT_ONCE);
+    for (int h = 0; h < HEADS; ++h) {
+      const OfQuery query(queries, h, g);
+      float y[4];
+      x[h] = x[h] & seen;
+      unpack(y, x[h]);
+      add_inner<false>(z, w, y, query, keys, h);
+      unpack(y, dy[h]);
+      if (!AFTER) {
+        float p[4];
+        unpack(p, load_map(weights + place + i64(h) * of_map));
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const int h = first + i;
-        if (HEADS % AT_ONCE && h >= HEADS) break;
-        const Query query = queries.load(h);
-        float y[4];
-        unpack(y, of_heads[i][0] & seen);
-        inner.add<false>(y, query, keys, h);
-        uint2 dy = of_heads[i][1];
-        if (!AFTER) {
-          float p[4];
-          unpack(p, of_heads[i][2]);
-          unpack(y, dy);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) y[k] = p[k] * (y[k] - query.number());
-          dy = pack(y) & seen;
-          store_map(grads + (place + h * of_map), dy);
-        }
-        unpack(y, dy & seen);
-        of_dy.add<true>(y, query, keys, h);
+        for (int i = 0; i < 4; ++i) y[i] = p[i] * (y[i] - query.w[WQ]);
+        dy[h] = pack(y);
       }
+      dy[h] = dy[h] & seen;
+      unpack(y, dy[h]);
+      add_inner<true>(dz, dw, y, query, keys, h);
+      if (h % 4 == 3) in_order();
     }
-    const Rounded rounded(inner), rounded_dy(of_dy);
-    // As operands, turned.
+    const u32 nothing = u32(c.heads) >> 31;
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      forget(x[h], nothing);
+      forget(dy[h], nothing);
+    }
+    // The inner maps as operands, turned.
     uint2 by_key[2 * RQ + 4];
     u32 by_query[2][2 * RK + 4];
 #pragma unroll
     for (int k = 0; k < 2 * RQ; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 of_kind = k < RQ ? rounded_dy.z[k] : rounded.z[k - RQ];
-      by_key[k] = make_uint2(shuffle(of_kind.x, from), shuffle(of_kind.y, from));
+      const uint2 inner = k < RQ ? pack(dz[k]) : pack(z[k - RQ]);
+      by_key[k] = make_uint2(shuffle(inner.x, from), shuffle(inner.y, from));
     }
 #pragma unroll
     for (int k = 0; k < 2 * RK; ++k) {
       const int from = ((g - 2 * (k % 4)) & 7) * 4 + j;
-      const uint2 of_kind = k < RK ? rounded_dy.w[k] : rounded.w[k - RK];
-      by_query[0][k] = shuffle(transposed(of_kind.x), from);
-      by_query[1][k] = shuffle(transposed(of_kind.y), from);
+      const uint2 inner = k < RK ? pack(dw[k]) : pack(w[k - RK]);
+      by_query[0][k] = shuffle(transposed(inner.x), from);
+      by_query[1][k] = shuffle(transposed(inner.y), from);
     }
-    for (int turn = 0; turn < GROUPS; ++turn) {
-      const int first = first_pair(turn, group), end = min(first + OF_PART, PAIRS);
-      uint2 next_x[2], next_dy[2];
-      const auto load_pair = [&](int pair) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int h = 2 * pair + i;
-          next_x[i] = next_dy[i] = make_uint2(0, 0);
-          if (HEADS % 2 && h == HEADS) continue;
-          next_x[i] = load_map(maps + (place + h * of_map));
-          next_dy[i] = load_map(grads + (place + h * of_map));
-#if PREF2
-          const u32 later = place + min(h + PREF2, HEADS - 1) * of_map;
-          prefetch_map(maps + later);
-          prefetch_map(grads + later);
-#endif
-        }
-      };
-      if (first < end) load_pair(first);
-#pragma unroll 1
-      for (int pair = first; pair < end; ++pair) {
-        const int h = 2 * pair;
-        const uint2 x[2] = {next_x[0] & seen, next_x[1] & seen};
-        const uint2 dy[2] = {next_dy[0] & seen, next_dy[1] & seen};
-        if (pair + 1 < end) load_pair(pair + 1);
-        uint2 dx[2];
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      const int h = 2 * pair;
+      uint2 dx[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i) {
+        if (h + i == HEADS) {
           dx[i] = make_uint2(0, 0);
-          if (HEADS % 2 && h + i == HEADS) continue;
-          const Query query = queries.load(h + i);
-          dx[i] = rounded_dy.mix<true>(dy[i], query, keys, h + i) & seen;
-          store_map(grads + (place + (h + i) * of_map), dx[i]);
-          if (AFTER)
-            store_map(out + (place + (h + i) * of_map),
-                      rounded.mix<false>(x[i], query, keys, h + i) & seen);
+          continue;
         }
-        float* const of_queries_pair = own_query_sums + 2 * (pair - first) * SUMS * OF_WARP;
-        float* const of_keys_pair = own_key_sums + h * WK * COLUMNS;
-        // Sums over keys, for the query g.
+        const OfQuery query(queries, h + i, g);
+        float y[4], gate[4];
+        gates(gate, query, keys, h + i);
+        unpack(y, dy[h + i]);
+        mixed<true>(y, dz, dw, query, gate, keys, h + i);
+        dx[i] = pack(y) & seen;
+        store_map(grads + place, dx[i]);
+        if (AFTER) {
+          unpack(y, x[h + i]);
+          mixed<false>(y, z, w, query, gate, keys, h + i);
+          store_map(out + place, pack(y) & seen);
+        }
+        place += of_map;
+      }
+      in_order();
+      // Sums over keys, for the query g.
 #pragma unroll
-        for (int of_four = 0; of_four < 2 * RQ; of_four += 4) {
+      for (int first = 0; first < 2 * RQ; first += 4) {
+        float d[4][4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const uint2* a = (first + k < RQ ? x : dy) + h;
+          if (first + k < 2 * RQ)
+            product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[first + k].x, by_key[first + k].y);
+          else
+            d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float sum = picked(d, kind, odd, 2 * i);
+          if (h + i < HEADS && first + kind < 2 * RQ)
+            own_query_sums[((h + i) * SUMS + first + kind) * STEP] = sum;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float d[4];
+        if (GATE_Q) {
+          product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dy[h + i].x, dy[h + i].y);
+          if (h + i < HEADS && diagonal)
+            own_query_sums[((h + i) * SUMS + 2 * RQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
+        }
+        if (AFTER) {
+          // Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
+          product(d, x[h].x, x[h + 1].x, x[h].y, x[h + 1].y, dx[i].x, dx[i].y);
+          if (h + i < HEADS && diagonal)
+            own_query_sums[((h + i) * SUMS + WQ) * STEP] = either(odd, d[2 * i], d[2 * i + 1]);
+        }
+      }
+      // Sums over queries. The keys are in two halves of 8: 4 i + 2 half and 4 i + 2 half + 1.
+#pragma unroll
+      for (int half = 0; half < (WK > 0 ? 2 : 0); ++half) {
+        u32 xt[2], dyt[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          xt[i] = transposed(half ? x[h + i].y : x[h + i].x);
+          dyt[i] = transposed(half ? dy[h + i].y : dy[h + i].x);
+        }
+#pragma unroll
+        for (int first = 0; first < 2 * RK; first += 4) {
           float d[4][4];
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            const uint2* a = of_four + k < RQ ? x : dy;
-            if (of_four + k < 2 * RQ)
-              product(d[k], a[0].x, a[1].x, a[0].y, a[1].y, by_key[of_four + k].x, by_key[of_four + k].y);
+            const u32* a = first + k < RK ? xt : dyt;
+            if (first + k < 2 * RK)
+              product(d[k], a[0], a[1], by_query[half][first + k]);
             else
               d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float sum = picked(d, kind, odd, 2 * i);
-            if ((HEADS % 2 == 0 || h + i < HEADS) && of_four + kind < 2 * RQ)
-              of_queries_pair[(i * SUMS + of_four + kind) * OF_WARP] = sum;
+            if (h + i < HEADS && first + kind < 2 * RK)
+              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + first + kind) * 8] += sum;
           }
         }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float d[4];
-          if (GATE_Q) {
-            product(d, x[0].x, x[1].x, x[0].y, x[1].y, dy[i].x, dy[i].y);
-            if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
-              of_queries_pair[(i * SUMS + 2 * RQ) * OF_WARP] = either(odd, d[2 * i], d[2 * i + 1]);
-          }
-          if (AFTER) {
-            // Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
-            product(d, x[0].x, x[1].x, x[0].y, x[1].y, dx[i].x, dx[i].y);
-            if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
-              of_queries_pair[(i * SUMS + WQ) * OF_WARP] = either(odd, d[2 * i], d[2 * i + 1]);
-          }
-        }
-        // Sums over queries. The keys are in two halves of 8: 4 i + 2 half and 4 i + 2 half + 1.
-#pragma unroll
-        for (int half = 0; half < (WK > 0 ? 2 : 0); ++half) {
-          u32 xt[2], dyt[2];
+        if (GATE_K) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            xt[i] = transposed(half ? x[i].y : x[i].x);
-            dyt[i] = transposed(half ? dy[i].y : dy[i].x);
-          }
-#pragma unroll
-          for (int of_four = 0; of_four < 2 * RK; of_four += 4) {
-            float d[4][4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              const u32* a = of_four + k < RK ? xt : dyt;
-              if (of_four + k < 2 * RK)
-                product(d[k], a[0], a[1], by_query[half][of_four + k]);
-              else
-                d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0.f;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const float sum = picked(d, kind, odd, 2 * i);
-              if ((HEADS % 2 == 0 || h + i < HEADS) && of_four + kind < 2 * RK)
-                of_keys_pair[i * WK * COLUMNS + (half * WK + of_four + kind) * 8] += sum;
-            }
-          }
-          if (GATE_K) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              float d[4];
-              product(d, xt[0], xt[1], dyt[i]);
-              if ((HEADS % 2 == 0 || h + i < HEADS) && diagonal)
-                of_keys_pair[i * WK * COLUMNS + (half * WK + 2 * RK) * 8] +=
-                    either(odd, d[2 * i], d[2 * i + 1]);
-            }
+            float d[4];
+            product(d, xt[0], xt[1], dyt[i]);
+            if (h + i < HEADS && diagonal)
+              own_key_sums[(h + i) * WK * COLUMNS + (half * WK + 2 * RK) * 8] +=
+                  either(odd, d[2 * i], d[2 * i + 1]);
           }
         }
       }
-      wait_for_block();
-      write_query_sums(c, at, step, turn, query_sums, sums, query_shares);
-      if (turn + 1 < GROUPS) wait_for_block();
     }
+    wait_for_block();
+    write_query_sums(c, step, query_sums, sums, query_shares);
   }
   wait_for_block();
+  const Place at = place(c);
   for (int i = threadIdx.x; i < HEADS * WK * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, w = i / COLUMNS % WK, h = i / (COLUMNS * WK);
     // Half h has the keys 4 i + 2 h and 4 i + 2 h + 1 of a warp's 16.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headloom.gpu import kernels
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ROWS, COLUMNS = 64, 64  # queries and keys of a block, as in mixes.cu
+ROWS = 64  # queries of a block, as in mixes.cu
 TO = {"scores": 0, "weights": 1, "composed": 2}
 
 
@@ -151,11 +151,8 @@ class Plan(NamedTuple):
 
     constants: Dict[str, int]
     shared: int  # bytes of a block
-
-    @property
-    def step(self) -> int:
-        """Queries that a block takes at a time."""
-        return 2 * self.constants["WARPS"]
+    columns: int  # keys of a block
+    step: int  # queries that a block takes at a time
 
 
 class Memory(NamedTuple):
@@ -188,19 +185,31 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
     if available is None or mix.static is not None or WQ + WK == 0:
         return None
     heads = call.H.value // call.groups.value
-    of_keys, of_query = WK * COLUMNS // 2, (RQ + gate_q + 2) // 2 * 2
+    # Registers of a thread: two places of a map in one, inner maps, and what the rest was seen to take. The forward keeps its maps
+    # in shared memory.
+    registers = 128 if after is None else 4 * heads + 8 * (RQ + RK) + 96
+    # The forward's offsets have 32 bits.
+    if registers > 256 or heads * maps.shape[-2] * maps.shape[-1] >= 1 << 31:
+        return None
 
     def shared(warps: int) -> int:
         if after is None:
-            return 4 * (heads * of_keys + warps * (heads * (64 + 2 * of_query) + 8 * -(-heads // 2)))
-        of_part = -(-heads // (warps // 2))  # pairs of heads, of which each group of 4 warps has a part at a time
-        return 4 * (heads * (of_keys + of_query * 2 * warps + WK * COLUMNS) + warps * 2 * of_part * (WQ + after) * 8)
+            of_query = (RQ + gate_q + 2) // 2 * 2
+            return 4 * (heads * WK * 32 + warps * (heads * (64 + 2 * of_query) + 8 * -(-heads // 2)))
+        return 4 * heads * ((RK + gate_k + WK) * 16 * warps + 8 * (WQ + 1) + warps * (WQ + after) * 8)
 
     def blocks(warps: int) -> int:
-        fitting = available.multiprocessor // (shared(warps) + 1024) if shared(warps) <= available.block else 0
-        return min(fitting, 16 // warps)
+        """That a multiprocessor has room for."""
+        if shared(warps) > available.block:
+            return 0
+        return min(65536 // (registers * 32 * warps), available.multiprocessor // (shared(warps) + 1024))
 
-    warps = max((8, 4), key=lambda warps: warps * blocks(warps))
+    if after is None:
+        warps = max((8, 4), key=lambda warps: warps * blocks(warps))
+        columns, step = 64, 2 * warps
+    else:
+        warps = 4 if blocks(4) > 0 else 2
+        columns, step = 16 * warps, 8
     if blocks(warps) == 0:
         return None
     constants = {
@@ -218,7 +227,7 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         "WARPS": warps,
         "BLOCKS": blocks(warps),
     }
-    return Plan(constants, shared(warps))
+    return Plan(constants, shared(warps), columns, step)
 
 
 def run(
@@ -249,7 +258,7 @@ def run(
         call.T, call.S, call.window or 0, call.first, call.last, call.left, call.right, call.chunks, call.step, call.rows, call.columns,
         call.query_blocks, call.key_blocks, call.keys_before, call.H.value, call.groups.value,
     )  # fmt: skip
-    grid = (-(-keys // COLUMNS), maps.shape[2] // ROWS, maps.shape[0] * call.groups.value)
+    grid = (-(-keys // of.columns), maps.shape[2] // ROWS, maps.shape[0] * call.groups.value)
     pointers = [ctypes.c_void_p(pointer(x)) for x in (maps, *others)]
     found = kernel(name, (*of.constants.items(), *more.items()), of.shared, maps.device.index)
     found.launch(grid, 32 * of.constants["WARPS"], [given, *pointers])

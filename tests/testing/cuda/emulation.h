@@ -5,8 +5,8 @@
 // threads of its warp, or of its block, are there. Mistakes that a GPU keeps to itself are
 // reported: threads that wait for different instructions or that end while others wait, and writes
 // behind the shared memory. Results must not depend on the order in which warps and threads run,
-// which the caller chooses. Shared memory starts as NaN, and what a thread copies into it is NaN until
-// it waits for its copies.
+// which the caller chooses. Shared memory starts as NaN, and what a thread copies into it is NaN
+// until it waits for its copies.
 #pragma once
 
 #undef _FORTIFY_SOURCE  // whose longjmp takes another stack for a mistake
@@ -39,9 +39,6 @@ struct __attribute__((may_alias)) uint2 {
 };
 struct __attribute__((may_alias)) uint4 {
   unsigned x, y, z, w;
-};
-struct __attribute__((may_alias)) float4 {
-  float x, y, z, w;
 };
 struct uint3 {
   unsigned x, y, z;
@@ -80,8 +77,9 @@ constexpr int BEHIND = 1024;  // numbers behind the shared memory that must stay
 constexpr size_t STACK = size_t(256) << 10;  // of a thread; what it does not touch takes no memory
 
 struct Copy {
-  uint2* to;
-  uint2 value;
+  void* to;
+  size_t size;
+  unsigned char bytes[8];
 };
 
 struct Thread {
@@ -152,19 +150,22 @@ class Block {
     if (_setjmp(t.place) == 0) _longjmp(scheduler_, 1);
   }
 
-  void copy(uint2* to, const void* from) {
-    const float* place = reinterpret_cast<float*>(to);
-    if (place < shared || place + 2 > shared + shared_count_) {
+  // Into shared memory, where the value is when the thread waits for it.
+  void copy(void* to, const void* from, size_t size) {
+    const char* begin = reinterpret_cast<char*>(shared);
+    const char* place = static_cast<char*>(to);
+    Copy made{to, size, {}};
+    if (place < begin || place + size > begin + shared_count_ * sizeof(float) ||
+        size > sizeof(made.bytes)) {
       error = "A thread copies to a place outside of the shared memory.";
       return;
     }
-    Copy made{to, {}};
-    memcpy(&made.value, from, sizeof(made.value));
+    memcpy(made.bytes, from, size);
     threads[running].copies.push_back(made);
-    memset(to, 0xff, sizeof(*to));
+    memset(to, 0xff, size);
   }
   void finish_copies() {
-    for (const Copy& made : threads[running].copies) *made.to = made.value;
+    for (const Copy& made : threads[running].copies) memcpy(made.to, made.bytes, made.size);
     threads[running].copies.clear();
   }
 

@@ -3,11 +3,16 @@
 
 #include "emulation.h"
 
-inline void wait_for_block() { emulation::now->wait(emulation::Wait::block); }
-inline void in_order() { emulation::now->wait(emulation::Wait::order); }
-
-inline void copy_map(uint2* to, const void* from) { emulation::now->copy(to, from); }
+template <class T>
+inline void copy(T* to, const void* from) {
+  emulation::now->copy(to, from, sizeof(T));
+}
 inline void wait_for_copies() { emulation::now->finish_copies(); }
+inline void wait_for_block() {
+  wait_for_copies();
+  emulation::now->wait(emulation::Wait::block);
+}
+inline void in_order() { emulation::now->wait(emulation::Wait::order); }
 
 inline float shuffle_xor(float x, int mask) {
   return emulation::exchange(emulation::Wait::shuffle, {x})[emulation::lane() ^ mask][0];
@@ -55,7 +60,6 @@ inline unsigned multiply_add(unsigned x, unsigned y, unsigned z) {
   return packed(multiply_add(lower(x), lower(y), lower(z)),
                 multiply_add(upper(x), upper(y), upper(z)));
 }
-inline unsigned lower_twice(unsigned x) { return (x & 0xffffu) | x << 16; }
 inline unsigned upper_twice(unsigned x) { return x >> 16 | (x & 0xffff0000u); }
 inline unsigned lower_halves(unsigned x, unsigned y) { return (x & 0xffffu) | y << 16; }
 inline unsigned upper_halves(unsigned x, unsigned y) { return x >> 16 | (y & 0xffff0000u); }
@@ -68,7 +72,6 @@ inline uint2 load_map(const void* from) {
   memcpy(&x, from, sizeof(x));
   return x;
 }
-inline void prefetch_map(const void*) {}
 inline void store_map(void* to, uint2 x) { memcpy(to, &x, sizeof(x)); }
 
 // PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type": of a [16, 16] the thread 4
