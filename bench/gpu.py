@@ -270,28 +270,32 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
         p = gpu.Problem(*given)
         part = p.parts(T - rows, T).own
         lse = torch.full((1, p.H, T), 8.0, device="cuda")
-        queries, keys, values = gpu.queries_of(p.q, part), gpu.keys_of(p.k, part), gpu.keys_of(p.v, part)
-        scores = p.scores(queries, part)
+        queries, keys, values = p.inputs(part, part)
+        scores = p.scores(queries, keys, part)
         other, weights, grads = (torch.empty_like(scores) for _ in range(3))
         gpu.mix_maps(p, part, lse, p.pre, scores, weights, "weights")
         grads.normal_()
         out = p.q.new_empty((*scores.shape[:3], p.E))
-        dk = gpu.OfKeys(p, p.Gk, p.D)
-        pre, post = (gpu.MixGradients(mix, p) for mix in (p.pre, p.post))
+        sizes = [gpu.OfKeys.size(p, p.Gk, p.D), *gpu.MixGradients.sizes(p.pre, p), *gpu.MixGradients.sizes(p.post, p)]
+        memory = iter(gpu.zeros(p, sizes))
+        dk = gpu.OfKeys(p, next(memory))
+        pre, post = (gpu.MixGradients(mix, p, memory) for mix in (p.pre, p.post))
         delta = torch.zeros_like(lse)
         steps: Dict[str, Callable[[], Any]] = {
             "copy of a map": lambda: other.copy_(scores),
-            "product to scores": lambda: gpu.multiply(other[..., : part.keys], queries, keys.mT, p.scale),
-            "product to the output": lambda: gpu.multiply(out, scores[..., : part.keys], values),
-            "product to dk": lambda: gpu.add_transposed(dk, part, scores[..., : part.keys], queries),
+            "product to scores": lambda: p.multiply_keys(other, queries, keys, part, p.scale),
+            "product to the output": lambda: p.multiply_maps(out, scores, values, part),
+            "product to dk": lambda: gpu.add_transposed(dk, part, scores, queries),
         }
         of_mixes: Dict[str, Callable[[], Any]] = {
             "mix to scores": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "scores"),
             "mix to composed": lambda: gpu.mix_maps(p, part, lse, p.post, scores, other, "composed", exp=True),
             "mix to weights": lambda: gpu.mix_maps(p, part, lse, p.pre, scores, other, "weights"),
-            "mix_backward after softmax": lambda: gpu.mix_backward(p, part, lse, post, weights, grads, out=other),
-            "mix_backward before softmax": lambda: gpu.mix_backward(
-                p, part, lse, pre, scores, grads, weights=weights, delta=delta
+            "mix_backward after softmax": lambda: gpu.sum_up(
+                *gpu.mix_backward(p, part, lse, post, weights, grads, out=other)[0]
+            ),
+            "mix_backward before softmax": lambda: gpu.sum_up(
+                *gpu.mix_backward(p, part, lse, pre, scores, grads, weights=weights, delta=delta)[0]
             ),
         }
         if mixes.installed():

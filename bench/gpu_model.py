@@ -26,6 +26,7 @@ from gpu_resources import MIXES, CudaLaunch, Launch, aft_call, compiled, gated_n
 
 from headloom.gpu import aft, gated_norm
 from headloom.gpu import mixes as cuda
+from headloom.gpu.composed_attention import BAND, COLUMNS, Chunk, up
 
 
 class Card(NamedTuple):
@@ -43,13 +44,15 @@ CARDS = {
     "A100 80 GB": Card(80, 312e12, 2.04e12, 108, 1.41e9, {2048: 0.65, 4096: 0.65, 8192: 0.65}, 2.5),
     # scaled_dot_product_attention of PyTorch 2.11, measured.
     "H100 SXM": Card(90, 989e12, 3.35e12, 132, 1.83e9, {2048: 0.40, 4096: 0.54, 8192: 0.62}, 3.0),
+    "H200 SXM": Card(90, 989e12, 4.8e12, 132, 1.83e9, {2048: 0.33, 4096: 0.49, 8192: 0.60}, 3.1),
 }
 # Shares of a peak that large products, streams of memory, streams of the L2 cache and loops of arithmetic reach. That of
 # memory was measured: a copy moves 2.9 TB in a second.
 TENSOR, MEMORY, CACHE, ISSUE = 0.7, 0.85, 0.7, 0.7
 # Measured: the share of the memory's bandwidth at which products write or read a map, because 128 is a short sum, and the share
-# of the turns of shared memory that the kernels of composed attention take, with rank 2 (forward and backward).
-MAP_PRODUCT, MIX, MIX_BACKWARD = 0.51, 0.40, 0.30
+# of the turns of shared memory that the kernels of composed attention take, with rank 2 (forward, on an H200, and backward, on an
+# H100).
+MAP_PRODUCT, MIX, MIX_BACKWARD = 0.51, 0.54, 0.30
 LANES = 128  # a multiprocessor issues four instructions for 32 lanes each in a clock
 L2 = 5120  # bytes from the L2 cache in a clock (the A100's white paper; taken for both cards)
 FUNCTIONS = 16  # exponentials and reciprocals of a multiprocessor in a clock (the programming guide's table)
@@ -96,25 +99,30 @@ class PerPlace(NamedTuple):
 # Maps that a kernel of mixes.cu reads from memory and writes to it, and rows of which a warp reads a part together: each row takes
 # a turn.
 MAPS = {
-    "mix to scores": (2, 4),
+    "mix to scores": (2, 2),
     "mix to weights": (2, 2),
     "mix to composed": (2, 2),
     "mix_backward after softmax": (4, 8),
     "mix_backward before softmax": (4, 8),
 }
 # Turns of a warp's instruction with shared memory, by what its name begins with.
-TURNS = {r"LDS\.128": 4, r"LDS\.64": 2, r"LDS(?!\.128|\.64)": 1, "STS": 1, "SHFL": 1, "MOVM": 1}
+TURNS = {r"LDS\.128": 4, r"LDS\.64": 2, r"LDS(?!\.128|\.64)": 1, r"STS\.64": 2, r"STS(?!\.64)": 1, "LDGSTS": 2, "SHFL": 1, "MOVM": 1}
 
 
 def per_place(launch: CudaLaunch, capability: int) -> PerPlace:
-    """The longest loop takes 8 queries, of which a thread has 4 keys. The short loops in it, which load weights and add up sums of
-    warps, count once."""
-    body = max(machine_code(launch.compiled(capability)[0]).loops, key=len)
-    names = [re.sub(r"@!?U?P\w+ ", "", line.split("*/")[1].strip()) for line in body]
+    """The longest loop takes a step's queries, of which a thread has 4 keys. In the forward there are loops over heads in it, four at
+    a time: those with multiplications. Other short loops, which load weights and add up sums of warps, count once."""
+    body, *others = sorted(machine_code(launch.compiled(capability)[0]).loops, key=len, reverse=True)
+    heads = launch.plan.constants["HEADS"]
+    lines = list(body)
+    for loop in others:
+        if "TO" in launch.more and sum("FMA" in line for line in loop) >= 8:
+            lines += loop * (heads // 4 - 1)
+    names = [re.sub(r"@!?U?P\w+ ", "", line.split("*/")[1].strip()) for line in lines]
     of_warp = sum(turns * sum(bool(re.match(kind, name)) for name in names) for kind, turns in TURNS.items())
-    places = 4 * launch.plan.constants["HEADS"]  # of a thread
+    places = 4 * heads  # of a thread
     maps, rows = MAPS[launch.name()]
-    return PerPlace(len(body) / places, of_warp / (32 * places) + maps * rows / 128, maps)
+    return PerPlace(len(lines) / places, of_warp / (32 * places) + maps * rows / 128, maps)
 
 
 class Part(NamedTuple):
@@ -130,7 +138,7 @@ def longest(what: str, **times: float) -> Part:
 
 def seen_places(launch: CudaLaunch, window: Optional[int]) -> int:
     """Queries times keys of the parts of tiles in which some query sees some key, by a causal mask and a window."""
-    chunk, M, N = launch.chunk, cuda.STEP, launch.plan.columns
+    chunk, M, N = launch.chunk, launch.plan.step, launch.plan.columns
     tiles = 0
     for number in range(chunk.chunks):
         behind = number * chunk.step
@@ -138,6 +146,12 @@ def seen_places(launch: CudaLaunch, window: Optional[int]) -> int:
             left = max(-behind, chunk.left, -behind if window is None else first - window + 1)
             tiles += (min(first + M, chunk.right) - 1 - chunk.left) // N - (left - chunk.left) // N + 1
     return tiles * M * N
+
+
+def banded(chunk: Chunk) -> int:
+    """Queries times keys that a product takes of a causal chunk."""
+    bands = range(chunk.first, chunk.last, BAND)
+    return sum((min(t + BAND, chunk.last) - t) * min(up(t + BAND, COLUMNS), chunk.right) for t in bands)
 
 
 def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Optional[int] = None) -> List[Part]:
@@ -160,6 +174,7 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
             chunk, name = launch.chunk, launch.name()
             rows = chunk.last - chunk.first
             places = B * H * chunk.chunks * rows * (chunk.right - chunk.left)
+            multiplied = places if window is not None else B * H * banded(chunk)
             seen = B * H * seen_places(launch, window)
             if name not in counted:
                 counted[name] = per_place(launch, card.capability)
@@ -181,7 +196,7 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
                 "mix_backward after softmax": ["dv"],
                 "mix_backward before softmax": ["dq", "dk"],
             }
-            parts += [product(what, places) for what in before.get(name, [])]
+            parts += [product(what, multiplied) for what in before.get(name, [])]
     return parts
 
 
