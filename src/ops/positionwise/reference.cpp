@@ -10,14 +10,14 @@ Tensor widened(const Tensor& x) { return x.to(at::toOpMathType(x.scalar_type()))
 
 Tensor RmsNorm::reference(const Arguments& a) {
   const auto& [x, scale, eps] = a;
-  if (!scale.defined()) {
-    // One kernel on GPUs where the rest has ten. Autocast would widen what it gives.
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return at::rms_norm_symint(x, {x.sym_size(-1)}, std::nullopt, eps);
-  }
-  const Tensor wide = widened(x);
-  const Tensor y = wide * (wide.square().mean(-1, true) + eps).rsqrt();
-  return (y * scale.to(wide.scalar_type())).to(x.scalar_type());
+  // One kernel on GPUs where its parts have ten. Autocast would widen what it gives.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const int64_t width = fixed_size(x, -1);
+  if (!scale.defined()) return at::rms_norm(x, width, std::nullopt, eps);
+  // That kernel takes a scale of x's type alone.
+  const bool same = scale.scalar_type() == x.scalar_type();
+  const Tensor wide = same ? x : widened(x);
+  return at::rms_norm(wide, width, scale.to(wide.scalar_type()), eps).to(x.scalar_type());
 }
 
 Tensor Rotary::reference(const Arguments& arguments) {
