@@ -38,8 +38,9 @@ Tensor Rotary::reference(const Arguments& arguments) {
 Tensor GeluTanh::reference(const Arguments& a) { return at::gelu(a.x, "tanh"); }
 
 Tensor Swiglu::reference(const Arguments& a) {
-  const auto halves = widened(a.x).chunk(2, -1);
-  return (at::silu(halves[0]) * halves[1]).to(a.x.scalar_type());
+  // The gate alone is widened first: a product with it widens the rest.
+  const auto halves = a.x.chunk(2, -1);
+  return (at::silu(widened(halves[0])) * halves[1]).to(a.x.scalar_type());
 }
 
 }  // namespace headloom::ops
