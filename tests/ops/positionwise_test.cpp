@@ -174,6 +174,20 @@ TEST(Positionwise, FusedMatchesTheDefinition) {
   }
 }
 
+// Of numbers at odd places of memory, and of a scale that is wider than its values.
+TEST(Positionwise, DefinitionsTakeWhatLiesAnyhow) {
+  at::manual_seed(5);
+  const Tensor x = at::randn({5 * 12 + 1}, kDouble).narrow(0, 1, 60).view({1, 5, 2, 6});
+  const Tensor angle = at::randn({5, 3}, kDouble), scale = at::randn({6});
+  for (const bool interleaved : {false, true}) {
+    const Tensor got = ops::rotary(x, angle.cos(), angle.sin(), interleaved);
+    EXPECT_TRUE(close(got, ops::rotary(x.clone(), angle.cos(), angle.sin(), interleaved), 0));
+  }
+  const Tensor narrow = x.to(at::kBFloat16);
+  const Tensor exact = ops::rms_norm(narrow.to(kDouble), scale.to(kDouble), 1e-5);
+  EXPECT_TRUE(close(ops::rms_norm(narrow, scale, 1e-5, "reference"), exact, 4e-3));
+}
+
 // A low-precision kernel may err at most twice as much as the plain low-precision computation.
 TEST(Positionwise, BFloat16ErrsLikeItsRounding) {
   for (const Call& c : calls()) {

@@ -23,13 +23,16 @@ Tensor RmsNorm::reference(const Arguments& a) {
 Tensor Rotary::reference(const Arguments& arguments) {
   const auto& [x, cos, sin, interleaved] = arguments;
   const int64_t pairs = fixed_size(cos, -1), left = fixed_size(x, -1) - 2 * pairs;
-  const Tensor turned = widened(x.narrow(-1, 0, 2 * pairs));
-  // [..., P, 2] or [..., 2, P]: where the two of a pair stand.
-  const Tensor apart = interleaved ? turned.unflatten(-1, {pairs, 2}).transpose(-1, -2)
-                                   : turned.unflatten(-1, {2, pairs});
-  const Tensor a = apart.select(-2, 0), b = apart.select(-2, 1);
-  const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // every head's
-  const Tensor out = at::stack({a * c - b * s, b * c + a * s}, interleaved ? -1 : -2)
+  // A narrow() of everything would be a copy in the backward.
+  const Tensor turned = widened(left == 0 ? x : x.narrow(-1, 0, 2 * pairs));
+  // [..., P, 2] or [..., 2, P], in which a pair (a, b) becomes (a c, b c) + (b, a) (-s, s).
+  const int64_t both = interleaved ? -1 : -2;
+  const Tensor apart =
+      interleaved ? turned.unflatten(-1, {pairs, 2}) : turned.unflatten(-1, {2, pairs});
+  const auto of_pairs = [&](const Tensor& of_first, const Tensor& of_second) {
+    return at::stack({of_first, of_second}, both).unsqueeze(-3);  // every head's
+  };
+  const Tensor out = at::addcmul(apart * of_pairs(cos, cos), apart.flip(both), of_pairs(-sin, sin))
                          .flatten(-2)
                          .to(x.scalar_type());
   return left == 0 ? out : at::cat({out, x.narrow(-1, 2 * pairs, left)}, -1);
