@@ -80,7 +80,13 @@ void check_run_folder(const std::string& folder) {
 
 RunConfig run_config_in(const std::string& folder) {
   check_run_folder(folder);
-  RunConfig config = read_run_config(read_toml(config_path(folder)));
+  const std::string path = config_path(folder);
+  const Node root = read_toml(path);
+  // A run's is complete; without [model] it would be read as that of the default model.
+  require(root.find("model") != nullptr || root.find("models") != nullptr, path,
+          root.table().empty() ? ": is empty" : ": has no [model]",
+          ", expected the configuration of a run ([model], [task], [train]).");
+  RunConfig config = read_run_config(root);
   if (std::string* file = config.task->tokenizer_file()) *file = kept_tokenizer(folder, *file);
   return config;
 }

@@ -346,6 +346,19 @@ def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
             assert "model.safetensors: " in message and found in message and message.endswith(fits)
 
 
+def test_a_run_without_its_model_names_the_file(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    config = run / "config.toml"
+    task = '[task]\ntype = "text"\npaths = ["corpus.txt"]\nlength = 16\n'
+    for content, why in [("", "is empty"), ("# nothing\n", "is empty"), (task, "has no [model]")]:
+        config.write_text(content)
+        for command in ["eval", "generate", "describe"]:
+            message = refused(command, run, cwd=place, code=2 if command == "describe" and not content.startswith("[task]") else 1)
+            assert message.startswith(f"{config}: {why}, expected the configuration of a "), message
+        assert str(config) in refused("train", "text.toml", "--out", run, "--resume", cwd=place, code=1)
+
+
 def test_weights_are_read_where_the_optimizer_is_lost(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place / "runs/text", run)
