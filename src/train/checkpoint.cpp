@@ -178,7 +178,11 @@ std::vector<int64_t> CheckpointStore::steps() const {
     if (name.rfind("step-", 0) != 0) continue;
     const char* end = name.data() + name.size();
     const auto result = std::from_chars(name.data() + 5, end, step);
-    if (result.ec == std::errc() && result.ptr == end) found.push_back(step);
+    if (result.ec != std::errc() || result.ptr != end) continue;
+    // An empty folder, which a copy that was broken off leaves, is no checkpoint.
+    std::error_code unreadable;
+    if (entry.is_directory(unreadable) && fs::is_empty(entry.path(), unreadable)) continue;
+    found.push_back(step);
   }
   std::sort(found.begin(), found.end());
   return found;

@@ -359,6 +359,23 @@ def test_a_run_without_its_model_names_the_file(place, tmp_path):
         assert str(config) in refused("train", "text.toml", "--out", run, "--resume", cwd=place, code=1)
 
 
+def test_a_checkpoint_without_files_is_none(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    expected = headloom("eval", run, "--checkpoint", "last", "--json", cwd=place).stdout
+    (run / "checkpoints/step-9").mkdir()
+    assert headloom("eval", run, "--checkpoint", "last", "--json", cwd=place).stdout == expected
+    headloom("generate", run, "--checkpoint", "last", "--tokens", 3, cwd=place)
+    assert "has no checkpoint '9', expected best, last or one of the steps 3, 6." in refused("eval", run, "--checkpoint", 9, cwd=place)
+    # The run goes on, and its own checkpoint comes to stand there.
+    headloom("train", run, "--resume", "--set", "train.steps=9", cwd=place)
+    assert weights(run, 9)
+    for name in ("3", "6", "9"):
+        shutil.rmtree(run / f"checkpoints/step-{name}", ignore_errors=True)
+        (run / f"checkpoints/step-{name}").mkdir()
+    assert refused("eval", run, cwd=place, code=1) == f"{run}: has no checkpoint yet."
+
+
 def test_weights_are_read_where_the_optimizer_is_lost(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place / "runs/text", run)
