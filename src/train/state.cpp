@@ -2,16 +2,21 @@
 
 #include <c10/util/ConstexprCrc.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <mutex>
+#include <set>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json_text.h"
+#include "core/text.h"
 
 namespace headloom {
 namespace {
@@ -70,7 +75,7 @@ ExpertLoad expert_load(const Json& json) {
 }
 
 std::optional<EvalPoint> evaluation(const Json& json) {
-  if (!json.is_object() || !json.contains("eval_loss")) return std::nullopt;
+  if (!json.contains("eval_loss")) return std::nullopt;
   return EvalPoint{.step = integer(json, "step", 0),
                    .tokens = integer(json, "tokens", 0),
                    .seconds = real(json, "seconds"),
@@ -86,12 +91,46 @@ std::optional<EvalPoint> evaluation(const Json& json) {
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
-  if (!json.is_object() || !json.contains("step_seconds")) return std::nullopt;
+  if (!json.contains("step_seconds")) return std::nullopt;
   return StepPoint{.step = integer(json, "step", 0),
                    .loss = real(json, "loss"),
                    .lr = real(json, "lr"),
                    .gradient_norm = real(json, "gradient_norm"),
                    .seconds = real(json, "step_seconds")};
+}
+
+std::string lines_left_out(const std::string& path, const std::vector<int64_t>& lines) {
+  constexpr size_t kNamed = 5;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(lines.size(), kNamed); ++i) names.push_back(str(lines[i]));
+  if (lines.size() > kNamed) names.push_back(str("and ", lines.size() - kNamed, " more"));
+  const bool one = lines.size() == 1;
+  return str(path, one ? ": line " : ": lines ", join(names), one ? " is no" : " are no",
+             " JSON object", one ? " and is left out." : "s and are left out.");
+}
+
+// Calls `take` for each line of metrics.jsonl, `text`, that is an object of JSON. Others are named
+// on stderr, once, except for what an interrupted run leaves: a last line without its end.
+void each_metric(const std::string& text, const std::string& path,
+                 const std::function<void(const std::string& line, const Json&)>& take) {
+  std::istringstream lines(text);
+  std::string line;
+  std::vector<int64_t> others;
+  for (int64_t number = 1; std::getline(lines, line); ++number) {
+    const auto json = parse_json_if_whole<Json>(line);
+    if (json.is_object()) {
+      take(line, json);
+    } else if (!lines.eof() && line.find_first_not_of(" \t\r") != std::string::npos) {
+      others.push_back(number);
+    }
+  }
+  if (others.empty()) return;
+  // A report that is watched reads them again and again.
+  static std::mutex mutex;
+  static std::set<std::string> told;
+  const std::string sentence = lines_left_out(path, others);
+  const std::lock_guard lock(mutex);
+  if (told.insert(sentence).second) std::fprintf(stderr, "headloom: %s\n", sentence.c_str());
 }
 
 uint64_t checksum(const Json& json) {
@@ -163,16 +202,12 @@ Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
   if (path_.empty()) return;
   std::string present, kept;
   if (std::filesystem::exists(path_)) present = read_file(path_);
-  std::istringstream lines(present);
-  std::string line;
-  while (std::getline(lines, line)) {
-    const auto json = parse_json_if_whole<Json>(line);
-    // A line cut off by a crash is not JSON and is dropped too.
-    if (!json.is_object() || integer(json, "step", step + 1) > step) continue;
+  each_metric(present, path_, [&](const std::string& line, const Json& json) {
+    if (integer(json, "step", step + 1) > step) return;
     kept += line + "\n";
     if (const auto point = evaluation(json)) remember(*point);
     if (const auto point = step_point(json)) remember(*point);
-  }
+  });
   if (kept != present || kept.empty()) write_file(path_, kept);
 }
 
@@ -260,11 +295,9 @@ void Metrics::add(const EvalPoint& p) {
 
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path) {
   std::vector<EvalPoint> points;
-  std::istringstream lines(read_file(metrics_path));
-  std::string line;
-  while (std::getline(lines, line)) {
-    if (const auto point = evaluation(parse_json_if_whole<Json>(line))) points.push_back(*point);
-  }
+  each_metric(read_file(metrics_path), metrics_path, [&](const std::string&, const Json& json) {
+    if (const auto point = evaluation(json)) points.push_back(*point);
+  });
   return points;
 }
 

@@ -118,6 +118,8 @@ class Metrics {
   int64_t load_steps_ = 0;
 };
 
+// The evaluations in RUN/metrics.jsonl. A line that is no JSON object is left out and, unless the
+// run was interrupted in it, named on stderr.
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);
 
 }  // namespace headloom

@@ -270,6 +270,25 @@ def test_what_cannot_be_reported_is_named(place, arguments, code, message):
     assert message in headloom("report", *arguments, cwd=place, code=code).stderr
 
 
+def test_lines_that_are_no_json_are_named(place, tmp_path):
+    shutil.copytree(place / "plain", tmp_path / "run")
+    metrics = tmp_path / "run/metrics.jsonl"
+    whole = metrics.read_text()
+    expected = headloom("report", "run", "--json", cwd=tmp_path)
+    lines = whole.splitlines(keepends=True)
+
+    def said(*content):
+        metrics.write_text("".join(content))
+        done = headloom("report", "run", "--json", cwd=tmp_path)
+        assert done.stdout == expected.stdout
+        return [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
+
+    assert said(whole, '{"step": 5, "lo') == said(whole, "\n") == []  # interrupted; an empty line
+    assert said(lines[0], '{"step": 2, "lo\n', *lines[1:]) == ["headloom: run/metrics.jsonl: line 2 is no JSON object and is left out."]
+    assert said("a\n", *lines, "[]\n") == [f"headloom: run/metrics.jsonl: lines 1, {len(lines) + 2} are no JSON objects and are left out."]
+    assert said(*["a\n"] * 7, *lines) == ["headloom: run/metrics.jsonl: lines 1, 2, 3, 4, 5, and 2 more are no JSON objects and are left out."]
+
+
 def test_a_copy_of_a_run_is_refused(place, tmp_path):
     subprocess.run(["cp", "-r", place / "plain", tmp_path / "copy"], check=True)
     assert "same configuration and seed as plain" in headloom("report", "plain", tmp_path / "copy", cwd=place, code=2).stderr
