@@ -395,6 +395,12 @@ class Server::Http : private httplib::Server {
       guarded(get, request, response);
     } else if (reads && one_model) {
       guarded(&Http::tell_model, request, response);
+    } else if (get != nullptr || post != nullptr || one_model) {
+      // No path is of both.
+      response.set_header("Allow", post != nullptr ? "POST" : "GET, HEAD");
+      reply(response, Refusal(405, "method_not_supported",
+                              str("there is no ", shown_bare(request.method), " ", shown_bare(path),
+                                  " here, expected ", post != nullptr ? "POST." : "GET.")));
     } else {
       std::vector<std::string> names[2];
       for (const auto& [known, handler] : posts()) names[0].push_back(known);

@@ -360,7 +360,7 @@ def test_bad_requests_harm_nobody(attention, recurrence):
     for kind in ["text/plain", "application/x-www-form-urlencoded"]:
         status, answer = post(b'{"prompt": "' + b"a" * 10_000 + b'"}', headers={"Content-Type": kind})
         assert status == 415 and answer["error"]["message"] == f"the Content-Type is '{kind}', expected application/json."
-    for method, path in [("GET", "/v1/completions"), ("POST", "/v1/embeddings"), ("GET", "/../../etc/passwd")]:
+    for method, path in [("GET", "/v1/completion"), ("POST", "/v1/embeddings"), ("GET", "/../../etc/passwd")]:
         status, answer = recurrence.ask(method, path)
         assert status == 404 and answer["error"]["message"].startswith(f"there is no {method} ")
 

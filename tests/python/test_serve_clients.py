@@ -208,13 +208,13 @@ def test_pages_of_other_origins(place):
     a, b = "https://a.example", "https://b.example"
     with serving("attention", place) as server:
         assert headers(server, "POST", a) == (200, {})
-        assert headers(server, "OPTIONS", a, **asks) == (404, {})
+        assert headers(server, "OPTIONS", a, **asks) == (405, {})
     with serving("attention", place, "--cors", f"{a},http://localhost:3000") as server:
         own = {"Access-Control-Allow-Origin": a, "Vary": "Origin"}
         assert headers(server, "POST", a) == (200, own)
         assert headers(server, "GET", a, "/nowhere") == (404, own)
         assert headers(server, "POST", b) == (200, {})
-        assert headers(server, "OPTIONS", b, **asks) == (404, {})
+        assert headers(server, "OPTIONS", b, **asks) == (405, {})
         status, found = headers(server, "OPTIONS", a, **asks)
         assert status == 204 and found == {
             **own,
@@ -277,13 +277,38 @@ def test_requests_of_every_shape(recurrence):
     assert status(b"GET /" + b"a" * 100_000) == 431
     assert status(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n") == 414
     assert status(b"\0\1\2\3\r\n\r\n") == 400
-    assert status(b"PUT /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\nabcd") == 404
+    assert status(b"PUT /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\nabcd") == 405
     assert status(b"GET /v1/models/%ff%fe HTTP/1.1\r\n\r\n") == 404
     # A target may name the server too.
     assert status(b"GET http://localhost:80/health?x=1 HTTP/1.1\r\n\r\n") == 200
     assert status(raw_request(body).replace(b"/v1/completions", b"HTTP://x/v1/completions")) == 200
     assert status(b"GET http://localhost HTTP/1.1\r\n\r\n") == 404
     assert recurrence.complete(prompt="a", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("GET", "/tokenize", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("PUT", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/recurrence", "GET, HEAD"),
+    ],
+)
+def test_a_path_of_another_method_says_which(recurrence, method, path, allowed):
+    connection = http.client.HTTPConnection("127.0.0.1", recurrence.port, timeout=60)
+    connection.request(method, path, b"{}" if method in ("POST", "PUT") else None, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    error = json.loads(response.read())["error"]
+    assert (response.status, response.getheader("Allow")) == (405, allowed)
+    assert error == {
+        "message": f"there is no {method} {path} here, expected {allowed.split(',')[0]}.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "method_not_supported",
+    }
 
 
 def test_http_1_0_gets_no_chunks(recurrence):
