@@ -1,5 +1,6 @@
 #include "interop/weights.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
@@ -20,6 +21,18 @@ NamedTensors read_weights(const std::string& path) {
 }  // namespace
 
 Weights::Weights(const std::string& folder) {
+  read(folder);
+  const std::string prefix = "module.";
+  if (!std::all_of(tensors_.begin(), tensors_.end(),
+                   [&](const auto& one) { return one.first.starts_with(prefix); })) {
+    return;
+  }
+  std::map<std::string, at::Tensor> bare;
+  for (const auto& [name, tensor] : tensors_) bare.emplace(name.substr(prefix.size()), tensor);
+  tensors_ = std::move(bare);
+}
+
+void Weights::read(const std::string& folder) {
   // Safetensors first: a folder that has both has the same in both.
   constexpr const char* kFiles[] = {"model.safetensors", "pytorch_model.bin", "consolidated.pth",
                                     "consolidated.00.pth"};

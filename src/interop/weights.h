@@ -15,7 +15,8 @@ class Weights {
   // Maps the files: model.safetensors, else pytorch_model.bin, each whole or as the shards of its
   // .index.json, else consolidated.pth or consolidated.00.pth. Throws Error naming the file and
   // what is wrong with it: no such file, a shard that is missing or lacks a tensor, a tensor in two
-  // shards.
+  // shards. A prefix `module.` that all names have, which DistributedDataParallel puts there, is
+  // removed.
   explicit Weights(const std::string& folder);
 
   bool has(const std::string& name) const { return tensors_.count(name) > 0; }
@@ -33,6 +34,8 @@ class Weights {
   const std::string& path() const { return path_; }
 
  private:
+  // Reads the files, their names as they are.
+  void read(const std::string& folder);
   void read_shards(const std::string& folder);
 
   std::string path_;

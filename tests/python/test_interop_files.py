@@ -12,6 +12,7 @@ import cli_support
 import pytest
 import torch
 from cli_support import TEXT
+from headloom import load
 from interop_support import BINARY, COMMON, ENVIRONMENT, MARK, headloom, llama, refused, saved, transformers
 from safetensors.torch import load_file, save_file
 
@@ -153,6 +154,30 @@ def test_pytorch_files_are_read_as_safetensors_are(shards, folder, tmp_path, tex
     headloom("import", tmp_path / "theirs", "--out", tmp_path / "b")
     a, b = (load_file(tmp_path / run / "checkpoints/step-0/model.safetensors") for run in "ab")
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_prefix_of_distributed_training_is_removed(shards, folder, tmp_path):
+    """DistributedDataParallel puts `module.` before every name."""
+    config = (folder / "small/config.json").read_text()
+    weights = load_file(folder / "small/model.safetensors")
+    for name, prefix in [("plain", ""), ("wrapped", "module.")]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+        save_file({prefix + key: tensor for key, tensor in weights.items()}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        as_torch_file(tmp_path / name, tmp_path / f"{name}-pt", shards)
+        headloom("import", tmp_path / f"{name}-pt", "--out", tmp_path / f"{name}-run")
+    a, b = (load_file(tmp_path / f"{name}-run/checkpoints/step-0/model.safetensors") for name in ("plain", "wrapped"))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    with pytest.warns(UserWarning, match="Text is read as bytes"):
+        loaded = dict(load(tmp_path / "wrapped-pt").named_parameters())
+    assert all(torch.equal(loaded[name], a[name]) for name in loaded)
+    # Only where every name has it.
+    mixed = {("" if key == "model.norm.weight" else "module.") + key: tensor for key, tensor in weights.items()}
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed/config.json").write_text(config)
+    torch.save(mixed, tmp_path / "mixed/pytorch_model.bin")
+    assert "the nearest name is 'module.model.embed_tokens.weight'" in refused(tmp_path / "mixed", tmp_path)
 
 
 def test_pytorch_files_of_every_kind(folder, tmp_path):
