@@ -130,14 +130,23 @@ def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path):
     assert len(numbered) == len({number for number, _ in numbered}) == len({run for _, run in numbered}) == 4, numbered
 
 
+def replaced_by_a_file(folder):
+    """False where a run saves there at this moment."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.write_text("")
+    except IsADirectoryError:
+        return False
+    return True
+
+
 def test_a_run_that_cannot_save_when_it_is_interrupted_says_so(tmp_path):
     place(tmp_path, LONG.replace("steps = 400", "steps = 100000"))
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = [tmp_path / f"c/runs/copy/{model}/seed-1/metrics.jsonl" for model in ("mha", "talking")]
     wait_for(lambda: all(file.exists() and len(file.read_text().splitlines()) > 2 for file in metrics))
     for file in metrics:
-        shutil.rmtree(file.parent / "checkpoints", ignore_errors=True)
-        (file.parent / "checkpoints").write_text("")
+        wait_for(lambda folder=file.parent / "checkpoints": replaced_by_a_file(folder))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("interrupted") == 1
