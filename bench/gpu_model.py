@@ -96,7 +96,7 @@ class PerPlace(NamedTuple):
     maps: int  # that are read or written
 
 
-# Maps that a kernel of mixes.cu reads from memory and writes to it, and rows of which a warp reads a part together: each row takes
+# Maps that a kernel in CUDA reads from memory and writes to it, and rows of which a warp reads a part together: each row takes
 # a turn.
 MAPS = {
     "mix to scores": (2, 2),

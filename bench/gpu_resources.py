@@ -67,7 +67,7 @@ class Launch(NamedTuple):
 
 
 class CudaLaunch(NamedTuple):
-    """Of a kernel of mixes.cu."""
+    """Of a kernel in CUDA."""
 
     kernel: str
     plan: mixes.Plan
@@ -286,7 +286,7 @@ def rows(capabilities: List[int], heads: List[int], mixes: List[str], dtypes: Li
 
 
 def cuda_rows(capabilities: List[int], heads: List[int], names: List[str], dtypes: List[torch.dtype]) -> Iterator[Row]:
-    """The kernels of mixes.cu, of calls with every mask but a boolean one."""
+    """The kernels in CUDA, of calls with every mask but a boolean one."""
     for H, name, dtype, capability in itertools.product(heads, names, dtypes, capabilities):
         arguments = shape(1, 8192, H, 128, name, name, dtype, window=1024)
         arguments[14:16] = on_meta(1, dtype=torch.int64), on_meta(1, 8192, dtype=torch.int64)

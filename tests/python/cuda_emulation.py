@@ -1,4 +1,4 @@
-"""CUDA kernels on the CPU: compiles ``mixes.cu`` with tests/testing/cuda and runs it on tensors of the CPU."""
+"""CUDA kernels on the CPU: compiles those of the mixes with tests/testing/cuda and runs it on tensors of the CPU."""
 
 import atexit
 import ctypes
@@ -30,17 +30,13 @@ def folder():
 
 
 @functools.lru_cache(maxsize=None)
-def source():
-    """A copy of mixes.cu, so that all kernels of a process are from one version."""
-    return Path(shutil.copy(mixes.SOURCE, folder()))
-
-
-@functools.lru_cache(maxsize=None)
 def library(constants):
     """Of a kernel with these constants: (name, value) for each."""
     file = folder() / f"{'-'.join(f'{name}{value}' for name, value in constants)}.so"
+    source = file.with_suffix(".cu")
+    source.write_text(mixes.source(dict(constants)))
     compiler = os.environ.get("CXX", "c++")
-    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f'-DMIXES="{source()}"']
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f'-DMIXES="{source}"']
     options += [f"-D{name}={value}" for name, value in constants]
     command = [compiler, *options, str(SOURCES / "mixes.cpp"), "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -133,7 +133,7 @@ class Problem:
         # Chunks of a window are taken together, and the first and the last reach beyond the sequence.
         reach = 0 if self.window is None else up(self.window, KEYS)
         self.keys_before = 0 if self.window is None else reach + up(max(self.T - self.S, 0), KEYS)
-        self.keys_behind = 2 * reach  # the last chunk's queries, and what they see behind them
+        self.keys_behind = 2 * reach  # the last chunk's queries, and what they see after them
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
         self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
@@ -150,7 +150,7 @@ class Problem:
 
         self.pre_conv = convolution(pre_conv, conv_mask == "exact" and causal)
         self.post_conv = convolution(post_conv, False)
-        # Keys behind its own that a row of scores keeps for the convolution of later rows.
+        # Keys after its own that a row of scores keeps for the convolution of later rows.
         self.ahead = self.pre_conv.halo if self.pre_conv is not None and self.pre_conv.exact else 0
 
     def chunks(self) -> Iterator[Parts]:
@@ -195,7 +195,7 @@ class Problem:
         return maps
 
     def inputs(self, scored: Chunk, own: Chunk, *of_queries: Tensor) -> Sequence[Tensor]:
-        """q, k and v of a chunk, and others that are like q, by head: [B chunks, H, rows of its maps or keys, D]. Rows behind the last
+        """q, k and v of a chunk, and others that are like q, by head: [B chunks, H, rows of its maps or keys, D]. Rows after the last
         query, and keys beyond the sequence, are 0."""
         rows = [(x, at.first, up(at.rows, ROWS), at) for x, at in zip((self.q, *of_queries), (scored, own))]
         if self.window is None:
@@ -385,7 +385,7 @@ def side(weights: Tensors, length: int) -> Optional[kernels.Side]:
 
 
 def packed(given: Sequence[Tensors], p: "Problem") -> List[kernels.Mix]:
-    """Mixes as the kernels read them. Weights are 0 behind the last query or key, and before the first key."""
+    """Mixes as the kernels read them. Weights are 0 after the last query or key, and before the first key."""
     constant = triton.language.constexpr
     sides: List[kernels.Side] = []
     places: List[kernels.Blocks] = []
@@ -535,7 +535,7 @@ def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
 
 
 def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
-    """Sets to 0, in place, what a query does not see; it sees `ahead` keys behind its own."""
+    """Sets to 0, in place, what a query does not see; it sees `ahead` keys after its own."""
     call = p.call(chunk, lse, maps, ahead)
     run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
 

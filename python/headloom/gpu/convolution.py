@@ -11,7 +11,7 @@ from torch import Tensor
 
 class Chunk(NamedTuple):
     """Queries from `first` up to `last`, and the keys that some of them may see. There may be more such chunks, each `step`
-    queries and keys behind the one before; of those, some queries and keys may lie beyond the sequence."""
+    queries and keys after the one before; of those, some queries and keys may lie beyond the sequence."""
 
     first: int
     last: int

@@ -68,7 +68,7 @@ class Call(NamedTuple):
     last: Any
     left: Any  # ... and its maps the keys from `left` up to `right`
     right: Any
-    chunks: Any  # so many, each `step` queries and keys behind the one before; some of theirs may lie beyond the sequence
+    chunks: Any  # so many, each `step` queries and keys after the one before; some of theirs may lie beyond the sequence
     step: Any
     rows: Any  # a map in memory is [rows, columns], whole tiles; [B, chunks, H] of them
     columns: Any
@@ -78,7 +78,7 @@ class Call(NamedTuple):
     H: Any
     groups: Any
     causal: Any
-    ahead: Any  # with causal: keys behind its own that a query sees
+    ahead: Any  # with causal: keys after its own that a query sees
 
 
 class Place(NamedTuple):
@@ -91,7 +91,7 @@ class Place(NamedTuple):
     s: Any
     row: Any
     column: Any
-    end: Any  # behind the last query of the chunk
+    end: Any  # after the last query of the chunk
 
 
 class Mix(NamedTuple):
@@ -140,7 +140,7 @@ class Blocks(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A tensor whose places are cut into chunks, which may overlap. It is 0 before its first place and behind its last."""
+    """A tensor whose places are cut into chunks, which may overlap. It is 0 before its first place and after its last."""
 
     x: Any  # [B, L, H, W] with these strides
     of_x: Any
@@ -150,7 +150,7 @@ class Cut(NamedTuple):
     W: Any
     places: Any
     first: Any  # of the first chunk
-    chunks: Any  # of a sequence, each `step` places behind the one before
+    chunks: Any  # of a sequence, each `step` places after the one before
     step: Any
     N: Any  # places of a program
     WIDTH: Any  # a power of 2, at least W
@@ -167,7 +167,7 @@ class Sum(NamedTuple):
     H: Any
     W: Any
     size: Any  # of a chunk
-    chunks: Any  # of a sequence, each `step` places behind the one before
+    chunks: Any  # of a sequence, each `step` places after the one before
     step: Any
     first: Any  # the total's place of the first chunk's first ...
     places: Any  # ... and how many there are from it on

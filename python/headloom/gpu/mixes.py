@@ -1,4 +1,4 @@
-"""Launches the CUDA kernels of ``mixes.cu``, which take what Triton's kernels of the same name do not do as fast.
+"""Launches the CUDA kernels of ``mixes_forward.cu`` and ``mixes_backward.cu``, which take what Triton's kernels of the same name do not do as fast.
 
 They are compiled at their first call by NVRTC, which comes with PyTorch's CUDA packages, and are kept in a folder of the user's
 cache. Compiling takes a few seconds for each kind of call.
@@ -21,7 +21,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from headloom.gpu import kernels
 
-SOURCE = Path(__file__).with_suffix(".cu")
 ROWS = 64  # queries of a block, as in mixes.cu
 TO = {"scores": 0, "weights": 1, "composed": 2}
 
@@ -90,6 +89,12 @@ def checked(result: Tuple[Any, ...]) -> Any:
     return result[1] if len(result) > 1 else None
 
 
+def source(constants: Dict[str, int]) -> str:
+    """Of a kernel with these constants: what all share, and the forward or the backward. Messages of a compiler name the files."""
+    files = "mixes.cu", "mixes_forward.cu" if "TO" in constants else "mixes_backward.cu"
+    return "".join(f'#line 1 "{name}"\n{(Path(__file__).parent / name).read_text()}' for name in files)
+
+
 def options(constants: Dict[str, int], capability: int) -> List[str]:
     return [f"--gpu-architecture=sm_{capability}", "--std=c++17", *[f"-D{name}={value}" for name, value in constants.items()]]
 
@@ -101,14 +106,14 @@ def compiled(constants: Dict[str, int], capability: int, *more: str) -> Tuple[by
         more: options of NVRTC.
     """
     nvrtc = compiler()
-    program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(source(constants).encode(), b"mixes.cu", 0, [], []))
     arguments = [option.encode() for option in (*options(constants, capability), *more)]
     failed = int(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]) != 0
     text = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
     checked(nvrtc.nvrtcGetProgramLog(program, text))
     log = text.rstrip(b"\0").decode(errors="replace")
     if failed:
-        raise RuntimeError(f"NVRTC does not compile {SOURCE} for sm_{capability}:\n{log}")
+        raise RuntimeError(f"NVRTC does not compile a kernel of {Path(__file__).parent} for sm_{capability}:\n{log}")
     code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, code))
     nvrtc.nvrtcDestroyProgram(program)
@@ -118,7 +123,7 @@ def compiled(constants: Dict[str, int], capability: int, *more: str) -> Tuple[by
 def kept(constants: Dict[str, int], capability: int) -> bytes:
     """The machine code, from the user's cache where it is there."""
     nvrtc = compiler()
-    key = hashlib.sha256(SOURCE.read_bytes())
+    key = hashlib.sha256(source(constants).encode())
     key.update(repr((nvrtc.nvrtcVersion(), options(constants, capability))).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "headloom"
@@ -193,10 +198,14 @@ def plan(call: "kernels.Call", mix: "kernels.Mix", maps: Tensor, after: Optional
         return None
 
     def shared(warps: int) -> int:
+        """Bytes, as the kernels' comments list them."""
         if after is None:
+            of_keys = heads * WK * 32  # weights of two keys in a word
             of_query = (RQ + gate_q + 2) // 2 * 2
-            return 4 * (heads * WK * 32 + warps * (heads * (64 + 2 * of_query) + 8 * -(-heads // 2)))
-        return 4 * heads * ((RK + gate_k + WK) * 16 * warps + 8 * (WQ + 1) + warps * (WQ + after) * 8)
+            of_sums = 4 * (heads + heads % 2)
+            return 4 * (of_keys + warps * (heads * (64 + 2 * of_query) + of_sums))
+        of_keys = (RK + gate_k + WK) * 16 * warps  # weights, and sums of their gradients
+        return 4 * heads * (of_keys + 8 * (WQ + 1) + warps * (WQ + after) * 8)
 
     def blocks(warps: int) -> int:
         """That a multiprocessor has room for."""

@@ -1,4 +1,4 @@
-// What python/headloom/gpu/mixes.cu needs of CUDA, for a processor without a GPU.
+// What python/headloom/gpu/mixes*.cu need of CUDA, for a processor without a GPU.
 //
 // Blocks run one after the other, and a block's threads are fibers of the caller's thread. A fiber
 // runs until it comes to an instruction by which threads exchange values, and goes on when all
