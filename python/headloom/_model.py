@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 import numbers
 import os
@@ -39,6 +40,8 @@ _MOST_SAMPLES = 65536  # of a prompt; each is a Python object
 class State:
     """What decoding keeps of the tokens that a batch of sequences has seen; :meth:`Model.extend` fills it.
 
+    ``copy.copy``, ``copy.deepcopy`` and pickling make a state of its own, with memory of its own.
+
     Args:
         cache: what attention forgets: ``"full"`` nothing, ``"window:N"``, ``"sinks:N"`` and ``"tova:N"`` keep N positions.
         cache_dtype: ``"int8"`` keeps keys and values as int8, with a scale for each position and head; None keeps them as
@@ -47,6 +50,9 @@ class State:
 
     def __init__(self, cache: str = "full", cache_dtype: Optional[str] = None, *, _state: Any = None):
         self._state: Any = torch.classes.headloom.State(*_cache_policy(cache, cache_dtype)) if _state is None else _state
+
+    def __copy__(self) -> "State":
+        return copy.deepcopy(self)
 
     @property
     def position(self) -> int:

@@ -12,6 +12,7 @@
 #include "model/generation.h"
 #include "model_pool.h"
 #include "ops/linear_cross_entropy/op.h"
+#include "saved_state.h"
 #include "train/load.h"
 
 namespace headloom::python {
@@ -135,14 +136,10 @@ CachePolicy parse_policy(const std::string& text, const std::string& dtype) {
 }
 
 // What decoding keeps of the positions that a batch of sequences has seen.
-struct State : torch::CustomClassHolder {
-  CachePolicy policy;
-  DecoderState state;
-  std::string spec;  // of the model that began it
-
-  State(const std::string& cache, const std::string& dtype) : policy(parse_policy(cache, dtype)) {}
-  State(const CachePolicy& p, DecoderState s, std::string of)
-      : policy(p), state(std::move(s)), spec(std::move(of)) {}
+struct State : torch::CustomClassHolder, HeldState {
+  State(const std::string& cache, const std::string& dtype)
+      : HeldState{.policy = parse_policy(cache, dtype)} {}
+  explicit State(HeldState held) : HeldState(std::move(held)) {}
   // Of the sequence that has seen most.
   int64_t position() const { return state.position.longest; }
   int64_t bytes() const { return state.bytes(); }
@@ -156,7 +153,7 @@ struct State : torch::CustomClassHolder {
     const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
     TORCH_CHECK_VALUE(first >= 0 && last < batch, "state: rows has ", first < 0 ? first : last,
                       ", expected numbers of the ", batch, " sequences that it has seen.");
-    return c10::make_intrusive<State>(policy, state.select(rows), spec);
+    return c10::make_intrusive<State>(HeldState{policy, state.select(rows), spec});
   }
 };
 
@@ -350,7 +347,10 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       .def(torch::init<const std::string&, const std::string&>())
       .def("position", &State::position)
       .def("bytes", &State::bytes)
-      .def("select", &State::select);
+      .def("select", &State::select)
+      .def_pickle(
+          [](const c10::intrusive_ptr<State>& state) { return saved(*state); },
+          [](const SavedState& from) { return c10::make_intrusive<State>(restored(from)); });
   m.class_<GenerationFromPython>("Generation")
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,
                        const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,

@@ -88,6 +88,9 @@ class CacheTensor {
   // Before an append: there will be `positions` in all (0: not known), and at most `most` are kept
   // from one piece to the next. Memory for what is known is taken at once.
   void reserve(int64_t positions, std::optional<int64_t> most);
+  // All positions kept, oldest first, in this memory: what the last append() returned, or what
+  // was not forgotten since. After the first append.
+  at::Tensor kept() const;
   // Positions kept.
   int64_t size() const { return end_ - begin_; }
   // Of the positions kept, not of the memory taken.
@@ -107,7 +110,6 @@ class CacheTensor {
   CacheTensor(const CacheTensor&) = default;
   void swap(CacheTensor& other) noexcept;
   at::Tensor view(int64_t begin, int64_t count) const;
-  at::Tensor kept() const;
   void put(const at::Tensor& t);  // behind the positions kept, where memory is taken for it
   // Takes memory for `sequences` and, in front of and behind the positions kept, for `before` and
   // `behind` more. Positions move within the memory there is if that suffices for a while, else

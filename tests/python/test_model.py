@@ -499,6 +499,56 @@ def test_extend_equals_the_whole(writer):
     )
 
 
+def copies(state):
+    """The same state by every way there is."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return copy.copy(state), copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(file, weights_only=False)
+
+
+def expect_same_end(model, state, others):
+    """Each goes on by itself as the first does."""
+    more = tokens(2, 3)
+    expected = model.extend(more, state)
+    for other in others:
+        assert torch.equal(model.extend(more, other), expected)
+        assert other.position == state.position and other.bytes == state.bytes
+
+
+def test_states_are_copied_and_saved(writer):
+    x, state = tokens(2, 9), headloom.State()
+    expect_same_end(writer, headloom.State(), copies(headloom.State()))  # nothing was read yet
+    writer.extend(x, state)
+    expect_same_end(writer, state, copies(state))
+
+
+@pytest.mark.parametrize("cache, dtype", [("window:5", None), ("sinks:6", None), ("tova:5", "int8")])
+def test_states_that_forget_are_copied_and_saved(cache, dtype):
+    model, state = decoder().eval(), headloom.State(cache, dtype)
+    model.extend(tokens(2, 9), state)
+    expect_same_end(model, state, copies(state))
+    expect_same_end(model, state, copies(state))  # they go on in memory that has been moved in
+
+
+def test_saved_states_belong_to_their_model():
+    state = headloom.State()
+    decoder().extend(tokens(2, 5), state)
+    other = headloom.model(width=16, depth=1, vocabulary=VOCABULARY, layer=[layer()])
+    with pytest.raises(ValueError, match="begun by a model of another configuration"):
+        other.extend(tokens(2, 1), copy.deepcopy(state))
+    (texts, numbers, tensors), name = state._state.__getstate__()
+    for damaged, match in [
+        ((texts, [7] + numbers[1:], tensors), "in format 7 by another version, expected format 1"),
+        ((texts[:-1], numbers, tensors), "damaged"),
+        ((texts, numbers + [1], tensors), "damaged"),
+        ((texts, numbers, tensors[:-1]), "damaged"),
+    ]:
+        kind = type(state._state)
+        with pytest.raises(ValueError, match=f"^state: .*{match}"):
+            kind.__setstate__(kind.__new__(kind), (damaged, name))
+
+
 def test_keys_and_values_in_int8():
     model, x = decoder().eval(), tokens(2, 12)
     exact, small = headloom.State(), headloom.State(cache_dtype="int8")
