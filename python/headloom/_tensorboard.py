@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Union
 
@@ -25,7 +26,8 @@ def tensorboard(run: Union[str, "os.PathLike[str]"], log_dir: Union[str, "os.Pat
     """Writes a run's metrics as TensorBoard event files, through PyTorch's own ``SummaryWriter``.
 
     Losses, the learning rate and the gradients' norm stand over the steps. Event files that an earlier call has written
-    there are replaced, so that a run that goes on can be written again.
+    there are replaced, so that a run that goes on can be written again. Lines of ``metrics.jsonl`` that are no JSON objects
+    are left out, with a warning that names them.
 
     Args:
         run: a run's folder, with its ``metrics.jsonl``.
@@ -57,9 +59,9 @@ def tensorboard(run: Union[str, "os.PathLike[str]"], log_dir: Union[str, "os.Pat
     try:
         for line in _lines(metrics):
             for key, name in _NAMES.items():
-                value: Optional[float] = line.get(key)
+                value = _number(line.get(key))
                 if value is not None:
-                    writer.add_scalar(name, value, line["step"])
+                    writer.add_scalar(name, value, int(_number(line.get("step")) or 0))
     finally:
         writer.close()
     return str(target)
@@ -75,8 +77,29 @@ def _empty(target: Path) -> None:
     shutil.rmtree(target)
 
 
+def _number(value: Any) -> Optional[float]:
+    """None for everything else, as for what is absent."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def _lines(metrics: Path) -> Iterator[Mapping[str, Any]]:
-    """The whole lines; the last one may be half written while the run goes on."""
-    for line in metrics.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    """The whole lines that are objects; the last one may be half written while the run goes on."""
+    others = []
+    *whole, _ = metrics.read_bytes().split(b"\n")
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+        except ValueError:  # of text that is not UTF-8, too
+            line = None
+        if isinstance(line, dict):
+            yield line
+        elif text.strip():
+            others.append(str(number))
+    if others:
+        named = others[:5] + ([f"and {len(others) - 5} more"] if len(others) > 5 else [])
+        is_one = len(others) == 1
+        warnings.warn(
+            f"{metrics}: line{'' if is_one else 's'} {', '.join(named)} "
+            + ("is no JSON object and is left out." if is_one else "are no JSON objects and are left out."),
+            stacklevel=3,
+        )

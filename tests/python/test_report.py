@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import types
 import urllib.request
 
 import pytest
@@ -344,6 +346,32 @@ def test_metrics_for_tensorboard(place, tmp_path):
     assert [e.step for e in events.Scalars("train/loss")] == [1, 2, 3, 4]
     wanted = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert [e.value for e in events.Scalars("eval/loss")] == pytest.approx(wanted)
+
+
+class Written(list):
+    """In place of TensorBoard's SummaryWriter, which is not installed everywhere."""
+
+    def add_scalar(self, name, value, step):
+        self.append((name, value, step))
+
+    def close(self):
+        pass
+
+
+def test_damaged_metrics_for_tensorboard_are_named(tmp_path, monkeypatch):
+    written = Written()
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = lambda folder: written
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    lines = [b'{"step":1,"loss":2.5}', b"", b'{"ste', b"[]", b"\xff", b'{"step":2,"loss":"x"}', b'{"step":3,"loss":1.5}', b'{"step":4,']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    with pytest.warns(UserWarning) as warned:
+        tensorboard(tmp_path)
+    assert [str(w.message) for w in warned] == [
+        f"{tmp_path}/metrics.jsonl: lines 3, 4, 5 are no JSON objects and are left out."
+    ]
+    assert warned[0].filename == __file__
+    assert written == [("train/loss", 2.5, 1), ("train/loss", 1.5, 3)]
 
 
 def test_only_runs_have_metrics_for_tensorboard(tmp_path):
