@@ -179,9 +179,9 @@ std::vector<int64_t> CheckpointStore::steps() const {
     const char* end = name.data() + name.size();
     const auto result = std::from_chars(name.data() + 5, end, step);
     if (result.ec != std::errc() || result.ptr != end) continue;
-    // An empty folder, which a copy that was broken off leaves, is no checkpoint.
+    // Neither a file is a checkpoint nor an empty folder, which a copy that was broken off leaves.
     std::error_code unreadable;
-    if (entry.is_directory(unreadable) && fs::is_empty(entry.path(), unreadable)) continue;
+    if (!entry.is_directory(unreadable) || fs::is_empty(entry.path(), unreadable)) continue;
     found.push_back(step);
   }
   std::sort(found.begin(), found.end());

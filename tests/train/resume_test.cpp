@@ -55,6 +55,7 @@ TEST_F(Resume, IsBitExact) {
   fs::create_directories(run + "/checkpoints/writing");
   fs::copy_file(file(run, 20, "model.safetensors"), run + "/checkpoints/writing/model.safetensors");
   fs::remove_all(run + "/checkpoints/step-20");
+  std::ofstream(run + "/checkpoints/step-30") << "no folder";
   EXPECT_EQ(CheckpointStore(run).steps(), std::vector<int64_t>{10});
   const TrainOutcome outcome = train_quietly(config(), {.folder = run, .resume = true});
   EXPECT_EQ(outcome.step, 20);
