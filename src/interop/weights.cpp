@@ -22,14 +22,20 @@ NamedTensors read_weights(const std::string& path) {
 
 Weights::Weights(const std::string& folder) {
   read(folder);
-  const std::string prefix = "module.";
+  // Each around the other, in any order.
+  while (remove_prefix("module.") || remove_prefix("_orig_mod.")) {
+  }
+}
+
+bool Weights::remove_prefix(const std::string& prefix) {
   if (!std::all_of(tensors_.begin(), tensors_.end(),
                    [&](const auto& one) { return one.first.starts_with(prefix); })) {
-    return;
+    return false;
   }
   std::map<std::string, at::Tensor> bare;
   for (const auto& [name, tensor] : tensors_) bare.emplace(name.substr(prefix.size()), tensor);
   tensors_ = std::move(bare);
+  return !tensors_.empty();
 }
 
 void Weights::read(const std::string& folder) {

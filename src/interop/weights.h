@@ -15,8 +15,8 @@ class Weights {
   // Maps the files: model.safetensors, else pytorch_model.bin, each whole or as the shards of its
   // .index.json, else consolidated.pth or consolidated.00.pth. Throws Error naming the file and
   // what is wrong with it: no such file, a shard that is missing or lacks a tensor, a tensor in two
-  // shards. A prefix `module.` that all names have, which DistributedDataParallel puts there, is
-  // removed.
+  // shards. Prefixes that all names have are removed: `module.`, which DistributedDataParallel puts
+  // there, and `_orig_mod.`, which torch.compile does.
   explicit Weights(const std::string& folder);
 
   bool has(const std::string& name) const { return tensors_.count(name) > 0; }
@@ -37,6 +37,8 @@ class Weights {
   // Reads the files, their names as they are.
   void read(const std::string& folder);
   void read_shards(const std::string& folder);
+  // Whether all names had it.
+  bool remove_prefix(const std::string& prefix);
 
   std::string path_;
   std::map<std::string, at::Tensor> tensors_;

@@ -156,15 +156,15 @@ def test_pytorch_files_are_read_as_safetensors_are(shards, folder, tmp_path, tex
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_the_prefix_of_distributed_training_is_removed(shards, folder, tmp_path):
-    """DistributedDataParallel puts `module.` before every name."""
+@pytest.mark.parametrize("shards, prefix", [(1, "module."), (3, "module."), (1, "_orig_mod."), (1, "module._orig_mod.")])
+def test_the_prefix_of_distributed_or_compiled_training_is_removed(shards, prefix, folder, tmp_path):
+    """DistributedDataParallel puts `module.` before every name, torch.compile puts `_orig_mod.` there."""
     config = (folder / "small/config.json").read_text()
     weights = load_file(folder / "small/model.safetensors")
-    for name, prefix in [("plain", ""), ("wrapped", "module.")]:
+    for name, before in [("plain", ""), ("wrapped", prefix)]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config)
-        save_file({prefix + key: tensor for key, tensor in weights.items()}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        save_file({before + key: tensor for key, tensor in weights.items()}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
         as_torch_file(tmp_path / name, tmp_path / f"{name}-pt", shards)
         headloom("import", tmp_path / f"{name}-pt", "--out", tmp_path / f"{name}-run")
     a, b = (load_file(tmp_path / f"{name}-run/checkpoints/step-0/model.safetensors") for name in ("plain", "wrapped"))
