@@ -113,7 +113,7 @@ void check_extensions(const std::vector<std::string>& extensions, const std::str
   for (const std::string& ending : extensions) {
     if (ending.starts_with('.')) continue;
     usage_error("'extensions' of the task ", task, " has '", ending,
-                "', but an extension begins with a dot: '.", ending, "'.");
+                "', but an extension begins with a dot: '.", ending.empty() ? "txt" : ending, "'.");
   }
 }
 

@@ -368,7 +368,10 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     add_task(t);
     for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
   }
-  if (!config.robustness.empty() && !second_init_differs_) {
+  // An empty table has an origin where somebody has written it.
+  const Node& second_init = config.robustness.model;
+  const bool asked = !config.robustness.empty() || !second_init.origin.empty();
+  if (asked && !second_init_differs_) {
     usage_error(
         "'robustness.model' changes none of the models, expected another initialisation, "
         "such as {equal_init = true}.");

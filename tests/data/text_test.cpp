@@ -365,6 +365,8 @@ TEST(Text, WhatCannotBeUsedIsRefused) {
             "the task text needs 'paths', the files, folders or globs to read.");
   EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['txt']")),
             "'extensions' of the task text has 'txt', but an extension begins with a dot: '.txt'.");
+  EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['']")),
+            "'extensions' of the task text has '', but an extension begins with a dot: '.txt'.");
   expect_contains(error_of<UsageError>(config(path, "held_out = 0.0")), "held_out");
   expect_contains(error_of<UsageError>(config(path, "lenght = 5")), "length");
   // The smallest text that has both parts.

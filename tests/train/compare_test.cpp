@@ -493,6 +493,7 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(group, "names no parameter")) << group;
   EXPECT_TRUE(contains(refused("robustness.model.width=32"), "'robustness.model': the model has "));
   EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"), "changes none of the models"));
+  EXPECT_TRUE(contains(refused("robustness.model={}"), "changes none of the models"));
   EXPECT_TRUE(contains(refused("robustness.model.equal_int=true"), "equal_init"));
 }
 
