@@ -104,10 +104,14 @@ Json parse_object(const std::string& body, const std::vector<std::string>& known
 void check_keys(const Json& object, const std::vector<std::string>& known) {
   for (const auto& item : object.items()) {
     if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
-    const std::string near = item.key().size() > 60 ? "" : nearest(item.key(), known);
-    refuse(
-        "unknown key ", shown(item.key()),
-        near.empty() ? str("; there are ", join(known), ".") : str("; did you mean '", near, "'?"));
+    // An answer does not repeat a long key, whose length is the client's choice.
+    const bool is_long = item.key().size() > 60;
+    const std::string near = is_long ? "" : nearest(item.key(), known);
+    throw Refusal(400, "",
+                  str("unknown key ", shown(item.key()),
+                      near.empty() ? str("; there are ", join(known), ".")
+                                   : str("; did you mean '", near, "'?")),
+                  is_long ? std::nullopt : std::optional(item.key()));
   }
 }
 
@@ -244,10 +248,13 @@ Reply error_body(const Refusal& refusal) {
                      : refusal.status == 429 ? "rate_limit_error"
                      : refusal.status >= 500 ? "server_error"
                                              : "invalid_request_error";
-  // The key that a message is about stands in front, in quotes.
   const std::string message = refusal.what();
   Reply param;
-  if (message.starts_with('\'')) param = message.substr(1, message.find('\'', 1) - 1);
+  if (refusal.param) {
+    param = *refusal.param;
+  } else if (message.starts_with('\'')) {
+    param = message.substr(1, message.find('\'', 1) - 1);
+  }
   Reply code;
   if (!refusal.code.empty()) code = refusal.code;
   return {{"error", {{"message", message}, {"type", type}, {"param", param}, {"code", code}}}};

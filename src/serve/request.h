@@ -35,10 +35,16 @@ struct Request {
 // A request that is not taken, or that failed, as HTTP says it.
 class Refusal : public UsageError {
  public:
-  Refusal(int http_status, std::string error_code, const std::string& message)
-      : UsageError(message), status(http_status), code(std::move(error_code)) {}
+  Refusal(int http_status, std::string error_code, const std::string& message,
+          std::optional<std::string> about = std::nullopt)
+      : UsageError(message),
+        status(http_status),
+        code(std::move(error_code)),
+        param(std::move(about)) {}
   const int status;
   const std::string code;
+  // The key that it is about. Nothing: the one in quotes that the message begins with, if it does.
+  const std::optional<std::string> param;
 };
 
 struct Token {

@@ -332,6 +332,8 @@ def test_bad_requests_harm_nobody(attention, recurrence):
     assert message(400, prompt=[1, 256]) == "the prompt has the token 256, expected 0 to 255."
     assert message(400, prompt=[[1], [-1]]) == "prompt 2 has the token -1, expected 0 to 255."
     assert message(400, prompt="a", promt="b") == 'unknown key "promt"; did you mean \'prompt\'?'
+    assert recurrence.refused(400, prompt="a", promt="b")["param"] == "promt"
+    assert recurrence.refused(400, prompt="a", **{"x" * 1000: "b"})["param"] is None
     assert message(400, prompt=["a"] * 300) == "'prompt' has 300 prompts and n is 1, expected at most 256 texts in all."
     assert message(400, prompt="a", n=17).startswith("'n' is 17, expected an integer from 1 to 16, the texts that are written")
     unknown = recurrence.refused(404, prompt="a", model="gpt-4")
