@@ -6,6 +6,7 @@ operators are in ``headloom.ops``. ``headloom.analysis`` looks into models. ``he
 """
 
 from headloom import _library as _library  # loads the operators
+from headloom import _flops as _flops  # says what the operators cost
 from headloom import analysis, gpu as gpu, ops
 from headloom._compare import compare
 from headloom._model import Model, Preset, State, load, model, presets
