@@ -331,6 +331,22 @@ CompareConfig at_each_size(CompareConfig config) {
   return config;
 }
 
+// A key of [train] that was asked for on the command line must change something. In a file it may
+// stand there for tasks that are added later.
+void check_asked_for(const CompareConfig& config) {
+  for (const auto& [key, value] : config.train.table()) {
+    if (value.origin != "--set train." + key || value.is_table() || config.tasks.empty()) continue;
+    if (!std::all_of(config.tasks.begin(), config.tasks.end(), [&, &name = key](const auto& task) {
+          return task.train.find(name) != nullptr;
+        })) {
+      continue;
+    }
+    usage_error(value.origin, ": changes nothing, because every task has its own 'train.", key,
+                "', expected --set ", config.sizes.empty() ? "tasks" : "sizes", ".0.train.", key,
+                " and so on.");
+  }
+}
+
 }  // namespace
 
 Experiment::Experiment(const CompareConfig& config, const CompareControl& control)
@@ -341,6 +357,7 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
   if (fs::is_directory(control.folder)) lock_.emplace(control.folder);
   check_names(config.models, "models");
   check_names(config.tasks, "tasks");
+  check_asked_for(config_);
   if (!config.sizes.empty()) check_names(config.sizes, "sizes");
   check_seeds(config, sweep_);
   if (!control.fresh) step_seconds_ = read_step_seconds(control.folder);

@@ -494,6 +494,12 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(refused("robustness.model.width=32"), "'robustness.model': the model has "));
   EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"), "changes none of the models"));
   EXPECT_TRUE(contains(refused("robustness.model={}"), "changes none of the models"));
+  Node own_steps = comparison();  // of every task
+  apply_override(own_steps, "tasks.0.train.steps=2");
+  apply_override(own_steps, "train.steps=5");
+  EXPECT_EQ(message_of<UsageError>([&] { compare_quietly(own_steps, folder.path("c")); }),
+            "--set train.steps: changes nothing, because every task has its own 'train.steps', "
+            "expected --set tasks.0.train.steps and so on.");
   EXPECT_TRUE(contains(refused("robustness.model.equal_int=true"), "equal_init"));
 }
 
