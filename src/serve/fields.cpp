@@ -109,7 +109,7 @@ void check_keys(const Json& object, const std::vector<std::string>& known) {
     const std::string near = is_long ? "" : nearest(item.key(), known);
     throw Refusal(400, "",
                   str("unknown key ", shown(item.key()),
-                      near.empty() ? str("; there are ", join(known), ".")
+                      near.empty() ? str("; expected ", join(known), ".")
                                    : str("; did you mean '", near, "'?")),
                   is_long ? std::nullopt : std::optional(item.key()));
   }

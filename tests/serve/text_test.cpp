@@ -142,7 +142,8 @@ TEST(Completions, BadBodiesAreRefused) {
             "400 'suffix' is not supported, expected it to be "},
            {R"({"prompt": "a", "stream_options": {}})",
             "400 'stream_options' needs 'stream' to be"},
-           {R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})", "400 unknown key "},
+           {R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})",
+            "400 unknown key \"x\"; expected include_usage."},
            {R"({"prompt": ")" + std::string(3000, 'a') + R"(", "echo": ")" +
                 std::string(3000, 'b') + "\"}",
             "400 'echo' is \"bbbb"}}) {
