@@ -183,9 +183,12 @@ int run_generate(GenerateArguments& a) {
   const auto rate = [](int64_t tokens, double seconds) {
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);
   };
-  std::fprintf(stderr, "prompt: %s, %.1f tokens/s; text: %s, %.1f tokens/s\n",
-               counted(t.read, "token").c_str(), rate(t.read, t.read_seconds),
-               counted(t.written, "token").c_str(), rate(t.written, t.write_seconds));
+  if (t.read > 0) {
+    std::fprintf(stderr, "prompt: %s, %.1f tokens/s; ", counted(t.read, "token").c_str(),
+                 rate(t.read, t.read_seconds));
+  }
+  std::fprintf(stderr, "text: %s, %.1f tokens/s\n", counted(t.written, "token").c_str(),
+               rate(t.written, t.write_seconds));
   return 0;
 }
 

@@ -26,7 +26,9 @@ Settings read_config(const std::string& folder) {
   if (is_there(folder + "/config.toml") && !is_there(config)) {
     fail(folder, ": is the folder of a run already, expected that of a Hugging Face model.");
   }
-  if (is_there(config) || !is_there(params)) return {read_json(config), config};
+  if (is_there(config)) return {read_json(config), config};
+  require(is_there(params), folder,
+          ": has no config.json and no params.json, expected the folder of a Hugging Face model.");
   return Settings(read_json(params), params).below("model");
 }
 

@@ -161,6 +161,8 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     assert "runs: is not the folder of a run, it has no config.toml; did you mean 'runs/" in refused("eval", "runs", cwd=place, code=1)
     (tmp_path / "runs/theirs").mkdir(parents=True)
     shutil.copy(place / "runs/text/config.toml", tmp_path / "runs/theirs")
+    message = f"{empty}: has no config.json and no params.json, expected the folder of a Hugging Face model."
+    assert message in refused("import", empty, "--out", "x", cwd=tmp_path, code=1)
     message = "runs/theirs: is the folder of a run already, expected that of a Hugging Face model."
     assert refused("import", "runs/theirs", "--out", "ours", cwd=tmp_path, code=1) == message
     shutil.copy(place / "runs/text/config.toml", empty)
@@ -421,6 +423,8 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     command = [str(BINARY), "generate", "runs/text", "--prompt", "T", "--tokens", "1"]
     both = subprocess.run(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
     assert b"\nprompt: 1 token, " in both and b" text: 1 token, " in both
+    unprompted = headloom("generate", run, "--tokens", 1, cwd=tmp_path).stderr
+    assert "text: 1 token, " in unprompted and "prompt" not in unprompted
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
 
