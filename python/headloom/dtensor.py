@@ -38,6 +38,7 @@ class Rule:
     separate_heads: Callable[[Mapping[str, Any]], bool] = lambda call: True  # whether nothing mixes heads
     every_row: bool = False  # every dimension of the first tensor but its last may be split like a batch
     summed_results: frozenset[int] = frozenset()  # results that are sums over the batch
+    fused_results: int | None = None  # how many the kernels give, where they are not the operator's
 
 
 def _aligned(batch: int, heads: int) -> Callable[[torch.Tensor, Mapping[str, Any]], Dims]:
@@ -85,7 +86,7 @@ RULES = {
         frozenset({"lengths", "documents", "mask"}),
         _plain_attention,
     ),
-    "dynamic_weights": Rule({"hidden": _BATCH}, [_BATCH], frozenset({"hidden", "w2"})),
+    "dynamic_weights": Rule({"hidden": _BATCH}, [_BATCH], fused_results=1),
     "retention": Rule(
         {**dict.fromkeys(("q", "k", "v"), _HEADS), "gamma": _WEIGHT, "state": (0, 1), "documents": _BATCH},
         [_HEADS, (0, 1)],
@@ -302,7 +303,7 @@ def _register() -> None:
         one_list = len(returns) == 1 and isinstance(returns[0].type, torch.ListType)
         kinds = _kinds(getattr(torch.ops.headloom, f"{name}_fused").default._schema)
         torch.library.register_torch_dispatch(
-            f"headloom::{name}_fused", DTensor, _forward(rule, kinds, None if one_list else len(returns))
+            f"headloom::{name}_fused", DTensor, _forward(rule, kinds, rule.fused_results or (None if one_list else len(returns)))
         )
         if hasattr(torch.ops.headloom, f"{name}_backward"):
             torch.library.register_torch_dispatch(f"headloom::{name}_backward", DTensor, _backward(rule, kinds))

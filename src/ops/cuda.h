@@ -27,7 +27,7 @@ struct CudaKernels {
 
 // Why an operator whose kernels are written in Triton runs by its reference, or null.
 template <typename Op>
-const char* triton_missing() {
+const char* triton_missing(const typename Op::Arguments& /*a*/) {
   return has_cuda_kernels<Op>()
              ? nullptr
              : "the kernels for NVIDIA GPUs need Python and Triton (pip install triton)";

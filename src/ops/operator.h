@@ -28,7 +28,8 @@
 //     static Result otherwise(const Arguments&);              // instead of the reference, unless
 //                                                             // that is asked for
 //     static Result definition(const Arguments&);             // instead of the reference where
-//                                                             // that has no second derivative
+//                                                             // that has no second derivative, or
+//                                                             // where result() changes outputs
 //     static constexpr const char* kReturns;                  // the schema's, of a pair that is
 //                                                             // no (output, state)
 //     static constexpr size_t kOutputs;                       // how many outputs are results
@@ -202,7 +203,8 @@ struct Kernel {
   const char* (*unsupported)(const Arguments&) = nullptr;
   // Returns what Op::outputs() describes.
   std::vector<Tensor> (*forward)(const Arguments&, bool training) = nullptr;
-  void (*backward)(const Arguments&, Backward<Op>&) = nullptr;  // absent: without a gradient
+  // Absent: without a gradient. Where Op has one for other devices, `unsupported` must say so.
+  void (*backward)(const Arguments&, Backward<Op>&) = nullptr;
 };
 
 // "float32 and bfloat16".
@@ -665,7 +667,9 @@ class Kernels {
     const std::string name = Op::kName;
     library_.impl((name + "_fused").c_str(), &Bound::fused);
     if constexpr (detail::kHasGradient<Op>) {
-      library_.impl((name + "_backward").c_str(), &Bound::backward);
+      if (kernel.backward != nullptr) {
+        library_.impl((name + "_backward").c_str(), &Bound::backward);
+      }
     }
     detail::kernels<Op>().push_back(std::move(kernel));
   }

@@ -150,7 +150,7 @@ def as_rank():
 
 
 def test_two_processes_share_every_operator():
-    assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}  # its reference alone has a gradient
+    assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}  # on a CPU its reference alone has a gradient
     port, processes = str(free_port()), []
     for rank in range(2):
         variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -20,6 +20,7 @@ PACKAGES = {
     "composed_attention": "triton",
     "aft": "triton",
     "gated_norm": "triton",
+    "dynamic_weights": "triton",
     "retention": "fla",
     "gated_linear_attention": "fla",
     "wkv": "fla",

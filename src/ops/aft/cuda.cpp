@@ -6,7 +6,7 @@ namespace headloom::ops {
 namespace {
 
 const char* triton_reason(const Aft::Arguments& a) {
-  if (const char* reason = triton_missing<Aft>()) return reason;
+  if (const char* reason = triton_missing<Aft>(a)) return reason;
   if (!Aft::stateful(a.options)) return "only causal \"simple\" and \"local\" are fused";
   return a.q.sym_numel() == 0 ? "q is empty" : nullptr;
 }

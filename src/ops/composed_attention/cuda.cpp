@@ -21,7 +21,7 @@ const char* triton_mix_reason(const HeadMix& m) {
 
 const char* triton_reason(const ComposedAttention::Arguments& a) {
   const ComposedAttentionOptions& o = a.options;
-  if (const char* reason = triton_missing<ComposedAttention>()) return reason;
+  if (const char* reason = triton_missing<ComposedAttention>(a)) return reason;
   if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
   if (a.q.size(2) > kMaxTritonHeads) return "there are more than 64 heads";
   if (a.q.size(1) < kMinTritonQueries) {

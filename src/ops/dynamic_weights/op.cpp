@@ -20,27 +20,44 @@ void DynamicWeights::check(const Arguments& a) {
   check_device(kName, w2, "w2", hidden, "hidden");
 }
 
-std::vector<Tensor> DynamicWeights::outputs(const Arguments& a, bool /*training*/) {
+// As the product in it would.
+void DynamicWeights::autocast(Arguments& a, const AutocastCast& cast) { cast(a.hidden, a.w2); }
+
+void DynamicWeights::prepare(Arguments& a) { a.w2 = a.w2.to(a.hidden.scalar_type()); }
+
+std::vector<Tensor> DynamicWeights::outputs(const Arguments& a, bool training) {
   const auto& [hidden, w2, rank] = a;
-  return {at::empty_symint({hidden.sym_size(0), hidden.sym_size(1), w2.sym_size(0), 2 * rank,
-                            w2.sym_size(1) * (w2.sym_size(3) / (2 * rank))},
-                           hidden.options())};
+  const c10::SymInt rows = hidden.sym_size(0) * hidden.sym_size(1);
+  const c10::SymInt parts = w2.sym_size(0) * w2.sym_size(1), weights = w2.sym_size(3);
+  std::vector<Tensor> out = {
+      at::empty_symint({hidden.sym_size(0), hidden.sym_size(1), w2.sym_size(0), 2 * rank,
+                        w2.sym_size(1) * (weights / (2 * rank))},
+                       hidden.options())};
+  if (training) {
+    out.push_back(at::empty_symint({parts, rows, weights}, hidden.options()));
+    out.push_back(at::empty_symint({rows, parts, w2.sym_size(2)}, hidden.options()));
+  }
+  return out;
 }
 
 std::vector<Tensor> DynamicWeights::result(const Arguments& a, const std::vector<Tensor>& outputs) {
-  const Tensor& all = outputs[0];
   const int64_t sides = fixed_size(a.w2, 0);
-  const c10::SymInt batch = all.sym_size(0), length = all.sym_size(1), heads = all.sym_size(4);
-  const c10::SymInt half = a.rank * heads, line = 2 * sides * half;
+  // In one operator: its backward puts the gradients together in one pass.
+  const auto rows = outputs[0].unflatten(3, {2, a.rank}).flatten(2, 3).unbind(2);
   std::vector<Tensor> out;
-  out.reserve(2 * sides);
+  out.reserve(rows.size());
   for (int64_t part = 0; part < 2; ++part) {
-    for (int64_t s = 0; s < sides; ++s) {
-      out.push_back(all.as_strided_symint({batch, length, a.rank, heads},
-                                          {length * line, line, heads, 1}, (2 * s + part) * half));
-    }
+    for (int64_t s = 0; s < sides; ++s) out.push_back(rows[2 * s + part]);
   }
   return out;
+}
+
+std::vector<Tensor> DynamicWeights::definition(const Arguments& a) {
+  const std::vector<Tensor> weights = reference(a);
+  const size_t sides = weights.size() / 2;
+  std::vector<Tensor> rows;
+  for (size_t s = 0; s < sides; ++s) rows.push_back(at::cat({weights[s], weights[sides + s]}, 2));
+  return {at::stack(rows, 2)};
 }
 
 static const Define<DynamicWeights> dynamic_weights_operator;

@@ -17,10 +17,10 @@ namespace headloom::ops {
 // heads for `down` and as many for `up` -> 2 S tensors [B, L, R, H] of hidden's type with H = g n:
 // each side's `down`, then each side's `up`. Through the dispatcher
 // (torch.ops.headloom.dynamic_weights). `backend`: "fused" (CPU, hidden in float32 or bfloat16, at
-// most kStreamedRows positions, 2 R n at most 1024, where no gradient is wanted) or "reference"
-// (plain ATen: any floating dtype, device and number of positions, differentiable); absent: fused
-// where it can. Throws c10::ValueError or c10::TypeError naming the argument, NotImplementedError
-// where "fused" cannot run.
+// most kStreamedRows positions, 2 R n at most 1024, where no gradient is wanted; NVIDIA GPUs with
+// Triton, with a backward) or "reference" (plain ATen: any floating dtype, device and number of
+// positions, differentiable); absent: fused where it can. Throws c10::ValueError or c10::TypeError
+// naming the argument, NotImplementedError where "fused" cannot run.
 std::vector<at::Tensor> dynamic_weights(const at::Tensor& hidden, const at::Tensor& w2,
                                         int64_t rank,
                                         const std::optional<std::string>& backend = {});

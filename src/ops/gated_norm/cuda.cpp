@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kMaxTritonWidth = 8192;
 
 const char* triton_reason(const GatedNorm::Arguments& a) {
-  if (const char* reason = triton_missing<GatedNorm>()) return reason;
+  if (const char* reason = triton_missing<GatedNorm>(a)) return reason;
   return a.x.sym_size(-1) > kMaxTritonWidth ? "rows have more than 8192 values" : nullptr;
 }
 
