@@ -39,7 +39,7 @@ def case(B: int, T: int, H: int, D: int, name: str, dtype: torch.dtype) -> List[
 
 
 def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
-    """The operators of the other mixers, in float32: 12 heads of 64 or 768 channels."""
+    """The other operators, in float32: 12 heads of 64 or 768 channels."""
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, device="cuda")
@@ -52,6 +52,10 @@ def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
     return {
         "aft": [normal(*channels), normal(*channels), normal(*channels), "local", bias, True, None, None, None, 0],
         "gated_norm": [normal(*heads), normal(*heads), positive(B, T, 12)],
+        "dynamic_weights": [normal(B, T, 4 * 48), 0.1 * normal(4, 1, 48, 48), 2],
+        "rms_norm": [normal(*heads), positive(64), 1e-6],
+        "rotary": [normal(*heads), normal(T, 32).cos(), normal(T, 32).sin(), False],
+        "swiglu": [normal(B, T, 2 * 2048)],
         "retention": [
             0.1 * normal(*heads), 0.1 * normal(*heads), normal(*heads), 1 - 2.0 ** -torch.arange(5, 17, device="cuda"),
             None, None, "chunkwise", 64,
@@ -72,6 +76,10 @@ def operator_calls(B: int, T: int) -> Dict[str, List[Any]]:
 IN_TYPE = {
     "aft": (0, 1, 2),
     "gated_norm": (0, 1),
+    "dynamic_weights": (0, 1),
+    "rms_norm": (0,),
+    "rotary": (0,),
+    "swiglu": (0,),
     "retention": (0, 1, 2),
     "gated_linear_attention": (0, 1, 2, 3),
     "wkv": (0, 1, 4),
@@ -79,7 +87,7 @@ IN_TYPE = {
     "selective_scan": (0, 1, 3, 4, 6),
 }
 # Arguments whose gradient the kernels do not have.
-CONSTANT = {"gated_norm": 2, "retention": 3}
+CONSTANT = {"gated_norm": (2,), "retention": (3,), "rotary": (1, 2)}
 
 
 def of_type(name: str, call: List[Any], dtype: torch.dtype) -> List[Any]:
@@ -89,7 +97,7 @@ def of_type(name: str, call: List[Any], dtype: torch.dtype) -> List[Any]:
         if not isinstance(value, torch.Tensor):
             return value
         value = value.detach().to(dtype if i in IN_TYPE[name] or dtype == torch.float64 else torch.float32)
-        return value.requires_grad_(i != CONSTANT.get(name))
+        return value.requires_grad_(i not in CONSTANT.get(name, ()))
 
     return [one(i, x) for i, x in enumerate(call)]
 
@@ -97,6 +105,8 @@ def of_type(name: str, call: List[Any], dtype: torch.dtype) -> List[Any]:
 def run_operator(name: str, call: List[Any], backend: str) -> List[torch.Tensor]:
     """The output, and the gradients of its sum."""
     results = getattr(torch.ops.headloom, name)(*call, backend)
+    if name == "dynamic_weights":
+        results = torch.stack(results)
     out = results if isinstance(results, torch.Tensor) else results[0]
     wanted = [x for x in call if isinstance(x, torch.Tensor) and x.requires_grad]
     return [out.detach(), *torch.autograd.grad(out.float().sum(), wanted)]

@@ -27,7 +27,7 @@ from triton.runtime.jit import create_function_from_signature
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import headloom  # noqa: E402, F401: loads the operators
-from headloom.gpu import aft, gated_norm, mixes  # noqa: E402
+from headloom.gpu import aft, dynamic_weights, gated_norm, mixes, rms_norm, rotary, swiglu  # noqa: E402
 from headloom.gpu import composed_attention as gpu  # noqa: E402
 
 # Shared memory that one program may have, in bytes (CUDA's programming guide, table of compute capabilities).
@@ -166,7 +166,7 @@ def recording(found: List[Launch]) -> Iterator[None]:
 
 
 def recorded(operator: Any, call: List[Any], results: int, *, of_state: bool = True) -> List[Launch]:
-    """The kernels that a forward and backward of another mixer's operator would start.
+    """The kernels that a forward and backward of another operator would start.
 
     Args:
         results: how many of the forward's outputs are results; the others are kept for the backward.
@@ -198,6 +198,16 @@ def gated_norm_call(rows: int, width: int, dtype: torch.dtype) -> List[Any]:
     return [on_meta(rows, width, dtype=dtype), on_meta(rows, width, dtype=dtype), on_meta(rows, dtype=torch.float32)]
 
 
+def dynamic_weights_call(rows: int, heads: int, dtype: torch.dtype) -> List[Any]:
+    """Of the four sides of ``dcmha`` with rank 2."""
+    return [on_meta(1, rows, 16 * heads, dtype=dtype), on_meta(4, 1, 4 * heads, 4 * heads, dtype=dtype), 2]
+
+
+def rotary_call(rows: int, heads: int, width: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> List[Any]:
+    angles = on_meta(rows, pairs, dtype=torch.float32)
+    return [on_meta(1, rows, heads, width, dtype=dtype), angles, angles, interleaved]
+
+
 def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
     """By their operator. Sizes are those of a model of 124M parameters, and a call has all that it can have."""
     return {
@@ -207,6 +217,15 @@ def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
             f"gated_norm of {width}": recorded(gated_norm, gated_norm_call(4096, width, dtype), 1)
             for width in (64, 768, 8192)
         },
+        **{
+            f"rms_norm of {width}": recorded(rms_norm, [on_meta(4096, width, dtype=dtype), on_meta(width, dtype=torch.float32), 1e-6], 1)
+            for width in (64, 768, 8192)
+        },
+        **{f"dynamic_weights, {heads} heads": recorded(dynamic_weights, dynamic_weights_call(4096, heads, dtype), 1) for heads in (12, 32, 64)},
+        "rotary": recorded(rotary, rotary_call(4096, 12, 64, 32, False, dtype), 1),
+        "rotary, interleaved, a part": recorded(rotary, rotary_call(4096, 6, 128, 17, True, dtype), 1),
+        "swiglu of 64": recorded(swiglu, [on_meta(4096, 2 * 64, dtype=dtype)], 1),
+        "swiglu of 2048": recorded(swiglu, [on_meta(4096, 2 * 2048, dtype=dtype)], 1),
     }
 
 

@@ -1,4 +1,4 @@
-"""Operators of the mixers without attention, against their definition: our kernels and flash-linear-attention's in Triton's
+"""The operators beside composed attention, against their definition: our kernels and flash-linear-attention's in Triton's
 interpreter, mamba-ssm by the reference that it comes with. test_gpu.py runs this file in a process of its own, because the
 interpreter is chosen when Triton is imported. The kernels take the CPU's dispatch key here."""
 
@@ -6,6 +6,7 @@ import builtins
 import importlib.util
 import sys
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -134,7 +135,35 @@ def gated_norm(*size):
     return [normal(*size), normal(*size), positive(*size[-2:-1])]
 
 
-DIFFERENTIABLE = {name: f.differentiable for name, f in FUNCTIONS.items()} | {"aft": (0, 1, 2, 4, 8), "gated_norm": (0, 1)}
+def dynamic_weights(B, L, S, groups, heads, rank, inner, wide=1):
+    """heads: of a group. wide: of how many parts of a row hidden is one."""
+    hidden = 2 * normal(B, L, wide * S * groups * inner)[..., : S * groups * inner]
+    return [hidden, normal(S, groups, inner, 2 * rank * heads), rank]
+
+
+def rms_norm(*size, scale=True, eps=1e-6, wide=1, turned=False):
+    """wide: of how many parts of a row x is one. turned: whether the values of a row lie apart."""
+    *rows, width = size
+    x = normal(*rows, wide * width)[..., :width]
+    return [x.mT.contiguous().mT if turned else x, normal(width) if scale else None, eps]
+
+
+def rotary(B, T, H, D, pairs, interleaved=False, by_row=False, wide=1):
+    """by_row: whether each sequence has angles of its own. wide: of how many parts of a head x is one."""
+    angle = 7 * normal(*((B, T) if by_row else (T,)), pairs)
+    return [normal(B, T, H, wide * D)[..., :D], angle.cos(), angle.sin(), interleaved]
+
+
+def swiglu(*size, turned=False):
+    """turned: whether the values of a row lie apart."""
+    x = 3 * normal(*size)
+    return [x.mT.contiguous().mT if turned else x]
+
+
+DIFFERENTIABLE = {
+    **{name: f.differentiable for name, f in FUNCTIONS.items()},
+    "aft": (0, 1, 2, 4, 8), "gated_norm": (0, 1), "dynamic_weights": (0, 1), "rms_norm": (0, 1), "rotary": (0,), "swiglu": (0,),
+}  # fmt: skip
 CASES = {
     "aft, simple": (aft, 40),
     "aft, simple, one position": (aft, 1),
@@ -160,6 +189,32 @@ CASES = {
     "gated_norm, one row": (gated_norm, 1, 128),
     "gated_norm, rows beyond a tile": (gated_norm, 3, 5000),
     "gated_norm, no rows": (gated_norm, 0, 3, 8),
+    "dynamic_weights, one position": (dynamic_weights, 1, 1, 4, 1, 12, 2, 48),
+    "dynamic_weights, one head": (dynamic_weights, 1, 1, 1, 1, 1, 1, 1),
+    "dynamic_weights, groups": (dynamic_weights, 2, 63, 2, 3, 5, 1, 10),
+    "dynamic_weights, rows beyond a tile": (dynamic_weights, 1, 200, 3, 2, 64, 3, 36),
+    "dynamic_weights, a part of the rows of a product": (dynamic_weights, 3, 7, 4, 1, 6, 2, 24, 2),
+    "dynamic_weights, no rows": (dynamic_weights, 0, 3, 4, 1, 2, 2, 8),
+    "dynamic_weights, nothing hidden": (dynamic_weights, 1, 2, 2, 1, 20, 2, 0),
+    "rms_norm": (rms_norm, 2, 63, 6, 20),
+    "rms_norm, no scale": (partial(rms_norm, scale=False), 200, 128),
+    "rms_norm, one row, eps of 0": (partial(rms_norm, eps=0.0), 1, 64),
+    "rms_norm, rows beyond a tile": (rms_norm, 3, 5000),
+    "rms_norm, one vector": (rms_norm, 20),
+    "rms_norm, a part of the rows of a product": (partial(rms_norm, wide=3), 2, 63, 6, 20),
+    "rms_norm, values apart": (partial(rms_norm, turned=True), 2, 63, 20),
+    "rms_norm, no rows": (rms_norm, 0, 3, 8),
+    **{f"rotary, {order}": (partial(rotary, interleaved=order == "interleaved"), 2, 63, 6, 20, 10) for order in ("halves", "interleaved")},
+    **{f"rotary, {order}, a part of a head": (partial(rotary, interleaved=order == "interleaved"), 2, 7, 3, 128, 17) for order in ("halves", "interleaved")},
+    "rotary, angles of each sequence": (partial(rotary, by_row=True), 2, 200, 3, 64, 32),
+    "rotary, one position": (partial(rotary, by_row=True, interleaved=True), 3, 1, 6, 64, 32),
+    "rotary, a part of the rows of a product": (partial(rotary, wide=3), 2, 63, 6, 20, 7),
+    "rotary, no positions": (rotary, 2, 0, 3, 8, 4),
+    "swiglu": (swiglu, 2, 63, 40),
+    "swiglu, one unit": (swiglu, 200, 2),
+    "swiglu, rows beyond a tile": (swiglu, 1, 2 * 1030),
+    "swiglu, values apart": (partial(swiglu, turned=True), 2, 63, 12),
+    "swiglu, no rows": (swiglu, 0, 3, 8),
     **{f"causal_conv1d, {T} positions, {taps} taps, {x}": (causal_conv1d, T, taps, x, x, x)
        for T, taps in ((1, 4), (63, 4), (200, 4), (2, 8), (70, 8), (5, 1)) for x in (False, True)},
     "causal_conv1d, SiLU without a bias": (causal_conv1d, 63, 4, False, True),
@@ -170,16 +225,27 @@ CASES = {
 }  # fmt: skip
 
 
-def compare(function, call, wants_state):
-    """Outputs, and the gradients of all that has one."""
-    name = function.__name__
+def results_of(name, given, backend):
+    """What the operator returns, or its kernels where on the CPU the operator does not take the case to them."""
     operator = getattr(torch.ops.headloom, name)
+    if backend == "fused" and (name == "dynamic_weights" or given[0].dtype == torch.float16):
+        return getattr(torch.ops.headloom, name + "_fused")(*given, True)[0]
+    results = operator(*given, backend)
+    if name == "dynamic_weights":
+        # In one tensor, as its kernels have them.
+        sides = len(results) // 2
+        return torch.stack([torch.cat((results[s], results[sides + s]), 2) for s in range(sides)], 2)
+    return results
+
+
+def compare(name, call, wants_state):
+    """Outputs, and the gradients of all that has one."""
     found = []
     for backend in ("fused", "reference"):
         given = list(call)
         for i in DIFFERENTIABLE[name]:
             given[i] = None if call[i] is None else call[i].detach().requires_grad_()
-        results = operator(*given, backend)
+        results = results_of(name, given, backend)
         out, *state = (results,) if isinstance(results, torch.Tensor) else results
         torch.manual_seed(2)
         loss = (out * torch.randn(out.shape)).sum()
@@ -202,40 +268,38 @@ def compare(function, call, wants_state):
 def installed(case):
     """A case's operator, what makes the call, and how."""
     function, *how = CASES[case]
-    name = function.__name__
+    name = getattr(function, "func", function).__name__
     package = headloom.gpu.PACKAGES[name]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     return name, function, how
 
 
-def with_gradients(name, call, operator):
+def with_gradients(name, call, backend):
     """The output, and the gradients of its sum."""
     given = list(call)
     for i in DIFFERENTIABLE[name]:
         given[i] = None if call[i] is None else call[i].detach().requires_grad_()
-    results = operator(*given)
+    results = results_of(name, given, backend)
     out = results if isinstance(results, torch.Tensor) else results[0]
     leaves = [given[i] for i in DIFFERENTIABLE[name] if given[i] is not None]
     return [out.detach(), *torch.autograd.grad(out.float().sum(), leaves)]
 
 
 @pytest.mark.parametrize(
-    "case", ["aft, simple", "aft, local", "gated_norm, one row", "causal_conv1d, 63 positions, 4 taps, True"]
-)
+    "case",
+    [
+        "aft, simple", "aft, local", "gated_norm, one row", "causal_conv1d, 63 positions, 4 taps, True",
+        "dynamic_weights, groups", "rms_norm", "rms_norm, no scale", "rotary, halves", "swiglu",
+    ],
+)  # fmt: skip
 def test_float16_errs_like_its_rounding(case):
-    """By the operator of the kernels, because on the CPU the operator itself does not take float16 to them."""
     torch.manual_seed(1)
     name, function, how = installed(case)
-    in_float32 = {"aft": (4, 8), "gated_norm": (2,), "causal_conv1d": (1, 2)}[name]
+    in_float32 = {"aft": (4, 8), "gated_norm": (2,), "causal_conv1d": (1, 2), "rms_norm": (1,), "rotary": (1, 2)}.get(name, ())
     plain = [x if i in in_float32 or not isinstance(x, torch.Tensor) else x.half() for i, x in enumerate(function(*how))]
     exact = [x.double() if isinstance(x, torch.Tensor) else x for x in plain]
-    operator = getattr(torch.ops.headloom, name)
-    found = [
-        with_gradients(name, plain, lambda *given: getattr(torch.ops.headloom, name + "_fused")(*given, True)),
-        with_gradients(name, plain, lambda *given: operator(*given, "reference")),
-        with_gradients(name, exact, lambda *given: operator(*given, "reference")),
-    ]
+    found = [with_gradients(name, plain, "fused"), with_gradients(name, plain, "reference"), with_gradients(name, exact, "reference")]
     for x, y, z in zip(*found, strict=True):
         assert (x - z).norm() <= 2 * (y - z).norm() + 1e-5 * z.norm()
 
@@ -260,20 +324,31 @@ def test_nan_reaches_those_who_read_it(place, last):
         assert not x[~touched].isnan().any()
 
 
-@pytest.mark.parametrize("place", [(0, 0, 40, 3), (1, 3, 2), (2, 3), (4, 0, 1, 3)], ids=["x", "weight", "bias", "state"])
-def test_nan_is_where_the_definition_has_it(place):
-    """causal_conv1d: in the output, the state and all gradients."""
-    name, function, how = installed("causal_conv1d, 63 positions, 4 taps, True")
+CONVOLUTION = "causal_conv1d, 63 positions, 4 taps, True"
+
+
+@pytest.mark.parametrize(
+    "case, argument, place",
+    [
+        (CONVOLUTION, 0, (0, 40, 3)), (CONVOLUTION, 1, (3, 2)), (CONVOLUTION, 2, 3), (CONVOLUTION, 4, (0, 1, 3)),
+        ("dynamic_weights, groups", 0, (1, 3, 17)), ("dynamic_weights, groups", 1, (1, 2, 3, 4)),
+        ("rms_norm", 0, (1, 3, 2, 7)), ("rms_norm", 1, 3),
+        ("rotary, halves, a part of a head", 0, (1, 3, 2, 7)), ("rotary, interleaved", 0, (1, 3, 2, 7)), ("rotary, halves", 2, (3, 7)),
+        ("swiglu", 0, (1, 3, 7)), ("swiglu", 0, (1, 3, 27)),
+    ],
+)  # fmt: skip
+def test_nan_is_where_the_definition_has_it(case, argument, place):
+    """In the output, the state and all gradients."""
+    name, function, how = installed(case)
     torch.manual_seed(1)
     call = function(*how)
-    argument, *where = place
-    call[argument][tuple(where)] = float("nan")
-    operator = getattr(torch.ops.headloom, name)
-    found = [
-        [operator(*call, backend)[1], *with_gradients(name, call, lambda *given, b=backend: operator(*given, b))]
-        for backend in ("fused", "reference")
-    ]
-    assert found[0][1].isnan().any()
+    call[argument][place] = float("nan")
+    found = []
+    for backend in ("fused", "reference"):
+        results = results_of(name, call, backend)
+        state = [] if isinstance(results, torch.Tensor) else results[1:]
+        found.append([*state, *with_gradients(name, call, backend)])
+    assert any(x.isnan().any() for x in found[0])
     for x, y in zip(*found, strict=True):
         assert torch.equal(x.isnan(), y.isnan())
 
@@ -281,6 +356,29 @@ def test_nan_is_where_the_definition_has_it(place):
 @pytest.mark.parametrize("wants_state", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_definition(case, wants_state):
-    _, function, how = installed(case)
+    name, function, how = installed(case)
     torch.manual_seed(1)
-    compare(function, function(*how), wants_state)
+    compare(name, function(*how), wants_state)
+
+
+def test_a_program_of_rms_norm_has_many_rows(monkeypatch):
+    """Four tiles of rows for three programs, as on a GPU where there are many more."""
+    from headloom.gpu import rms_norm as kernels
+
+    monkeypatch.setattr(kernels, "SHARES", 3)
+    torch.manual_seed(1)
+    compare("rms_norm", rms_norm(200, 64), False)
+
+
+def test_dynamic_weights_has_a_gradient_of_its_gradient():
+    """That of the definition, in the kernels' layout."""
+    torch.manual_seed(1)
+    *tensors, rank = dynamic_weights(1, 3, 2, 2, 3, 2, 4)
+    found = []
+    for backend in ("fused", "reference"):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out = results_of("dynamic_weights", [*leaves, rank], backend)
+        first = torch.autograd.grad((out**3).sum(), leaves, create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum((x**2).sum() for x in first), leaves)])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)

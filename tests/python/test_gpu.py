@@ -72,7 +72,8 @@ def test_operators_of_other_mixers_fit_into_a_multiprocessor(tmp_path):
     table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
     for kernel in ("sums", "carry", "rows", "keys"):
         assert f" {kernel}_kernel" in table
-    assert "gated_norm" in table
+    for name in ("gated_norm", "dynamic_weights", "rms_norm", "rotary", "swiglu"):
+        assert f"| {name}" in table
 
 
 def composed(backend=None, dtype=torch.bfloat16, heads=4, T=17, **arguments):
@@ -143,12 +144,17 @@ def narrow(*size):
     return on_gpu(*size, dtype=torch.bfloat16)
 
 
+def double(*size):
+    return on_gpu(*size, dtype=torch.float64)
+
+
 def documents():
     return {"documents": on_gpu(2, 7, dtype=torch.long)}
 
 
 OF_FLA = "those of flash-linear-attention, of which Python must find 0.6.0 or newer"
 NO_DOCUMENTS = "has no documents in a batch"
+OF_TYPES = "float32, float16 and bfloat16 only"
 # Of each operator: a call, what is said without the package, and a case that is not taken with what is said then.
 CALLS = {
     "aft": (lambda: [on_gpu(2, 7, 16) for _ in range(3)], "need Python and Triton", lambda: {"causal": False}, "only causal"),
@@ -158,6 +164,22 @@ CALLS = {
         lambda: {"x": on_gpu(2, 7, 9000), "gate": on_gpu(2, 7, 9000)},
         "more than 8192 values",
     ),
+    "rms_norm": (
+        lambda: [narrow(2, 7, 16), on_gpu(16)],
+        "need Python and Triton",
+        lambda: {"x": on_gpu(2, 9000), "scale": on_gpu(9000)},
+        "more than 8192 values",
+    ),
+    "dynamic_weights": (
+        lambda: [narrow(2, 7, 24), on_gpu(2, 1, 12, 12), 2], "need Python and Triton", lambda: {"hidden": double(2, 7, 24)}, OF_TYPES,
+    ),
+    "rotary": (
+        lambda: [narrow(2, 7, 3, 16), on_gpu(7, 8), on_gpu(7, 8)],
+        "need Python and Triton",
+        lambda: {"x": double(2, 7, 3, 16), "cos": double(7, 8), "sin": double(7, 8)},
+        OF_TYPES,
+    ),
+    "swiglu": (lambda: [narrow(2, 7, 16)], "need Python and Triton", lambda: {"x": double(2, 7, 16)}, OF_TYPES),
     "retention": (lambda: [narrow(2, 7, 4, 16) for _ in range(3)] + [on_gpu(4)], OF_FLA, documents, NO_DOCUMENTS),
     "gated_linear_attention": (lambda: [narrow(2, 7, 4, 16) for _ in range(4)], OF_FLA, documents, NO_DOCUMENTS),
     "wkv": (
@@ -182,12 +204,12 @@ def test_operators_of_other_mixers(name):
     make, missing, other, reason = CALLS[name]
     with FakeTensorMode(), torch.no_grad():
         call = dict(zip((a.name for a in operator.default._schema.arguments), make()))
-        shape = next(iter(call.values())).shape
 
         def output(**settings):
             result = operator(**{**call, **settings})
             return result if isinstance(result, torch.Tensor) else result[0]
 
+        shape = output(backend="reference").shape
         assert output().shape == shape
         if headloom.gpu.usable(headloom.gpu.PACKAGES[name]):
             assert output(backend="fused").shape == shape
@@ -207,6 +229,26 @@ def test_scores_of_16_bits_have_whole_rows():
             loss, best = torch.ops.headloom.linear_cross_entropy(hidden, weight, targets, None, "reference")
             assert (loss.shape, loss.dtype, best.shape) == ((), torch.float32, (3,))
             assert products.shapes.pop() == (3, padded)
+
+
+class Operators(TorchDispatchMode):
+    """While it is on, the names of all operators are kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@needs_triton
+@pytest.mark.parametrize("scale, ours", [(narrow, False), (on_gpu, True), (None, False)], ids=["of the same type", "float32", "none"])
+def test_a_norm_that_pytorch_has_in_one_kernel_is_left_to_it(scale, ours):
+    with FakeTensorMode(), torch.no_grad(), Operators() as operators:
+        headloom.ops.rms_norm(narrow(2, 7, 16), scale and scale(16))
+    assert ("rms_norm_fused" in operators.names) == ours
 
 
 class Products(TorchDispatchMode):
