@@ -46,7 +46,7 @@ def test_equal_the_reference_in_the_interpreter():
 
 
 @needs_interpreter
-def test_operators_of_other_mixers_equal_the_definition():
+def test_other_operators_equal_the_definition():
     """Those of flash-linear-attention and mamba-ssm where they are installed."""
     file = Path(__file__).with_name("gpu_mixers.py")
     run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file), folder=ROOT, TRITON_INTERPRET="1")
@@ -67,7 +67,7 @@ def test_fit_into_a_multiprocessor(tmp_path):
 
 
 @needs_triton
-def test_operators_of_other_mixers_fit_into_a_multiprocessor(tmp_path):
+def test_other_operators_fit_into_a_multiprocessor(tmp_path):
     command = [str(ROOT / "bench/gpu_resources.py"), "--operators", "--dtypes", "float32", "bfloat16"]
     table = run(*command, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path), TRITON_DEFAULT_FP_FUSION="1")
     for kernel in ("sums", "carry", "rows", "keys"):
@@ -198,7 +198,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_operators_of_other_mixers(name):
+def test_other_operators(name):
     """Where the package is installed it is taken, but for cases it does not have; elsewhere the reference runs and says why."""
     operator = getattr(torch.ops.headloom, name)
     make, missing, other, reason = CALLS[name]
