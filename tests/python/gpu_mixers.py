@@ -361,6 +361,20 @@ def test_equals_the_definition(case, wants_state):
     compare(name, function(*how), wants_state)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "dynamic_weights, groups", "dynamic_weights, a part of the rows of a product", "rms_norm, a part of the rows of a product",
+        "rotary, halves", "swiglu, values apart",
+    ],
+)  # fmt: skip
+def test_fake_kernels_and_autograd_formula(case):
+    name, function, how = installed(case)
+    torch.manual_seed(1)
+    call = [x.detach().requires_grad_() if i in DIFFERENTIABLE[name] else x for i, x in enumerate(function(*how))]
+    torch.library.opcheck(getattr(torch.ops.headloom, name + "_fused"), (*call, True))
+
+
 def test_a_program_of_rms_norm_has_many_rows(monkeypatch):
     """Four tiles of rows for three programs, as on a GPU where there are many more."""
     from headloom.gpu import rms_norm as kernels
