@@ -390,8 +390,8 @@ def dynamic_weights(hidden: Tensor, w2: Tensor, rank: int, backend: Optional[str
         hidden: ``[B, L, S g I]``, x W1 of S sides and g groups.
         w2: ``[S, g, I, 2 R n]``: R rows of n heads for ``down`` and as many for ``up``.
         rank: R.
-        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 positions, no gradient) or ``"reference"``; None:
-            fused where it can.
+        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 positions, no gradient; NVIDIA GPUs with Triton, float16
+            too) or ``"reference"``; None: fused where it can.
 
     Returns:
         2 S tensors ``[B, L, R, H]`` of hidden's type with H = g n: each side's ``down``, then each side's ``up``.
