@@ -11,11 +11,11 @@
 namespace headloom::ops {
 
 // All of them go through the dispatcher (torch.ops.headloom.NAME), compute in float32 or wider and
-// return x's dtype. `backend`: "fused" (CPU, float32 and bfloat16, and but for gelu_tanh NVIDIA GPUs
-// with Triton, float16 too: kernels of its own forward and backward; the gradient of the gradient is
-// the definition's) or "reference" (plain ATen: any floating dtype and device); absent: fused where
-// it can. They throw c10::ValueError or c10::TypeError naming the argument, NotImplementedError
-// where "fused" cannot run.
+// return x's dtype. `backend`: "fused" (CPU, float32 and bfloat16, and but for gelu_tanh NVIDIA
+// GPUs with Triton, float16 too: kernels of its own forward and backward; the gradient of the
+// gradient is the definition's) or "reference" (plain ATen: any floating dtype and device); absent:
+// fused where it can. They throw c10::ValueError or c10::TypeError naming the argument,
+// NotImplementedError where "fused" cannot run.
 
 // x / sqrt(mean(x^2) + eps) * scale, the mean over the last dimension (Zhang & Sennrich 2019).
 // x [..., E], scale [E] of any floating dtype or undefined, eps >= 0 -> [..., E].
