@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_fl
 # not among them: their kernels do other products than their definition. The others have no products.
 _OPERATORS = {
     "composed_attention": ("q", "k", "v", "pre", "post", "pre_conv", "post_conv", "bias"),
-    "dynamic_weights": (),
+    "dynamic_weights": ("hidden", "w2"),
     "linear": ("x", "weight", "bias"),
     "linear_cross_entropy": ("hidden", "weight", "bias"),
     "moe": ("x", "up", "down", "weight"),

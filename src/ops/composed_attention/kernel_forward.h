@@ -8,58 +8,92 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
-// x = exp(x - running maximum), 0 where invisible, for one block; updates
-// maximum and sum of each row.
+// A running maximum stays where no score of a block is larger by more than this: exponentials of
+// at most e^16, and their sums, are far from where float32 ends.
+constexpr float kRoom = 16;
+
+// x = exp(x - maximum) for one map of a query that sees all keys of a block, and its sum added to
+// `sum`. False where the maximum has to rise; x is then what it was.
+HL_INLINE bool exponentials_below(float maximum, float* x, float* sum) {
+  vf most = bcast(-FLT_MAX);
+#pragma GCC unroll 16
+  for (int v = 0; v < kBlock; v += VL) most = vmax(load(x + v), most);
+  if (any(above(most, bcast(maximum + kRoom)))) return false;
+  const vf shift = bcast(maximum);
+  vf s = load(sum);
+#pragma GCC unroll 16
+  for (int v = 0; v < kBlock; v += VL) {
+    const vf e = vexp_of_negative(load(x + v) - shift);
+    s = s + e;
+    store(x + v, e);
+  }
+  store(sum, s);
+  return true;
+}
+
+// The same for maps [begin, end) of a query that sees the keys of `bits`: maxima rise to the largest
+// score, and sums are rescaled. Invisible keys become 0.
+HL_INLINE void exponentials_from_maximum(int64_t begin, int64_t end, uint64_t bits, float* x,
+                                         float* high, float* total) {
+  constexpr int V = kBlock / VL;
+  const bool all = bits == ~uint64_t{0};
+  float change[kMaxHeads], top[kMaxHeads];
+  const auto highest = [&](int64_t h) {
+    vf best = bcast(-FLT_MAX);
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      const vf e = load(x + h * kBlock + v * VL);
+      best = vmax(all ? e : select(lanes(bits, v), e, bcast(-FLT_MAX)), best);
+    }
+    return best;
+  };
+  const int64_t first = begin / VL * VL, last = (end + VL - 1) / VL * VL;
+  fill(top + first, last - first, -FLT_MAX);
+  int64_t h = begin;
+  for (; h + 4 <= end; h += 4) {
+    hmax4(highest(h), highest(h + 1), highest(h + 2), highest(h + 3), top + h);
+  }
+  for (; h < end; ++h) top[h] = hmax(highest(h));
+  for (h = first; h < last; h += VL) {
+    const vf old = load(high + h), now = vmax(old, load(top + h));
+    store(high + h, now);
+    store(change + h, vexp(old - now));
+  }
+  for (h = begin; h < end; ++h) {
+    const vf shift = bcast(high[h]);
+    vf s = load(total + h * 16) * bcast(change[h]);
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      vf e = vexp_of_negative(load(x + h * kBlock + v * VL) - shift);
+      if (!all) e = select(lanes(bits, v), e, zero());
+      s = s + e;
+      store(x + h * kBlock + v * VL, e);
+    }
+    store(total + h * 16, s);
+  }
+}
+
+// x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each
+// row. A maximum is that of the scores seen so far, or at most kRoom below it.
 void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
                   float* high, float* block_high, float* total) {
-  constexpr int V = kBlock / VL;
-  float change[kMaxHeads], top[kMaxHeads];
   for (int64_t t = 0; t < rows; ++t) {
     const uint64_t bits = visible[t];
-    float* row = x + t * p.line;
-    float* m = high + t * p.heads_padded;
-    float* m_block = block_high + t * p.heads_padded;
+    float* const row = x + t * p.line;
+    float* const m = high + t * p.heads_padded;
+    float* const sums = total + t * a.H1 * 16;
     if (bits == 0) {
-      for (int64_t i = 0; i < a.H1 * kBlock; i += VL) store(row + i, zero());
-      for (int64_t h = 0; h < p.heads_padded; h += VL) store(m_block + h, load(m + h));
-      continue;
-    }
-    const bool all = bits == ~uint64_t{0};
-    const auto highest = [&](int64_t h) {
-      vf best = bcast(-FLT_MAX);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) {
-        const vf e = load(row + h * kBlock + v * VL);
-        best = vmax(all ? e : select(lanes(bits, v), e, bcast(-FLT_MAX)), best);
+      fill(row, a.H1 * kBlock, 0);
+    } else if (bits != ~uint64_t{0} || m[0] == -FLT_MAX) {
+      exponentials_from_maximum(0, a.H1, bits, row, m, sums);
+    } else {
+      for (int64_t h = 0; h < a.H1; ++h) {
+        if (!exponentials_below(m[h], row + h * kBlock, sums + h * 16)) {
+          exponentials_from_maximum(h, h + 1, bits, row, m, sums);
+        }
       }
-      return best;
-    };
-    int64_t first = 0;
-    for (; first + 4 <= a.H1; first += 4) {
-      hmax4(highest(first), highest(first + 1), highest(first + 2), highest(first + 3),
-            top + first);
     }
-    for (; first < a.H1; ++first) top[first] = hmax(highest(first));
-    for (int64_t h = a.H1; h < p.heads_padded; ++h) top[h] = -FLT_MAX;
-    for (int64_t h = 0; h < p.heads_padded; h += VL) {
-      const vf old = load(m + h), now = vmax(old, load(top + h));
-      store(m + h, now);
-      store(m_block + h, now);
-      store(change + h, vexp(old - now));
-    }
-    for (int64_t h = 0; h < a.H1; ++h) {
-      const vf shift = bcast(m[h]);
-      float* sum = total + (t * a.H1 + h) * 16;
-      vf s = load(sum) * bcast(change[h]);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) {
-        vf e = vexp_of_negative(load(row + h * kBlock + v * VL) - shift);
-        if (!all) e = select(lanes(bits, v), e, zero());
-        s = s + e;
-        store(row + h * kBlock + v * VL, e);
-      }
-      store(sum, s);
-    }
+    std::memcpy(block_high + t * p.heads_padded, m, sizeof(float) * p.heads_padded);
   }
 }
 

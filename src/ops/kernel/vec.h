@@ -49,6 +49,7 @@ HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
 HL_INLINE vm lanes(uint64_t bits, int v) { return static_cast<__mmask16>(bits >> (16 * v)); }
 HL_INLINE vf select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
 HL_INLINE vm above(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+HL_INLINE bool any(vm m) { return m != 0; }
 #elif defined(CPU_CAPABILITY_AVX2)
 using vf = __m256;
 using vm = __m256;
@@ -87,6 +88,7 @@ HL_INLINE vm lanes(uint64_t bits, int v) {
 }
 HL_INLINE vf select(vm m, vf a, vf b) { return _mm256_blendv_ps(b, a, m); }
 HL_INLINE vm above(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+HL_INLINE bool any(vm m) { return _mm256_movemask_ps(m) != 0; }
 #else
 constexpr int VL = 4;
 using vf = float __attribute__((vector_size(16)));
@@ -126,6 +128,7 @@ HL_INLINE vm lanes(uint64_t bits, int v) {
 }
 HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
 HL_INLINE vm above(vf a, vf b) { return a > b; }
+HL_INLINE bool any(vm m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 #endif
 
 // x + kToInteger rounds x to an integer n, and the low bits of the sum are n + 127, which are the
@@ -192,9 +195,9 @@ HL_INLINE vf vexp(vf x) {
   return times_power_of_two(exp2_near_zero(r), n, biased);
 }
 
-// exp(x) for x <= 0 in fewer operations than vexp: its relative error is below 2e-7 + 1e-7 |x|,
-// which is little beside a sum of such exponentials that has a 1 in it. Below -87 the result is
-// 2^-126 or less, also for -infinity; NaN for NaN.
+// exp(x) for x <= 0, or little above, in fewer operations than vexp: its relative error is below
+// 2e-7 + 1e-7 |x|, which is little beside a sum of such exponentials that has a 1 in it. Below -87
+// the result is 2^-126 or less, also for -infinity; NaN for NaN.
 HL_INLINE vf vexp_of_negative(vf x) {
 #if defined(CPU_CAPABILITY_AVX512)
   const vf y = x * bcast(1.44269502f);
