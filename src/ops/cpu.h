@@ -64,8 +64,12 @@ class KeptMemory {
   // At least so many bytes. What an earlier call gave is the same memory.
   at::Tensor bytes(int64_t count) {
     const auto fresh = [&] { return at::empty({count}, at::TensorOptions().dtype(at::kByte)); };
-    // Tests ask for memory that reveals what was not written.
-    if (count > most_ || at::globalContext().deterministicFillUninitializedMemory()) return fresh();
+    // With deterministic algorithms PyTorch fills fresh memory, so that it reveals what was not
+    // written.
+    const at::Context& context = at::globalContext();
+    const bool filled =
+        context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+    if (count > most_ || filled) return fresh();
     if (!kept_.defined() || kept_.numel() < count) kept_ = fresh();
     return kept_;
   }

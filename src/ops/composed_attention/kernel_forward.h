@@ -31,8 +31,8 @@ HL_INLINE bool exponentials_below(float maximum, float* x, float* sum) {
   return true;
 }
 
-// The same for maps [begin, end) of a query that sees the keys of `bits`: maxima rise to the largest
-// score, and sums are rescaled. Invisible keys become 0.
+// The same for maps [begin, end) of a query that sees the keys of `bits`: maxima rise to the
+// largest score, and sums are rescaled. Invisible keys become 0.
 HL_INLINE void exponentials_from_maximum(int64_t begin, int64_t end, uint64_t bits, float* x,
                                          float* high, float* total) {
   constexpr int V = kBlock / VL;
