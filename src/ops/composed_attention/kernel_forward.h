@@ -237,7 +237,9 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
               w.weights + i * p.chunk + row * p.line, to + row * p.line);
   };
   // The same mixed, in one step: the mix takes the factors of the weights along. A row that is NaN
-  // is NaN for all keys of the block, which then only enter sums that are NaN already.
+  // is NaN for all keys of the block, which then only enter sums that are NaN already. A dynamic
+  // mix narrows what it has in registers, and leaves `to` alone.
+  const bool paired = HL_BFLOAT16 && p.half && a.post.dynamic() && mixes_scaled(a.post);
   const auto scaled = [&](int64_t i, int64_t r, int64_t n, float* to) {
     float factor[kFewRows * kMaxHeads];
     const int64_t at = (tile.prob + r) * p.line;
@@ -247,7 +249,8 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
                      w.total + t * a.H1 * 16, factor + (t - r) * p.heads_padded);
     }
     tile_mix_scaled(a.post, {w.post_q + r * a.H1 * a.post.q_width(), keys(i).post}, n, p.line,
-                    w.weights + i * p.chunk + at, factor, p.heads_padded, to + at);
+                    w.weights + i * p.chunk + at, factor, p.heads_padded, to + at,
+                    paired ? pairs(w.halves) + r * p.line : nullptr);
   };
   const auto values = [&](int64_t i, const float* x, const Upcoming& next) {
     value_product(a, p, rows, w, keys(i), seen_keys(p, tile, w.visible, i, tile.out), next, x);
@@ -276,7 +279,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
     float* const x = w.tile[1] + tile.out * p.line;
     for (int64_t i = blocks - 1; i >= 0; --i) {
       if (!any_visible(p, tile, w.visible, i, tile.out)) continue;
-      const float* mixed = x;
+      const float* mixed = paired ? nullptr : x;
       few_rows(rows, [&](int64_t r, int64_t n) {
         if (mixes_scaled(a.post)) return scaled(i, r, n, w.tile[1]);
         weights(i, r, n, w.tile[1]);

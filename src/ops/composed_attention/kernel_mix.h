@@ -4,7 +4,7 @@
 #pragma once
 
 #include "ops/composed_attention/kernel.h"
-#include "ops/kernel/gemm.h"
+#include "ops/kernel/pairs.h"
 
 namespace headloom::ops::composed_attention_kernel {
 namespace {
@@ -23,17 +23,19 @@ enum class MixOf { kOwn, kOnto, kScaled };
 // y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and VB vectors
 // of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
 // which out; exchanging them gives the gradient with respect to x.
-// HEADS is h1 - h0, or 0 where it is not known.
-template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB>
+// HEADS is h1 - h0, or 0 where it is not known. Y is float, or Pair: neighbouring keys of y as
+// pair_columns() has them.
+template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB, typename Y>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* factor,
-                        int64_t factor_line, float* y, int64_t line, const float* q, int64_t q_line,
+                        int64_t factor_line, Y* y, int64_t line, const float* q, int64_t q_line,
                         int q_in, int q_out, const float* k, int k_in, int k_out, float* inner,
                         int64_t inner_line) {
+  constexpr int64_t kKeys = kPaired<Y> ? 2 : 1;  // of one element of y
   constexpr int QW = 2 * RQ + 1;
   constexpr int KW = 2 * RK + 1;
   const int64_t heads = HEADS > 0 ? HEADS : h1 - h0;
   x += h0 * kBlock;
-  y = y ? y + h0 * kBlock : nullptr;
+  y = y ? y + h0 * kBlock / kKeys : nullptr;
   q += h0 * QW;
   k += h0 * KW * kBlock;
   if (OF == MixOf::kScaled) factor += h0;
@@ -112,7 +114,8 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
       for (int v = 0; v < VB; ++v) {
         own[v] = load(x + at + v * VL);
         if constexpr (OF == MixOf::kScaled) own[v] = own[v] * bcast(factor[t * factor_line + h]);
-        out[v] = OF == MixOf::kOnto ? load(y + at + v * VL) : own[v];
+        out[v] = own[v];
+        if constexpr (OF == MixOf::kOnto) out[v] = load(y + at + v * VL);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < RQ; ++r) {
@@ -129,8 +132,12 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
         out[v] = fma(own[v], K ? q_gate + kg[v] : q_gate, out[v]);
         if constexpr (RK > 0) out[v] = out[v] + key;
       }
+      if constexpr (kPaired<Y>) {
+        store_columns(y + t * line + h * kBlock / kKeys, out[0], out[VB - 1], VB == 2);
+      } else {
 #pragma GCC unroll 2
-      for (int v = 0; v < VB; ++v) store(y + at + v * VL, out[v]);
+        for (int v = 0; v < VB; ++v) store(y + at + v * VL, out[v]);
+      }
     }
   }
 }
@@ -140,9 +147,10 @@ struct MixCall {
   const float* x;
   const float* factor;  // MixOf::kScaled: [rows][factor_line]
   int64_t factor_line;
-  float* y;      // may be x; null: only the inner products
-  bool swapped;  // the gradient with respect to x: x is then the gradient of y
-  float* inner;  // [rows][groups][rank_q + rank_k][kBlock] or null
+  float* y;               // may be x; null: only the inner products, or `pairs`
+  bool swapped;           // the gradient with respect to x: x is then the gradient of y
+  float* inner;           // [rows][groups][rank_q + rank_k][kBlock] or null
+  Pair* pairs = nullptr;  // MixOf::kScaled: in place of y, [rows][line]
 };
 
 // A few queries after each other with all their keys: their maps are then in the first-level cache
@@ -159,17 +167,25 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   const int k_in = c.swapped ? RK : 0, k_out = RK - k_in;
   const int64_t heads = mix.in, size = heads / mix.groups;
   const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
-  const auto some = [&]<int ROWS, int HEADS>(int64_t t) {
-    const auto at = [&](auto* p, int64_t s) { return p ? p + t * c.line + s : nullptr; };
+  const auto to = [&]<int ROWS, int HEADS>(int64_t t, auto* y) {
+    constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
+    if (y) y += t * c.line;
     for (int64_t g = 0; g < mix.groups; ++g) {
       const int64_t h0 = g * size, h1 = h0 + size;
       for (int64_t s = 0; s < kBlock; s += VB * VL) {
         float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
         mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
-            h0, h1, at(c.x, s), c.factor + t * c.factor_line, c.factor_line, at(c.y, s), c.line,
-            w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
+            h0, h1, c.x + t * c.line + s, c.factor + t * c.factor_line, c.factor_line,
+            y ? y + s / kKeys : nullptr, c.line, w.q + t * heads * QW, heads * QW, q_in, q_out,
+            w.k + s, k_in, k_out, inner, inner_line);
       }
     }
+  };
+  const auto some = [&]<int ROWS, int HEADS>(int64_t t) {
+    if constexpr (HL_BFLOAT16 && OF == MixOf::kScaled) {
+      if (c.pairs) return to.template operator()<ROWS, HEADS>(t, c.pairs);
+    }
+    to.template operator()<ROWS, HEADS>(t, c.y);
   };
   int64_t t = 0;
   if (size == 8) {

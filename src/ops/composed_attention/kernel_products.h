@@ -100,13 +100,13 @@ void output_product(const Args& a, const Plan& p, int64_t rows, const Scratch& w
 }
 
 // sums[h][r] += x keys for all maps: x[r][h], keys [heads][kBlock][padded], sums
-// [maps][sum_rows][padded].
+// [maps][sum_rows][padded]. In pairs, x null: they are in w.halves already.
 HL_INLINE void key_sum_product(const Plan& p, int64_t rows, int64_t maps, int64_t heads,
                                int64_t padded, const Scratch& w, const float* x, const float* keys,
                                SeenKeys seen, const Upcoming& next, float* sums, int64_t sum_rows) {
   const bool half = HL_BFLOAT16 && p.half;
-  const Pair* halves =
-      half ? pair_columns(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line) : nullptr;
+  const Pair* const halves = half ? pairs(w.halves) : nullptr;
+  if (half && x) pair_columns(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line);
   for (int64_t h = 0; h < maps; ++h) {
     const float* key = keys + shared_head(h, heads, maps) * kBlock * padded;
     float* to = sums + h * sum_rows * padded;

@@ -497,14 +497,15 @@ void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, c
 }
 
 // y = Mix(f x) for a factor f [rows][factor_line] of each query and map; not where the mix has both
-// a static and a dynamic part.
+// a static and a dynamic part. A dynamic mix writes `pairs` in place of y, where they are given.
 HL_INLINE bool mixes_scaled(const Mix& mix) {
   return mix.present && !(mix.matrix && mix.dynamic());
 }
 void tile_mix_scaled(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line,
-                     const float* x, const float* factor, int64_t factor_line, float* y) {
+                     const float* x, const float* factor, int64_t factor_line, float* y,
+                     Pair* pairs) {
   if (mix.matrix) return mix_static(mix, rows, line, x, factor, factor_line, y);
-  mix_apply<MixOf::kScaled>(mix, w, {rows, line, x, factor, factor_line, y, false, nullptr});
+  mix_apply<MixOf::kScaled>(mix, w, {rows, line, x, factor, factor_line, y, false, nullptr, pairs});
 }
 
 // Calls f(first, n) for the rows of a tile, a few at a time: what several steps read and write

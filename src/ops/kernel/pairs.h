@@ -7,6 +7,16 @@
 namespace headloom::ops {
 namespace {
 
+// Neighbouring lanes of one vector, or of two: 8 or 16 pairs.
+HL_INLINE void store_columns(Pair* to, vf first, vf second, bool two) {
+#if HL_BFLOAT16
+  const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
+  std::memcpy(to, &both, two ? sizeof(both) : sizeof(both) / 2);
+#else
+  (void)to, (void)first, (void)second, (void)two;
+#endif
+}
+
 // Neighbouring columns: to[r][i] = (from[r][2 i], from[r][2 i + 1]), i < columns / 2 rounded up to
 // whole vectors, which are read too. Lines in elements of each.
 HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const float* from, int64_t line,
@@ -15,8 +25,7 @@ HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const float* f
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < columns; i += 2 * VL) {
       const float* at = from + r * line + i;
-      const __m512bh both = _mm512_cvtne2ps_pbh(load(at + VL), load(at));
-      std::memcpy(to + r * to_line + i / 2, &both, sizeof(both));
+      store_columns(to + r * to_line + i / 2, load(at), load(at + VL), true);
     }
   }
 #else
