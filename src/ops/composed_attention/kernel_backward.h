@@ -395,7 +395,7 @@ void prepare_backward(const Args& a, const Plan& p, const Task& task, const Tile
   const int64_t first = tile.first + tile.out, rows = tile.count - tile.out;
   const int64_t prob_rows = tile.count - tile.prob;
   prepare_tile<T>(a, p, task, tile, w);
-  fetch_next<T>(task, a.grad_out, a.grad_out_stride, first, first + rows, a.H2, a.E);
+  fetch_rows<T>(task.next, a.grad_out, a.grad_out_stride, first, first + rows, a.H2, a.E);
   for (int64_t h = 0; h < a.H2; ++h) {
     const T* from = static_cast<const T*>(a.grad_out) + tile.batch * a.grad_out_stride[0] +
                     first * a.grad_out_stride[1] + h * a.grad_out_stride[2];

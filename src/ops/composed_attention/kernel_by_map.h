@@ -167,7 +167,8 @@ HL_INLINE void fetch_share(const Args& a, const Plan& p, const Task& task, int64
   const int64_t share = index * a.H + h, all = p.tiles * a.H;
   const auto fetch = [&](const void* source, const int64_t* stride, int64_t rows, int64_t heads,
                          int64_t size) __attribute__((always_inline)) {
-    fetch_next<T>(task, source, stride, rows * share / all, rows * (share + 1) / all, heads, size);
+    fetch_rows<T>(task.next, source, stride, rows * share / all, rows * (share + 1) / all, heads,
+                  size);
   };
   fetch(a.q, a.q_stride, a.T, a.H, a.D);
   fetch(a.k, a.k_stride, a.S, a.Gk, a.D);

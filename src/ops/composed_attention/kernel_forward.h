@@ -104,20 +104,20 @@ HL_INLINE float log_of_sum(float high, float sum) {
   return sum < 0.5f ? 0.0f : high + __builtin_logf(sum);
 }
 
-// Turns sums into their inverses, in place of the first lane, and writes the
-// log-sum-exp of the rows that are this tile's own, if asked to.
+// Turns the sums of a row into their inverses side by side, where the first ones stood, and writes
+// the log-sum-exp of the rows that are this tile's own, if asked to.
 void finish_rows(const Args& a, const Plan& p, const Tile& tile, const float* high, float* total,
                  bool write = true) {
   for (int64_t r = tile.prob; r < tile.count; ++r) {
     const int64_t t = r - tile.prob;
+    float* const row = total + t * a.H1 * 16;
     for (int64_t h = 0; h < a.H1; ++h) {
-      float* sum = total + (t * a.H1 + h) * 16;
-      const float s = hsum(load(sum));
+      const float s = hsum(load(row + h * 16));
       if (write && r >= tile.out) {
         a.lse[(tile.batch * a.H1 + h) * a.T + tile.first + r] =
             log_of_sum(high[t * p.heads_padded + h], s);
       }
-      sum[0] = inverse_of_sum(s);
+      row[h] = inverse_of_sum(s);
     }
   }
 }
@@ -131,9 +131,9 @@ HL_INLINE void rescaling(const Plan& p, const float* from, const float* to, floa
 
 // What makes weights of the softmax of the exponentials of one block and query.
 HL_INLINE void weight_factors(const Args& a, const Plan& p, const float* high,
-                              const float* block_high, const float* total, float* factor) {
+                              const float* block_high, const float* inverses, float* factor) {
   rescaling(p, block_high, high, factor);
-  for (int64_t h = 0; h < a.H1; ++h) factor[h] *= total[h * 16];
+  for (int64_t h = 0; h < a.H1; h += VL) store(factor + h, load(factor + h) * load(inverses + h));
 }
 
 // The weights of the softmax from one block's exponentials; `to` may be x. A row that is NaN is NaN
@@ -414,11 +414,11 @@ void join_outputs(const Args& a, const Plan& p, const Task& task, const Tile& ti
     const Scratch other = scratch_of(a, p, task, k);
     for (int64_t t = 0; t < tile.count; ++t) {
       float factor[kMaxHeads];
-      const int64_t at = t * p.heads_padded;
-      rescaling(p, other.high + at, w.all_high + at, factor);
+      const int64_t at = t * p.heads_padded, sums = t * a.H1 * 16;
+      weight_factors(a, p, w.all_high + at, other.high + at, w.all_total + sums, factor);
       for (int64_t h = 0; h < a.H1; ++h) {
-        const int64_t sum = (t * a.H1 + h) * 16, row = (h * p.rows + t) * p.Ep;
-        const vf part = bcast(factor[h] * hsum(load(other.total + sum)) * w.all_total[sum]);
+        const int64_t row = (h * p.rows + t) * p.Ep;
+        const vf part = bcast(factor[h] * hsum(load(other.total + sums + h * 16)));
         for (int64_t e = 0; e < p.Ep; e += VL) {
           const vf own = part * load(other.out + row + e);
           store(w.out + row + e, k == 0 ? own : own + load(w.out + row + e));

@@ -550,13 +550,13 @@ HL_INLINE void mixed_scores(const Args& a, const Plan& p, const Task& task, cons
   });
 }
 
-// Fetches rows [begin, end) of the batch element that comes next. Short ones end before a
-// prefetcher of the machine has found their rows.
+// Fetches rows [begin, end) of a batch element, if it is there. Short ones end before a prefetcher
+// of the machine has found their rows.
 template <typename T>
-HL_INLINE void fetch_next(const Task& task, const void* source, const int64_t* stride,
-                          int64_t begin, int64_t end, int64_t heads, int64_t size) {
-  if (task.next < 0 || stride[3] != 1) return;
-  const T* const from = static_cast<const T*>(source) + task.next * stride[0];
+HL_INLINE void fetch_rows(int64_t batch, const void* source, const int64_t* stride, int64_t begin,
+                          int64_t end, int64_t heads, int64_t size) {
+  if (batch < 0 || stride[3] != 1) return;
+  const T* const from = static_cast<const T*>(source) + batch * stride[0];
   for (int64_t i = begin; i < end; ++i) {
     if (stride[2] == size) {
       prefetch_row(from + i * stride[1], heads * size);
@@ -572,15 +572,20 @@ HL_INLINE void fetch_next(const Task& task, const void* source, const int64_t* s
 template <typename T>
 HL_INLINE void fetch_next_keys(const Args& a, const Plan& p, const Task& task, int64_t index) {
   const int64_t begin = a.S * index / p.tiles, end = a.S * (index + 1) / p.tiles;
-  fetch_next<T>(task, a.k, a.k_stride, begin, end, a.Gk, a.D);
-  fetch_next<T>(task, a.v, a.v_stride, begin, end, a.Gv, a.E);
+  fetch_rows<T>(task.next, a.k, a.k_stride, begin, end, a.Gk, a.D);
+  fetch_rows<T>(task.next, a.v, a.v_stride, begin, end, a.Gv, a.E);
 }
 
 // Queries and their weights of a tile, and what they see.
 template <typename T>
 void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& tile,
                   const Scratch& w) {
-  fetch_next<T>(task, a.q, a.q_stride, tile.first + tile.out, tile.first + tile.count, a.H, a.D);
+  const int64_t end = tile.first + tile.count;
+  fetch_rows<T>(tile.batch, a.q, a.q_stride, tile.first, end, a.H, a.D);
+  pack_query_weights<T>(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
+  pack_query_weights<T>(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
+  tile_visibility(a, p, tile, w);
+  fetch_rows<T>(task.next, a.q, a.q_stride, tile.first + tile.out, end, a.H, a.D);
   for (int64_t h = 0; h < a.H; ++h) {
     const T* q = static_cast<const T*>(a.q) + tile.batch * a.q_stride[0] +
                  tile.first * a.q_stride[1] + h * a.q_stride[2];
@@ -596,9 +601,6 @@ void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& ti
                      w.q_pairs + h * ((p.height + 1) / 2) * p.Dp);
     }
   }
-  pack_query_weights<T>(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
-  pack_query_weights<T>(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
-  tile_visibility(a, p, tile, w);
 }
 
 }  // namespace
