@@ -26,6 +26,14 @@ def test_an_interpreter_that_lacks_a_package_is_not():
     assert folder(sys.executable, "no-such-package") == ""
 
 
+def test_git_ignores_a_python_environment_that_is_a_link(tmp_path):
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    (tmp_path / ".venv").symlink_to("/")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run(["git", "status", "--short"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == "?? .gitignore\n"
+
+
 def test_run_can_only_build(tmp_path):
     shutil.copy(ROOT / "run", tmp_path / "run")
     for name in ["tools", "configs"]:
