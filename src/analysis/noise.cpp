@@ -100,9 +100,12 @@ Findings noise(const Subject& subject) {
   if (!subject.answer.defined()) {
     const int64_t all = subject.targets.ne(data::kIgnore).sum().item<int64_t>();
     if (2 * all > subject.targets.numel()) {
-      usage_error("the task asks for ", all, " of ", subject.targets.numel(),
-                  " tokens, so that no position is a question; expected a task such as needle or "
-                  "recall, or a text and the answer in it.");
+      const int64_t length = subject.targets.size(-1);
+      const int64_t each = all * length / subject.targets.numel();  // sequences may differ
+      usage_error("the task asks for ", each == length ? std::string("every one") : str(each),
+                  " of the ", length,
+                  " tokens of a sequence, so that no position is a question; expected a task such "
+                  "as needle or recall, or a text and the answer in it.");
     }
   }
   int64_t unanswered = 0;
