@@ -89,7 +89,7 @@ void requeue() {
 
 int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
-  // A run folder in place of a configuration goes on with that run.
+  // A run's folder in place of a configuration stands for that run and its configuration.
   if (fs::is_directory(a.config.path)) {
     check_run_folder(a.config.path);
     if (a.out.empty()) a.out = a.config.path;
@@ -174,7 +174,8 @@ Command train_command() {
   return {"train", "train one model; resumable", "headloom train configs/text.toml --out runs/text",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<TrainArguments>();
-            a->config.add(app, "configuration file, or the folder of a run to go on with");
+            a->config.add(app,
+                          "configuration file, or with --resume the folder of a run to go on with");
             app.add_option("--out", a->out, "folder of the run; runs/NAME by default")
                 ->check(not_empty());
             app.add_flag("--resume", a->resume, "go on from the newest checkpoint in the folder");

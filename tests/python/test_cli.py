@@ -48,7 +48,7 @@ def test_usage_errors_leave_with_two(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("train", "train: CONFIG is missing, expected configuration file, or the folder of a run to go on with."),
+        ("train", "train: CONFIG is missing, expected configuration file, or with --resume the folder of a run to go on with."),
         ("train --out", "train: --out has no value, expected folder of the run."),
         ("train a.toml --ste train.steps=3", "train has no option --ste; did you mean --set?"),
         ("train --ste", "train has no option --ste; did you mean --set?"),
