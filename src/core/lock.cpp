@@ -68,6 +68,27 @@ bool is_shared(int fd) {
   }
 }
 
+// Whether a holder that the file names is to be believed, though no lock of its is seen.
+// `has_locks`: the file system has locks.
+bool is_believed(const Holder& holder, bool has_locks, int fd) {
+  if (holder.process == 0) return false;
+  const bool here = holder.host == this_process().host;
+  const bool ended = here && (::kill(holder.process, 0) != 0 && errno == ESRCH);
+  const bool seen_if_locked = has_locks && (here || !is_shared(fd));
+  return !seen_if_locked && !ended;
+}
+
+// A lock of this kind, unlike that of flock(), can be asked for without being taken. It belongs to
+// the opened file too, so it ends with the process and is not lost where the process opens and
+// closes the file once more. The first byte stands for the file.
+struct flock byte_lock(int16_t type) {
+  struct flock out{};
+  out.l_type = type;
+  out.l_whence = SEEK_SET;
+  out.l_len = 1;
+  return out;
+}
+
 [[noreturn]] void refuse(const std::string& folder, const Holder& holder, bool may_be_over) {
   const std::string path = FolderLock::lock_file(folder);
   if (holder.process == 0) {
@@ -108,15 +129,12 @@ FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
     ::close(fd_);
   }
   const Holder before = read_holder(fd_), now = this_process();
-  if (before.process != 0) {
-    const bool here = before.host == now.host;
-    const bool ended = here && (::kill(before.process, 0) != 0 && errno == ESRCH);
-    const bool proven = has_locks && (here || !is_shared(fd_));
-    if (!proven && !ended) {
-      ::close(fd_);
-      refuse(folder, before, /*may_be_over=*/true);
-    }
+  if (is_believed(before, has_locks, fd_)) {
+    ::close(fd_);
+    refuse(folder, before, /*may_be_over=*/true);
   }
+  struct flock shown = byte_lock(F_WRLCK);
+  ::fcntl(fd_, F_OFD_SETLK, &shown);  // for is_held(), which otherwise goes by what the file says
   const std::string text = str(now.process, "\n", now.host, "\n", now.since, "\n");
   if (::ftruncate(fd_, 0) != 0 ||
       ::pwrite(fd_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
@@ -125,6 +143,17 @@ FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
     ::close(fd_);
     fail(path_, ": cannot be written: ", why, ".");
   }
+}
+
+bool FolderLock::is_held(const std::string& folder) {
+  const int fd = ::open(lock_file(folder).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct flock found = byte_lock(F_RDLCK);
+  const bool has_locks = ::fcntl(fd, F_OFD_GETLK, &found) == 0;
+  const bool held =
+      (has_locks && found.l_type != F_UNLCK) || is_believed(read_holder(fd), has_locks, fd);
+  ::close(fd);
+  return held;
 }
 
 FolderLock::~FolderLock() {

@@ -25,6 +25,11 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  // Whether a process holds the folder. It only asks: nothing is locked meanwhile, so a process
+  // that takes the folder at this moment is not refused. A lock's file that was copied along with
+  // the folder holds nothing.
+  static bool is_held(const std::string& folder);
+
   static std::string lock_file(const std::string& folder) { return folder + "/.headloom.lock"; }
 
  private:

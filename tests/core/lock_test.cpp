@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "core/error.h"
 #include "testing/errors.h"
@@ -40,7 +42,11 @@ TEST(Lock, TheSecondIsToldWhoHoldsIt) {
   EXPECT_TRUE(contains(message, str(folder.path(), " is in use by process ", ::getpid(),
                                     " on host ", host(), " since 20")))
       << message;
+  // Neither the refusal nor asking has taken the lock away.
+  EXPECT_TRUE(FolderLock::is_held(folder.path()));
+  EXPECT_TRUE(FolderLock::is_held(folder.path()));
   lock.reset();
+  EXPECT_FALSE(FolderLock::is_held(folder.path()));
   EXPECT_TRUE(fs::is_empty(folder.path()));
   lock.emplace(folder.path());
   EXPECT_TRUE(contains(bytes_of(FolderLock::lock_file(folder.path())), host()));
@@ -59,10 +65,12 @@ TEST(Lock, AKilledProcessBlocksNobody) {
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_TRUE(FolderLock::is_held(folder.path()));
   EXPECT_TRUE(contains(refusal(folder.path()), str("is in use by process ", child, " on host")));
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(fs::exists(FolderLock::lock_file(folder.path()))) << "what the killed one left";
+  EXPECT_FALSE(FolderLock::is_held(folder.path()));
   {
     const FolderLock lock(folder.path());
   }
@@ -71,11 +79,23 @@ TEST(Lock, AKilledProcessBlocksNobody) {
   ::close(ready[1]);
 }
 
+TEST(Lock, AskingRefusesNobody) {
+  const TempFolder folder;
+  std::atomic<bool> done = false;
+  std::thread asks([&] {
+    while (!done) FolderLock::is_held(folder.path());
+  });
+  for (int i = 0; i < 200; ++i) EXPECT_NO_THROW(const FolderLock lock(folder.path()));
+  done = true;
+  asks.join();
+}
+
 // What a folder brings with it that was copied while another machine worked in it.
 TEST(Lock, WhatAnotherHostLeftOnADiskOfItsOwnBlocksNobody) {
   const TempFolder folder;
   for (const char* left : {"1\nelsewhere\n2020-01-01 00:00:00\n", "", "nonsense", "1\n"}) {
     folder.write(".headloom.lock", left);
+    EXPECT_FALSE(FolderLock::is_held(folder.path()));
     const FolderLock lock(folder.path());
     EXPECT_TRUE(contains(bytes_of(FolderLock::lock_file(folder.path())),
                          str(::getpid(), "\n", host(), "\n")));
