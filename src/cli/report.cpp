@@ -56,6 +56,7 @@ std::vector<fs::file_time_type> written_at(const std::vector<std::string>& files
 int watch(RunReport& runs, const ReportArguments& a) {
   std::string page;
   std::vector<fs::file_time_type> as_of;
+  std::vector<bool> worked_on;
   std::vector<std::string> begun = begun_runs(a.folders);
   const auto current = [&] {
     const auto now = written_at(runs.files());
@@ -65,17 +66,20 @@ int watch(RunReport& runs, const ReportArguments& a) {
       present = begun_runs(a.folders);
     } catch (const Error&) {  // making the page meets it again and says so
     }
-    if (page.empty() || now != as_of || present != begun) {
+    const std::vector<bool> at_work = runs.worked_on();
+    if (page.empty() || now != as_of || at_work != worked_on || present != begun) {
       as_of = now;
+      worked_on = at_work;
       try {
         if (present != begun) runs = RunReport(a.folders);
         begun = present;
         page = report::to_html(report_now(runs, a));
       } catch (const Error& error) {
         // For example, a comparison has moved the run away for a while. The page asks again.
-        page = str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-                   "<title>Headloom</title></head><body><p>",
-                   report::escape(error.what()), "</p></body></html>\n");
+        page =
+            str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+                "<title>Headloom</title></head><body><p>",
+                report::escape(error.what()), "</p></body></html>\n");
       }
       // The browser asks again by itself, and keeps its place.
       page.insert(page.find("<head>") + 6, "<meta http-equiv=\"refresh\" content=\"10\">");
@@ -120,7 +124,7 @@ int run_report(ReportArguments& a) {
 }  // namespace
 
 Command report_command() {
-  return {"report", "a report of any runs, whether they are finished or under way",
+  return {"report", "a report of any runs, whether they are finished, under way or interrupted",
           "headloom report runs/mha runs/dcmha --out report.html",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<ReportArguments>();

@@ -134,7 +134,8 @@ std::string left_out(const TaskSummary& t, const Row& baseline) {
     const std::vector<int64_t>& seeds = row.against_baseline.unpaired;
     if (row.baseline || seeds.empty() || row.learning == Learning::kNotLearned) continue;
     // A seed that is still to come is not left out.
-    if (row.waiting() + row.running + baseline.waiting() + baseline.running > 0) continue;
+    const auto to_come = [](const Row& r) { return r.waiting() + r.running + r.interrupted; };
+    if (to_come(row) + to_come(baseline) > 0) continue;
     std::vector<std::string> numbers;
     for (const int64_t seed : seeds) numbers.push_back(str(seed));
     out += verb(seeds.size(), " Seed ", " Seeds ") + list_of(numbers) +

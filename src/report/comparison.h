@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,14 @@ struct Point {
   std::map<int64_t, std::vector<double>> expert_load{};
 };
 
+// Where a run stopped that no process works on, though it was to go further.
+struct Interruption {
+  int64_t step = 0;                     // the last that it made
+  int64_t steps = 0;                    // that it was to make
+  std::optional<int64_t> saved_step{};  // of the newest checkpoint; none: it begins anew
+  std::string go_on{};                  // the command that does: "headloom train RUN --resume"
+};
+
 enum class RunState { kRunning, kFinished, kFailed };
 
 // A swept key and one of its values, as the config has them: ("lr", "0.002").
@@ -60,6 +69,7 @@ struct Run {
                          // validation data. The points of all others are of test data.
   std::string folder{};  // of the run, relative to the report; empty where there is none
   RunState state = RunState::kRunning;
+  std::optional<Interruption> interruption{};  // of one with the state kRunning alone
   std::string problem{};  // why it failed: "diverged at step 120: the loss became nan"
   std::string warning{};  // of a finished run: why it is to be distrusted (it has diverged)
   std::vector<Point> points{};

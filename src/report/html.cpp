@@ -297,6 +297,9 @@ std::string state_text(const Run* run) {
   if (!run) return "not started";
   if (run_failed(*run)) return "failed: " + run_problem(*run);
   if (run_diverged(*run)) return "finished, diverged";
+  if (const auto& at = run->interruption) {
+    return str("interrupted ", interruption_text(*at), ". Go on with: ", at->go_on);
+  }
   return run->state == RunState::kFinished ? "finished" : "running";
 }
 
@@ -344,7 +347,10 @@ std::string run_rows(const Comparison& c, const TaskSummary& t, const std::strin
             bytes(run ? run->peak_memory_bytes : kUnknown)}) {
         line += element("td", "", text);
       }
-      line += element("td", run && run_failed(*run) ? "left wrap failed" : "left",
+      line += element("td",
+                      run && run_failed(*run)    ? "left wrap failed"
+                      : run && run->interruption ? "left wrap"
+                                                 : "left",
                       escape(state_text(run)));
       body += element("tr", "", line) + "\n";
     }

@@ -54,12 +54,19 @@ Json to_json(const Run& run) {
   }
   const char* state = run_failed(run)                    ? "failed"
                       : run.state == RunState::kFinished ? "finished"
+                      : run.interruption                 ? "interrupted"
                                                          : "running";
   Json out{{"seed", run.seed}, {"state", state}};
   if (!run.setting.empty()) out["setting"] = setting(run.setting);
   if (!run.folder.empty()) out["folder"] = run.folder;
   if (run_failed(run)) out["problem"] = run_problem(run);
   if (run_diverged(run)) out["warning"] = run.warning;
+  if (const auto& at = run.interruption) {
+    out["interruption"] = {{"step", at->step},
+                           {"steps", at->steps},
+                           {"saved_step", at->saved_step ? Json(*at->saved_step) : Json(nullptr)},
+                           {"go_on", at->go_on}};
+  }
   out["tokens_per_second"] = number(run.tokens_per_second);
   out["peak_memory_bytes"] = number(run.peak_memory_bytes);
   out["points"] = std::move(points);
@@ -195,15 +202,24 @@ std::string to_json(const Comparison& comparison) {
   for (const Ladder& ladder : ladders(comparison, summary)) scaling.push_back(to_json(ladder));
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;
-  const Json out{{"title", comparison.title},     {"date", comparison.date},
-                 {"command", comparison.command}, {"budget", comparison.budget},
-                 {"seeds", comparison.seeds},     {"machine", std::move(machine)},
-                 {"planned", summary.planned},    {"finished", summary.finished},
-                 {"failed", summary.failed},      {"running", summary.running},
-                 {"tested", summary.tested},      {"limits", summary.limits},
-                 {"swept", comparison.swept},     {"sweep_planned", comparison.sweep_planned},
+  const Json out{{"title", comparison.title},
+                 {"date", comparison.date},
+                 {"command", comparison.command},
+                 {"budget", comparison.budget},
+                 {"seeds", comparison.seeds},
+                 {"machine", std::move(machine)},
+                 {"planned", summary.planned},
+                 {"finished", summary.finished},
+                 {"failed", summary.failed},
+                 {"running", summary.running},
+                 {"interrupted", summary.interrupted},
+                 {"tested", summary.tested},
+                 {"limits", summary.limits},
+                 {"swept", comparison.swept},
+                 {"sweep_planned", comparison.sweep_planned},
                  {"sweep_runs", std::move(sweep)},
-                 {"scaling", std::move(scaling)}, {"tasks", std::move(tasks)},
+                 {"scaling", std::move(scaling)},
+                 {"tasks", std::move(tasks)},
                  {"config", comparison.config}};
   // Invalid UTF-8 in a message or path must not cost the result.
   return out.dump(2, ' ', false, Json::error_handler_t::replace);

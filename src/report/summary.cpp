@@ -111,7 +111,8 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
       row.planned += !c.planned;
       row.failed += run_failed(run);
       row.finished += has_result(run);
-      row.running += run.state == RunState::kRunning;
+      row.running += run.state == RunState::kRunning && !run.interruption;
+      row.interrupted += run.interruption.has_value();
       row.diverged += run_diverged(run);
     }
   }
@@ -297,6 +298,7 @@ TaskSummary task_summary(const Comparison& c, const TaskInfo& task, Summary& cou
     counts.finished += row.finished;
     counts.failed += row.failed;
     counts.running += row.running;
+    counts.interrupted += row.interrupted;
     for (const Run* run : row.runs) {
       for (const Point& p : run->points) t.has_accuracy |= std::isfinite(p.accuracy);
     }
@@ -373,6 +375,13 @@ std::string run_problem(const Run& run) {
              ", which is not finite");
 }
 
+std::string interruption_text(const Interruption& at) {
+  std::string out = at.step > 0 ? str("after step ", at.step, " of ", at.steps)
+                                : str("before its first step of ", at.steps);
+  if (at.saved_step) return out + str("; step ", *at.saved_step, " is saved");
+  return out + (at.step > 0 ? "; nothing is saved, so it begins anew" : "");
+}
+
 std::string failed_runs(const Row& row) {
   return str(row.failed, row.failed == 1 ? " failed run of `" : " failed runs of `",
              row.model->label, "`");
@@ -408,9 +417,15 @@ Summary summarize(const Comparison& c) {
   summary.limits = limits(c, summary);
   const int done = summary.finished + summary.failed;
   if (done < summary.planned) {
-    summary.progress =
-        str("In progress: ", summary.finished, " of ", summary.planned, " runs have finished");
+    // Of a comparison that stands still the runs that have not begun wait for it, too.
+    const bool stopped = summary.running == 0 && summary.interrupted > 0;
+    summary.progress = str(stopped ? "Interrupted: " : "In progress: ", summary.finished, " of ",
+                           summary.planned, " runs have finished");
     if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
+    if (summary.interrupted > 0) {
+      summary.progress += str(", ", summary.interrupted,
+                              summary.interrupted == 1 ? " was" : " were", " interrupted");
+    }
     if (summary.failed > 0) summary.progress += str(", ", summary.failed, " failed");
     summary.progress += ".";
     if (c.sweep_planned > 0) {

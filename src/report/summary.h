@@ -78,7 +78,8 @@ struct Row {
   int planned = 0;               // seeds
   int finished = 0;              // with a finite result
   int failed = 0;
-  int running = 0;
+  int running = 0;  // a process works on it
+  int interrupted = 0;
   int diverged = 0;   // of the finished
   Estimate result{};  // the metric's mean over the seeds, with the error of the evaluation data
   Stat quality, loss, accuracy, tokens, tokens_per_second, peak_memory;
@@ -89,7 +90,7 @@ struct Row {
   Trend trend = Trend::kNotKnown;
   Verdict against_baseline;
 
-  int waiting() const { return planned - finished - failed - running; }
+  int waiting() const { return planned - finished - failed - running - interrupted; }
 };
 
 struct TaskSummary {
@@ -109,7 +110,7 @@ struct TaskSummary {
 
 struct Summary {
   std::vector<TaskSummary> tasks;
-  int planned = 0, finished = 0, failed = 0, running = 0;
+  int planned = 0, finished = 0, failed = 0, running = 0, interrupted = 0;
   int tested = 0;        // hypotheses in the family
   std::string progress;  // empty once every planned run has finished or failed
   std::string limits;    // what is small, early or not swept about the experiment
@@ -124,6 +125,8 @@ Estimate paired_difference(const PairedPoints& seeds);
 
 // "1 failed run of `dcmha`".
 std::string failed_runs(const Row& row);
+// "after step 137 of 400; step 100 is saved".
+std::string interruption_text(const Interruption& at);
 // "1 diverged run of `dcmha`".
 std::string diverged_runs(const Row& row);
 

@@ -222,6 +222,7 @@ std::string row_state(const Row& row) {
   if (row.diverged > 0) parts.push_back(str(row.diverged, " diverged"));
   if (row.failed > 0) parts.push_back(str(row.failed, " failed"));
   if (row.finished == 0 && row.running > 0) parts.push_back("running");
+  if (row.finished == 0 && row.interrupted > 0) parts.push_back("interrupted");
   if (parts.empty()) parts.push_back("not started");
   return join(parts);
 }

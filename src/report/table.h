@@ -28,7 +28,7 @@ std::vector<Column> result_columns(const TaskSummary& task);
 // "better", "no difference found", "ahead", ...
 const char* relation_text(Relation relation);
 
-// "2 of 3 seeds", "running", "" when everything planned has finished.
+// "2 of 3 seeds", "running", "interrupted", "" when everything planned has finished.
 std::string row_state(const Row& row);
 
 }  // namespace headloom::report

@@ -111,6 +111,12 @@ std::string to_text(const Comparison& comparison, int width) {
     for (const Row& row : task.rows) {
       leads |= is_lead(row);
       for (const Run* run : row.runs) {
+        if (const auto& at = run->interruption) {
+          out += wrapped(str("interrupted: ", row.model->label, ", seed ", run->seed, ": ",
+                             interruption_text(*at), ". Go on with:"),
+                         columns) +
+                 "    " + at->go_on + "\n\n";  // in one line, to be copied
+        }
         const bool failed = run_failed(*run);
         if (!failed && !run_diverged(*run)) continue;
         const std::string what = failed ? "failed: " : "diverged: ";

@@ -5,9 +5,11 @@
 #include <set>
 
 #include "core/files.h"
+#include "core/lock.h"
 #include "core/text.h"
 #include "train/experiment.h"
 #include "train/interrupt.h"
+#include "train/run_report.h"
 #include "train/workers.h"
 
 namespace headloom {
@@ -29,15 +31,26 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
               " was refused, as is said above, so the comparison stops; finished runs are kept.");
 }
 
+// What is true of the unfinished runs that nobody trains once this process trains none.
+void note_interruptions(report::Comparison& comparison, const std::string& folder) {
+  for (report::Run& run : comparison.runs) {
+    const std::string path = folder + "/" + run.folder;
+    if (run.state == report::RunState::kRunning && !FolderLock::is_held(path)) {
+      run.interruption = interruption_of(path, command_that_goes_on(folder));
+    }
+  }
+  for (report::Comparison& again : comparison.robustness) note_interruptions(again, folder);
+}
+
 // One run after another in this process.
 void train_in_turn(Experiment& experiment, const CompareControl& control, CompareOutcome& outcome) {
   for (auto ready = experiment.ready(); !ready.empty(); ready = experiment.ready()) {
     PlannedRun& next = *ready.front();
-    const bool done =
-        train_run(next, control.folder, number_of(experiment, 0) + label_of(next));
+    const bool done = train_run(next, control.folder, number_of(experiment, 0) + label_of(next));
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;
+    if (!done) note_interruptions(outcome.comparison, control.folder);
     control.progress(outcome);
     if (!done) return;
   }
@@ -77,6 +90,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = interrupted();
+    if (outcome.interrupted) note_interruptions(outcome.comparison, control.folder);
     control.progress(outcome);
   }
 }
@@ -190,7 +204,11 @@ std::vector<std::string> plan_comparison(const CompareConfig& config,
                                          const CompareControl& control) {
   Experiment experiment(config, control);
   experiment.open();
-  if (control.progress) control.progress(experiment.outcome());
+  if (control.progress) {
+    CompareOutcome outcome = experiment.outcome();
+    note_interruptions(outcome.comparison, control.folder);
+    control.progress(outcome);
+  }
   std::vector<std::string> names;
   for (const PlannedRun* planned : experiment.ready()) {
     names.push_back(write_plan_file(*planned, control.folder));

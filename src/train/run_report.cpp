@@ -9,9 +9,12 @@
 #include "core/differences.h"
 #include "core/files.h"
 #include "core/hash.h"
+#include "core/lock.h"
+#include "core/shell.h"
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
+#include "train/checkpoint.h"
 #include "train/result.h"
 #include "train/run_folder.h"
 #include "train/speeds.h"
@@ -348,6 +351,13 @@ class NamedModels {
   std::map<std::string, size_t> ranks_;                 // by label, the first of each
 };
 
+// The folder of the comparison that a run belongs to, named as `folder` is; "" for none.
+std::string comparison_around(const std::string& folder) {
+  if (!comparison_of(folder)) return "";
+  const std::string out = fs::path(folder + "/../../../..").lexically_normal().string();
+  return out.size() > 1 && out.ends_with('/') ? out.substr(0, out.size() - 1) : out;
+}
+
 // The configuration of a run whose data are there.
 RunConfig config_with_data(const std::string& folder) {
   RunConfig config = run_config_in(folder);
@@ -391,7 +401,9 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                      .train = config.train,
                      .comparison = place.comparison,
                      .model_there = place.model,
-                     .task_there = place.task});
+                     .task_there = place.task,
+                     .belongs_to = place.comparison.empty() ? comparison_around(place.folder)
+                                                            : place.comparison});
     seeds.insert(config.train.seed);
   }
   models.sort(empty_.models);
@@ -497,6 +509,11 @@ std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder
   return evaluations;
 }
 
+// Whether a process trains the run in `folder`, or will once it has trained others of `comparison`.
+bool is_worked_on(const std::string& folder, const std::string& comparison) {
+  return FolderLock::is_held(folder) || (!comparison.empty() && FolderLock::is_held(comparison));
+}
+
 // Whether a run has reached its last step or the accuracy that it stops at.
 bool is_whole(const TrainOptions& train, const EvalPoint& last) {
   return last.step >= train.steps ||
@@ -513,6 +530,7 @@ void add_failed(const std::vector<report::Run>& failed, report::Comparison& out)
       out.runs.push_back(run);
     } else if (there->state == report::RunState::kRunning) {
       there->state = run.state;
+      there->interruption.reset();
       there->problem = run.problem;
     }
   }
@@ -524,12 +542,19 @@ report::Comparison RunReport::read() const {
   report::Comparison out = empty_;
   for (const Run& r : runs_) {
     report::Run run = r.run;
+    // Asked first: a run that ends meanwhile is then read whole.
+    const bool worked_on = is_worked_on(r.folder, r.belongs_to);
     const std::vector<EvalPoint> evaluations = take_progress(run, r.folder, r.bytes_per_token);
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
       // Only a run of a comparison leaves a result.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
       if (is_whole(r.train, evaluations.back())) run.state = report::RunState::kFinished;
+    }
+    if (run.state == report::RunState::kRunning && !worked_on) {
+      run.interruption = interruption_of(
+          r.folder, r.belongs_to.empty() ? "headloom train " + shell_word(r.folder) + " --resume"
+                                         : command_that_goes_on(r.belongs_to));
     }
     out.runs.push_back(std::move(run));
   }
@@ -626,8 +651,14 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
   out.sweep_planned = written.sweep_planned;
   for (const report::Run& run : written.sweep_runs) {
     out.runs.push_back(run);
-    out.runs.back().folder =
-        fs::absolute(compared.folder + "/" + run.folder).lexically_normal().string();
+    report::Run& added = out.runs.back();
+    const std::string folder = compared.folder + "/" + run.folder;
+    added.folder = fs::absolute(folder).lexically_normal().string();
+    const bool unfinished =
+        added.state == report::RunState::kRunning && !fs::exists(folder + "/result.json");
+    if (unfinished && !is_worked_on(folder, compared.folder)) {
+      added.interruption = interruption_of(folder, command_that_goes_on(compared.folder));
+    }
   }
 }
 
@@ -662,7 +693,11 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
                         .seed = seed,
                         .folder = fs::absolute(folder).lexically_normal().string()};
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
+          const bool worked_on = is_worked_on(folder, compared.folder);
           take_progress(run, folder, *bytes);
+          if (run.state == report::RunState::kRunning && !worked_on) {
+            run.interruption = interruption_of(folder, command_that_goes_on(compared.folder));
+          }
         }
         again.runs.push_back(std::move(run));
       }
@@ -715,6 +750,20 @@ void RunReport::add_speeds(report::Comparison& out) const {
   }
 }
 
+std::optional<report::Interruption> interruption_of(const std::string& folder, std::string go_on) {
+  if (!fs::exists(folder + "/config.toml")) return std::nullopt;  // it has not begun
+  const std::string metrics = folder + "/metrics.jsonl";
+  report::Interruption out{.steps = run_config_in(folder).train.steps, .go_on = std::move(go_on)};
+  if (fs::exists(metrics)) out.step = read_last_step(metrics);
+  const std::vector<int64_t> saved = CheckpointStore(folder).steps();
+  if (!saved.empty()) out.saved_step = saved.back();
+  return out;
+}
+
+std::string command_that_goes_on(const std::string& comparison) {
+  return "headloom compare " + shell_word(comparison);
+}
+
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders) {
   std::vector<std::string> out;
   for (const Place& place : places_in(folders)) out.push_back(place.folder);
@@ -731,6 +780,12 @@ std::vector<std::string> RunReport::files() const {
     out.push_back(compared.folder + "/speeds.json");
     out.push_back(compared.folder + "/comparison.json");
   }
+  return out;
+}
+
+std::vector<bool> RunReport::worked_on() const {
+  std::vector<bool> out;
+  for (const Run& r : runs_) out.push_back(is_worked_on(r.folder, r.belongs_to));
   return out;
 }
 

@@ -1,6 +1,7 @@
 // A report's data from the folders of runs, however they came about: `headloom report RUN...`.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -33,6 +34,13 @@ report::Build report_build(const Model& model, const data::Task& task);
 // The papers of the model's token mixers.
 std::string mixer_sources(const ModelConfig& model);
 
+// Where the run in `folder`, which is unfinished and which no process works on, stopped; `go_on` is
+// the command that goes on with it. Nothing where it has not begun.
+std::optional<report::Interruption> interruption_of(const std::string& folder, std::string go_on);
+
+// "headloom compare FOLDER"
+std::string command_that_goes_on(const std::string& comparison);
+
 // The folders of the runs that RunReport(folders) reports. Throws as that does.
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders);
 
@@ -45,9 +53,10 @@ std::vector<std::string> begun_runs(const std::vector<std::string>& folders);
 // sweep has chosen, and whether at an edge, is what comparison.json says. One comparison by itself
 // is reported as it reports itself: with the runs that it plans, those of its sweep and those under
 // a second initialisation. A run that has reached neither its last step nor its train.stop_accuracy
-// counts as running. The data of every task are read, because its sizes depend on them. Throws
-// UsageError for a run that is named twice and Error for a folder that is neither, or whose data
-// are missing.
+// counts as running while a process works on it or on its comparison, and as interrupted otherwise.
+// The report only asks for their locks, so a run may begin meanwhile. The data of every task are
+// read, because its sizes depend on them. Throws UsageError for a run that is named twice and Error
+// for a folder that is neither, or whose data are missing.
 class RunReport {
  public:
   explicit RunReport(const std::vector<std::string>& folders);
@@ -55,6 +64,9 @@ class RunReport {
   report::Comparison read() const;
   // The files whose change changes read().
   std::vector<std::string> files() const;
+  // Of each run, whether a process works on it. It changes read() too, and no file where that
+  // process was killed.
+  std::vector<bool> worked_on() const;
 
  private:
   struct Run {
@@ -64,6 +76,7 @@ class RunReport {
     TrainOptions train;
     // The folder of its comparison, and what that calls the model and the task; may be empty.
     std::string comparison, model_there, task_there;
+    std::string belongs_to;  // the folder of its comparison, also where the run alone is named
   };
   struct Compared {
     std::string folder;

@@ -301,4 +301,12 @@ std::vector<EvalPoint> read_evaluations(const std::string& metrics_path) {
   return points;
 }
 
+int64_t read_last_step(const std::string& metrics_path) {
+  int64_t last = 0;
+  each_metric(read_file(metrics_path), metrics_path, [&](const std::string&, const Json& json) {
+    last = std::max(last, integer(json, "step", 0));
+  });
+  return last;
+}
+
 }  // namespace headloom

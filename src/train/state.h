@@ -121,5 +121,7 @@ class Metrics {
 // The evaluations in RUN/metrics.jsonl. A line that is no JSON object is left out and, unless the
 // run was interrupted in it, named on stderr.
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);
+// The last step in it, 0 where it has none.
+int64_t read_last_step(const std::string& metrics_path);
 
 }  // namespace headloom

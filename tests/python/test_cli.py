@@ -727,6 +727,13 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     message = process.communicate(timeout=60)[1]
     assert process.returncode == 1 and "The same command goes on." in message
     assert not (metrics.parent / "result.json").exists()
+    # Its own report says so, and so do others.
+    written = json.loads((tmp_path / "runs/c/comparison.json").read_text())
+    for report in written, *(json.loads(headloom("report", f, "--json", cwd=tmp_path).stdout) for f in ("runs/c", metrics.parent)):
+        assert (report["running"], report["interrupted"]) == (0, 1)
+        run = next(run for task in report["tasks"] for model in task["models"] for run in model["runs"])
+        assert run["state"] == "interrupted" and run["interruption"]["steps"] == 80
+        assert run["interruption"]["go_on"].startswith("headloom compare ") and run["interruption"]["go_on"].endswith("runs/c")
     result = json.loads(headloom("compare", "c.toml", "--json", cwd=tmp_path).stdout)
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if "step_seconds" in line]
     assert steps == list(range(1, 81))

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 import urllib.request
 
@@ -318,6 +319,50 @@ def test_watching_serves_what_has_come(place, tmp_path):
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
+
+
+def test_a_killed_run_was_interrupted(place, tmp_path):
+    training = subprocess.Popen(
+        [str(BINARY), "train", str(place / "run.toml"), "--out", "run", "--set", "train.steps=1000000", "--set", "train.eval_every=50"],
+        cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL,
+    )
+    server = None
+    try:
+        deadline = time.time() + 60
+        while not list(tmp_path.glob("run/checkpoints/step-*")) and training.poll() is None and time.time() < deadline:
+            time.sleep(0.01)
+        report = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)
+        assert (report["running"], report["interrupted"]) == (1, 0) and training.poll() is None
+        server = subprocess.Popen(
+            [str(BINARY), "report", "run", "--watch", "--port", "0"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        )
+        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+        assert ", 1 under way" in urllib.request.urlopen(address, timeout=30).read().decode()
+        training.kill()
+        training.wait()
+        # No file has changed since the last page need have been made.
+        page = urllib.request.urlopen(address, timeout=30).read().decode()
+        assert ", 1 was interrupted" in page and "under way" not in page
+    finally:
+        training.kill()
+        training.wait()
+        if server:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=30) == 0
+    assert (tmp_path / "run/.headloom.lock").exists()
+    step = json.loads([line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if line.endswith("}")][-1])["step"]
+    saved = max(int(p.name[5:]) for p in (tmp_path / "run/checkpoints").glob("step-*"))
+    (tmp_path / "run").rename(tmp_path / "my run")
+    # A copy has no lock.
+    shutil.copytree(tmp_path / "my run", tmp_path / "copy", ignore=shutil.ignore_patterns(".headloom.lock"))
+    for name, word in {"my run": "'my run'", "copy": "copy"}.items():
+        done = headloom("report", name, "--json", cwd=tmp_path)
+        (run,) = json.loads(done.stdout)["tasks"][0]["models"][0]["runs"]
+        assert run["state"] == "interrupted"
+        go_on = f"headloom train {word} --resume"
+        assert run["interruption"] == {"step": step, "steps": 1000000, "saved_step": saved, "go_on": go_on}
+        said = headloom("report", name, cwd=tmp_path).stdout
+        assert f"after step {step} of 1000000; step {saved} is saved. Go on with:\n    {go_on}\n" in said.replace("saved.\nGo", "saved. Go")
 
 
 def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):

@@ -206,6 +206,25 @@ TEST(Report, ShowsFailedAndMissingRuns) {
   EXPECT_NE(nothing.find("On text, no run has finished yet."), std::string::npos);
 }
 
+TEST(Report, SaysWhereARunWasInterruptedAndHowItGoesOn) {
+  Comparison c = pages().at("progress");
+  report::Run& run = c.runs.back();
+  run.interruption = {
+      .step = 137, .steps = 400, .saved_step = 100, .go_on = "headloom train 'a b' --resume"};
+  const std::string where = "after step 137 of 400; step 100 is saved. Go on with:";
+  for (const std::string& said : {to_text(c), to_html(c)}) {
+    EXPECT_NE(said.find("Interrupted: "), std::string::npos);
+    EXPECT_NE(said.find(", 1 was interrupted"), std::string::npos);
+    EXPECT_NE(said.find(where), std::string::npos);
+    EXPECT_EQ(said.find("under way"), std::string::npos);
+  }
+  EXPECT_NE(to_text(c, 40).find("\n    headloom train 'a b' --resume\n"), std::string::npos);
+  EXPECT_NE(to_json(c).find("\"state\": \"interrupted\""), std::string::npos);
+  EXPECT_EQ(to_json(c).find("\"state\": \"running\""), std::string::npos);
+  run.interruption->saved_step.reset();
+  EXPECT_NE(to_html(c).find("; nothing is saved, so it begins anew."), std::string::npos);
+}
+
 TEST(Report, DrawsTheLoadOfModelsWithExperts) {
   const std::string html = to_html(pages().at("experts"));
   size_t count = 0;
