@@ -108,12 +108,17 @@ std::string problems(const TaskSummary& t) {
   std::string items;
   for (const Row& row : t.rows) {
     for (const Run* run : row.runs) {
+      const std::string which =
+          element("code", "", escape(row.model->label)) + str(", seed ", run->seed, ": ");
+      if (const auto& at = run->interruption) {
+        items += element("li", "",
+                         "Interrupted: " + which + escape(interruption_text(*at)) +
+                             ". Go on with: " + element("code", "", escape(at->go_on)));
+      }
       const bool failed = run_failed(*run);
       if (!failed && !run_diverged(*run)) continue;
       items += element("li", "",
-                       element("span", "failed", failed ? "Failed: " : "Diverged: ") +
-                           element("code", "", escape(row.model->label)) +
-                           str(", seed ", run->seed, ": ") +
+                       element("span", "failed", failed ? "Failed: " : "Diverged: ") + which +
                            escape(failed ? run_problem(*run) : run->warning));
     }
   }
@@ -297,9 +302,7 @@ std::string state_text(const Run* run) {
   if (!run) return "not started";
   if (run_failed(*run)) return "failed: " + run_problem(*run);
   if (run_diverged(*run)) return "finished, diverged";
-  if (const auto& at = run->interruption) {
-    return str("interrupted ", interruption_text(*at), ". Go on with: ", at->go_on);
-  }
+  if (run->interruption) return "interrupted " + interruption_text(*run->interruption);
   return run->state == RunState::kFinished ? "finished" : "running";
 }
 

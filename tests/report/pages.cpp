@@ -218,6 +218,8 @@ TEST(Report, SaysWhereARunWasInterruptedAndHowItGoesOn) {
     EXPECT_NE(said.find(where), std::string::npos);
     EXPECT_EQ(said.find("under way"), std::string::npos);
   }
+  EXPECT_NE(to_html(c).find(where + " <code>headloom train &#39;a b&#39; --resume</code></li>"),
+            std::string::npos);
   EXPECT_NE(to_text(c, 40).find("\n    headloom train 'a b' --resume\n"), std::string::npos);
   EXPECT_NE(to_json(c).find("\"state\": \"interrupted\""), std::string::npos);
   EXPECT_EQ(to_json(c).find("\"state\": \"running\""), std::string::npos);
