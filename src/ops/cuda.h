@@ -1,5 +1,6 @@
-// Kernels for NVIDIA GPUs: the Python package registers them with the dispatcher where what they are
-// written in is installed (python/headloom/gpu). Here is how an operator says which cases they take.
+// Kernels for NVIDIA GPUs: the Python package registers them with the dispatcher where what they
+// are written in is installed (python/headloom/gpu). Here is how an operator says which cases they
+// take.
 #pragma once
 
 #include "ops/operator.h"
@@ -31,6 +32,17 @@ const char* triton_missing(const typename Op::Arguments& /*a*/) {
   return has_cuda_kernels<Op>()
              ? nullptr
              : "the kernels for NVIDIA GPUs need Python and Triton (pip install triton)";
+}
+
+// Kernels in Triton of which a program has whole rows of x in its registers.
+template <typename Op>
+Kernel<Op> triton_rows() {
+  constexpr int64_t kMost = 8192;  // longer rows leave a thread too few registers
+  return {.limits = c10::str("rows of up to ", kMost, " values, with Triton"),
+          .unsupported = [](const typename Op::Arguments& a) -> const char* {
+            if (const char* reason = triton_missing<Op>(a)) return reason;
+            return a.x.sym_size(-1) > kMost ? "rows have more than 8192 values" : nullptr;
+          }};
 }
 
 // Why flash-linear-attention does not take a case, for the operators whose kernels are its own

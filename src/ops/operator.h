@@ -203,7 +203,7 @@ struct Kernel {
   const char* (*unsupported)(const Arguments&) = nullptr;
   // Returns what Op::outputs() describes.
   std::vector<Tensor> (*forward)(const Arguments&, bool training) = nullptr;
-  // Absent: without a gradient. Where Op has one for other devices, `unsupported` must say so.
+  // Absent beside `forward`: the kernel does not run where a gradient is wanted.
   void (*backward)(const Arguments&, Backward<Op>&) = nullptr;
 };
 
@@ -438,6 +438,8 @@ struct Bound<Op, std::tuple<A...>> {
     const Tensor& first = *tensors[0].tensor;
     const Kernel<Op>* kernel = kernels_for<Op>(first.device().type());
     if (kernel == nullptr) return "there is no fused kernel for this device";
+    const bool has_gradient = kernel->forward == nullptr || kernel->backward != nullptr;
+    if (!has_gradient && wants_gradient(given)) return "a gradient is wanted";
     const char* reason = kernel->unsupported ? kernel->unsupported(given) : nullptr;
     if (reason != nullptr) return reason;
     const auto& types = kernel->types;

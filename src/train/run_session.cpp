@@ -138,7 +138,8 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
     const TrainOptions& train = config_.train;
     progress_.line(str("train.warmup = ", train.warmup, " is not shorter than train.steps = ",
                        train.steps, ": the learning rate only rises, to ",
-                       formatted("%.3g", train.lr_at(train.steps - 1)), " at the last step; a shorter warm-up is set by ",
+                       formatted("%.3g", train.lr_at(train.steps - 1)),
+                       " at the last step; a shorter warm-up is set by ",
                        control_.of_comparison ? "train.warmup = " : "--set train.warmup=",
                        train.steps / 10, ", for example"));
   }

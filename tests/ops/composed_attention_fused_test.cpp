@@ -566,8 +566,8 @@ TEST(ComposedAttentionFused, LargeScoresStayFinite) {
   EXPECT_LT(distance(got[0], evaluate(p, "reference", at::kDouble)[0]), 1e-3);
 }
 
-// Where a block of keys has larger scores than all before it, by less and by more than the room that
-// the kernel leaves above a running maximum. Falling scores never raise it.
+// Where a block of keys has larger scores than all before it, by less and by more than the room
+// that the kernel leaves above a running maximum. Falling scores never raise it.
 TEST(ComposedAttentionFused, RisingScoresMatchTheReference) {
   for (const Case& c : {Case{.name = "many queries", .T = 300, .pre = false},
                         Case{.name = "mixed", .T = 300},

@@ -1,4 +1,4 @@
-"""CUDA kernels on the CPU: compiles those of the mixes with tests/testing/cuda and runs it on tensors of the CPU."""
+"""CUDA kernels on the CPU: compiles those of the mixes with tests/testing/cuda and runs them on tensors of the CPU."""
 
 import atexit
 import ctypes

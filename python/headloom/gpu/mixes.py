@@ -1,4 +1,5 @@
-"""Launches the CUDA kernels of ``mixes_forward.cu`` and ``mixes_backward.cu``, which take what Triton's kernels of the same name do not do as fast.
+"""Launches the CUDA kernels of ``mixes_forward.cu`` and ``mixes_backward.cu``, which are faster than Triton's kernels of the same name in
+what they take.
 
 They are compiled at their first call by NVRTC, which comes with PyTorch's CUDA packages, and are kept in a folder of the user's
 cache. Compiling takes a few seconds for each kind of call.

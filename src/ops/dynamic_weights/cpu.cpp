@@ -8,9 +8,6 @@ namespace headloom::ops {
 namespace {
 
 const char* unsupported(const DynamicWeights::Arguments& a) {
-  if (at::GradMode::is_enabled() && (a.hidden.requires_grad() || a.w2.requires_grad())) {
-    return "a gradient is wanted";
-  }
   if (a.hidden.sym_size(0) * a.hidden.sym_size(1) > kStreamedRows) {
     return "there are more than 16 rows";
   }

@@ -6,17 +6,7 @@
 namespace headloom::ops {
 namespace {
 
-// Longer rows leave a thread too few registers.
-constexpr int64_t kMaxNormWidth = 8192;
-
-const char* norm_reason(const RmsNorm::Arguments& a) {
-  if (const char* reason = triton_missing<RmsNorm>(a)) return reason;
-  return a.x.sym_size(-1) > kMaxNormWidth ? "rows have more than 8192 values" : nullptr;
-}
-
-const CudaKernels<RmsNorm> rms_norm_cuda(
-    {.limits = c10::str("rows of up to ", kMaxNormWidth, " values, with Triton"),
-     .unsupported = norm_reason});
+const CudaKernels<RmsNorm> rms_norm_cuda(triton_rows<RmsNorm>());
 const CudaKernels<Rotary> rotary_cuda(
     {.limits = "with Triton", .unsupported = triton_missing<Rotary>});
 const CudaKernels<Swiglu> swiglu_cuda(
