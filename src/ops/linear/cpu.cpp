@@ -40,6 +40,18 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
+// Most rows that take less time by reading the weights where they lie, which are read once, than by
+// a dense product, which packs them first. Values that have to be widened, and short rows, whose
+// sums are soon to be added up, are better packed.
+int64_t most_streamed_rows(const Linear::Arguments& a) {
+  constexpr int64_t kMost = 64, kShort = 256;
+  const bool pairs = capability() == Capability::kAvx512Bf16 && !has_amx() &&
+                     a.weight.scalar_type() == at::kBFloat16;
+  const bool floats = capability() != Capability::kDefault && a.x.scalar_type() == at::kFloat;
+  const bool long_rows = a.weight.size(1) >= kShort && a.weight.is_contiguous();
+  return (floats || pairs) && long_rows ? kMost : kStreamedRows;
+}
+
 // Whether y [M, O], by weights of eight or four bits, was computed in integers.
 bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   using namespace linear_kernel;
@@ -123,7 +135,7 @@ const Kernels<Linear> linear_cpu(
 
 void linear_product(const Linear::Arguments& a, const Tensor& y) {
   const int64_t rows = y.size(0);
-  if (rows <= kStreamedRows) return streamed(a, y);
+  if (rows <= most_streamed_rows(a)) return streamed(a, y);
   if (a.scale.defined()) return widened_product(a, y);
   product(y, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
 }

@@ -58,14 +58,14 @@ RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 constexpr int64_t kIntegerRows = 3, kIntegerOutputs = 24;  // of a panel
 struct IntegerArgs {
   int64_t rows, in, out;
-  int64_t group;                         // of inputs that have one scale
-  const void* x;                         // [rows, in] bfloat16
-  const void* weight;                    // int8 [out, in], or four bits as in Int4Args
-  const float* row_scale = nullptr;      // [out] of int8
+  int64_t group;                          // of inputs that have one scale
+  const void* x;                          // [rows, in] bfloat16
+  const void* weight;                     // int8 [out, in], or four bits as in Int4Args
+  const float* row_scale = nullptr;       // [out] of int8
   const uint16_t* group_scale = nullptr;  // of four bits as in Int4Args
-  const void* bias = nullptr;            // [out] bfloat16 or null
-  void* y = nullptr;                     // [rows, out] bfloat16
-  char* packed_x = nullptr;              // a panel for each kIntegerRows rows, aligned to 4
+  const void* bias = nullptr;             // [out] bfloat16 or null
+  void* y = nullptr;                      // [rows, out] bfloat16
+  char* packed_x = nullptr;               // a panel for each kIntegerRows rows, aligned to 4
 
   // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
   int64_t panel_bytes(int64_t lanes) const {

@@ -3,9 +3,11 @@
 // One row of x takes the weights an output at a time, so that they are read in the order in which
 // they lie: four outputs side by side take a twentieth longer. Of more rows, a tile is kOutputs
 // rows of the weights times up to kRows rows of x; all tiles of the same weights follow one
-// another, so that only the first reads them from memory. Sums are in registers.
+// another, so that only the first reads them from memory. Sums are in registers, each in the lanes
+// of a vector, and many are added up at once.
+#include "ops/kernel/functions.h"
+#include "ops/kernel/gemm.h"
 #include "ops/kernel/prefetch.h"
-#include "ops/kernel/vec.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/kernel_int4.h"
 #include "ops/linear/kernel_integers.h"
@@ -19,17 +21,21 @@ constexpr int kRows = 4;
 #else
 constexpr int kRows = 2;  // 16 registers
 #endif
-constexpr int kPartial = 4;  // sums of one output, for as many products in flight
 // Weights are fetched this many bytes ahead, and no less than a tile, whose own rows are in use
 // already, in the order in which they lie. Left to the hardware, bfloat16 and int8 come at half the
 // memory's bandwidth.
 constexpr int64_t kAhead = 8192;
 
 // The first `count` < VL, zeros in the other lanes.
-template <typename T>
-HL_INLINE vf weights_part(const T* p, int64_t count) {
-  T whole[VL] = {};
-  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(T));
+template <typename W>
+HL_INLINE vf part(const W* p, int64_t count) {
+  W whole[VL] = {};
+  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(W));
+  return load(whole);
+}
+HL_INLINE auto part(const Pair* p, int64_t count) {
+  Pair whole[VL] = {};
+  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(Pair));
   return load(whole);
 }
 
@@ -40,102 +46,175 @@ HL_INLINE void fetch(const char* from, bool past_cache) {
   for (int i = 0; i < Bytes; i += kLine) prefetch_once(from + i, past_cache);
 }
 
-// O outputs of R rows, the first of them `row` and at x, each from P sums along `in`. T is the type
-// of bias and y, W that of the weights, X that of x.
-template <int O, int R, int P, typename T, typename W, typename X>
-HL_INLINE void tile(const Args& a, const X* x, int64_t output, int64_t row) {
-  const int64_t in = a.in;
-  const W* w = static_cast<const W*>(a.weight) + output * in;
-  const T* bias = static_cast<const T*>(a.bias);
-  T* y = static_cast<T*>(a.y);
+// Rows of weights and of x, each of `size` elements: values that are widened to float, or pairs of
+// bfloat16 where the processor multiplies such.
+template <typename W, typename X>
+struct Operands {
+  const W* weight;
+  const X* x;
+  int64_t size;
+  bool past_cache;  // as in Args
+};
+
+// sums[r * line + o * VL ...]: a vector whose lanes add up to output o of row r, each from P sums
+// along the rows.
+template <int O, int R, int P, typename W, typename X>
+HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
   constexpr int64_t kSize = sizeof(W);
-  const int64_t whole = O > 1 ? O * in * kSize : 0;
-  const char* next = reinterpret_cast<const char*>(w) + (whole > kAhead ? whole : kAhead);
-  vf sums[P][O][R];
+  const int64_t tile = O > 1 ? O * m.size * kSize : 0;
+  const char* next = reinterpret_cast<const char*>(m.weight) + (tile > kAhead ? tile : kAhead);
+  vf sum[P][R][O];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) {
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[p][o][r] = zero();
+      for (int o = 0; o < O; ++o) sum[p][r][o] = zero();
     }
   }
-  const auto add = [&](int p, const auto& of_w, const auto& of_x) __attribute__((always_inline)) {
-    vf values[R];
+  const auto add = [&](int p, const auto& read) __attribute__((always_inline)) {
+    decltype(read(m.x)) values[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) values[r] = of_x(x + r * in);
+    for (int r = 0; r < R; ++r) values[r] = read(m.x + r * m.size);
 #pragma GCC unroll 4
     for (int o = 0; o < O; ++o) {
-      const vf weight = of_w(w + o * in);
+      const auto weight = read(m.weight + o * m.size);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[p][o][r] = fma(weight, values[r], sums[p][o][r]);
+      for (int r = 0; r < R; ++r) sum[p][r][o] = fma(weight, values[r], sum[p][r][o]);
     }
-  };
-  const auto add_whole = [&](int p, int64_t i) __attribute__((always_inline)) {
-    add(
-        p, [i](const W* from) __attribute__((always_inline)) { return load(from + i); },
-        [i](const X* from) __attribute__((always_inline)) { return load(from + i); });
   };
   int64_t i = 0;
-  for (; i + P * VL <= in; i += P * VL) {
-    fetch<O * P * VL * kSize>(next + O * i * kSize, a.past_cache);
+  const auto whole = [&i](const auto* row) __attribute__((always_inline)) { return load(row + i); };
+  while (i + P * VL <= m.size) {
+    fetch<O * P * VL * kSize>(next + O * i * kSize, m.past_cache);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) add_whole(p, i + p * VL);
+    for (int p = 0; p < P; ++p, i += VL) add(p, whole);
   }
-  for (; i + VL <= in; i += VL) add_whole(0, i);
-  if (i < in) {
-    const int64_t left = in - i;
-    add(
-        0,
-        [=](const W* from) __attribute__((always_inline)) { return weights_part(from + i, left); },
-        [=](const X* from) __attribute__((always_inline)) { return load_part(from + i, left); });
+  for (; i + VL <= m.size; i += VL) add(0, whole);
+  if (i < m.size) {
+    add(0,
+        [&](const auto* row) __attribute__((always_inline)) { return part(row + i, m.size - i); });
   }
 #pragma GCC unroll 4
-  for (int o = 0; o < O; ++o) {
-    const float scale = a.scale == nullptr ? 1 : a.scale[output + o];
-    const float offset = bias == nullptr ? 0 : widen(bias[output + o]);
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      vf sum = sums[0][o][r];
+    for (int o = 0; o < O; ++o) {
 #pragma GCC unroll 4
-      for (int p = 1; p < P; ++p) sum = sum + sums[p][o][r];
-      narrow(scale * hsum(sum) + offset, y + (row + r) * a.out + output + o);
+      for (int p = 1; p < P; ++p) sum[0][r][o] = sum[0][r][o] + sum[p][r][o];
+      store(sums + r * line + o * VL, sum[0][r][o]);
     }
   }
 }
 
-template <typename T, typename W, int O>
-void outputs(const Args& a, int64_t output) {
-  const T* x = static_cast<const T*>(a.x);
-  int64_t row = 0;
-  for (; row + kRows <= a.rows; row += kRows) {
-    tile<O, kRows, 1, T, W>(a, x + row * a.in, output, row);
+// y of O outputs of R rows, from sums as multiply() writes them, O of each row side by side.
+template <int O, int R, typename T>
+struct Finish {
+  static constexpr int kLanes = (O * R + VL - 1) / VL * VL;
+  alignas(64) float sums[kLanes * VL] = {};
+  float scale[kLanes] = {}, bias[kLanes] = {};
+
+  HL_INLINE void read_scales(const Args& a, int64_t output, int64_t count) {
+    for (int64_t o = 0; o < count; ++o) {
+      const float factor = a.scale == nullptr ? 1 : a.scale[output + o];
+      const float offset = a.bias == nullptr ? 0 : widen(static_cast<const T*>(a.bias)[output + o]);
+      for (int r = 0; r < R; ++r) {
+        scale[r * O + o] = factor;
+        bias[r * O + o] = offset;
+      }
+    }
   }
-  for (; row < a.rows; ++row) tile<O, 1, 1, T, W>(a, x + row * a.in, output, row);
+  // `count` outputs of so many rows.
+  HL_INLINE void write(const Args& a, int64_t row, int64_t rows, int64_t output,
+                       int64_t count) const {
+    T lanes[kLanes];
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; i += VL) {
+      store(lanes + i, fma(row_sums(sums + i * VL), load(scale + i), load(bias + i)));
+    }
+    T* const y = static_cast<T*>(a.y) + row * a.out + output;
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(y + r * a.out, lanes + r * O, static_cast<size_t>(count) * sizeof(T));
+    }
+  }
+};
+
+// Outputs begin ... end of R rows, which are all: an output at a time.
+template <int R, typename T, typename W, typename X>
+void by_outputs(const Args& a, Operands<W, X> m, int64_t begin, int64_t end) {
+  constexpr int O = R == 1 ? VL : kOutputs, P = R == 1 ? 4 : R == 2 ? 2 : 1;
+  Finish<O, R, T> of;
+  const W* const weight = m.weight;
+  for (int64_t output = begin; output < end; output += O) {
+    const int64_t count = end - output < O ? end - output : O;
+    of.read_scales(a, output, count);
+    for (int64_t o = 0; o < count; ++o) {
+      m.weight = weight + (output + o) * m.size;
+      multiply<1, R, P>(m, of.sums + o * VL, O * VL);
+    }
+    of.write(a, 0, R, output, count);
+  }
+}
+
+// O outputs of every row, kRows rows at a time.
+template <int O, typename T, typename W, typename X>
+void by_tiles(const Args& a, Operands<W, X> m, int64_t output) {
+  Finish<O, kRows, T> of;
+  of.read_scales(a, output, O);
+  const X* const x = m.x;
+  m.weight += output * m.size;
+  for (int64_t row = 0; row < a.rows;) {
+    // The last rows are split evenly: few rows wait for their own sums.
+    const int64_t left = a.rows - row;
+    const int64_t rows = left >= 2 * kRows || left == kRows ? kRows
+                         : left > kRows                     ? (left + 1) / 2
+                                                            : left;
+    m.x = x + row * m.size;
+    if (rows == 1) multiply<O, 1, 2>(m, of.sums, O * VL);
+    if (rows == 2) multiply<O, 2, 1>(m, of.sums, O * VL);
+    if constexpr (kRows > 2) {
+      if (rows == 3) multiply<O, 3, 1>(m, of.sums, O * VL);
+      if (rows == 4) multiply<O, 4, 1>(m, of.sums, O * VL);
+    }
+    of.write(a, row, rows, output, O);
+    row += rows;
+  }
 }
 
 template <typename T, typename W, typename X>
-void one_row(const Args& a, const X* x, int64_t begin, int64_t end) {
-  for (int64_t output = begin; output < end; ++output) {
-    tile<1, 1, kPartial, T, W>(a, x, output, 0);
+void run(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
+  if (a.rows == 1) return by_outputs<1, T>(a, m, begin, end);
+  if (a.rows == 2) return by_outputs<2, T>(a, m, begin, end);
+  if constexpr (kRows > 2) {
+    if (a.rows == 3) return by_outputs<3, T>(a, m, begin, end);
+    if (a.rows == 4) return by_outputs<4, T>(a, m, begin, end);
   }
+  int64_t output = begin;
+  for (; output + kOutputs <= end; output += kOutputs) by_tiles<kOutputs, T>(a, m, output);
+  for (; output < end; ++output) by_tiles<1, T>(a, m, output);
 }
 
 template <typename T, typename W>
 void run(const Args& a, int64_t begin, int64_t end) {
-  if (a.rows == 1) {
+  const auto* const weight = static_cast<const W*>(a.weight);
+  const auto* const x = static_cast<const T*>(a.x);
+  if constexpr (HL_BFLOAT16 && std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
+    if (a.in % 2 == 0) {
+      return run<T>(a,
+                    Operands<Pair, Pair>{reinterpret_cast<const Pair*>(weight),
+                                         reinterpret_cast<const Pair*>(x), a.in / 2, a.past_cache},
+                    begin, end);
+    }
+  }
+  if constexpr (sizeof(T) < sizeof(float)) {
     // Every output reads the row again: widened once.
     constexpr int64_t kMost = 4096;
-    if (sizeof(T) == sizeof(float) || a.in > kMost) {
-      return one_row<T, W>(a, static_cast<const T*>(a.x), begin, end);
+    if (a.rows == 1 && a.in <= kMost) {
+      float wide[kMost];
+      store_scaled(x, a.in, 1, wide);
+      return run<T>(a, Operands<W, float>{weight, wide, a.in, a.past_cache}, begin, end);
     }
-    float wide[kMost];
-    store_scaled(static_cast<const T*>(a.x), a.in, 1, wide);
-    return one_row<T, W>(a, wide, begin, end);
   }
-  int64_t output = begin;
-  for (; output + kOutputs <= end; output += kOutputs) outputs<T, W, kOutputs>(a, output);
-  for (; output < end; ++output) outputs<T, W, 1>(a, output);
+  run<T>(a, Operands<W, T>{weight, x, a.in, a.past_cache}, begin, end);
 }
 
 template <typename T>

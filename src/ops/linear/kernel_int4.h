@@ -3,8 +3,9 @@
 //
 // So that nothing of x is lost, it is held with 24 bits for each group of inputs (16 where it is
 // bfloat16, which has 8, unless a group's values are too far apart): whole numbers of which the
-// group's largest is near 2^23, as three (two) planes of signed bytes, the digits to base 256. A group's sum of 32 products of a digit and a
-// weight from 0 to 15 fits into 16 bits a lane, and that of whole numbers into 32.
+// group's largest is near 2^23, as three (two) planes of signed bytes, the digits to base 256. A
+// group's sum of 32 products of a digit and a weight from 0 to 15 fits into 16 bits a lane, and
+// that of whole numbers into 32.
 #pragma once
 
 #include "ops/kernel/vec.h"

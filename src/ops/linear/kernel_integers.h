@@ -46,8 +46,8 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, in
   const float up = of.largest > 0 ? kLargest / of.largest : 0;
   for (int64_t i = 0; i < group; i += VL) {
     const __m256i rounded = _mm256_cvtps_epi32(load(values + i) * bcast(up));
-    const __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(rounded),
-                                           _mm256_extracti128_si256(rounded, 1));
+    const __m128i narrow =
+        _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(whole + i), narrow);
   }
   return true;

@@ -20,7 +20,7 @@
 
 namespace headloom::ops {
 
-// Most rows for which reading the weights decides, and not the product.
+// Most rows for which reading the weights decides, whatever their type, and not the product.
 constexpr int64_t kStreamedRows = 16;
 
 // x [..., I], weight [O, I] of x's dtype, or float32, or int8 with `scale` [O] float32, or, of four

@@ -12,6 +12,7 @@ namespace {
 using product_kernel::Args;
 using product_kernel::Block;
 using product_kernel::Matrix;
+using product_kernel::Pieces;
 using product_kernel::Sizes;
 
 // Packed panels of B that all threads read: they stay in the caches that the cores share.
@@ -126,6 +127,16 @@ struct BlockedCall {
     });
   }
 
+  // Where columns n0 ... n1 of B lie in memory, if each is adjacent values there.
+  Pieces place_of_columns(int64_t n0, int64_t n1, int64_t k0, int64_t k1) const {
+    if (made != nullptr || args.b.row != 1 || n0 >= n1) return {};
+    const int64_t size = args.b_float || args.type == Type::kFloat ? sizeof(float) : 2;
+    const char* const from =
+        static_cast<const char*>(args.b.data) + (n0 * args.b.column + k0) * size;
+    if (args.b.column == k1 - k0) return {from, 1, (n1 - n0) * (k1 - k0) * size, 0};
+    return {from, n1 - n0, (k1 - k0) * size, args.b.column * size};
+  }
+
   // All of C, for k0 ... k1. All threads read one copy of A. Each packs the columns of B that it
   // multiplies.
   void run_by_columns(int64_t k0, int64_t k1, bool add) const {
@@ -147,13 +158,21 @@ struct BlockedCall {
         pack_rows(args, {top, bottom, 0, n, k0, k1}, a + i * together * panel_bytes);
       }
     });
-    const int64_t own = std::max<int64_t>(kBytesOfOwnB / (depth * sizes.b_line), 1);
-    const int64_t wide = std::min(own, parts(parts(n, sizes.nr), 4 * threads)) * sizes.nr;
-    each_task(threads, parts(n, wide), [&](int64_t i) {
-      void* const b = memory_of_own().of(wide / sizes.nr * depth * sizes.b_line);
-      const int64_t left = i * wide, right = std::min(left + wide, n);
+    // Tasks have as many panels as each other, or one less, and threads as many tasks as each
+    // other.
+    const int64_t of_own = std::min(kBytesOfOwnB, panels * panel_bytes);
+    const int64_t own = std::max<int64_t>(of_own / (depth * sizes.b_line), 1);
+    const int64_t across = parts(n, sizes.nr);
+    const int64_t wide = std::min(own, parts(across, 4 * threads));
+    const int64_t tasks = std::min(parts(parts(across, wide), threads) * threads, across);
+    const auto first = [&](int64_t i) { return std::min(across * i / tasks * sizes.nr, n); };
+    each_task(threads, tasks, [&](int64_t i) {
+      void* const b = memory_of_own().of(wide * depth * sizes.b_line);
+      const int64_t left = first(i), right = first(i + 1);
       pack_panels(left, right, k0, k1, static_cast<char*>(b));
-      kernel(args, {0, m, left, right, k0, k1}, add, b, a, /*shared=*/true);
+      Args fetching = args;
+      if (i + 1 < tasks) fetching.next = place_of_columns(first(i + 1), first(i + 2), k0, k1);
+      kernel(fetching, {0, m, left, right, k0, k1}, add, b, a, /*shared=*/true);
     });
   }
 

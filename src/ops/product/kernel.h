@@ -18,6 +18,12 @@ struct Matrix {
   int64_t row = 0, column = 0;
 };
 
+// Pieces of memory of `bytes` each, the i-th at `from` + i * `apart`. None where `count` is 0.
+struct Pieces {
+  const char* from = nullptr;
+  int64_t count = 0, bytes = 0, apart = 0;
+};
+
 struct Args {
   Type type = Type::kFloat;      // of A and B: kFloat or kBFloat16; of B see b_float
   Type out_type = Type::kFloat;  // of C and bias: that, or kFloat
@@ -26,6 +32,7 @@ struct Args {
   int64_t c_row = 0;
   const float* scale = nullptr;  // [n] of the sums, or null
   const void* bias = nullptr;    // [n] or null
+  Pieces next = {};              // what the thread packs after this block, fetched meanwhile
   bool amx = false;              // bfloat16 by the tile registers of AMX (kernel/tiles.h)
   bool b_float = false;          // amx: B is float, and is rounded to bfloat16 where it is packed
 };

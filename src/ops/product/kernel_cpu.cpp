@@ -169,11 +169,34 @@ struct Lines {
 };
 
 // What is read from memory after this block, fetched to the second level of cache in the steps of
-// its sums: element l * step of each in step l.
+// its sums. Where rows of A are packed: the following lines of some pieces. Where they are
+// adjacent: element l * step of A and of B in step l.
 template <typename E>
 struct NextBlock {
+  static constexpr int64_t kLine = 64;
+
+  const char* line = nullptr;
+  int64_t left = 1, lines = 1, gap = -kLine;  // lines in this piece, and in each; bytes between
+
   const E *a = nullptr, *b = nullptr;
   int64_t a_step = 0, b_step = 0;
+
+  // The share of call `call` of `calls`.
+  HL_INLINE void begin(const Pieces& pieces, int64_t call, int64_t calls) {
+    if (pieces.count == 0) return;
+    lines = (pieces.bytes + kLine - 1) / kLine;
+    gap = pieces.apart - lines * kLine;
+    const int64_t first = pieces.count * lines * call / calls;
+    left = lines - first % lines;
+    line = pieces.from + first / lines * pieces.apart + first % lines * kLine;
+  }
+  HL_INLINE void fetch_line() {
+    __builtin_prefetch(line, 0, 2);
+    line += kLine;
+    if (--left > 0) return;
+    line += gap;
+    left = lines;
+  }
 };
 
 // M rows of C and `columns` of the first kUsed vectors of the panel's: the sums stay in registers.
@@ -196,7 +219,10 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
     decltype(load(b)) values[kUsed];
 #pragma GCC unroll 4
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
-    if constexpr (kRowsAre == Rows::kPacked) __builtin_prefetch(row[0] + lines * kRows);
+    if constexpr (kRowsAre == Rows::kPacked) {
+      __builtin_prefetch(row[0] + lines * kRows);
+      next.fetch_line();
+    }
     if constexpr (kRowsAre == Rows::kAdjacent) {
       __builtin_prefetch(next.a + l * next.a_step, 0, 2);
       __builtin_prefetch(next.b + l * next.b_step, 0, 2);
@@ -343,6 +369,12 @@ void multiply(const Args& args, const Block& at, bool add, const Element<T>* b, 
     const auto some =
         at.n1 - n > VL ? rows<kVectors, kRowsAre, Element<T>, C> : rows<1, kRowsAre, Element<T>, C>;
     NextBlock<Element<T>> next;
+    if constexpr (kRowsAre == Rows::kPacked) {
+      next.line = reinterpret_cast<const char*>(from);
+      const int64_t across = (at.n1 - at.n0 + kColumns - 1) / kColumns;
+      next.begin(args.next, panel * across + (n - at.n0) / kColumns,
+                 (at.m1 - at.m0 + kRows - 1) / kRows * across);
+    }
     if constexpr (kRowsAre == Rows::kAdjacent) {
       // Of A the next panel, or the first one of the sums' next part. A line of the cache that ends
       // in this panel is there already, hence the panel's last row. Of B the columns of the next

@@ -179,7 +179,7 @@ constexpr double kHopeless = 8;
 constexpr int64_t kCorner = 256;
 // Raised when the blocked kernel becomes faster or the choice better, so that every machine
 // chooses anew.
-constexpr int kVersion = 6;
+constexpr int kVersion = 7;
 
 // Infinite for a library that has no such product on this processor, as oneDNN has none in
 // bfloat16 on some of aarch64. The first route, Headloom's own, has all.
@@ -409,8 +409,7 @@ void product_by(const std::string& route, const Tensor& out, const Tensor& a, co
   chosen.run(out, a, b, bias, add);
 }
 
-std::vector<std::string> routes_worth_timing(const Tensor& out, const Tensor& a,
-                                             const Tensor& b) {
+std::vector<std::string> routes_worth_timing(const Tensor& out, const Tensor& a, const Tensor& b) {
   std::vector<std::string> names;
   for (const Route* route : contenders(out, a, b, {})) names.push_back(route->name);
   return names;
