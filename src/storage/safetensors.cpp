@@ -1,15 +1,13 @@
 #include "storage/safetensors.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/ConstexprCrc.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "storage/crc64.h"
 #include "storage/mapped_file.h"
 #include "storage/safetensors_header.h"
 
@@ -24,37 +22,6 @@ constexpr DtypeName kDtypes[] = {{"F64", at::kDouble},    {"F32", at::kFloat}, {
                                  {"BF16", at::kBFloat16}, {"I64", at::kLong},  {"I32", at::kInt},
                                  {"I16", at::kShort},     {"I8", at::kChar},   {"U8", at::kByte},
                                  {"BOOL", at::kBool}};
-
-// kCrc[k][b] is the checksum of byte b followed by k zero bytes.
-constexpr auto kCrc = [] {
-  std::array<std::array<uint64_t, 256>, 8> tables{};
-  for (size_t b = 0; b < 256; ++b) {
-    const char byte = static_cast<char>(b);
-    tables[0][b] = c10::util::detail::crc64impl(0, &byte, 1);
-  }
-  for (size_t k = 1; k < 8; ++k) {
-    for (size_t b = 0; b < 256; ++b) {
-      const uint64_t before = tables[k - 1][b];
-      tables[k][b] = (before >> 8) ^ tables[0][before & 0xff];
-    }
-  }
-  return tables;
-}();
-
-// PyTorch's CRC-64, eight bytes at a time: byte by byte a large checkpoint takes seconds.
-uint64_t crc(uint64_t sum, const void* data, size_t size) {
-  const auto* bytes = static_cast<const char*>(data);
-  if constexpr (std::endian::native == std::endian::little) {
-    for (; size >= 8; size -= 8, bytes += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes, 8);
-      word ^= sum;
-      sum = 0;
-      for (size_t i = 0; i < 8; ++i) sum ^= kCrc[7 - i][(word >> (8 * i)) & 0xff];
-    }
-  }
-  return c10::util::detail::crc64impl(sum, bytes, size);
-}
 
 }  // namespace
 
@@ -89,7 +56,7 @@ FileMark write_safetensors(const std::string& path, const NamedTensors& tensors)
     const auto put = [&](const void* bytes, size_t size) {
       sink(bytes, size);
       mark.bytes += static_cast<int64_t>(size);
-      mark.crc = crc(mark.crc, bytes, size);
+      mark.crc = crc64(mark.crc, bytes, size);
     };
     const uint64_t length = header.size();
     put(&length, sizeof length);
@@ -144,8 +111,7 @@ NamedTensors read_safetensors(const std::string& path) {
 FileMark mark_file(const std::string& path) {
   const auto file = MappedFile::open(path);
   const std::string_view bytes = file->bytes();
-  return {.bytes = static_cast<int64_t>(bytes.size()),
-          .crc = bytes.empty() ? 0 : crc(0, bytes.data(), bytes.size())};
+  return {.bytes = static_cast<int64_t>(bytes.size()), .crc = crc64(0, bytes.data(), bytes.size())};
 }
 
 StoredTensors as_stored(NamedTensors tensors) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "storage/crc64.h"
 #include "support.h"
 
 namespace headloom::test::safetensors_test {
@@ -83,11 +84,19 @@ TEST_F(Safetensors, TheChecksumIsTheOneOfPyTorch) {
   std::string content(100003, '\0');
   for (char& byte : content) byte = static_cast<char>(random());
   std::vector<size_t> sizes = {content.size()};
-  for (size_t size = 0; size <= 40; ++size) sizes.push_back(size);
+  for (size_t size = 0; size <= 300; ++size) sizes.push_back(size);
   for (const size_t size : sizes) {
-    const std::string file = folder_.write("x.safetensors", content.substr(0, size));
-    EXPECT_EQ(mark_file(file).crc, c10::util::detail::crc64impl(0, content.data(), size)) << size;
+    // From an odd address, and after bytes that have a checksum already.
+    const char* const bytes = content.data() + (size < content.size() ? 1 : 0);
+    for (const uint64_t sum : {uint64_t{0}, ~uint64_t{12345}}) {
+      const uint64_t expected = c10::util::detail::crc64impl(sum, bytes, size);
+      EXPECT_EQ(crc64(sum, bytes, size), expected) << size;
+      EXPECT_EQ(crc64_by_tables(sum, bytes, size), expected) << size;
+    }
   }
+  const std::string file = folder_.write("x.safetensors", content);
+  EXPECT_EQ(mark_file(file).crc, c10::util::detail::crc64impl(0, content.data(), content.size()));
+  EXPECT_EQ(mark_file(folder_.write("x.safetensors", "")).crc, 0u);
 }
 
 TEST_F(Safetensors, UnalignedTensorsOfOtherWritersAreRead) {
