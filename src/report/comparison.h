@@ -179,6 +179,8 @@ struct Comparison {
       machine{};          // ("Processor", "..."), ("Threads", "2"), ...
   std::string config{};   // complete TOML of the comparison
   std::string command{};  // what reproduces it
+  // Where no process works on the comparison or a run of it: the command that goes on with it.
+  std::string go_on{};
   std::string date{};
 };
 

@@ -487,7 +487,11 @@ std::string to_html(const Comparison& c) {
           "\n";
   if (!c.budget.empty()) head += element("p", "soft", rich(c.budget)) + "\n";
   if (!summary.progress.empty()) {
-    head += "<p class=\"banner\" role=\"status\">" + escape(summary.progress) + "</p>\n";
+    std::string banner = escape(summary.progress);
+    if (!summary.go_on.empty()) {
+      banner += " Go on with: " + element("code", "", escape(summary.go_on));
+    }
+    head += "<p class=\"banner\" role=\"status\">" + banner + "</p>\n";
   }
   std::string answers, sections;
   const std::vector<TaskGroup> groups = task_groups(summary);

@@ -107,7 +107,7 @@ Json to_json(const TaskSummary& task, const Row& row) {
   const Verdict& verdict = row.against_baseline;
   out["against_baseline"] = {
       {"relation", verdict.relation == Relation::kNoResult ? Json(nullptr)
-                                                          : Json(relation_text(verdict.relation))},
+                                                           : Json(relation_text(verdict.relation))},
       {"difference", to_json(verdict.difference)},
       {"p", number(verdict.p)},
       {"adjusted_p", number(verdict.adjusted_p)},
@@ -202,25 +202,26 @@ std::string to_json(const Comparison& comparison) {
   for (const Ladder& ladder : ladders(comparison, summary)) scaling.push_back(to_json(ladder));
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;
-  const Json out{{"title", comparison.title},
-                 {"date", comparison.date},
-                 {"command", comparison.command},
-                 {"budget", comparison.budget},
-                 {"seeds", comparison.seeds},
-                 {"machine", std::move(machine)},
-                 {"planned", summary.planned},
-                 {"finished", summary.finished},
-                 {"failed", summary.failed},
-                 {"running", summary.running},
-                 {"interrupted", summary.interrupted},
-                 {"tested", summary.tested},
-                 {"limits", summary.limits},
-                 {"swept", comparison.swept},
-                 {"sweep_planned", comparison.sweep_planned},
-                 {"sweep_runs", std::move(sweep)},
-                 {"scaling", std::move(scaling)},
-                 {"tasks", std::move(tasks)},
-                 {"config", comparison.config}};
+  Json out{{"title", comparison.title},
+           {"date", comparison.date},
+           {"command", comparison.command},
+           {"budget", comparison.budget},
+           {"seeds", comparison.seeds},
+           {"machine", std::move(machine)},
+           {"planned", summary.planned},
+           {"finished", summary.finished},
+           {"failed", summary.failed},
+           {"running", summary.running},
+           {"interrupted", summary.interrupted},
+           {"tested", summary.tested},
+           {"limits", summary.limits},
+           {"swept", comparison.swept},
+           {"sweep_planned", comparison.sweep_planned},
+           {"sweep_runs", std::move(sweep)},
+           {"scaling", std::move(scaling)},
+           {"tasks", std::move(tasks)},
+           {"config", comparison.config}};
+  if (!summary.go_on.empty()) out["go_on"] = summary.go_on;
   // Invalid UTF-8 in a message or path must not cost the result.
   return out.dump(2, ' ', false, Json::error_handler_t::replace);
 }

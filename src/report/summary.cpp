@@ -418,7 +418,7 @@ Summary summarize(const Comparison& c) {
   const int done = summary.finished + summary.failed;
   if (done < summary.planned) {
     // Of a comparison that stands still the runs that have not begun wait for it, too.
-    const bool stopped = summary.running == 0 && summary.interrupted > 0;
+    const bool stopped = summary.running == 0 && (summary.interrupted > 0 || !c.go_on.empty());
     summary.progress = str(stopped ? "Interrupted: " : "In progress: ", summary.finished, " of ",
                            summary.planned, " runs have finished");
     if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
@@ -436,6 +436,8 @@ Summary summarize(const Comparison& c) {
                               ", ", tried, tried == 1 ? " has" : " have", " finished.");
     }
     summary.progress += " What follows rests on the finished ones.";
+    // It stopped between two runs, so that none of them says how it goes on.
+    if (stopped && summary.interrupted == 0) summary.go_on = c.go_on;
   }
   return summary;
 }

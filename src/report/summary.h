@@ -113,6 +113,7 @@ struct Summary {
   int planned = 0, finished = 0, failed = 0, running = 0, interrupted = 0;
   int tested = 0;        // hypotheses in the family
   std::string progress;  // empty once every planned run has finished or failed
+  std::string go_on;     // the command that goes on, where no interrupted run names it
   std::string limits;    // what is small, early or not swept about the experiment
 };
 

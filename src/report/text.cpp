@@ -99,6 +99,7 @@ std::string to_text(const Comparison& comparison, int width) {
   const auto columns = static_cast<size_t>(std::max(width, 40));
   std::string out;
   if (!summary.progress.empty()) out += wrapped(summary.progress, columns) + "\n";
+  if (!summary.go_on.empty()) out += "Go on with:\n    " + summary.go_on + "\n\n";
   if (!summary.limits.empty()) out += wrapped(summary.limits, columns) + "\n";
   for (const Ladder& ladder : ladders(comparison, summary)) {
     out += wrapped(ladder.answer, columns) + "\n" + aligned(scaling_table(ladder), 1) + "\n";

@@ -32,14 +32,19 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
 }
 
 // What is true of the unfinished runs that nobody trains once this process trains none.
-void note_interruptions(report::Comparison& comparison, const std::string& folder) {
+void note_interrupted_runs(report::Comparison& comparison, const std::string& folder) {
   for (report::Run& run : comparison.runs) {
     const std::string path = folder + "/" + run.folder;
     if (run.state == report::RunState::kRunning && !FolderLock::is_held(path)) {
       run.interruption = interruption_of(path, command_that_goes_on(folder));
     }
   }
-  for (report::Comparison& again : comparison.robustness) note_interruptions(again, folder);
+  for (report::Comparison& again : comparison.robustness) note_interrupted_runs(again, folder);
+}
+
+void note_interruption(report::Comparison& comparison, const std::string& folder) {
+  note_interrupted_runs(comparison, folder);
+  comparison.go_on = command_that_goes_on(folder);
 }
 
 // One run after another in this process.
@@ -50,7 +55,7 @@ void train_in_turn(Experiment& experiment, const CompareControl& control, Compar
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;
-    if (!done) note_interruptions(outcome.comparison, control.folder);
+    if (!done) note_interruption(outcome.comparison, control.folder);
     control.progress(outcome);
     if (!done) return;
   }
@@ -90,7 +95,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = interrupted();
-    if (outcome.interrupted) note_interruptions(outcome.comparison, control.folder);
+    if (outcome.interrupted) note_interruption(outcome.comparison, control.folder);
     control.progress(outcome);
   }
 }
@@ -206,7 +211,7 @@ std::vector<std::string> plan_comparison(const CompareConfig& config,
   experiment.open();
   if (control.progress) {
     CompareOutcome outcome = experiment.outcome();
-    note_interruptions(outcome.comparison, control.folder);
+    note_interrupted_runs(outcome.comparison, control.folder);
     control.progress(outcome);
   }
   std::vector<std::string> names;

@@ -1,4 +1,5 @@
-// result.json of a finished or failed run of a comparison. Free of torch.
+// result.json of a finished or failed run of a comparison, and of any run whose training failed.
+// Free of torch.
 #pragma once
 
 #include <optional>

@@ -514,6 +514,15 @@ bool is_worked_on(const std::string& folder, const std::string& comparison) {
   return FolderLock::is_held(folder) || (!comparison.empty() && FolderLock::is_held(comparison));
 }
 
+// With as many processes as it had: a run of another number differs by rounding, or is refused
+// where the processes share out the layers.
+std::string command_that_resumes(const std::string& folder,
+                                 const std::vector<EvalPoint>& evaluations) {
+  const size_t processes = evaluations.empty() ? 0 : evaluations.back().ranks.size();
+  return str("headloom train ", shell_word(folder), " --resume",
+             processes > 1 ? str(" --processes ", processes) : "");
+}
+
 // Whether a run has reached its last step or the accuracy that it stops at.
 bool is_whole(const TrainOptions& train, const EvalPoint& last) {
   return last.step >= train.steps ||
@@ -540,21 +549,22 @@ void add_failed(const std::vector<report::Run>& failed, report::Comparison& out)
 
 report::Comparison RunReport::read() const {
   report::Comparison out = empty_;
+  const bool may_stand_still = alone_ && !FolderLock::is_held(comparisons_.front().folder);
   for (const Run& r : runs_) {
     report::Run run = r.run;
     // Asked first: a run that ends meanwhile is then read whole.
     const bool worked_on = is_worked_on(r.folder, r.belongs_to);
     const std::vector<EvalPoint> evaluations = take_progress(run, r.folder, r.bytes_per_token);
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
-      // Only a run of a comparison leaves a result.
+      // A run of no comparison leaves a result only where it failed.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
       if (is_whole(r.train, evaluations.back())) run.state = report::RunState::kFinished;
     }
     if (run.state == report::RunState::kRunning && !worked_on) {
-      run.interruption = interruption_of(
-          r.folder, r.belongs_to.empty() ? "headloom train " + shell_word(r.folder) + " --resume"
-                                         : command_that_goes_on(r.belongs_to));
+      run.interruption = interruption_of(r.folder, r.belongs_to.empty()
+                                                       ? command_that_resumes(r.folder, evaluations)
+                                                       : command_that_goes_on(r.belongs_to));
     }
     out.runs.push_back(std::move(run));
   }
@@ -566,6 +576,10 @@ report::Comparison RunReport::read() const {
     add_settings(out);
     add_sweep(compared, written, out);
     add_robustness(compared, written, out);
+  }
+  const auto trained = [](const report::Run& run) { return FolderLock::is_held(run.folder); };
+  if (may_stand_still && std::none_of(out.runs.begin(), out.runs.end(), trained)) {
+    out.go_on = command_that_goes_on(comparisons_.front().folder);
   }
   add_speeds(out);
   return out;

@@ -105,7 +105,10 @@ void RunSession::check_same_data(const TrainState& state, const std::optional<St
 }
 
 TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {
-  return store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
+  TrainState state =
+      store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
+  fs::remove(control_.folder + "/result.json");  // how it failed before
+  return state;
 }
 
 TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& task) {

@@ -74,6 +74,16 @@ ExpertLoad expert_load(const Json& json) {
   return load;
 }
 
+std::vector<RankUse> rank_uses(const Json& json) {
+  std::vector<RankUse> out;
+  if (!json.contains("ranks") || !json["ranks"].is_array()) return out;
+  for (const Json& use : json["ranks"]) {
+    out.push_back({.peak_memory = integer(use, "peak_memory_bytes", -1),
+                   .waiting = real(use, "waiting_seconds")});
+  }
+  return out;
+}
+
 std::optional<EvalPoint> evaluation(const Json& json) {
   if (!json.contains("eval_loss")) return std::nullopt;
   return EvalPoint{.step = integer(json, "step", 0),
@@ -87,7 +97,8 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .accuracy_error = real(json, "accuracy_error"),
                    .loss_parts = reals(json, "eval_loss_parts"),
                    .accuracy_parts = reals(json, "accuracy_parts"),
-                   .validation_accuracy = real(json, "validation_accuracy")};
+                   .validation_accuracy = real(json, "validation_accuracy"),
+                   .ranks = rank_uses(json)};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {

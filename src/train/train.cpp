@@ -11,9 +11,12 @@
 #include <sstream>
 
 #include "core/clock.h"
+#include "core/files.h"
 #include "core/memory.h"
+#include "core/problem.h"
 #include "core/text.h"
 #include "distributed/gradient_sum.h"
+#include "distributed/group.h"
 #include "mixers/nn.h"
 #include "model/describe.h"
 #include "ops/product/product.h"
@@ -24,6 +27,7 @@
 #include "train/gradients.h"
 #include "train/interrupt.h"
 #include "train/progress.h"
+#include "train/result.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
 #include "train/scaling.h"
@@ -95,6 +99,25 @@ class Trainer {
         metrics_(first() ? control.folder + "/metrics.jsonl" : "", state_.step) {}
 
   TrainOutcome run() {
+    try {
+      return train_to_end();
+    } catch (const UsageError&) {
+      throw;
+    } catch (const CannotWrite&) {  // a full disk says nothing of the model
+      throw;
+    } catch (const LostRank&) {  // nor does another process that was killed
+      throw;
+    } catch (const std::exception& error) {
+      // A comparison notes it itself.
+      if (first() && !of_comparison_) {
+        write_result(folder_ + "/result.json", {.problem = problem_of(error)});
+      }
+      throw;
+    }
+  }
+
+ private:
+  TrainOutcome train_to_end() {
     TrainOutcome out;
     for (const auto& [name, p] : model_->named_parameters().pairs()) {
       out.parameters += cut_ ? c10::multiply_integers(cut_->whole_shape(name, p)) : p.numel();
@@ -116,7 +139,6 @@ class Trainer {
     return out;
   }
 
- private:
   bool first() const { return group_.rank() == 0; }
   ParameterShards* shards() const { return shards_ ? &shards_->shards() : nullptr; }
   // Where the parameters have memory only while the model computes.

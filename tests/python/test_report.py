@@ -1,9 +1,11 @@
 """Reports of any runs, and their metrics for TensorBoard."""
 
+import fcntl
 import json
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -365,6 +367,41 @@ def test_a_killed_run_was_interrupted(place, tmp_path):
         assert f"after step {step} of 1000000; step {saved} is saved. Go on with:\n    {go_on}\n" in said.replace("saved.\nGo", "saved. Go")
 
 
+def test_a_run_whose_training_failed_says_why_until_it_goes_on(place, tmp_path):
+    message = refused("train", str(place / "run.toml"), "--out", "run", "--set", "train.lr=1e38", cwd=tmp_path, code=1)
+    assert "became" in message
+    (run,) = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)["tasks"][0]["models"][0]["runs"]
+    assert run["state"] == "failed" and run["problem"] == message.removeprefix("headloom: ").strip()
+    headloom("train", str(place / "run.toml"), "--out", "run", "--resume", cwd=tmp_path)
+    (run,) = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)["tasks"][0]["models"][0]["runs"]
+    assert run["state"] == "finished" and not (tmp_path / "run/result.json").exists()
+
+
+def test_a_run_that_processes_shared_goes_on_with_as_many(place, tmp_path):
+    shutil.copytree(place / "plain", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    kept = [line | {"ranks": [{"peak_memory_bytes": 1, "waiting_seconds": 0.5}] * 3} for line in lines if line["step"] <= 2]
+    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    said = headloom("report", "run", cwd=tmp_path).stdout
+    assert "Go on with:\n    headloom train run --resume --processes 3\n" in said
+
+
+def test_a_comparison_that_was_killed_between_two_runs_was_interrupted(place, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(place / "comparison", folder)
+    shutil.rmtree(folder / "runs/copying/mha/seed-2")
+    done = headloom("report", "c", cwd=tmp_path).stdout
+    assert "Interrupted: 1 of 2 runs have finished." in done and "Go on with:\n    headloom compare c\n" in done
+    page = (tmp_path / "report.html").read_text()
+    assert "Interrupted: 1 of 2" in page and "Go on with: <code>headloom compare c</code>" in page
+    assert json.loads(headloom("report", "c", "--json", cwd=tmp_path).stdout)["go_on"] == "headloom compare c"
+    # While a process holds the comparison, it is in progress.
+    with open(folder / ".headloom.lock", "w") as lock:
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
+        done = headloom("report", "c", cwd=tmp_path).stdout
+        assert "In progress: 1 of 2 runs have finished." in done and "Go on" not in done
+
+
 def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):
     shutil.copytree(place / "comparison", tmp_path / "c")
     (tmp_path / "c/runs/copying/mha/seed-2").rename(tmp_path / "seed-2")
@@ -373,9 +410,9 @@ def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):
     )
     try:
         address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
-        assert "In progress: 1 of 2 runs" in urllib.request.urlopen(address, timeout=30).read().decode()
+        assert "Interrupted: 1 of 2 runs" in urllib.request.urlopen(address, timeout=30).read().decode()
         (tmp_path / "seed-2").rename(tmp_path / "c/runs/copying/mha/seed-2")
-        assert "In progress" not in urllib.request.urlopen(address, timeout=30).read().decode()
+        assert "Interrupted" not in urllib.request.urlopen(address, timeout=30).read().decode()
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
