@@ -198,7 +198,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
                        double temperature, int64_t top_k, double top_p, double min_p,
                        double repetition_penalty, int64_t seed, int64_t samples,
                        const std::string& cache, const std::string& cache_dtype, int64_t most)
-      : functional_(make_functional_module(build, spec)) {
+      : functional_(make_functional_module(build, spec)), params_(params) {
     functional_.set_tensors(params, {});
     for (size_t i = 0; i < params.size(); ++i) {
       TORCH_CHECK_VALUE(
@@ -221,7 +221,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
       }
       return texts;
     };
-    try {
+    explained([&] {
       generation_ = std::make_unique<Generation>(
           decoder, texts_of("the prompt", prompts),
           GenerationOptions{.sampling = {.temperature = temperature,
@@ -234,17 +234,33 @@ class GenerationFromPython : public torch::CustomClassHolder {
                             .cache = CachePolicy::parse(cache, cache_dtype),
                             .tokens = most,
                             .sources = texts_of("the source", sources)});
-    } catch (const UsageError& error) {
-      throw_value_error(error);
-    }
+    });
   }
   // The next token of each text, those of the first prompt first.
-  Tensor next() { return generation_->next(); }
+  Tensor next() {
+    Tensor tokens;
+    explained([&] { tokens = generation_->next(); });
+    return tokens;
+  }
   // Positions after which a text is read anew from its newer half.
   int64_t most() const { return generation_->most(); }
 
  private:
+  // Runs `work`, whose errors become those of a call of the model.
+  template <typename Work>
+  void explained(const Work& work) {
+    try {
+      work();
+    } catch (const UsageError& error) {
+      throw_value_error(error);
+    } catch (const std::exception&) {
+      explain_types(functional_, params_, {});
+      throw;
+    }
+  }
+
   FunctionalModule functional_;
+  std::vector<Tensor> params_;
   std::unique_ptr<Generation> generation_;
 };
 

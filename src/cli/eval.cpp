@@ -141,18 +141,20 @@ LoadedRun load_for_eval(const EvalArguments& a) {
 }
 
 // How sequences are read with a decoding state, where they are.
-std::optional<Pieces> pieces_of(const EvalArguments& a, const data::Task& task) {
+std::optional<Pieces> pieces_of(const EvalArguments& a) {
   if (a.context == 0 && a.piece == 0 && !a.cache.evicts() && a.cache.dtype.empty()) return {};
   // A cache that forgets does so at the end of a piece: token by token, as decoding does.
-  const int64_t length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512;
-  if (a.cache.evicts() && length >= task.length()) {
-    std::fprintf(stderr,
-                 "headloom: --cache %s forgets at the end of a piece, and with pieces of %s the "
-                 "sequences of %s are one piece each: nothing is forgotten.\n",
-                 a.cache.text().c_str(), counted(length, "token").c_str(),
-                 counted(task.length(), "token").c_str());
-  }
-  return Pieces{.length = length, .cache = a.cache};
+  return Pieces{.length = a.piece > 0 ? a.piece : a.cache.evicts() ? 1 : 512, .cache = a.cache};
+}
+
+// Says so where the cache had nothing to forget. A model that has none is refused before.
+void say_what_is_forgotten(const Pieces& pieces, const data::Task& task) {
+  if (!pieces.cache.evicts() || pieces.length < task.length()) return;
+  std::fprintf(stderr,
+               "headloom: --cache %s forgets at the end of a piece, and with pieces of %s the "
+               "sequences of %s are one piece each: nothing is forgotten.\n",
+               pieces.cache.text().c_str(), counted(pieces.length, "token").c_str(),
+               counted(task.length(), "token").c_str());
 }
 
 // Tokens and logits of the first held-out sequences, to the file of --logits.
@@ -204,7 +206,7 @@ EvalResult evaluated(const EvalArguments& a) {
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
-  const std::optional<Pieces> pieces = pieces_of(a, *task);
+  const std::optional<Pieces> pieces = pieces_of(a);
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
   if (a.context > 0) batch = std::max<int64_t>(batch * trained / a.context, 1);
@@ -223,6 +225,7 @@ EvalResult evaluated(const EvalArguments& a) {
     hold_weights(loaded, a.precision);
   }
   const Evaluation e = read_by(pieces);
+  if (pieces) say_what_is_forgotten(*pieces, *task);
   if (!a.logits.empty()) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
     write_logits(a, *loaded.model, *task, batch, device);

@@ -131,8 +131,7 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
   }
   if (!taken) {
     usage_error("the cache policy is ", policy.text(),
-                ", but no layer keeps keys and values of which some could be forgotten, expected "
-                "\"full\".");
+                ", but no layer keeps keys and values that it could forget, expected \"full\".");
   }
   const at::Device device = decoder_embedding().table().device();
   const auto there = [&](const Tensor& t) { return t.defined() ? t.to(device) : t; };

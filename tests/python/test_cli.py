@@ -635,6 +635,9 @@ def test_a_policy_is_for_layers_that_attend(place, tmp_path):
     for command in [["generate", recurrence, "--prompt", "The "], ["serve", recurrence]]:
         for option in (("--cache", "tova:6"), ("--cache-dtype", "int8")):
             assert "no layer keeps keys and values" in refused(*command, *option, cwd=place)
+    # Nothing else is said beside it, though one piece holds a whole sequence.
+    message = refused("eval", recurrence, "--cache", "tova:6", "--piece", 128, cwd=place)
+    assert message == "the cache policy is tova:6, but no layer keeps keys and values that it could forget, expected \"full\"."
 
 
 def test_describe_adds_up(place):

@@ -115,6 +115,7 @@ def test_types_and_devices_that_differ_are_named():
     mixed.layer0.mixer.qkv.to(torch.bfloat16)
     message = said(ValueError, lambda: mixed(tokens()))
     assert "model: parameter 'embedding' is Float, but parameter 'layer0.mixer.qkv.weight' is BFloat16" in message
+    assert said(ValueError, lambda: mixed.generate(tokens(), 2)) == message
     with torch.autocast("cpu", torch.bfloat16):
         layer(X.half())
         mixed(tokens())
