@@ -87,7 +87,7 @@ Reply Completion::logprobs_of(const Event& event) {
   for (const Token& token : event.tokens) {
     const std::string name = token_name(token.id, token.text);
     tokens.push_back(name);
-    offsets.push_back(choice.tokens.characters());
+    offsets.push_back(choice.tokens.place_of(token.text));
     choice.tokens.add(token.text);
     if (!token.logprob) {
       own.push_back(nullptr);

@@ -159,6 +159,13 @@ std::string Utf8Stream::rest() {
   return kReplacement;
 }
 
+int64_t Utf8Stream::place_of(std::string_view bytes) const {
+  if (held_.empty() || bytes.empty()) return characters_;
+  const std::string begun = held_ + bytes.front();
+  const FirstCharacter start = first_character(begun);
+  return characters_ + (start.open || start.valid ? 0 : 1);
+}
+
 bool is_utf8(std::string_view bytes) {
   while (!bytes.empty()) {
     const FirstCharacter start = first_character(bytes);

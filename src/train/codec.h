@@ -73,12 +73,12 @@ class Utf8Stream {
   std::string add(std::string_view bytes);
   // What waits, once nothing follows.
   std::string rest();
-  // Characters passed on so far.
-  int64_t characters() const { return characters_; }
+  // The character, counted from 0, that the first of these bytes would belong to if they came next.
+  int64_t place_of(std::string_view bytes) const;
 
  private:
   std::string held_;
-  int64_t characters_ = 0;
+  int64_t characters_ = 0;  // passed on so far
 };
 
 bool is_utf8(std::string_view bytes);

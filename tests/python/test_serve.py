@@ -275,6 +275,10 @@ def test_whatever_the_model_writes_is_valid_text(recurrence):
         assert choice["text"] == b"".join(spelled).decode(errors="replace")
         broken += "\ufffd" in choice["text"]
         assert offsets[:5] == [0, 1, 2, 2, 2] and offsets[-1] <= len(choice["text"])
+        # A token begins in the character that its first byte belongs to.
+        begins = [sum(map(len, spelled[:i])) for i in range(len(spelled))]
+        places = [len(b"".join(spelled)[: begin + 1].decode(errors="replace")) - 1 for begin in begins]
+        assert offsets[: len(spelled)] == places
         # A stream cuts characters nowhere.
         chunks = [chunk["choices"][0] for chunk in recurrence.stream(**body)]
         assert "".join(c["text"] for c in chunks) == choice["text"]
