@@ -96,6 +96,7 @@ Command serve_command() {
             app.add_option("--host", a->server.host,
                            "address to listen at; others than this machine's own let in whoever "
                            "reaches them")
+                ->check(not_empty())
                 ->capture_default_str();
             app.add_option("--port", a->server.port, "0: any that is free")
                 ->check(whole_number(0, 65535))

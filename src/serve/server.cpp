@@ -445,6 +445,11 @@ class Server::Http : private httplib::Server {
   static Refusal refusal_of(int status) {
     if (const auto refusal = fault_of(*current)) return *refusal;
     if (status == 413) return too_large();
+    if (status == 414) {
+      return {status, "",
+              str("the request line names a path of more than ", CPPHTTPLIB_REQUEST_URI_MAX_LENGTH,
+                  " bytes.")};
+    }
     return {
         status, "",
         status < 500 ? "the request is no HTTP that is understood here." : "the server failed."};

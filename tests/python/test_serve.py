@@ -465,6 +465,7 @@ def test_what_cannot_be_served(place, attention):
     assert refused("nothing", code=1) == "nothing: is not the folder of a run."
     message = refused("attention", "--port", attention.port, code=1)
     assert message == f"cannot listen at 127.0.0.1:{attention.port}: Address already in use."
+    assert refused("attention", "--host", "", "--port", 0, code=2) == "--host is empty, expected a name."
     assert "cannot listen at no.such.host.invalid:0: " in refused("attention", "--host", "no.such.host.invalid", "--port", 0, code=1)
     (place / "encoder.toml").write_text(
         '[model]\nkind = "encoder"\nwidth = 16\ndepth = 1\n[task]\ntype = "masked_text"\npaths = ["corpus.txt"]\nlength = 16\n'
