@@ -463,6 +463,10 @@ class Model(FunctionalModule):
                 raise TypeError(f"stop has {shown(one)}, expected texts and tokens.")
         texts = [s.encode() for s in given if isinstance(s, str)]
         tokens = [s for s in given if isinstance(s, int)]
+        vocabulary = self.config["vocabulary"]
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise ValueError(f"stop has the token {token}, expected one of the vocabulary's 0 to {vocabulary - 1}.")
         if b"" in texts:
             raise ValueError("stop has an empty text, which would end everything.")
         if texts:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, Optional, Union
 import torch
 from torch import Tensor
 
-from headloom._functional import shown
+from headloom._functional import shown, whole_number
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -76,10 +76,12 @@ class Tokenizer:
 
         Raises:
             ValueError: the tokens are a tensor of another shape.
+            TypeError: they are no whole numbers.
         """
         if isinstance(tokens, Tensor) and tokens.dim() != 1:
             raise ValueError(f"tokens has shape {list(tokens.shape)}, expected [n].")
-        numbers = tokens.tolist() if isinstance(tokens, Tensor) else [int(token) for token in tokens]
+        given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        numbers = [whole_number("a token", token, None, "a whole number") for token in given]
         return _bytes(self._tokenizer.decode(numbers)).decode(errors="replace")
 
     def piece(self, token: int) -> bytes:

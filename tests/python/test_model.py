@@ -444,6 +444,7 @@ def test_errors_of_presets():
         (lambda m: m.generate([1, 2]), "a prompt is 1 .int., expected text or a tensor"),
         (lambda m: m.generate(5), "a prompt is 5 .int."),
         (lambda m: m.generate(tokens(), 3, stop=b"x"), "stop has b'x' .bytes."),
+        (lambda m: m.generate(tokens(), 3, stop=[3, 999]), "stop has the token 999, expected one of the vocabulary's 0 to "),
     ],
 )
 def test_errors_of_inputs(call, words):
@@ -724,6 +725,9 @@ def test_tokenizer():
     assert tokenizer.vocabulary == 256 and tokenizer.end_token == 0 and tokenizer.start_token is None
     assert tokenizer.encode("aé").tolist() == [97, 195, 169]
     assert tokenizer.decode(torch.tensor([97, 195])) == "a\ufffd"
+    for wrong in ([97.5], torch.tensor([97.5])):
+        with pytest.raises(TypeError, match=r"a token is 97.5 \(float\), expected a whole number."):
+            tokenizer.decode(wrong)
     assert pickle.loads(pickle.dumps(tokenizer)).decode([104]) == "h"
     with pytest.raises(ValueError, match="the tokenizer is 'wordpiece'"):
         headloom.Tokenizer("wordpiece")
