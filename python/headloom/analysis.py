@@ -17,18 +17,17 @@ import html as _html
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
 from headloom import _command
 from headloom._functional import shown
+from headloom._model import Model
 
 if TYPE_CHECKING:
     import numpy
-
-    from headloom._model import Model
 
 Inputs = Union[str, Tensor]
 
@@ -86,9 +85,11 @@ def _findings(text: str, html: str, arrays: Dict[str, "numpy.ndarray[Any, Any]"]
 
 
 def _numbers(name: str, given: Optional[Sequence[int]]) -> List[int]:
-    numbers = [] if given is None else list(given)
+    if given is None:
+        return []
+    numbers = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-        raise TypeError(f"{name} is {shown(given)}, expected whole numbers.")
+        raise TypeError(f"{name} is {shown(given)}, expected a list of whole numbers.")
     return numbers
 
 
@@ -99,7 +100,7 @@ def _array(value: Tensor) -> "numpy.ndarray[Any, Any]":
 
 def _analyze(
     what: str,
-    model: Optional["Model"],
+    model: Optional[Model],
     inputs: Optional[Inputs] = None,
     layers: Optional[Sequence[int]] = None,
     heads: Optional[Sequence[int]] = None,
@@ -108,6 +109,9 @@ def _analyze(
     targets: Optional[Tensor] = None,
     answer: Optional[Tensor] = None,
 ) -> Findings:
+    if what != "theorems" and not isinstance(getattr(model, "_orig_mod", model), Model):  # torch.compile wraps it
+        raise TypeError(f"model is {shown(model)}, expected a headloom.Model.")
+
     def tokens_of(name: str, given: Optional[Inputs]) -> Optional[Tensor]:
         if given is None or model is None:
             return None
@@ -151,7 +155,7 @@ def _shown_token(piece: bytes) -> str:
 
 
 def maps(
-    model: "Model",
+    model: Model,
     inputs: Inputs,
     *,
     layers: Optional[Sequence[int]] = None,
@@ -175,7 +179,7 @@ def maps(
     return _analyze("maps", model, inputs, layers, heads, source=source)
 
 
-def diversity(model: "Model", inputs: Optional[Inputs] = None, *, layers: Optional[Sequence[int]] = None) -> Findings:
+def diversity(model: Model, inputs: Optional[Inputs] = None, *, layers: Optional[Sequence[int]] = None) -> Findings:
     """How different the heads are (Xiao et al. 2024, figure 5).
 
     Args:
@@ -192,7 +196,7 @@ def diversity(model: "Model", inputs: Optional[Inputs] = None, *, layers: Option
 
 
 def rank(
-    model: "Model",
+    model: Model,
     inputs: Inputs,
     *,
     layers: Optional[Sequence[int]] = None,
@@ -207,7 +211,7 @@ def rank(
 
 
 def noise(
-    model: "Model",
+    model: Model,
     inputs: Inputs,
     *,
     answer: Optional[str] = None,
@@ -237,7 +241,7 @@ def noise(
     return _analyze("noise", model, inputs, layers, heads, targets=targets, answer=place)
 
 
-def _answer_place(model: "Model", text: str, answer: str) -> Tensor:
+def _answer_place(model: Model, text: str, answer: str) -> Tensor:
     """Which tokens of ``text`` hold the last place of ``answer``."""
     tokens = model.encode(text)
     pieces = [model._text_tokenizer().piece(token) for token in tokens.tolist()]
@@ -252,7 +256,7 @@ def _answer_place(model: "Model", text: str, answer: str) -> Tensor:
     return torch.tensor(place)
 
 
-def experts(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
+def experts(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
     """Load and specialisation of experts (Dai et al. 2024).
 
     Returns:
@@ -261,7 +265,7 @@ def experts(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] =
     return _analyze("experts", model, inputs, layers, top=top)
 
 
-def states(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] = None) -> Findings:
+def states(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None) -> Findings:
     """Norms of recurrent states along the sequence, and decays.
 
     Returns:
@@ -270,7 +274,7 @@ def states(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] = 
     return _analyze("states", model, inputs, layers)
 
 
-def memory(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
+def memory(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
     """Feed-forward layers as key-value memory: what a hidden unit fires on and what it writes (Geva et al. 2021).
 
     Returns:
@@ -281,7 +285,7 @@ def memory(model: "Model", inputs: Inputs, *, layers: Optional[Sequence[int]] = 
 
 
 def sparsity(
-    model: "Model",
+    model: Model,
     inputs: Inputs,
     *,
     layers: Optional[Sequence[int]] = None,
@@ -295,7 +299,7 @@ def sparsity(
     return _analyze("sparsity", model, inputs, layers, heads)
 
 
-def params(model: "Model") -> Findings:
+def params(model: Model) -> Findings:
     """Parameters and FLOPs of each part, and what the mechanism adds (Xiao et al. 2024, table 2)."""
     return _analyze("params", model)
 

@@ -80,6 +80,11 @@ def test_maps(model, tmp_path):
         headloom.analysis.maps(model, "x" * 40)
     with pytest.raises(TypeError, match="layers is 'all'"):
         headloom.analysis.maps(model, "x", layers="all")
+    with pytest.raises(TypeError, match=r"layers is 0 \(int\), expected a list of whole numbers."):
+        headloom.analysis.maps(model, "x", layers=0)
+    with pytest.raises(TypeError, match="model is Linear.*, expected a headloom.Model."):
+        headloom.analysis.maps(torch.nn.Linear(2, 2), "x")
+    headloom.analysis.maps(torch.compile(model), "x")
 
 
 def test_diversity(model):
