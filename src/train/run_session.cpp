@@ -72,9 +72,10 @@ void RunSession::check_new_folder() const {
   constexpr const char* kWrites = "which the run would write over";
   constexpr const char* kModel = "as the folder of a Hugging Face model does";
   for (const auto& [name, why] :
-       {std::pair("metrics.jsonl", kWrites), std::pair("checkpoints", kWrites),
-        std::pair("config.json", kModel), std::pair("model.safetensors", kModel),
-        std::pair("model.safetensors.index.json", kModel), std::pair("pytorch_model.bin", kModel),
+       {std::pair("metrics.jsonl", kWrites), std::pair("result.json", kWrites),
+        std::pair("checkpoints", kWrites), std::pair("config.json", kModel),
+        std::pair("model.safetensors", kModel), std::pair("model.safetensors.index.json", kModel),
+        std::pair("pytorch_model.bin", kModel),
         std::pair("comparison.json", "as the folder of a comparison does")}) {
     if (fs::exists(fs::path(folder) / name)) refuse(name, why);
   }

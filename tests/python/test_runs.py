@@ -182,6 +182,7 @@ def test_a_new_run_writes_over_nothing(place, tmp_path):
     other.mkdir()
     for name, why in {
         "metrics.jsonl": "which the run would write over",
+        "result.json": "which the run would write over",
         "config.json": "as the folder of a Hugging Face model does",
         "comparison.json": "as the folder of a comparison does",
     }.items():
