@@ -108,15 +108,20 @@ class Trainer {
     } catch (const LostRank&) {  // nor does another process that was killed
       throw;
     } catch (const std::exception& error) {
-      // A comparison notes it itself.
-      if (first() && !of_comparison_) {
-        write_result(folder_ + "/result.json", {.problem = problem_of(error)});
-      }
+      if (!of_comparison_) note_failure(problem_of(error));  // a comparison does so itself
       throw;
     }
   }
 
  private:
+  void note_failure(const std::string& problem) const {
+    if (!first()) return;
+    try {
+      write_result(folder_ + "/result.json", {.problem = problem});
+    } catch (const Error&) {  // why training failed is what the user is to be told
+    }
+  }
+
   TrainOutcome train_to_end() {
     TrainOutcome out;
     for (const auto& [name, p] : model_->named_parameters().pairs()) {
