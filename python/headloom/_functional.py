@@ -265,7 +265,11 @@ class FunctionalModule(Part):
             value = owner._parameters.get(name)
             if value is None:
                 value = owner._buffers.get(name)
-            tensors.append(getattr(owner, name) if value is None else value)
+            if value is None:
+                value = getattr(owner, name)
+                if value is None:
+                    raise ValueError(f"{self._what()}: parameter '{'.'.join([*parts, name])}' is None, expected a tensor.")
+            tensors.append(value)
         return tensors
 
     def _get_name(self) -> str:

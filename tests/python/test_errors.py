@@ -102,6 +102,13 @@ def test_wrong_types_beside_x_are_named():
     assert "rwkv does not read a memory" in said(ValueError, lambda: token_mixer("rwkv")(X, memory=X))
 
 
+def test_a_parameter_that_was_taken_away_is_named():
+    without = model()
+    without.layer0.mixer.qkv.weight = None
+    message = said(ValueError, lambda: without(tokens()))
+    assert message == "model: parameter 'layer0.mixer.qkv.weight' is None, expected a tensor."
+
+
 def test_types_and_devices_that_differ_are_named():
     layer = token_mixer("mha")
     message = said(ValueError, lambda: layer(X.double()))
