@@ -12,7 +12,7 @@ from headloom._compare import compare
 from headloom._model import Model, Preset, State, load, model, presets
 from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
-from headloom._training import balance_experts, parameter_groups, redraw_features
+from headloom._training import balance_experts, keep_freed_memory, parameter_groups, redraw_features
 from headloom.attention import HeadMix, composed_attention
 from headloom.mixers import (
     ChannelMixer,
@@ -41,6 +41,7 @@ __all__ = [
     "channel_mixers",
     "compare",
     "composed_attention",
+    "keep_freed_memory",
     "load",
     "mixer",
     "mixers",

@@ -1,7 +1,8 @@
-"""What a training loop does beside gradients: groups of parameters, the balance of experts, new random features."""
+"""What a training loop does beside gradients: parameter groups, the balance of experts, new random features, memory."""
 
 from __future__ import annotations
 
+import ctypes
 import numbers
 from typing import Any, Dict, List, Optional
 
@@ -121,3 +122,24 @@ def redraw_features(model: nn.Module, step: int, seed: int = 0) -> None:
     with torch.no_grad():
         for place, part in enumerate(parts):
             part._redraw(step, seed + place)
+
+
+def keep_freed_memory() -> bool:
+    """Keeps what PyTorch frees on the CPU for what it allocates next, in this process and from now on.
+
+    By default glibc gives large blocks back to the system, which clears their pages when the next step asks for them. The
+    process then stays as large as it once was until it ends. The command line does this by itself.
+
+    Returns:
+        Whether the C library could be told. Only glibc can.
+
+    Example:
+        >>> headloom.keep_freed_memory()  # before the training loop
+        True
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    trim_threshold, mmap_max = -1, -4  # of <malloc.h>
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
