@@ -94,6 +94,24 @@ TEST_P(EachRoute, IsTheProduct) {
   }
 }
 
+// A column of a matrix, whose other values are no numbers, and one value for all columns.
+TEST_P(EachRoute, TakesABiasOfAnyStride) {
+  at::manual_seed(12);
+  const Tensor column = at::full({45, 3}, std::numeric_limits<double>::quiet_NaN(), kDouble);
+  column.select(1, 1).copy_(at::randn({45}, kDouble));
+  for (const auto type : types_of(GetParam())) {
+    const Tensor a = at::randn({20, 70}, kDouble).to(type),
+                 b = at::randn({70, 45}, kDouble).to(type);
+    for (const Tensor& bias :
+         {column.to(type).select(1, 1), at::randn({1}).to(type).expand({45})}) {
+      const Tensor out = at::empty({20, 45}, a.options());
+      ops::product_by(GetParam(), out, a, b, bias);
+      const Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble)) + bias.to(at::kDouble);
+      EXPECT_TRUE(close(out, exact, type == at::kFloat ? 2e-6 : 1e-2)) << type << bias.strides();
+    }
+  }
+}
+
 TEST_P(EachRoute, AddsToWhatIsThere) {
   at::manual_seed(11);
   for (const Sizes& s : kSizes) {

@@ -61,7 +61,7 @@ std::optional<c10::OperatorHandle> onednn_operator() {
   return c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
 }
 
-// oneDNN reads matrices by rows or by columns.
+// oneDNN reads matrices by rows or by columns, and a bias as adjacent values, whatever its stride.
 Tensor with_adjacent_values(const Tensor& t) {
   const bool rows = t.stride(1) == 1 && t.stride(0) >= t.size(1);
   const bool columns = t.stride(0) == 1 && t.stride(1) >= t.size(0);
@@ -72,8 +72,8 @@ void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const T
                     bool add) {
   static const auto op = onednn_operator()->typed<PointwiseLinear>();
   const Tensor right = with_adjacent_values(b).to(a.scalar_type());
-  const Tensor found = op.call(with_adjacent_values(a), right.t(),
-                               bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, "none",
+  const auto offset = bias.defined() ? std::optional<Tensor>(bias.contiguous()) : std::nullopt;
+  const Tensor found = op.call(with_adjacent_values(a), right.t(), offset, "none",
                                c10::List<std::optional<at::Scalar>>(), "");
   add ? out.add_(found) : out.copy_(found);
 }
