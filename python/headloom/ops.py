@@ -328,7 +328,7 @@ def linear(
     bias: Optional[Tensor] = None,
     backend: Optional[str] = None,
 ) -> Tensor:
-    """A linear map of few rows, as decoding makes it: its time is that of reading the weights, once::
+    """A linear map. Of few rows, as decoding has them, its time is that of reading the weights, once::
 
         y[m, o] = scale[o] sum_i x[m, i] weight[o, i] + bias[o]
 
@@ -339,11 +339,11 @@ def linear(
 
     Args:
         x: ``[..., I]``.
-        weight: ``[O, I]`` of x's type, or int8; or uint8 ``[O, 16 G]``, of four bits each.
+        weight: ``[O, I]`` of x's type, float32 or int8; or uint8 ``[O, 16 G]``, of four bits each.
         scale: ``[O]`` float32 with int8 weights, ``[O, G]`` bfloat16 with weights of four bits; with others none.
         bias: ``[O]`` of x's type.
-        backend: ``"fused"`` (CPU, float32 and bfloat16, at most 16 rows unless the weights are of four bits, no
-            gradient) or ``"reference"``; None: fused where it can.
+        backend: ``"fused"`` (CPU, float32 and bfloat16; with weights of eight or four bits where no gradient is
+            wanted) or ``"reference"``; None: fused where it can.
 
     Returns:
         ``[..., O]`` of x's type.

@@ -3,6 +3,7 @@
 // product, the layout and the errors of four bits, and what is refused.
 #include "ops/linear/op.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -24,29 +25,12 @@ struct Call {
 std::vector<Call> calls() {
   at::manual_seed(3);
   std::vector<Call> out;
-  for (const auto& [rows, in, outputs] : {std::tuple(1, 1, 1),
-                                          {1, 63, 5},
-                                          {2, 64, 7},
-                                          {3, 17, 64},
-                                          {4, 100, 33},
-                                          {5, 3, 130},
-                                          {7, 129, 6},
-                                          {8, 256, 96},
-                                          {16, 1000, 12},
-                                          {0, 8, 4},
-                                          {2, 0, 3},
-                                          {2, 8, 0},
-                                          {1, 300, 2000},
-                                          {17, 40, 30},
-                                          {100, 129, 65},
-                                          {63, 1000, 1},
-                                          {33, 300, 70},
-                                          {64, 257, 9},
-                                          {6, 258, 11},
-                                          {3, 1000, 35},
-                                          {1000, 20, 50},
-                                          {40, 0, 3},
-                                          {40, 8, 0}}) {
+  for (const auto& [rows, in, outputs] :
+       {std::tuple(1, 1, 1), {1, 63, 5},    {2, 64, 7},     {3, 17, 64},    {4, 100, 33},
+        {5, 3, 130},         {7, 129, 6},   {8, 256, 96},   {16, 1000, 12}, {0, 8, 4},
+        {2, 0, 3},           {2, 8, 0},     {1, 300, 2000}, {17, 40, 30},   {100, 129, 65},
+        {63, 1000, 1},       {33, 300, 70}, {64, 257, 9},   {6, 258, 11},   {3, 1000, 35},
+        {1000, 20, 50},      {40, 0, 3},    {40, 8, 0}}) {
     out.push_back({.x = at::randn({rows, in}, kDouble),
                    .weight = at::randn({outputs, in}, kDouble),
                    .bias = {}});
@@ -131,8 +115,8 @@ TEST(LinearOperator, FusedGradientsMatchTheReference) {
   }
 }
 
-// Float32 weights of a bfloat16 x are rounded where they are multiplied, and their gradient is not
-// rounded.
+// Float32 weights of a bfloat16 x are rounded where they are multiplied, and their gradient is
+// float32.
 TEST(LinearOperator, RoundsFloat32WeightsInPassing) {
   for (const Call& c : calls()) {
     const Tensor pull = at::randn_like(run(c, "reference", at::kDouble)).to(at::kBFloat16);

@@ -7,9 +7,10 @@
 //
 // The weights are of x's type, float32, int8 with a scale for each output, or of four bits with a
 // scale for each group of 32 inputs (int4.h); symmetric, so that 0 stays 0. Float32 weights of a
-// narrower x are rounded to its type where they are multiplied, and their gradient is not rounded.
-// Autocast leaves them so where a processor with AMX multiplies many rows: the rounded copy would
-// take as long as the product.
+// narrower x are rounded to its type where they are multiplied. Autocast leaves them so where a
+// processor with AMX multiplies many rows: the rounded copy would take as long as the product. The
+// gradient of such weights is float32; the blocked product does not round it, but a library that
+// is faster may round it to x's type.
 #pragma once
 
 #include <ATen/core/Tensor.h>
