@@ -41,15 +41,18 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
 }
 
 // Most rows that take less time by reading the weights where they lie, which are read once, than by
-// a dense product, which packs them first. Values that have to be widened, and short rows, whose
-// sums are soon to be added up, are better packed.
+// a dense product, which packs them first. Values that have to be widened, short rows, whose sums
+// are soon to be added up, and rows that do not begin with a line of the cache, where each vector
+// is read from two lines, are better packed.
 int64_t most_streamed_rows(const Linear::Arguments& a) {
-  constexpr int64_t kMost = 64, kShort = 256;
+  constexpr int64_t kMost = 64, kShort = 256, kLine = 64;
   const bool pairs = capability() == Capability::kAvx512Bf16 && !has_amx() &&
                      a.weight.scalar_type() == at::kBFloat16;
   const bool floats = capability() != Capability::kDefault && a.x.scalar_type() == at::kFloat;
-  const bool long_rows = a.weight.size(1) >= kShort && a.weight.is_contiguous();
-  return (floats || pairs) && long_rows ? kMost : kStreamedRows;
+  const int64_t in = a.weight.size(1);
+  const bool long_rows = in >= kShort && a.weight.is_contiguous();
+  const bool whole_lines = in * a.weight.element_size() % kLine == 0;
+  return (floats || pairs) && long_rows && whole_lines ? kMost : kStreamedRows;
 }
 
 // Whether y [M, O], by weights of eight or four bits, was computed in integers.
