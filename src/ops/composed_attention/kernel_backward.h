@@ -9,9 +9,10 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
-// x = exp(x - lse), 0 where invisible.
-void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
-                      const float* lse, float* x) {
+// x = exp(x - lse), 0 where invisible. kRounded as in weight_of().
+template <bool kRounded>
+void weights_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                     const float* lse, float* x) {
   constexpr int V = kBlock / VL;
   for (int64_t t = 0; t < rows; ++t) {
     const uint64_t bits = visible[t];
@@ -21,12 +22,19 @@ void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t
       const vf shift = bcast(lse[t * a.H1 + h]);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) {
-        vf e = vexp(load(row + v * VL) - shift);
+        const vf below = load(row + v * VL) - shift;
+        vf e = kRounded ? vexp_to_be_rounded(below) : vexp(below);
         if (!all) e = select(lanes(bits, v), e, zero());
         store(row + v * VL, e);
       }
     }
   }
+}
+
+void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                      const float* lse, float* x) {
+  p.half ? weights_of_rows<true>(a, p, rows, visible, lse, x)
+         : weights_of_rows<false>(a, p, rows, visible, lse, x);
 }
 
 // delta[t][h] += sum over the keys that a query sees of P dP, by lane.

@@ -12,8 +12,16 @@ namespace {
 // at most e^16, and their sums, are far from where float32 ends.
 constexpr float kRoom = 16;
 
+// kRounded: weights are rounded to bfloat16 before they are multiplied (Plan::half).
+template <bool kRounded>
+HL_INLINE vf weight_of(vf score, vf maximum) {
+  const vf below = score - maximum;
+  return kRounded ? vexp_to_be_rounded(below) : vexp_of_negative(below);
+}
+
 // x = exp(x - maximum) for one map of a query that sees all keys of a block, and its sum added to
 // `sum`. False where the maximum has to rise; x is then what it was.
+template <bool kRounded>
 HL_INLINE bool exponentials_below(float maximum, float* x, float* sum) {
   vf most = bcast(-FLT_MAX);
 #pragma GCC unroll 16
@@ -23,7 +31,7 @@ HL_INLINE bool exponentials_below(float maximum, float* x, float* sum) {
   vf s = load(sum);
 #pragma GCC unroll 16
   for (int v = 0; v < kBlock; v += VL) {
-    const vf e = vexp_of_negative(load(x + v) - shift);
+    const vf e = weight_of<kRounded>(load(x + v), shift);
     s = s + e;
     store(x + v, e);
   }
@@ -33,6 +41,7 @@ HL_INLINE bool exponentials_below(float maximum, float* x, float* sum) {
 
 // The same for maps [begin, end) of a query that sees the keys of `bits`: maxima rise to the
 // largest score, and sums are rescaled. Invisible keys become 0.
+template <bool kRounded>
 HL_INLINE void exponentials_from_maximum(int64_t begin, int64_t end, uint64_t bits, float* x,
                                          float* high, float* total) {
   constexpr int V = kBlock / VL;
@@ -64,7 +73,7 @@ HL_INLINE void exponentials_from_maximum(int64_t begin, int64_t end, uint64_t bi
     vf s = load(total + h * 16) * bcast(change[h]);
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      vf e = vexp_of_negative(load(x + h * kBlock + v * VL) - shift);
+      vf e = weight_of<kRounded>(load(x + h * kBlock + v * VL), shift);
       if (!all) e = select(lanes(bits, v), e, zero());
       s = s + e;
       store(x + h * kBlock + v * VL, e);
@@ -75,8 +84,9 @@ HL_INLINE void exponentials_from_maximum(int64_t begin, int64_t end, uint64_t bi
 
 // x = exp(x - running maximum), 0 where invisible, for one block; updates maximum and sum of each
 // row. A maximum is that of the scores seen so far, or at most kRoom below it.
-void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
-                  float* high, float* block_high, float* total) {
+template <bool kRounded>
+void exponentials_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                          float* x, float* high, float* block_high, float* total) {
   for (int64_t t = 0; t < rows; ++t) {
     const uint64_t bits = visible[t];
     float* const row = x + t * p.line;
@@ -85,16 +95,21 @@ void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
     if (bits == 0) {
       fill(row, a.H1 * kBlock, 0);
     } else if (bits != ~uint64_t{0} || m[0] == -FLT_MAX) {
-      exponentials_from_maximum(0, a.H1, bits, row, m, sums);
+      exponentials_from_maximum<kRounded>(0, a.H1, bits, row, m, sums);
     } else {
       for (int64_t h = 0; h < a.H1; ++h) {
-        if (!exponentials_below(m[h], row + h * kBlock, sums + h * 16)) {
-          exponentials_from_maximum(h, h + 1, bits, row, m, sums);
+        if (!exponentials_below<kRounded>(m[h], row + h * kBlock, sums + h * 16)) {
+          exponentials_from_maximum<kRounded>(h, h + 1, bits, row, m, sums);
         }
       }
     }
     std::memcpy(block_high + t * p.heads_padded, m, sizeof(float) * p.heads_padded);
   }
+}
+void exponentials(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible, float* x,
+                  float* high, float* block_high, float* total) {
+  p.half ? exponentials_of_rows<true>(a, p, rows, visible, x, high, block_high, total)
+         : exponentials_of_rows<false>(a, p, rows, visible, x, high, block_high, total);
 }
 
 // The largest score adds 1 to a row's sum of exponentials: less than that is a row that sees no
