@@ -40,19 +40,21 @@ void streamed(const Linear::Arguments& a, const Tensor& y) {
                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-// Most rows that take less time by reading the weights where they lie, which are read once, than by
-// a dense product, which packs them first. Values that have to be widened, short rows, whose sums
-// are soon to be added up, and rows that do not begin with a line of the cache, where each vector
-// is read from two lines, are better packed.
-int64_t most_streamed_rows(const Linear::Arguments& a) {
-  constexpr int64_t kMost = 64, kShort = 256, kLine = 64;
+// Whether few rows take less time by reading the weights where they lie, which are read once, than
+// by a dense product, which packs them first. These are better packed: values that have to be
+// widened; short rows, whose sums are soon to be added up; rows that do not begin with a line of
+// the cache, where each vector is read from two lines; and an x that leaves the nearest caches,
+// from which every four outputs read it again.
+bool is_streamed(const Linear::Arguments& a, int64_t rows) {
+  constexpr int64_t kMost = 64, kShort = 256, kLine = 64, kBytesOfX = 160 << 10;
+  if (rows <= kStreamedRows) return true;
   const bool pairs = capability() == Capability::kAvx512Bf16 && !has_amx() &&
                      a.weight.scalar_type() == at::kBFloat16;
   const bool floats = capability() != Capability::kDefault && a.x.scalar_type() == at::kFloat;
   const int64_t in = a.weight.size(1);
-  const bool long_rows = in >= kShort && a.weight.is_contiguous();
   const bool whole_lines = in * a.weight.element_size() % kLine == 0;
-  return (floats || pairs) && long_rows && whole_lines ? kMost : kStreamedRows;
+  return (floats || pairs) && rows <= kMost && in >= kShort && whole_lines &&
+         rows * in * a.x.element_size() <= kBytesOfX && a.weight.is_contiguous();
 }
 
 // Whether y [M, O], by weights of eight or four bits, was computed in integers.
@@ -138,7 +140,7 @@ const Kernels<Linear> linear_cpu(
 
 void linear_product(const Linear::Arguments& a, const Tensor& y) {
   const int64_t rows = y.size(0);
-  if (rows <= most_streamed_rows(a)) return streamed(a, y);
+  if (is_streamed(a, rows)) return streamed(a, y);
   if (a.scale.defined()) return widened_product(a, y);
   product(y, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
 }
