@@ -97,22 +97,6 @@ struct BlockedCall {
     }
   }
 
-  // Where lines i0 ... i1 of a factor, each of the values that are summed over, lie in memory for
-  // k0 ... k1, if values of a line or all lines are adjacent there.
-  static Pieces place_of(const Matrix& m, bool lines_are_rows, int64_t i0, int64_t i1, int64_t k0,
-                         int64_t k1, int64_t size) {
-    const int64_t line = size * (lines_are_rows ? m.row : m.column);
-    const int64_t value = size * (lines_are_rows ? m.column : m.row);
-    const char* const from = static_cast<const char*>(m.data) + i0 * line + k0 * value;
-    if (i0 >= i1) return {};
-    if (value == size && line == (k1 - k0) * size) return {from, 1, (i1 - i0) * line, 0};
-    if (value == size) return {from, i1 - i0, (k1 - k0) * size, line};
-    if (line == size) return {from, k1 - k0, (i1 - i0) * size, value};
-    return {};
-  }
-  int64_t size_of_a() const { return args.type == Type::kFloat ? sizeof(float) : 2; }
-  int64_t size_of_b() const { return args.b_float ? sizeof(float) : size_of_a(); }
-
   // All columns n0 ... n1 and rows of C, for k0 ... k1. All threads read one copy of B.
   void run_by_rows(int64_t n0, int64_t n1, int64_t k0, int64_t k1, bool add) const {
     static product_kernel::Run* const kernel = HL_CHOOSE(product_kernel::run);
@@ -138,15 +122,19 @@ struct BlockedCall {
       void* const a = memory_of_own().of(parts(tall, sizes.mr) * depth * sizes.a_line);
       const int64_t top = i / across * tall, left = n0 + i % across * wide;
       if (left >= n1) return;
-      const int64_t bottom = std::min(top + tall, m);
-      Args fetching = args;
-      if (across == 1) {
-        fetching.next =
-            place_of(args.a, true, bottom, std::min(bottom + tall, m), k0, k1, size_of_a());
-      }
-      kernel(fetching, {top, bottom, left, std::min(left + wide, n1), k0, k1}, add,
+      kernel(args, {top, std::min(top + tall, m), left, std::min(left + wide, n1), k0, k1}, add,
              b + (left - n0) / sizes.nr * panel_bytes, a, /*shared=*/false);
     });
+  }
+
+  // Where columns n0 ... n1 of B lie in memory, if each is adjacent values there.
+  Pieces place_of_columns(int64_t n0, int64_t n1, int64_t k0, int64_t k1) const {
+    if (made != nullptr || args.b.row != 1 || n0 >= n1) return {};
+    const int64_t size = args.b_float || args.type == Type::kFloat ? sizeof(float) : 2;
+    const char* const from =
+        static_cast<const char*>(args.b.data) + (n0 * args.b.column + k0) * size;
+    if (args.b.column == k1 - k0) return {from, 1, (n1 - n0) * (k1 - k0) * size, 0};
+    return {from, n1 - n0, (k1 - k0) * size, args.b.column * size};
   }
 
   // All of C, for k0 ... k1. All threads read one copy of A. Each packs the columns of B that it
@@ -183,9 +171,7 @@ struct BlockedCall {
       const int64_t left = first(i), right = first(i + 1);
       pack_panels(left, right, k0, k1, static_cast<char*>(b));
       Args fetching = args;
-      if (made == nullptr && i + 1 < tasks) {
-        fetching.next = place_of(args.b, false, first(i + 1), first(i + 2), k0, k1, size_of_b());
-      }
+      if (i + 1 < tasks) fetching.next = place_of_columns(first(i + 1), first(i + 2), k0, k1);
       kernel(fetching, {0, m, left, right, k0, k1}, add, b, a, /*shared=*/true);
     });
   }
