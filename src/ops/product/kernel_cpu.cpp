@@ -17,12 +17,15 @@ constexpr int64_t kColumns = kVectors * VL;
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kRows = 14;
 constexpr int64_t kSummed = 768, kSummedAdjacent = 384;
+constexpr int64_t kStepsALine = 1;  // steps of a block's sums for each line that is fetched
 #elif defined(CPU_CAPABILITY_AVX2) || defined(__aarch64__)
 constexpr int kRows = 6;
 constexpr int64_t kSummed = 384, kSummedAdjacent = 128;
+constexpr int64_t kStepsALine = 4;  // fewer products a step hide less
 #else
 constexpr int kRows = 4;
 constexpr int64_t kSummed = 384, kSummedAdjacent = 128;
+constexpr int64_t kStepsALine = 4;
 #endif
 // Panels of both factors stay in the second level of cache. Each further part of a long sum reads
 // and writes all of C once more. Where adjacent rows of A are read from where they are, the lines
@@ -221,7 +224,7 @@ HL_INLINE void block(int64_t lines, const E* a, int64_t step, const E* b, C* c, 
     for (int j = 0; j < kUsed; ++j) values[j] = load(b + l * kColumns + j * VL);
     if constexpr (kRowsAre == Rows::kPacked) {
       __builtin_prefetch(row[0] + lines * kRows);
-      next.fetch_line();
+      if (l % kStepsALine == 0) next.fetch_line();
     }
     if constexpr (kRowsAre == Rows::kAdjacent) {
       __builtin_prefetch(next.a + l * next.a_step, 0, 2);
