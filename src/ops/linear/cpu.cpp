@@ -49,7 +49,7 @@ bool is_streamed(const Linear::Arguments& a, int64_t rows) {
   constexpr int64_t kMost = 64, kShort = 256, kLine = 64, kBytesOfX = 160 << 10;
   if (rows <= kStreamedRows) return true;
   const bool pairs = capability() == Capability::kAvx512Bf16 && !has_amx() &&
-                     a.weight.scalar_type() == at::kBFloat16;
+                     a.x.scalar_type() == at::kBFloat16 && a.weight.scalar_type() != at::kFloat;
   const bool floats = capability() != Capability::kDefault && a.x.scalar_type() == at::kFloat;
   const int64_t in = a.weight.size(1);
   const bool whole_lines = in * a.weight.element_size() % kLine == 0;

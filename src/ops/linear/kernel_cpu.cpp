@@ -6,7 +6,7 @@
 // another, so that only the first reads them from memory. Sums are in registers, each in the lanes
 // of a vector, and many are added up at once.
 #include "ops/kernel/functions.h"
-#include "ops/kernel/gemm.h"
+#include "ops/kernel/pairs.h"
 #include "ops/kernel/prefetch.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/kernel_int4.h"
@@ -53,16 +53,28 @@ struct Operands {
   const W* weight;
   const X* x;
   int64_t size;
-  bool past_cache;  // as in Args
+  const char* source;  // where the weights are in memory
+  bool past_cache;     // as in Args
+
+  // From an output on.
+  HL_INLINE Operands from(int64_t output) const {
+    Operands m = *this;
+    m.weight += output * size;
+    m.source += output * size * static_cast<int64_t>(sizeof(W));
+    return m;
+  }
 };
+template <typename W, typename X>
+HL_INLINE Operands<W, X> operands(const W* weight, const X* x, int64_t size, const Args& a) {
+  return {weight, x, size, reinterpret_cast<const char*>(weight), a.past_cache};
+}
 
 // sums[r * line + o * VL ...]: a vector whose lanes add up to output o of row r, each from P sums
-// along the rows.
-template <int O, int R, int P, typename W, typename X>
+// along the rows. An element of the weights is kSource bytes in memory.
+template <int O, int R, int P, int kSource, typename W, typename X>
 HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
-  constexpr int64_t kSize = sizeof(W);
-  const int64_t tile = O > 1 ? O * m.size * kSize : 0;
-  const char* next = reinterpret_cast<const char*>(m.weight) + (tile > kAhead ? tile : kAhead);
+  const int64_t tile = O > 1 ? O * m.size * kSource : 0;
+  const char* const next = m.source + (tile > kAhead ? tile : kAhead);
   vf sum[P][R][O];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
@@ -86,7 +98,7 @@ HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
   int64_t i = 0;
   const auto whole = [&i](const auto* row) __attribute__((always_inline)) { return load(row + i); };
   while (i + P * VL <= m.size) {
-    fetch<O * P * VL * kSize>(next + O * i * kSize, m.past_cache);
+    fetch<O * P * VL * kSource>(next + O * i * kSource, m.past_cache);
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p, i += VL) add(p, whole);
   }
@@ -140,28 +152,25 @@ struct Finish {
 
 // Outputs begin ... end of R rows, which are all: an output at a time.
 template <int R, typename T, typename W, typename X>
-void by_outputs(const Args& a, Operands<W, X> m, int64_t begin, int64_t end) {
+void by_outputs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
   constexpr int O = R == 1 ? VL : kOutputs, P = R == 1 ? 4 : R == 2 ? 2 : 1;
   Finish<O, R, T> of;
-  const W* const weight = m.weight;
   for (int64_t output = begin; output < end; output += O) {
     const int64_t count = end - output < O ? end - output : O;
     of.read_scales(a, output, count);
     for (int64_t o = 0; o < count; ++o) {
-      m.weight = weight + (output + o) * m.size;
-      multiply<1, R, P>(m, of.sums + o * VL, O * VL);
+      multiply<1, R, P, sizeof(W)>(m.from(output + o), of.sums + o * VL, O * VL);
     }
     of.write(a, 0, R, output, count);
   }
 }
 
-// O outputs of every row, kRows rows at a time.
-template <int O, typename T, typename W, typename X>
+// O outputs of every row, kRows rows at a time. m.weight is that of `output`.
+template <int O, int kSource, typename T, typename W, typename X>
 void by_tiles(const Args& a, Operands<W, X> m, int64_t output) {
   Finish<O, kRows, T> of;
   of.read_scales(a, output, O);
   const X* const x = m.x;
-  m.weight += output * m.size;
   for (int64_t row = 0; row < a.rows;) {
     // The last rows are split evenly: few rows wait for their own sums.
     const int64_t left = a.rows - row;
@@ -169,15 +178,23 @@ void by_tiles(const Args& a, Operands<W, X> m, int64_t output) {
                          : left > kRows                     ? (left + 1) / 2
                                                             : left;
     m.x = x + row * m.size;
-    if (rows == 1) multiply<O, 1, 2>(m, of.sums, O * VL);
-    if (rows == 2) multiply<O, 2, 1>(m, of.sums, O * VL);
+    if (rows == 1) multiply<O, 1, 2, kSource>(m, of.sums, O * VL);
+    if (rows == 2) multiply<O, 2, 1, kSource>(m, of.sums, O * VL);
     if constexpr (kRows > 2) {
-      if (rows == 3) multiply<O, 3, 1>(m, of.sums, O * VL);
-      if (rows == 4) multiply<O, 4, 1>(m, of.sums, O * VL);
+      if (rows == 3) multiply<O, 3, 1, kSource>(m, of.sums, O * VL);
+      if (rows == 4) multiply<O, 4, 1, kSource>(m, of.sums, O * VL);
     }
     of.write(a, row, rows, output, O);
     row += rows;
   }
+}
+
+// Calls f.template operator()<O>(output) for all of begin ... end, O outputs at a time.
+template <typename F>
+HL_INLINE void each_tile(int64_t begin, int64_t end, F&& f) {
+  int64_t output = begin;
+  for (; output + kOutputs <= end; output += kOutputs) f.template operator()<kOutputs>(output);
+  for (; output < end; ++output) f.template operator()<1>(output);
 }
 
 template <typename T, typename W, typename X>
@@ -188,21 +205,57 @@ void run(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
     if (a.rows == 3) return by_outputs<3, T>(a, m, begin, end);
     if (a.rows == 4) return by_outputs<4, T>(a, m, begin, end);
   }
-  int64_t output = begin;
-  for (; output + kOutputs <= end; output += kOutputs) by_tiles<kOutputs, T>(a, m, output);
-  for (; output < end; ++output) by_tiles<1, T>(a, m, output);
+  each_tile(begin, end,
+            [&]<int O>(int64_t output) { by_tiles<O, sizeof(W), T>(a, m.from(output), output); });
+}
+
+// Most pairs of a row of int8 weights that is made into pairs once for all rows of x: four such
+// rows stay in the first level of cache.
+constexpr int64_t kMostPaired = 2048;
+
+// The same for int8 weights and x in bfloat16, where `in` is even: weights become pairs of
+// bfloat16, which is exact.
+template <typename T>
+void run_paired(const Args& a, int64_t begin, int64_t end) {
+  Pair pairs[kOutputs * kMostPaired];
+  const int64_t size = a.in / 2;
+  each_tile(begin, end, [&]<int O>(int64_t output) {
+    const auto* const weight = static_cast<const int8_t*>(a.weight) + output * a.in;
+    for (int64_t o = 0; o < O; ++o) {
+      const int8_t* const from = weight + o * a.in;
+      Pair* const to = pairs + o * size;
+      int64_t i = 0;
+      for (; i + 2 * VL <= a.in; i += 2 * VL) {
+        store_columns(to + i / 2, load(from + i), load(from + i + VL), true);
+      }
+      if (i < a.in) {
+        int8_t last[2 * VL] = {};
+        Pair made[VL];
+        std::memcpy(last, from + i, static_cast<size_t>(a.in - i));
+        store_columns(made, load(last), load(last + VL), true);
+        std::memcpy(to + i / 2, made, static_cast<size_t>(a.in - i) / 2 * sizeof(Pair));
+      }
+    }
+    by_tiles<O, 2, T>(a,
+                      Operands<Pair, Pair>{pairs, static_cast<const Pair*>(a.x), size,
+                                           reinterpret_cast<const char*>(weight), a.past_cache},
+                      output);
+  });
 }
 
 template <typename T, typename W>
 void run(const Args& a, int64_t begin, int64_t end) {
   const auto* const weight = static_cast<const W*>(a.weight);
   const auto* const x = static_cast<const T*>(a.x);
-  if constexpr (HL_BFLOAT16 && std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
-    if (a.in % 2 == 0) {
-      return run<T>(a,
-                    Operands<Pair, Pair>{reinterpret_cast<const Pair*>(weight),
-                                         reinterpret_cast<const Pair*>(x), a.in / 2, a.past_cache},
-                    begin, end);
+  if constexpr (HL_BFLOAT16 && std::is_same_v<T, BFloat16>) {
+    if (std::is_same_v<W, BFloat16> && a.in % 2 == 0) {
+      return run<T>(
+          a,
+          operands(static_cast<const Pair*>(a.weight), static_cast<const Pair*>(a.x), a.in / 2, a),
+          begin, end);
+    }
+    if (std::is_same_v<W, int8_t> && a.in % 2 == 0 && a.in / 2 <= kMostPaired && a.rows > kRows) {
+      return run_paired<T>(a, begin, end);
     }
   }
   if constexpr (sizeof(T) < sizeof(float)) {
@@ -211,10 +264,10 @@ void run(const Args& a, int64_t begin, int64_t end) {
     if (a.rows == 1 && a.in <= kMost) {
       float wide[kMost];
       store_scaled(x, a.in, 1, wide);
-      return run<T>(a, Operands<W, float>{weight, wide, a.in, a.past_cache}, begin, end);
+      return run<T>(a, operands(weight, static_cast<const float*>(wide), a.in, a), begin, end);
     }
   }
-  run<T>(a, Operands<W, T>{weight, x, a.in, a.past_cache}, begin, end);
+  run<T>(a, operands(weight, x, a.in, a), begin, end);
 }
 
 template <typename T>
