@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import numbers
 from typing import Any, Dict, List, Optional
 
@@ -137,9 +136,4 @@ def keep_freed_memory() -> bool:
         >>> headloom.keep_freed_memory()  # before the training loop
         True
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    trim_threshold, mmap_max = -1, -4  # of <malloc.h>
-    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
+    return bool(torch.ops.headloom.keep_freed_memory())

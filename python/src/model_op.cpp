@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/json.h"
+#include "core/platform.h"
 #include "functional_call.h"
 #include "interop/convert.h"
 #include "model/check.h"
@@ -388,6 +389,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
   m.def("redraw_model(str spec, Tensor(a!)[] params, int step, int seed) -> ()");
   m.def("model_tensors(str spec, bool values=True) -> (str[] names, Tensor[] values, str[] kinds)");
   m.def("preset_rows() -> str[]");
+  m.def("keep_freed_memory() -> bool");
   m.def(
       "load(str path, str checkpoint) -> (str spec, str json, str[] names, Tensor[] values, "
       "str[] kinds, str tokenizer, int step, str note)");
@@ -402,6 +404,7 @@ TORCH_LIBRARY_IMPL(headloom, CompositeImplicitAutograd, m) {
   m.impl("model_tensors",
          [](std::string_view spec, bool values) { return new_tensors(build, spec, values); });
   m.impl("preset_rows", preset_rows);
+  m.impl("keep_freed_memory", keep_freed_memory);
   m.impl("load", load);
   m.impl("save", save);
 }

@@ -34,10 +34,11 @@ void release_free_memory() {
 #endif
 }
 
-void keep_freed_memory() {
+bool keep_freed_memory() {
 #ifdef __GLIBC__
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, -1);  // never
+  return ::mallopt(M_MMAP_MAX, 0) != 0 && ::mallopt(M_TRIM_THRESHOLD, -1) != 0;  // -1: never
+#else
+  return false;
 #endif
 }
 

@@ -21,6 +21,7 @@ BEHIND = {
     "model",
     "model_spec",
     "model_tensors",
+    "keep_freed_memory",
     "preset_rows",
     "record",
     "redraw_mixer",

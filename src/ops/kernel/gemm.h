@@ -80,6 +80,13 @@ struct NothingAhead {
   HL_INLINE const char* take(int64_t, const void*) { return nullptr; }
 };
 
+// Rows of the next block, of `left` that are left, where a block has at most `most`. The last ones
+// are split evenly, because a block of one or two rows waits for its own sums.
+HL_INLINE int64_t rows_of_block(int64_t left, int64_t most) {
+  if (left == most || left >= 2 * most) return most;
+  return left > most ? (left + 1) / 2 : left;
+}
+
 template <int M, int NV, bool ACC, bool A_BY_ROW, bool FETCH, typename T>
 HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
                           int64_t ldc, float scale, const char* ahead) {
@@ -119,11 +126,7 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
   constexpr int kMost = NV == 1 ? 2 * MR : MR;
   const int64_t step = A_BY_ROW ? lda : 1;
   for (int64_t m = 0; m < M;) {
-    // The last rows are split evenly: a block of one or two rows would wait for its own sums.
-    const int64_t left = M - m;
-    const int64_t rows = left >= 2 * kMost || left == kMost ? kMost
-                         : left > kMost                     ? (left + 1) / 2
-                                                            : left;
+    const int64_t rows = rows_of_block(M - m, kMost);
     const T* a = A + m * step;
     float* c = C + m * ldc;
     const char* ahead = next.take(K, a);

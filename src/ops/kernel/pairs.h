@@ -18,13 +18,14 @@ HL_INLINE void store_columns(Pair* to, vf first, vf second, bool two) {
 }
 
 // Neighbouring columns: to[r][i] = (from[r][2 i], from[r][2 i + 1]), i < columns / 2 rounded up to
-// whole vectors, which are read too. Lines in elements of each.
-HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const float* from, int64_t line,
+// whole vectors, which are read too. Lines in elements of each. T is float or int8_t.
+template <typename T>
+HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const T* from, int64_t line,
                                    Pair* to, int64_t to_line) {
 #if HL_BFLOAT16
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < columns; i += 2 * VL) {
-      const float* at = from + r * line + i;
+      const T* at = from + r * line + i;
       store_columns(to + r * to_line + i / 2, load(at), load(at + VL), true);
     }
   }

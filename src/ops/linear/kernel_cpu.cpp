@@ -27,15 +27,10 @@ constexpr int kRows = 2;  // 16 registers
 constexpr int64_t kAhead = 8192;
 
 // The first `count` < VL, zeros in the other lanes.
-template <typename W>
-HL_INLINE vf part(const W* p, int64_t count) {
-  W whole[VL] = {};
-  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(W));
-  return load(whole);
-}
-HL_INLINE auto part(const Pair* p, int64_t count) {
-  Pair whole[VL] = {};
-  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(Pair));
+template <typename E>
+HL_INLINE auto part(const E* p, int64_t count) {
+  E whole[VL] = {};
+  std::memcpy(whole, p, static_cast<size_t>(count) * sizeof(E));
   return load(whole);
 }
 
@@ -172,11 +167,7 @@ void by_tiles(const Args& a, Operands<W, X> m, int64_t output) {
   of.read_scales(a, output, O);
   const X* const x = m.x;
   for (int64_t row = 0; row < a.rows;) {
-    // The last rows are split evenly: few rows wait for their own sums.
-    const int64_t left = a.rows - row;
-    const int64_t rows = left >= 2 * kRows || left == kRows ? kRows
-                         : left > kRows                     ? (left + 1) / 2
-                                                            : left;
+    const int64_t rows = rows_of_block(a.rows - row, kRows);
     m.x = x + row * m.size;
     if (rows == 1) multiply<O, 1, 2, kSource>(m, of.sums, O * VL);
     if (rows == 2) multiply<O, 2, 1, kSource>(m, of.sums, O * VL);
@@ -218,23 +209,17 @@ constexpr int64_t kMostPaired = 2048;
 template <typename T>
 void run_paired(const Args& a, int64_t begin, int64_t end) {
   Pair pairs[kOutputs * kMostPaired];
-  const int64_t size = a.in / 2;
+  const int64_t size = a.in / 2, whole = a.in / (2 * VL) * (2 * VL);
   each_tile(begin, end, [&]<int O>(int64_t output) {
     const auto* const weight = static_cast<const int8_t*>(a.weight) + output * a.in;
-    for (int64_t o = 0; o < O; ++o) {
-      const int8_t* const from = weight + o * a.in;
-      Pair* const to = pairs + o * size;
-      int64_t i = 0;
-      for (; i + 2 * VL <= a.in; i += 2 * VL) {
-        store_columns(to + i / 2, load(from + i), load(from + i + VL), true);
-      }
-      if (i < a.in) {
-        int8_t last[2 * VL] = {};
-        Pair made[VL];
-        std::memcpy(last, from + i, static_cast<size_t>(a.in - i));
-        store_columns(made, load(last), load(last + VL), true);
-        std::memcpy(to + i / 2, made, static_cast<size_t>(a.in - i) / 2 * sizeof(Pair));
-      }
+    pair_columns(O, whole, weight, a.in, pairs, size);
+    for (int64_t o = 0; o < O && whole < a.in; ++o) {
+      int8_t last[2 * VL] = {};
+      Pair made[VL];
+      std::memcpy(last, weight + o * a.in + whole, static_cast<size_t>(a.in - whole));
+      pair_columns(1, 2 * VL, last, 0, made, 0);
+      std::memcpy(pairs + o * size + whole / 2, made,
+                  static_cast<size_t>(a.in - whole) / 2 * sizeof(Pair));
     }
     by_tiles<O, 2, T>(a,
                       Operands<Pair, Pair>{pairs, static_cast<const Pair*>(a.x), size,

@@ -159,7 +159,8 @@ struct BlockedCall {
       }
     });
     // Tasks have as many panels as each other, or one less, and threads as many tasks as each
-    // other.
+    // other. Where A has few rows, threads wait for memory, which they do not share evenly, so that
+    // smaller tasks end closer together.
     const int64_t of_own = std::min(kBytesOfOwnB, panels * panel_bytes);
     const int64_t own = std::max<int64_t>(of_own / (depth * sizes.b_line), 1);
     const int64_t across = parts(n, sizes.nr);

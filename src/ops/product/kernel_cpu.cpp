@@ -317,12 +317,7 @@ void pack_columns(const Args& args, const Block& at, void* to) {
   }
 }
 
-// Rows of the next panel, of `left`: the last ones are split evenly, because few rows wait for
-// their own sums.
-HL_INLINE int panel_rows(int64_t left) {
-  if (left == kRows || left >= 2 * kRows) return kRows;
-  return static_cast<int>(left > kRows ? (left + 1) / 2 : left);
-}
+HL_INLINE int panel_rows(int64_t left) { return static_cast<int>(rows_of_block(left, kRows)); }
 
 // Whether A is multiplied from where it is. That is faster where few columns of C share the work of
 // packing, and its lines do not take each other's places in the first level of cache.
