@@ -132,6 +132,9 @@ struct Plan {
   bool half = false;     // products in pairs of bfloat16: the type of q and the
                          // processor allow it
   bool amx = false;      // half: by the tile registers of AMX
+  // half: dynamic mixes multiply pairs too. Not where tile registers multiply, because such a
+  // processor takes longer for a pair in a vector than for two floats.
+  bool mixes_pairs = false;
   float half_scale = 1;  // half: the part of the scale that packed queries have
   // Backward: the weights of the whole row are kept; otherwise its second pass computes them from
   // the scores again, which takes less time than to write and read them.

@@ -262,12 +262,12 @@ struct BackwardTile {
       const int64_t at = r * p.line;
       if (a.post.present) {
         const int64_t width = r * a.H1 * a.post.q_width();
-        const MixWeights by{w.post_q + width, in.post};
+        const MixWeights by = mix_weights(p, a.post, w.post_q, r, in.post);
         tile_mix(a.post, by, n, p.line, mixed_grad + at, grad + at, true, w.grad_inner);
         tile_mix(a.post, by, n, p.line, x + at, mixed + at, false, w.inner);
         if (a.post.dynamic()) {
           mix_grad(a.post, {n, p.line, x + at, mixed_grad + at, w.inner, w.grad_inner,
-                            w.post_sum + width * VL, to.post});
+                            w.post_sum + width * VL, to.post, p.mixes_pairs});
         }
       }
       if (!a.post_conv.kernel) add_delta(i, r, n);
@@ -324,7 +324,7 @@ struct BackwardTile {
     if (a.pre.present) x = (w.mix_in ? w.mix_in : w.scores) + i * p.chunk + prob_skip();
     few_rows(prob_rows(), [&](int64_t r, int64_t n) {
       const int64_t at = r * p.line, width = r * a.H * a.pre.q_width();
-      const MixWeights by{w.pre_q + width, in.pre};
+      const MixWeights by = mix_weights(p, a.pre, w.pre_q, r, in.pre);
       if (!p.keeps_weights) {
         tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
         weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
@@ -336,7 +336,7 @@ struct BackwardTile {
       tile_mix(a.pre, by, n, p.line, grad + at, to + prob_skip() + at, true, w.grad_inner);
       if (a.pre.dynamic()) {
         mix_grad(a.pre, {n, p.line, x + at, grad + at, w.inner, w.grad_inner,
-                         w.pre_sum + width * VL, sum.pre});
+                         w.pre_sum + width * VL, sum.pre, p.mixes_pairs});
       }
     });
     if (!a.pre.present) return grad - prob_skip();

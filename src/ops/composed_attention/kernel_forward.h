@@ -178,8 +178,8 @@ HL_INLINE float* mixed_weights(const Args& a, const Plan& p, int64_t first, int6
   if (!a.post.present) return x;
   float* y = a.post.matrix ? w.tile[0] : x;
   const int64_t at = first * p.line;
-  tile_mix(a.post, {w.post_q + first * a.H1 * a.post.q_width(), keys.post}, rows, p.line, x + at,
-           y + at, false, nullptr);
+  tile_mix(a.post, mix_weights(p, a.post, w.post_q, first, keys.post), rows, p.line, x + at, y + at,
+           false, nullptr);
   return y;
 }
 
@@ -263,7 +263,7 @@ void forward_tile(const Args& a, const Plan& p, const Task& task, int64_t index)
       weight_factors(a, p, w.high + high, w.block_high + i * high_size + high,
                      w.total + t * a.H1 * 16, factor + (t - r) * p.heads_padded);
     }
-    tile_mix_scaled(a.post, {w.post_q + r * a.H1 * a.post.q_width(), keys(i).post}, n, p.line,
+    tile_mix_scaled(a.post, mix_weights(p, a.post, w.post_q, r, keys(i).post), n, p.line,
                     w.weights + i * p.chunk + at, factor, p.heads_padded, to + at,
                     paired ? pairs(w.halves) + r * p.line : nullptr);
   };
@@ -341,7 +341,7 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     float* raw = a.pre.matrix ? w.tile[0] : x;
     const SeenKeys seen = seen_keys(p, tile, w.visible, i, 0);
     if (p.direct) {
-      pack_key_weights<T>(a, a.pre, task.batch, block, keys.pre);
+      pack_key_weights<T>(a, p, a.pre, task.batch, block, keys.pre);
       fetch_key_weights<T>(a, a.pre, task.batch, block + 1);
       const Range reach = seen_keys(tile.count, visible);
       a.k_scale ? direct_scores<int8_t>(a, p, task.batch, block, reach, end, w, raw)
@@ -352,7 +352,8 @@ void split_scores(const Args& a, const Plan& p, const Task& task) {
     }
     add_bias(a, p, tile, block, raw);
     if (a.pre.present) {
-      tile_mix(a.pre, {w.pre_q, keys.pre}, tile.count, p.line, raw, x, false, nullptr);
+      tile_mix(a.pre, mix_weights(p, a.pre, w.pre_q, 0, keys.pre), tile.count, p.line, raw, x,
+               false, nullptr);
     }
     exponentials(a, p, tile.count, visible, x, w.high, w.block_high + i * p.height * p.heads_padded,
                  w.total);
@@ -406,7 +407,7 @@ void split_values(const Args& a, const Plan& p, const Task& task) {
     normalise(a, p, tile.count, w.visible + i * p.height, w.all_high,
               w.block_high + i * p.height * p.heads_padded, w.all_total, x, x);
     if (p.direct) {
-      pack_key_weights<T>(a, a.post, task.batch, block, keys.post);
+      pack_key_weights<T>(a, p, a.post, task.batch, block, keys.post);
       fetch_key_weights<T>(a, a.post, task.batch, block + 1);
       const Range seen = seen_keys(tile.count, w.visible + i * p.height);
       float* const weights = mixed_weights(a, p, 0, tile.count, w, keys, x);

@@ -1,19 +1,24 @@
-// Head composition of one tile, and its gradient. A tile holds x[t * line + h *
+// The dynamic part of a mix of one tile, and its gradients. A tile holds x[t * line + h *
 // kBlock + s]: all maps of a query side by side, so the key is the vector lane
 // and every branch is a few multiply-adds.
+//
+// Where plan.mixes_pairs is set, the inner products over maps and those over ranks multiply pairs
+// of bfloat16 and sum in float. The maps themselves, and what they have by the gates, stay float.
 #pragma once
 
-#include "ops/composed_attention/kernel.h"
+#include "ops/composed_attention/kernel_scratch.h"
+#include "ops/composed_attention/kernel_static_mix.h"
 #include "ops/kernel/pairs.h"
 
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
 // The dynamic weights of a tile: q [t][h][q_width] scalars (down, up, gate), k
-// [h][k_width][kBlock].
+// [h][k_width][kBlock]. In pairs both are as PairedWeights has them, [t][size] and [size][kBlock].
 struct MixWeights {
   const float* q;
   const float* k;
+  bool paired, backward;
 };
 
 // What a dynamic mix adds to: x itself; what y holds, the static mix of x; or x times a factor for
@@ -142,6 +147,160 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
   }
 }
 
+// Inner products of `rows` queries in pairs of bfloat16, for the gradients of a mix: those by
+// query-wise weights in pairs of neighbouring keys, [rows][groups][rank_q][kBlock / 2], and behind
+// them those by key-wise weights in pairs of neighbouring queries,
+// [(rows + 1) / 2][groups][rank_k][kBlock].
+struct InnerPairs {
+  int64_t query_line, key_line, key_begin;
+};
+HL_INLINE InnerPairs inner_pairs(const Mix& mix, int64_t rows, int64_t rank_q, int64_t rank_k) {
+  const int64_t query_line = mix.groups * rank_q * kBlock / 2;
+  return {query_line, mix.groups * rank_k * kBlock, rows * query_line};
+}
+
+// Where one side's weights of a group are, and where its inner products go.
+struct PairedSide {
+  const Pair *inward, *outward;
+  const float* gate;
+  int64_t line = 0;  // from one query to the next
+  Pair* inner;       // or null
+  int64_t inner_line;
+};
+
+// mix_rows() in pairs, for a group of `heads` maps: x, factor and y are its first.
+template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB, typename Y>
+HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* factor,
+                                 int64_t factor_line, Y* y, int64_t line, const PairedSide& q,
+                                 const PairedSide& k) {
+  constexpr int64_t kKeys = kPaired<Y> ? 2 : 1;  // of one element of y
+  constexpr int RPQ = (RQ + 1) / 2, RPK = (RK + 1) / 2;
+  if (HEADS > 0) heads = HEADS;
+  const int64_t map_pairs = (heads + 1) / 2;
+  const auto value = [&](int t, int64_t h, int v) {
+    vf a = load(x + t * line + h * kBlock + v * VL);
+    if constexpr (OF == MixOf::kScaled) a = a * bcast(factor[t * factor_line + h]);
+    return a;
+  };
+  vp q_inner[TB][RPQ > 0 ? RPQ : 1][VB], k_inner[TB][RPK > 0 ? RPK : 1][VB];
+  if constexpr (RQ + RK > 0) {
+    vf iq[TB][2 * RPQ + 1][VB], ik[TB][2 * RPK + 1][VB];
+#pragma GCC unroll 4
+    for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 2
+      for (int v = 0; v < VB; ++v) {
+#pragma GCC unroll 5
+        for (auto& r : iq[t]) r[v] = zero();
+#pragma GCC unroll 5
+        for (auto& r : ik[t]) r[v] = zero();
+      }
+    }
+    for (int64_t i = 0; i < map_pairs; ++i) {
+      vp weight[RK > 0 ? RK : 1][VB];
+#pragma GCC unroll 4
+      for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) {
+          weight[r][v] = load(k.inward + (r * map_pairs + i) * kBlock + v * VL);
+        }
+      }
+      const bool two = (HEADS > 0 && HEADS % 2 == 0) || 2 * i + 1 < heads;
+#pragma GCC unroll 4
+      for (int t = 0; t < TB; ++t) {
+        vp a[VB];
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) {
+          a[v] = pair_vectors(value(t, 2 * i, v), two ? value(t, 2 * i + 1, v) : zero());
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < RQ; ++r) {
+          const vp by = bcast(q.inward[t * q.line + r * map_pairs + i]);
+#pragma GCC unroll 2
+          for (int v = 0; v < VB; ++v) iq[t][r][v] = fma(a[v], by, iq[t][r][v]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < VB; ++v) ik[t][r][v] = fma(a[v], weight[r][v], ik[t][r][v]);
+        }
+      }
+    }
+    if (q.inner) {
+#pragma GCC unroll 4
+      for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 4
+        for (int r = 0; r < RQ; ++r) {
+          store_columns(q.inner + t * q.inner_line + r * (kBlock / 2), iq[t][r][0],
+                        iq[t][r][VB - 1], VB == 2);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) {
+          store(k.inner + r * kBlock + v * VL,
+                pair_vectors(ik[0][r][v], TB > 1 ? ik[TB - 1][r][v] : zero()));
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 2
+      for (int v = 0; v < VB; ++v) {
+#pragma GCC unroll 2
+        for (int r = 0; r < RPQ; ++r) {
+          q_inner[t][r][v] = pair_vectors(iq[t][2 * r][v], iq[t][2 * r + 1][v]);
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < RPK; ++r) {
+          k_inner[t][r][v] = pair_vectors(ik[t][2 * r][v], ik[t][2 * r + 1][v]);
+        }
+      }
+    }
+  }
+  if (!y) return;
+  for (int64_t h = 0; h < heads; ++h) {
+    vp weight[RPK > 0 ? RPK : 1][VB];
+    vf k_gate[VB];
+#pragma GCC unroll 2
+    for (int v = 0; v < VB; ++v) {
+#pragma GCC unroll 2
+      for (int r = 0; r < RPK; ++r) {
+        weight[r][v] = load(k.outward + (h * RPK + r) * kBlock + v * VL);
+      }
+      k_gate[v] = K ? load(k.gate + h * kBlock + v * VL) : zero();
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TB; ++t) {
+      const vf q_gate = bcast(q.gate[t * q.line + h]);
+      vf out[VB];
+#pragma GCC unroll 2
+      for (int v = 0; v < VB; ++v) {
+        const vf own = value(t, h, v);
+        if constexpr (OF == MixOf::kOnto) {
+          out[v] = load(y + t * line + h * kBlock + v * VL);
+        } else {
+          out[v] = own;
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < RPQ; ++r) {
+          const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
+          out[v] = fma(q_inner[t][r][v], by, out[v]);
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < RPK; ++r) out[v] = fma(k_inner[t][r][v], weight[r][v], out[v]);
+        out[v] = fma(own, K ? q_gate + k_gate[v] : q_gate, out[v]);
+      }
+      if constexpr (kPaired<Y>) {
+        store_columns(y + t * line + h * kBlock / kKeys, out[0], out[VB - 1], VB == 2);
+      } else {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) store(y + t * line + h * kBlock + v * VL, out[v]);
+      }
+    }
+  }
+}
+
 struct MixCall {
   int64_t rows, line;
   const float* x;
@@ -149,7 +308,7 @@ struct MixCall {
   int64_t factor_line;
   float* y;               // may be x; null: only the inner products, or `pairs`
   bool swapped;           // the gradient with respect to x: x is then the gradient of y
-  float* inner;           // [rows][groups][rank_q + rank_k][kBlock] or null
+  float* inner;           // [rows][groups][rank_q + rank_k][kBlock], InnerPairs, or null
   Pair* pairs = nullptr;  // MixOf::kScaled: in place of y, [rows][line]
 };
 
@@ -167,17 +326,55 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   const int k_in = c.swapped ? RK : 0, k_out = RK - k_in;
   const int64_t heads = mix.in, size = heads / mix.groups;
   const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
+  const PairedWeights q_at = paired_weights(mix, RQ, w.backward);
+  const PairedWeights k_at = paired_weights(mix, RK, w.backward);
+  const InnerPairs inner_at = inner_pairs(mix, c.rows, RQ, RK);
+  // The rows from t on, of group g and keys from s on.
+  const auto in_pairs = [&]<int ROWS, int HEADS>(int64_t t, int64_t g, int64_t s, auto* y) {
+    const int way = c.swapped ? 1 : 0;
+    const Pair* const q = reinterpret_cast<const Pair*>(w.q) + t * q_at.size;
+    const Pair* const k = reinterpret_cast<const Pair*>(w.k) + s;
+    Pair* const inner = reinterpret_cast<Pair*>(c.inner);
+    const int64_t h = g * size;
+    PairedSide by_query{q + q_at.inward[way] + g * RQ * q_at.map_pairs,
+                        q + q_at.outward[way] + h * q_at.rank_pairs,
+                        w.q + t * q_at.size + q_at.gate + h,
+                        q_at.size,
+                        nullptr,
+                        inner_at.query_line};
+    PairedSide by_key{k + (k_at.inward[way] + g * RK * k_at.map_pairs) * kBlock,
+                      k + (k_at.outward[way] + h * k_at.rank_pairs) * kBlock,
+                      w.k + s + (k_at.gate + h) * kBlock,
+                      0,
+                      nullptr,
+                      0};
+    if (inner) {
+      by_query.inner = inner + t * inner_at.query_line + (g * RQ * kBlock + s) / 2;
+      by_key.inner =
+          inner + inner_at.key_begin + t / 2 * inner_at.key_line + g * RK * kBlock + s;
+    }
+    constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
+    mix_rows_in_pairs<RQ, RK, K, OF, HEADS, ROWS, VB>(
+        size, c.x + t * c.line + h * kBlock + s, c.factor + t * c.factor_line + h, c.factor_line,
+        y ? y + h * kBlock / kKeys : nullptr, c.line, by_query, by_key);
+  };
   const auto to = [&]<int ROWS, int HEADS>(int64_t t, auto* y) {
     constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
     if (y) y += t * c.line;
     for (int64_t g = 0; g < mix.groups; ++g) {
       const int64_t h0 = g * size, h1 = h0 + size;
       for (int64_t s = 0; s < kBlock; s += VB * VL) {
+        auto* const some = y ? y + s / kKeys : nullptr;
+        if constexpr (HL_BFLOAT16) {
+          if (w.paired) {
+            in_pairs.template operator()<ROWS, HEADS>(t, g, s, some);
+            continue;
+          }
+        }
         float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
         mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
-            h0, h1, c.x + t * c.line + s, c.factor + t * c.factor_line, c.factor_line,
-            y ? y + s / kKeys : nullptr, c.line, w.q + t * heads * QW, heads * QW, q_in, q_out,
-            w.k + s, k_in, k_out, inner, inner_line);
+            h0, h1, c.x + t * c.line + s, c.factor + t * c.factor_line, c.factor_line, some, c.line,
+            w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
       }
     }
   };
@@ -196,29 +393,55 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   for (; t < c.rows; ++t) some.template operator()<1, 0>(t);
 }
 
+// What one step of a gradient multiplies: a vector, or pairs of bfloat16 of two vectors that belong
+// to neighbouring keys of a query or to neighbouring queries of a key.
+enum class Step { kVector, kPairOfKeys, kPairOfQueries };
+
+// `next` is from a query to the next one; the last of an odd number of them is paired with 0.
+template <Step STEP>
+HL_INLINE auto step_of(const float* x, int64_t next, bool two) {
+  if constexpr (STEP == Step::kVector) {
+    return load(x);
+  } else if constexpr (STEP == Step::kPairOfKeys) {
+    return pair_lanes(load(x), load(x + VL));
+  } else {
+    return pair_vectors(load(x), two ? load(x + next) : zero());
+  }
+}
+
+// Inner products of a step, and from one step to the next and from one rank to the next.
+template <Step STEP>
+struct InnerSteps {
+  using Element = std::conditional_t<STEP == Step::kVector, float, Pair>;
+  const Element *x, *dy;  // of x, and of dy (a swapped mix)
+  int64_t step, rank;
+};
+
 // Adds, for HB heads, the products that make the gradients of one side's
-// weights over n steps: keys of one query (query side) or queries of one vector
-// of keys (key side). sum[h][2R+1] vectors, `width` apart.
-template <int R, int HB>
-HL_INLINE void grad_heads(int64_t n, int64_t step, int64_t inner_step, const float* x,
-                          const float* dy, const float* inner, const float* dinner, float* sum,
-                          int64_t width) {
+// weights over `lines` vectors, `line` apart: keys of one query (query side) or queries of one
+// vector of keys (key side). sum[h][2R+1] vectors, `width` apart.
+template <int R, int HB, Step STEP>
+HL_INLINE void grad_heads(int64_t lines, int64_t line, const float* x, const float* dy,
+                          const InnerSteps<STEP>& inner, float* sum, int64_t width) {
+  constexpr int kLines = STEP == Step::kVector ? 1 : 2;  // of a step
   vf acc[HB][2 * R + 1];
 #pragma GCC unroll 8
   for (int h = 0; h < HB; ++h) {
 #pragma GCC unroll 9
     for (int i = 0; i < 2 * R + 1; ++i) acc[h][i] = load(sum + (h * (2 * R + 1) + i) * width);
   }
-  for (int64_t i = 0; i < n; ++i) {
-    vf in[R > 0 ? R : 1], din[R > 0 ? R : 1];
+  for (int64_t i = 0; i * kLines < lines; ++i) {
+    const bool two = (i + 1) * kLines <= lines;
+    decltype(load(inner.x)) in[R > 0 ? R : 1], din[R > 0 ? R : 1];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      in[r] = load(inner + i * inner_step + r * kBlock);
-      din[r] = load(dinner + i * inner_step + r * kBlock);
+      in[r] = load(inner.x + i * inner.step + r * inner.rank);
+      din[r] = load(inner.dy + i * inner.step + r * inner.rank);
     }
 #pragma GCC unroll 8
     for (int h = 0; h < HB; ++h) {
-      const vf a = load(x + i * step + h * kBlock), b = load(dy + i * step + h * kBlock);
+      const int64_t at = i * kLines * line + h * kBlock;
+      const auto a = step_of<STEP>(x + at, line, two), b = step_of<STEP>(dy + at, line, two);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         acc[h][r] = fma(a, din[r], acc[h][r]);
@@ -234,10 +457,9 @@ HL_INLINE void grad_heads(int64_t n, int64_t step, int64_t inner_step, const flo
   }
 }
 
-template <int R>
-void grad_side(int64_t heads, int64_t n, int64_t step, int64_t inner_step, const float* x,
-               const float* dy, const float* inner, const float* dinner, float* sum,
-               int64_t width) {
+template <int R, Step STEP>
+void grad_side(int64_t heads, int64_t lines, int64_t line, const float* x, const float* dy,
+               const InnerSteps<STEP>& inner, float* sum, int64_t width) {
 #if defined(CPU_CAPABILITY_AVX512)
   constexpr int kAccumulators = 20;
 #else
@@ -247,12 +469,12 @@ void grad_side(int64_t heads, int64_t n, int64_t step, int64_t inner_step, const
   constexpr int HB = kAccumulators / W >= 4 ? 4 : kAccumulators / W >= 2 ? 2 : 1;
   int64_t h = 0;
   for (; h + HB <= heads; h += HB) {
-    grad_heads<R, HB>(n, step, inner_step, x + h * kBlock, dy + h * kBlock, inner, dinner,
-                      sum + h * W * width, width);
+    grad_heads<R, HB, STEP>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
+                            sum + h * W * width, width);
   }
   for (; h < heads; ++h) {
-    grad_heads<R, 1>(n, step, inner_step, x + h * kBlock, dy + h * kBlock, inner, dinner,
-                     sum + h * W * width, width);
+    grad_heads<R, 1, STEP>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
+                           sum + h * W * width, width);
   }
 }
 
@@ -262,29 +484,54 @@ struct MixGradCall {
   const float *inner, *dinner;  // of x, and of dy (a swapped mix)
   float* q_sum;                 // [rows][h][q_width][VL]: still to be summed over lanes
   float* k_sum;                 // [h][k_width][kBlock]
+  bool paired;                  // inner products are as InnerPairs has them
 };
 
 template <int RQ, int RK, bool Q, bool K>
 void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
   const int64_t heads = mix.in, size = heads / mix.groups;
   const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
+  const InnerPairs pairs_at = inner_pairs(mix, c.rows, RQ, RK);
+  const Pair* const pairs = reinterpret_cast<const Pair*>(c.inner);
+  const Pair* const dpairs = reinterpret_cast<const Pair*>(c.dinner);
+  const auto query = [&]<Step STEP>(int64_t t, int64_t h, const InnerSteps<STEP>& inner) {
+    const int64_t at = t * c.line + h * kBlock;
+    grad_side<RQ, STEP>(size, kBlock / VL, VL, c.x + at, c.dy + at, inner,
+                        c.q_sum + (t * heads + h) * (2 * RQ + 1) * VL, VL);
+  };
+  const auto key = [&]<Step STEP>(int64_t h, int64_t s, const InnerSteps<STEP>& inner) {
+    const int64_t at = h * kBlock + s;
+    grad_side<RK, STEP>(size, c.rows, c.line, c.x + at, c.dy + at, inner,
+                        c.k_sum + h * (2 * RK + 1) * kBlock + s, kBlock);
+  };
   for (int64_t g = 0; g < mix.groups; ++g) {
-    const int64_t h0 = g * size;
-    const int64_t in = g * (RQ + RK) * kBlock;
+    const int64_t h = g * size;
     if constexpr (Q) {
       for (int64_t t = 0; t < c.rows; ++t) {
-        const int64_t at = t * c.line + h0 * kBlock;
-        grad_side<RQ>(size, kBlock / VL, VL, VL, c.x + at, c.dy + at, c.inner + t * inner_line + in,
-                      c.dinner + t * inner_line + in,
-                      c.q_sum + (t * heads + h0) * (2 * RQ + 1) * VL, VL);
+        const int64_t at = t * inner_line + g * (RQ + RK) * kBlock;
+        const int64_t pair_at = t * pairs_at.query_line + g * RQ * kBlock / 2;
+        if constexpr (HL_BFLOAT16) {
+          if (c.paired) {
+            query(t, h, InnerSteps<Step::kPairOfKeys>{pairs + pair_at, dpairs + pair_at, VL,
+                                                      kBlock / 2});
+            continue;
+          }
+        }
+        query(t, h, InnerSteps<Step::kVector>{c.inner + at, c.dinner + at, VL, kBlock});
       }
     }
     if constexpr (K) {
       for (int64_t s = 0; s < kBlock; s += VL) {
-        const int64_t at = h0 * kBlock + s;
-        grad_side<RK>(size, c.rows, c.line, inner_line, c.x + at, c.dy + at,
-                      c.inner + in + RQ * kBlock + s, c.dinner + in + RQ * kBlock + s,
-                      c.k_sum + h0 * (2 * RK + 1) * kBlock + s, kBlock);
+        const int64_t at = (g * (RQ + RK) + RQ) * kBlock + s;
+        const int64_t pair_at = pairs_at.key_begin + g * RK * kBlock + s;
+        if constexpr (HL_BFLOAT16) {
+          if (c.paired) {
+            key(h, s, InnerSteps<Step::kPairOfQueries>{pairs + pair_at, dpairs + pair_at,
+                                                       pairs_at.key_line, kBlock});
+            continue;
+          }
+        }
+        key(h, s, InnerSteps<Step::kVector>{c.inner + at, c.dinner + at, inner_line, kBlock});
       }
     }
   }
@@ -323,167 +570,6 @@ void mix_apply(const Mix& mix, const MixWeights& w, const MixCall& call) {
 void mix_grad(const Mix& mix, const MixGradCall& call) {
   with_ranks(mix,
              [&]<int RQ, int RK, bool Q, bool K>() { mix_grad_dynamic<RQ, RK, Q, K>(mix, call); });
-}
-
-// y[m] = sum_h M[h * ld + m] x[h] for ROWS maps of y, IN maps of x and two vectors of keys.
-template <int IN, int ROWS>
-HL_INLINE void static_block(const float* matrix, int64_t ld, const float* x, float* y) {
-  constexpr int NV = 2;
-  vf acc[ROWS][NV];
-#pragma GCC unroll 16
-  for (int h = 0; h < IN; ++h) {
-    vf b[NV];
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) b[v] = load(x + h * kBlock + v * VL);
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m) {
-      const vf a = bcast(matrix[h * ld + m]);
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) acc[m][v] = h == 0 ? a * b[v] : fma(a, b[v], acc[m][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) store(y + m * kBlock + v * VL, acc[m][v]);
-  }
-}
-
-// The same for `out` maps of y and a whole block of keys. IN is small, so its loop is unrolled.
-template <int IN>
-HL_INLINE void static_rows(const float* matrix, int64_t ld, int64_t out, const float* x, float* y) {
-#if defined(CPU_CAPABILITY_AVX512)
-  constexpr int ROWS = 8;
-#else
-  constexpr int ROWS = 4;
-#endif
-  for (int64_t s = 0; s < kBlock; s += 2 * VL) {
-    int64_t m = 0;
-    for (; m + ROWS <= out; m += ROWS) {
-      static_block<IN, ROWS>(matrix + m, ld, x + s, y + m * kBlock + s);
-    }
-    for (; m + 2 <= out; m += 2) {
-      static_block<IN, 2>(matrix + m, ld, x + s, y + m * kBlock + s);
-    }
-    if (m < out) static_block<IN, 1>(matrix + m, ld, x + s, y + m * kBlock + s);
-  }
-}
-
-// y[h'] = sum_h M[h, h'] f[h] x[h], f 1 where `factor` is null (else [rows][factor_line]).
-void mix_static(const Mix& mix, int64_t rows, int64_t line, const float* x, const float* factor,
-                int64_t factor_line, float* y) {
-  const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;
-  const int64_t padded = (out + VL - 1) / VL * VL, ld = factor ? padded : out;
-  float own[kMaxHeads * kMaxHeads], scaled[kMaxHeads * kMaxHeads];
-  if (factor) {
-    for (int64_t h = 0; h < mix.in; ++h) {
-      for (int64_t m = 0; m < padded; m += VL) {
-        store(own + h * padded + m, load_some(mix.matrix + h * out + m, out - m));
-      }
-    }
-  }
-  for (int64_t t = 0; t < rows; ++t) {
-    const float* matrix = mix.matrix;
-    if (factor) {
-      for (int64_t h = 0; h < mix.in; ++h) {
-        const vf f = bcast(factor[t * factor_line + h]);
-        for (int64_t m = h * padded; m < (h + 1) * padded; m += VL) {
-          store(scaled + m, f * load(own + m));
-        }
-      }
-      matrix = scaled;
-    }
-    for (int64_t g = 0; g < mix.groups; ++g, matrix += in * ld) {
-      const float* source = x + t * line + g * in * kBlock;
-      float* target = y + t * line + g * out * kBlock;
-      switch (in) {
-        case 2:
-          static_rows<2>(matrix, ld, out, source, target);
-          break;
-        case 4:
-          static_rows<4>(matrix, ld, out, source, target);
-          break;
-        case 8:
-          static_rows<8>(matrix, ld, out, source, target);
-          break;
-        default:
-          gemm<false, false>(out, kBlock, in, matrix, ld, source, kBlock, target, kBlock);
-      }
-    }
-  }
-}
-
-// dx[h] = sum_h' M[h, h'] dy[h'].
-void mix_static_transposed(const Mix& mix, int64_t rows, int64_t line, const float* dy, float* dx) {
-  const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t g = 0; g < mix.groups; ++g) {
-      gemm<false, true>(in, kBlock, out, mix.matrix + g * in * out, out,
-                        dy + t * line + g * out * kBlock, kBlock, dx + t * line + g * in * kBlock,
-                        kBlock);
-    }
-  }
-}
-
-template <int A, int B>
-HL_INLINE void static_grad_block(int64_t rows, int64_t line, const float* x, const float* dy,
-                                 float* sum, int64_t ld) {
-  vf acc[A][B];
-#pragma GCC unroll 4
-  for (int i = 0; i < A; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < B; ++j) acc[i][j] = zero();
-  }
-  for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t s = 0; s < kBlock; s += VL) {
-      vf b[B];
-#pragma GCC unroll 4
-      for (int j = 0; j < B; ++j) b[j] = load(dy + t * line + j * kBlock + s);
-#pragma GCC unroll 4
-      for (int i = 0; i < A; ++i) {
-        const vf a = load(x + t * line + i * kBlock + s);
-#pragma GCC unroll 4
-        for (int j = 0; j < B; ++j) acc[i][j] = fma(a, b[j], acc[i][j]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < A; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < B; ++j) sum[i * ld + j] += hsum(acc[i][j]);
-  }
-}
-
-// sum[g][h][h'] += sum over queries and keys of x[h] dy[h'].
-void mix_static_grad(const Mix& mix, int64_t rows, int64_t line, const float* x, const float* dy,
-                     float* sum) {
-  constexpr int BI = VL == 16 ? 4 : 2;
-  const int64_t in = mix.in / mix.groups, out = mix.out / mix.groups;
-  for (int64_t g = 0; g < mix.groups; ++g) {
-    const float* xg = x + g * in * kBlock;
-    const float* dyg = dy + g * out * kBlock;
-    float* sg = sum + g * in * out;
-    for (int64_t i = 0; i < in;) {
-      const bool wide = i + BI <= in;
-      for (int64_t j = 0; j < out;) {
-        const float* a = xg + i * kBlock;
-        const float* b = dyg + j * kBlock;
-        float* to = sg + i * out + j;
-        const bool four = j + 4 <= out;
-        if (wide && four) {
-          static_grad_block<BI, 4>(rows, line, a, b, to, out);
-        } else if (wide) {
-          static_grad_block<BI, 1>(rows, line, a, b, to, out);
-        } else if (four) {
-          static_grad_block<1, 4>(rows, line, a, b, to, out);
-        } else {
-          static_grad_block<1, 1>(rows, line, a, b, to, out);
-        }
-        j += four ? 4 : 1;
-      }
-      i += wide ? BI : 1;
-    }
-  }
 }
 
 }  // namespace

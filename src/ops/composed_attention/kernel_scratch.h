@@ -27,6 +27,42 @@ struct Arena {
   }
 };
 
+// Where plan.mixes_pairs is set: what one side of a mix has for one position, in elements that are a
+// pair of bfloat16 or a float. What leads to inner products is in pairs of neighbouring maps, what
+// leads back to maps in pairs of neighbouring ranks; an odd last one is paired with 0. Index 0 is
+// what the mix takes, 1 what its gradient takes, for which down and up change places.
+struct PairedWeights {
+  int64_t map_pairs, rank_pairs;  // of a group, of a map
+  int64_t inward[2];              // [groups][rank][map_pairs]
+  int64_t outward[2];             // [maps][rank_pairs]
+  int64_t gate;                   // [maps] floats
+  int64_t size;
+};
+
+HL_INLINE PairedWeights paired_weights(const Mix& mix, int64_t rank, bool backward) {
+  PairedWeights w{};
+  w.map_pairs = (mix.in / mix.groups + 1) / 2;
+  w.rank_pairs = (rank + 1) / 2;
+  const int64_t inward = mix.groups * rank * w.map_pairs, outward = mix.in * w.rank_pairs;
+  w.outward[0] = inward;
+  w.inward[1] = inward + outward;
+  w.outward[1] = 2 * inward + outward;
+  w.gate = backward ? 2 * (inward + outward) : inward + outward;
+  w.size = w.gate + mix.in;
+  return w;
+}
+
+// Floats of the dynamic weights of one position, as packed.
+HL_INLINE int64_t query_weights_size(const Mix& mix, const Plan& p) {
+  return p.mixes_pairs ? paired_weights(mix, mix.q_rank > 0 ? mix.rank : 0, p.backward).size
+                       : mix.in * mix.q_width();
+}
+HL_INLINE int64_t key_weights_size(const Mix& mix, const Plan& p) {
+  if (!mix.key_side()) return 0;
+  return p.mixes_pairs ? paired_weights(mix, mix.k_rank > 0 ? mix.rank : 0, p.backward).size
+                       : mix.in * mix.k_width();
+}
+
 // One key block, packed: read by every tile; where plan.direct is set, only the weights of the
 // mixes, and where plan.by_map is set, only wide rows of keys and values. Where plan.half is set
 // two bfloat16 along the summed dimension take the place of one float, and the second half of each
@@ -36,8 +72,8 @@ struct PackedBlock {
   float* k_rows;   // [Gk][kBlock][Dp]    backward only
   float* v_panel;  // [Gv][Ep][kBlock]     backward only
   float* v_rows;   // [Gv][kBlock][Ep]    forward only
-  float* pre;      // [H][k_width][kBlock]
-  float* post;     // [H1][k_width][kBlock]
+  float* pre;      // [H][k_width][kBlock], or as PairedWeights has it
+  float* post;     // [H1][k_width][kBlock], likewise
   int64_t size;
 };
 
@@ -54,8 +90,8 @@ HL_INLINE PackedBlock packed_block(const Args& a, const Plan& p, float* base, in
     return p.direct ? 0 : kBlock * (p.by_map ? wide_row(heads, size) : heads * padded);
   };
   const int64_t k = floats(a.Gk, a.D, p.Dp), v = floats(a.Gv, a.E, p.Ep);
-  const int64_t pre = a.pre.key_side() ? a.H * a.pre.k_width() * kBlock : 0;
-  const int64_t post = a.post.key_side() ? a.H1 * a.post.k_width() * kBlock : 0;
+  const int64_t pre = key_weights_size(a.pre, p) * kBlock;
+  const int64_t post = key_weights_size(a.post, p) * kBlock;
   const int64_t size = k + v + pre + post + (p.backward && !p.by_map ? k : 0);
   Arena arena{base + (p.split ? 0 : block) * size};
   out.k_panel = arena.take(p.by_map ? 0 : k);
@@ -118,7 +154,7 @@ HL_INLINE int64_t turned_pairs(int64_t rows) { return (rows + 31) / 32 * 16; }
 // last `rows` outputs.
 struct Scratch {
   float* q;               // [H][height][Dp], times scale
-  float *pre_q, *post_q;  // [height][H][q_width], [rows][H1][q_width]
+  float *pre_q, *post_q;  // [height][H][q_width], [rows][H1][q_width], or as PairedWeights has it
   // One chunk for each key block of the tile.
   float* scores;          // before the convolution, or (backward) before the mix
   float* mix_in;          // backward: between convolution and mix
@@ -146,7 +182,7 @@ struct Scratch {
   float* delta;     // [height][H1][16]
   float *pre_sum,
       *post_sum;                // [height][H][q_width][16], [rows][H1][q_width][16]
-  float *inner, *grad_inner;    // [height][groups][2 rank][kBlock]
+  float *inner, *grad_inner;    // [height][groups][2 rank][kBlock], or as InnerPairs has it
   float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]
   int64_t size;
 };
@@ -160,12 +196,12 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
   Arena arena{base};
   const int64_t height = p.height, row = p.span * p.chunk;
   const bool pre_conv = a.pre_conv.kernel, post_conv = a.post_conv.kernel;
-  const int64_t pre_q = height * a.H * a.pre.q_width();
-  const int64_t post_q = p.rows * a.H1 * a.post.q_width();
+  const int64_t pre_sum = height * a.H * a.pre.q_width();
+  const int64_t post_sum = p.rows * a.H1 * a.post.q_width();
   const int64_t bits = 2 * p.span * height;
   s.q = arena.take(a.H * height * p.Dp);
-  s.pre_q = arena.take(pre_q);
-  s.post_q = arena.take(post_q);
+  s.pre_q = arena.take(height * query_weights_size(a.pre, p));
+  s.post_q = arena.take(p.rows * query_weights_size(a.post, p));
   s.weights = arena.take(p.keeps_weights ? row : p.chunk);
   if (pre_conv || (p.backward && a.pre.present)) s.scores = arena.take(row);
   s.visible = reinterpret_cast<uint64_t*>(arena.take(bits));
@@ -195,8 +231,8 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.grad_q = arena.take(a.H * height * p.Dp);
     s.lse = arena.take(height * a.H1);
     s.delta = arena.take(height * a.H1 * 16);
-    s.pre_sum = arena.take(pre_q * 16);
-    s.post_sum = arena.take(post_q * 16);
+    s.pre_sum = arena.take(pre_sum * 16);
+    s.post_sum = arena.take(post_sum * 16);
     const int64_t rank = a.pre.rank > a.post.rank ? a.pre.rank : a.post.rank;
     const int64_t groups = a.pre.groups > a.post.groups ? a.pre.groups : a.post.groups;
     s.inner = arena.take(height * groups * 2 * rank * kBlock);

@@ -205,8 +205,8 @@ void pack_heads(const T* source, int64_t line, int64_t step, int64_t n, int64_t 
 
 // Key-side weights of one block, [h][k_width][kBlock].
 template <typename T>
-void pack_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t block, float* to) {
-  if (!mix.key_side()) return;
+void pack_key_weights_as_floats(const Args& a, const Mix& mix, int64_t batch, int64_t block,
+                                float* to) {
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
   const int64_t width = mix.k_width(), rank = (width - 1) / 2, line = width * kBlock;
   // What nothing is written to: ranks and gates that are absent, keys behind the last.
@@ -223,6 +223,66 @@ void pack_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t bloc
   if (mix.k_gate.data) pack(mix.k_gate, 0, 2, 2 * rank);
 }
 
+// The low, or the high, halves of the pairs of two ranks, in pairs of ranks.
+HL_INLINE void pair_ranks(const Pair* first, const Pair* second, bool high, Pair* to) {
+  const int shift = high ? 16 : 0;
+  for (int64_t s = 0; s < kBlock; ++s) {
+    to[s].bits = (first[s].bits >> shift & 0xffff) | second[s].bits >> shift << 16;
+  }
+}
+
+// The same as PairedWeights has them.
+template <typename T>
+void pack_key_weights_in_pairs(const Args& a, const Plan& p, const Mix& mix, int64_t batch,
+                               int64_t block, float* to) {
+  const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
+  const int64_t rank = mix.k_rank > 0 ? mix.rank : 0, size = mix.in / mix.groups;
+  const PairedWeights at = paired_weights(mix, rank, p.backward);
+  fill(to, at.size * kBlock, 0);
+  const auto source = [&](const AnyView& view) {
+    return static_cast<const T*>(view.data) + batch * view.stride[0] + first * view.stride[1];
+  };
+  if (mix.k_gate.data) {
+    pack_heads(source(mix.k_gate), mix.k_gate.stride[1], mix.k_gate.stride[2], n, mix.in,
+               to + at.gate * kBlock, kBlock);
+  }
+  Pair* const all = reinterpret_cast<Pair*>(to);
+  const auto pack = [&](const AnyView& view, int64_t g, int64_t r, Pair* pairs) {
+    pack_panel_pairs(source(view) + r * view.stride[2] + g * size * view.stride[3], view.stride, n,
+                     size, reinterpret_cast<float*>(pairs));
+  };
+  for (int64_t g = 0; g < mix.groups; ++g) {
+    for (int way = 0; way < (p.backward ? 2 : 1); ++way) {
+      const AnyView& inward = way == 0 ? mix.k_down : mix.k_up;
+      const AnyView& outward = way == 0 ? mix.k_up : mix.k_down;
+      Pair* const maps = all + (at.inward[way] + g * rank * at.map_pairs) * kBlock;
+      for (int64_t r = 0; r < mix.k_rank; ++r) pack(inward, g, r, maps + r * at.map_pairs * kBlock);
+      Pair ranks[2][kMaxHeads / 2 * kBlock];
+      for (int64_t r = 0; r < mix.k_rank; r += 2) {
+        pack(outward, g, r, ranks[0]);
+        if (r + 1 < mix.k_rank) {
+          pack(outward, g, r + 1, ranks[1]);
+        } else {
+          std::memset(ranks[1], 0, sizeof(ranks[1]));
+        }
+        for (int64_t h = 0; h < size; ++h) {
+          const int64_t from = h / 2 * kBlock;
+          const int64_t pair = at.outward[way] + (g * size + h) * at.rank_pairs + r / 2;
+          pair_ranks(ranks[0] + from, ranks[1] + from, h % 2 == 1, all + pair * kBlock);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void pack_key_weights(const Args& a, const Plan& p, const Mix& mix, int64_t batch, int64_t block,
+                      float* to) {
+  if (!mix.key_side()) return;
+  p.mixes_pairs ? pack_key_weights_in_pairs<T>(a, p, mix, batch, block, to)
+                : pack_key_weights_as_floats<T>(a, mix, batch, block, to);
+}
+
 // Fetches what pack_key_weights reads of a block, for a worker that comes to it after another.
 template <typename T>
 HL_INLINE void fetch_key_weights(const Args& a, const Mix& mix, int64_t batch, int64_t block) {
@@ -237,22 +297,56 @@ HL_INLINE void fetch_key_weights(const Args& a, const Mix& mix, int64_t batch, i
   }
 }
 
-// Query-side weights of a tile, [t][h][q_width].
+// Query-side weights of query t, [h][q_width].
 template <typename T>
-void pack_query_weights(const Mix& mix, int64_t batch, int64_t first, int64_t n, float* to) {
-  if (!mix.dynamic()) return;
+void pack_query_weights_as_floats(const Mix& mix, int64_t batch, int64_t t, float* to) {
   const int64_t width = mix.q_width(), rank = (width - 1) / 2;
-  fill(to, n * mix.in * width, 0);
+  for (int64_t h = 0; h < mix.in; ++h) {
+    float* at = to + h * width;
+    for (int64_t r = 0; r < mix.q_rank; ++r) {
+      at[r] = widen(mix.q_down.get<T>(batch, t, r, h));
+      at[rank + r] = widen(mix.q_up.get<T>(batch, t, r, h));
+    }
+    if (mix.q_gate.data) at[2 * rank] = widen(mix.q_gate.get<T>(batch, t, h, 0));
+  }
+}
+
+// The same as PairedWeights has them.
+template <typename T>
+void pack_query_weights_in_pairs(const Plan& p, const Mix& mix, int64_t batch, int64_t t,
+                                 float* to) {
+  const int64_t rank = mix.q_rank > 0 ? mix.rank : 0, size = mix.in / mix.groups;
+  const PairedWeights at = paired_weights(mix, rank, p.backward);
+  uint32_t* const all = reinterpret_cast<uint32_t*>(to);
+  for (int64_t h = 0; h < mix.in; ++h) {
+    if (mix.q_gate.data) to[at.gate + h] = widen(mix.q_gate.get<T>(batch, t, h, 0));
+    const int64_t g = h / size, own = h % size;
+    for (int64_t r = 0; r < mix.q_rank; ++r) {
+      const uint32_t down = half(mix.q_down.get<T>(batch, t, r, h));
+      const uint32_t up = half(mix.q_up.get<T>(batch, t, r, h));
+      const int64_t inward = (g * rank + r) * at.map_pairs + own / 2;
+      const int64_t outward = h * at.rank_pairs + r / 2;
+      all[at.inward[0] + inward] |= down << (own % 2 * 16);
+      all[at.outward[0] + outward] |= up << (r % 2 * 16);
+      if (!p.backward) continue;
+      all[at.inward[1] + inward] |= up << (own % 2 * 16);
+      all[at.outward[1] + outward] |= down << (r % 2 * 16);
+    }
+  }
+}
+
+// Query-side weights of a tile, one query after the other.
+template <typename T>
+void pack_query_weights(const Plan& p, const Mix& mix, int64_t batch, int64_t first, int64_t n,
+                        float* to) {
+  if (!mix.dynamic()) return;
+  const int64_t size = query_weights_size(mix, p);
+  fill(to, n * size, 0);
   if (!mix.query_side()) return;
   for (int64_t t = 0; t < n; ++t) {
-    for (int64_t h = 0; h < mix.in; ++h) {
-      float* at = to + (t * mix.in + h) * width;
-      for (int64_t r = 0; r < mix.q_rank; ++r) {
-        at[r] = widen(mix.q_down.get<T>(batch, first + t, r, h));
-        at[rank + r] = widen(mix.q_up.get<T>(batch, first + t, r, h));
-      }
-      if (mix.q_gate.data) at[2 * rank] = widen(mix.q_gate.get<T>(batch, first + t, h, 0));
-    }
+    p.mixes_pairs
+        ? pack_query_weights_in_pairs<T>(p, mix, batch, first + t, to + t * size)
+        : pack_query_weights_as_floats<T>(mix, batch, first + t, to + t * size);
   }
 }
 
@@ -266,7 +360,7 @@ void pack_keys(const Args& a, const Plan& p, int64_t batch, int64_t block, const
     pack_columns(p, k, a.k_stride, n, a.D, to.k_panel + g * p.Dp * kBlock);
     if (p.backward) pack_key_rows(p, k, a.k_stride, n, a.D, p.Dp, to.k_rows + g * kBlock * p.Dp);
   }
-  pack_key_weights<T>(a, a.pre, batch, block, to.pre);
+  pack_key_weights<T>(a, p, a.pre, batch, block, to.pre);
 }
 
 // The same for values and after softmax.
@@ -283,7 +377,7 @@ void pack_values(const Args& a, const Plan& p, int64_t batch, int64_t block,
       pack_key_rows(p, v, a.v_stride, n, a.E, p.Ep, to.v_rows + g * kBlock * p.Ep);
     }
   }
-  pack_key_weights<T>(a, a.post, batch, block, to.post);
+  pack_key_weights<T>(a, p, a.post, batch, block, to.post);
 }
 
 template <typename T>
@@ -483,6 +577,12 @@ void raw_scores(const Args& a, const Plan& p, const Task& task, const Tile& tile
   if (a.pre_conv.kernel) hide(tile.count, a.H, p.line, visible, to);
 }
 
+// The weights of queries from `row` on, packed from q, and of a block of keys.
+HL_INLINE MixWeights mix_weights(const Plan& p, const Mix& mix, const float* q, int64_t row,
+                                 const float* k) {
+  return {q + row * query_weights_size(mix, p), k, p.mixes_pairs, p.backward};
+}
+
 // y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x
 // where M is given.
 void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, const float* x,
@@ -542,7 +642,7 @@ HL_INLINE void mixed_scores(const Args& a, const Plan& p, const Task& task, cons
   }
   few_rows(tile.count - tile.prob, [&](int64_t r, int64_t n) {
     if (a.pre.present) {
-      const MixWeights by{w.pre_q + r * a.H * a.pre.q_width(), keys.pre};
+      const MixWeights by = mix_weights(p, a.pre, w.pre_q, r, keys.pre);
       const int64_t at = skip + r * p.line;
       tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, nullptr);
     }
@@ -582,8 +682,8 @@ void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& ti
                   const Scratch& w) {
   const int64_t end = tile.first + tile.count;
   fetch_rows<T>(tile.batch, a.q, a.q_stride, tile.first, end, a.H, a.D);
-  pack_query_weights<T>(a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
-  pack_query_weights<T>(a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
+  pack_query_weights<T>(p, a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
+  pack_query_weights<T>(p, a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
   tile_visibility(a, p, tile, w);
   fetch_rows<T>(task.next, a.q, a.q_stride, tile.first + tile.out, end, a.H, a.D);
   for (int64_t h = 0; h < a.H; ++h) {

@@ -63,6 +63,7 @@ Plan make_plan(const Args& a, bool backward, Products products, int64_t workers)
   p.by_map = !p.split && computes_by_map(a, half);
   p.half = half && !p.direct && !p.by_map;
   p.amx = p.half && products == Products::kAmx;
+  p.mixes_pairs = p.half && !p.amx;
   int exponent = 0;
   if (p.half && std::frexp(a.scale, &exponent) == 0.5f) p.half_scale = a.scale;
   p.keeps_weights = !backward || !a.pre.present || a.pre_conv.kernel || a.post_conv.kernel;

@@ -7,14 +7,28 @@
 namespace headloom::ops {
 namespace {
 
+#if HL_BFLOAT16
+using vp = __m512i;  // 16 pairs
+// Neighbouring lanes of two vectors, one after the other.
+HL_INLINE vp pair_lanes(vf first, vf second) { return (vp)_mm512_cvtne2ps_pbh(second, first); }
+// Lane i is (low[i], high[i]).
+HL_INLINE vp pair_vectors(vf low, vf high) {
+  const vp order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                    7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, pair_lanes(low, high));
+}
+HL_INLINE void store(Pair* to, vp pairs) { _mm512_storeu_si512(to, pairs); }
+#else
+using vp = vf;
+HL_INLINE vp pair_lanes(vf, vf) { return zero(); }
+HL_INLINE vp pair_vectors(vf, vf) { return zero(); }
+HL_INLINE void store(Pair*, vp) {}
+#endif
+
 // Neighbouring lanes of one vector, or of two: 8 or 16 pairs.
 HL_INLINE void store_columns(Pair* to, vf first, vf second, bool two) {
-#if HL_BFLOAT16
-  const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
+  const vp both = pair_lanes(first, second);
   std::memcpy(to, &both, two ? sizeof(both) : sizeof(both) / 2);
-#else
-  (void)to, (void)first, (void)second, (void)two;
-#endif
 }
 
 // Neighbouring columns: to[r][i] = (from[r][2 i], from[r][2 i + 1]), i < columns / 2 rounded up to
@@ -35,18 +49,6 @@ HL_INLINE const Pair* pair_columns(int64_t rows, int64_t columns, const T* from,
   return to;
 }
 
-// Lane i is (low[i], high[i]).
-HL_INLINE void store_pair(Pair* to, vf low, vf high) {
-#if HL_BFLOAT16
-  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
-                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, halves));
-#else
-  (void)to, (void)low, (void)high;
-#endif
-}
-
 // Neighbouring rows: to[r][i] = (from[2 r][i], from[2 r + 1][i]), i < columns rounded up to whole
 // vectors; a last odd row is paired with zeros. T is float or BFloat16.
 template <typename T>
@@ -56,7 +58,8 @@ HL_INLINE const Pair* pair_rows(int64_t rows, int64_t columns, const T* from, in
   for (int64_t r = 0; r < rows; r += 2) {
     for (int64_t i = 0; i < columns; i += VL) {
       const T* at = from + r * line + i;
-      store_pair(to + r / 2 * to_line + i, load(at), r + 1 < rows ? load(at + line) : zero());
+      store(to + r / 2 * to_line + i,
+            pair_vectors(load(at), r + 1 < rows ? load(at + line) : zero()));
     }
   }
 #else

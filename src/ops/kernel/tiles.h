@@ -220,8 +220,8 @@ HL_INLINE const Pair* turn_rows(int64_t rows, int64_t columns, const float* from
       for (int64_t i = 0; i < kTile; ++i) {
         const int64_t low = r + 2 * i;
         const float* const at = from + low * line + c;
-        store_pair(some + i * kTile, low < rows ? load(at) : zero(),
-                   low + 1 < rows ? load(at + line) : zero());
+        store(some + i * kTile, pair_vectors(low < rows ? load(at) : zero(),
+                                             low + 1 < rows ? load(at + line) : zero()));
       }
       transpose_tile(some, kTile, to + c * to_line + r / 2, to_line);
     }

@@ -67,7 +67,7 @@ HL_INLINE void some_of_line(const T* row, const T* next, Element<T>* to) {
     Pair both[VL];
     std::memcpy(low, row, kCount * sizeof(T));
     std::memcpy(high, next, kCount * sizeof(T));
-    store_pair(both, load(low), load(high));
+    store(both, pair_vectors(load(low), load(high)));
     std::memcpy(to, both, kCount * sizeof(Pair));
   } else if constexpr (std::is_same_v<T, float>) {
     std::memcpy(to, row, kCount * sizeof(float));
@@ -118,7 +118,9 @@ void pack_panel(const T* from, int64_t outer, int64_t inner, int64_t count, int6
       for (int64_t j = 0; j < count; j += 64 / sizeof(T))
         __builtin_prefetch(row + kAhead * inner + j);
       if constexpr (kPairs<T>) {
-        for (; i + VL <= count; i += VL) store_pair(line + i, load(row + i), load(row + inner + i));
+        for (; i + VL <= count; i += VL) {
+          store(line + i, pair_vectors(load(row + i), load(row + inner + i)));
+        }
       } else {
         for (; i + VL <= count; i += VL) store(line + i, load(row + i));
       }

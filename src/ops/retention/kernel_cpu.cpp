@@ -142,8 +142,10 @@ void pack_columns(const Head& head, const HeadSequence& from, const Chunk& chunk
       for (int64_t i = 0; i < whole; i += VL) {
         const vf a = first ? load_some(low + i, width - i) : zero();
         const vf b = second ? load_some(high + i, width - i) : zero();
-        store_pair(to + r / 2 * line + i, a, b);
-        if (decayed) store_pair(decayed + r / 2 * line + i, low_factor * a, high_factor * b);
+        store(to + r / 2 * line + i, pair_vectors(a, b));
+        if (decayed) {
+          store(decayed + r / 2 * line + i, pair_vectors(low_factor * a, high_factor * b));
+        }
       }
     }
   }
