@@ -177,8 +177,9 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
   constexpr int RPQ = (RQ + 1) / 2, RPK = (RK + 1) / 2;
   if (HEADS > 0) heads = HEADS;
   const int64_t map_pairs = (heads + 1) / 2;
+  for (int64_t s = 0; s < kBlock; s += VB * VL) {
   const auto value = [&](int t, int64_t h, int v) {
-    vf a = load(x + t * line + h * kBlock + v * VL);
+    vf a = load(x + s + t * line + h * kBlock + v * VL);
     if constexpr (OF == MixOf::kScaled) a = a * bcast(factor[t * factor_line + h]);
     return a;
   };
@@ -201,7 +202,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) {
-          weight[r][v] = load(k.inward + (r * map_pairs + i) * kBlock + v * VL);
+          weight[r][v] = load(k.inward + s + (r * map_pairs + i) * kBlock + v * VL);
         }
       }
       const bool two = (HEADS > 0 && HEADS % 2 == 0) || 2 * i + 1 < heads;
@@ -230,7 +231,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       for (int t = 0; t < TB; ++t) {
 #pragma GCC unroll 4
         for (int r = 0; r < RQ; ++r) {
-          store_columns(q.inner + t * q.inner_line + r * (kBlock / 2), iq[t][r][0],
+          store_columns(q.inner + s / 2 + t * q.inner_line + r * (kBlock / 2), iq[t][r][0],
                         iq[t][r][VB - 1], VB == 2);
         }
       }
@@ -238,7 +239,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) {
-          store(k.inner + r * kBlock + v * VL,
+          store(k.inner + s + r * kBlock + v * VL,
                 pair_vectors(ik[0][r][v], TB > 1 ? ik[TB - 1][r][v] : zero()));
         }
       }
@@ -258,7 +259,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       }
     }
   }
-  if (!y) return;
+  if (!y) continue;
   for (int64_t h = 0; h < heads; ++h) {
     vp weight[RPK > 0 ? RPK : 1][VB];
     vf k_gate[VB];
@@ -266,9 +267,9 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
     for (int v = 0; v < VB; ++v) {
 #pragma GCC unroll 2
       for (int r = 0; r < RPK; ++r) {
-        weight[r][v] = load(k.outward + (h * RPK + r) * kBlock + v * VL);
+        weight[r][v] = load(k.outward + s + (h * RPK + r) * kBlock + v * VL);
       }
-      k_gate[v] = K ? load(k.gate + h * kBlock + v * VL) : zero();
+      k_gate[v] = K ? load(k.gate + s + h * kBlock + v * VL) : zero();
     }
 #pragma GCC unroll 4
     for (int t = 0; t < TB; ++t) {
@@ -276,12 +277,10 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       vf out[VB];
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) {
-        const vf own = value(t, h, v);
-        if constexpr (OF == MixOf::kOnto) {
-          out[v] = load(y + t * line + h * kBlock + v * VL);
-        } else {
-          out[v] = own;
-        }
+        const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
+        vf onto = own;
+        if constexpr (OF == MixOf::kOnto) onto = load(y + s + t * line + h * kBlock + v * VL);
+        out[v] = fma(own, gate, onto);
 #pragma GCC unroll 2
         for (int r = 0; r < RPQ; ++r) {
           const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
@@ -289,15 +288,15 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
         }
 #pragma GCC unroll 2
         for (int r = 0; r < RPK; ++r) out[v] = fma(k_inner[t][r][v], weight[r][v], out[v]);
-        out[v] = fma(own, K ? q_gate + k_gate[v] : q_gate, out[v]);
       }
       if constexpr (kPaired<Y>) {
-        store_columns(y + t * line + h * kBlock / kKeys, out[0], out[VB - 1], VB == 2);
+        store_columns(y + s / kKeys + t * line + h * kBlock / kKeys, out[0], out[VB - 1], VB == 2);
       } else {
 #pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) store(y + t * line + h * kBlock + v * VL, out[v]);
+        for (int v = 0; v < VB; ++v) store(y + s + t * line + h * kBlock + v * VL, out[v]);
       }
     }
+  }
   }
 }
 
@@ -330,7 +329,8 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
   const PairedWeights k_at = paired_weights(mix, RK, w.backward);
   const InnerPairs inner_at = inner_pairs(mix, c.rows, RQ, RK);
   // The rows from t on, of group g and keys from s on.
-  const auto in_pairs = [&]<int ROWS, int HEADS>(int64_t t, int64_t g, int64_t s, auto* y) {
+  const auto in_pairs = [&]<int ROWS, int HEADS>(int64_t t, int64_t g, auto* y) {
+    const int64_t s = 0;
     const int way = c.swapped ? 1 : 0;
     const Pair* const q = reinterpret_cast<const Pair*>(w.q) + t * q_at.size;
     const Pair* const k = reinterpret_cast<const Pair*>(w.k) + s;
@@ -363,14 +363,14 @@ void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
     if (y) y += t * c.line;
     for (int64_t g = 0; g < mix.groups; ++g) {
       const int64_t h0 = g * size, h1 = h0 + size;
+      if constexpr (HL_BFLOAT16) {
+        if (w.paired) {
+          in_pairs.template operator()<ROWS, HEADS>(t, g, y);
+          continue;
+        }
+      }
       for (int64_t s = 0; s < kBlock; s += VB * VL) {
         auto* const some = y ? y + s / kKeys : nullptr;
-        if constexpr (HL_BFLOAT16) {
-          if (w.paired) {
-            in_pairs.template operator()<ROWS, HEADS>(t, g, s, some);
-            continue;
-          }
-        }
         float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
         mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
             h0, h1, c.x + t * c.line + s, c.factor + t * c.factor_line, c.factor_line, some, c.line,
