@@ -61,10 +61,7 @@ const Entry& find_analysis(const std::string& name) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  const std::string near = nearest(name, names);
-  usage_error(
-      "there is no analysis '", name, "'",
-      near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
+  usage_error("there is no analysis '", name, "'", did_you_mean(name, names));
 }
 
 Findings analyze(const Entry& entry, const Subject& subject) {

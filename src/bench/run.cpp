@@ -37,10 +37,7 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   const std::vector<std::string> chosen = wanted.empty() ? families : wanted;
   for (const std::string& name : chosen) {
     if (std::find(families.begin(), families.end(), name) != families.end()) continue;
-    const std::string near = nearest(name, families);
-    usage_error("there is no benchmark '", name, "'",
-                near.empty() ? str("; there are ", join(families), ".")
-                             : str("; did you mean '", near, "'?"));
+    usage_error("there is no benchmark '", name, "'", did_you_mean(name, families));
   }
   if (!a.only.empty()) {
     BenchOptions names = a;

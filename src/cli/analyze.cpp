@@ -52,10 +52,7 @@ void sort_out(AnalyzeArguments& a) {
   const bool is_name = std::find(names.begin(), names.end(), a.run) != names.end();
   if (a.what.empty() && is_name && !std::filesystem::exists(a.run)) std::swap(a.run, a.what);
   if (!a.what.empty() && std::find(names.begin(), names.end(), a.what) == names.end()) {
-    const std::string near = nearest(a.what, names);
-    usage_error(
-        "there is no analysis '", a.what, "'",
-        near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
+    usage_error("there is no analysis '", a.what, "'", did_you_mean(a.what, names));
   }
   if (a.run.empty() && a.what != "theorems") {
     usage_error("analyze: RUN, the folder of the run to look into, is missing; expected ",

@@ -91,9 +91,8 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
   return CLI::Validator(
       [=](std::string& text) {
         if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
-        const std::string near = nearest(text, names);
         return str(kIs, "'", text, "', expected one of ", join(names),
-                   near.empty() ? "." : str("; did you mean '", near, "'?"));
+                   did_you_mean(text, names, "."));
       },
       "{" + join(names, ",") + "}");
 }

@@ -235,13 +235,10 @@ int run_list(const ListArguments& a) {
     }
   }
   if (chosen.empty()) {
-    const std::string near = nearest(a.what, names);
-    usage_error(
-        "there is nothing called '", a.what, "'",
-        near.empty()
-            ? str("; sections are mixers, channels, blocks, tasks, operators, presets, model, "
-                  "train, compare, machine.")
-            : str("; did you mean '", near, "'?"));
+    usage_error("there is nothing called '", a.what, "'",
+                did_you_mean(a.what, names,
+                             "; sections are mixers, channels, blocks, tasks, operators, presets, "
+                             "model, train, compare, machine."));
   }
   if (!a.json) {
     for (const Section& section : chosen)

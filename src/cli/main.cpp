@@ -51,10 +51,7 @@ int run(int argc, char** argv) {
   }
   if (argc > 1 && argv[1][0] != '-' &&
       std::find(names.begin(), names.end(), argv[1]) == names.end()) {
-    const std::string near = nearest(argv[1], names);
-    usage_error(
-        "there is no command '", argv[1], "'",
-        near.empty() ? str("; there are ", join(names), ".") : str("; did you mean '", near, "'?"));
+    usage_error("there is no command '", argv[1], "'", did_you_mean(argv[1], names));
   }
   try {
     app.parse(argc, argv);

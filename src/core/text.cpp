@@ -47,6 +47,16 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return best;
 }
 
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& names,
+                         const std::string& otherwise) {
+  const std::string near = nearest(word, names);
+  return near.empty() ? otherwise : "; did you mean '" + near + "'?";
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& names) {
+  return did_you_mean(word, names, "; there are " + join(names) + ".");
+}
+
 std::string join(const std::vector<std::string>& words, std::string_view separator) {
   std::string out;
   for (size_t i = 0; i < words.size(); ++i) {

@@ -13,6 +13,13 @@ namespace headloom {
 // letter).
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
+// How a message about `word` ends, which is none of `names`: "; did you mean 'NAME'?" where
+// nearest() finds one, else `otherwise`.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& names,
+                         const std::string& otherwise);
+// The same, with "; there are a, b, c." otherwise.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& names);
+
 // "a, b, c".
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 

@@ -14,8 +14,7 @@ const std::vector<TaskEntry>& tasks() {
   static const std::vector<TaskEntry> table = {
       {"text", "Next-token prediction on files, folders and globs: bytes or a vocabulary", "",
        text_spec},
-      {"jsonl", "Continue inputs by their labels, or texts: lines of a JSONL file", "",
-       jsonl_spec},
+      {"jsonl", "Continue inputs by their labels, or texts: lines of a JSONL file", "", jsonl_spec},
       {"token_shard", "Next-token prediction on a file of tokens in llm.c's format", "",
        token_shard_spec},
       {"find_block", "Find the block of letters that contains all the queried letters",
@@ -24,16 +23,17 @@ const std::vector<TaskEntry>& tasks() {
        "Arora et al. 2023, Zoology", recall_spec},
       {"mqar", "recall as its authors set it up: token 0 between the queries",
        "Arora et al. 2023, Zoology, figure 2", mqar_spec},
-      {"forgetting_mqar", "mqar where some keys get a second value, which then counts",
+      {"forgetting_mqar", "the task mqar where some keys get a second value, which then counts",
        "Zoology (HazyResearch/zoology)", forgetting_mqar_spec},
-      {"compositional_mqar", "mqar with keys of two tokens, neither of which suffices",
+      {"compositional_mqar", "the task mqar with keys of two tokens, neither of which suffices",
        "Zoology (HazyResearch/zoology)", compositional_mqar_spec},
       {"in_context_recall", "Name the value that a key had before, for random pairs",
        "Poli et al. 2024, MAD", in_context_recall_spec},
-      {"noisy_in_context_recall", "in_context_recall with tokens of noise among the pairs",
+      {"noisy_in_context_recall", "the task in_context_recall with tokens of noise among the pairs",
        "Poli et al. 2024, MAD", noisy_in_context_recall_spec},
-      {"fuzzy_in_context_recall", "in_context_recall with keys and values of 1 to 3 tokens",
-       "Poli et al. 2024, MAD", fuzzy_in_context_recall_spec},
+      {"fuzzy_in_context_recall",
+       "the task in_context_recall with keys and values of 1 to 3 tokens", "Poli et al. 2024, MAD",
+       fuzzy_in_context_recall_spec},
       {"selective_copying", "Repeat tokens that stand among blanks", "Poli et al. 2024, MAD",
        selective_copying_spec},
       {"memorization", "Name the value of a key, by a map that is the same in all sequences",
@@ -135,10 +135,7 @@ std::shared_ptr<TaskSpec> make_task_spec(const std::string& type) {
   for (const TaskEntry& entry : tasks()) {
     if (entry.name == type) return entry.make();
   }
-  const std::string near = nearest(type, task_names());
-  usage_error(
-      "there is no task '", type, "'",
-      near.empty() ? "; tasks are " + join(task_names()) : "; did you mean '" + near + "'?");
+  usage_error("there is no task '", type, "'", did_you_mean(type, task_names()));
 }
 
 }  // namespace headloom::data

@@ -47,10 +47,7 @@ void ModelConfig::fields(Fields& f) {
       if (p.name == *preset) found = &p;
     }
     if (found == nullptr) {
-      const std::string near = nearest(*preset, names);
-      usage_error("there is no model preset '", *preset, "'",
-                  near.empty() ? str("; there are ", join(names), ".")
-                               : str("; did you mean '", near, "'?"));
+      usage_error("there is no model preset '", *preset, "'", did_you_mean(*preset, names));
     }
     *this = ModelConfig();
     read_fields(parse_toml(found->toml, "preset " + *preset), *this, "model");

@@ -294,7 +294,7 @@ Presets all_presets() {
        size(256, 6) + layer("type = \"mha\", heads = 16, head_dim = 32", "type = \"mlp\"")},
       {"gptj-6b", "6B: parallel branches below one norm, partial interleaved RoPE",
        "Wang & Komatsuzaki 2021", "vocabulary = 50400\n" + gptj(4096, 28, 16), 6'050'882'784},
-      {"gptj-tiny", "gptj-6b at width 256, 6 layers; half of each head is rotated",
+      {"gptj-tiny", "GPT-J at width 256, 6 layers; half of each head is rotated",
        "Wang & Komatsuzaki 2021", gptj(256, 6, 8)},
       {"bert-tiny", "4M with BERT's vocabulary: encoder, width 128, 2 layers", "Turc et al. 2019",
        bert(128, 2, 2)},

@@ -106,11 +106,10 @@ void check_keys(const Json& object, const std::vector<std::string>& known) {
     if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
     // An answer does not repeat a long key, whose length is the client's choice.
     const bool is_long = item.key().size() > 60;
-    const std::string near = is_long ? "" : nearest(item.key(), known);
+    const std::string expected = "; expected " + join(known) + ".";
     throw Refusal(400, "",
                   str("unknown key ", shown(item.key()),
-                      near.empty() ? str("; expected ", join(known), ".")
-                                   : str("; did you mean '", near, "'?")),
+                      is_long ? expected : did_you_mean(item.key(), known, expected)),
                   is_long ? std::nullopt : std::optional(item.key()));
   }
 }

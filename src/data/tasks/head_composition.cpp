@@ -22,8 +22,6 @@
 // hash of its words, so that neither a sequence nor a row of the held-out data is trained on; the
 // knowledge (that a crow is a bird) is the same in both.
 #include <algorithm>
-#include <array>
-#include <map>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -332,9 +330,8 @@ class HeadComposition final : public GeneratedTask {
     for (const std::string& word : split_words(text)) {
       const auto found = vocabulary_tokens().find(word);
       if (found == vocabulary_tokens().end()) {
-        const std::string near = nearest(word, vocabulary_words());
         usage_error("'", word, "' is not a word of this task",
-                    near.empty() ? "." : "; did you mean '" + near + "'?");
+                    did_you_mean(word, vocabulary_words(), "."));
       }
       tokens.push_back(found->second);
     }

@@ -45,7 +45,7 @@ struct MoeOptions {
     f.field("scaling", scaling, "factor of the chosen experts' weights", positive());
     f.field("balance", balance, "alpha, factor of the balance loss", at_least(0.0));
     f.field("bias_speed", bias_speed,
-            "each optimiser step moves a bias, that counts for the choice only, by this much "
+            "each optimiser step moves a bias, which counts for the choice only, by this much "
             "towards equal load; absent: no bias",
             at_least(0.0));
     f.field("groups", groups, "groups of experts, for a choice limited to some of them",
@@ -53,7 +53,7 @@ struct MoeOptions {
     f.field("active_groups", active_groups, "groups that a token may choose from", size_from(1));
   }
 
-  // MoeOptions that contradict each other, in a sentence.
+  // Throws UsageError for options that contradict each other.
   void check() const {
     if (active > routed) {
       usage_error("moe: active is ", active, ", expected at most routed = ", routed, ".");
