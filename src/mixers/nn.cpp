@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "ops/documents.h"
 #include "ops/linear/op.h"
 #include "ops/positionwise/op.h"
 
@@ -305,14 +306,9 @@ void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {
 }
 
 Tensor places_in_documents(const Tensor& documents) {
-  const c10::SymInt length = documents.sym_size(1);
-  const auto rows = [&](const Tensor& t, int64_t dim, int64_t from) {
-    return t.narrow_symint(dim, from, length - 1);
-  };
-  const Tensor place = at::arange(c10::Scalar(length), documents.options());
-  const Tensor begins = rows(documents, 1, 1).ne(rows(documents, 1, 0));
-  const Tensor first = at::constant_pad_nd(begins * rows(place, 0, 1), {1, 0});
-  return place - std::get<0>(at::cummax(first, 1));
+  const Tensor place = at::arange(c10::Scalar(documents.sym_size(1)), documents.options());
+  const Tensor begins = at::constant_pad_nd(ops::id_changes(documents), {1, 0});
+  return place - std::get<0>(at::cummax(begins * place, 1));
 }
 
 Tensor alibi_bias(int64_t heads, const c10::SymInt& queries, const c10::SymInt& keys,

@@ -28,6 +28,7 @@
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
 #include "mixers/token/value_maps.h"
+#include "ops/documents.h"
 #include "ops/gated_linear_attention/op.h"
 
 namespace headloom {
@@ -78,7 +79,7 @@ Tensor random_features(int64_t features, int64_t dim, bool orthogonal,
 Tensor running_maximum(const Tensor& t, const Tensor& documents) {
   if (!documents.defined()) return std::get<0>(at::cummax(t, 1));
   const int64_t length = t.size(1);
-  const Tensor begins = documents.narrow(1, 1, length - 1).ne(documents.narrow(1, 0, length - 1));
+  const Tensor begins = ops::id_changes(documents);
   const Tensor run = at::constant_pad_nd(begins.to(at::kLong).cumsum(1), {1, 0}).unsqueeze(-1);
   // After each round the largest of twice as many positions.
   Tensor out = t;
@@ -290,14 +291,14 @@ class Performer final : public TokenMixer {
       const Tensor sums = at::matmul(heads_first(k).transpose(-1, -2), heads_first(v));
       return at::matmul(heads_first(q), sums).transpose(1, 2);
     }
-    // From either end up to each position, which then counts twice.
+    // Each position is in both sums, the one from the first position and the one from the last.
     const Tensor nothing = at::zeros_like(f.q);
     const auto to_each = [&](const Tensor& a, const Tensor& b, const Tensor& d, const Tensor& ids) {
       return std::get<0>(
           ops::gated_linear_attention(a, b, d, nothing, {.state = {}, .documents = ids}));
     };
-    const Tensor behind = to_each(q.flip(1), k.flip(1), v.flip(1), documents.flip(1)).flip(1);
-    return to_each(q, k, v, documents) + behind - (q * k).sum(-1, true) * v;
+    const Tensor later = to_each(q.flip(1), k.flip(1), v.flip(1), documents.flip(1)).flip(1);
+    return to_each(q, k, v, documents) + later - (q * k).sum(-1, true) * v;
   }
 
   static Tensor with_ones(const Tensor& v) {

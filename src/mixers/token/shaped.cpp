@@ -12,6 +12,7 @@
 #include "mixers/recording.h"
 #include "mixers/token/attend.h"
 #include "mixers/token/attention_maps.h"
+#include "ops/documents.h"
 
 namespace headloom {
 namespace {
@@ -170,9 +171,7 @@ class Shaped final : public TokenMixer {
       return sum / context.lengths.clamp_min(1).view({-1, 1, 1, 1}).to(values.scalar_type());
     }
     // Each document is a run of equal ids; a position sees [first, last), by sums up to both ends.
-    const Tensor& ids = context.documents;
-    const Tensor border =
-        ids.narrow_symint(1, 1, length - 1).ne(ids.narrow_symint(1, 0, length - 1));
+    const Tensor border = ops::id_changes(context.documents);
     const Tensor begins = at::constant_pad_nd(border, {1, 0}, true);
     const Tensor first = std::get<0>(at::cummax(at::where(begins, place, at::zeros({}, index)), 1));
     Tensor last = (place + 1).expand_as(first);

@@ -1,4 +1,5 @@
 #include "ops/aft/declaration.h"
+#include "ops/documents.h"
 #include "ops/wkv/op.h"
 
 namespace headloom::ops {
@@ -14,16 +15,12 @@ struct Keys {
   int64_t earlier;      // S - T
 };
 
-// Each query's place in its document and which document that is. Ids may come back; only
-// neighbours are compared.
+// Each query's place in its document and which document that is.
 void place(Keys& keys, const AftOptions& o, const SymInt& length, const at::TensorOptions& ids) {
   const Tensor step = at::arange(c10::Scalar(length), ids).unsqueeze(0);
   keys.position = step + o.offset;
   if (!o.documents.defined()) return;
-  const Tensor id = o.documents;
-  const SymInt rest = length - 1;
-  const Tensor begins =
-      at::constant_pad_nd(id.narrow_symint(1, 1, rest).ne(id.narrow_symint(1, 0, rest)), {1, 0});
+  const Tensor begins = at::constant_pad_nd(id_changes(o.documents), {1, 0});
   keys.of_rows = begins.to(at::kLong).cumsum(1);
   keys.run = at::constant_pad_nd(keys.of_rows, {keys.earlier, 0});
   const Tensor start = std::get<0>(at::cummax((step * begins), 1));

@@ -1,6 +1,7 @@
 #include "ops/causal_conv1d/op.h"
 
 #include "ops/causal_conv1d/declaration.h"
+#include "ops/documents.h"
 
 namespace headloom::ops {
 
@@ -46,10 +47,10 @@ Tensor CausalConv1d::state_after(const Arguments& a) {
   const int64_t own = length < rows ? length.guard_int(__FILE__, __LINE__) : rows;
   Tensor tail = x.narrow_symint(1, length - own, own);
   if (o.documents.defined() && own > 0) {
-    const Tensor id = o.documents.narrow_symint(1, length - own, own);
-    const Tensor other = id.narrow(1, 0, own - 1).ne(id.narrow(1, 1, own - 1));
-    // Whether an id changes at this row or later.
-    const Tensor past = at::constant_pad_nd(other.to(at::kLong), {0, 1}).flip(1).cumsum(1).flip(1);
+    const Tensor changes = id_changes(o.documents.narrow_symint(1, length - own, own));
+    // How many documents begin after this row.
+    const Tensor past =
+        at::constant_pad_nd(changes.to(at::kLong), {0, 1}).flip(1).cumsum(1).flip(1);
     tail = tail * past.eq(0).to(x.scalar_type()).unsqueeze(-1);
   }
   if (own == rows) return tail.clone(at::MemoryFormat::Contiguous);

@@ -1,4 +1,5 @@
 #include "ops/causal_conv1d/declaration.h"
+#include "ops/documents.h"
 
 namespace headloom::ops {
 
@@ -9,12 +10,9 @@ std::tuple<Tensor, Tensor> CausalConv1d::reference(const Arguments& a) {
   const c10::SymInt length = x.sym_size(1);
   const Tensor rows = o.state.defined() ? at::cat({o.state, x}, 1).to(wide)
                                         : at::constant_pad_nd(x.to(wide), {0, 0, taps - 1, 0});
-  // Documents begun since the first position: ids may come back.
-  Tensor run;
+  Tensor run;  // documents begun since the first position, for each of `rows`
   if (o.documents.defined()) {
-    const Tensor begins =
-        o.documents.narrow_symint(1, 1, length - 1).ne(o.documents.narrow_symint(1, 0, length - 1));
-    run = at::constant_pad_nd(begins.to(at::kLong), {taps, 0}).cumsum(1);  // as rows
+    run = at::constant_pad_nd(id_changes(o.documents).to(at::kLong), {taps, 0}).cumsum(1);
   }
   Tensor y;
   for (int64_t j = 0; j < taps; ++j) {

@@ -6,6 +6,7 @@
 
 #include "ops/cpu.h"
 #include "ops/cuda.h"
+#include "ops/documents.h"
 #include "ops/gated_linear_attention/kernel.h"
 #include "ops/operator.h"
 
@@ -116,9 +117,9 @@ GatedLinearAttention::Result chunkwise(const Rows& r, int64_t chunk) {
   // What is left at position n of what m added, [B, H, N, size (n), size (m), D]; 1 where n <= m.
   // The decays between are summed pair by pair: differences of running sums would lose a small one
   // beside a large one, and be NaN beside an infinite one.
-  const Tensor behind = at::ones({size, size}, r.q.options().dtype(at::kBool)).tril(-1);
+  const Tensor later = at::ones({size, size}, r.q.options().dtype(at::kBool)).tril(-1);
   const Tensor left =
-      at::where(behind.unsqueeze(-1), log_decay.unsqueeze(-2), at::zeros({}, r.q.options()))
+      at::where(later.unsqueeze(-1), log_decay.unsqueeze(-2), at::zeros({}, r.q.options()))
           .cumsum(-3)
           .exp();
   const Tensor from_state = log_decay.cumsum(-2).exp(), to_state = left.select(-3, size - 1);
@@ -139,7 +140,6 @@ GatedLinearAttention::Result chunkwise(const Rows& r, int64_t chunk) {
 std::tuple<Tensor, Tensor> GatedLinearAttention::reference(const Arguments& a) {
   const GatedLinearAttentionOptions& o = a.options;
   const auto wide = at::toOpMathType(a.q.scalar_type());
-  const int64_t length = a.q.sym_size(1).guard_int(__FILE__, __LINE__);
   const auto heads_first = [&](const Tensor& t) { return t.to(wide).transpose(1, 2); };
   Rows r = {heads_first(a.q), heads_first(a.k), heads_first(a.v), heads_first(a.log_decay),
             o.state};
@@ -149,12 +149,9 @@ std::tuple<Tensor, Tensor> GatedLinearAttention::reference(const Arguments& a) {
                                r.q.options());
   }
   if (o.documents.defined()) {
-    // Ids may come back; only neighbours are compared.
-    const Tensor id = o.documents;
-    const Tensor begins = id.narrow(1, 1, length - 1).ne(id.narrow(1, 0, length - 1));
-    r.log_decay =
-        r.log_decay.masked_fill(at::constant_pad_nd(begins, {1, 0}).unsqueeze(1).unsqueeze(-1),
-                                -std::numeric_limits<double>::infinity());
+    const Tensor begins = at::constant_pad_nd(id_changes(o.documents), {1, 0});
+    r.log_decay = r.log_decay.masked_fill(begins.unsqueeze(1).unsqueeze(-1),
+                                          -std::numeric_limits<double>::infinity());
   }
   const auto [output, state] = o.form == "recurrent" ? recurrent(r) : chunkwise(r, o.chunk);
   return {output.transpose(1, 2).to(a.q.scalar_type()), state};

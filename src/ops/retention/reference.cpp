@@ -1,3 +1,4 @@
+#include "ops/documents.h"
 #include "ops/retention/declaration.h"
 
 namespace headloom::ops {
@@ -111,11 +112,8 @@ std::tuple<Tensor, Tensor> Retention::reference(const Arguments& a) {
   Stretch all = {heads_first(q), heads_first(k), heads_first(v), {}, o.state, {}};
   const int64_t length = q.sym_size(1).guard_int(__FILE__, __LINE__);
   if (o.documents.defined()) {
-    // Ids may come back; only neighbours are compared.
-    const Tensor id = o.documents;
-    all.state_run = at::zeros({id.size(0), 1}, id.options());
-    const Tensor changed = id.narrow(1, 1, length - 1).ne(id.narrow(1, 0, length - 1));
-    all.run = at::cat({all.state_run, changed.to(at::kLong)}, 1).cumsum(1);
+    all.state_run = at::zeros({o.documents.size(0), 1}, o.documents.options());
+    all.run = at::cat({all.state_run, id_changes(o.documents).to(at::kLong)}, 1).cumsum(1);
   }
   Step result;
   if (o.form == "recurrent") {

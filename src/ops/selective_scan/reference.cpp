@@ -1,3 +1,4 @@
+#include "ops/documents.h"
 #include "ops/selective_scan/declaration.h"
 
 namespace headloom::ops {
@@ -23,15 +24,9 @@ std::tuple<Tensor, Tensor> SelectiveScan::reference(const Arguments& a) {
   if (o.delta_bias.defined()) dt = dt + o.delta_bias.to(wide);
   if (o.delta_softplus) dt = at::softplus(dt);
   const Tensor decay = at::exp(dt.unsqueeze(-1) * A.to(wide));  // [B, L, channels, N]
-  std::vector<Tensor> same;  // [B, 1, 1] each: t is in the document of t - 1
+  std::vector<Tensor> begins;  // [B, 1, 1] each: a document begins at t + 1
   if (o.documents.defined()) {
-    // Ids may come back; only neighbours are compared.
-    const Tensor id = o.documents;
-    same = id.narrow(1, 1, length - 1)
-               .eq(id.narrow(1, 0, length - 1))
-               .unsqueeze(-1)
-               .unsqueeze(-1)
-               .unbind(1);
+    begins = id_changes(o.documents).unsqueeze(-1).unsqueeze(-1).unbind(1);
   }
   const Tensor added = (dt * u).unsqueeze(-1) * by_channel(B.to(wide), channels);
 
@@ -44,7 +39,7 @@ std::tuple<Tensor, Tensor> SelectiveScan::reference(const Arguments& a) {
   Tensor h = o.state.defined() ? o.state : at::zeros_like(inputs[0]);
   for (int64_t t = 0; t < length; ++t) {
     // Not times 0: what is not finite in one document stays in it.
-    if (t > 0 && !same.empty()) h = at::where(same[t - 1], h, at::zeros({}, h.options()));
+    if (t > 0 && !begins.empty()) h = at::where(begins[t - 1], at::zeros({}, h.options()), h);
     h = at::addcmul(inputs[t], decays[t], h);
     outputs.push_back((h * (rows.empty() ? outward : rows[t])).sum(-1));
   }

@@ -1,3 +1,4 @@
+#include "ops/documents.h"
 #include "ops/token_shift/declaration.h"
 
 namespace headloom::ops {
@@ -12,8 +13,7 @@ std::vector<Tensor> TokenShift::reference(const Arguments& a) {
       o.last.defined() ? o.last.to(wide).unsqueeze(1) : at::zeros_like(now.narrow(1, 0, 1));
   Tensor before = now.narrow_symint(1, 0, rest);
   if (o.documents.defined()) {
-    const Tensor id = o.documents;
-    before = before * id.narrow_symint(1, 1, rest).eq(id.narrow_symint(1, 0, rest)).unsqueeze(-1);
+    before = before * id_changes(o.documents).logical_not().unsqueeze(-1);
   }
   before = at::cat({first, before}, 1);
   std::vector<Tensor> out;

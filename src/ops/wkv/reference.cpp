@@ -1,3 +1,4 @@
+#include "ops/documents.h"
 #include "ops/wkv/declaration.h"
 
 namespace headloom::ops {
@@ -15,10 +16,9 @@ std::tuple<Tensor, Tensor> Wkv::reference(const Arguments& given) {
     b = o.state.select(1, 1);
     m = o.state.select(1, 2);
   }
-  std::vector<Tensor> same;  // [B, 1] each: t is in the document of t - 1
+  std::vector<Tensor> same;  // [B, 1] each: t + 1 is in the document of t
   if (o.documents.defined()) {
-    const Tensor id = o.documents;
-    same = id.narrow(1, 1, length - 1).eq(id.narrow(1, 0, length - 1)).unsqueeze(-1).unbind(1);
+    same = id_changes(o.documents).logical_not().unsqueeze(-1).unbind(1);
   }
   std::vector<Tensor> outputs;
   for (int64_t t = 0; t < length; ++t) {
