@@ -3,14 +3,13 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 
 #include "bench/machine.h"
 #include "bench/speeds.h"
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/platform.h"
@@ -34,13 +33,6 @@ struct CompareArguments {
   int64_t jobs = 1;
   std::string run;
 };
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char buffer[32];
-  std::strftime(buffer, sizeof buffer, "%Y-%m-%d", std::localtime(&now));
-  return buffer;
-}
 
 // What compare() does not know of a comparison: its configuration's text, and where, how and when
 // it was run.

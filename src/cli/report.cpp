@@ -1,10 +1,10 @@
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 
 #include "bench/machine.h"
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/shell.h"
@@ -25,20 +25,13 @@ struct ReportArguments {
   int port = 8081;
 };
 
-std::string date_of_today() {
-  const std::time_t now = std::time(nullptr);
-  char buffer[32];
-  std::strftime(buffer, sizeof buffer, "%Y-%m-%d", std::localtime(&now));
-  return buffer;
-}
-
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
   report::Comparison out = runs.read();
   out.machine = bench::machine_facts();
   // By its plain name: a page that is passed on has no path of this machine.
   out.command = "headloom report";
   for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);
-  out.date = date_of_today();
+  out.date = today();
   return out;
 }
 

@@ -1,5 +1,3 @@
-#include <ATen/ATen.h>
-
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -20,13 +18,7 @@ struct TokenizeArguments {
   bool json = false;
 };
 
-std::vector<int64_t> encode(const data::Tokenizer& tokenizer, const std::string& text) {
-  const at::Tensor tokens = tokenizer.encode(text).to(at::kLong).contiguous();
-  const int64_t* first = tokens.const_data_ptr<int64_t>();
-  return {first, first + tokens.numel()};
-}
-
-// JSON keeps to UTF-8, of which a token may be a part.
+// Valid UTF-8, as JSON has to be, though a token may be a part of a character.
 std::string shown(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -39,14 +31,14 @@ int run_tokenize(const TokenizeArguments& a) {
       const Json text = Json::parse(line, nullptr, false);
       require(text.is_string(), "standard input: line ", number,
               " is no JSON string, expected one on each line.");
-      const auto tokens = encode(*tokenizer, text.get<std::string>());
+      const auto tokens = data::tokens_of(*tokenizer, text.get<std::string>());
       std::printf("%s\n", shown({{"tokens", tokens}, {"text", tokenizer->decode(tokens)}}).c_str());
     }
     return 0;
   }
   const std::string text{std::istreambuf_iterator<char>(std::cin),
                          std::istreambuf_iterator<char>()};
-  const auto tokens = encode(*tokenizer, text);
+  const auto tokens = data::tokens_of(*tokenizer, text);
   for (const int64_t token : tokens) {
     std::printf("%lld\t%s\n", static_cast<long long>(token),
                 shown(tokenizer->piece(token)).c_str());

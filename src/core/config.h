@@ -20,7 +20,7 @@ using Table = std::vector<std::pair<std::string, Node>>;
 
 struct Node {
   std::variant<Table, Array, bool, int64_t, double, std::string> value = Table{};
-  std::string origin;  // "file.toml:12", "--set", or "" for values made in code
+  std::string origin = {};  // "file.toml:12", "--set", or "" for values made in code
 
   bool is_table() const { return std::holds_alternative<Table>(value); }
   bool is_array() const { return std::holds_alternative<Array>(value); }
@@ -38,6 +38,8 @@ struct Node {
   bool is_table_array() const;
   // "a table", "an integer", ... for messages.
   const char* type_name() const;
+  // How a message about the node begins: "file.toml:12: ", or "" for values made in code.
+  std::string place() const { return origin.empty() ? "" : origin + ": "; }
 };
 
 // Parses TOML text; `name` stands for the file in messages. Throws UsageError with name and line.

@@ -49,11 +49,9 @@ std::string typed(const char* type, Range<T> range) {
   return bounded ? str(type, ", ", range_text(range)) : type;
 }
 
-std::string where(const Node& node) { return node.origin.empty() ? "" : node.origin + ": "; }
-
 bool read_bool(const Node& node, const std::string& key) {
   if (const auto* value = std::get_if<bool>(&node.value)) return *value;
-  usage_error(where(node), "'", key, "' is ", shown(node), ", expected true or false.");
+  usage_error(node.place(), "'", key, "' is ", shown(node), ", expected true or false.");
 }
 
 // What is a number too large for an integer, "" otherwise. --set takes such digits for text.
@@ -74,13 +72,13 @@ int64_t read_int(const Node& node, const std::string& key, const Range<int64_t>&
   if (value == nullptr) {
     const std::string large = too_large(node);
     if (!large.empty()) {
-      usage_error(where(node), "'", key, "' is ", large,
+      usage_error(node.place(), "'", key, "' is ", large,
                   ", which an integer of 64 bits cannot hold, expected ", range_text(range), ".");
     }
-    usage_error(where(node), "'", key, "' is ", shown(node), ", expected an integer.");
+    usage_error(node.place(), "'", key, "' is ", shown(node), ", expected an integer.");
   }
   if (!inside(range, *value)) {
-    usage_error(where(node), "'", key, "' is ", *value, ", expected ", range_text(range), ".");
+    usage_error(node.place(), "'", key, "' is ", *value, ", expected ", range_text(range), ".");
   }
   return *value;
 }
@@ -92,15 +90,16 @@ double read_real(const Node& node, const std::string& key, const Range<double>& 
   } else if (const auto* integer = std::get_if<int64_t>(&node.value)) {
     value = static_cast<double>(*integer);
   } else {
-    usage_error(where(node), "'", key, "' is ", shown(node), ", expected a number.");
+    usage_error(node.place(), "'", key, "' is ", shown(node), ", expected a number.");
   }
   if (!std::isfinite(value)) {
     const bool bounded = range_text(range) != range_text(Range<double>{});
-    usage_error(where(node), "'", key, "' is ", shown(node), ", expected a finite number",
+    usage_error(node.place(), "'", key, "' is ", shown(node), ", expected a finite number",
                 bounded ? " " + range_text(range) : "", ".");
   }
   if (!inside(range, value)) {
-    usage_error(where(node), "'", key, "' is ", shown(node), ", expected ", range_text(range), ".");
+    usage_error(node.place(), "'", key, "' is ", shown(node), ", expected ", range_text(range),
+                ".");
   }
   return value;
 }
@@ -108,11 +107,11 @@ double read_real(const Node& node, const std::string& key, const Range<double>& 
 std::string read_text(const Node& node, const std::string& key, const Choices& choices) {
   const auto* value = std::get_if<std::string>(&node.value);
   if (value == nullptr) {
-    usage_error(where(node), "'", key, "' is ", shown(node), ", expected text in quotes.");
+    usage_error(node.place(), "'", key, "' is ", shown(node), ", expected text in quotes.");
   }
   if (!choices.empty() && std::find(choices.begin(), choices.end(), *value) == choices.end()) {
     const std::string near = nearest(*value, choices);
-    usage_error(where(node), "'", key, "' is \"", *value, "\", expected one of ", join(choices),
+    usage_error(node.place(), "'", key, "' is \"", *value, "\", expected one of ", join(choices),
                 near.empty() ? "." : str("; did you mean \"", near, "\"?"));
   }
   return *value;
@@ -150,7 +149,7 @@ void expect_no_type(const Node& text, const std::string& path,
   } catch (const UsageError&) {
     return;
   }
-  usage_error(where(text), "'", path, "' is a string, expected a table such as { type = \"",
+  usage_error(text.place(), "'", path, "' is a string, expected a table such as { type = \"",
               std::get<std::string>(text.value), "\" }.");
 }
 
@@ -161,7 +160,7 @@ std::string range_text(const Range<double>& range) { return words_of(range); }
 
 Reader::Reader(const Node& node, std::string path) : node_(node), path_(std::move(path)) {
   if (!node.is_table()) {
-    usage_error(where(node), "'", path_, "' is ", node.type_name(), ", expected a table.");
+    usage_error(node.place(), "'", path_, "' is ", node.type_name(), ", expected a table.");
   }
 }
 
@@ -176,7 +175,7 @@ const Node* Reader::take(Text key) {
     const Node* old = now == key ? node_.find(former) : nullptr;
     if (old == nullptr) continue;
     if (node != nullptr) {
-      usage_error(where(*old), "'", full(former), "' is the former name of '", full(key),
+      usage_error(old->place(), "'", full(former), "' is the former name of '", full(key),
                   "', which is there as well; expected one of them.");
     }
     // Once for each name: a configuration is read several times, and has many layers.
@@ -186,7 +185,7 @@ const Node* Reader::take(Text key) {
     if (told.insert(str(former, ' ', key)).second) {
       std::fprintf(stderr,
                    "headloom: %s'%s' is called '%s' now; the next version will not know it.\n",
-                   where(*old).c_str(), full(former).c_str(), std::string(key).c_str());
+                   old->place().c_str(), full(former).c_str(), std::string(key).c_str());
     }
     return old;
   }
@@ -208,7 +207,7 @@ void Reader::field(Text key, std::string& value, Text, const Choices& choices) {
   if (const Node* node = take(key)) {
     value = read_text(*node, full(key), choices);
   } else if (key == "type" && value.empty()) {
-    usage_error(where(node_), "'", path_, "' has no 'type'; expected one of ", join(choices), ".");
+    usage_error(node_.place(), "'", path_, "' has no 'type'; expected one of ", join(choices), ".");
   }
 }
 void Reader::field(Text key, std::optional<int64_t>& value, Text, Range<int64_t> range) {
@@ -237,7 +236,7 @@ void Reader::raw(Text key, Node& value, Text) {
   const Node* node = take(key);
   if (node == nullptr) return;
   if (!node->is_table()) {
-    usage_error(where(*node), "'", full(key), "' is ", node->type_name(), ", expected a table.");
+    usage_error(node->place(), "'", full(key), "' is ", node->type_name(), ", expected a table.");
   }
   value = *node;
 }
@@ -267,7 +266,7 @@ void Reader::elements(Text key, Text, size_t, const std::function<void(size_t)>&
   const Node* node = take(key);
   if (node == nullptr) return;
   if (!node->is_array()) {
-    usage_error(where(*node), "'", full(key), "' is ", node->type_name(),
+    usage_error(node->place(), "'", full(key), "' is ", node->type_name(),
                 ", expected an array of tables ([[", full(key), "]]).");
   }
   resize(0);  // elements of the file replace the defaults, they do not merge with them
@@ -286,7 +285,7 @@ void Reader::finish() const {
                                     [&](const auto& names) { return names.first == key; });
     if (former) continue;
     const std::string near = nearest(key, known_);
-    usage_error(where(child), "unknown key '", full(key), "'",
+    usage_error(child.place(), "unknown key '", full(key), "'",
                 near.empty() ? str("; known keys are ", join(known_), ".")
                              : str("; did you mean '", full(near), "'?"));
   }

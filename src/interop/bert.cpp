@@ -30,22 +30,6 @@ std::string head_of(const Settings& c, const std::string& kind) {
               ".");
 }
 
-// transformers counts labels by their names.
-int64_t bert_classes(const Settings& c) {
-  int64_t count = 0;
-  while (c.has(str("id2label.", count))) ++count;
-  return count > 0 ? count : c.integer("num_labels", 2);
-}
-
-Node with_names(Node config, const Settings& m) {
-  Node names;
-  for (int64_t i = 0; i < m.integer("classes"); ++i) {
-    names.set(std::to_string(i), Value(str("LABEL_", i)));
-  }
-  config.set("id2label", names);
-  return config;
-}
-
 bool has_classes(const std::string& head) { return head == "label" || head == "tags"; }
 
 // What both have, `mixer` aside.
@@ -76,9 +60,9 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
     c.only("hidden_act", {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
     out.set("transform_activation", Value(activation_here));
   } else if (has_classes(head)) {
-    out.set("classes", Value(bert_classes(c)));
-  } else if (bert_classes(c) != 2) {
-    usage_error(c.path(), ": has ", bert_classes(c),
+    out.set("classes", Value(label_count(c)));
+  } else if (label_count(c) != 2) {
+    usage_error(c.path(), ": has ", label_count(c),
                 " labels, expected the 2 of a span, its begin and its end.");
   }
   return with_layer(out, mixer,
@@ -166,7 +150,8 @@ Node encoder_config(const Settings& m, const std::string& kind) {
                     {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
                     {"hidden_act", their_activation(m, "layer.0.channel.activation")},
                     {"layer_norm_eps", m.real("norm_eps")}});
-  return has_classes(head) ? with_names(std::move(out), m) : out;
+  if (has_classes(head)) out.set("id2label", label_names(m.integer("classes")));
+  return out;
 }
 
 Node bert_config(const Settings& m) {

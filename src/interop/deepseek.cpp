@@ -1,6 +1,7 @@
 // DeepSeekMoE (Dai et al. 2024), the 16B model's layout: LLaMA's attention, experts in all but the
 // first layers. Not an architecture of transformers, so it is import only.
 #include "core/error.h"
+#include "core/sizes.h"
 #include "interop/family.h"
 
 namespace headloom {
@@ -26,7 +27,7 @@ Node deepseek_model(const Settings& c) {
                           {"scaling", c.real("routed_scaling_factor", 1.0)},
                           {"balance", c.real("aux_loss_alpha", 0.001)}});
   Node out = llama_model(c, mixer, 1e-6);
-  constexpr int64_t kMostLayers = 10000;  // each is written out below
+  // Each layer is written out below, before the model's own check of their number.
   if (c.integer("num_hidden_layers") > kMostLayers) {
     usage_error(c.path(), ": 'num_hidden_layers' is ", c.integer("num_hidden_layers"),
                 ", expected at most ", kMostLayers, ".");

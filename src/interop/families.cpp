@@ -121,6 +121,18 @@ std::string their_activation(const Settings& model, const std::string& key) {
   return name;
 }
 
+int64_t label_count(const Settings& config) {
+  int64_t count = 0;
+  while (config.has(str("id2label.", count))) ++count;
+  return count > 0 ? count : config.integer("num_labels", 2);
+}
+
+Node label_names(int64_t count) {
+  Node names;
+  for (int64_t i = 0; i < count; ++i) names.set(std::to_string(i), Value(str("LABEL_", i)));
+  return names;
+}
+
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block) {
   Node list;
   list.value =

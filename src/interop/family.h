@@ -72,6 +72,11 @@ Node rope_parameters(const Settings& model);
 std::string activation(const Settings& config, const std::string& key,
                        const std::string& otherwise);
 std::string their_activation(const Settings& model, const std::string& key);
+// How many classes their configuration has: transformers counts the names in id2label.
+int64_t label_count(const Settings& config);
+// Their id2label for classes without names: LABEL_0, LABEL_1, ...
+Node label_names(int64_t count);
+
 // A table with one layer for all of the depth.
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block);
 // LLaMA's shell, which several share: embedding, norms, SwiGLU, head.

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "interop/family.h"
 
@@ -145,7 +146,7 @@ Node lingua_model(const Settings& c) {
   if (c.has("sliding_window")) {
     usage_error(c.path(), ": 'sliding_window' is set, expected it null or absent.");
   }
-  constexpr int64_t kMostLayers = 10000;  // each is written out below
+  // Each layer is written out below, before the model's own check of their number.
   const LinguaSizes s = lingua_sizes(c);
   if (s.depth > kMostLayers) {
     usage_error(c.path(), ": 'n_layers' is ", s.depth, ", expected at most ", kMostLayers, ".");

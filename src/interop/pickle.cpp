@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <set>
 #include <unordered_map>
 #include <variant>

@@ -8,12 +8,6 @@ namespace {
 
 int64_t vit_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
 
-int64_t vit_classes(const Settings& c) {
-  int64_t count = 0;
-  while (c.has(str("id2label.", count))) ++count;
-  return count > 0 ? count : c.integer("num_labels", 2);
-}
-
 Node vit_model(const Settings& c) {
   c.only("qkv_bias", true);
   const std::string architecture = c.text("architectures.0", "ViTForImageClassification");
@@ -27,7 +21,7 @@ Node vit_model(const Settings& c) {
                                             {"height", size},
                                             {"width", size},
                                             {"patch", c.integer("patch_size", 16)}})},
-                           {"classes", vit_classes(c)},
+                           {"classes", label_count(c)},
                            {"width", c.integer("hidden_size", 768)},
                            {"depth", vit_depth(c)},
                            {"position", table({{"type", "learned"}})},
@@ -75,14 +69,10 @@ Rules vit_rules(const Settings& c) {
 }
 
 Node vit_config(const Settings& m) {
-  Node names;
-  for (int64_t i = 0; i < m.integer("classes"); ++i) {
-    names.set(std::to_string(i), Value(str("LABEL_", i)));
-  }
   return table({{"num_channels", m.integer("image.channels")},
                 {"image_size", m.integer("image.height")},
                 {"patch_size", m.integer("image.patch")},
-                {"id2label", names},
+                {"id2label", label_names(m.integer("classes"))},
                 {"hidden_size", m.integer("width")},
                 {"num_hidden_layers", m.integer("depth")},
                 {"num_attention_heads", m.integer("layer.0.mixer.heads", 1)},

@@ -90,12 +90,6 @@ void change_layers(Node& model, const std::string& key, const Node& changes) {
   }
 }
 
-Node text_node(const std::string& value) {
-  Node node;
-  node.value = value;
-  return node;
-}
-
 // The shared configuration with the changes of a task, a model and a setting, in this order.
 Node combined(const CompareConfig& config, const ComparedModel& model, const ComparedTask& task,
               const Sweep& sweep, const SweepPoint& point, bool second_init = false) {
@@ -231,12 +225,10 @@ std::string plan_path(const std::string& folder, const std::string& path) {
 
 std::string plan_text(const PlannedRun& planned) {
   Node root = absolute(planned.config), run;
-  run.set("model", text_node(planned.run.model));
-  run.set("task", text_node(planned.run.task));
-  run.set("label", text_node(label_of(planned)));
-  Node bytes;
-  bytes.value = planned.bytes_per_token;
-  run.set("bytes_per_token", bytes);
+  run.set("model", {.value = planned.run.model});
+  run.set("task", {.value = planned.run.task});
+  run.set("label", {.value = label_of(planned)});
+  run.set("bytes_per_token", {.value = planned.bytes_per_token});
   root.set("run", run);
   return to_toml(root);
 }

@@ -16,8 +16,6 @@ namespace {
 
 const std::vector<std::string> kSweptTables = {"train", "mixer", "channel", "block", "model"};
 
-std::string place_of(const Node& node) { return node.origin.empty() ? "" : node.origin + ": "; }
-
 std::optional<double> number_in(const Node& node) {
   if (const auto* whole = std::get_if<int64_t>(&node.value)) return static_cast<double>(*whole);
   if (const auto* real = std::get_if<double>(&node.value)) return *real;
@@ -58,14 +56,14 @@ void read_range(const Node& node, SweepKey& key) {
   const std::string path = "sweep." + key.name;
   for (const char* needed : {"from", "to", "count"}) {
     if (node.find(needed) == nullptr) {
-      usage_error(place_of(node), "'", path, "' has no '", needed,
+      usage_error(node.place(), "'", path, "' has no '", needed,
                   "', expected {from = ..., to = ..., count = ...}.");
     }
   }
   LogRange range;
   read_fields(node, range, path);
   if (range.from >= range.to) {
-    usage_error(place_of(node), "'", path, ".from' is ", range.from,
+    usage_error(node.place(), "'", path, ".from' is ", range.from,
                 ", expected less than 'to' = ", range.to, ".");
   }
   key.factor = std::pow(range.to / range.from, 1.0 / static_cast<double>(range.count - 1));
@@ -106,14 +104,12 @@ void check_train_key(const SweepKey& key, const Node& node) {
     if (option.key.find('.') == std::string::npos) names.push_back(option.key);
   }
   if (std::find(names.begin(), names.end(), key.key) == names.end()) {
-    const std::string near = nearest(key.key, names);
-    usage_error(place_of(node), "[sweep] has the key '", key.name, "', which [train] does not have",
-                near.empty() ? str("; known keys are ", join(names), ".")
-                             : str("; did you mean '", near, "'?"));
+    usage_error(node.place(), "[sweep] has the key '", key.name, "', which [train] does not have",
+                did_you_mean(key.key, names, "; known keys are " + join(names) + "."));
   }
   for (const char* fixed : {"seed", "steps", "eval_split", "eval_sequences", "stop_accuracy"}) {
     if (key.key != fixed) continue;
-    usage_error(place_of(node), "'sweep.", key.name,
+    usage_error(node.place(), "'sweep.", key.name,
                 "' cannot be swept, because settings are compared at equal budget and on the same "
                 "data.");
   }
@@ -127,7 +123,7 @@ void add_key(const std::string& name, const Node& node, std::vector<SweepKey>& k
   }
   if (std::find(kSweptTables.begin(), kSweptTables.end(), key.table) == kSweptTables.end()) {
     const std::string near = nearest(key.table, kSweptTables);
-    usage_error(place_of(node), "[sweep] has the key '", name, "', but there is no table '",
+    usage_error(node.place(), "[sweep] has the key '", name, "', but there is no table '",
                 key.table, "' that can be swept, expected one of ", join(kSweptTables),
                 near.empty() ? str(".") : str("; did you mean '", near, ".", key.key, "'?"));
   }
@@ -136,26 +132,26 @@ void add_key(const std::string& name, const Node& node, std::vector<SweepKey>& k
     read_range(node, key);
   } else if (node.is_array() && !node.is_table_array()) {
     if (node.array().empty()) {
-      usage_error(place_of(node), "'sweep.", name, "' is empty, expected at least one value.");
+      usage_error(node.place(), "'sweep.", name, "' is empty, expected at least one value.");
     }
     key.values = node.array();
     key.factor = factor_of(key.values);
   } else {
-    usage_error(place_of(node), "'sweep.", name, "' is ", node.type_name(),
+    usage_error(node.place(), "'sweep.", name, "' is ", node.type_name(),
                 ", expected a list of values or {from = ..., to = ..., count = ...}.");
   }
   std::set<std::string> seen;
   for (const Node& value : key.values) {
     const auto number = number_in(value);  // 1 and 1.0 are one value
     if (!seen.insert(number ? formatted("%.17g", *number) : toml_value(value)).second) {
-      usage_error(place_of(node), "'sweep.", name, "' has the value ", toml_value(value),
+      usage_error(node.place(), "'sweep.", name, "' has the value ", toml_value(value),
                   " twice, expected different ones.");
     }
   }
   for (Node& value : key.values) value = swept(key, value);
   for (const SweepKey& other : keys) {
     if (other.table == key.table && other.key == key.key) {
-      usage_error(place_of(node), "[sweep] has '", other.name, "' and '", name,
+      usage_error(node.place(), "[sweep] has '", other.name, "' and '", name,
                   "', which are the same key, expected one of them.");
     }
   }
