@@ -87,27 +87,38 @@ Shares shares_of(const Tensor& maps, const std::vector<Question>& questions) {
   return {sum.answer / count, sum.rest / count, sum.first / count};
 }
 
-}  // namespace
-
-Findings noise(const Subject& subject) {
-  const bool asked =
-      subject.targets.defined() && subject.targets.sizes() == subject.input.tokens.sizes();
-  if (!subject.answer.defined() && !asked) {
+// Throws UsageError where the subject has no answer, and its targets are no questions.
+void check_asks(const Subject& subject) {
+  if (subject.answer.defined()) return;
+  if (!subject.targets.defined() || subject.targets.sizes() != subject.input.tokens.sizes()) {
     usage_error(
         "noise needs a question: a run on a task whose answers stand in the context, such as "
         "needle or recall, or a text and the answer in it.");
   }
-  if (!subject.answer.defined()) {
-    const int64_t all = subject.targets.ne(data::kIgnore).sum().item<int64_t>();
-    if (2 * all > subject.targets.numel()) {
-      const int64_t length = subject.targets.size(-1);
-      const int64_t each = all * length / subject.targets.numel();  // sequences may differ
-      usage_error("the task asks for ", each == length ? std::string("every one") : str(each),
-                  " of the ", length,
-                  " tokens of a sequence, so that no position is a question; expected a task such "
-                  "as needle or recall, or a text and the answer in it.");
-    }
+  const int64_t all = subject.targets.ne(data::kIgnore).sum().item<int64_t>();
+  if (2 * all <= subject.targets.numel()) return;
+  const int64_t length = subject.targets.size(-1);
+  const int64_t each = all * length / subject.targets.numel();  // sequences may differ
+  usage_error("the task asks for ", each == length ? std::string("every one") : str(each),
+              " of the ", length,
+              " tokens of a sequence, so that no position is a question; expected a task such as "
+              "needle or recall, or a text and the answer in it.");
+}
+
+// What the answers would get if a query gave the same attention to every key that it sees; the mean
+// over the questions.
+double share_by_equal_attention(const std::vector<Question>& questions) {
+  double sum = 0;
+  for (const Question& q : questions) {
+    sum += static_cast<double>(q.answer.size()) / static_cast<double>(q.query + 1);
   }
+  return sum / static_cast<double>(questions.size());
+}
+
+}  // namespace
+
+Findings noise(const Subject& subject) {
+  check_asks(subject);
   int64_t unanswered = 0;
   const std::vector<Question> questions = questions_of(subject, unanswered);
   if (questions.empty()) {
@@ -115,11 +126,7 @@ Findings noise(const Subject& subject) {
                 " tokens that are asked for stands earlier in its sequence, so that no attention "
                 "can be on the answer.");
   }
-  double chance = 0;
-  for (const Question& q : questions) {
-    chance += static_cast<double>(q.answer.size()) / static_cast<double>(q.query + 1);
-  }
-  chance /= static_cast<double>(questions.size());
+  const double chance = share_by_equal_attention(questions);
   const Recording recording = record(subject, {"weights", "weights.composed"});
   Findings out{.title = "Attention noise"};
   Table table{

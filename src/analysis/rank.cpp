@@ -41,17 +41,22 @@ double for_90(const Tensor& values) {
   return (cumulative(values).lt(0.9).sum(-1) + 1).to(at::kDouble).mean().item<double>();
 }
 
+// The lengths at which ranks are compared, ascending: that of the text and its halves. A single 0
+// stands for an input that is taken as it is.
+std::vector<int64_t> lengths_of(const ModelInput& input) {
+  if (!input.tokens.defined()) return {0};
+  std::vector<int64_t> lengths = {input.tokens.size(1)};
+  if (input.source.defined()) return lengths;
+  for (int64_t n = lengths[0] / 2; n >= 4 && lengths.size() < 4; n /= 2) {
+    lengths.insert(lengths.begin(), n);
+  }
+  return lengths;
+}
+
 }  // namespace
 
 Findings rank(const Subject& subject) {
-  const Tensor& tokens = subject.input.tokens;
-  std::vector<int64_t> lengths;
-  if (tokens.defined() && !subject.input.source.defined()) {
-    for (int64_t n = tokens.size(1); n >= 4 && lengths.size() < 4; n /= 2) {
-      lengths.insert(lengths.begin(), n);
-    }
-  }
-  if (lengths.empty()) lengths.push_back(tokens.defined() ? tokens.size(1) : 0);  // 0: as it is
+  const std::vector<int64_t> lengths = lengths_of(subject.input);
   Findings out{.title = "Rank of attention maps"};
   Table table{.title = "Means over heads and sequences",
               .columns = {"layer", "mixer", "head size", "length", "rank of scores",

@@ -316,6 +316,42 @@ std::vector<std::string> by_tasks(const std::vector<OnTask>& said, size_t tasks)
   return out;
 }
 
+// What the sweep leaves open; `tasks` is how many tasks are reported.
+std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
+  if (c.swept.empty()) {
+    return {
+        "no training option was swept, so that a model that needs another learning rate "
+        "than the one given is at a disadvantage"};
+  }
+  std::vector<std::string> out;
+  std::vector<OnTask> edges;
+  for (const TaskInfo& task : c.tasks) {
+    std::vector<std::string> models;
+    size_t choices = 0;
+    for (const Choice& choice : c.choices) {
+      if (choice.task != task.name) continue;
+      ++choices;
+      if (!choice.at_edge.empty()) models.push_back("`" + choice.model + "`");
+    }
+    const bool all = models.size() == choices && choices > 1;
+    if (!models.empty()) edges.push_back({all ? "all models" : list_of(models), task.name});
+  }
+  if (!edges.empty()) {
+    out.push_back("the best value of the sweep is at its edge for " +
+                  list_of(by_tasks(edges, tasks)));
+  }
+  for (const std::string& key : c.swept) {
+    std::set<std::string> values;
+    for (const Run& run : c.runs) {
+      for (const SweptValue& v : run.setting) {
+        if (run.sweep && v.key == key) values.insert(v.value);
+      }
+    }
+    if (values.size() == 1) out.push_back("a single value of `" + key + "` was tried");
+  }
+  return out;
+}
+
 }  // namespace
 
 double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
@@ -548,37 +584,7 @@ std::string limits(const Comparison& c, const Summary& summary) {
   for (const OnTask& said : together(stopping, tasks)) {
     out.push_back("on " + said.task + ", " + said.what);
   }
-  if (c.swept.empty()) {
-    out.push_back(
-        "no training option was swept, so that a model that needs another learning rate "
-        "than the one given is at a disadvantage");
-  } else {
-    std::vector<OnTask> edges;
-    for (const TaskInfo& task : c.tasks) {
-      std::vector<std::string> models;
-      size_t choices = 0;
-      for (const Choice& choice : c.choices) {
-        if (choice.task != task.name) continue;
-        ++choices;
-        if (!choice.at_edge.empty()) models.push_back("`" + choice.model + "`");
-      }
-      const bool all = models.size() == choices && choices > 1;
-      if (!models.empty()) edges.push_back({all ? "all models" : list_of(models), task.name});
-    }
-    if (!edges.empty()) {
-      out.push_back("the best value of the sweep is at its edge for " +
-                    list_of(by_tasks(edges, tasks)));
-    }
-    for (const std::string& key : c.swept) {
-      std::set<std::string> values;
-      for (const Run& run : c.runs) {
-        for (const SweptValue& v : run.setting) {
-          if (run.sweep && v.key == key) values.insert(v.value);
-        }
-      }
-      if (values.size() == 1) out.push_back("a single value of `" + key + "` was tried");
-    }
-  }
+  for (std::string& said : sweep_limits(c, tasks)) out.push_back(std::move(said));
   if (static_cast<int>(c.seeds.size()) < kSeedsForClaim) {
     out.push_back(
         (c.seeds.size() == 1 ? "there is one seed" : str("there are ", c.seeds.size(), " seeds")) +

@@ -138,6 +138,34 @@ Decoder& reader(Model& model, const data::Task& task) {
   return *decoder;
 }
 
+// sequence_scores() of sequences that the decoder reads piece by piece from an empty state. Raises
+// `state_bytes` to the largest state of a sequence.
+SequenceScores scores_in_pieces(Decoder& decoder, const data::Batch& data, const Pieces& pieces,
+                                int64_t& state_bytes) {
+  if (data.documents.defined()) {
+    usage_error(
+        "the task keeps documents apart within a sequence, which a decoding state cannot, "
+        "expected task.separate_documents = false where a text is read in pieces.");
+  }
+  DecoderState state = decoder.initial_state(pieces.cache);
+  const int64_t count = data.inputs.size(0), length = data.inputs.size(1);
+  state.reserve(length);
+  SequenceScores out;
+  std::vector<Tensor> hits;
+  for (int64_t at = 0; at < length; at += pieces.length) {
+    const auto piece = [&](const Tensor& t) {
+      return t.narrow(1, at, std::min(pieces.length, length - at));
+    };
+    const Tensor hidden = decoder.extend(piece(data.inputs), state);
+    const SequenceScores part = sequence_scores(decoder, hidden, piece(data.targets));
+    out.loss = at == 0 ? part.loss : out.loss + part.loss;
+    hits.push_back(part.hit);
+    state_bytes = std::max(state_bytes, state.bytes() / count);
+  }
+  out.hit = at::cat(hits, 1);
+  return out;
+}
+
 // Losses and right answers of the sequences read so far, each with what it is divided by.
 class Ratio {
  public:
@@ -267,31 +295,12 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
     if (among != nullptr) data = own_positions(data, *among);
     const Tensor wanted = data.targets.ne(data::kIgnore);
     SequenceScores scored;
-    if (decoder == nullptr) {
+    if (decoder != nullptr) {
+      scored = scores_in_pieces(*decoder, data, *pieces, out.state_bytes);
+    } else {
       const Tensor hidden = model.hidden(model_input(data));
       scored = data.context.defined() ? span_sequence_scores(model.logits(hidden), data)
                                       : sequence_scores(model, hidden, data.targets);
-    } else {
-      if (data.documents.defined()) {
-        usage_error(
-            "the task keeps documents apart within a sequence, which a decoding state cannot, "
-            "expected task.separate_documents = false where a text is read in pieces.");
-      }
-      DecoderState state = decoder->initial_state(pieces->cache);
-      const int64_t length = data.inputs.size(1);
-      state.reserve(length);
-      std::vector<Tensor> hits;
-      for (int64_t at = 0; at < length; at += pieces->length) {
-        const auto piece = [&](const Tensor& t) {
-          return t.narrow(1, at, std::min(pieces->length, length - at));
-        };
-        const Tensor hidden = decoder->extend(piece(data.inputs), state);
-        const SequenceScores part = sequence_scores(model, hidden, piece(data.targets));
-        scored.loss = at == 0 ? part.loss : scored.loss + part.loss;
-        hits.push_back(part.hit);
-        out.state_bytes = std::max(out.state_bytes, state.bytes() / count);
-      }
-      scored.hit = at::cat(hits, 1);
     }
     if (own >= total) continue;
     // A sequence that is shared out has two rows here, `count` apart.
