@@ -180,8 +180,7 @@ struct EvalResult {
   std::shared_ptr<data::Task> task;
   std::optional<Pieces> pieces;
   Evaluation e;
-  // Of the weights as they were trained and the cache as it is computed, where those that are
-  // evaluated are others.
+  // The loss without --dtype, --quantize and --cache-dtype, where one of them is given.
   std::optional<double> trained_loss;
 
   double bits_per_byte() const {  // NaN: not of text
@@ -202,7 +201,7 @@ EvalResult evaluated(const EvalArguments& a) {
   LoadedRun loaded = load_for_eval(a);
   loaded.model->to(device);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
-  // What the model that stands cannot read it refuses itself.
+  // A model that cannot read sequences of that length refuses them itself.
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
@@ -341,7 +340,7 @@ Command eval_command() {
         logits->check(ends_in(".safetensors"));
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
-                       "read sequences of this length, in pieces: of any length that has a state")
+                       "read sequences of this length piece by piece, with a decoding state")
             ->check(whole_number(1))
             ->excludes(logits);
         app.add_option("--piece", a->piece,

@@ -30,7 +30,7 @@ Command import_command() {
       "import", "a Hugging Face folder as a run that eval and generate understand",
       "headloom import pythia-70m --out runs/pythia", [](CLI::App& app) -> std::function<int()> {
         auto a = std::make_shared<InteropArguments>();
-        app.add_option("folder", a->from, "config.json, safetensors and a tokenizer")->required();
+        app.add_option("folder", a->from, "config.json, weights and a tokenizer")->required();
         app.add_option("--out", a->out, "folder of the new run")->check(not_empty())->required();
         return [a] { return report(import_folder(a->from, a->out), a->out); };
       }};
