@@ -102,7 +102,7 @@ std::string channels_of(const Subject& subject);
 // maps [B, H, T, S] -> those of the heads that were asked for. Throws UsageError for heads that it
 // does not have; `place` is its layer.
 Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place);
-// The numbers of the heads after these.
+// The numbers of the heads that chosen_heads() keeps of `heads`, in the same order.
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
 
 // Whether a layer is of the encoder of an encoder-decoder, which reads the source.

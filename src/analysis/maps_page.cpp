@@ -1,5 +1,6 @@
 // The page on which maps are looked at: layer, map and head are chosen from lists, the query by the
-// arrow keys, the mouse or a finger. Everything is in the one file; maps_page.js draws it.
+// arrow keys, the mouse or a finger. Everything is in the one file; the script in maps_script.cpp
+// draws it.
 #include <ATen/ATen.h>
 
 #include <map>

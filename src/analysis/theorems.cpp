@@ -41,10 +41,10 @@ void composition(Findings& out) {
     return at::einsum("lc,hcd->lhd", {input, w}).unsqueeze(0);
   };
   // The operator's matrix is [from, to], the theorem's C_ij gives map j to head i.
-  const auto composed = [&](bool behind) {
+  const auto composed = [&](bool post) {
     ops::ComposedAttentionOptions options;
     options.causal = false;
-    (behind ? options.post : options.pre).static_matrix = map.t().contiguous();
+    (post ? options.post : options.pre).static_matrix = map.t().contiguous();
     ops::ComposedAttentionTrace trace;
     const Tensor out_heads =
         ops::composed_attention_traced(heads(x, q), heads(y, k), heads(y, v), options, trace);
@@ -279,7 +279,7 @@ void fixed_head_size(Findings& out) {
 // --- Sun et al. 2023: the three forms ------------------------------------------------------------
 
 void retention_forms(Findings& out) {
-  // Seed example: gamma = 1/4, without scale, rotation or norm.
+  // A worked example: gamma = 1/4, without scale, rotation or norm.
   const auto bthd = [](const Tensor& t) { return t.unsqueeze(0).unsqueeze(2); };
   const Tensor q = bthd(matrix({1, 2, 1, 3, 2, 3}, 3)), k = bthd(matrix({1, 2, 3, 4, 5, 6}, 3));
   const Tensor v = bthd(matrix({5, 4, 3, 2, 1, 0}, 3)), gamma = at::full({1}, 0.25, at::kDouble);

@@ -17,8 +17,8 @@ namespace headloom::bench {
 
 struct BenchOptions {
   std::string only;              // a part of the names of what is measured
-  bool names_only = false;       // nothing is measured: it is asked whether `only` is in any name
-  mutable bool matched = false;  // it is
+  bool names_only = false;       // measures nothing and only sets `matched`
+  mutable bool matched = false;  // whether wants() was given a name that has `only` in it
   std::string backend;
   double seconds = 2;
   int64_t threads = 0;

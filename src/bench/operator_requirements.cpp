@@ -1,7 +1,6 @@
 // What the cases of an operator say of themselves: bounds, the reference's speed, growth.
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <map>
 
 #include "bench/memory.h"

@@ -1,7 +1,6 @@
 // A training step of GPT-2's size and of recall: tokens a second, memory, and where its time goes.
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <cstdio>
 
 #include "bench/memory.h"

@@ -107,7 +107,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     prompt.push_back(codec.end().value_or(0));
   }
   std::string before = answers ? "" : a.prompt;
-  // Tasks of numbers or words write a space behind each, also behind the last one of the prompt.
+  // Tasks of numbers or words write a space after each, also after the last one of the prompt.
   if (!before.empty() && before.back() != ' ' && join(codec.pieces(prompt), "").ends_with(' ')) {
     before += ' ';
   }

@@ -1,6 +1,5 @@
 #include "core/differences.h"
 
-#include <algorithm>
 #include <string_view>
 
 #include "core/error.h"

@@ -1,7 +1,6 @@
 // Files that are either whole or absent: written to a temporary name, synced, renamed.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>

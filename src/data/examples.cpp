@@ -1,7 +1,6 @@
 #include "data/examples.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <sstream>
 #include <unordered_set>

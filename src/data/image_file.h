@@ -16,9 +16,9 @@ struct Image {
 // The endings that read_image knows: ".png", ".jpg", ...
 const std::vector<std::string>& image_extensions();
 
-// Transparent parts are white, grey becomes RGB. What the file is, its content says, not its name.
-// Throws Error naming the file for one that cannot be read, is none of these, is broken or ends
-// early.
+// Transparent parts are white, grey becomes RGB. The format is told by the content, not by the
+// name. Throws Error naming the file for one that cannot be read, is none of these, is broken or
+// ends early.
 Image read_image(const std::string& path);
 
 }  // namespace headloom::data

@@ -2,7 +2,6 @@
 // std::seed_seq to the bit, but not its distributions, std::shuffle or std::sample.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <random>

@@ -9,7 +9,7 @@ namespace {
 
 // Debian's libsentencepiece exports a FLAGS_minloglevel of 32 bytes and libc10 one of 4. Linked
 // into one program the two become one symbol, and the constructor of the longer writes over the
-// variables behind the shorter. RTLD_LOCAL keeps the library's symbols from others, RTLD_DEEPBIND
+// variables after the shorter. RTLD_LOCAL keeps the library's symbols from others, RTLD_DEEPBIND
 // makes it find its own first.
 int flags() {
 #ifdef __SANITIZE_ADDRESS__

@@ -177,8 +177,7 @@ struct TaskSpec {
   virtual std::vector<std::string>* labels() { return nullptr; }
 };
 
-// --- The registry (registry.cpp): one line a task.
-// ----------------------------------------------------
+// --- The registry (registry.cpp): one line a task --------------------------------------------
 
 struct TaskEntry {
   std::string name;

@@ -49,7 +49,7 @@ class Lines {
 };
 
 // The number that `message` has after `words`.
-std::optional<int64_t> number_behind(const std::string& message, std::string_view words) {
+std::optional<int64_t> number_after(const std::string& message, std::string_view words) {
   const size_t at = message.find(words);
   if (at == std::string::npos) return std::nullopt;
   int64_t value = 0;
@@ -61,12 +61,12 @@ std::optional<int64_t> number_behind(const std::string& message, std::string_vie
 // What SentencePiece says of its own options, in the words of ours.
 [[noreturn]] void refuse(int64_t size, const std::string& message) {
   const std::string too_small = str("required_chars. ", size, " vs ");
-  if (const auto least = number_behind(message, too_small)) {
+  if (const auto least = number_after(message, too_small)) {
     usage_error("--size ", size,
                 " is too small for this text: the bytes and its characters alone are ", *least,
                 " tokens, expected at least ", *least, ".");
   }
-  if (const auto most = number_behind(message, "value <= ")) {
+  if (const auto most = number_after(message, "value <= ")) {
     usage_error("--size ", size, " is too large for this text, which gives ", *most,
                 " tokens, expected at most ", *most, ".");
   }

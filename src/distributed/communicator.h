@@ -26,13 +26,14 @@ class Communicator {
     (void)tensor;
     return [] {};
   }
-  // Begins to collect the elements of all processes' `own` in `all`, by rank. Neither may be touched
-  // until the function that comes back has been called: it waits for the end. May be under way while
-  // sums are, in any order to those.
+  // Begins to collect the elements of all processes' `own` in `all`, by rank. Neither may be
+  // touched until the function that comes back has been called: it waits for the end. May be under
+  // way while sums are, in any order to those.
   virtual std::function<void()> start_gather(const at::Tensor& own, const at::Tensor& all);
-  // Begins to send `own`, contiguous, to the next process, and to receive the one before's in `other`,
-  // of the same shape and type. The last process is before the first. Neither may be touched until
-  // the function that comes back has been called: it waits for the end. Several may be under way.
+  // Begins to send `own`, contiguous, to the next process, and to receive the one before's in
+  // `other`, of the same shape and type. The last process is before the first. Neither may be
+  // touched until the function that comes back has been called: it waits for the end. Several may
+  // be under way.
   virtual std::function<void()> start_shift(const at::Tensor& own, const at::Tensor& other);
   // Gives each contiguous tensor the values that it has in the first process.
   virtual void broadcast(const std::vector<at::Tensor>& tensors) { (void)tensors; }

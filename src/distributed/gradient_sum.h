@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
-#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -28,9 +27,9 @@ namespace headloom {
 // it is exchanged as rows, where those are fewer than the table's. A table whose output weights are
 // others has no other gradient, and its bucket is not sent.
 //
-// With ParameterShards a unit is a bucket, and each process keeps its own part of the sum. The first
-// unit leaves last; another one is sent when each of its parameters has had a gradient. No more than
-// two units' whole gradients are there at a time, and the first one's.
+// With ParameterShards a unit is a bucket, and each process keeps its own part of the sum. The
+// first unit leaves last; another one is sent when each of its parameters has had a gradient. No
+// more than two units' whole gradients are there at a time, and the first one's.
 class GradientSum {
  public:
   // `group` and `shards` must outlive it. Does nothing where one process is alone.
@@ -42,9 +41,9 @@ class GradientSum {
 
   // The next backward is the last one before finish().
   void begin();
-  // Takes `rows` [n, C] of the gradient of `table`, for its rows `places` [n] int64, n being the same
-  // in all processes; finish() adds those of all. Returns false where the gradient had better be
-  // whole.
+  // Takes `rows` [n, C] of the gradient of `table`, for its rows `places` [n] int64, n being the
+  // same in all processes; finish() adds those of all. Returns false where the gradient had better
+  // be whole.
   bool take_rows(const at::Tensor& table, const at::Tensor& places, const at::Tensor& rows);
   // Sends what is left, waits, and gives the parameters the sums as gradients. With shards their
   // parts are added to the gradients of shards->own(). A parameter without a gradient in any

@@ -95,7 +95,8 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
       Fnv1a hash;
       // MPICH says nothing of its job: its processes on one machine have one parent.
       hash.add(place.job.empty() ? std::to_string(::getppid()) : place.job);
-      // Below 32768, where Linux begins to give ports to outgoing connections: any of those could hold it.
+      // Below 32768: from there on Linux gives ports to outgoing connections, one of which could
+      // hold this one.
       place.port = 20000 + static_cast<int64_t>(hash.value() % 12000);
     }
     return place;

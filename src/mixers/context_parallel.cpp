@@ -115,7 +115,8 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
                         const ContextParallel* among) {
     const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const std::vector<int64_t> by_head = {q.size(0), q.size(2), q.size(1)};  // [2 B, H, L]
-    Tensor out = at::zeros({by_head[0], by_head[1], by_head[2], v.size(3)}, q.options().dtype(wide));
+    Tensor out =
+        at::zeros({by_head[0], by_head[1], by_head[2], v.size(3)}, q.options().dtype(wide));
     Tensor sum = at::full(by_head, -std::numeric_limits<double>::infinity(), out.options());
     Ring ring(k.detach(), v.detach(), *among);
     for (int64_t step = 0; step < among->size; ++step) {
@@ -140,7 +141,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     return out.transpose(1, 2);
   }
 
-  // The gradients of keys and values go round behind them, one step later, and come home.
+  // The gradients of keys and values follow them round, one step later, and come home.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ContextParallel& among = context_parallel(context);
     const variable_list saved = context->get_saved_variables();

@@ -3,9 +3,9 @@
 //
 // A sequence of T positions is cut into 2 S equal chunks for S processes. Process r has chunk r and
 // chunk 2 S - 1 - r, so that under a causal mask all processes have equally many keys to read. A
-// batch of B sequences becomes 2 B rows of T / (2 S) positions in each process: the earlier chunk of
-// every sequence, then the later one. What works position by position notices nothing. What reads
-// other positions asks for them here.
+// batch of B sequences becomes 2 B rows of T / (2 S) positions in each process: the earlier chunk
+// of every sequence, then the later one. What works position by position notices nothing. What
+// reads other positions asks for them here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,20 +36,20 @@ struct ContextParallel {
   // The places, among all 2 S, of this process's chunks.
   int64_t early_chunk() const { return rank; }
   int64_t late_chunk() const { return 2 * size - 1 - rank; }
-  // This process's rows of t [B, T, ...], whole sequences of which T is a multiple of 2 S:
-  // [2 B, T / (2 S), ...].
+  // This process's rows of whole sequences [B, T, ...], T a multiple of 2 S: [2 B, T / (2 S), ...].
   Tensor rows_of(const Tensor& whole) const;
   // What stands before each of `rows` rows of `length` positions.
   Positions before(int64_t rows, int64_t length) const;
 };
 
-// The same of all processes as this one's own rows, in the order of their chunks: own [2 B, ...] ->
+// `own` of all processes, a tensor for each row, in the order of the chunks: [2 B, ...] ->
 // [2 S, B, ...]. Differentiable.
 Tensor gather_chunks(const Tensor& own, const ContextParallel& among);
 // This process's rows of what there is of every chunk: [2 S, B, ...] -> [2 B, ...].
 Tensor own_chunks(const Tensor& all, const ContextParallel& among);
 
-// What the chunk before each row's has: own [2 B, ...] -> [2 B, ...]. Zero before the first. Differentiable.
+// For each row the `own` of the chunk before it, zero before the first chunk: [2 B, ...] ->
+// [2 B, ...]. Differentiable.
 Tensor chunk_before(const Tensor& own, const ContextParallel& among);
 
 // The state before each row, of a recurrence that is linear in its state: after a chunk it is

@@ -173,8 +173,8 @@ at::Tensor CacheTensor::append(const at::Tensor& t) {
 }
 
 void CacheTensor::put(const at::Tensor& t) {
-  // CacheTensor as they come from a projection; of a step they are few, and copy_ takes longer to
-  // begin than to copy them.
+  // The few rows of a decoding step are copied here, because copy_ takes longer to begin than to
+  // copy them. `whole`: they have the cache's type and lie as a projection leaves them.
   const int64_t values = data_.stride(1), added = t.size(1);
   const bool whole = t.scalar_type() == data_.scalar_type() && t.is_cpu() && data_.is_cpu() &&
                      t.numel() == batch_ * added * values && is_row(t);
@@ -194,13 +194,13 @@ void CacheTensor::put(const at::Tensor& t) {
   }
 }
 
-void CacheTensor::grow(int64_t sequences, int64_t before, int64_t behind, int64_t capacity) {
+void CacheTensor::grow(int64_t sequences, int64_t before, int64_t after, int64_t capacity) {
   const int64_t present = data_.size(0), has = data_.size(1), kept = size();
   if (sequences <= present) {
-    if (begin_ >= before && end_ + behind <= has) return;
+    if (begin_ >= before && end_ + after <= has) return;
     // Positions that were forgotten have left memory free. Unless a quarter of those kept can be
     // appended before they have to move again, it is too little.
-    const int64_t spare = has - (before + kept + behind);
+    const int64_t spare = has - (before + kept + after);
     if (spare >= 0 && 4 * spare >= kept) return move_to(present, has, before);
   }
   move_to(sequences <= present ? present : std::max(sequences, 2 * present), capacity, before);
@@ -333,14 +333,14 @@ void CacheTensor::add(const std::vector<const CacheTensor*>& others) {
     coming = std::max(coming, other->reserved_ - other->size());
   }
   // Where it is not known how many positions come, memory for some.
-  const int64_t spare = longest / 4 + kSpare, behind = coming > 0 ? coming : spare;
+  const int64_t spare = longest / 4 + kSpare, after = coming > 0 ? coming : spare;
   const int64_t own = size();
   if (data_.defined()) {
-    grow(sequences, longest - own, behind, longest + behind + spare);
+    grow(sequences, longest - own, after, longest + after + spare);
   } else {
     std::vector<int64_t> sizes = others[0]->data_.sizes().vec();
     sizes[0] = sequences;
-    sizes[1] = longest + behind;
+    sizes[1] = longest + after;
     data_ = at::empty(sizes, others[0]->data_.options());
     end_ = longest;
     begin_ = longest;

@@ -99,7 +99,7 @@ class CacheTensor {
   CacheTensor select(const at::Tensor& which, int64_t n) const;
   // Forgets all but the newest `n` positions of sequences `which`; see DecoderState::keep.
   void keep_sequences(const std::vector<int64_t>& which, int64_t n);
-  // Puts the sequences of others behind its own, padded on the left with zeros.
+  // Appends the sequences of others to its own, padded on the left with zeros.
   void add(const std::vector<const CacheTensor*>& others);
   // Sequences; 0 before the first append.
   int64_t batch() const { return batch_; }
@@ -110,11 +110,12 @@ class CacheTensor {
   CacheTensor(const CacheTensor&) = default;
   void swap(CacheTensor& other) noexcept;
   at::Tensor view(int64_t begin, int64_t count) const;
-  void put(const at::Tensor& t);  // behind the positions kept, where memory is taken for it
-  // Takes memory for `sequences` and, in front of and behind the positions kept, for `before` and
-  // `behind` more. Positions move within the memory there is if that suffices for a while, else
+  // Writes t [B, n, ...] after the positions kept, where memory is taken for it.
+  void put(const at::Tensor& t);
+  // Takes memory for `sequences`, for `before` positions in front of those kept and for `after`
+  // ones after them. Positions move within the memory there is if that suffices for a while, else
   // into new memory for `capacity` positions.
-  void grow(int64_t sequences, int64_t before, int64_t behind, int64_t capacity);
+  void grow(int64_t sequences, int64_t before, int64_t after, int64_t capacity);
   void move_to(int64_t sequences, int64_t capacity, int64_t begin);
 
   at::Tensor data_;  // [sequences, capacity, ...]
@@ -139,7 +140,7 @@ struct MixerState {
   MixerState select(const at::Tensor& which) const;
   // Forgets other sequences than `which`; see DecoderState::keep.
   void keep(const std::vector<int64_t>& which);
-  // Puts the sequences of others behind its own. Throws Error where they are not of one model and
+  // Appends the sequences of others to its own. Throws Error where they are not of one model and
   // policy, or some have seen nothing.
   void add(const std::vector<const MixerState*>& others);
   // Several batches as one, in their order.

@@ -154,7 +154,7 @@ class TokenMixer : public Mixer {
   // Decoding with cross-attention. What forward() computes of the memory alone: memory [B, S, C],
   // of which `lengths` [B] int64 positions are real (undefined: all).
   virtual MixerState build_cross_cache(const Tensor& memory, const Tensor& lengths);
-  // The next positions of sequences that read the memory behind `state`: x [B, n, C] -> [B, n, C],
+  // The next positions of sequences that read the memory of `state`: x [B, n, C] -> [B, n, C],
   // equal to those rows of forward() on the whole.
   virtual Tensor extend_cross(const Tensor& x, MixerState& state);
   // forward(), or extend_cross() where the context has a state.
@@ -186,7 +186,7 @@ class TokenMixer : public Mixer {
     (void)policy;
     return {};
   }
-  // Behind each optimiser step, `step` of them so far: draws what is random about the mixer again
+  // After each optimiser step, `step` of them so far: draws what is random about the mixer again
   // where it is time. What it draws follows from the arguments alone; `layer` is the layer's place
   // among all of its model's.
   virtual void redraw(int64_t step, uint64_t seed, int64_t layer) {
@@ -207,7 +207,7 @@ class TokenMixer : public Mixer {
   // costs() and state_bytes() of what the mixer itself has: without the short convolution.
   virtual std::vector<Cost> own_costs(int64_t length) const = 0;
   virtual double own_state_bytes(int64_t length) const = 0;
-  // forward() and extend() of what was checked, behind the short convolution.
+  // forward() and extend() of what was checked, after the short convolution.
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
   // The positions that `state` has seen are counted by the caller.
   virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
@@ -254,7 +254,7 @@ class ChannelMixer : public Mixer {
 
   // Whether balance() does something.
   virtual bool balances() const { return false; }
-  // Behind each optimiser step: evens the load of experts out, given how many choices each got in
+  // After each optimiser step: evens the load of experts out, given how many choices each got in
   // that step [experts] (AuxiliaryOutputs::load).
   virtual void balance(const Tensor& load) { (void)load; }
 
@@ -385,10 +385,7 @@ std::shared_ptr<SpecType> make_spec(const std::vector<Entry<SpecType>>& entries,
   for (const auto& entry : entries) {
     if (entry.name == name) return entry.make();
   }
-  const std::string near = nearest(name, entry_names(entries));
-  usage_error("there is no ", kind, " '", name, "'",
-              near.empty() ? str("; there are ", join(entry_names(entries)), ".")
-                           : str("; did you mean '", near, "'?"));
+  usage_error("there is no ", kind, " '", name, "'", did_you_mean(name, entry_names(entries)));
 }
 
 }  // namespace headloom

@@ -8,7 +8,6 @@
 #include <torch/nn/module.h>
 
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -72,7 +71,7 @@ class Module : public torch::nn::Module {
   std::map<std::string, ParameterCut> cuts_;
 };
 
-// The parameters of a module and, behind them, its buffers: what a checkpoint holds.
+// The parameters of a module, then its buffers: what a checkpoint holds.
 std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Module& module);
 // The names of the parameters that weight decay shrinks: matrices, unless their traits say
 // otherwise.

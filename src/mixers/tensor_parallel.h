@@ -11,8 +11,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <string>
 #include <vector>
 
 namespace headloom {

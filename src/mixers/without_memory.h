@@ -21,8 +21,8 @@ class WithoutMemory {
   static bool on();
 
  private:
-  // Restores the thread's keys when all is over: in PyTorch 2.11 the guard of the meta device leaves a
-  // part of its key behind.
+  // Restores the thread's keys when all is over: in PyTorch 2.11 the guard of the meta device
+  // leaves a part of its key behind.
   const c10::impl::ForceDispatchKeyGuard before_;
   // The meta device's kernels come before every other's, and BackendSelect, which would choose by
   // the device that is asked for alone, is left out.

@@ -38,7 +38,7 @@ class RandomState {
 
 // Autocast as it was where this was made. The cast copies of weights are not shared with other
 // layers: one that was made without a gradient must not be used where there is one, and the graph
-// behind another ends with its layer's backward.
+// of another ends with its layer's backward.
 class AutocastState {
  public:
   explicit AutocastState(c10::DeviceType device)

@@ -14,8 +14,8 @@ class Embedding {
   // `table` is another embedding's to share, or undefined: then there is one of its own.
   Embedding(Module& owner, const ModelConfig& config, const Tensor& table,
             std::optional<int64_t> max_length, const char* max_length_key);
-  // tokens [B, T] int64, segments [B, T] int64 or undefined -> [B, T, C]; the tokens stand behind
-  // the positions `seen`. Throws Error for a sequence longer than learned positions.
+  // tokens [B, T] int64, segments [B, T] int64 or undefined -> [B, T, C]; the tokens follow the
+  // positions `seen`. Throws Error for a sequence longer than learned positions.
   Tensor forward(const Tensor& tokens, const Tensor& segments, bool training,
                  const Positions& seen = {}) const;
 

@@ -12,10 +12,10 @@
 // where s is the sample standard deviation of the differences and t the 97.5% quantile of Student's
 // distribution with n - 1 degrees of freedom. v is the variance that the evaluation data gives to
 // the difference, and u the quantile with as many degrees of freedom as v was estimated with. Each
-// part keeps its own quantile. One quantile
-// for the sum of the variances, with Welch's and Satterthwaite's degrees of freedom, is wrong in
-// the far tails that Holm's procedure asks for: at n = 5 it rejects a true hypothesis with 1.1%
-// instead of 0.5%. The form used here stays at or below every level for every n and v.
+// part keeps its own quantile. One quantile for the sum of the variances, with Welch's and
+// Satterthwaite's degrees of freedom, is wrong in the far tails that Holm's procedure asks for: at
+// n = 5 it rejects a true hypothesis with 1.1% instead of 0.5%. The form used here stays at or
+// below every level for every n and v.
 #pragma once
 
 #include <limits>

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <string>
-#include <string_view>
 
 namespace headloom::serve {
 

@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -266,7 +265,7 @@ class Engine::Loop {
     try {
       state_.add(joining);
     } catch (const std::exception& error) {
-      // There is no memory for these; those who are written already go on.
+      // There is no memory for these; the texts that are being written go on.
       for (size_t i = before; i < rows_.size(); ++i) fail(*rows_[i].answer, error);
       rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(before), rows_.end());
       if (rows_.empty()) state_ = {};
@@ -452,7 +451,7 @@ class Engine::Loop {
   }
 
   void drop_done() {
-    // The last ones take the place of those who leave, so that no other row moves.
+    // The last rows take the places of those that leave, so that no other row moves.
     std::vector<int64_t> place(rows_.size());
     std::iota(place.begin(), place.end(), 0);
     for (size_t i = 0; i < rows_.size();) {

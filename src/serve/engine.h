@@ -22,10 +22,10 @@ struct EngineOptions {
 };
 
 // One thread runs the model. Prompts are read in the order they came, a piece between two steps, so
-// that a long one does not stop those who are written already; then a text joins them. A step gives
-// every text its next token, in one call of the model whatever their lengths, and who is done
-// leaves. What a text becomes depends on its own seed and not on its neighbours, but for the
-// rounding of sums.
+// that a long one does not stop the texts that are being written; then its texts join them. A step
+// gives every text its next token, in one call of the model whatever their lengths, and texts that
+// are done leave. What a text becomes depends on its own seed and not on its neighbours, but for
+// the rounding of sums.
 class Engine {
  public:
   // Throws UsageError for a cache policy that the model cannot follow.

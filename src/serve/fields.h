@@ -2,7 +2,6 @@
 // it holds and what was expected. Free of torch.
 #pragma once
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

@@ -6,7 +6,8 @@
 
 namespace headloom {
 
-// Of bytes whose checksum is `sum`, followed by `size` bytes at `data`. Bytes of no number have 0.
+// The checksum of bytes whose own checksum is `sum`, followed by the `size` bytes at `data`. That
+// of no bytes is 0.
 uint64_t crc64(uint64_t sum, const void* data, size_t size);
 
 // The same without the processor's carry-less products.

@@ -1,6 +1,5 @@
 // The device of a run, "cpu", "cuda" or another that PyTorch has, and what depends on it: where
-// models and batches are, the
-// random generators and autocast.
+// models and batches are, the random generators and autocast.
 #pragma once
 
 #include <ATen/core/Tensor.h>

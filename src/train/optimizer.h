@@ -62,7 +62,8 @@ class AdamW {
   std::set<std::string> buffers_;  // the model's, by name
 };
 
-// The parameter of a moment that state() names "mean.NAME" or "square.NAME"; other names as they are.
+// The name of the parameter whose moment state() names "mean.NAME" or "square.NAME"; any other name
+// as it is.
 std::string parameter_of(const std::string& name);
 
 // What a stored tensor is copied to: all of it, the elements from `first` on in a row, or what

@@ -1,8 +1,6 @@
 // Training one model: the loop behind `headloom train` and each run of `headloom compare`.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -555,7 +555,7 @@ TEST(SelectiveCopying, AnswersWithTheTokensAmongTheBlanks) {
     for (size_t t = 0; t < 33; ++t) {
       if (inputs[t] != 14) data.push_back(inputs[t]);
     }
-    EXPECT_NE(inputs[32], 14);  // no blank stands behind the last token
+    EXPECT_NE(inputs[32], 14);  // no blank stands after the last token
     EXPECT_EQ(inputs[33], 15);
     for (size_t t = 34; t < 40; ++t) EXPECT_EQ(inputs[t], 14);
     EXPECT_EQ(std::vector<int64_t>(targets.begin() + 34, targets.end()), data);

@@ -1,5 +1,4 @@
 // head_composition: every row is answered again here, from its words alone.
-#include <algorithm>
 #include <map>
 #include <set>
 #include <sstream>

@@ -1,7 +1,6 @@
 // Pictures: the generated ones, the files that are read, and what is refused.
 #include <png.h>
 
-#include <cstdio>
 #include <set>
 
 #include "data/image_file.h"

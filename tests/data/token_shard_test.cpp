@@ -7,7 +7,7 @@
 namespace headloom::data::token_shard_test {
 namespace {
 
-// Tokens 0, 1, ..., count - 1 behind a header.
+// Tokens 0, 1, ..., count - 1 after a header.
 std::string shard(int32_t count, int32_t magic = 20240520, int32_t version = 1) {
   std::string bytes(256 * 4, '\0');
   const auto put = [&](size_t at, int32_t value) {

@@ -22,7 +22,7 @@ TEST(CachePolicy, TovaRecording) {
   const test::Tensors g = test::read_golden("tova_decode");
   const auto layout = [&](const char* name) { return g.at(name).transpose(1, 2).contiguous(); };
   const Tensor q = layout("q"), k = layout("k"), v = layout("v"), out = layout("out");
-  const Tensor positions = g.at("kept_positions");  // [forwards, B, 16], -1 behind
+  const Tensor positions = g.at("kept_positions");  // [forwards, B, 16], then -1
   MixerState state;
   state.policy = CachePolicy::parse("tova:16");
   int64_t at = 0;

@@ -54,7 +54,7 @@ std::vector<Variant> variants() {
     out.push_back({entry.name, ""});
     out.push_back({entry.name, "", 2, "none", true});
   }
-  // Every mixer that looks back behind a short convolution.
+  // Every mixer that looks back, after a short convolution.
   for (const auto& entry : token_mixers()) {
     if (entry.traits.causal) out.push_back({.mixer = entry.name, .options = "", .short_conv = 4});
   }

@@ -1,5 +1,5 @@
 // What is special to the convolution before a token mixer; properties_test.cpp has every mixer
-// behind one.
+// after one.
 #include "support.h"
 
 namespace headloom::test::short_conv_test {

@@ -13,7 +13,7 @@ namespace headloom::test::activation_checkpoint_test {
 namespace {
 
 struct Step {
-  Tensor loss = {}, next = {};  // next: what the random generator gives behind it
+  Tensor loss = {}, next = {};  // next: what the random generator gives after it
   std::map<std::string, Tensor> gradients = {};
   std::map<int64_t, Tensor> load = {};
   size_t nodes = 0;  // of the graph behind the loss

@@ -411,7 +411,7 @@ TEST(AutoEncoder, ReadsAllPositionsFromTheLastVector) {
   const Tensor scores = model->forward({.tokens = tokens});
   EXPECT_EQ(scores.sizes(), (at::IntArrayRef{3, 7, 11}));
 
-  // The layers are those of a decoder without a norm behind them.
+  // The layers are those of a decoder without a norm after them.
   ModelConfig decoder =
       model_of(std::string("final_norm = false\ntied = false\n") +
                std::string(kAutoEncoder).substr(std::string("kind = 'auto_encoder'\n").size()));

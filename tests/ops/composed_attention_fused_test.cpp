@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -528,9 +527,9 @@ TEST(ComposedAttentionFused, FewQueriesErrLessThanPlainBFloat16) {
   }
 }
 
-// A cache is a part of a larger room, [B, capacity, G, D]: nothing behind its end is read, nor what
-// no query sees.
-TEST(ComposedAttentionFused, FewQueriesReadNothingBehindTheCache) {
+// A cache is a part of a larger buffer, [B, capacity, G, D]: nothing after its end is read, nor
+// what no query sees.
+TEST(ComposedAttentionFused, FewQueriesReadNothingPastTheCache) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     for (const int64_t T : {1, 3}) {
       for (const int64_t S : {1, 63, 64, 65, 150}) {

@@ -120,7 +120,7 @@ Tensor document_ids(const Case& c) {
   return ids;
 }
 
-// `inputs` as leaves: the first `count` in `type`, the state behind them in the type of states.
+// `inputs` as leaves: the first `count` in `type`, the state after them in the type of states.
 inline std::vector<Tensor> leaves_of(const std::vector<Tensor>& inputs, size_t count,
                                      at::ScalarType type) {
   std::vector<Tensor> leaves;

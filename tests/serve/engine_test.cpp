@@ -1,7 +1,6 @@
 #include "serve/engine.h"
 
 #include <random>
-#include <thread>
 
 #include "support.h"
 

@@ -1,7 +1,6 @@
 // tests/python/test_chat.py compares what templates give with jinja2.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <random>
 
 #include "../testing/temp_folder.h"

@@ -18,7 +18,7 @@ namespace headloom::test {
 // failed. Other processors than x86-64 have the portable build only.
 inline ::testing::AssertionResult passes_on_lesser_instruction_sets(const std::string& filter) {
 #if defined(__x86_64__)
-  // In one of those runs itself.
+  // This process is one of those runs.
   if (std::getenv("ATEN_CPU_CAPABILITY")) return ::testing::AssertionSuccess();
   std::vector<std::string> names{"default", "avx2"};
   if (ops::has_amx()) names.emplace_back("avx512");

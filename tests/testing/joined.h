@@ -12,7 +12,7 @@ namespace headloom::test {
 // Reads the beginnings of sequences alone, joins what was read, extends it together, selects, sets
 // aside and joins again, in place and in states of their own, all at random, until every sequence
 // is read; each output must equal its rows of `wholes`. `inputs` [1, L, ...] and `wholes` [1, L, C]
-// a sequence; `extend` reads a batch's next inputs, `add` puts others behind a batch or nothing.
+// a sequence; `extend` reads a batch's next inputs, `add` puts others after a batch or nothing.
 template <typename State>
 void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor>& wholes,
                      const std::function<Tensor(const Tensor& input, State& state)>& extend,
@@ -84,7 +84,7 @@ void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor
     }
     if (!states.empty()) add(joined.state, states);
     for (int64_t n = below(4); n >= 0; --n) advance(joined, 5);
-    // Some are set aside; who is done leaves.
+    // Some are set aside; those that are done leave.
     std::vector<size_t> places, stay, aside;
     for (size_t i = 0; i < joined.ids.size(); ++i) places.push_back(i);
     std::shuffle(places.begin(), places.end(), random);
@@ -104,7 +104,7 @@ void joined_as_alone(const std::vector<Tensor>& inputs, const std::vector<Tensor
       go_on(take(joined, stay));
       continue;
     }
-    // In place: who leaves gives its row to one of the last.
+    // In place: a sequence that leaves gives its row to one of the last.
     const size_t count = stay.size();
     std::vector<int64_t> which;
     std::vector<size_t> last;

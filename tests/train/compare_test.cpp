@@ -400,7 +400,7 @@ TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
   }
 }
 
-// [robustness]: the same runs once more under a second initialisation, behind the others.
+// [robustness]: the same runs once more under a second initialisation, after the others.
 TEST(Compare, RepeatsEveryModelUnderASecondInitialisation) {
   const TempFolder folder;
   Node node = comparison("[robustness]\nmodel = { equal_init = true }\n");

@@ -77,7 +77,7 @@ TEST_F(Resume, IsBitExactInBfloat16) {
                bytes_of(file(whole(), 20, "model.safetensors")));
 }
 
-// Performer's features are drawn again in step 8, behind the checkpoint of step 6.
+// Performer's features are drawn again in step 8, after the checkpoint of step 6.
 TEST(ResumeFeatures, RandomFeaturesAreDrawnAgainBitForBit) {
   const TempFolder folder;
   const auto run = [&](const char* name, const std::string& train, int64_t redraw) {

@@ -1,8 +1,8 @@
 // classify_text: the class of a text, which is padded to the longest.
 //
-// With `path`: a folder whose sub-folders, or files, are the classes, by name. LabelledFiles are
-// cut into pieces of `length` tokens, among them what the tokenizer puts before and after a text;
-// the last piece of a file is shorter. Without: strings of a generated language.
+// With `path`: a folder whose sub-folders, or files, are the classes, by name. Files are cut into
+// pieces of `length` tokens, among them what the tokenizer puts before and after a text; the last
+// piece of a file is shorter. Without: strings of a generated language.
 //
 //   grammars  Each class allows each letter half of the letters as its successor, chosen so that
 //             every letter is equally likely at every place under every grammar: only neighbours

@@ -22,7 +22,6 @@
 // compression: T - 1 random tokens of [0, V - 1) and the token V - 1, and the targets are the same.
 // An auto-encoder gives them back from the vector of the last position.
 #include <algorithm>
-#include <array>
 #include <map>
 
 #include "core/error.h"

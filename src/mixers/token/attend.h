@@ -19,8 +19,9 @@ struct AttendOptions {
   std::optional<int64_t> window = {};  // as in ops::ComposedAttentionOptions
 };
 
-// Keys that queries with a window need kept, `earlier` queries before the newest among them. The
-// largest window there is stands for none and must not overflow.
+// How many of the newest keys a cache must keep, so that the next query and the `earlier` queries
+// before it find all that their window reaches. The largest int64 stands for no window and must not
+// overflow.
 inline int64_t keys_in_reach(int64_t window, int64_t earlier) {
   return std::min(window, std::numeric_limits<int64_t>::max() - earlier) - 1 + earlier;
 }

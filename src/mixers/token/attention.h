@@ -83,7 +83,7 @@ class Attention : public TokenMixer {
   virtual int64_t earlier_queries() const { return 0; }
   // Mean number of keys a query sees at `length`.
   double mean_keys(int64_t length) const;
-  // The operator's plain work for `keys` visible keys: scores and values.
+  // The FLOPs of plain attention in the operator at `length`: scores and values.
   Cost map_cost(int64_t length) const;
 
   const AttentionOptions options_;

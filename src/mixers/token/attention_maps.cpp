@@ -53,7 +53,7 @@ Tensor attention_with_maps(const Tensor& q, const Tensor& k, const Tensor& v,
   ops::ComposedAttentionTrace trace;
   const Tensor out = ops::composed_attention_traced(q, k, v, o, trace);
   const int64_t heads = q.size(2);
-  // Maps of the operator's order become the mixer's. Behind a matrix that changes the number of
+  // Maps of the operator's order become the mixer's. After a matrix that changes the number of
   // maps they have the mixer's order already.
   const auto ordered = [&](Tensor& map, int64_t dim) {
     if (order.defined() && map.defined()) map = map.index_select(dim, order);
@@ -64,18 +64,18 @@ Tensor attention_with_maps(const Tensor& q, const Tensor& k, const Tensor& v,
     ordered(*map, 1);
   }
   constexpr double kNone = -std::numeric_limits<double>::infinity();
-  for (const bool behind : {false, true}) {
-    const ops::CompositionTrace& t = behind ? trace.weights : trace.scores;
-    const ops::HeadMix& mix = behind ? o.post : o.pre;
-    const MapStage stage(*context.recording, map_prefix(context) + (behind ? "weights" : "scores"),
+  for (const bool post : {false, true}) {
+    const ops::CompositionTrace& t = post ? trace.weights : trace.scores;
+    const ops::HeadMix& mix = post ? o.post : o.pre;
+    const MapStage stage(*context.recording, map_prefix(context) + (post ? "weights" : "scores"),
                          trace.visible);
-    stage.put("", t.before, behind ? 0 : kNone);
-    stage.put("convolved", t.convolved, behind ? 0 : kNone);
+    stage.put("", t.before, post ? 0 : kNone);
+    stage.put("convolved", t.convolved, post ? 0 : kNone);
     stage.put("static", t.by_static, 0);
     stage.put("query", t.by_query, 0);
     stage.put("key", t.by_key, 0);
-    stage.put("composed", t.after, behind ? 0 : kNone);
-    if (!behind) {
+    stage.put("composed", t.after, post ? 0 : kNone);
+    if (!post) {
       stage.put_whole("unmasked", t.before);
       stage.put_whole("composed_unmasked", t.after);
     }

@@ -18,8 +18,6 @@
 // A term that a mixer does not have is not there. In cross-attention the names begin with "cross.".
 #pragma once
 
-#include <string>
-
 #include "mixers/mixer.h"
 #include "ops/composed_attention/op.h"
 
@@ -34,7 +32,7 @@ Tensor attention_with_maps(const Tensor& q, const Tensor& k, const Tensor& v,
                            const ops::ComposedAttentionOptions& options,
                            const MixerContext& context, const Tensor& order = {});
 
-// Either of the two.
+// attention_with_maps() where maps are wanted, else ops::composed_attention().
 inline Tensor shown_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                               const ops::ComposedAttentionOptions& options,
                               const MixerContext& context, const Tensor& order = {}) {

@@ -152,8 +152,8 @@ class Mamba final : public TokenMixer {
     const int64_t reach = conv_.size(1) - 1;
     if (x.size(1) < reach) {
       usage_error("mamba: d_conv is ", conv_.size(1), ", which reaches further back than the ",
-                  x.size(1), " positions that a process has in a row, expected longer sequences or ",
-                  "fewer processes of train.context_parallel.");
+                  x.size(1), " positions that a process has in a row, expected longer sequences ",
+                  "or fewer processes of train.context_parallel.");
     }
     return reach == 0 ? Tensor() : chunk_before(x.narrow(1, x.size(1) - reach, reach), among);
   }

@@ -1,7 +1,7 @@
 // Multi-token attention (Golovneva et al. 2025): attention maps convolved over queries and keys,
 // and mixed across heads.
 //
-// Convolution and linear head mixing may each stand before and after softmax, the mixing behind the
+// Convolution and linear head mixing may each stand before and after softmax, the mixing after the
 // convolution. Kernels and mixes start as the identity. Then, per head: RMS norm over its outputs
 // (eps 1e-5), times the depth factor 1 - lambda_init(layer) of differential attention, and the gate
 // o * sigmoid(Linear(o)), all shared by the heads.

@@ -104,7 +104,7 @@ class Rwkv final : public TokenMixer {
   }
 
   Tensor mix_;                 // [3, C]
-  Tensor time_decay_, bonus_;  // [C]; the operator's decay is exp(time_decay)
+  Tensor time_decay_, bonus_;  // [C]; the operator's rate is exp(time_decay)
   std::shared_ptr<Linear> key_, value_, receptance_, output_;
 };
 

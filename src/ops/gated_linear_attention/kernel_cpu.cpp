@@ -346,7 +346,7 @@ void turn(const Chunk& s, const float* before, Tile& tile, int64_t d, int64_t e)
 }
 
 // Columns d .. d + kRows - 1 of rows in scratch: sums over the lanes. A vector of sums may be those
-// of steps behind the last; there is room for them.
+// of steps after the last; there is room for them.
 HL_INLINE void add_up(const Chunk& s, const float (&lanes)[kSteps][kRows][VL], int64_t d,
                       float* to) {
   constexpr int kTogether = VL / kRows;

@@ -1,5 +1,5 @@
 // What follows a linear attention's heads (RetNet, Sun et al. 2023, eq. 8): a norm of each head's
-// values behind a swish gate.
+// values, times a swish gate.
 //
 //   y = SiLU(gate) * x / sqrt(mean(x^2) + eps)     the mean over the last dimension
 //

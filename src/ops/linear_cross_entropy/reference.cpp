@@ -3,9 +3,9 @@
 namespace headloom::ops {
 namespace {
 
-// The product of 16-bit types on a GPU reads rows of the scores 16 bytes at a time. Where they are no
-// multiple of that, as with GPT-2's 50257 classes, cuBLAS takes kernels that are several times slower.
-// So classes of zeros are added, and cut off again.
+// The product of 16-bit types on a GPU reads rows of the scores 16 bytes at a time. Where they are
+// no multiple of that, as with GPT-2's 50257 classes, cuBLAS takes kernels that are several times
+// slower. So classes of zeros are added, and cut off again.
 Tensor scores_of(const Tensor& hidden, const Tensor& weight, const Tensor& bias) {
   const bool on_gpu = hidden.is_cuda() && hidden.element_size() == 2;
   const int64_t classes = on_gpu ? weight.sym_size(0).guard_int(__FILE__, __LINE__) : 0;

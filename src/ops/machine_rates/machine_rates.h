@@ -11,8 +11,8 @@ namespace headloom::ops {
 void repeated_exponentials(const at::Tensor& x, const at::Tensor& y, int64_t repeats);
 
 // Reads all of x, contiguous float32 of a multiple of 2^20 values, once with all threads, and
-// returns their sum. Each thread reads in order, or four runs side by side, fetching ahead: which is
-// the faster depends on the processor.
+// returns their sum. Each thread reads in order, or four runs side by side, fetching ahead: which
+// is the faster depends on the processor.
 double read_all(const at::Tensor& x, bool in_order);
 
 }  // namespace headloom::ops

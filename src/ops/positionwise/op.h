@@ -27,7 +27,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& scale, double eps,
 //
 //   (a, b) -> (a cos - b sin, b cos + a sin)
 //
-// Pair p is dimensions (p, p + P), or interleaved (2 p, 2 p + 1); the dimensions behind stay.
+// Pair p is dimensions (p, p + P), or interleaved (2 p, 2 p + 1); the dimensions after them stay.
 // x [B, T, H, D], cos and sin [T, P] or [B, T, P], float32 or (with x) float64 -> [B, T, H, D],
 // contiguous. Differentiable in x.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,

@@ -127,8 +127,9 @@ class Lexer {
     after_tag(sign, false);
   }
 
-  // {% raw %}...{% endraw %}.
+  // {% raw %}...{% endraw %}. False where another tag begins here.
   bool read_raw() {
+    // Where the tag `name` that begins at `from` ends, and its signs; npos: it is another tag.
     const auto tag = [&](size_t from, std::string_view name, char& left, char& right) {
       size_t at = from + 2;
       left = at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? source_[at++] : 0;
@@ -146,11 +147,11 @@ class Lexer {
     after_tag(right == '-' ? '-' : '+', false);  // the line break after it stays
     for (size_t end = source_.find("{%", at_); end != std::string::npos;
          end = source_.find("{%", end + 2)) {
-      const size_t behind = tag(end, "endraw", left, right);
-      if (behind == std::string::npos) continue;
+      const size_t after = tag(end, "endraw", left, right);
+      if (after == std::string::npos) continue;
       std::string text = before_tag(source_.substr(at_, end - at_), left, false);
       if (!text.empty()) add(Kind::text, std::move(text));
-      pass(behind - at_);
+      pass(after - at_);
       after_tag(right, false);
       return true;
     }

@@ -1,7 +1,6 @@
 // A Jinja template as tokens.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

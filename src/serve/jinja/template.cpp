@@ -1,7 +1,5 @@
 #include "serve/jinja/template.h"
 
-#include <algorithm>
-
 #include "serve/jinja/builtins.h"
 #include "serve/jinja/syntax.h"
 

@@ -4,7 +4,7 @@
 // runs until it comes to an instruction by which threads exchange values, and goes on when all
 // threads of its warp, or of its block, are there. Mistakes that a GPU keeps to itself are
 // reported: threads that wait for different instructions or that end while others wait, and writes
-// behind the shared memory. Results must not depend on the order in which warps and threads run,
+// after the shared memory. Results must not depend on the order in which warps and threads run,
 // which the caller chooses. Shared memory starts as NaN, and what a thread copies into it is NaN
 // until it waits for its copies.
 #pragma once
@@ -73,7 +73,7 @@ inline const char* name(Wait wait) {
 
 constexpr int LANES = 32;
 constexpr int VALUES = 12;    // that a thread gives to an exchange, at most
-constexpr int BEHIND = 1024;  // numbers behind the shared memory that must stay as they are
+constexpr int BEHIND = 1024;  // numbers after the shared memory that must stay as they are
 constexpr size_t STACK = size_t(256) << 10;  // of a thread; what it does not touch takes no memory
 
 struct Copy {
