@@ -738,7 +738,8 @@ def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
 
     Args:
         folder: a run (what ``headloom train`` and ``import`` write, or :meth:`Model.save`), or a folder with
-            ``config.json``, safetensors and perhaps a tokenizer, of an architecture that ``headloom import`` knows.
+            ``config.json``, weights (safetensors or PyTorch's files) and perhaps a tokenizer, of an architecture that
+            ``headloom import`` knows.
         checkpoint: of a run: ``"best"`` (lowest held-out loss), ``"last"``, or a step.
 
     Raises:

@@ -20,7 +20,7 @@ class Tokenizer:
 
     Args:
         name: ``"bytes"`` (a token is a byte, 0 ends a text), or a file: a ``tokenizer.json`` of Hugging Face with
-            byte-level BPE, or a SentencePiece ``*.model``.
+            byte-level BPE or WordPiece, or a SentencePiece ``*.model``.
 
     Raises:
         ValueError: another name.

@@ -110,11 +110,13 @@ class ChannelMixer(FunctionalModule):
         torch.ops.headloom.balance_channel_mixer(self.spec, self._tensors(), load)
 
 
-def _layer_spec(key: str, type: str, position: Union[str, Mapping[str, Any]], **rest: Any) -> str:
-    options = rest.pop("options")
+def _layer_spec(
+    key: str, type: str, position: Union[str, Mapping[str, Any]], options: Mapping[str, Any], **shape: Any
+) -> str:
+    """The TOML that the operators build a layer from: ``key`` is ``"mixer"`` or ``"channel"``."""
     if isinstance(position, str):
         position = {"type": position}
-    return toml_lines({**rest, "position": position, key: {"type": type, **options}})
+    return toml_lines({**shape, "position": position, key: {"type": type, **options}})
 
 
 def mixer(
@@ -162,6 +164,7 @@ def mixer(
             "mixer",
             type,
             position,
+            options,
             width=width,
             layer=layer,
             depth=depth,
@@ -169,7 +172,6 @@ def mixer(
             causal=causal,
             bias=bias,
             init_std=init_std,
-            options=options,
         )
     )
 
@@ -207,12 +209,12 @@ def channel_mixer(
             "channel",
             type,
             "none",
+            options,
             width=width,
             layer=layer,
             depth=depth,
             bias=bias,
             init_std=init_std,
-            options=options,
         )
     )
 
