@@ -22,7 +22,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import triton
-from gpu_resources import MIXES, CudaLaunch, Launch, aft_call, compiled, gated_norm_call, launches, recorded, shape
+from gpu_resources import MIXES, CudaLaunch, aft_call, compiled, gated_norm_call, launches, recorded, shape
 
 from headloom.gpu import aft, gated_norm
 from headloom.gpu import mixes as cuda

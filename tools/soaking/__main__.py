@@ -23,7 +23,7 @@ import ranks
 import serving
 from program import BINARY, ROOT, Broken
 
-# Each has a class Campaign(place, seed) with case(number, random), which returns what was tried and raises Broken, and close();
+# Each has a class Campaign(place) with case(number, random), which returns what was tried and raises Broken, and close();
 # SHARE is its part of the time, DOC what it does.
 CAMPAIGNS = {"kills": kills, "ranks": ranks, "files": files, "data": data, "requests": serving, "locks": locks, "memory": memory}
 
@@ -51,7 +51,7 @@ class Soak:
             place = pathlib.Path(scratch)
             campaign = None
             try:
-                campaign = module.Campaign(place, self.seed)
+                campaign = module.Campaign(place)
                 for number in itertools.count() if only is None else [only]:
                     self.case(campaign, name, number, place)
                     if time.monotonic() - started > seconds:

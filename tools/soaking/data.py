@@ -112,7 +112,7 @@ TARGETS = [
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place, self.originals = place, place / "originals"
         prepare(self.originals)
         self.whole = set()

@@ -142,7 +142,7 @@ TARGETS = [
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place, self.originals, self.worker = place, place / "originals", None
         self.originals.mkdir()
         text_run(self.originals, "run")

@@ -12,7 +12,7 @@ MOST_KILLS = 6
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place = place
         train_config(place)
         compare_config(place)

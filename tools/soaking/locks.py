@@ -14,7 +14,7 @@ IN_USE = re.compile(r"in use by process (\d+) on host (\S+?)[.;,)\s]")
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place = place
         train_config(place)
         compare_config(place)
@@ -53,15 +53,15 @@ class Campaign:
             ended = [finish(process, 300) for process in processes]
             for done in ended:
                 judge(what, done)
-            self.check(what, command, processes, ended)
+            self.check(what, processes, ended)
             if all(done.code != 0 for done in ended):
                 raise Broken(what, f"nobody trained: {[done.message for done in ended]}")
         same_end(what, out, whole)
         return what
 
     @staticmethod
-    def check(what, command, processes, ended):
-        """Who did not work names one of the others, or a run that was finished by then."""
+    def check(what, processes, ended):
+        """A process that did not work names one of the others, or a run that was finished by then."""
         numbers = {process.pid for process in processes}
         for process, done in zip(processes, ended):
             if done.code == 0:

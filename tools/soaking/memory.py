@@ -1,7 +1,6 @@
 """Too little memory, and sizes that no machine has."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -79,7 +78,7 @@ def mapped_by(arguments, cwd):
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place = place
         train_config(place, steps=6)
         text_run(place, "run")
@@ -88,14 +87,17 @@ class Campaign:
         self.base = None
 
     def case(self, number, random):
-        kinds = [self.absurd, self.python, self.starved]
-        return kinds[number % 3](number // 3, random)
+        if number % 3 == 0:
+            return self.absurd(number // 3)
+        if number % 3 == 1:
+            return self.python(number // 3, random)
+        return self.starved(number // 3, random)
 
     def out(self, arguments):
         shutil.rmtree(self.place / "out", ignore_errors=True)
         return [*arguments, "--out", "out"] if arguments[0] in ("train", "compare") else arguments
 
-    def absurd(self, number, random):
+    def absurd(self, number):
         arguments = ABSURD[number % len(ABSURD)]
         what = "absurd sizes"
         done = run(self.out(arguments), self.place, seconds=SECONDS)
@@ -133,7 +135,7 @@ class Campaign:
         limit = self.base + random.randrange(0, widest << 28)
         what = "little memory"
         if random.random() < 0.2:
-            return self.serving(random, limit)
+            return self.serving(limit)
         done = run(self.out(arguments), self.place, seconds=SECONDS, address_space=limit)
         try:
             judge(what, done)
@@ -141,7 +143,7 @@ class Campaign:
             raise Broken(what, f"headloom {' '.join(arguments)} with {limit >> 20} MiB of address space: {broken}") from None
         return what
 
-    def serving(self, random, limit):
+    def serving(self, limit):
         """A server that has too little goes on answering, or does not begin."""
         what = "serving with little memory"
         server = start(["serve", "run", "--port", "0"], self.place, address_space=limit)

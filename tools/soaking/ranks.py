@@ -30,7 +30,7 @@ def ranks_of(parent):
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place, self.made = place, set()
         self.shard = "none"  # what the processes of the present case share out
         train_config(place)

@@ -71,7 +71,7 @@ def unchunked(data):
 
 
 class Campaign:
-    def __init__(self, place, seed):
+    def __init__(self, place):
         self.place, self.server = place, None
         text_run(place, "run", steps=8)
         self.template = place / "run/chat_template.jinja"
