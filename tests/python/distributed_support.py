@@ -11,7 +11,6 @@ import sys
 from cli_support import BINARY, ENVIRONMENT, headloom, run
 
 
-
 def model(mixer, channel='{ type = "swiglu", hidden = 16 }', extra="", block='{ type = "sequential" }'):
     return f"""
 [model]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from cli_support import BINARY, ENVIRONMENT, run
+from cli_support import BINARY, run
 from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")

@@ -184,7 +184,7 @@ def test_command(place):
 
 
 def test_all_analyses_read_the_question_of_a_long_sequence(tmp_path):
-    """Its answer stands behind the 256 tokens that the other analyses read."""
+    """Its answer stands after the 256 tokens that the other analyses read."""
     text = "[model]\nwidth = 16\ndepth = 1\n[[model.layer]]\nmixer = {type = 'mha', heads = 2}\n"
     text += "[task]\ntype = 'needle'\nlength = 300\n[train]\nsteps = 1\nbatch = 2\neval_sequences = 2\n"
     (tmp_path / "needle.toml").write_text(text)

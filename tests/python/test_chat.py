@@ -5,7 +5,7 @@ import json
 import pytest
 
 from chat_templates import CONVERSATIONS, ENDLESS, NAMES, PIECES, TEMPLATES, UNSUPPORTED
-from test_serve import BINARY, CORPUS, TASK, ATTENTION, Server, headloom, serving
+from test_serve import BINARY, CORPUS, TASK, ATTENTION, headloom, serving
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

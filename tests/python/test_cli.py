@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import pty
 import re
 import shutil
@@ -568,7 +567,7 @@ def test_eval_says_what_narrower_types_cost(place):
     assert "in int8, computing in bfloat16; " in both
 
 
-def test_keys_and_values_in_int8(place, tmp_path):
+def test_keys_and_values_in_int8(place):
     def evaluated(*arguments):
         return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
 
@@ -743,7 +742,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert json.dumps(result).count('"state": "finished"') == 4
 
 
-def test_results_that_cannot_be_written_are_a_failure(tmp_path):
+def test_results_that_cannot_be_written_are_a_failure():
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     with open("/dev/full", "w") as full:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import headloom.dtensor  # noqa: F401  (the rules)
-import pytest
 import torch
 import torch.distributed as dist
 from distributed_support import free_port

@@ -34,7 +34,7 @@ def said(error, call):
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)
-    # Torch puts the C++ stack behind the sentence where it is told to.
+    # Torch puts the C++ stack after the sentence where it is told to.
     assert "\n" not in message.partition("\nException raised from")[0] and message.endswith("."), message
     return message
 

@@ -4,7 +4,6 @@ Tensors have margins that must stay as they are, what a query does not see is Na
 rounding explains. ``python tests/python/test_gpu_mixes.py SECONDS [SEED]`` compares random calls for so long.
 """
 
-import ctypes
 import itertools
 import math
 import random
@@ -544,7 +543,7 @@ def test_blocks_of_two_warps(kind):
     KINDS[kind](Case(heads=12, rank_q=1, rank_k=3, gate_k=True, T=70, S=70, block=36000))
 
 
-def test_results_do_not_depend_on_the_order_of_threads(monkeypatch):
+def test_results_do_not_depend_on_the_order_of_threads():
     """To the bit: no thread reads what another writes without waiting for it."""
     for kind in KINDS:
         found = []

@@ -11,9 +11,9 @@ import zipfile
 import cli_support
 import pytest
 import torch
-from cli_support import TEXT
+from cli_support import BINARY, ENVIRONMENT, TEXT
 from headloom import load
-from interop_support import BINARY, COMMON, ENVIRONMENT, MARK, headloom, llama, refused, saved, transformers
+from interop_support import COMMON, MARK, headloom, llama, refused, saved, transformers
 from safetensors.torch import load_file, save_file
 
 pytestmark = MARK
@@ -148,7 +148,7 @@ def as_torch_file(source, target, shards=1):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_pytorch_files_are_read_as_safetensors_are(shards, folder, tmp_path, text):
+def test_pytorch_files_are_read_as_safetensors_are(shards, folder, tmp_path):
     as_torch_file(folder / "whole", tmp_path / "theirs", shards)
     headloom("import", folder / "whole", "--out", tmp_path / "a")
     headloom("import", tmp_path / "theirs", "--out", tmp_path / "b")

@@ -5,8 +5,8 @@ import inspect
 import headloom
 import torch
 
-# What stands behind modules and models is not for calling.
-BEHIND = {
+# Operators of the modules and models, which nobody else is to call.
+INTERNAL = {
     "balance_channel_mixer",
     "balance_model",
     "channel_mixer",
@@ -37,8 +37,8 @@ def composite():
 
 
 def test_every_operator_has_a_function():
-    assert composite() - BEHIND == set(headloom.ops.__all__)
-    assert BEHIND <= composite()
+    assert composite() - INTERNAL == set(headloom.ops.__all__)
+    assert INTERNAL <= composite()
 
 
 def test_functions_say_what_the_operators_take():

@@ -48,7 +48,7 @@ def step(model, optimizer, pieces):
 
 
 def trained(model, cut=1, steps=3, lr=0.0):
-    """Its biases behind some steps on batches cut into pieces. Without a learning rate a batch's load does not depend on
+    """Its biases after some steps on batches cut into pieces. Without a learning rate a batch's load does not depend on
     how its gradient was rounded."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     headloom.balance_experts(model, optimizer)
