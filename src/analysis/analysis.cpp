@@ -66,10 +66,12 @@ const Entry& find_analysis(const std::string& name) {
 
 Findings analyze(const Entry& entry, const Subject& subject) {
   if (entry.model && subject.model == nullptr) {
-    usage_error(entry.name, " is of a model, but there is none.");
+    usage_error("the analysis ", entry.name, " needs a model, but there is none.");
   }
   const bool reads = subject.input.tokens.defined() || subject.input.images.defined();
-  if (entry.input && !reads) usage_error(entry.name, " needs something that the model reads.");
+  if (entry.input && !reads) {
+    usage_error("the analysis ", entry.name, " needs tokens or images that the model reads.");
+  }
   const at::NoGradGuard no_grad;
   // The model runs where it is; what it read and what it shows is analysed on the CPU.
   Subject own = subject;

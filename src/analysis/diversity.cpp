@@ -102,8 +102,9 @@ Findings diversity(const Subject& subject) {
     table.rows.push_back(std::move(row));
   }
   if (qk.empty()) {
-    usage_error("diversity compares the products W_Q W_K of heads, but the token mixers are ",
-                mixers_of(subject), ", which have none.");
+    usage_error(
+        "the analysis diversity compares the products W_Q W_K of heads, but the token mixers are ",
+        mixers_of(subject), ", which have none.");
   }
   out.tables.push_back(std::move(table));
   // Layers of as many heads as the first: a mean needs them to be alike.

@@ -19,7 +19,8 @@ std::string quoted(const std::string& text) { return "\u201c" + text + "\u201d";
 
 Findings memory(const Subject& subject) {
   if (subject.input.images.defined()) {
-    usage_error("memory is of hidden units that read tokens, but this model reads images.");
+    usage_error(
+        "the analysis memory is about hidden units that read tokens, but this model reads images.");
   }
   const Recording recording = record(subject, {"units", "unit_values"});
   Findings out{.title = "Hidden units as memory"};
@@ -79,8 +80,9 @@ Findings memory(const Subject& subject) {
     }
   }
   if (table.rows.empty()) {
-    usage_error("memory is of hidden units that read tokens, but the channel mixers are ",
-                channels_of(subject), ", expected mlp, swiglu or rwkv_channel.");
+    usage_error(
+        "the analysis memory is about hidden units that read tokens, but the channel mixers are ",
+        channels_of(subject), ", expected mlp, swiglu or rwkv_channel.");
   }
   out.tables.push_back(std::move(table));
   out.sentences.push_back(

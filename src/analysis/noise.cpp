@@ -92,8 +92,8 @@ void check_asks(const Subject& subject) {
   if (subject.answer.defined()) return;
   if (!subject.targets.defined() || subject.targets.sizes() != subject.input.tokens.sizes()) {
     usage_error(
-        "noise needs a question: a run on a task whose answers stand in the context, such as "
-        "needle or recall, or a text and the answer in it.");
+        "the analysis noise needs a question: a run on a task whose answers stand in the context, "
+        "such as needle or recall, or a text and the answer in it.");
   }
   const int64_t all = subject.targets.ne(data::kIgnore).sum().item<int64_t>();
   if (2 * all <= subject.targets.numel()) return;
@@ -163,8 +163,8 @@ Findings noise(const Subject& subject) {
     }
   }
   if (layers == 0) {
-    usage_error("noise is of attention maps, but the token mixers are ", mixers_of(subject),
-                ", which have none.");
+    usage_error("the analysis noise reads attention maps, but the token mixers are ",
+                mixers_of(subject), ", which have none.");
   }
   out.tables.push_back(std::move(table));
   const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };

@@ -112,8 +112,8 @@ Findings rank(const Subject& subject) {
     std::move(of_layer.begin(), of_layer.end(), std::back_inserter(table.rows));
   }
   if (table.rows.empty()) {
-    usage_error("rank is of attention maps, but the token mixers are ", mixers_of(subject),
-                ", which have none.");
+    usage_error("the analysis rank reads attention maps, but the token mixers are ",
+                mixers_of(subject), ", which have none.");
   }
   const double last = static_cast<double>(lines[0].points.size());
   out.figures.push_back(

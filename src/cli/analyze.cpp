@@ -207,7 +207,9 @@ int run_analyze(AnalyzeArguments a) {
   const bool reads =
       run && !overhead_only &&
       (a.what.empty() || analysis::find_analysis(a.what).input || a.what == "diversity" || a.text);
-  if (!a.answer.empty() && !a.text) usage_error("--answer stands in a --text, but there is none.");
+  if (!a.answer.empty() && !a.text) {
+    usage_error("--answer is a part of --text, but --text is missing.");
+  }
   if (reads) {
     check_kind(a, run->config.model.kind);
     if (run->config.model.kind != "vit") {

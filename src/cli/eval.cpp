@@ -105,12 +105,12 @@ Node with_context(const Node& root, int64_t context) {
   Node& task = *out.find("task");
   const auto refuse = [&](const auto&... why) { usage_error("--context ", context, ": ", why...); };
   if (task.find("length") == nullptr) {
-    refuse("the task '", given.task->type(), "' has no 'length' that would be another.");
+    refuse("the task '", given.task->type(), "' has no key 'length'.");
   }
   for (const char* key : {"segments", "eval_segments"}) {
     const Node* segments = task.find(key);
     if (segments != nullptr && !segments->array().empty()) {
-      refuse("the task '", given.task->type(), "' has the lengths of 'task.", key, "'.");
+      refuse("the task '", given.task->type(), "' takes its lengths from 'task.", key, "'.");
     }
   }
   Node length;

@@ -72,7 +72,7 @@ void Weights::read_shards(const std::string& folder) {
   for (const auto& [name, file] : map->table()) {
     const auto* shard = std::get_if<std::string>(&file.value);
     require(shard != nullptr && !shard->empty() && fs::path(*shard).filename() == *shard, path_,
-            ": tensor '", name, "' is not assigned to a file beside it.");
+            ": tensor '", name, "' is not assigned to a file of the same folder.");
     shard_of[name] = *shard;
     shards.insert(*shard);
   }

@@ -453,8 +453,9 @@ TEST(Analyses, RefuseWhatIsNotThere) {
   Subject heads = reading(mha);
   heads.heads = {4};
   EXPECT_EQ(refusal("rank", heads), "there is no head 4 in layer0, expected 0 to 3.");
-  EXPECT_EQ(refusal("rank", {.model = mha.get()}), "rank needs something that the model reads.");
-  EXPECT_EQ(refusal("rank", {}), "rank is of a model, but there is none.");
+  EXPECT_EQ(refusal("rank", {.model = mha.get()}),
+            "the analysis rank needs tokens or images that the model reads.");
+  EXPECT_EQ(refusal("rank", {}), "the analysis rank needs a model, but there is none.");
   EXPECT_EQ(test::message_of<UsageError>([] { find_analysis("divercity"); }),
             "there is no analysis 'divercity'; did you mean 'diversity'?");
 }

@@ -228,7 +228,7 @@ def test_what_a_model_of_images_has_no_use_for(tmp_path):
         (["runs/text", "states"], "keeps no recurrent state"),
         (["runs/text", "noise"], "no position is a question"),
         (["runs/text", "noise", "--text", "abc", "--answer", "z"], "--answer is 'z', which does not stand in --text."),
-        (["runs/text", "noise", "--answer", "z"], "--answer stands in a --text, but there is none."),
+        (["runs/text", "noise", "--answer", "z"], "--answer is a part of --text, but --text is missing."),
         (["rank"], f"analyze: RUN, the folder of the run to look into, is missing; expected {BINARY} analyze RUN rank."),
     ],
 )

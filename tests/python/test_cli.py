@@ -534,8 +534,8 @@ def test_eval_reads_long_contexts_in_pieces(place):
     # What --context cannot change is named as it was written.
     mqar = '{type="mqar", vocabulary=256, eval_sequences=8, %s}'
     for task, context, said in (
-        ('{type="copy"}', 9, "the task 'copy' has no 'length' that would be another."),
-        (mqar % 'segments=["16:2:8"]', 64, "the task 'mqar' has the lengths of 'task.segments'."),
+        ('{type="copy"}', 9, "the task 'copy' has no key 'length'."),
+        (mqar % 'segments=["16:2:8"]', 64, "the task 'mqar' takes its lengths from 'task.segments'."),
         (mqar % "pairs=1", 3, "'task.length' is 3, expected at least 4"),
     ):
         message = refused("eval", "runs/text", "--context", context, "--set", f"task={task}", cwd=place)

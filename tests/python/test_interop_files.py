@@ -299,8 +299,8 @@ def test_damaged_shards(folder, tmp_path):
 
     assert "no tensor 'model.ghost'" in with_map(**{"model.ghost": first})
     assert "is missing" in with_map(**{"model.ghost": "model-9.safetensors"})
-    assert "file beside it" in with_map(**{"model.ghost": "../x.safetensors"})
-    assert "file beside it" in with_map(**{"model.ghost": 3})
+    assert "file of the same folder" in with_map(**{"model.ghost": "../x.safetensors"})
+    assert "file of the same folder" in with_map(**{"model.ghost": 3})
     index.write_text("[" * 100000)
     assert "nested deeper than 64 levels" in refused(sharded, tmp_path)
     index.write_text("{}")
