@@ -25,7 +25,7 @@ void check_output_file(const std::string& path);
 void write_file(const std::string& path, std::string_view content);
 
 // Whether there is a file (or what a link leads to). False too where the system does not tell, as
-// without permission; who then reads the file gives the reason.
+// without permission; reading the file then gives the reason.
 bool is_there(const std::string& path);
 
 // The content of a file. Throws Error naming the path and the system's reason.

@@ -58,7 +58,7 @@ std::optional<int64_t> number_after(const std::string& message, std::string_view
   return result.ec == std::errc() ? std::optional(value) : std::nullopt;
 }
 
-// What SentencePiece says of its own options, in the words of ours.
+// What SentencePiece says about its own options, said about the options of this command.
 [[noreturn]] void refuse(int64_t size, const std::string& message) {
   const std::string too_small = str("required_chars. ", size, " vs ");
   if (const auto least = number_after(message, too_small)) {

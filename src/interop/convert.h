@@ -27,8 +27,8 @@ struct ImportedModel {
   std::string note = {};                 // a sentence for the user, or ""
 };
 
-// Throws UsageError naming the key that no model of ours expresses; Error naming the file or tensor
-// that is missing, of another shape, or left over.
+// Throws UsageError naming the key that no Headloom model expresses; Error naming the file or
+// tensor that is missing, of another shape, or left over.
 ImportedModel read_folder(const std::string& folder);
 
 // Writes a model as the run `out`: config.toml, checkpoints/step-0 and the tokenizer, a file or "".

@@ -141,7 +141,7 @@ Obstacles obstacles(const Family& family, const Node& model, Node& config) {
   }
 }
 
-// Parts of ours for the names of theirs.
+// The model's parameters under the names, and in the parts, of the other format.
 NamedTensors parts(const torch::nn::Module& model, const Rules& rules) {
   NamedTensors out;
   const auto parameters = model.named_parameters();

@@ -1,4 +1,6 @@
-// An architecture of other people's: its configuration and its tensors' names, against ours.
+// An architecture of Hugging Face transformers or of a paper's own code: how its configuration and
+// its tensors become those of a Headloom model, and back. `theirs` are of the other format, `ours`
+// of Headloom.
 //
 // One file a family, one line each in families.cpp. The configuration goes both ways through plain
 // tables; the tensors through a list of rules, which import reads forwards and export backwards.
@@ -11,15 +13,16 @@
 
 namespace headloom {
 
-// ours = the rows of `theirs`, one below the other, in `order`.
+// Which tensors `theirs` hold the parameter `ours`: it has their rows, one below the other, in
+// `order`.
 struct Rule {
   std::string ours = {};
   std::vector<std::string> theirs = {};
   bool transposed = false;          // theirs are [in, out], ours [out, in]
   bool stacked = false;             // ours' first two dimensions together are the rows
   std::vector<int64_t> order = {};  // ours' row i is joined row order[i]; empty: as they are
-  std::vector<int64_t> rows = {};   // of each of theirs, where they are several and unequal
-  std::vector<int64_t> shape = {};  // of each of theirs, where it is another than ours' rows'
+  std::vector<int64_t> rows = {};   // of each of `theirs`, where they are several and unequal
+  std::vector<int64_t> shape = {};  // of each of `theirs`, where it differs from that of its rows
 };
 using Rules = std::vector<Rule>;
 
@@ -38,10 +41,11 @@ struct Family {
   // express.
   std::function<Node(const Settings& config)> model;
   std::function<Rules(const Settings& config)> rules;
-  // Makes the rules' tensors of others where the file has those, and checks what is ignored.
+  // Runs before the rules: makes the tensors that they name out of those that the file has instead,
+  // and checks the tensors that are ignored.
   std::function<void(const Settings& config, Weights& weights)> prepare = {};
-  // Their config.json for our [model] table, as far as it can say it; absent: import only. Whether
-  // that is what the model is shows by reading it again with `model`.
+  // Their config.json for our [model] table, as far as it can say it; absent: import only. Export
+  // reads it again with `model` to see whether anything was lost.
   std::function<Node(const Settings& model)> config = {};
 };
 
@@ -62,7 +66,7 @@ inline void add_norm(Rules& rules, const std::string& ours, const std::string& t
 }
 
 // Their table of rotary embeddings: version 5 writes rope_parameters, version 4 rope_scaling, which
-// counts where there are both. What it lacks stands beside it.
+// counts where there are both. `rope_theta` may also be a key of config.json itself.
 std::string rope_key(const Settings& config);
 // Our position table for that table and rope_theta.
 Node rope_table(const Settings& config, const std::string& layout, double fraction);

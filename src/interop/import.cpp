@@ -60,7 +60,7 @@ std::string present(const Weights& weights, const Family& family, const std::str
   return name;
 }
 
-// The tensor that `rule` makes, of ours' sizes.
+// The tensor that `rule` makes, of the sizes `ours`.
 Tensor joined(const Rule& rule, const Family& family, Weights& weights, at::IntArrayRef ours) {
   std::vector<int64_t> sizes = ours.vec();
   if (rule.stacked) {
@@ -210,7 +210,7 @@ ImportedModel read_folder(const std::string& folder) {
     check_sizes(table({{"positions", sizes.integer("max_length")}}), width, "", weights,
                 config_path);
   }
-  // A value of theirs that is out of our range is named by our key.
+  // A value of config.json that is out of range is named by the key of [model].
   result.config = read_run_config(root);
   settings.only("is_causal", result.config.model.kind == "decoder");  // a key of every model
   if (result.config.model.kind != "vit") {

@@ -109,7 +109,7 @@ class Ring {
 };
 
 // The softmax over keys that come in parts is put together by the parts' log-sum-exps, as in
-// FlashAttention (Dao et al. 2022); its backward needs the whole's alone.
+// FlashAttention (Dao et al. 2022); the backward needs only that of all keys together.
 struct RingAttention : torch::autograd::Function<RingAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const ContextParallel* among) {

@@ -22,7 +22,7 @@ struct DecoderState {
   // The state of the sequences that `rows` [n] int64 names, a row as often as it is named.
   DecoderState select(const Tensor& rows) const;
   // In place: sequence b is what sequence which[b] was, and others are forgotten. It is b itself,
-  // which costs nothing, or one from which.size() on: who leaves gives its row to one of the last.
+  // which costs nothing, or one from which.size() on, in the row of a sequence that leaves.
   void keep(const std::vector<int64_t>& which);
   // In place: puts the sequences of `others` after these, whatever each has seen; from then on
   // they are extended together. Throws Error where they are not of one model and policy, or some

@@ -10,7 +10,7 @@ namespace headloom {
 
 // While one lives, the backward of an embedding offers what it would add to the gradient of its
 // table: `rows` [n, C] float, to be added at the rows `places` [n] int64. Where `take` returns
-// true, whoever took them adds them, and the backward adds nothing. One lives at a time.
+// true, `take` sees to it that they are added, and the backward adds nothing. One lives at a time.
 class RowGradients {
  public:
   using Take = std::function<bool(const at::Tensor& table, const at::Tensor& places,

@@ -92,7 +92,7 @@ void for_each_share(int64_t count, int64_t workers, const F& f) {
 
 // task(i) for each i below `count`. Every thread begins with a share of its own, the same rows as
 // in other operators, which its caches may still have: cores that share no cache read each other's
-// rows slowly. Threads do not run evenly: who is ahead takes tasks from the shares of others.
+// rows slowly. Threads do not run evenly: one that is ahead takes tasks from others' shares.
 template <typename F>
 void each_task(int64_t threads, int64_t count, const F& task) {
   const int64_t shares = std::min(threads, count);

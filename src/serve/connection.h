@@ -16,7 +16,7 @@ namespace headloom::serve {
 // answer. To the server this looks as if it had gone: either way nothing more can be read. The
 // difference is that the system of a client that is gone refuses what is sent to it. So where a
 // client has closed its half, the first bytes of what it is going to get anyway are sent ahead, one
-// at a time: the answer is then the same, and whoever is gone is known to be.
+// at a time: the answer is then the same, and a client that is gone is noticed.
 class Connection final : public httplib::Stream {
  public:
   // Takes the socket; finish() closes it. Once the server is `ending`, nothing more is read: a

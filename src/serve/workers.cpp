@@ -25,7 +25,7 @@ void Workers::enqueue(std::function<void()> job) {
 bool Workers::take(std::function<void()>& body) {
   const std::lock_guard lock(mutex_);
   try {
-    if (idle_ <= jobs_.size()) {  // all who are idle have a job coming
+    if (idle_ <= jobs_.size()) {  // every idle thread has a job coming
       if (threads_.size() == most_ + kRefusing) return false;
       threads_.reserve(most_ + kRefusing);
       threads_.emplace_back([this] { work(); });

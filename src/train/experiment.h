@@ -27,7 +27,7 @@ struct PlannedRun {
 // "copy mha seed 1 lr=0.002", for progress.
 std::string label_of(const PlannedRun& planned);
 
-// Writes what whoever trains the run needs, and returns the run's name in the plan: its path and a
+// Writes all that training the run needs, and returns the run's name in the plan: its path and a
 // hash of what was written, "runs/copy/mha/seed-1@8f2c64e0a1b3d579".
 std::string write_plan_file(const PlannedRun& planned, const std::string& folder);
 // Throws UsageError where no run of that name is planned, or another by now.
