@@ -126,7 +126,7 @@ int run_compare(CompareArguments& a) {
     // Also where nothing is measured now: with --plan, and before and after an interruption.
     if (config.speed.rounds > 0) take_kept_speeds(a.out, config.speed.rounds, result);
     add_circumstances(result, a, toml);
-    write_file(a.out + "/config.toml", toml);
+    write_file(a.out + "/config.toml", to_toml(with_absolute_paths(root)));
     write_file(a.out + "/report.html", report::to_html(result));
     write_file(a.out + "/comparison.json", report::to_json(result));
   };

@@ -181,6 +181,8 @@ struct Comparison {
   std::string command{};  // what reproduces it
   // Where no process works on the comparison or a run of it: the command that goes on with it.
   std::string go_on{};
+  // That command prints those that train its runs, which may wait for their turn somewhere else.
+  bool by_commands = false;
   std::string date{};
 };
 

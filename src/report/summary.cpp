@@ -418,7 +418,8 @@ Summary summarize(const Comparison& c) {
   const int done = summary.finished + summary.failed;
   if (done < summary.planned) {
     // Of a comparison that stands still the runs that have not begun wait for it, too.
-    const bool stopped = summary.running == 0 && (summary.interrupted > 0 || !c.go_on.empty());
+    const bool stopped =
+        summary.running == 0 && (summary.interrupted > 0 || (!c.go_on.empty() && !c.by_commands));
     summary.progress = str(stopped ? "Interrupted: " : "In progress: ", summary.finished, " of ",
                            summary.planned, " runs have finished");
     if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
@@ -435,9 +436,12 @@ Summary summarize(const Comparison& c) {
       summary.progress += str(" Of the ", c.sweep_planned, " runs that choose ", list_of(c.swept),
                               ", ", tried, tried == 1 ? " has" : " have", " finished.");
     }
-    summary.progress += " What follows rests on the finished ones.";
-    // It stopped between two runs, so that none of them says how it goes on.
-    if (stopped && summary.interrupted == 0) summary.go_on = c.go_on;
+    // It stands between two runs, so that none of them says how it goes on.
+    if (summary.running == 0 && summary.interrupted == 0) summary.go_on = c.go_on;
+    if (c.by_commands && !summary.go_on.empty()) {
+      summary.progress += " The others are trained by the commands that --plan prints.";
+    }
+    if (summary.finished > 0) summary.progress += " What follows rests on the finished ones.";
   }
   return summary;
 }

@@ -35,14 +35,12 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
 void note_interrupted_runs(report::Comparison& comparison, const std::string& folder) {
   for (report::Run& run : comparison.runs) {
     const std::string path = folder + "/" + run.folder;
-    if (run.state == report::RunState::kRunning && !FolderLock::is_held(path)) {
-      run.interruption = interruption_of(path, command_that_goes_on(folder));
-    }
+    note_interruption(run, path, folder, FolderLock::is_held(path));
   }
   for (report::Comparison& again : comparison.robustness) note_interrupted_runs(again, folder);
 }
 
-void note_interruption(report::Comparison& comparison, const std::string& folder) {
+void note_interrupted(report::Comparison& comparison, const std::string& folder) {
   note_interrupted_runs(comparison, folder);
   comparison.go_on = command_that_goes_on(folder);
 }
@@ -55,7 +53,7 @@ void train_in_turn(Experiment& experiment, const CompareControl& control, Compar
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;
-    if (!done) note_interruption(outcome.comparison, control.folder);
+    if (!done) note_interrupted(outcome.comparison, control.folder);
     control.progress(outcome);
     if (!done) return;
   }
@@ -95,7 +93,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = interrupted();
-    if (outcome.interrupted) note_interruption(outcome.comparison, control.folder);
+    if (outcome.interrupted) note_interrupted(outcome.comparison, control.folder);
     control.progress(outcome);
   }
 }
@@ -212,6 +210,8 @@ std::vector<std::string> plan_comparison(const CompareConfig& config,
   if (control.progress) {
     CompareOutcome outcome = experiment.outcome();
     note_interrupted_runs(outcome.comparison, control.folder);
+    outcome.comparison.go_on = command_that_plans(control.folder);
+    outcome.comparison.by_commands = true;
     control.progress(outcome);
   }
   std::vector<std::string> names;

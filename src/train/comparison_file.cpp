@@ -19,9 +19,7 @@ const Json& member(const Json& of, const char* key, Json::value_t type) {
   const auto found = of.find(key);
   return found != of.end() && found->type() == type ? *found : none;
 }
-const Json& list(const Json& of, const char* key) {
-  return member(of, key, Json::value_t::array);
-}
+const Json& list(const Json& of, const char* key) { return member(of, key, Json::value_t::array); }
 const Json& table(const Json& of, const char* key) {
   return member(of, key, Json::value_t::object);
 }
@@ -122,7 +120,9 @@ WrittenComparison read_comparison_file(const std::string& folder) {
   if (!std::filesystem::exists(path)) return out;
   const auto json = parse_json_if_whole<Json>(read_file(path));
   take(json, "budget", out.budget);
+  take(json, "config", out.config);
   take(json, "sweep_planned", out.sweep_planned);
+  take(json, "by_commands", out.by_commands);
   for (const Json& task : list(json, "tasks")) {
     out.tasks.push_back(task_in(task));
     const std::string& name = out.tasks.back().name;

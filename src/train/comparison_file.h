@@ -10,7 +10,9 @@ namespace headloom {
 
 struct WrittenComparison {
   std::string budget;
+  std::string config;  // with the paths as they were given, which config.toml has absolute
   int sweep_planned = 0;
+  bool by_commands = false;
   std::vector<report::TaskInfo> tasks;  // without their ladders
   std::vector<report::Build> builds;
   std::vector<report::Choice> choices;

@@ -210,6 +210,18 @@ std::map<std::string, double> read_step_seconds(const std::string& folder) {
 
 }  // namespace
 
+Node with_absolute_paths(Node comparison) {
+  for (Node& task : comparison.find("tasks")->array()) {
+    Node* const options = task.find("task");
+    if (options == nullptr) continue;
+    Node run;
+    run.set("task", *options);
+    const Node whole = absolute(run);
+    for (auto& [key, value] : options->table()) value = *whole.find("task")->find(key);
+  }
+  return comparison;
+}
+
 std::string label_of(const PlannedRun& planned) {
   if (!planned.label.empty()) return planned.label;
   std::string label = str(planned.run.task, " ", planned.run.model, " seed ", planned.run.seed);
@@ -245,16 +257,14 @@ std::string write_plan_file(const PlannedRun& planned, const std::string& folder
 PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
   const std::string path = name.substr(0, name.rfind('@'));
   const std::string file = plan_path(folder, path);
-  const std::string plan_command =
-      str(program_name(), " compare ", shell_word(folder), " --plan");
+  const std::string plan_command = str(program_name(), " compare ", shell_word(folder), " --plan");
   if (path.find("..") != std::string::npos || !fs::exists(file)) {
-    usage_error("--run ", name, ": there is no such run in the plan of ", folder,
-                "; ", plan_command, " prints the runs that can be trained now.");
+    usage_error("--run ", name, ": there is no such run in the plan of ", folder, "; ",
+                plan_command, " prints the runs that can be trained now.");
   }
   const std::string text = read_file(file);
   if (name == path) {
-    usage_error("--run ", name,
-                ": has no '@' and hash of the run's configuration after the path; ",
+    usage_error("--run ", name, ": has no '@' and hash of the run's configuration after the path; ",
                 plan_command, " prints the whole name.");
   }
   if (name != path + "@" + hash_text(text)) {
@@ -471,8 +481,7 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
 }
 
 void Experiment::keep_step_seconds() const {
-  write_file(control_.folder + kStepSeconds,
-             nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
+  write_file(control_.folder + kStepSeconds, nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
 }
 
 // The steps that the baseline's budget pays for.

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <string_view>
 
 namespace headloom {
@@ -18,7 +21,20 @@ static void on_announcement(int) {
   if (g_interrupts == 0) g_interrupts = 1;
 }
 
+// When the first Ctrl-C or SIGTERM came; 0: none has.
+static std::atomic<int64_t> g_first = 0;
+
+static int64_t milliseconds_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);  // which a signal's handler may call
+  return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
+}
+
 static void on_interrupt(int signal) {
+  // `timeout` and others send one request to the process and to its group.
+  constexpr int64_t kOneRequest = 100;
+  if (g_first > 0 && milliseconds_now() < g_first + kOneRequest) return;
+  g_first = milliseconds_now();
   g_interrupts = g_interrupts + 1;
   if (g_interrupts == 1 && ::write(STDERR_FILENO, g_answer.data(), g_answer.size()) < 0) return;
   if (g_interrupts > 1) {

@@ -514,15 +514,6 @@ bool is_worked_on(const std::string& folder, const std::string& comparison) {
   return FolderLock::is_held(folder) || (!comparison.empty() && FolderLock::is_held(comparison));
 }
 
-// With as many processes as it had: a run of another number differs by rounding, or is refused
-// where the processes share out the layers.
-std::string command_that_resumes(const std::string& folder,
-                                 const std::vector<EvalPoint>& evaluations) {
-  const size_t processes = evaluations.empty() ? 0 : evaluations.back().ranks.size();
-  return str("headloom train ", shell_word(folder), " --resume",
-             processes > 1 ? str(" --processes ", processes) : "");
-}
-
 // Whether a run has reached its last step or the accuracy that it stops at.
 bool is_whole(const TrainOptions& train, const EvalPoint& last) {
   return last.step >= train.steps ||
@@ -561,11 +552,7 @@ report::Comparison RunReport::read() const {
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
       if (is_whole(r.train, evaluations.back())) run.state = report::RunState::kFinished;
     }
-    if (run.state == report::RunState::kRunning && !worked_on) {
-      run.interruption = interruption_of(r.folder, r.belongs_to.empty()
-                                                       ? command_that_resumes(r.folder, evaluations)
-                                                       : command_that_goes_on(r.belongs_to));
-    }
+    note_interruption(run, r.folder, r.belongs_to, worked_on);
     out.runs.push_back(std::move(run));
   }
   for (const Compared& compared : comparisons_) {
@@ -579,7 +566,8 @@ report::Comparison RunReport::read() const {
   }
   const auto trained = [](const report::Run& run) { return FolderLock::is_held(run.folder); };
   if (may_stand_still && std::none_of(out.runs.begin(), out.runs.end(), trained)) {
-    out.go_on = command_that_goes_on(comparisons_.front().folder);
+    const std::string& folder = comparisons_.front().folder;
+    out.go_on = out.by_commands ? command_that_plans(folder) : command_that_goes_on(folder);
   }
   add_speeds(out);
   return out;
@@ -624,6 +612,8 @@ void RunReport::add_choices(const Compared& compared, const WrittenComparison& w
 // What a comparison says of itself, and its models and tasks that no run has begun on.
 void RunReport::add_written(const WrittenComparison& written, report::Comparison& out) const {
   if (!written.budget.empty()) out.budget = written.budget;
+  if (!written.config.empty()) out.config = written.config;
+  out.by_commands = written.by_commands;
   std::vector<report::TaskInfo> tasks;
   for (const ComparedTask& task : each_size(comparisons_.front().config)) {
     const auto named = [&](const report::TaskInfo& info) { return info.name == task.name; };
@@ -668,11 +658,10 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
     report::Run& added = out.runs.back();
     const std::string folder = compared.folder + "/" + run.folder;
     added.folder = fs::absolute(folder).lexically_normal().string();
-    const bool unfinished =
-        added.state == report::RunState::kRunning && !fs::exists(folder + "/result.json");
-    if (unfinished && !is_worked_on(folder, compared.folder)) {
-      added.interruption = interruption_of(folder, command_that_goes_on(compared.folder));
-    }
+    const bool worked_on = is_worked_on(folder, compared.folder);
+    // comparison.json may be older than the run's end.
+    if (fs::exists(folder + "/result.json")) continue;
+    note_interruption(added, folder, compared.folder, worked_on);
   }
 }
 
@@ -709,9 +698,7 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
           const bool worked_on = is_worked_on(folder, compared.folder);
           take_progress(run, folder, *bytes);
-          if (run.state == report::RunState::kRunning && !worked_on) {
-            run.interruption = interruption_of(folder, command_that_goes_on(compared.folder));
-          }
+          note_interruption(run, folder, compared.folder, worked_on);
         }
         again.runs.push_back(std::move(run));
       }
@@ -764,18 +751,31 @@ void RunReport::add_speeds(report::Comparison& out) const {
   }
 }
 
-std::optional<report::Interruption> interruption_of(const std::string& folder, std::string go_on) {
-  if (!fs::exists(folder + "/config.toml")) return std::nullopt;  // it has not begun
+void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
+                       bool worked_on) {
+  if (run.state != report::RunState::kRunning || worked_on) return;
+  if (!fs::exists(folder + "/config.toml")) return;  // it has not begun
   const std::string metrics = folder + "/metrics.jsonl";
-  report::Interruption out{.steps = run_config_in(folder).train.steps, .go_on = std::move(go_on)};
-  if (fs::exists(metrics)) out.step = read_last_step(metrics);
+  const StepPoint last = fs::exists(metrics) ? read_last_step(metrics) : StepPoint{};
   const std::vector<int64_t> saved = CheckpointStore(folder).steps();
-  if (!saved.empty()) out.saved_step = saved.back();
-  return out;
+  run.interruption = {.step = last.step, .steps = run_config_in(folder).train.steps};
+  if (!saved.empty()) run.interruption->saved_step = saved.back();
+  if (!comparison.empty()) {
+    run.interruption->go_on = command_that_goes_on(comparison);
+    return;
+  }
+  // With as many processes as it had: a run of another number differs by rounding, or is refused
+  // where the processes share out the layers.
+  run.interruption->go_on = str("headloom train ", shell_word(folder), " --resume",
+                                last.processes > 1 ? str(" --processes ", last.processes) : "");
 }
 
 std::string command_that_goes_on(const std::string& comparison) {
   return "headloom compare " + shell_word(comparison);
+}
+
+std::string command_that_plans(const std::string& comparison) {
+  return command_that_goes_on(comparison) + " --plan";
 }
 
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders) {

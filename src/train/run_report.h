@@ -34,12 +34,14 @@ report::Build report_build(const Model& model, const data::Task& task);
 // The papers of the model's token mixers.
 std::string mixer_sources(const ModelConfig& model);
 
-// Where the run in `folder`, which is unfinished and which no process works on, stopped; `go_on` is
-// the command that goes on with it. Nothing where it has not begun.
-std::optional<report::Interruption> interruption_of(const std::string& folder, std::string go_on);
+// Says in `run` where it stopped, if it is unfinished and no process works on it. `folder` is its
+// own, and `comparison` that of the comparison it belongs to, or "".
+void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
+                       bool worked_on);
 
-// "headloom compare FOLDER"
+// "headloom compare FOLDER", and the same with "--plan"
 std::string command_that_goes_on(const std::string& comparison);
+std::string command_that_plans(const std::string& comparison);
 
 // The folders of the runs that RunReport(folders) reports. Throws as that does.
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders);

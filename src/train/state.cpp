@@ -74,16 +74,6 @@ ExpertLoad expert_load(const Json& json) {
   return load;
 }
 
-std::vector<RankUse> rank_uses(const Json& json) {
-  std::vector<RankUse> out;
-  if (!json.contains("ranks") || !json["ranks"].is_array()) return out;
-  for (const Json& use : json["ranks"]) {
-    out.push_back({.peak_memory = integer(use, "peak_memory_bytes", -1),
-                   .waiting = real(use, "waiting_seconds")});
-  }
-  return out;
-}
-
 std::optional<EvalPoint> evaluation(const Json& json) {
   if (!json.contains("eval_loss")) return std::nullopt;
   return EvalPoint{.step = integer(json, "step", 0),
@@ -97,8 +87,7 @@ std::optional<EvalPoint> evaluation(const Json& json) {
                    .accuracy_error = real(json, "accuracy_error"),
                    .loss_parts = reals(json, "eval_loss_parts"),
                    .accuracy_parts = reals(json, "accuracy_parts"),
-                   .validation_accuracy = real(json, "validation_accuracy"),
-                   .ranks = rank_uses(json)};
+                   .validation_accuracy = real(json, "validation_accuracy")};
 }
 
 std::optional<StepPoint> step_point(const Json& json) {
@@ -107,7 +96,8 @@ std::optional<StepPoint> step_point(const Json& json) {
                    .loss = real(json, "loss"),
                    .lr = real(json, "lr"),
                    .gradient_norm = real(json, "gradient_norm"),
-                   .seconds = real(json, "step_seconds")};
+                   .seconds = real(json, "step_seconds"),
+                   .processes = integer(json, "processes", 1)};
 }
 
 std::string lines_left_out(const std::string& path, const std::vector<int64_t>& lines) {
@@ -280,6 +270,7 @@ void Metrics::add(const StepPoint& p) {
                {"gradient_norm", number(p.gradient_norm)},
                {"step_seconds", p.seconds}};
   if (p.balance_loss) json["balance_loss"] = number(*p.balance_loss);
+  if (p.processes > 1) json["processes"] = p.processes;
   append(json.dump());
 }
 
@@ -312,10 +303,10 @@ std::vector<EvalPoint> read_evaluations(const std::string& metrics_path) {
   return points;
 }
 
-int64_t read_last_step(const std::string& metrics_path) {
-  int64_t last = 0;
+StepPoint read_last_step(const std::string& metrics_path) {
+  StepPoint last;
   each_metric(read_file(metrics_path), metrics_path, [&](const std::string&, const Json& json) {
-    last = std::max(last, integer(json, "step", 0));
+    if (const auto point = step_point(json)) last = *point;
   });
   return last;
 }

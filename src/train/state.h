@@ -39,7 +39,7 @@ struct TrainState {
   std::optional<int64_t> best_step;
   double best_loss = 0;
   std::map<std::string, StoredFile> files;
-  std::map<std::string, StoredCut> cuts = {};  // by the parameter's name
+  std::map<std::string, StoredCut> cuts = {};              // by the parameter's name
   std::map<std::string, std::string> product_routes = {};  // ops/product/product.h
   // Those of the other processes that the run was shared by, from rank 1 on.
   std::vector<std::map<std::string, std::string>> other_routes = {};
@@ -76,7 +76,7 @@ struct EvalPoint {
   std::vector<double> loss_parts = {}, accuracy_parts = {};
   // By which train.stop_accuracy ends a run; NaN where that is not set.
   double validation_accuracy = std::numeric_limits<double>::quiet_NaN();
-  // By rank; empty where one process trains.
+  // By rank; empty where one process trains, and where it is read from the file.
   std::vector<RankUse> ranks = {};
 };
 
@@ -85,6 +85,7 @@ struct StepPoint {
   int64_t step = 0;
   double loss = 0, lr = 0, gradient_norm = 0, seconds = 0;
   std::optional<double> balance_loss = {};  // of layers with experts; not part of `loss`
+  int64_t processes = 1;                    // that shared it
   ExpertLoad expert_load = {};              // kept until the next evaluation, not written
 };
 
@@ -121,7 +122,7 @@ class Metrics {
 // The evaluations in RUN/metrics.jsonl. A line that is no JSON object is left out and, unless the
 // run was interrupted in it, named on stderr.
 std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);
-// The last step in it, 0 where it has none.
-int64_t read_last_step(const std::string& metrics_path);
+// The last step in it; step 0 where it has none.
+StepPoint read_last_step(const std::string& metrics_path);
 
 }  // namespace headloom

@@ -263,7 +263,8 @@ class Trainer {
     StepPoint point{.step = state_.step + 1,
                     .loss = found.loss,
                     .lr = options_.lr_at(state_.step),
-                    .balance_loss = found.balance_loss};
+                    .balance_loss = found.balance_loss,
+                    .processes = group_.size()};
     if (!std::isfinite(point.loss)) stop_diverged("the loss", point.loss, point.step);
     point.gradient_norm = optimizer_.step(point.lr);
     if (!std::isfinite(point.gradient_norm)) {

@@ -278,7 +278,9 @@ def test_interrupt_saves_and_resume_ends_the_same(place, tmp_path):
     deadline = time.time() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= 7) and time.time() < deadline:
         time.sleep(0.005)
+    # As one request may come, by `timeout` for example.
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     message = process.communicate(timeout=60)[1].splitlines()[-1]
     assert process.returncode == 1
     step = max(int(p.name[5:]) for p in (run / "checkpoints").iterdir())

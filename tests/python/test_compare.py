@@ -90,6 +90,17 @@ def test_a_command_of_a_plan_trains_what_was_planned_or_nothing(tmp_path):
     assert not (tmp_path / "c/runs").exists()
 
 
+def test_a_comparison_goes_on_from_any_working_directory(tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    task = 'type = "text", paths = ["text.txt"], length = 16, eval_tokens = 64'
+    place(tmp_path, COMPARE.replace('type = "copy", symbols = 8, count = 4, eval_sequences = 8', task))
+    headloom("compare", "c.toml", "--out", "c", cwd=tmp_path)
+    before = results(tmp_path / "c")
+    (tmp_path / "elsewhere").mkdir()
+    done = headloom("compare", "../c", "--json", cwd=tmp_path / "elsewhere")
+    assert json.loads(done.stdout)["finished"] == 4 and results(tmp_path / "c") == before
+
+
 def children(process):
     return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
 

@@ -367,6 +367,8 @@ def test_metrics_say_what_each_process_used(place):
             ranks = line.get("ranks", [])
             assert len(ranks) == (number if number > 1 else 0)
             assert all(rank["peak_memory_bytes"] > 0 and rank["waiting_seconds"] >= 0 for rank in ranks)
+        steps = [line for line in lines(place / f"mha-{number}") if "step_seconds" in line]
+        assert steps and all(line.get("processes", 1) == number for line in steps)
 
 
 @pytest.mark.parametrize("whole, number", [("mha-2", 2), ("zero-3", 3), ("all-2", 2)])

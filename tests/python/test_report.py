@@ -3,6 +3,7 @@
 import fcntl
 import json
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -380,7 +381,8 @@ def test_a_run_whose_training_failed_says_why_until_it_goes_on(place, tmp_path):
 def test_a_run_that_processes_shared_goes_on_with_as_many(place, tmp_path):
     shutil.copytree(place / "plain", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    kept = [line | {"ranks": [{"peak_memory_bytes": 1, "waiting_seconds": 0.5}] * 3} for line in lines if line["step"] <= 2]
+    # It was killed before its first evaluation.
+    kept = [line | {"processes": 3} for line in lines if line["step"] <= 2 and "loss" in line]
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     said = headloom("report", "run", cwd=tmp_path).stdout
     assert "Go on with:\n    headloom train run --resume --processes 3\n" in said
@@ -400,6 +402,13 @@ def test_a_comparison_that_was_killed_between_two_runs_was_interrupted(place, tm
         fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
         done = headloom("report", "c", cwd=tmp_path).stdout
         assert "In progress: 1 of 2 runs have finished." in done and "Go on" not in done
+    # Runs that --plan has printed may wait for their turn.
+    (command,) = headloom("compare", "c", "--plan", cwd=tmp_path).stdout.splitlines()
+    done = headloom("report", "c", cwd=tmp_path).stdout
+    assert "In progress: 1 of 2 runs have finished. The others are trained by the commands that --plan" in done
+    assert "Go on with:\n    headloom compare c --plan\n" in done and "Interrupted" not in done
+    headloom(*shlex.split(command)[1:], cwd=tmp_path)
+    assert "--plan" not in headloom("report", "c", cwd=tmp_path).stdout
 
 
 def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):
