@@ -20,7 +20,7 @@ Findings params(const Subject& subject) {
               .columns = {"part", "adds to attention", "parameters", "share", flops,
                           "share of FLOPs", "formula"}};
   for (const Cost& cost : costs.parts) {
-    table.rows.push_back({cost.part, std::string(cost.mechanism ? "yes" : ""), cost.parameters,
+    table.rows.push_back({cost.part, std::string(cost.mechanism ? "yes" : "no"), cost.parameters,
                           static_cast<double>(cost.parameters) /
                               static_cast<double>(std::max<int64_t>(costs.parameters, 1)),
                           cost.flops_per_token, cost.flops_per_token / costs.flops_per_token,

@@ -16,7 +16,11 @@ std::string cell_text(const Cell& cell) {
   if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
   const double number = std::get<double>(cell);
   if (std::isnan(number)) return report::kDash;
-  return formatted(number != 0 && std::abs(number) < 1e-3 ? "%.2e" : "%.4g", number);
+  const double size = std::abs(number);
+  return formatted(size != 0 && size < 1e-3     ? "%.2e"
+                   : size >= 1e4 && size < 1e15 ? "%.0f"
+                                                : "%.4g",
+                   number);
 }
 
 bool is_number(const Cell& cell) { return !std::holds_alternative<std::string>(cell); }

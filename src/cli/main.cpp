@@ -41,17 +41,19 @@ int run(int argc, char** argv) {
   }
   std::vector<std::string> names;
   for (const auto& [sub, runner] : runners) names.push_back(sub->get_name());
-  if (std::string_view(argv[1]) == "help") {
+  const bool help = std::string_view(argv[1]) == "help";
+  const std::string command = !help ? argv[1] : argc > 2 ? argv[2] : "";
+  if (!command.empty() && command[0] != '-' &&
+      std::find(names.begin(), names.end(), command) == names.end()) {
+    usage_error("there is no command '", command, "'", did_you_mean(command, names));
+  }
+  if (help) {
     const CLI::App* asked = &app;
     for (const auto& [sub, runner] : runners) {
-      if (argc > 2 && sub->get_name() == argv[2]) asked = sub;
+      if (sub->get_name() == command) asked = sub;
     }
     std::fputs(asked->help(asked == &app ? "" : app.get_name()).c_str(), stdout);
     return 0;
-  }
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::find(names.begin(), names.end(), argv[1]) == names.end()) {
-    usage_error("there is no command '", argv[1], "'", did_you_mean(argv[1], names));
   }
   try {
     app.parse(argc, argv);

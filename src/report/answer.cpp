@@ -286,7 +286,9 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
          bytes(have) + quality + ".";
 }
 
-std::string tokens_a_parameter(double ratio) { return fixed(ratio, ratio < 10 ? 1 : 0); }
+std::string tokens_a_parameter(double ratio) {
+  return ratio < 10 ? formatted("%.2g", ratio) : fixed(ratio, 0);
+}
 
 // What is said of one task, or of several ("A and B", "all tasks").
 struct OnTask {

@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "train/experiment.h"
 #include "train/interrupt.h"
+#include "train/progress.h"
 #include "train/run_report.h"
 #include "train/workers.h"
 
@@ -49,7 +50,9 @@ void note_interrupted(report::Comparison& comparison, const std::string& folder)
 void train_in_turn(Experiment& experiment, const CompareControl& control, CompareOutcome& outcome) {
   for (auto ready = experiment.ready(); !ready.empty(); ready = experiment.ready()) {
     PlannedRun& next = *ready.front();
-    const bool done = train_run(next, control.folder, number_of(experiment, 0) + label_of(next));
+    const std::string label = number_of(experiment, 0) + label_of(next);
+    const bool done = train_run(next, control.folder, label);
+    if (!next.run.problem.empty()) Progress(label).line("the run failed: " + next.run.problem);
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;

@@ -14,15 +14,20 @@ namespace fs = std::filesystem;
 
 std::string config_path(const std::string& folder) { return folder + "/config.toml"; }
 
-// A run in a folder of runs, or "".
-std::string a_run_in(const std::string& folder) {
-  std::string found;
+// The runs in a folder of runs, in order.
+std::vector<std::string> runs_in(const std::string& folder) {
+  std::vector<std::string> found;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string path = entry.path().string();
-    if (is_there(config_path(path)) && (found.empty() || path < found)) found = path;
+    if (is_there(config_path(path))) found.push_back(path);
   }
+  std::sort(found.begin(), found.end());
   return found;
+}
+
+std::string did_you_mean(const std::string& run) {
+  return run.empty() ? "." : str("; did you mean '", run, "'?");
 }
 
 bool same_content(const std::string& a, const std::string& b) {
@@ -65,16 +70,19 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
 }
 
 void check_run_folder(const std::string& folder) {
-  require(fs::is_directory(folder), folder, ": is not the folder of a run.");
+  if (!fs::is_directory(folder)) {
+    const std::string near = nearest(folder, runs_in(fs::path(folder).parent_path().string()));
+    fail(folder, ": is not the folder of a run", did_you_mean(near));
+  }
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",
          program_name(), " import ", shell_word(folder), " --out RUN");
   }
   std::error_code hidden;
   if (!fs::exists(config_path(folder), hidden) && !hidden) {
-    const std::string inside = a_run_in(folder);
+    const std::vector<std::string> inside = runs_in(folder);
     fail(folder, ": is not the folder of a run, it has no config.toml",
-         inside.empty() ? "." : str("; did you mean '", inside, "'?"));
+         did_you_mean(inside.empty() ? "" : inside.front()));
   }
 }
 

@@ -158,6 +158,8 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     assert refused("train", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
     assert refused("eval", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
     assert "runs: is not the folder of a run, it has no config.toml; did you mean 'runs/" in refused("eval", "runs", cwd=place, code=1)
+    assert refused("generate", "runs/txt", cwd=place, code=1) == "runs/txt: is not the folder of a run; did you mean 'runs/text'?"
+    assert refused("help", "generat", cwd=place) == "there is no command 'generat'; did you mean 'generate'?"
     (tmp_path / "runs/theirs").mkdir(parents=True)
     shutil.copy(place / "runs/text/config.toml", tmp_path / "runs/theirs")
     message = f"{empty}: has no config.json and no params.json, expected the folder of a Hugging Face model."

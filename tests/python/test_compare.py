@@ -101,6 +101,12 @@ def test_a_comparison_goes_on_from_any_working_directory(tmp_path):
     assert json.loads(done.stdout)["finished"] == 4 and results(tmp_path / "c") == before
 
 
+def test_a_run_that_fails_is_said_at_once(tmp_path):
+    place(tmp_path, COMPARE)
+    done = headloom("compare", "c.toml", "--set", "train.lr=1e38", "--set", "seeds=[1]", cwd=tmp_path, code=1)
+    assert len(re.findall(r"^\[[12]/2\] copy \w+ seed 1  the run failed: .* became ", done.stderr, re.MULTILINE)) == 2, done.stderr
+
+
 def children(process):
     return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
 
