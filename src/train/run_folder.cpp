@@ -84,6 +84,10 @@ void check_run_folder(const std::string& folder) {
     fail(folder, ": is not the folder of a run, it has no config.toml",
          did_you_mean(inside.empty() ? "" : inside.front()));
   }
+  if (read_toml(config_path(folder)).find("models") != nullptr) {
+    fail(folder, ": is the folder of a comparison, expected that of one of its runs, ", folder,
+         "/runs/TASK/MODEL/seed-N.");
+  }
 }
 
 RunConfig run_config_in(const std::string& folder) {
@@ -91,7 +95,7 @@ RunConfig run_config_in(const std::string& folder) {
   const std::string path = config_path(folder);
   const Node root = read_toml(path);
   // A run's is complete; without [model] it would be read as that of the default model.
-  require(root.find("model") != nullptr || root.find("models") != nullptr, path,
+  require(root.find("model") != nullptr, path,
           root.table().empty() ? ": is empty" : ": has no [model]",
           ", expected the configuration of a run ([model], [task], [train]).");
   RunConfig config = read_run_config(root);

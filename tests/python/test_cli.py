@@ -99,6 +99,13 @@ def test_an_empty_name_of_a_folder_stands_for_none(tmp_path, command):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_script_of_the_tests_takes_no_arguments():
+    asked = subprocess.run([ROOT / "test", "--help"], capture_output=True, text=True, timeout=30)
+    assert asked.returncode == 0 and asked.stdout == "usage: ./test    sets up, builds and runs every test\n"
+    done = subprocess.run([ROOT / "test", "tests/python"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and done.stderr.startswith("./test takes no arguments.\nusage: ./test ")
+
+
 def test_the_script_refuses_one_model_before_it_builds():
     done = subprocess.run(["./run", "configs/text.toml"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -707,6 +714,10 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     out = tmp_path / "runs/small"
     report = (out / "report.html").read_text()
     assert "talking" in report and "http" not in report.replace("http://www.w3.org", "")
+    for command, *more in ["train", "--resume"], ["generate"]:
+        assert refused(command, "runs/small", *more, cwd=tmp_path, code=1) == (
+            "runs/small: is the folder of a comparison, expected that of one of its runs, runs/small/runs/TASK/MODEL/seed-N."
+        )
     before = (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns
     assert "talking" in headloom("compare", "small.toml", cwd=tmp_path).stdout
     assert (out / "runs/copy/mha/seed-1/metrics.jsonl").stat().st_mtime_ns == before
