@@ -244,10 +244,11 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
     }
     return " " + names(as_fast) + " train fastest; the ranges of their speeds overlap.";
   }
+  const std::string low = grouped(fastest->tokens_per_second.low);
+  const std::string high = grouped(fastest->tokens_per_second.high);
   return " " + name(*fastest) + " trains fastest, at " +
-         grouped(fastest->tokens_per_second.median) + " " + task.unit + "/s (" +
-         grouped(fastest->tokens_per_second.low) + " to " +
-         grouped(fastest->tokens_per_second.high) + ").";
+         grouped(fastest->tokens_per_second.median) + " " + task.unit + "/s" +
+         (low == high ? "." : " (" + low + " to " + high + ").");
 }
 
 double state_of(const Row& row) { return row.build ? row.build->state() : kUnknown; }
@@ -529,8 +530,11 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
     return out + (same ? ", and" : ";") + " there was no claim that could fail to hold.";
   const bool all = gone.empty();
   out += same == all ? ", and " : ", but ";
-  if (all)
-    return out + (claims == 1 ? "the one claim holds." : str("all ", claims, " claims hold."));
+  if (all) {
+    return out + (claims == 1   ? "the one claim holds."
+                  : claims == 2 ? "both claims hold."
+                                : str("all ", claims, " claims hold."));
+  }
   return out + str(gone.size(), " of ", claims, claims == 1 ? " claim does" : " claims do",
                    " not hold: ", join(gone, "; "), ".");
 }

@@ -228,15 +228,14 @@ std::string robustness(const Comparison& c, const TaskSummary& t) {
 }
 
 std::string task_section(const Comparison& c, const TaskSummary& t) {
-  std::string out = element("h2 id=\"" + task_id(c, *t.task) + "\"", "", escape(t.task->name)) +
-                    element("p", "soft",
-                            rich(t.task->description +
-                                 (t.task->apart.empty()
-                                      ? ""
-                                      : " It " + t.task->apart +
-                                            ", so that the two are not compared."))) +
-                    "\n" + result_table(c, t) +
-                    problems(t) + robustness(c, t);
+  std::string out =
+      element("h2 id=\"" + task_id(c, *t.task) + "\"", "", escape(t.task->name)) +
+      element("p", "soft",
+              rich(t.task->description +
+                   (t.task->apart.empty()
+                        ? ""
+                        : " It " + t.task->apart + ", so that the two are not compared."))) +
+      "\n" + result_table(c, t) + problems(t) + robustness(c, t);
   std::string figures = figure(cost_chart(c, t));
   for (const std::string& key : c.swept) figures += figure(sweep_chart(c, t, key));
   for (const Along along : {Along::kTokens, Along::kFlops, Along::kSeconds}) {
@@ -277,7 +276,9 @@ std::string scaling_section(const Comparison& c, const Ladder& ladder, size_t nu
   for (size_t i = 1; i < lines.size(); ++i) {
     std::string line =
         element("th scope=\"row\"", "model", element("code", "", escape(lines[i][0])));
-    for (size_t j = 1; j < lines[i].size(); ++j) line += element("td", "", escape(lines[i][j]));
+    for (size_t j = 1; j < lines[i].size(); ++j) {
+      line += element("td data-label=\"" + escape(lines[0][j]) + "\"", "", escape(lines[i][j]));
+    }
     body += element("tr", "", line) + "\n";
   }
   const std::string caption = "Scaling laws on " + ladder.name;

@@ -190,6 +190,8 @@ TEST(Scaling, IsInEveryFormOfTheReport) {
   }
   EXPECT_NE(to_html(c).find("Loss against compute"), std::string::npos);
   EXPECT_NE(to_html(c).find("id=\"scaling-1\""), std::string::npos);
+  // On a phone, where the table's head is not shown.
+  EXPECT_NE(to_html(c).find("<td data-label=\"sizes\""), std::string::npos);
   EXPECT_NE(to_json(c).find("\"compute_worth\""), std::string::npos);
   EXPECT_EQ(to_html(small({{"a", {1}}})).find("id=\"scaling-"), std::string::npos);
 }
