@@ -222,7 +222,7 @@ std::string to_json(const Comparison& comparison) {
            {"tasks", std::move(tasks)},
            {"config", comparison.config}};
   if (!summary.go_on.empty()) out["go_on"] = summary.go_on;
-  if (comparison.by_commands) out["by_commands"] = true;
+  if (comparison.by_commands && !summary.progress.empty()) out["by_commands"] = true;
   // Invalid UTF-8 in a message or path must not cost the result.
   return out.dump(2, ' ', false, Json::error_handler_t::replace);
 }

@@ -100,7 +100,9 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
     // Of a comparison by itself its sweep is reported, too, and why it has chosen nothing.
     const bool swept = folders.size() == 1 && !read_comparison_file(folder).sweep_runs.empty();
     if (out.size() == before && !swept) {
-      fail(folder, ": is a comparison without a run that has begun.");
+      fail(folder,
+           ": is a comparison of which no run has begun, or only runs of its sweep, so there is "
+           "nothing to report yet.");
     }
   }
   return out;
