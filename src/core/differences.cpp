@@ -48,7 +48,7 @@ void compare(const Node* before, const Node* after, const std::string& key,
 }  // namespace
 
 std::string Difference::was() const {
-  return before.empty() ? str("no '", key, "'") : str("'", key, " = ", before, "'");
+  return before.empty() ? str("no '", key, "'") : str("'", key, "' = ", before);
 }
 
 std::string Difference::is() const { return Difference{key, after, ""}.was(); }

@@ -223,9 +223,9 @@ TEST(Differences, AreNamedByTheirKeys) {
   std::vector<std::string> found;
   for (const Difference& d : differences(a, b)) found.push_back(d.was() + " -> " + d.is());
   EXPECT_EQ(found, (std::vector<std::string>{
-                       "'model.list = [1, 2]' -> 'model.list = [1]'",
-                       "no 'model.layer.1.mixer.window' -> 'model.layer.1.mixer.window = 3'",
-                       "no 'y' -> 'y = { p = 1.5 }'"}));
+                       "'model.list' = [1, 2] -> 'model.list' = [1]",
+                       "no 'model.layer.1.mixer.window' -> 'model.layer.1.mixer.window' = 3",
+                       "no 'y' -> 'y' = { p = 1.5 }"}));
   // Lists of other lengths differ as a whole.
   b.find("model")->find("layer")->array().pop_back();
   EXPECT_EQ(differences(a, b)[1].key, "model.layer");

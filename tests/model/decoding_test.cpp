@@ -118,7 +118,7 @@ TEST(Decoding, WhatCannotBeJoinedIsRefused) {
     return message_of<Error>([&] { DecoderState::join(parts); });
   };
   EXPECT_TRUE(contains(refusal(a, model->initial_state()), "seen nothing"));
-  EXPECT_TRUE(contains(refusal(a, b), "'layer.0.mixer.type = 'mha''"));
+  EXPECT_TRUE(contains(refusal(a, b), "'layer.0.mixer.type' = 'mha'"));
   EXPECT_TRUE(contains(refusal(a, narrow), "full and window:2"));
   EXPECT_TRUE(contains(message_of<Error>([] { DecoderState::join({}); }), "no decoding states"));
 }
@@ -138,10 +138,10 @@ TEST(Decoding, AStateOfAnotherModelIsRefused) {
     return message;
   };
   EXPECT_EQ(refusal("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n"),
-            "model: the state is of a model with 'layer.0.mixer.heads = 2', expected "
-            "'layer.0.mixer.heads = 4'.");
+            "model: the state is of a model with 'layer.0.mixer.heads' = 2, expected "
+            "'layer.0.mixer.heads' = 4.");
   EXPECT_TRUE(contains(refusal("[[layer]]\nmixer = { type = 'retention', heads = 2 }\n"),
-                       "expected 'layer.0.mixer.type = 'retention''."));
+                       "expected 'layer.0.mixer.type' = 'retention'."));
 }
 
 TEST(Decoding, TheStateIsAsLargeAsSaid) {

@@ -270,7 +270,7 @@ def test_a_present_run_is_not_written_over(place):
     message = refused("train", "text.toml", cwd=place)
     assert "already holds a run at step 6" in message and "--resume" in message
     message = refused("train", "text.toml", "--resume", "--set", "train.batch=2", cwd=place)
-    assert "config.toml" in message and "train.batch = 2" in message
+    assert "config.toml" in message and "'train.batch' = 2" in message
     assert files(place / "runs/text") == before
     # A finished run has nothing left to do.
     headloom("train", "runs/text", "--resume", cwd=place)

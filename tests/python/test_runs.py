@@ -58,7 +58,7 @@ def test_a_finished_run_is_trained_longer(place, tmp_path):
     assert steps == list(range(1, 10))
     # What says which data come next stays.
     message = refused("train", run, "--resume", "--set", "train.batch=2", cwd=tmp_path)
-    assert "'train.batch = 4', now it is 'train.batch = 2'" in message
+    assert "'train.batch' = 4, now it is 'train.batch' = 2" in message
 
 
 def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
@@ -75,7 +75,7 @@ def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
     # [model] may say again what the model is, and nothing else.
     other = tmp_path / "other"
     message = refused("train", "text.toml", "--from", "runs/text", "--set", "model.depth=3", "--out", other, cwd=place)
-    assert "runs/text: its weights are of a model with 'model.depth = 2'" in message and "'model.depth = 3'" in message
+    assert "runs/text: its weights are of a model with 'model.depth' = 2" in message and "'model.depth' = 3" in message
     headloom("train", "text.toml", "--from", "runs/text", "--set", "model.dropout=0.1", "--out", other, cwd=place)
     message = refused("train", "tune.toml", "--from", "3", cwd=place)
     assert "--checkpoint 3" in message

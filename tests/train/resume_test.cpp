@@ -151,7 +151,7 @@ TEST_F(Resume, RefusesOtherConfigurationsAndAPresentRun) {
   apply_override(other, "train.batch=16");
   const std::string message = refused(other, {.folder = run, .resume = true});
   EXPECT_TRUE(contains(message, run + "/config.toml"));
-  EXPECT_TRUE(contains(message, "'train.batch = 8', now it is 'train.batch = 16'"));
+  EXPECT_TRUE(contains(message, "'train.batch' = 8, now it is 'train.batch' = 16"));
   EXPECT_TRUE(contains(refused(config(), {.folder = run, .checkpoint = "7"}),
                        "expected best, last or one of the steps 10, 20"));
   expect_same_end(whole(), run);
