@@ -26,10 +26,6 @@ std::vector<std::string> runs_in(const std::string& folder) {
   return found;
 }
 
-std::string did_you_mean(const std::string& run) {
-  return run.empty() ? "." : str("; did you mean '", run, "'?");
-}
-
 bool same_content(const std::string& a, const std::string& b) {
   return is_there(a) && is_there(b) && read_file(a) == read_file(b);
 }
@@ -71,8 +67,8 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
 
 void check_run_folder(const std::string& folder) {
   if (!fs::is_directory(folder)) {
-    const std::string near = nearest(folder, runs_in(fs::path(folder).parent_path().string()));
-    fail(folder, ": is not the folder of a run", did_you_mean(near));
+    const std::vector<std::string> beside = runs_in(fs::path(folder).parent_path().string());
+    fail(folder, ": is not the folder of a run", did_you_mean(folder, beside, "."));
   }
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",
@@ -82,7 +78,7 @@ void check_run_folder(const std::string& folder) {
   if (!fs::exists(config_path(folder), hidden) && !hidden) {
     const std::vector<std::string> inside = runs_in(folder);
     fail(folder, ": is not the folder of a run, it has no config.toml",
-         did_you_mean(inside.empty() ? "" : inside.front()));
+         inside.empty() ? "." : str("; did you mean '", inside.front(), "'?"));
   }
   if (read_toml(config_path(folder)).find("models") != nullptr) {
     fail(folder, ": is the folder of a comparison, expected that of one of its runs, ", folder,
