@@ -385,6 +385,13 @@ struct Bound<Op, std::tuple<A...>> {
     return out + after + ") -> " + returns;
   }
 
+  // A graph that is traced for any size takes the kernels of the CPU: what is preferred there
+  // depends on the sizes, and asking would bind the graph to those of the trace.
+  static bool is_for_any_size(Arguments& a) {
+    const Tensor& first = *slots<Op>(a)[0].tensor;
+    return first.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && first.is_cpu();
+  }
+
   // --- headloom::X ---
 
   static Result composite(typename A::Kind::Passed... passed, Backend backend) {
@@ -399,7 +406,7 @@ struct Bound<Op, std::tuple<A...>> {
                                 "; use None or \"reference\".");
     bool fused = reason.empty();
     if constexpr (requires { Op::prefers_kernels(a); }) {
-      fused = fused && (asked || Op::prefers_kernels(a));
+      fused = fused && (asked || is_for_any_size(a) || Op::prefers_kernels(a));
     }
     if (!fused) {
       if constexpr (requires { Op::otherwise(a); }) {

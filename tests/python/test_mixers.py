@@ -226,13 +226,12 @@ def test_compiles_without_breaks(trained):
 
 
 def test_lengths_that_change_are_compiled_once(layer):
-    """Twice, where another number of queries takes another kernel."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
     for batch, length in [(11, 5), (9, 6), (10, 17), (13, 20), (14, 7)]:
         x = inputs(batch, length)
         torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
-    assert counter.frame_count <= 2
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,9 @@ def test_lengths_of_position_tables_are_compiled_once(options):
     layer = headloom.mixer(width=WIDTH, max_length=128, **options)
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
-    for batch, length in [(3, 70), (2, 91), (4, 85)]:
+    # The kernels of "simple" keep sums for each 32 positions; PyTorch takes a single one for a case of its own.
+    shorter = [] if options.get("form") == "simple" else [(4, 20), (5, 7)]
+    for batch, length in [(3, 70), (2, 91), *shorter]:
         x, documents = inputs(batch, length), torch.arange(length).expand(batch, length) // 30
         torch.testing.assert_close(compiled(x, documents=documents), layer(x, documents=documents), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
@@ -256,10 +257,11 @@ def test_lengths_of_position_tables_are_compiled_once(options):
 
 
 def test_exports_for_any_length(layer):
-    sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("T", min=17, max=64)}
+    sizes = {0: torch.export.Dim("B", max=64), 1: torch.export.Dim("T", max=64)}
     program = torch.export.export(layer.eval(), (inputs(3, 20),), dynamic_shapes={"x": sizes})
-    x = inputs(5, 31)
-    torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
+    for batch, length in [(5, 31), (2, 3), (1, 1)]:
+        x = inputs(batch, length)
+        torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
 
 
 def test_inductor():

@@ -11,9 +11,7 @@ constexpr int64_t kBlock = 64;  // queries of one product
 
 // What lies before the band of every position: x [B, H, T, E] summed up to `window` positions back.
 Tensor before_band(const Tensor& x, int64_t window) {
-  const SymInt length = x.sym_size(2);
-  if (length <= window) return at::zeros_like(x);
-  return at::constant_pad_nd(x.cumsum(2).narrow_symint(2, 0, length - window), {0, 0, window, 0});
+  return at::constant_pad_nd(x.cumsum(2), {0, 0, window, 0}).narrow_symint(2, 0, x.sym_size(2));
 }
 
 }  // namespace
@@ -41,8 +39,11 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const Tensor x = at::cat({of_heads(e * v.to(at::kDouble)), of_heads(e)}, -1);  // [B, H, T, 2D]
 
   // Blocks of queries times the keys within their reach: one band a head for all blocks.
-  const int64_t block = length < kBlock ? length.guard_int(__FILE__, __LINE__) : kBlock;
-  const SymInt blocks = (length + (block - 1)) / block;
+  // A graph that is traced for any length has whole blocks, and at least two of them: PyTorch takes
+  // a size of 1 for a case of its own.
+  const std::optional<int64_t> known = length.maybe_as_int();
+  const int64_t block = std::min(known.value_or(kBlock), kBlock);
+  const SymInt blocks = (length + (block - 1)) / block + (known ? 0 : 1);
   const int64_t reach = block + columns - 1;
   const Tensor column = at::arange(reach, ids) - at::arange(block, ids).unsqueeze(1);
   const Tensor inside = column.ge(0).logical_and(column.lt(columns));

@@ -44,23 +44,26 @@ Tensor CausalConv1d::state_after(const Arguments& a) {
   const CausalConv1dOptions& o = a.options;
   const int64_t rows = fixed_size(a.weight, 1) - 1;
   const c10::SymInt length = x.sym_size(1);
-  const int64_t own = length < rows ? length.guard_int(__FILE__, __LINE__) : rows;
+  // A graph that is traced for any length takes all of x, as it must not ask how long that is.
+  const c10::SymInt own = length.is_symbolic() ? length : length.min(rows);
   Tensor tail = x.narrow_symint(1, length - own, own);
-  if (o.documents.defined() && own > 0) {
+  if (o.documents.defined() && rows > 0) {
     const Tensor changes = id_changes(o.documents.narrow_symint(1, length - own, own));
     // How many documents begin after this row.
     const Tensor past =
         at::constant_pad_nd(changes.to(at::kLong), {0, 1}).flip(1).cumsum(1).flip(1);
     tail = tail * past.eq(0).to(x.scalar_type()).unsqueeze(-1);
   }
-  if (own == rows) return tail.clone(at::MemoryFormat::Contiguous);
-  if (!o.state.defined()) return at::constant_pad_nd(tail, {0, 0, rows - own, 0});
-  Tensor before = o.state.narrow(1, own, rows - own);
+  if (!own.is_symbolic() && own == rows) return tail.clone(at::MemoryFormat::Contiguous);
+  if (!o.state.defined()) {
+    return at::constant_pad_nd(tail, {0, 0, rows, 0}).narrow_symint(1, own, rows);
+  }
+  Tensor before = o.state;
   if (o.documents.defined()) {
     const Tensor same = o.documents.eq(o.documents.narrow(1, 0, 1)).all(1);
     before = before * same.to(x.scalar_type()).view({-1, 1, 1});
   }
-  return at::cat({before, tail}, 1);
+  return at::cat({before, tail}, 1).narrow_symint(1, own, rows);
 }
 
 std::vector<Tensor> CausalConv1d::outputs(const Arguments& a, bool /*training*/) {
