@@ -187,6 +187,15 @@ int64_t count_parameters(const ModelConfig& config) {
   return static_cast<int64_t>(parameter_count(*model));
 }
 
+std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig& after) {
+  for (const Difference& d : differences(write_fields(before), write_fields(after))) {
+    const bool may_differ = d.key == "dropout" || d.key == "init_std" || d.key == "equal_init" ||
+                            d.key == "max_length" || d.key == "max_source_length";
+    if (!may_differ) return Difference{"model." + d.key, d.before, d.after};
+  }
+  return std::nullopt;
+}
+
 int64_t match_parameters(ModelConfig& config, int64_t target) {
   std::vector<std::optional<int64_t>*> hidden;
   for (auto* list : {&config.layers, &config.encoder_layers}) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "blocks/block.h"
+#include "core/differences.h"
 
 namespace headloom {
 
@@ -104,6 +105,10 @@ struct ModelConfig {
   // Positions of a sequence of `length` tokens: those of an image do not depend on it.
   int64_t positions(int64_t length) const;
 };
+
+// The first key, "model.width", in which two models differ that cannot have the same weights. What
+// does not belong to the weights may differ: dropout, how weights are drawn, the longest sequence.
+std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig& after);
 
 const std::vector<std::string>& model_kinds();
 

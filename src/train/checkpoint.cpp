@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/fields.h"
 #include "core/files.h"
 #include "core/text.h"
 #include "mixers/nn.h"
@@ -80,8 +81,26 @@ class OtherModel : public Error {
   using Error::Error;
 };
 
-void read_model(const TrainState& state, const std::string& where, const torch::nn::Module& model,
+std::string config_text(const Model& model) {
+  ModelConfig config = model.config();
+  return to_toml(write_fields(config));
+}
+
+// Shapes do not tell every other model: not one with another window, for example.
+void check_same_config(const TrainState& state, const std::string& where, const Model& model) {
+  if (state.model.empty()) return;
+  ModelConfig theirs, ours = model.config();
+  // Read and written anew: an option that came after the checkpoint is at its default.
+  read_fields(parse_toml(state.model, where + "/state.json"), theirs);
+  if (const auto other = difference_of_weights(theirs, ours)) {
+    throw OtherModel(str(where, ": its weights are of a model with ", other->was(),
+                         ", but the configuration (config.toml of a run) has ", other->is(), "."));
+  }
+}
+
+void read_model(const TrainState& state, const std::string& where, const Model& model,
                 const CutModel* cut) {
+  check_same_config(state, where, model);
   const std::vector<std::string> names = files_of(state, "model");
   const StoredTensors stored = read_files(state, where, names);
   try {
@@ -110,12 +129,13 @@ NamedTensors own_tensors(const torch::nn::Module& model, ParameterShards& shards
 
 }  // namespace
 
-Snapshot Snapshot::take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
+Snapshot Snapshot::take(const Model& model, const AdamW& optimizer, TrainState state,
                         ParameterShards* released) {
   Snapshot out;
   out.optimizer = optimizer.state();
   out.state = std::move(state);
   out.state.files.clear();  // of the checkpoint that the run went on from
+  out.state.model = config_text(model);
   out.part = optimizer.part();
   out.parts = optimizer.parts();
   out.state.product_routes = ops::product_routes();
@@ -257,11 +277,12 @@ void CheckpointStore::prepare() const {
   make_folders(unfinished());
 }
 
-void CheckpointStore::save_weights(const torch::nn::Module& model, TrainState state) const {
+void CheckpointStore::save_weights(const Model& model, TrainState state) const {
   guarded(state.step, {unfinished()}, [&] {
     prepare();
     const std::string where = unfinished();
     const std::string name = file_name("model", 0, 1);
+    state.model = config_text(model);
     state.files[name] = stored(write_safetensors(where + "/" + name, named_tensors(model)));
     write_file(where + "/state.json", state_json(state));
     publish_folder(where, folder(state.step));
@@ -371,7 +392,7 @@ std::string CheckpointStore::other_intact(int64_t step, bool with_optimizer) con
   return " No other checkpoint is intact.";
 }
 
-TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const {
+TrainState CheckpointStore::load(int64_t step, Model& model, AdamW& optimizer) const {
   try {
     const TrainState state = checked_state(step, /*with_optimizer=*/true);
     const std::string where = folder(step);
@@ -392,7 +413,7 @@ TrainState CheckpointStore::load(int64_t step, torch::nn::Module& model, AdamW& 
   }
 }
 
-TrainState CheckpointStore::load_weights(const std::string& which, torch::nn::Module& model,
+TrainState CheckpointStore::load_weights(const std::string& which, Model& model,
                                          const CutModel* cut) const {
   constexpr int kAttempts = 20;
   for (int attempt = 1;; ++attempt) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "model/model.h"
 #include "train/optimizer.h"
 #include "train/state.h"
 
@@ -27,7 +28,7 @@ struct Snapshot {
 
   // Shares its tensors with model and optimiser. `released` has the parameters where the model's
   // are without memory.
-  static Snapshot take(const torch::nn::Module& model, const AdamW& optimizer, TrainState state,
+  static Snapshot take(const Model& model, const AdamW& optimizer, TrainState state,
                        ParameterShards* released = nullptr);
   // Makes the tensors its own, so that training can go on while the snapshot is written.
   void copy();
@@ -61,15 +62,16 @@ class CheckpointStore {
   // snapshot in parts the process of part 0 waits for the others' files, until `cancelled`.
   void save(const Snapshot& snapshot, const std::atomic<bool>& cancelled = false) const;
   // Writes a checkpoint of weights alone, from which no training can go on.
-  void save_weights(const torch::nn::Module& model, TrainState state) const;
+  void save_weights(const Model& model, TrainState state) const;
   // Restores weights, optimiser, the random generators of the CPU and of the model's device, and
   // the routes that matrix products took, so that a resumed run gives the same bits. Throws Error
-  // naming the file that is missing or damaged, and an intact older step where there is one.
-  TrainState load(int64_t step, torch::nn::Module& model, AdamW& optimizer) const;
+  // naming the file that is missing or damaged, and an intact older step where there is one, or the
+  // key in which `model` is not the one that the weights belong to.
+  TrainState load(int64_t step, Model& model, AdamW& optimizer) const;
   // Weights only, of the checkpoint that find() gives; of a model that `cut` has cut, this
   // process's parts. Where the checkpoint is replaced or removed by a run that goes on while it is
   // read, it is looked for again.
-  TrainState load_weights(const std::string& which, torch::nn::Module& model,
+  TrainState load_weights(const std::string& which, Model& model,
                           const CutModel* cut = nullptr) const;
   // Throws Error where a weight of `model`, which was loaded from the checkpoint of `step`, is NaN
   // or infinite.

@@ -228,14 +228,9 @@ void fill_sizes_from_run(RunConfig& config, const std::string& folder) {
 
 void check_same_model(RunConfig& config, const std::string& folder) {
   RunConfig run = run_config_in(folder);
-  for (const Difference& d : differences(write_fields(run.model), write_fields(config.model))) {
-    if (d.key == "dropout" || d.key == "init_std" || d.key == "max_length" ||
-        d.key == "max_source_length") {
-      continue;
-    }
-    const Difference named{"model." + d.key, d.before, d.after};
-    usage_error(folder, ": its weights are of a model with ", named.was(),
-                ", but the configuration has ", named.is(),
+  if (const auto other = difference_of_weights(run.model, config.model)) {
+    usage_error(folder, ": its weights are of a model with ", other->was(),
+                ", but the configuration has ", other->is(),
                 "; leave [model] out to take it from there.");
   }
   const std::string* theirs = run.task->tokenizer_file();

@@ -148,6 +148,7 @@ std::string state_json(const TrainState& state) {
                {"seconds", state.seconds},
                {"best_step", state.best_step ? Json(*state.best_step) : Json(nullptr)},
                {"best_loss", number(state.best_loss)}};
+  if (!state.model.empty()) json["model"] = state.model;
   for (const auto& [name, file] : state.files) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
@@ -175,6 +176,7 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     state.seconds = json.at("seconds").get<double>();
     if (!json.at("best_step").is_null()) state.best_step = json.at("best_step").get<int64_t>();
     state.best_loss = real(json, "best_loss");
+    if (json.contains("model")) json.at("model").get_to(state.model);
     for (const auto& [name, file] : json.at("files").items()) {
       state.files[name] = {file.at("bytes").get<int64_t>(), file.at("crc64").get<uint64_t>()};
     }

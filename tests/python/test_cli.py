@@ -346,16 +346,18 @@ def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
     shutil.copytree(place / "runs/text", run)
     config = run / "config.toml"
     written = config.read_text()
-    fits = "The file is not damaged: [model] in the configuration (config.toml of a run) does not fit its weights."
-    for old, new, found in [
-        ("width = 16", "width = 32", "has shape [256, 16], expected [256, 32]. "),
-        ("depth = 2", "depth = 3", "has no tensor "),
-    ]:
-        assert old in written
-        config.write_text(written.replace(old, new))
-        for command in [["generate", run], ["eval", run, "--checkpoint", 3], ["train", run, "--resume"]]:
-            message = refused(*command, cwd=place, code=1)
-            assert "model.safetensors: " in message and found in message and message.endswith(fits)
+    for key, old, new in [("model.width", "16", "32"), ("model.position.base", "10000.0", "20000.0")]:
+        line = f"{key.split('.')[-1]} = {old}\n"
+        assert line in written
+        config.write_text(written.replace(line, line.replace(old, new)))
+        for command, step in [(["generate", run], 6), (["eval", run, "--checkpoint", 3], 3), (["train", run, "--resume"], 6)]:
+            assert refused(*command, cwd=place, code=1) == (
+                f"{run}/checkpoints/step-{step}: its weights are of a model with '{key} = {old}', but the configuration "
+                f"(config.toml of a run) has '{key} = {new}'."
+            )
+    config.write_text(written.replace("dropout = 0.0\n", "dropout = 0.5\n"))  # does not belong to the weights
+    assert config.read_text() != written
+    headloom("eval", run, cwd=place)
 
 
 def test_a_run_without_its_model_names_the_file(place, tmp_path):

@@ -385,6 +385,35 @@ TEST(Readers, MeetWholeCheckpointsOnly) {
   EXPECT_GT(reads, 3);
 }
 
+// Before checkpoints kept the [model] table, shapes alone told another model.
+TEST(Readers, EarlierCheckpointsAreKnownByTheirShapes) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  train_quietly(tiny_run("steps = 1"), {.folder = run});
+  const CheckpointStore store(run);
+  const LoadedRun made = load_run(run);
+  TrainState state;
+  state.step = 2;
+  Snapshot snapshot = Snapshot::take(*made.model, AdamW(*made.model, made.config.train), state);
+  snapshot.state.model.clear();
+  store.save(snapshot);
+  const auto other = [&](const auto& change) {
+    ModelConfig config = made.config.model;
+    change(config);
+    return build_model(config);
+  };
+  const auto base = other([](ModelConfig& config) { config.position.base = 5; });
+  const auto wider = other([](ModelConfig& config) { config.width = 32; });
+  EXPECT_EQ(message_of([&] { store.load_weights("1", *base); }),
+            str(run, "/checkpoints/step-1: its weights are of a model with 'model.position.base = ",
+                "10000.0', but the configuration (config.toml of a run) has ",
+                "'model.position.base = 5.0'."));
+  EXPECT_EQ(store.load_weights("2", *base).step, 2);
+  EXPECT_TRUE(contains(message_of([&] { store.load_weights("2", *wider); }),
+                       "The file is not damaged: [model] in the configuration (config.toml of a "
+                       "run) does not fit its weights."));
+}
+
 TEST(Readers, ImportedWeightsAreABeginningAndNoTrainingToGoOnWith) {
   const TempFolder folder;
   const std::string source = folder.path("source");
