@@ -71,9 +71,16 @@ class State:
             rows: ``[n]``, numbers of sequences from 0 on.
 
         Raises:
-            ValueError: a number is of no sequence that the state has seen, or they are no whole numbers ``[n]``.
+            ValueError: a number is of no sequence that the state has seen, or they are no whole numbers ``[n]``, or there
+                is none.
+            TypeError: ``rows`` has something else than numbers.
         """
-        chosen = torch.as_tensor(rows)
+        try:
+            chosen = torch.as_tensor(rows)
+        except (TypeError, RuntimeError):
+            raise TypeError(f"rows is {shown(rows)}, expected the numbers [n] of sequences.") from None
+        if not isinstance(rows, Tensor) and chosen.numel() == 0:
+            chosen = chosen.long()  # an empty list has no type
         if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8) or chosen.dim() != 1:
             raise ValueError(
                 f"rows has shape {list(chosen.shape)} and type {chosen.dtype}, expected the numbers [n] of sequences."
@@ -226,7 +233,7 @@ class Model(FunctionalModule):
             inputs: tokens ``[B, T]``, integers of the vocabulary with T at least 1; of a vision transformer images
                 ``[B, channels, height, width]``.
             lengths: ``[B]`` int64, how many tokens of each sequence are real: 0 to T.
-            documents: ``[B, T]`` int64 ids; attention stays inside a document.
+            documents: ``[B, T]`` int64 ids, one for each document; attention stays inside a document.
             segments: ``[B, T]`` int64, which of its segment embeddings each token has; all the first where absent.
             source: ``[B, S]``, what an encoder-decoder reads; ``inputs`` is then what it writes.
             source_lengths: ``[B]`` int64, as ``lengths``.

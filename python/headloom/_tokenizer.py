@@ -62,11 +62,14 @@ class Tokenizer:
 
         Raises:
             TypeError: ``text`` is neither.
+            UnicodeEncodeError: ``text`` has half a surrogate pair, which UTF-8 cannot write.
         """
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"text is {shown(text)}, expected text or bytes.")
         data = text.encode() if isinstance(text, str) else text
-        tokens: Tensor = self._tokenizer.encode(torch.tensor(list(data), dtype=torch.uint8))
+        # A text without bytes has no buffer.
+        characters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        tokens: Tensor = self._tokenizer.encode(characters)
         if start and self.start_token is not None:
             tokens = torch.cat([torch.tensor([self.start_token]), tokens])
         return tokens
@@ -80,13 +83,18 @@ class Tokenizer:
         """
         if isinstance(tokens, Tensor) and tokens.dim() != 1:
             raise ValueError(f"tokens has shape {list(tokens.shape)}, expected [n].")
-        given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        numbers = [whole_number("a token", token, None, "a whole number") for token in given]
+        numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        if not (isinstance(tokens, Tensor) and tokens.dtype == torch.int64):
+            numbers = [whole_number("a token", token, None, "a whole number") for token in numbers]
         return _bytes(self._tokenizer.decode(numbers)).decode(errors="replace")
 
     def piece(self, token: int) -> bytes:
-        """What a token adds in the middle of a text, perhaps a part of a character; nothing for special tokens."""
-        return _bytes(self._tokenizer.piece(token))
+        """What a token adds in the middle of a text, perhaps a part of a character; nothing for special tokens.
+
+        Raises:
+            TypeError: ``token`` is no whole number.
+        """
+        return _bytes(self._tokenizer.piece(whole_number("token", token, None, "a whole number")))
 
     def __getstate__(self) -> Dict[str, str]:
         return {"name": self.name}

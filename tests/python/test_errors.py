@@ -202,6 +202,8 @@ def test_parameters_of_another_shape_are_named(turn):
         ),
         (lambda m: headloom.Tokenizer("bytes").encode(5), TypeError, "text is 5 (int), expected text or bytes."),
         (lambda m: headloom.Tokenizer("bytes").decode(tokens()), ValueError, "tokens has shape [2, 7], expected [n]."),
+        (lambda m: headloom.Tokenizer("bytes").decode(torch.tensor([1.0])), TypeError, "a token is 1.0 (float), expected a whole"),
+        (lambda m: headloom.Tokenizer("bytes").piece(1.5), TypeError, "token is 1.5 (float), expected a whole number."),
     ],
 )
 def test_calls_of_models(call, error, words):
@@ -243,8 +245,11 @@ def test_states_that_do_not_fit_are_named_and_stay_as_they_were():
         ([0.5], "type torch.float32"),
         ([True, False], "type torch.bool"),
         (torch.zeros(0, dtype=torch.int64), "at least one sequence"),
+        ([], "at least one sequence"),
     ]:
         assert words in said(ValueError, lambda: state.select(rows))
+    for rows in ("a", None, [None]):
+        assert said(TypeError, lambda: state.select(rows)).startswith(f"rows is {rows!r} (")
     assert state.position == 7
     torch.testing.assert_close(torch.cat([first, own.extend(x[:, :1], state)], 1), own(torch.cat([x, x[:, :1]], 1)).detach())
 
