@@ -53,6 +53,58 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   return at::where(inside, w, at::zeros({}, w.options()));
 }
 
+// Without positions all queries see the same mean, [B, 1, C]. k, v: [B, T, C].
+Tensor mean_of_all(const Tensor& k, const Tensor& v, const Tensor& lengths) {
+  if (!lengths.defined()) return (at::softmax(k, 1) * v).sum(1, true);
+  const Tensor place = at::arange(c10::Scalar(k.sym_size(1)), lengths.options());
+  const Tensor hidden = place.ge(lengths.unsqueeze(1)).unsqueeze(-1);
+  // A sequence without any key has weights of 0.
+  return (at::softmax(k.masked_fill(hidden, kNoExponent), 1).masked_fill(hidden, 0) * v)
+      .sum(1, true);
+}
+
+// The last W - 1 positions, and the sums of those before them, of the last document. `key` numbers
+// the keys, and `sums` [B, 3, C] are those of the state that was given.
+Tensor state_after(const Keys& keys, const Tensor& key, const Tensor& sums, int64_t window) {
+  const SymInt all = key.sym_size(0);
+  const int64_t ring = window - 1;
+  Tensor kept_k = at::constant_pad_nd(keys.k, {0, 0, ring, 0}, kNoExponent);
+  Tensor kept_v = at::constant_pad_nd(keys.v, {0, 0, ring, 0});
+  Tensor old = at::ones_symint({1, all, 1}, key.options().dtype(at::kBool));
+  if (keys.run.defined()) {
+    old = keys.run.eq(keys.run.narrow_symint(1, all - 1, 1)).unsqueeze(-1);
+    const Tensor same = at::constant_pad_nd(old, {0, 0, ring, 0}, true);
+    kept_k = at::where(same, kept_k, at::full({}, kNoExponent, kept_k.options()));
+    kept_v = kept_v * same;
+  }
+  old = old.logical_and(key.lt(c10::Scalar(all - ring)).unsqueeze(-1));
+  // Not the places that a state leaves empty; NaN is none.
+  old = old.logical_and(keys.k.le(kNoExponent / 2).logical_not());
+  const Tensor none = at::full({}, kNoExponent, keys.k.options());
+  Tensor old_k = at::where(old, keys.k, none), m = old_k.amax(1, true).detach();
+  Tensor carried;
+  if (sums.defined()) {
+    carried = sums;
+    if (keys.run.defined()) {
+      const Tensor same = keys.run.narrow_symint(1, all - 1, 1).eq(0).unsqueeze(-1);
+      carried =
+          at::cat({sums.narrow(1, 0, 2) * same, at::where(same, sums.narrow(1, 2, 1), none)}, 1);
+    }
+    m = at::maximum(m, carried.narrow(1, 2, 1)).detach();
+  }
+  const Tensor added = at::exp(old_k - m) * old;
+  Tensor a = (added * keys.v).sum(1, true), b = added.sum(1, true);
+  if (carried.defined()) {
+    const Tensor factor = at::exp(carried.narrow(1, 2, 1) - m);
+    a = a + carried.narrow(1, 0, 1) * factor;
+    b = b + carried.narrow(1, 1, 1) * factor;
+  }
+  const auto newest = [&](const Tensor& t) {
+    return t.narrow_symint(1, t.sym_size(1) - ring, ring);
+  };
+  return at::cat({a, b, m, newest(kept_k), newest(kept_v)}, 1);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
@@ -70,18 +122,7 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
     return (y * at::sigmoid(q.to(y.scalar_type()))).to(q.scalar_type());
   };
   if (o.form == "simple" && !o.causal && !o.documents.defined()) {
-    Tensor keys = k.to(wide);
-    if (!o.lengths.defined()) {
-      const Tensor mean = (at::softmax(keys, 1) * v.to(wide)).sum(1, true);
-      return {finish(mean.expand_as(q)), no_state()};
-    }
-    const Tensor place = at::arange(c10::Scalar(length), ids);
-    const Tensor hidden = place.ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
-    // A sequence without any key has weights of 0.
-    const Tensor weights =
-        at::softmax(keys.masked_fill(hidden, kNoExponent), 1).masked_fill(hidden, 0);
-    const Tensor mean = (weights * v.to(wide)).sum(1, true);
-    return {finish(mean.expand_as(q)), no_state()};
+    return {finish(mean_of_all(k.to(wide), v.to(wide), o.lengths).expand_as(q)), no_state()};
   }
 
   Keys keys = {k.to(at::kDouble), v.to(at::kDouble), {}, {}, {}, 0};
@@ -133,43 +174,7 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
   if (!stateful(o)) return {finish(y), no_state()};
 
-  // The last W - 1 positions, and the sums of those before them, of the last document.
-  const int64_t ring = window - 1;
-  Tensor kept_k = at::constant_pad_nd(keys.k, {0, 0, ring, 0}, kNoExponent);
-  Tensor kept_v = at::constant_pad_nd(keys.v, {0, 0, ring, 0});
-  Tensor old = at::ones_symint({1, all, 1}, visible.options());
-  if (keys.run.defined()) {
-    old = keys.run.eq(keys.run.narrow_symint(1, all - 1, 1)).unsqueeze(-1);
-    const Tensor same = at::constant_pad_nd(old, {0, 0, ring, 0}, true);
-    kept_k = at::where(same, kept_k, at::full({}, kNoExponent, kept_k.options()));
-    kept_v = kept_v * same;
-  }
-  old = old.logical_and(key.lt(c10::Scalar(all - ring)).unsqueeze(-1));
-  // Not the places that a state leaves empty; NaN is none.
-  old = old.logical_and(keys.k.le(kNoExponent / 2).logical_not());
-  const Tensor none = at::full({}, kNoExponent, keys.k.options());
-  Tensor old_k = at::where(old, keys.k, none), m = old_k.amax(1, true).detach();
-  Tensor carried;
-  if (sums.defined()) {
-    carried = sums;
-    if (keys.run.defined()) {
-      const Tensor same = keys.run.narrow_symint(1, all - 1, 1).eq(0).unsqueeze(-1);
-      carried =
-          at::cat({sums.narrow(1, 0, 2) * same, at::where(same, sums.narrow(1, 2, 1), none)}, 1);
-    }
-    m = at::maximum(m, carried.narrow(1, 2, 1)).detach();
-  }
-  const Tensor added = at::exp(old_k - m) * old;
-  Tensor a = (added * keys.v).sum(1, true), b = added.sum(1, true);
-  if (carried.defined()) {
-    const Tensor factor = at::exp(carried.narrow(1, 2, 1) - m);
-    a = a + carried.narrow(1, 0, 1) * factor;
-    b = b + carried.narrow(1, 1, 1) * factor;
-  }
-  const auto newest = [&](const Tensor& t) {
-    return t.narrow_symint(1, t.sym_size(1) - ring, ring);
-  };
-  return {finish(y), at::cat({a, b, m, newest(kept_k), newest(kept_v)}, 1).to(wide)};
+  return {finish(y), state_after(keys, key, sums, window).to(wide)};
 }
 
 }  // namespace headloom::ops
