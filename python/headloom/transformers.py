@@ -43,7 +43,8 @@ def attention(
     if dropout:
         raise ValueError(f"attn_implementation='headloom' has no dropout of the weights, but it is {dropout}, expected 0.")
     for name in ("softcap", "s_aux", "position_bias", "output_attentions"):
-        if options.get(name) not in (None, False):
+        given = options.get(name)  # some are tensors, which are not to be compared
+        if given is not None and given is not False:
             raise ValueError(f"attn_implementation='headloom' has no {name}; expected a model that does not use it.")
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(

@@ -177,3 +177,6 @@ def test_refusals():
         ours(x, attention_mask=torch.zeros(2, 1, 12, 12))
     with pytest.raises(ValueError, match="softcap"):
         headloom.transformers.attention(ours, *[torch.randn(1, 2, 3, 4)] * 3, None, softcap=30.0)
+    for name, value in [("s_aux", torch.zeros(2)), ("position_bias", torch.zeros(1, 2, 3, 3))]:
+        with pytest.raises(ValueError, match=f"has no {name}; expected a model that does not use it"):
+            headloom.transformers.attention(ours, *[torch.randn(1, 2, 3, 4)] * 3, None, **{name: value})
