@@ -388,7 +388,7 @@ struct Bound<Op, std::tuple<A...>> {
   // A graph that is traced for any size takes the kernels of the CPU: what is preferred there
   // depends on the sizes, and asking would bind the graph to those of the trace.
   static bool is_for_any_size(Arguments& a) {
-    const Tensor& first = *slots<Op>(a)[0].tensor;
+    const Tensor& first = std::get<0>(Op::arguments(a)).value;
     return first.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && first.is_cpu();
   }
 
