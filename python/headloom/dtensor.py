@@ -261,7 +261,7 @@ def _mesh_of(values: Sequence[Any]) -> DeviceMesh:
 
 
 def _forward(rule: Rule, kinds: Mapping[str, str], results: int | None) -> Callable[..., Any]:
-    def run(cls: type, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> list[torch.Tensor]:
+    def run(cls: type, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Sequence[torch.Tensor]:
         *values, training = args
         call = _Call(rule, kinds, values)
         out = op(*[call.local(name, value) for name, value in call.named.items()], training)

@@ -105,7 +105,7 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
             )
             stop = [until] if isinstance(until, str) else [text for text in until if text]
             prompt = tokens[-max(1, self.max_length - most) :]
-            for (sample,) in self.model._write([prompt], most, sampling, stop, None, 1, True, "full", None):
+            for (sample,) in self.model._write([prompt], most, sampling, stop, None, 1, True, ("full", ""), None):
                 pass
             written.append(sample.text())
         return written

@@ -1,6 +1,10 @@
 """Scoring token sequences, and the adapter for lm-evaluation-harness."""
 
+import importlib
+import importlib.util
 import json
+import sys
+import types
 
 import headloom
 import pytest
@@ -95,6 +99,18 @@ def test_requests(adapter, model):
     (rolling,) = adapter.loglikelihood_rolling([Request(text)])
     assert empty == pytest.approx(rolling, abs=1e-3)
     assert rolling == pytest.approx(plainly(model, [0], list(text.encode()))[0], abs=1e-3)
+
+
+def test_writing(model, monkeypatch):
+    """Also without the harness, of which this needs the names alone."""
+    if importlib.util.find_spec("lm_eval") is None:
+        of_harness = {"model": dict(TemplateLM=object), "registry": dict(register_model=lambda name: lambda kind: kind)}
+        for name, content in of_harness.items():
+            monkeypatch.setitem(sys.modules, f"lm_eval.api.{name}", types.SimpleNamespace(**content))
+        monkeypatch.setitem(sys.modules, "lm_eval", types.SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "lm_eval.api", types.SimpleNamespace())
+    adapter = importlib.import_module("headloom.lm_eval").HeadloomLM(model, batch_size=2)
+    monkeypatch.delitem(sys.modules, "headloom.lm_eval")
     written = model.generate("abc", 6, temperature=0)[3:]
     options = {"until": ["\n\n\n"], "max_gen_toks": 6, "do_sample": False}
     assert adapter.generate_until([Request("abc", options)]) == [written]
