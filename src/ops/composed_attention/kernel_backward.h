@@ -79,9 +79,12 @@ void softmax_grad(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
   }
 }
 
-// Adds up the lanes: n vectors become n numbers at the same address.
-HL_INLINE void sum_lanes(int64_t n, float* x) {
-  for (int64_t i = 0; i < n; ++i) x[i] = hsum(load(x + i * VL));
+// Adds up what fold() left: n times kFolded numbers become n numbers at the same address.
+HL_INLINE void sum_folded(int64_t n, float* x) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float* const from = x + i * kFolded;
+    x[i] = (from[0] + from[1]) + (from[2] + from[3]);
+  }
 }
 
 HL_INLINE void put(bool add, float value, float* to) { *to = add ? *to + value : value; }
@@ -228,6 +231,12 @@ struct BackwardTile {
   }
   SeenKeys seen(int64_t i) const { return seen_keys(p, tile, w.visible, i, tile.out); }
 
+  Pair* row_pairs(int64_t r) const { return pairs(w.row_pairs) + r / 2 * p.line; }
+  // The mix before softmax gives the gradient of the scores in pairs for both products that take it.
+  bool pairs_score_grads() const {
+    return p.mixes_pairs && a.pre.dynamic() && !a.pre_conv.kernel && !a.grad_bias.data;
+  }
+
   // P of the rows from `prob` on, from the saved log-sum-exp.
   void weights(int64_t i) const {
     if (!has_weights(i)) return;
@@ -257,6 +266,8 @@ struct BackwardTile {
     float* mixed_grad = a.post.present ? w.tile[0] : grad;
     float* mixed = x;
     if (a.post.present) mixed = w.tile[a.post_conv.kernel ? 2 : 1];  // tile[1] may be x
+    // Only the values' gradient reads what is mixed, in pairs of queries.
+    const bool paired = p.mixes_pairs && a.post.dynamic();
     output_product(a, p, rows(), w, in, seen(i), after_outputs(i), mixed_grad);
     few_rows(rows(), [&](int64_t r, int64_t n) {
       const int64_t at = r * p.line;
@@ -264,16 +275,18 @@ struct BackwardTile {
         const int64_t width = r * a.H1 * a.post.q_width();
         const MixWeights by = mix_weights(p, a.post, w.post_q, r, in.post);
         tile_mix(a.post, by, n, p.line, mixed_grad + at, grad + at, true, w.grad_inner);
-        tile_mix(a.post, by, n, p.line, x + at, mixed + at, false, w.inner);
+        tile_mix_to(paired ? MixTo::kQueryPairs : MixTo::kFloats,
+                    {mixed + at, nullptr, row_pairs(r)}, a.post, by, n, p.line, x + at, false,
+                    w.inner);
         if (a.post.dynamic()) {
           mix_grad(a.post, {n, p.line, x + at, mixed_grad + at, w.inner, w.grad_inner,
-                            w.post_sum + width * VL, to.post, p.mixes_pairs});
+                            w.post_sum + width * kFolded, to.post, p.mixes_pairs});
         }
       }
       if (!a.post_conv.kernel) add_delta(i, r, n);
     });
     static_gradient(a.post, rows(), x, mixed_grad);
-    value_grad_product(a, p, rows(), w, seen(i), after_values(i), mixed, to.v);
+    value_grad_product(a, p, rows(), w, seen(i), after_values(i), paired ? nullptr : mixed, to.v);
     if (a.post_conv.kernel) {
       hide(rows(), a.H1, p.line, w.visible + i * p.height + tile.out, grad);
     }
@@ -329,14 +342,18 @@ struct BackwardTile {
         tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
         weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
       } else if (a.pre.present && a.pre.dynamic()) {
-        mix_apply<MixOf::kOwn>(a.pre, by, {n, p.line, x + at, nullptr, 0, nullptr, false, w.inner});
+        mix_apply<MixOf::kOwn>(
+            a.pre, by,
+            {n, p.line, x + at, nullptr, 0, MixTo::kFloats, {}, false, w.inner});
       }
       softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
       if (!a.pre.present) return;
-      tile_mix(a.pre, by, n, p.line, grad + at, to + prob_skip() + at, true, w.grad_inner);
+      tile_mix_to(pairs_score_grads() ? MixTo::kBothPairs : MixTo::kFloats,
+                  {to + prob_skip() + at, pairs(w.halves) + at, row_pairs(r)}, a.pre, by, n, p.line,
+                  grad + at, true, w.grad_inner);
       if (a.pre.dynamic()) {
         mix_grad(a.pre, {n, p.line, x + at, grad + at, w.inner, w.grad_inner,
-                         w.pre_sum + width * VL, sum.pre, p.mixes_pairs});
+                         w.pre_sum + width * kFolded, sum.pre, p.mixes_pairs});
       }
     });
     if (!a.pre.present) return grad - prob_skip();
@@ -392,6 +409,7 @@ struct BackwardTile {
     if (!grad) return;
     if (a.grad_bias.data) bias(i, grad);
     const SeenKeys seen = seen_keys(p, tile, w.raw_visible, i, 0);
+    if (pairs_score_grads()) grad = nullptr;
     query_grad_product(a, p, tile.count, w, keys(i), seen, after_queries(i), grad);
     key_grad_product(a, p, tile.count, w, seen, after_keys(i), grad, sums(i).k);
   }
@@ -423,8 +441,8 @@ void prepare_backward(const Args& a, const Plan& p, const Task& task, const Tile
   }
   fill(w.grad_q, a.H * p.height * p.Dp, 0);
   fill(w.delta, prob_rows * a.H1 * 16, 0);
-  fill(w.pre_sum, prob_rows * a.H * a.pre.q_width() * VL, 0);
-  fill(w.post_sum, rows * a.H1 * a.post.q_width() * VL, 0);
+  fill(w.pre_sum, prob_rows * a.H * a.pre.q_width() * kFolded, 0);
+  fill(w.post_sum, rows * a.H1 * a.post.q_width() * kFolded, 0);
   fill(w.pre_taps, conv_taps(a.pre_conv, a.H) * VL, 0);
   fill(w.post_taps, conv_taps(a.post_conv, a.H1) * VL, 0);
 }
@@ -464,8 +482,8 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index
     const float* row = a.pre.present || !post_conv ? w.grads : w.conv_grads;
     for (int64_t i = blocks - 1; i >= 0; --i) step.queries_and_keys(i, step.convolution(i, row));
   }
-  sum_lanes(prob_rows * a.H * a.pre.q_width(), w.pre_sum);
-  sum_lanes((tile.count - tile.out) * a.H1 * a.post.q_width(), w.post_sum);
+  sum_folded(prob_rows * a.H * a.pre.q_width(), w.pre_sum);
+  sum_folded((tile.count - tile.out) * a.H1 * a.post.q_width(), w.post_sum);
   put_queries<T>(a, p, task, tile, index == task.begin, w);
   if (pre_conv) add_taps(a.pre_conv, a.H, task.worker, w.pre_taps);
   if (post_conv) add_taps(a.post_conv, a.H1, task.worker, w.post_taps);

@@ -168,12 +168,24 @@ struct PairedSide {
   int64_t inner_line;
 };
 
-// mix_rows() in pairs, for a group of `heads` maps: x, factor and y are its first.
-template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB, typename Y>
+// What a mix writes: floats, pairs of bfloat16 of neighbouring keys or of neighbouring queries, or
+// both kinds of pairs.
+enum class MixTo { kFloats, kKeyPairs, kQueryPairs, kBothPairs };
+
+// Where it does, and what is null otherwise. Key pairs are [rows][line], of which the first half is
+// used, and query pairs [(rows + 1) / 2][line].
+struct MixTargets {
+  float* y = nullptr;
+  Pair* key_pairs = nullptr;
+  Pair* query_pairs = nullptr;
+};
+
+// mix_rows() in pairs, for all keys and a group of `heads` maps, of which x, factor and `to` are the
+// first.
+template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int TB, int VB>
 HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* factor,
-                                 int64_t factor_line, Y* y, int64_t line, const PairedSide& q,
-                                 const PairedSide& k) {
-  constexpr int64_t kKeys = kPaired<Y> ? 2 : 1;  // of one element of y
+                                 int64_t factor_line, const MixTargets& to, int64_t line,
+                                 const PairedSide& q, const PairedSide& k) {
   constexpr int RPQ = (RQ + 1) / 2, RPK = (RK + 1) / 2;
   if (HEADS > 0) heads = HEADS;
   const int64_t map_pairs = (heads + 1) / 2;
@@ -259,7 +271,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       }
     }
   }
-  if (!y) continue;
+  if (TO == MixTo::kFloats && !to.y) continue;
   for (int64_t h = 0; h < heads; ++h) {
     vp weight[RPK > 0 ? RPK : 1][VB];
     vf k_gate[VB];
@@ -271,29 +283,36 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       }
       k_gate[v] = K ? load(k.gate + s + h * kBlock + v * VL) : zero();
     }
+    vf out[TB][VB];
 #pragma GCC unroll 4
     for (int t = 0; t < TB; ++t) {
       const vf q_gate = bcast(q.gate[t * q.line + h]);
-      vf out[VB];
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) {
         const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
         vf onto = own;
-        if constexpr (OF == MixOf::kOnto) onto = load(y + s + t * line + h * kBlock + v * VL);
-        out[v] = fma(own, gate, onto);
+        if constexpr (OF == MixOf::kOnto) onto = load(to.y + s + t * line + h * kBlock + v * VL);
+        vf sum = fma(own, gate, onto);
 #pragma GCC unroll 2
         for (int r = 0; r < RPQ; ++r) {
           const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
-          out[v] = fma(q_inner[t][r][v], by, out[v]);
+          sum = fma(q_inner[t][r][v], by, sum);
         }
 #pragma GCC unroll 2
-        for (int r = 0; r < RPK; ++r) out[v] = fma(k_inner[t][r][v], weight[r][v], out[v]);
+        for (int r = 0; r < RPK; ++r) sum = fma(k_inner[t][r][v], weight[r][v], sum);
+        out[t][v] = sum;
+        if constexpr (TO == MixTo::kFloats) store(to.y + s + t * line + h * kBlock + v * VL, sum);
       }
-      if constexpr (kPaired<Y>) {
-        store_columns(y + s / kKeys + t * line + h * kBlock / kKeys, out[0], out[VB - 1], VB == 2);
-      } else {
+      if constexpr (TO == MixTo::kKeyPairs || TO == MixTo::kBothPairs) {
+        store_columns(to.key_pairs + t * line + (h * kBlock + s) / 2, out[t][0], out[t][VB - 1],
+                      VB == 2);
+      }
+    }
+    if constexpr (TO == MixTo::kQueryPairs || TO == MixTo::kBothPairs) {
 #pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) store(y + s + t * line + h * kBlock + v * VL, out[v]);
+      for (int v = 0; v < VB; ++v) {
+        store(to.query_pairs + h * kBlock + s + v * VL,
+              pair_vectors(out[0][v], TB > 1 ? out[TB - 1][v] : zero()));
       }
     }
   }
@@ -305,87 +324,101 @@ struct MixCall {
   const float* x;
   const float* factor;  // MixOf::kScaled: [rows][factor_line]
   int64_t factor_line;
-  float* y;               // may be x; null: only the inner products, or `pairs`
-  bool swapped;           // the gradient with respect to x: x is then the gradient of y
-  float* inner;           // [rows][groups][rank_q + rank_k][kBlock], InnerPairs, or null
-  Pair* pairs = nullptr;  // MixOf::kScaled: in place of y, [rows][line]
+  MixTo to;
+  MixTargets targets;  // y may be x; if it is null, a mix to floats has only its inner products
+  bool swapped;        // the gradient with respect to x: x is then the gradient of y
+  float* inner;        // [rows][groups][rank_q + rank_k][kBlock], InnerPairs, or null
 };
+
+// Rows [t, t + ROWS) of a mix.
+template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int ROWS, int VB>
+HL_INLINE void mix_some(const Mix& mix, const MixWeights& w, const MixCall& c, int64_t t) {
+  static_assert(TO == MixTo::kFloats || TO == MixTo::kKeyPairs);
+  constexpr int QW = 2 * RQ + 1;
+  const int q_in = c.swapped ? RQ : 0, q_out = RQ - q_in;
+  const int k_in = c.swapped ? RK : 0, k_out = RK - k_in;
+  const int64_t heads = mix.in, size = heads / mix.groups;
+  const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
+  const auto group = [&](int64_t g, auto* y) {
+    constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
+    for (int64_t s = 0; s < kBlock; s += VB * VL) {
+      float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
+      mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
+          g * size, (g + 1) * size, c.x + t * c.line + s, c.factor + t * c.factor_line,
+          c.factor_line, y ? y + t * c.line + s / kKeys : nullptr, c.line, w.q + t * heads * QW,
+          heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
+    }
+  };
+  for (int64_t g = 0; g < mix.groups; ++g) {
+    if constexpr (TO == MixTo::kFloats) {
+      group(g, c.targets.y);
+    } else {
+      group(g, c.targets.key_pairs);
+    }
+  }
+}
+
+// The same in pairs.
+template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int ROWS, int VB>
+HL_INLINE void mix_some_in_pairs(const Mix& mix, const MixWeights& w, const MixCall& c, int64_t t) {
+  const int64_t size = mix.in / mix.groups;
+  const int way = c.swapped ? 1 : 0;
+  const PairedWeights q_at = paired_weights(mix, RQ, w.backward);
+  const PairedWeights k_at = paired_weights(mix, RK, w.backward);
+  const InnerPairs inner_at = inner_pairs(mix, c.rows, RQ, RK);
+  const float* const q_floats = w.q + t * q_at.size;
+  const Pair* const q = reinterpret_cast<const Pair*>(q_floats);
+  const Pair* const k = reinterpret_cast<const Pair*>(w.k);
+  Pair* const inner = reinterpret_cast<Pair*>(c.inner);
+  const MixTargets& all = c.targets;
+  for (int64_t g = 0; g < mix.groups; ++g) {
+    const int64_t h = g * size;
+    PairedSide by_query{q + q_at.inward[way] + g * RQ * q_at.map_pairs,
+                        q + q_at.outward[way] + h * q_at.rank_pairs,
+                        q_floats + q_at.gate + h,
+                        q_at.size,
+                        nullptr,
+                        inner_at.query_line};
+    PairedSide by_key{k + (k_at.inward[way] + g * RK * k_at.map_pairs) * kBlock,
+                      k + (k_at.outward[way] + h * k_at.rank_pairs) * kBlock,
+                      w.k + (k_at.gate + h) * kBlock,
+                      0,
+                      nullptr,
+                      0};
+    if (inner) {
+      by_query.inner = inner + t * inner_at.query_line + g * RQ * kBlock / 2;
+      by_key.inner = inner + inner_at.key_begin + t / 2 * inner_at.key_line + g * RK * kBlock;
+    }
+    MixTargets to;
+    if (all.y) to.y = all.y + t * c.line + h * kBlock;
+    if (all.key_pairs) to.key_pairs = all.key_pairs + t * c.line + h * kBlock / 2;
+    if (all.query_pairs) to.query_pairs = all.query_pairs + t / 2 * c.line + h * kBlock;
+    const float* const factor =
+        OF == MixOf::kScaled ? c.factor + t * c.factor_line + h : nullptr;
+    mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(size, c.x + t * c.line + h * kBlock,
+                                                          factor, c.factor_line, to, c.line,
+                                                          by_query, by_key);
+  }
+}
 
 // A few queries after each other with all their keys: their maps are then in the first-level cache
 // for the second time that they are read.
-template <int RQ, int RK, bool K, MixOf OF>
+template <int RQ, int RK, bool K, MixOf OF, MixTo TO, bool PAIRED>
 void mix_dynamic(const Mix& mix, const MixWeights& w, const MixCall& c) {
 #if defined(CPU_CAPABILITY_AVX512)
   constexpr int TB = 2, VB = RQ + RK <= 4 ? 2 : 1;
 #else
   constexpr int TB = 1, VB = RQ + RK <= 4 ? 2 : 1;
 #endif
-  constexpr int QW = 2 * RQ + 1;
-  const int q_in = c.swapped ? RQ : 0, q_out = RQ - q_in;
-  const int k_in = c.swapped ? RK : 0, k_out = RK - k_in;
-  const int64_t heads = mix.in, size = heads / mix.groups;
-  const int64_t inner_line = mix.groups * (RQ + RK) * kBlock;
-  const PairedWeights q_at = paired_weights(mix, RQ, w.backward);
-  const PairedWeights k_at = paired_weights(mix, RK, w.backward);
-  const InnerPairs inner_at = inner_pairs(mix, c.rows, RQ, RK);
-  // The rows from t on, of group g and keys from s on.
-  const auto in_pairs = [&]<int ROWS, int HEADS>(int64_t t, int64_t g, auto* y) {
-    const int64_t s = 0;
-    const int way = c.swapped ? 1 : 0;
-    const Pair* const q = reinterpret_cast<const Pair*>(w.q) + t * q_at.size;
-    const Pair* const k = reinterpret_cast<const Pair*>(w.k) + s;
-    Pair* const inner = reinterpret_cast<Pair*>(c.inner);
-    const int64_t h = g * size;
-    PairedSide by_query{q + q_at.inward[way] + g * RQ * q_at.map_pairs,
-                        q + q_at.outward[way] + h * q_at.rank_pairs,
-                        w.q + t * q_at.size + q_at.gate + h,
-                        q_at.size,
-                        nullptr,
-                        inner_at.query_line};
-    PairedSide by_key{k + (k_at.inward[way] + g * RK * k_at.map_pairs) * kBlock,
-                      k + (k_at.outward[way] + h * k_at.rank_pairs) * kBlock,
-                      w.k + s + (k_at.gate + h) * kBlock,
-                      0,
-                      nullptr,
-                      0};
-    if (inner) {
-      by_query.inner = inner + t * inner_at.query_line + (g * RQ * kBlock + s) / 2;
-      by_key.inner =
-          inner + inner_at.key_begin + t / 2 * inner_at.key_line + g * RK * kBlock + s;
-    }
-    constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
-    mix_rows_in_pairs<RQ, RK, K, OF, HEADS, ROWS, VB>(
-        size, c.x + t * c.line + h * kBlock + s, c.factor + t * c.factor_line + h, c.factor_line,
-        y ? y + h * kBlock / kKeys : nullptr, c.line, by_query, by_key);
-  };
-  const auto to = [&]<int ROWS, int HEADS>(int64_t t, auto* y) {
-    constexpr int64_t kKeys = kPaired<std::remove_pointer_t<decltype(y)>> ? 2 : 1;
-    if (y) y += t * c.line;
-    for (int64_t g = 0; g < mix.groups; ++g) {
-      const int64_t h0 = g * size, h1 = h0 + size;
-      if constexpr (HL_BFLOAT16) {
-        if (w.paired) {
-          in_pairs.template operator()<ROWS, HEADS>(t, g, y);
-          continue;
-        }
-      }
-      for (int64_t s = 0; s < kBlock; s += VB * VL) {
-        auto* const some = y ? y + s / kKeys : nullptr;
-        float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
-        mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
-            h0, h1, c.x + t * c.line + s, c.factor + t * c.factor_line, c.factor_line, some, c.line,
-            w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
-      }
-    }
-  };
   const auto some = [&]<int ROWS, int HEADS>(int64_t t) {
-    if constexpr (HL_BFLOAT16 && OF == MixOf::kScaled) {
-      if (c.pairs) return to.template operator()<ROWS, HEADS>(t, c.pairs);
+    if constexpr (PAIRED) {
+      mix_some_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(mix, w, c, t);
+    } else {
+      mix_some<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(mix, w, c, t);
     }
-    to.template operator()<ROWS, HEADS>(t, c.y);
   };
   int64_t t = 0;
-  if (size == 8) {
+  if (mix.in / mix.groups == 8) {
     for (; t + TB <= c.rows; t += TB) some.template operator()<TB, 8>(t);
   } else {
     for (; t + TB <= c.rows; t += TB) some.template operator()<TB, 0>(t);
@@ -417,19 +450,18 @@ struct InnerSteps {
   int64_t step, rank;
 };
 
-// Adds, for HB heads, the products that make the gradients of one side's
-// weights over `lines` vectors, `line` apart: keys of one query (query side) or queries of one
-// vector of keys (key side). sum[h][2R+1] vectors, `width` apart.
-template <int R, int HB, Step STEP>
+// Adds, for HB heads, the products that make the gradients of one side's weights over `lines`
+// vectors, `line` apart. Key side: queries of one vector of keys, sum[h][2R+1] vectors, kBlock
+// apart. Query side (FOLD): keys of one query, sum[h][2R+1][kFolded].
+template <int R, int HB, Step STEP, bool FOLD>
 HL_INLINE void grad_heads(int64_t lines, int64_t line, const float* x, const float* dy,
-                          const InnerSteps<STEP>& inner, float* sum, int64_t width) {
+                          const InnerSteps<STEP>& inner, float* sum) {
   constexpr int kLines = STEP == Step::kVector ? 1 : 2;  // of a step
-  vf acc[HB][2 * R + 1];
-#pragma GCC unroll 8
-  for (int h = 0; h < HB; ++h) {
-#pragma GCC unroll 9
-    for (int i = 0; i < 2 * R + 1; ++i) acc[h][i] = load(sum + (h * (2 * R + 1) + i) * width);
-  }
+  constexpr int kSums = HB * (2 * R + 1), kTogether = VL / kFolded;
+  vf sums[(kSums + kTogether - 1) / kTogether * kTogether];
+  vf(*const acc)[2 * R + 1] = reinterpret_cast<vf(*)[2 * R + 1]>(sums);
+#pragma GCC unroll 40
+  for (int i = 0; i < kSums; ++i) sums[i] = FOLD ? zero() : load(sum + i * kBlock);
   for (int64_t i = 0; i * kLines < lines; ++i) {
     const bool two = (i + 1) * kLines <= lines;
     decltype(load(inner.x)) in[R > 0 ? R : 1], din[R > 0 ? R : 1];
@@ -450,31 +482,38 @@ HL_INLINE void grad_heads(int64_t lines, int64_t line, const float* x, const flo
       acc[h][2 * R] = fma(a, b, acc[h][2 * R]);
     }
   }
-#pragma GCC unroll 8
-  for (int h = 0; h < HB; ++h) {
-#pragma GCC unroll 9
-    for (int i = 0; i < 2 * R + 1; ++i) store(sum + (h * (2 * R + 1) + i) * width, acc[h][i]);
+  if constexpr (FOLD) {
+#pragma GCC unroll 4
+    for (int i = kSums; i % kTogether > 0; ++i) sums[i] = zero();
+#pragma GCC unroll 10
+    for (int i = 0; i < kSums; i += kTogether) {
+      float* const to = sum + i * kFolded;
+      store(to, load(to) + fold(sums + i));
+    }
+  } else {
+#pragma GCC unroll 40
+    for (int i = 0; i < kSums; ++i) store(sum + i * kBlock, sums[i]);
   }
 }
 
-template <int R, Step STEP>
+template <int R, Step STEP, bool FOLD>
 void grad_side(int64_t heads, int64_t lines, int64_t line, const float* x, const float* dy,
-               const InnerSteps<STEP>& inner, float* sum, int64_t width) {
+               const InnerSteps<STEP>& inner, float* sum) {
 #if defined(CPU_CAPABILITY_AVX512)
   constexpr int kAccumulators = 20;
 #else
   constexpr int kAccumulators = 10;
 #endif
-  constexpr int W = 2 * R + 1;
+  constexpr int W = 2 * R + 1, kWidth = FOLD ? kFolded : kBlock;
   constexpr int HB = kAccumulators / W >= 4 ? 4 : kAccumulators / W >= 2 ? 2 : 1;
   int64_t h = 0;
   for (; h + HB <= heads; h += HB) {
-    grad_heads<R, HB, STEP>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
-                            sum + h * W * width, width);
+    grad_heads<R, HB, STEP, FOLD>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
+                                  sum + h * W * kWidth);
   }
   for (; h < heads; ++h) {
-    grad_heads<R, 1, STEP>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
-                           sum + h * W * width, width);
+    grad_heads<R, 1, STEP, FOLD>(lines, line, x + h * kBlock, dy + h * kBlock, inner,
+                                 sum + h * W * kWidth);
   }
 }
 
@@ -482,7 +521,7 @@ struct MixGradCall {
   int64_t rows, line;
   const float *x, *dy;
   const float *inner, *dinner;  // of x, and of dy (a swapped mix)
-  float* q_sum;                 // [rows][h][q_width][VL]: still to be summed over lanes
+  float* q_sum;                 // [rows][h][q_width][kFolded], and a vector that may be written
   float* k_sum;                 // [h][k_width][kBlock]
   bool paired;                  // inner products are as InnerPairs has them
 };
@@ -496,13 +535,13 @@ void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
   const Pair* const dpairs = reinterpret_cast<const Pair*>(c.dinner);
   const auto query = [&]<Step STEP>(int64_t t, int64_t h, const InnerSteps<STEP>& inner) {
     const int64_t at = t * c.line + h * kBlock;
-    grad_side<RQ, STEP>(size, kBlock / VL, VL, c.x + at, c.dy + at, inner,
-                        c.q_sum + (t * heads + h) * (2 * RQ + 1) * VL, VL);
+    grad_side<RQ, STEP, true>(size, kBlock / VL, VL, c.x + at, c.dy + at, inner,
+                              c.q_sum + (t * heads + h) * (2 * RQ + 1) * kFolded);
   };
   const auto key = [&]<Step STEP>(int64_t h, int64_t s, const InnerSteps<STEP>& inner) {
     const int64_t at = h * kBlock + s;
-    grad_side<RK, STEP>(size, c.rows, c.line, c.x + at, c.dy + at, inner,
-                        c.k_sum + h * (2 * RK + 1) * kBlock + s, kBlock);
+    grad_side<RK, STEP, false>(size, c.rows, c.line, c.x + at, c.dy + at, inner,
+                               c.k_sum + h * (2 * RK + 1) * kBlock + s);
   };
   for (int64_t g = 0; g < mix.groups; ++g) {
     const int64_t h = g * size;
@@ -563,8 +602,24 @@ HL_INLINE void with_ranks(const Mix& m, F&& f) {
 
 template <MixOf OF>
 void mix_apply(const Mix& mix, const MixWeights& w, const MixCall& call) {
-  with_ranks(mix,
-             [&]<int RQ, int RK, bool Q, bool K>() { mix_dynamic<RQ, RK, K, OF>(mix, w, call); });
+  const auto to = [&]<MixTo TO, bool PAIRED>() {
+    with_ranks(mix, [&]<int RQ, int RK, bool Q, bool K>() {
+      mix_dynamic<RQ, RK, K, OF, TO, PAIRED>(mix, w, call);
+    });
+  };
+  if constexpr (HL_BFLOAT16) {
+    if constexpr (OF == MixOf::kScaled) {
+      if (call.to == MixTo::kKeyPairs) {
+        return w.paired ? to.template operator()<MixTo::kKeyPairs, true>()
+                        : to.template operator()<MixTo::kKeyPairs, false>();
+      }
+    } else {
+      if (call.to == MixTo::kQueryPairs) return to.template operator()<MixTo::kQueryPairs, true>();
+      if (call.to == MixTo::kBothPairs) return to.template operator()<MixTo::kBothPairs, true>();
+    }
+    if (w.paired) return to.template operator()<MixTo::kFloats, true>();
+  }
+  to.template operator()<MixTo::kFloats, false>();
 }
 
 void mix_grad(const Mix& mix, const MixGradCall& call) {

@@ -138,16 +138,21 @@ void query_grad_product(const Args& a, const Plan& p, int64_t rows, const Scratc
 }
 
 // sums[head][s] += x^T rows for all maps: x[r][h], rows [maps][row_lines][padded], in pairs
-// [maps][(row_lines + 1) / 2][padded]; sums [heads][kBlock][padded].
+// [maps][(row_lines + 1) / 2][padded]; sums [heads][kBlock][padded]. In pairs, x null: they are in
+// w.row_pairs already.
 HL_INLINE void row_sum_product(const Plan& p, int64_t rows, int64_t maps, int64_t heads,
                                int64_t padded, const Scratch& w, const float* x, const float* right,
                                const float* right_pairs, int64_t right_rows, SeenKeys seen,
                                const Upcoming& next, float* sums) {
   const bool half = HL_BFLOAT16 && p.half;
   const int64_t turned = turned_pairs(rows);
-  const Pair* halves = !half   ? nullptr
-                       : p.amx ? turn_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), turned)
-                               : pair_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), p.line);
+  const Pair* halves = nullptr;
+  if (half && p.amx) {
+    halves = turn_rows(rows, maps * kBlock, x, p.line, pairs(w.halves), turned);
+  } else if (half) {
+    halves = pairs(w.row_pairs);
+    if (x) pair_rows(rows, maps * kBlock, x, p.line, pairs(w.row_pairs), p.line);
+  }
   for (int64_t h = 0; h < maps; ++h) {
     float* head = sums + shared_head(h, heads, maps) * kBlock * padded;
     float* to = head + seen.begin * padded;

@@ -165,7 +165,8 @@ struct Scratch {
   uint64_t* visible;      // [span][height]
   uint64_t* raw_visible;  // [span][height]: what the convolution before softmax counts
   float* tile[3];         // one chunk each
-  float* halves;          // a tile in pairs of bfloat16, where plan.half is set
+  float* halves;          // a tile in pairs of bfloat16, where plan.half is set: of neighbouring keys
+  float* row_pairs;       // and of neighbouring queries, [(height + 1) / 2][line], backward, not amx
   float* q_pairs;         // [H][(height + 1) / 2][Dp] pairs of rows, likewise, backward
   float* grad_out_pairs;  // [H2][(rows + 1) / 2][Ep], likewise
   float* conv;            // for conv_apply
@@ -180,8 +181,7 @@ struct Scratch {
   float* grad_q;    // [H][height][Dp]
   float* lse;       // [height][H1]
   float* delta;     // [height][H1][16]
-  float *pre_sum,
-      *post_sum;                // [height][H][q_width][16], [rows][H1][q_width][16]
+  float *pre_sum, *post_sum;    // [height][H][q_width][kFolded], [rows][H1][q_width][kFolded]
   float *inner, *grad_inner;    // [height][groups][2 rank][kBlock], or as InnerPairs has it
   float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]
   int64_t size;
@@ -219,6 +219,7 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     const int64_t turned = p.amx ? p.maps * kBlock * turned_pairs(height) : 0;
     s.halves = arena.take(turned > p.chunk ? turned : p.chunk);
     if (p.backward) {
+      if (!p.amx) s.row_pairs = arena.take((height + 1) / 2 * p.line);
       s.q_pairs = arena.take(a.H * ((height + 1) / 2) * p.Dp);
       s.grad_out_pairs = arena.take(a.H2 * ((p.rows + 1) / 2) * p.Ep);
     }
@@ -231,8 +232,8 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.grad_q = arena.take(a.H * height * p.Dp);
     s.lse = arena.take(height * a.H1);
     s.delta = arena.take(height * a.H1 * 16);
-    s.pre_sum = arena.take(pre_sum * 16);
-    s.post_sum = arena.take(post_sum * 16);
+    s.pre_sum = arena.take(pre_sum * 4 + 16);  // and a vector behind them
+    s.post_sum = arena.take(post_sum * 4 + 16);
     const int64_t rank = a.pre.rank > a.post.rank ? a.pre.rank : a.post.rank;
     const int64_t groups = a.pre.groups > a.post.groups ? a.pre.groups : a.post.groups;
     s.inner = arena.take(height * groups * 2 * rank * kBlock);

@@ -583,17 +583,21 @@ HL_INLINE MixWeights mix_weights(const Plan& p, const Mix& mix, const float* q, 
   return {q + row * query_weights_size(mix, p), k, p.mixes_pairs, p.backward};
 }
 
-// y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x
-// where M is given.
-void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line, const float* x,
-              float* y, bool swapped, float* inner) {
+// y = Mix(x), or, swapped, the gradient of x from that of y; y may not be x where M is given. Where
+// `to` is pairs, targets.y is only room for what M makes.
+void tile_mix_to(MixTo to, const MixTargets& targets, const Mix& mix, const MixWeights& w,
+                 int64_t rows, int64_t line, const float* x, bool swapped, float* inner) {
   if (mix.matrix) {
-    swapped ? mix_static_transposed(mix, rows, line, x, y)
-            : mix_static(mix, rows, line, x, nullptr, 0, y);
+    swapped ? mix_static_transposed(mix, rows, line, x, targets.y)
+            : mix_static(mix, rows, line, x, nullptr, 0, targets.y);
   }
   if (!mix.dynamic()) return;
-  const MixCall call{rows, line, x, nullptr, 0, y, swapped, inner};
+  const MixCall call{rows, line, x, nullptr, 0, to, targets, swapped, inner};
   mix.matrix ? mix_apply<MixOf::kOnto>(mix, w, call) : mix_apply<MixOf::kOwn>(mix, w, call);
+}
+HL_INLINE void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line,
+                        const float* x, float* y, bool swapped, float* inner) {
+  tile_mix_to(MixTo::kFloats, {y}, mix, w, rows, line, x, swapped, inner);
 }
 
 // y = Mix(f x) for a factor f [rows][factor_line] of each query and map; not where the mix has both
@@ -605,7 +609,9 @@ void tile_mix_scaled(const Mix& mix, const MixWeights& w, int64_t rows, int64_t 
                      const float* x, const float* factor, int64_t factor_line, float* y,
                      Pair* pairs) {
   if (mix.matrix) return mix_static(mix, rows, line, x, factor, factor_line, y);
-  mix_apply<MixOf::kScaled>(mix, w, {rows, line, x, factor, factor_line, y, false, nullptr, pairs});
+  const MixTo to = pairs ? MixTo::kKeyPairs : MixTo::kFloats;
+  mix_apply<MixOf::kScaled>(
+      mix, w, {rows, line, x, factor, factor_line, to, {y, pairs, nullptr}, false, nullptr});
 }
 
 // Calls f(first, n) for the rows of a tile, a few at a time: what several steps read and write

@@ -5,7 +5,8 @@
 // vmax and vmin give their second argument where either is NaN, on every instruction set:
 // vmax(bound, x) keeps a NaN in x, and vmax(x, best) leaves it out of a maximum that is kept in
 // `best`. hmax may or may not give NaN where a lane is NaN; hmax4 writes those of four vectors,
-// which takes less than one after the other. above() is false where either is NaN.
+// which takes less than one after the other. above() is false where either is NaN. fold() adds up
+// the lanes of VL / kFolded vectors to kFolded lanes for each.
 #pragma once
 
 #include <cfloat>
@@ -22,6 +23,8 @@
 namespace headloom::ops {
 namespace {
 
+constexpr int kFolded = 4;
+
 #if defined(CPU_CAPABILITY_AVX512)
 using vf = __m512;
 using vm = __mmask16;
@@ -37,6 +40,13 @@ HL_INLINE vf swap_halves(vf a) { return _mm512_shuffle_f32x4(a, a, 0x4e); }
 HL_INLINE vf swap_quarters(vf a) { return _mm512_shuffle_f32x4(a, a, 0xb1); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
+HL_INLINE vf fold(const vf* x) {
+  const vf a =
+      _mm512_shuffle_f32x4(x[0], x[1], 0x44) + _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+  const vf b =
+      _mm512_shuffle_f32x4(x[2], x[3], 0x44) + _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+  return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+}
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   const vf ab = vmax(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
   const vf cd = vmax(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
@@ -73,6 +83,9 @@ HL_INLINE float reduce(vf a, bool max) {
 }
 HL_INLINE float hmax(vf a) { return reduce(a, true); }
 HL_INLINE float hsum(vf a) { return reduce(a, false); }
+HL_INLINE vf fold(const vf* x) {
+  return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
+}
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   const vf ab = vmax(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   const vf cd = vmax(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
@@ -116,6 +129,7 @@ HL_INLINE float hmax(vf a) {
   return x > y ? x : y;
 }
 HL_INLINE float hsum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+HL_INLINE vf fold(const vf* x) { return x[0]; }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   to[0] = hmax(a);
   to[1] = hmax(b);
