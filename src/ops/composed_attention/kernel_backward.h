@@ -9,7 +9,8 @@
 namespace headloom::ops::composed_attention_kernel {
 namespace {
 
-// x = exp(x - lse), 0 where invisible. kRounded as in weight_of().
+// x = exp(x - lse), 0 where invisible. kRounded as in weight_of(). A weight is at most 1, also
+// where scores are so large that the saved sum is rounded to one that is smaller.
 template <bool kRounded>
 void weights_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
                      const float* lse, float* x) {
@@ -22,7 +23,7 @@ void weights_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t*
       const vf shift = bcast(lse[t * a.H1 + h]);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) {
-        const vf below = load(row + v * VL) - shift;
+        const vf below = vmin(zero(), load(row + v * VL) - shift);
         vf e = kRounded ? vexp_to_be_rounded(below) : vexp(below);
         if (!all) e = select(lanes(bits, v), e, zero());
         store(row + v * VL, e);
@@ -232,7 +233,8 @@ struct BackwardTile {
   SeenKeys seen(int64_t i) const { return seen_keys(p, tile, w.visible, i, tile.out); }
 
   Pair* row_pairs(int64_t r) const { return pairs(w.row_pairs) + r / 2 * p.line; }
-  // The mix before softmax gives the gradient of the scores in pairs for both products that take it.
+  // The mix before softmax gives the gradient of the scores in pairs for both products that take
+  // it.
   bool pairs_score_grads() const {
     return p.mixes_pairs && a.pre.dynamic() && !a.pre_conv.kernel && !a.grad_bias.data;
   }
@@ -342,9 +344,8 @@ struct BackwardTile {
         tile_mix(a.pre, by, n, p.line, x + at, weights + at, false, w.inner);
         weights_from_lse(a, p, n, prob_visible(i) + r, w.lse + r * a.H1, weights + at);
       } else if (a.pre.present && a.pre.dynamic()) {
-        mix_apply<MixOf::kOwn>(
-            a.pre, by,
-            {n, p.line, x + at, nullptr, 0, MixTo::kFloats, {}, false, w.inner});
+        mix_apply<MixOf::kOwn>(a.pre, by,
+                               {n, p.line, x + at, nullptr, 0, MixTo::kFloats, {}, false, w.inner});
       }
       softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
       if (!a.pre.present) return;

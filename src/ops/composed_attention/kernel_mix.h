@@ -180,8 +180,8 @@ struct MixTargets {
   Pair* query_pairs = nullptr;
 };
 
-// mix_rows() in pairs, for all keys and a group of `heads` maps, of which x, factor and `to` are the
-// first.
+// mix_rows() in pairs, for all keys and a group of `heads` maps, of which x, factor and `to` are
+// the first.
 template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int TB, int VB>
 HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* factor,
                                  int64_t factor_line, const MixTargets& to, int64_t line,
@@ -190,132 +190,133 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
   if (HEADS > 0) heads = HEADS;
   const int64_t map_pairs = (heads + 1) / 2;
   for (int64_t s = 0; s < kBlock; s += VB * VL) {
-  const auto value = [&](int t, int64_t h, int v) {
-    vf a = load(x + s + t * line + h * kBlock + v * VL);
-    if constexpr (OF == MixOf::kScaled) a = a * bcast(factor[t * factor_line + h]);
-    return a;
-  };
-  vp q_inner[TB][RPQ > 0 ? RPQ : 1][VB], k_inner[TB][RPK > 0 ? RPK : 1][VB];
-  if constexpr (RQ + RK > 0) {
-    vf iq[TB][2 * RPQ + 1][VB], ik[TB][2 * RPK + 1][VB];
-#pragma GCC unroll 4
-    for (int t = 0; t < TB; ++t) {
-#pragma GCC unroll 2
-      for (int v = 0; v < VB; ++v) {
-#pragma GCC unroll 5
-        for (auto& r : iq[t]) r[v] = zero();
-#pragma GCC unroll 5
-        for (auto& r : ik[t]) r[v] = zero();
-      }
-    }
-    for (int64_t i = 0; i < map_pairs; ++i) {
-      vp weight[RK > 0 ? RK : 1][VB];
-#pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) {
-          weight[r][v] = load(k.inward + s + (r * map_pairs + i) * kBlock + v * VL);
-        }
-      }
-      const bool two = (HEADS > 0 && HEADS % 2 == 0) || 2 * i + 1 < heads;
+    const auto value = [&](int t, int64_t h, int v) {
+      vf a = load(x + s + t * line + h * kBlock + v * VL);
+      if constexpr (OF == MixOf::kScaled) a = a * bcast(factor[t * factor_line + h]);
+      return a;
+    };
+    vp q_inner[TB][RPQ > 0 ? RPQ : 1][VB], k_inner[TB][RPK > 0 ? RPK : 1][VB];
+    if constexpr (RQ + RK > 0) {
+      vf iq[TB][2 * RPQ + 1][VB], ik[TB][2 * RPK + 1][VB];
 #pragma GCC unroll 4
       for (int t = 0; t < TB; ++t) {
-        vp a[VB];
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) {
-          a[v] = pair_vectors(value(t, 2 * i, v), two ? value(t, 2 * i + 1, v) : zero());
+#pragma GCC unroll 5
+          for (auto& r : iq[t]) r[v] = zero();
+#pragma GCC unroll 5
+          for (auto& r : ik[t]) r[v] = zero();
         }
+      }
+      for (int64_t i = 0; i < map_pairs; ++i) {
+        vp weight[RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4
-        for (int r = 0; r < RQ; ++r) {
-          const vp by = bcast(q.inward[t * q.line + r * map_pairs + i]);
+        for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
-          for (int v = 0; v < VB; ++v) iq[t][r][v] = fma(a[v], by, iq[t][r][v]);
+          for (int v = 0; v < VB; ++v) {
+            weight[r][v] = load(k.inward + s + (r * map_pairs + i) * kBlock + v * VL);
+          }
+        }
+        const bool two = (HEADS > 0 && HEADS % 2 == 0) || 2 * i + 1 < heads;
+#pragma GCC unroll 4
+        for (int t = 0; t < TB; ++t) {
+          vp a[VB];
+#pragma GCC unroll 2
+          for (int v = 0; v < VB; ++v) {
+            a[v] = pair_vectors(value(t, 2 * i, v), two ? value(t, 2 * i + 1, v) : zero());
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < RQ; ++r) {
+            const vp by = bcast(q.inward[t * q.line + r * map_pairs + i]);
+#pragma GCC unroll 2
+            for (int v = 0; v < VB; ++v) iq[t][r][v] = fma(a[v], by, iq[t][r][v]);
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < RK; ++r) {
+#pragma GCC unroll 2
+            for (int v = 0; v < VB; ++v) ik[t][r][v] = fma(a[v], weight[r][v], ik[t][r][v]);
+          }
+        }
+      }
+      if (q.inner) {
+#pragma GCC unroll 4
+        for (int t = 0; t < TB; ++t) {
+#pragma GCC unroll 4
+          for (int r = 0; r < RQ; ++r) {
+            store_columns(q.inner + s / 2 + t * q.inner_line + r * (kBlock / 2), iq[t][r][0],
+                          iq[t][r][VB - 1], VB == 2);
+          }
         }
 #pragma GCC unroll 4
         for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
-          for (int v = 0; v < VB; ++v) ik[t][r][v] = fma(a[v], weight[r][v], ik[t][r][v]);
+          for (int v = 0; v < VB; ++v) {
+            store(k.inner + s + r * kBlock + v * VL,
+                  pair_vectors(ik[0][r][v], TB > 1 ? ik[TB - 1][r][v] : zero()));
+          }
         }
       }
-    }
-    if (q.inner) {
 #pragma GCC unroll 4
       for (int t = 0; t < TB; ++t) {
-#pragma GCC unroll 4
-        for (int r = 0; r < RQ; ++r) {
-          store_columns(q.inner + s / 2 + t * q.inner_line + r * (kBlock / 2), iq[t][r][0],
-                        iq[t][r][VB - 1], VB == 2);
-        }
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) {
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) {
-          store(k.inner + s + r * kBlock + v * VL,
-                pair_vectors(ik[0][r][v], TB > 1 ? ik[TB - 1][r][v] : zero()));
+#pragma GCC unroll 2
+          for (int r = 0; r < RPQ; ++r) {
+            q_inner[t][r][v] = pair_vectors(iq[t][2 * r][v], iq[t][2 * r + 1][v]);
+          }
+#pragma GCC unroll 2
+          for (int r = 0; r < RPK; ++r) {
+            k_inner[t][r][v] = pair_vectors(ik[t][2 * r][v], ik[t][2 * r + 1][v]);
+          }
         }
       }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < TB; ++t) {
+    if (TO == MixTo::kFloats && !to.y) continue;
+#pragma GCC unroll 2
+    for (int64_t h = 0; h < heads; ++h) {
+      vp weight[RPK > 0 ? RPK : 1][VB];
+      vf k_gate[VB];
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) {
-#pragma GCC unroll 2
-        for (int r = 0; r < RPQ; ++r) {
-          q_inner[t][r][v] = pair_vectors(iq[t][2 * r][v], iq[t][2 * r + 1][v]);
-        }
 #pragma GCC unroll 2
         for (int r = 0; r < RPK; ++r) {
-          k_inner[t][r][v] = pair_vectors(ik[t][2 * r][v], ik[t][2 * r + 1][v]);
+          weight[r][v] = load(k.outward + s + (h * RPK + r) * kBlock + v * VL);
         }
+        k_gate[v] = K ? load(k.gate + s + h * kBlock + v * VL) : zero();
       }
-    }
-  }
-  if (TO == MixTo::kFloats && !to.y) continue;
-  for (int64_t h = 0; h < heads; ++h) {
-    vp weight[RPK > 0 ? RPK : 1][VB];
-    vf k_gate[VB];
-#pragma GCC unroll 2
-    for (int v = 0; v < VB; ++v) {
-#pragma GCC unroll 2
-      for (int r = 0; r < RPK; ++r) {
-        weight[r][v] = load(k.outward + s + (h * RPK + r) * kBlock + v * VL);
-      }
-      k_gate[v] = K ? load(k.gate + s + h * kBlock + v * VL) : zero();
-    }
-    vf out[TB][VB];
+      vf out[TB][VB];
 #pragma GCC unroll 4
-    for (int t = 0; t < TB; ++t) {
-      const vf q_gate = bcast(q.gate[t * q.line + h]);
+      for (int t = 0; t < TB; ++t) {
+        const vf q_gate = bcast(q.gate[t * q.line + h]);
 #pragma GCC unroll 2
-      for (int v = 0; v < VB; ++v) {
-        const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
-        vf onto = own;
-        if constexpr (OF == MixOf::kOnto) onto = load(to.y + s + t * line + h * kBlock + v * VL);
-        vf sum = fma(own, gate, onto);
+        for (int v = 0; v < VB; ++v) {
+          const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
+          vf onto = own;
+          if constexpr (OF == MixOf::kOnto) onto = load(to.y + s + t * line + h * kBlock + v * VL);
+          vf sum = fma(own, gate, onto);
 #pragma GCC unroll 2
-        for (int r = 0; r < RPQ; ++r) {
-          const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
-          sum = fma(q_inner[t][r][v], by, sum);
+          for (int r = 0; r < RPQ; ++r) {
+            const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
+            sum = fma(q_inner[t][r][v], by, sum);
+          }
+#pragma GCC unroll 2
+          for (int r = 0; r < RPK; ++r) sum = fma(k_inner[t][r][v], weight[r][v], sum);
+          out[t][v] = sum;
+          if constexpr (TO == MixTo::kFloats) store(to.y + s + t * line + h * kBlock + v * VL, sum);
         }
-#pragma GCC unroll 2
-        for (int r = 0; r < RPK; ++r) sum = fma(k_inner[t][r][v], weight[r][v], sum);
-        out[t][v] = sum;
-        if constexpr (TO == MixTo::kFloats) store(to.y + s + t * line + h * kBlock + v * VL, sum);
+        if constexpr (TO == MixTo::kKeyPairs || TO == MixTo::kBothPairs) {
+          store_columns(to.key_pairs + t * line + (h * kBlock + s) / 2, out[t][0], out[t][VB - 1],
+                        VB == 2);
+        }
       }
-      if constexpr (TO == MixTo::kKeyPairs || TO == MixTo::kBothPairs) {
-        store_columns(to.key_pairs + t * line + (h * kBlock + s) / 2, out[t][0], out[t][VB - 1],
-                      VB == 2);
+      if constexpr (TO == MixTo::kQueryPairs || TO == MixTo::kBothPairs) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VB; ++v) {
+          store(to.query_pairs + h * kBlock + s + v * VL,
+                pair_vectors(out[0][v], TB > 1 ? out[TB - 1][v] : zero()));
+        }
       }
     }
-    if constexpr (TO == MixTo::kQueryPairs || TO == MixTo::kBothPairs) {
-#pragma GCC unroll 2
-      for (int v = 0; v < VB; ++v) {
-        store(to.query_pairs + h * kBlock + s + v * VL,
-              pair_vectors(out[0][v], TB > 1 ? out[TB - 1][v] : zero()));
-      }
-    }
-  }
   }
 }
 
@@ -393,11 +394,9 @@ HL_INLINE void mix_some_in_pairs(const Mix& mix, const MixWeights& w, const MixC
     if (all.y) to.y = all.y + t * c.line + h * kBlock;
     if (all.key_pairs) to.key_pairs = all.key_pairs + t * c.line + h * kBlock / 2;
     if (all.query_pairs) to.query_pairs = all.query_pairs + t / 2 * c.line + h * kBlock;
-    const float* const factor =
-        OF == MixOf::kScaled ? c.factor + t * c.factor_line + h : nullptr;
-    mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(size, c.x + t * c.line + h * kBlock,
-                                                          factor, c.factor_line, to, c.line,
-                                                          by_query, by_key);
+    const float* const factor = OF == MixOf::kScaled ? c.factor + t * c.factor_line + h : nullptr;
+    mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(
+        size, c.x + t * c.line + h * kBlock, factor, c.factor_line, to, c.line, by_query, by_key);
   }
 }
 
@@ -551,8 +550,8 @@ void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
         const int64_t pair_at = t * pairs_at.query_line + g * RQ * kBlock / 2;
         if constexpr (HL_BFLOAT16) {
           if (c.paired) {
-            query(t, h, InnerSteps<Step::kPairOfKeys>{pairs + pair_at, dpairs + pair_at, VL,
-                                                      kBlock / 2});
+            query(t, h,
+                  InnerSteps<Step::kPairOfKeys>{pairs + pair_at, dpairs + pair_at, VL, kBlock / 2});
             continue;
           }
         }
@@ -565,8 +564,9 @@ void mix_grad_dynamic(const Mix& mix, const MixGradCall& c) {
         const int64_t pair_at = pairs_at.key_begin + g * RK * kBlock + s;
         if constexpr (HL_BFLOAT16) {
           if (c.paired) {
-            key(h, s, InnerSteps<Step::kPairOfQueries>{pairs + pair_at, dpairs + pair_at,
-                                                       pairs_at.key_line, kBlock});
+            key(h, s,
+                InnerSteps<Step::kPairOfQueries>{pairs + pair_at, dpairs + pair_at,
+                                                 pairs_at.key_line, kBlock});
             continue;
           }
         }

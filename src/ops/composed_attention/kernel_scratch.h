@@ -27,10 +27,10 @@ struct Arena {
   }
 };
 
-// Where plan.mixes_pairs is set: what one side of a mix has for one position, in elements that are a
-// pair of bfloat16 or a float. What leads to inner products is in pairs of neighbouring maps, what
-// leads back to maps in pairs of neighbouring ranks; an odd last one is paired with 0. Index 0 is
-// what the mix takes, 1 what its gradient takes, for which down and up change places.
+// Where plan.mixes_pairs is set: what one side of a mix has for one position, in elements that are
+// a pair of bfloat16 or a float. What leads to inner products is in pairs of neighbouring maps,
+// what leads back to maps in pairs of neighbouring ranks; an odd last one is paired with 0. Index 0
+// is what the mix takes, 1 what its gradient takes, for which down and up change places.
 struct PairedWeights {
   int64_t map_pairs, rank_pairs;  // of a group, of a map
   int64_t inward[2];              // [groups][rank][map_pairs]
@@ -165,9 +165,9 @@ struct Scratch {
   uint64_t* visible;      // [span][height]
   uint64_t* raw_visible;  // [span][height]: what the convolution before softmax counts
   float* tile[3];         // one chunk each
-  float* halves;          // a tile in pairs of bfloat16, where plan.half is set: of neighbouring keys
-  float* row_pairs;       // and of neighbouring queries, [(height + 1) / 2][line], backward, not amx
-  float* q_pairs;         // [H][(height + 1) / 2][Dp] pairs of rows, likewise, backward
+  float* halves;     // a tile in pairs of bfloat16, where plan.half is set: of neighbouring keys
+  float* row_pairs;  // and of neighbouring queries, [(height + 1) / 2][line], backward, not amx
+  float* q_pairs;    // [H][(height + 1) / 2][Dp] pairs of rows, likewise, backward
   float* grad_out_pairs;  // [H2][(rows + 1) / 2][Ep], likewise
   float* conv;            // for conv_apply
   // Forward.
@@ -177,10 +177,10 @@ struct Scratch {
   float* total;                 // [height][H1][16]: running sums, by lane
   float *all_high, *all_total;  // those of all workers, where the plan splits
   // Backward.
-  float* grad_out;  // [H2][rows][Ep]
-  float* grad_q;    // [H][height][Dp]
-  float* lse;       // [height][H1]
-  float* delta;     // [height][H1][16]
+  float* grad_out;              // [H2][rows][Ep]
+  float* grad_q;                // [H][height][Dp]
+  float* lse;                   // [height][H1]
+  float* delta;                 // [height][H1][16]
   float *pre_sum, *post_sum;    // [height][H][q_width][kFolded], [rows][H1][q_width][kFolded]
   float *inner, *grad_inner;    // [height][groups][2 rank][kBlock], or as InnerPairs has it
   float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]

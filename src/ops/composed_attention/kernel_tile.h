@@ -311,28 +311,49 @@ void pack_query_weights_as_floats(const Mix& mix, int64_t batch, int64_t t, floa
   }
 }
 
+// to[i * to_step] = (low[i], high[i]) for n values that are `step` apart; where high is null, 0.
+template <typename T>
+HL_INLINE void pair_values(const T* low, const T* high, int64_t step, int64_t n, Pair* to,
+                           int64_t to_step) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t upper = high ? half(high[i * step]) : 0;
+    to[i * to_step].bits = half(low[i * step]) | upper << 16;
+  }
+}
+
 // The same as PairedWeights has them.
 template <typename T>
 void pack_query_weights_in_pairs(const Plan& p, const Mix& mix, int64_t batch, int64_t t,
                                  float* to) {
   const int64_t rank = mix.q_rank > 0 ? mix.rank : 0, size = mix.in / mix.groups;
   const PairedWeights at = paired_weights(mix, rank, p.backward);
-  uint32_t* const all = reinterpret_cast<uint32_t*>(to);
-  for (int64_t h = 0; h < mix.in; ++h) {
-    if (mix.q_gate.data) to[at.gate + h] = widen(mix.q_gate.get<T>(batch, t, h, 0));
-    const int64_t g = h / size, own = h % size;
-    for (int64_t r = 0; r < mix.q_rank; ++r) {
-      const uint32_t down = half(mix.q_down.get<T>(batch, t, r, h));
-      const uint32_t up = half(mix.q_up.get<T>(batch, t, r, h));
-      const int64_t inward = (g * rank + r) * at.map_pairs + own / 2;
-      const int64_t outward = h * at.rank_pairs + r / 2;
-      all[at.inward[0] + inward] |= down << (own % 2 * 16);
-      all[at.outward[0] + outward] |= up << (r % 2 * 16);
-      if (!p.backward) continue;
-      all[at.inward[1] + inward] |= up << (own % 2 * 16);
-      all[at.outward[1] + outward] |= down << (r % 2 * 16);
+  Pair* const all = reinterpret_cast<Pair*>(to);
+  const auto row = [&](const AnyView& view, int64_t r) {
+    return static_cast<const T*>(view.data) + batch * view.stride[0] + t * view.stride[1] +
+           r * view.stride[2];
+  };
+  for (int64_t r = 0; r < mix.q_rank; ++r) {
+    for (int way = 0; way < (p.backward ? 2 : 1); ++way) {
+      const AnyView& inward = way == 0 ? mix.q_down : mix.q_up;
+      const AnyView& outward = way == 0 ? mix.q_up : mix.q_down;
+      const int64_t step = inward.stride[3];
+      for (int64_t g = 0; g < mix.groups; ++g) {
+        const T* const from = row(inward, r) + g * size * step;
+        Pair* const pairs = all + at.inward[way] + (g * rank + r) * at.map_pairs;
+        pair_values(from, from + step, 2 * step, size / 2, pairs, 1);
+        if (size % 2 == 1) {
+          pair_values<T>(from + (size - 1) * step, nullptr, step, 1, pairs + size / 2, 1);
+        }
+      }
+      if (r % 2 == 0) {
+        pair_values<T>(row(outward, r), r + 1 < mix.q_rank ? row(outward, r + 1) : nullptr,
+                       outward.stride[3], mix.in, all + at.outward[way] + r / 2, at.rank_pairs);
+      }
     }
   }
+  if (!mix.q_gate.data) return;
+  const T* const gate = row(mix.q_gate, 0);
+  for (int64_t h = 0; h < mix.in; ++h) to[at.gate + h] = widen(gate[h * mix.q_gate.stride[2]]);
 }
 
 // Query-side weights of a tile, one query after the other.
@@ -344,9 +365,8 @@ void pack_query_weights(const Plan& p, const Mix& mix, int64_t batch, int64_t fi
   fill(to, n * size, 0);
   if (!mix.query_side()) return;
   for (int64_t t = 0; t < n; ++t) {
-    p.mixes_pairs
-        ? pack_query_weights_in_pairs<T>(p, mix, batch, first + t, to + t * size)
-        : pack_query_weights_as_floats<T>(mix, batch, first + t, to + t * size);
+    p.mixes_pairs ? pack_query_weights_in_pairs<T>(p, mix, batch, first + t, to + t * size)
+                  : pack_query_weights_as_floats<T>(mix, batch, first + t, to + t * size);
   }
 }
 
@@ -688,8 +708,10 @@ void prepare_tile(const Args& a, const Plan& p, const Task& task, const Tile& ti
                   const Scratch& w) {
   const int64_t end = tile.first + tile.count;
   fetch_rows<T>(tile.batch, a.q, a.q_stride, tile.first, end, a.H, a.D);
-  pack_query_weights<T>(p, a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob, w.pre_q);
-  pack_query_weights<T>(p, a.post, tile.batch, tile.first + tile.out, tile.count - tile.out, w.post_q);
+  pack_query_weights<T>(p, a.pre, tile.batch, tile.first + tile.prob, tile.count - tile.prob,
+                        w.pre_q);
+  pack_query_weights<T>(p, a.post, tile.batch, tile.first + tile.out, tile.count - tile.out,
+                        w.post_q);
   tile_visibility(a, p, tile, w);
   fetch_rows<T>(task.next, a.q, a.q_stride, tile.first + tile.out, end, a.H, a.D);
   for (int64_t h = 0; h < a.H; ++h) {

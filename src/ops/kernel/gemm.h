@@ -91,7 +91,7 @@ template <int M, int NV, bool ACC, bool A_BY_ROW, bool FETCH, typename T>
 HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_t ldb, float* C,
                           int64_t ldc, float scale, const char* ahead) {
   // In float the scale is in A already.
-  constexpr bool SCALED = !ACC && kPaired<T>;
+  const bool scaled = !ACC && kPaired<T> && scale != 1;
   vf acc[M][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
@@ -110,11 +110,17 @@ HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_
       for (int j = 0; j < NV; ++j) acc[i][j] = fma(a, b[j], acc[i][j]);
     }
   }
+  if (scaled) {
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; ++j) acc[i][j] = acc[i][j] * bcast(scale);
+    }
+  }
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j)
-      store(C + i * ldc + j * VL, SCALED ? acc[i][j] * bcast(scale) : acc[i][j]);
+    for (int j = 0; j < NV; ++j) store(C + i * ldc + j * VL, acc[i][j]);
   }
 }
 

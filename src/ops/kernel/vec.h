@@ -41,10 +41,8 @@ HL_INLINE vf swap_quarters(vf a) { return _mm512_shuffle_f32x4(a, a, 0xb1); }
 HL_INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 HL_INLINE float hsum(vf a) { return _mm512_reduce_add_ps(a); }
 HL_INLINE vf fold(const vf* x) {
-  const vf a =
-      _mm512_shuffle_f32x4(x[0], x[1], 0x44) + _mm512_shuffle_f32x4(x[0], x[1], 0xee);
-  const vf b =
-      _mm512_shuffle_f32x4(x[2], x[3], 0x44) + _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+  const vf a = _mm512_shuffle_f32x4(x[0], x[1], 0x44) + _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+  const vf b = _mm512_shuffle_f32x4(x[2], x[3], 0x44) + _mm512_shuffle_f32x4(x[2], x[3], 0xee);
   return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
 }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
