@@ -58,12 +58,15 @@ Plan make_plan(const Args& a, bool backward, Products products, int64_t workers)
   p.joined = p.split && !a.post.present;
   // Measured: beyond, packing a key for all queries that read it costs less than their dot
   // products.
-  p.direct = p.split && a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries) &&
-             a.k_stride[3] == 1 && a.v_stride[3] == 1;
+  const bool few = !a.pre_conv.kernel && !a.post_conv.kernel &&
+                   a.H / a.Gk * a.T <= (half ? kDirectQueries / 2 : kDirectQueries);
+  p.direct = p.split && few && a.k_stride[3] == 1 && a.v_stride[3] == 1;
   p.by_map = !p.split && computes_by_map(a, half);
   p.half = half && !p.direct && !p.by_map;
   p.amx = p.half && products == Products::kAmx;
-  p.mixes_pairs = p.half && !p.amx;
+  // The backward takes its weights from the forward's log-sum-exp, so it must mix as that does: in
+  // float where few queries read their keys in place.
+  p.mixes_pairs = p.half && !p.amx && !few;
   int exponent = 0;
   if (p.half && std::frexp(a.scale, &exponent) == 0.5f) p.half_scale = a.scale;
   p.keeps_weights = !backward || !a.pre.present || a.pre_conv.kernel || a.post_conv.kernel;
