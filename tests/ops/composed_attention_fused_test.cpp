@@ -428,6 +428,47 @@ TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
   }
 }
 
+// Where mixes multiply pairs of maps and of ranks, an odd last one has no neighbour.
+TEST(ComposedAttentionFused, BFloat16MixesOfOddSizesErrLikeTheirRounding) {
+  const Case odd{.B = 2, .T = 37, .S = 70, .H = 9, .D = 9};
+  const auto check = [&](const char* name, const auto& change) {
+    Case c = odd;
+    c.name = name;
+    change(c);
+    expect_close(c, at::kBFloat16, 1.5e-2);
+  };
+  for (const int64_t groups : {1, 3, 9}) {
+    check("ranks 1 and 3", [&](Case& c) {
+      c.groups = groups;
+      c.q_rank = 1;
+      c.k_rank = 3;
+    });
+    check("ranks 3 and 1, strided", [&](Case& c) {
+      c.groups = groups;
+      c.q_rank = 3;
+      c.k_rank = 1;
+      c.strided = true;
+    });
+  }
+  check("static and dynamic", [](Case& c) {
+    c.groups = 3;
+    c.pre_static = c.post_static = 9;
+    c.q_rank = c.k_rank = 3;
+  });
+  check("query side", [](Case& c) {
+    c.q_rank = 3;
+    c.k_rank = 0;
+    c.k_gate = false;
+  });
+  check("key side", [](Case& c) {
+    c.q_rank = 0;
+    c.q_gate = false;
+    c.k_rank = 3;
+  });
+  check("gates", [](Case& c) { c.q_rank = c.k_rank = 0; });
+  check("rank 4", [](Case& c) { c.q_rank = c.k_rank = 4; });
+}
+
 // Against one thread: the reference's many small operations would wait for each other.
 TEST(ComposedAttentionFused, AnyNumberOfThreads) {
   const int before = at::get_num_threads();
