@@ -352,8 +352,8 @@ def test_weights_of_another_model_are_not_called_damaged(place, tmp_path):
         config.write_text(written.replace(line, line.replace(old, new)))
         for command, step in [(["generate", run], 6), (["eval", run, "--checkpoint", 3], 3), (["train", run, "--resume"], 6)]:
             assert refused(*command, cwd=place, code=1) == (
-                f"{run}/checkpoints/step-{step}: its weights are of a model with '{key} = {old}', but the configuration "
-                f"(config.toml of a run) has '{key} = {new}'."
+                f"{run}/checkpoints/step-{step}: its weights are of a model with '{key}' = {old}, but the configuration "
+                f"(config.toml of a run) has '{key}' = {new}."
             )
     config.write_text(written.replace("dropout = 0.0\n", "dropout = 0.5\n"))  # does not belong to the weights
     assert config.read_text() != written
@@ -685,6 +685,9 @@ def test_describe_refuses_what_train_refuses(place):
         assert refused(*command, "empty.toml", cwd=place).startswith("empty.toml: is empty, expected ")
         assert "'train.device' is \"gpu\"" in refused(*command, "text.toml", "--set", "train.device=gpu", cwd=place)
         assert "the task text needs 'paths'" in refused(*command, "text.toml", "--set", "task.paths=[]", cwd=place)
+    assert refused("train", "text.toml", "--set", "task.paths=['gone/*.md']", "--out", "new", cwd=place, code=1).startswith(
+        "there is no file or folder 'gone/*.md', which 'task.paths' names; say where the data is "
+    )
     assert "has no table [task]" in refused("train", "model.toml", cwd=place)
     # The device may be another machine's, and a model needs no task to be described.
     headloom("describe", "model.toml", "--set", "train.device=cuda:7", cwd=place)
