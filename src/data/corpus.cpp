@@ -69,17 +69,6 @@ void add_path(const std::string& path, const std::vector<std::string>& extension
   }
 }
 
-std::vector<std::string> expand_glob(const std::string& pattern) {
-  glob_t found{};
-  const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  if (status == GLOB_NOMATCH) fail("no file or folder matches '", pattern, "'.");
-  if (status != 0) fail("cannot expand '", pattern, "'.");
-  std::sort(paths.begin(), paths.end());  // by bytes; glob() would sort by the locale
-  return paths;
-}
-
 std::vector<File> find_files(const CorpusOptions& options) {
   std::vector<File> files;
   for (const std::string& path : options.paths) {
@@ -89,7 +78,9 @@ std::vector<File> find_files(const CorpusOptions& options) {
       add_path(path, options.extensions, files);
       continue;
     }
-    for (const std::string& match : expand_glob(path)) add_path(match, options.extensions, files);
+    const std::vector<std::string> found = expand_glob(path);
+    if (found.empty()) fail("no file or folder matches '", path, "'.");
+    for (const std::string& match : found) add_path(match, options.extensions, files);
   }
   return files;
 }
@@ -108,6 +99,16 @@ std::string read_file(const std::string& path) {
 }
 
 }  // namespace
+
+std::vector<std::string> expand_glob(const std::string& pattern) {
+  glob_t found{};
+  const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (status != 0 && status != GLOB_NOMATCH) fail("cannot expand '", pattern, "'.");
+  std::sort(paths.begin(), paths.end());  // by bytes; glob() would sort by the locale
+  return paths;
+}
 
 void check_extensions(const std::vector<std::string>& extensions, const std::string& task) {
   for (const std::string& ending : extensions) {

@@ -42,6 +42,9 @@ struct Corpus {
   LeftOut left_out;
 };
 
+// The files and folders that a glob (* ? [abc]) matches, sorted.
+std::vector<std::string> expand_glob(const std::string& pattern);
+
 // Of files with the same content one is kept. Throws Error where a path is missing, cannot be read
 // or is not text, or there is no text.
 Corpus read_corpus(const CorpusOptions& options);

@@ -151,6 +151,10 @@ struct DataPath {
   std::string* path;
 };
 
+// Throws UsageError: the task has no data, because its option `key`, which names `what`, is empty.
+[[noreturn]] void refuse_without(const std::string& task, const std::string& key,
+                                 const std::string& what);
+
 // The options of a task, as a config holds them: [task] type = "find_block" ...
 struct TaskSpec {
   virtual ~TaskSpec() = default;

@@ -15,6 +15,8 @@ namespace {
 constexpr double kWidth = 480, kHeight = 300;
 constexpr double kLeft = 52, kTop = 14, kBottom = 42;
 constexpr double kLabelGap = 15;  // between the baselines of two end labels
+// A label's character where the page is narrow, and a line's leader to its label.
+constexpr double kLabelCharacter = 8.4, kLeader = 17;
 
 std::string num(double value) {
   std::string text = fixed(value, 1);
@@ -286,7 +288,7 @@ std::string draw_line(const Line& line, const Frame& f) {
 double label_room(const std::vector<Line>& lines) {
   size_t longest = 0;
   for (const Line& line : lines) longest = std::max(longest, display_width(line.label));
-  return std::min(174.0, 24 + 8.4 * static_cast<double>(std::min<size_t>(longest, 18)));
+  return std::min(0.45 * kWidth, kLeader + 7 + kLabelCharacter * static_cast<double>(longest));
 }
 
 double radius_of(const Dot& dot) {
@@ -335,11 +337,13 @@ LabelPlace free_place(double x, double y, double radius, double width, const Fra
   return best;
 }
 
-std::string shortened(const std::string& label) {
-  if (display_width(label) <= 18) return label;
+// A label of which as much is left as `width` has room for.
+std::string shortened(const std::string& label, double width) {
+  const auto columns = static_cast<size_t>(width / kLabelCharacter);
+  if (display_width(label) <= columns) return label;
   std::string out;
   for (const char c : label) {
-    if ((c & 0xC0) != 0x80 && display_width(out) == 17) break;
+    if ((c & 0xC0) != 0x80 && display_width(out) + 1 >= columns) break;
     out += c;
   }
   return out + "…";
@@ -431,7 +435,8 @@ Axis make_axis(std::string label, Unit unit, double low, double high, bool log) 
     axis.low = 0;
     axis.high = 1;
   } else if (high - low <= 1e-12 * std::max(std::abs(high), std::abs(low))) {
-    const double margin = high == 0 ? 1 : std::abs(high) * 0.1;
+    // Around zero a hundredth: a percentage point of shares, little of a loss.
+    const double margin = high == 0 ? 0.01 : std::abs(high) * 0.1;
     axis.log = false;
     axis.low = low - margin;
     axis.high = high + margin;
@@ -486,12 +491,14 @@ std::string draw(const LineChart& chart) {
     if (drawn[i]->broken) out += cross_at(x, ends[i], css);
     // A leader through the figure would look like a line.
     if (drawn[i]->dotted && x < f.right - 60) {
-      out += text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label));
+      out +=
+          text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label, kWidth - x - 8));
       continue;
     }
     out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
                num(f.right + 8), " ", num(places[i]), "h5\"/>");
-    out += text_at(f.right + 17, places[i] + 4, "label " + css, shortened(drawn[i]->label));
+    out += text_at(f.right + kLeader, places[i] + 4, "label " + css,
+                   shortened(drawn[i]->label, kWidth - f.right - kLeader));
   }
   return with_readings(out + "</svg>", id, chart.title, readings);
 }
@@ -525,7 +532,7 @@ std::string draw(const Scatter& scatter) {
                num(radius), "\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
     out +=
         str("<circle class=\"dot ", css, "\" r=\"2.5\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
-    const std::string label = shortened(dot.label);
+    const std::string label = shortened(dot.label, (f.right - f.left) / 2);
     const auto [box, to_left, far] =
         free_place(x, y, radius, 9.6 * static_cast<double>(display_width(label)), f, taken);
     taken.push_back(box);

@@ -58,6 +58,8 @@ void address_of(int socket, int (*get)(int, sockaddr*, socklen_t*), std::string&
 
 }  // namespace
 
+void have_port_alone(socket_t socket) { set(socket, SOL_SOCKET, SO_REUSEADDR, 1); }
+
 Connection::Connection(socket_t socket, const std::atomic<bool>& ending)
     : socket_(socket),
       ending_(ending),

@@ -10,6 +10,10 @@
 
 namespace headloom::serve {
 
+// What a server sets its socket to. The HTTP library by itself would share a port that another
+// server has.
+void have_port_alone(socket_t socket);
+
 // Bounds what a client may send, in bytes and in time, and finds out whether it is still there.
 //
 // A client that has sent its request may close its half of the connection and still wait for the

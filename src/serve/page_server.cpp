@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "serve/connection.h"
 
 namespace headloom::serve {
 
@@ -20,6 +21,7 @@ class PageServer::Http : public httplib::Server {
       const std::lock_guard lock(mutex_);
       response.set_content(page_(), "text/html; charset=utf-8");
     });
+    set_socket_options(have_port_alone);
     errno = 0;
     port_ = port == 0 ? bind_to_any_port(kHost) : bind_to_port(kHost, port) ? port : -1;
     require(port_ > 0, "cannot listen at ", kHost, ":", port, ": ", std::strerror(errno), ".");

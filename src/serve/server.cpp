@@ -220,10 +220,8 @@ class Server::Http : private httplib::Server {
     new_task_queue = [this] { return new Workers(static_cast<size_t>(options_.connections)); };
     set_payload_max_length(kMostBody);
     int listening = -1;
-    // The library would share a port that another server has.
     set_socket_options([&](socket_t socket) {
-      const int yes = 1;
-      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      have_port_alone(socket);
       listening = socket;
     });
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/sizes.h"
+#include "data/corpus.h"
 #include "model/describe.h"
 
 namespace headloom {
@@ -189,7 +190,8 @@ std::optional<data::DataPath> RunConfig::missing_data() const {
   for (const data::DataPath& data : task->data_paths()) {
     std::error_code error;
     if (std::filesystem::exists(*data.path, error)) continue;
-    if (data.path->find_first_of("*?[") != std::string::npos) continue;  // a glob
+    const bool is_glob = data.path->find_first_of("*?[") != std::string::npos;
+    if (is_glob && !data::expand_glob(*data.path).empty()) continue;
     return data;
   }
   return std::nullopt;

@@ -234,6 +234,7 @@ class Trainer {
   bool loop() {
     model_->train();
     const int64_t checkpoint_every = options_.checkpoint_every.value_or(options_.eval_every);
+    const int64_t begun_at = state_.step;
     while (state_.step < options_.steps && !reached_accuracy()) {
       step();
       const bool at_end = state_.step == options_.steps;
@@ -242,6 +243,12 @@ class Trainer {
       const bool stop = group_.any(interrupted()) && !last;
       if (state_.step % checkpoint_every == 0 || last || stop) save(last || stop);
       if (stop) return false;
+    }
+    if (state_.step == begun_at && !of_comparison_) {
+      progress_.line(str("nothing is left to train: the run is finished",
+                         state_.step == options_.steps
+                             ? "; --set train.steps=N with more steps trains it longer"
+                             : ", it has reached train.stop_accuracy"));
     }
     return true;
   }

@@ -166,7 +166,8 @@ TEST(MaskedText, HidesTheShareThatWasAskedForAndKeepsTheRest) {
   EXPECT_EQ(error_of<UsageError>("type = 'masked_text'\npaths = 'x'\nrandom = 0.3"),
             "masked_text has replaced = 0.8 and random = 0.3, expected a sum of at most 1.");
   EXPECT_EQ(error_of<UsageError>("type = 'masked_text'"),
-            "the task masked_text needs 'paths', the files, folders or globs to read.");
+            "the task masked_text needs 'paths', the files, folders or globs to read, as in --set "
+            "'task.paths=[\"my/texts\"]'.");
 }
 
 TEST(MaskedText, ShortSequencesHideAtLeastOneByte) {

@@ -362,7 +362,8 @@ TEST(Text, WhatCannotBeUsedIsRefused) {
       "the text is too short: 101 tokens with a mark after every document, but length = 256 needs "
       "at least 514, one sequence to train on and one held out.");
   EXPECT_EQ(error_of<UsageError>("type = 'text'"),
-            "the task text needs 'paths', the files, folders or globs to read.");
+            "the task text needs 'paths', the files, folders or globs to read, as in --set "
+            "'task.paths=[\"my/texts\"]'.");
   EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['txt']")),
             "'extensions' of the task text has 'txt', but an extension begins with a dot: '.txt'.");
   EXPECT_EQ(error_of<UsageError>(config(path, "extensions = ['']")),

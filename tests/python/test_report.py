@@ -309,6 +309,9 @@ def test_watching_serves_what_has_come(place, tmp_path):
         address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
         before = urllib.request.urlopen(address, timeout=30).read().decode()
         assert 'http-equiv="refresh"' in before
+        port = re.search(r":(\d+)/", address)[1]
+        second = headloom("report", place / "plain", "--watch", "--port", port, cwd=tmp_path, code=1).stderr
+        assert second == f"headloom: cannot listen at 127.0.0.1:{port}: Address already in use.\n"
         with open(tmp_path / "run/metrics.jsonl", "a") as metrics:
             metrics.write('{"step":6,"tokens":999,"seconds":9.0,"eval_loss":0.1,"accuracy":0.875,"train_loss":0.1}\n')
         after = urllib.request.urlopen(address, timeout=30).read().decode()

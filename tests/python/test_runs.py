@@ -56,6 +56,8 @@ def test_a_finished_run_is_trained_longer(place, tmp_path):
     assert "steps = 9" in (run / "config.toml").read_text()
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines() if "step_seconds" in line]
     assert steps == list(range(1, 10))
+    done = headloom("train", run, "--resume", cwd=tmp_path)
+    assert "\nnothing is left to train: the run is finished; --set train.steps=N with more steps trains it longer\n" in done.stderr
     # What says which data come next stays.
     message = refused("train", run, "--resume", "--set", "train.batch=2", cwd=tmp_path)
     assert "'train.batch' = 4, now it is 'train.batch' = 2" in message
@@ -373,6 +375,9 @@ def test_describe_of_a_whole_model_needs_neither_paths_nor_a_tokenizer(place, tm
         for arguments, cwd in [(["imported"], tmp_path), ([tmp_path / "imported/config.toml"], "/")]
     }
     assert len(parameters) == 1
+    assert refused("eval", "imported", cwd=tmp_path) == (
+        "the task text needs 'paths', the files, folders or globs to read, as in --set 'task.paths=[\"my/texts\"]'."
+    )
     headloom("vocabulary", "corpus.txt", "--size", 290, "--out", tmp_path / "v.model", cwd=place)
     run = tmp_path / "run"
     headloom("train", "text.toml", "--set", f"task.tokenizer='{tmp_path}/v.model'", "--out", run, cwd=place)

@@ -616,6 +616,8 @@ TEST(Axis, TicksAreNiceAndInside) {
   for (const double v : log.ticks()) texts.push_back(log.tick_text(v));
   EXPECT_EQ(texts[3], "0.01");
   for (const double v : make_axis("z", Unit::kPlain, 5, 5).ticks()) EXPECT_TRUE(std::isfinite(v));
+  // Where all differences are 0, small ones would be seen.
+  EXPECT_LE(make_axis("z", Unit::kPoints, 0, 0).high, 0.01);
 }
 
 TEST(Format, Numbers) {

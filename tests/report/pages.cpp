@@ -509,6 +509,18 @@ TEST(Report, MarksWhatAFigureCutsOff) {
   EXPECT_NE(to_html(quickstart()).find(" begins above the figure, at "), std::string::npos);
 }
 
+TEST(Report, LabelsTakeTheRoomThatThereIs) {
+  const auto drawn = [](const std::string& label) {
+    return draw(LineChart{.title = "t",
+                          .x = make_axis("x", Unit::kPlain, 0, 1),
+                          .y = make_axis("y", Unit::kPlain, 0, 1),
+                          .lines = {{.label = label, .points = {{0, 0, 0, 0}, {1, 1, 1, 1}}}}});
+  };
+  EXPECT_NE(drawn("mha with a long window").find(">mha with a long window<"), std::string::npos);
+  EXPECT_NE(drawn("retention with a very long name").find(">retention with a very …<"),
+            std::string::npos);
+}
+
 TEST(Report, FiftyRunsStaySmall) {
   const Comparison c = swept();
   EXPECT_GE(c.runs.size(), 50u);

@@ -175,7 +175,7 @@ struct TokenShardSpec final : TaskSpec {
     return TaskSizes{.vocabulary = options.vocabulary, .length = options.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
-    if (options.path.empty()) usage_error("the task token_shard needs 'path', the file to read.");
+    if (options.path.empty()) refuse_without("token_shard", "path", "the file to read");
     return std::make_shared<TokenShard>(options, seed);
   }
 };
