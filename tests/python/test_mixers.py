@@ -264,6 +264,20 @@ def test_exports_for_any_length(layer):
         torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(type="aft", form="full"), *[dict(type="synthesizer", heads=4, scores=[scores]) for scores in ("dense", "factorized_random")]],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_exports_for_every_length_of_position_tables(options):
+    layer = headloom.mixer(width=WIDTH, max_length=40, **options).eval()
+    sizes = {0: torch.export.Dim("B", max=64), 1: torch.export.Dim("T", max=40)}
+    program = torch.export.export(layer, (inputs(3, 20),), dynamic_shapes={"x": sizes})
+    for batch, length in [(5, 31), (2, 40)]:
+        x = inputs(batch, length)
+        torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
+
+
 def test_inductor():
     layer, x = make(NAMES[0]), inputs()
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))

@@ -16,6 +16,7 @@
 #include "core/sizes.h"
 #include "mixers/mixer.h"
 #include "mixers/token/attention_maps.h"
+#include "ops/section.h"
 
 namespace headloom {
 namespace {
@@ -220,7 +221,7 @@ class Synthesizer final : public TokenMixer {
   // Rows of a table [H, L, columns] for the last `queries` places: [1 or B, H, T, columns].
   static Tensor rows_of(const Tensor& table, const Places& places, const c10::SymInt& queries) {
     const c10::SymInt from = places.count - queries;
-    if (!places.ids.defined()) return table.narrow_symint(1, from, queries).unsqueeze(0);
+    if (!places.ids.defined()) return ops::section(table, 1, from, queries).unsqueeze(0);
     const Tensor ids = places.ids.narrow_symint(1, from, queries);
     return table.index_select(1, ids.flatten())
         .unflatten_symint(1, ids.sym_sizes())
@@ -239,7 +240,7 @@ class Synthesizer final : public TokenMixer {
       }
       if (kind == "random") return rows_of(random_, places, queries).narrow_symint(-1, 0, count);
       if (kind == "factorized_random") {
-        const Tensor columns = random_columns_.narrow_symint(1, 0, count).transpose(-1, -2);
+        const Tensor columns = ops::section(random_columns_, 1, 0, count).transpose(-1, -2);
         return at::matmul(rows_of(random_rows_, places, queries), columns);
       }
       const Tensor both = factors_->forward(at::relu(by_head(factor_hidden_->forward(x))));

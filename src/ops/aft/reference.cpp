@@ -1,5 +1,6 @@
 #include "ops/aft/declaration.h"
 #include "ops/documents.h"
+#include "ops/section.h"
 #include "ops/wkv/op.h"
 
 namespace headloom::ops {
@@ -33,7 +34,7 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   const SymInt length = age.sym_size(0), all = age.sym_size(1), batch = keys.position.sym_size(0);
   if (o.form == "full") {
     if (!o.documents.defined()) {
-      return bias.narrow_symint(0, 0, length).narrow_symint(1, 0, all).unsqueeze(0).unsqueeze(0);
+      return section(section(bias, 0, 0, length), 1, 0, all).unsqueeze(0).unsqueeze(0);
     }
     // The key's position, where it is in the query's document; elsewhere nothing is read.
     const Tensor other = (keys.position.unsqueeze(-1) - age).clamp(0, bias.size(1) - 1);
