@@ -6,6 +6,7 @@
 
 #include "core/files.h"
 #include "core/shell.h"
+#include "core/text.h"
 
 namespace headloom {
 namespace {
@@ -65,10 +66,21 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
   return names;
 }
 
+std::string did_you_mean_run(const std::string& folder) {
+  const fs::path path = folder.substr(0, folder.find_last_not_of('/') + 1);
+  const fs::path parent = path.parent_path();
+  std::vector<std::string> names;
+  for (const std::string& run : runs_in(parent.empty() ? "." : parent.string())) {
+    names.push_back(fs::path(run).filename().string());
+  }
+  const std::string near = nearest(path.filename().string(), names);
+  return near.empty() ? "." : str("; did you mean '", (parent / near).string(), "'?");
+}
+
 void check_run_folder(const std::string& folder) {
+  require(!folder.empty(), "the name of the run's folder is empty.");
   if (!fs::is_directory(folder)) {
-    const std::vector<std::string> beside = runs_in(fs::path(folder).parent_path().string());
-    fail(folder, ": is not the folder of a run", did_you_mean(folder, beside, "."));
+    fail(folder, ": is not the folder of a run", did_you_mean_run(folder));
   }
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",

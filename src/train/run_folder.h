@@ -19,6 +19,10 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file);
 // tokenizer_config.json and chat_template.jinja.
 void keep_tokenizer(const std::string& folder, const std::string& file);
 
+// "; did you mean 'runs/text'?" for a folder that is not there, of the runs and comparisons beside
+// it; "." where none has a similar name.
+std::string did_you_mean_run(const std::string& folder);
+
 // Throws Error where `folder` is not the folder of a run, and says what it is instead.
 void check_run_folder(const std::string& folder);
 

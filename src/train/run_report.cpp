@@ -79,7 +79,9 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
   std::set<fs::path> seen;
   size_t rank = 0;
   for (const std::string& folder : folders) {
-    require(fs::is_directory(folder), folder, ": is not the folder of a run or of a comparison.");
+    if (!fs::is_directory(folder)) {
+      fail(folder, ": is not the folder of a run or of a comparison", did_you_mean_run(folder));
+    }
     require(fs::exists(folder + "/config.toml"), folder,
             ": has no config.toml, expected the folder of a run or of a comparison.");
     const bool several = is_comparison(folder);

@@ -166,6 +166,11 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     assert refused("eval", empty, cwd=tmp_path, code=1) == f"{empty}: is not the folder of a run, it has no config.toml."
     assert "runs: is not the folder of a run, it has no config.toml; did you mean 'runs/" in refused("eval", "runs", cwd=place, code=1)
     assert refused("generate", "runs/txt", cwd=place, code=1) == "runs/txt: is not the folder of a run; did you mean 'runs/text'?"
+    assert refused("eval", "", cwd=place, code=1) == "the name of the run's folder is empty."
+    runs = place / "runs"
+    assert refused("eval", "txt/", cwd=runs, code=1) == "txt/: is not the folder of a run; did you mean 'text'?"
+    assert refused("eval", runs / "nothing", cwd=place, code=1) == f"{runs}/nothing: is not the folder of a run."
+    assert refused("report", "txt", cwd=runs, code=1) == "txt: is not the folder of a run or of a comparison; did you mean 'text'?"
     assert refused("help", "generat", cwd=place) == "there is no command 'generat'; did you mean 'generate'?"
     (tmp_path / "runs/theirs").mkdir(parents=True)
     shutil.copy(place / "runs/text/config.toml", tmp_path / "runs/theirs")
