@@ -337,16 +337,28 @@ LabelPlace free_place(double x, double y, double radius, double width, const Fra
   return best;
 }
 
-// A label of which as much is left as `width` has room for.
+// A label of which as much is left as `width` has room for, of its beginning and of its end: names
+// of variants often differ at the end alone.
 std::string shortened(const std::string& label, double width) {
   const auto columns = static_cast<size_t>(width / kLabelCharacter);
   if (display_width(label) <= columns) return label;
-  std::string out;
+  std::vector<std::string> characters;
   for (const char c : label) {
-    if ((c & 0xC0) != 0x80 && display_width(out) + 1 >= columns) break;
-    out += c;
+    if ((c & 0xC0) != 0x80 || characters.empty()) characters.emplace_back();
+    characters.back() += c;
   }
-  return out + "…";
+  std::string begin, end;
+  for (size_t i = 0; i < characters.size(); ++i) {
+    const bool front = i % 2 == 0;
+    const std::string& next = characters[front ? i / 2 : characters.size() - 1 - i / 2];
+    if (display_width(begin + next + end) >= columns) break;
+    if (front) {
+      begin += next;
+    } else {
+      end.insert(0, next);
+    }
+  }
+  return begin + "…" + end;
 }
 
 }  // namespace

@@ -517,7 +517,7 @@ TEST(Report, LabelsTakeTheRoomThatThereIs) {
                           .lines = {{.label = label, .points = {{0, 0, 0, 0}, {1, 1, 1, 1}}}}});
   };
   EXPECT_NE(drawn("mha with a long window").find(">mha with a long window<"), std::string::npos);
-  EXPECT_NE(drawn("retention with a very long name").find(">retention with a very …<"),
+  EXPECT_NE(drawn("retention with a very long name").find(">retention w…y long name<"),
             std::string::npos);
 }
 
