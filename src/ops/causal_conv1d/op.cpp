@@ -55,15 +55,18 @@ Tensor CausalConv1d::state_after(const Arguments& a) {
     tail = tail * past.eq(0).to(x.scalar_type()).unsqueeze(-1);
   }
   if (!own.is_symbolic() && own == rows) return tail.clone(at::MemoryFormat::Contiguous);
+  // Rows from before x. Where they are known, no more than are kept: a state holds its memory.
+  const int64_t earlier = own.is_symbolic() ? rows : rows - own.expect_int();
+  const c10::SymInt from = earlier + own - rows;
   if (!o.state.defined()) {
-    return at::constant_pad_nd(tail, {0, 0, rows, 0}).narrow_symint(1, own, rows);
+    return at::constant_pad_nd(tail, {0, 0, earlier, 0}).narrow_symint(1, from, rows);
   }
-  Tensor before = o.state;
+  Tensor before = o.state.narrow(1, rows - earlier, earlier);
   if (o.documents.defined()) {
     const Tensor same = o.documents.eq(o.documents.narrow(1, 0, 1)).all(1);
     before = before * same.to(x.scalar_type()).view({-1, 1, 1});
   }
-  return at::cat({before, tail}, 1).narrow_symint(1, own, rows);
+  return at::cat({before, tail}, 1).narrow_symint(1, from, rows);
 }
 
 std::vector<Tensor> CausalConv1d::outputs(const Arguments& a, bool /*training*/) {
