@@ -85,7 +85,8 @@ void bench_composed_requirements(const BenchOptions& a, Requirements& rows) {
   const int threads = at::get_num_threads();
   for (const bool training : {false, true}) {
     const char* part = training ? "forward + backward" : "forward";
-    rows.at_least(str("bfloat16 over float32 speed, dcmha T=2048, ", part), 1.4, [&] {
+    const double target = training ? 1.6 : 1.8;
+    rows.at_least(str("bfloat16 over float32 speed, dcmha T=2048, ", part), target, [&] {
       return time_pairs(step_of(dcmha, training), step_of(half, training), a.seconds).ratio.median;
     });
     if (threads < 2) continue;

@@ -598,7 +598,7 @@ TEST(ComposedAttentionFused, FewQueriesReadNothingPastTheCache) {
 }
 
 // L comes from the forward. Where this reads few queries' keys in place, its mixes must round as
-// those of the backward do: weights exp(A - L) would else be wrong by as much as scores are.
+// those of the backward do, because the backward's weights are exp(A - L).
 TEST(ComposedAttentionFused, FewQueriesHaveBFloat16GradientsOfLargeScores) {
   for (const auto& [T, S] : {std::pair<int64_t, int64_t>{8, 8}, {1, 64}, {8, 64}}) {
     Problem p = make({.T = T, .S = S, .D = 64}, at::kBFloat16);

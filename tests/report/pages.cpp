@@ -512,6 +512,7 @@ TEST(Report, MarksWhatAFigureCutsOff) {
 TEST(Report, LabelsTakeTheRoomThatThereIs) {
   const auto drawn = [](const std::string& label) {
     return draw(LineChart{.title = "t",
+                          .description = "",
                           .x = make_axis("x", Unit::kPlain, 0, 1),
                           .y = make_axis("y", Unit::kPlain, 0, 1),
                           .lines = {{.label = label, .points = {{0, 0, 0, 0}, {1, 1, 1, 1}}}}});
