@@ -148,7 +148,7 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
 }
 
 // Inner products of `rows` queries in pairs of bfloat16, for the gradients of a mix: those by
-// query-wise weights in pairs of neighbouring keys, [rows][groups][rank_q][kBlock / 2], and behind
+// query-wise weights in pairs of neighbouring keys, [rows][groups][rank_q][kBlock / 2], and after
 // them those by key-wise weights in pairs of neighbouring queries,
 // [(rows + 1) / 2][groups][rank_k][kBlock].
 struct InnerPairs {
@@ -456,9 +456,8 @@ template <int R, int HB, Step STEP, bool FOLD>
 HL_INLINE void grad_heads(int64_t lines, int64_t line, const float* x, const float* dy,
                           const InnerSteps<STEP>& inner, float* sum) {
   constexpr int kLines = STEP == Step::kVector ? 1 : 2;  // of a step
-  constexpr int kSums = HB * (2 * R + 1), kTogether = VL / kFolded;
+  constexpr int W = 2 * R + 1, kSums = HB * W, kTogether = VL / kFolded;
   vf sums[(kSums + kTogether - 1) / kTogether * kTogether];
-  vf(*const acc)[2 * R + 1] = reinterpret_cast<vf(*)[2 * R + 1]>(sums);
 #pragma GCC unroll 40
   for (int i = 0; i < kSums; ++i) sums[i] = FOLD ? zero() : load(sum + i * kBlock);
   for (int64_t i = 0; i * kLines < lines; ++i) {
@@ -472,13 +471,14 @@ HL_INLINE void grad_heads(int64_t lines, int64_t line, const float* x, const flo
 #pragma GCC unroll 8
     for (int h = 0; h < HB; ++h) {
       const int64_t at = i * kLines * line + h * kBlock;
+      vf* const own = sums + h * W;
       const auto a = step_of<STEP>(x + at, line, two), b = step_of<STEP>(dy + at, line, two);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        acc[h][r] = fma(a, din[r], acc[h][r]);
-        acc[h][R + r] = fma(b, in[r], acc[h][R + r]);
+        own[r] = fma(a, din[r], own[r]);
+        own[R + r] = fma(b, in[r], own[R + r]);
       }
-      acc[h][2 * R] = fma(a, b, acc[h][2 * R]);
+      own[2 * R] = fma(a, b, own[2 * R]);
     }
   }
   if constexpr (FOLD) {

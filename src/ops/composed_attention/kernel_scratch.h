@@ -232,7 +232,7 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.grad_q = arena.take(a.H * height * p.Dp);
     s.lse = arena.take(height * a.H1);
     s.delta = arena.take(height * a.H1 * 16);
-    s.pre_sum = arena.take(pre_sum * 4 + 16);  // and a vector behind them
+    s.pre_sum = arena.take(pre_sum * 4 + 16);  // and a vector after them
     s.post_sum = arena.take(post_sum * 4 + 16);
     const int64_t rank = a.pre.rank > a.post.rank ? a.pre.rank : a.post.rank;
     const int64_t groups = a.pre.groups > a.post.groups ? a.pre.groups : a.post.groups;
