@@ -13,7 +13,7 @@ namespace headloom {
 struct Difference {
   std::string key, before, after;
 
-  // "'a.b = 1'", or "no 'a.b'".
+  // "'a.b' = 1", or "no 'a.b'".
   std::string was() const;
   std::string is() const;
 };

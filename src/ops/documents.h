@@ -1,4 +1,5 @@
-// Ids of packed documents, as operators and mixers read them.
+// Ids of packed documents, as recurrences, convolutions and position tables read them. Attention
+// compares the ids of any two positions instead, so each document needs an id of its own there.
 #pragma once
 
 #include <ATen/ATen.h>

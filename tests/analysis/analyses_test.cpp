@@ -167,7 +167,7 @@ TEST(Noise, IsTheShareOnTheAnswer) {
   for (const bool composed : {false, true}) {
     const Tensor maps = r.find(composed ? "layer1.weights.composed" : "layer1.weights");
     const Tensor row = maps[0].select(1, 7).abs();
-    const Tensor share = row.select(1, 2) / row.sum(1);  // the 7 behind the 3, not the other one
+    const Tensor share = row.select(1, 2) / row.sum(1);  // the 7 after the 3, not the other one
     const std::string name = composed ? "layer1.composed" : "layer1.softmax";
     EXPECT_TRUE(at::allclose(tensor_of(found, name + ".answer"), share, 1e-12));
     EXPECT_TRUE(at::allclose(tensor_of(found, name + ".rest"), 1 - share, 1e-9));
@@ -261,7 +261,7 @@ TEST(States, DecaysOfEveryRecurrence) {
                            (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
 }
 
-// What comes behind the end of a sequence changes no number.
+// What comes after the end of a sequence changes no number.
 TEST(Padding, DoesNotCount) {
   const auto model =
       small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }",

@@ -111,7 +111,7 @@ TEST(Recording, MapsAreThoseOfTheDefinition) {
   }
 }
 
-// The composition map of each pair takes the maps before to those behind (DCMHA eq. 8).
+// The composition map of each pair takes the maps before it to those after it (DCMHA eq. 8).
 TEST(Recording, CompositionMapsComposeTheMaps) {
   for (const std::string layer :
        {kAttention[2], kAttention[3], kAttention[4], kAttention[5], kAttention[6], kAttention[7]}) {

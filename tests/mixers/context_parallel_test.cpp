@@ -166,8 +166,8 @@ TEST_P(EveryMixer, ComputesWhatOneProcessDoes) {
       x_gradient.push_back(part.x_gradient);
     }
     const auto close = [&](const Tensor& a, const Tensor& b, const std::string& what) {
-      EXPECT_TRUE(at::allclose(a, b, 1e-9, 1e-10)) << what << " of " << size << ": "
-                                                   << (a - b).abs().max().item<double>();
+      EXPECT_TRUE(at::allclose(a, b, 1e-9, 1e-10))
+          << what << " of " << size << ": " << (a - b).abs().max().item<double>();
     };
     close(joined(y), all.y, "the output");
     close(joined(x_gradient), all.x_gradient, "the gradient of x");
@@ -199,8 +199,9 @@ struct Heads {
 std::vector<Tensor> attended(const Heads& h, const ContextParallel* among) {
   const Tensor q = h.q.detach().requires_grad_(true), k = h.k.detach().requires_grad_(true),
                v = h.v.detach().requires_grad_(true);
-  const Tensor y = among != nullptr ? ring_attention(q, k, v, *among)
-                                    : ops::composed_attention(q, k, v, ops::ComposedAttentionOptions());
+  const Tensor y = among != nullptr
+                       ? ring_attention(q, k, v, *among)
+                       : ops::composed_attention(q, k, v, ops::ComposedAttentionOptions());
   (y * h.weight).sum().backward();
   return {y.detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -210,10 +211,9 @@ std::vector<Tensor> by_threads(const Heads& h, int64_t size) {
   std::vector<std::vector<Tensor>> parts(static_cast<size_t>(size)), by_tensor(4);
   threads.run([&](int64_t rank) {
     const ContextParallel among = threads.of(rank);
-    parts[static_cast<size_t>(rank)] =
-        attended({among.rows_of(h.q), among.rows_of(h.k), among.rows_of(h.v),
-                  among.rows_of(h.weight)},
-                 &among);
+    parts[static_cast<size_t>(rank)] = attended(
+        {among.rows_of(h.q), among.rows_of(h.k), among.rows_of(h.v), among.rows_of(h.weight)},
+        &among);
   });
   std::vector<Tensor> out;
   for (size_t i = 0; i < 4; ++i) {
@@ -263,21 +263,23 @@ TEST(ContextParallel, SaysWhatCannotBeShared) {
     LayerShape shape = test::shape_of(kWidth);
     shape.position.type = position;
     shape.short_conv = short_conv;
-    shape.context_parallel = std::make_shared<ContextParallel>(ContextParallel{
-        .size = 2, .rank = 0, .sum = {}, .gather = {}, .start_shift = {}});
+    shape.context_parallel = std::make_shared<ContextParallel>(
+        ContextParallel{.size = 2, .rank = 0, .sum = {}, .gather = {}, .start_shift = {}});
     return test::message_of<UsageError>([&] { test::mixer(mixer, options, shape); });
   };
   EXPECT_EQ(refusal("dcmha", "heads = 6"),
             "dcmha cannot share out the positions of a sequence, but 'train.context_parallel' is "
             "2, expected 1 (headloom list mixers says which can).");
   EXPECT_TRUE(refusal("mha", "heads = 6\nwindow = 5").starts_with("mha: window is 5, but"));
-  EXPECT_TRUE(refusal("mha", "heads = 6", "alibi").starts_with("mha: position.type is \"alibi\", but"));
+  EXPECT_TRUE(
+      refusal("mha", "heads = 6", "alibi").starts_with("mha: position.type is \"alibi\", but"));
   EXPECT_TRUE(refusal("mamba", "", "none", 4).starts_with("mamba: short_conv is 4, but"));
   LayerShape shape = test::shape_of(kWidth);
-  shape.context_parallel = std::make_shared<ContextParallel>(ContextParallel{
-        .size = 2, .rank = 0, .sum = {}, .gather = {}, .start_shift = {}});
-  EXPECT_TRUE(test::message_of<UsageError>([&] { test::channel_mixer("rwkv_channel", "", shape); })
-                  .starts_with("rwkv_channel cannot share out the positions"));
+  shape.context_parallel = std::make_shared<ContextParallel>(
+      ContextParallel{.size = 2, .rank = 0, .sum = {}, .gather = {}, .start_shift = {}});
+  EXPECT_TRUE(test::message_of<UsageError>([&] {
+                test::channel_mixer("rwkv_channel", "", shape);
+              }).starts_with("rwkv_channel cannot share out the positions"));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Step {
   Tensor loss = {}, next = {};  // next: what the random generator gives after it
   std::map<std::string, Tensor> gradients = {};
   std::map<int64_t, Tensor> load = {};
-  size_t nodes = 0;  // of the graph behind the loss
+  size_t nodes = 0;  // of the loss's graph
 };
 
 size_t nodes_behind(const Tensor& t) {

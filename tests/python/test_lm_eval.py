@@ -103,14 +103,16 @@ def test_requests(adapter, model):
 
 def test_writing(model, monkeypatch):
     """Also without the harness, of which this needs the names alone."""
-    if importlib.util.find_spec("lm_eval") is None:
+    without = importlib.util.find_spec("lm_eval") is None
+    if without:
         of_harness = {"model": dict(TemplateLM=object), "registry": dict(register_model=lambda name: lambda kind: kind)}
         for name, content in of_harness.items():
             monkeypatch.setitem(sys.modules, f"lm_eval.api.{name}", types.SimpleNamespace(**content))
         monkeypatch.setitem(sys.modules, "lm_eval", types.SimpleNamespace())
         monkeypatch.setitem(sys.modules, "lm_eval.api", types.SimpleNamespace())
     adapter = importlib.import_module("headloom.lm_eval").HeadloomLM(model, batch_size=2)
-    monkeypatch.delitem(sys.modules, "headloom.lm_eval")
+    if without:
+        del sys.modules["headloom.lm_eval"]  # made of the names above
     written = model.generate("abc", 6, temperature=0)[3:]
     options = {"until": ["\n\n\n"], "max_gen_toks": 6, "do_sample": False}
     assert adapter.generate_until([Request("abc", options)]) == [written]

@@ -30,12 +30,15 @@ struct Parts : torch::nn::Module {
 TEST(CopyTensors, ReadsTheNamesOfOldCheckpoints) {
   const Tensor now = at::zeros({3}), mean = at::zeros({3}), then = at::arange(3.0);
   const NamedTensors old = {{"layer0.mixer.decay", then}, {"mean.layer0.mixer.decay", then + 1}};
-  copy_tensors(as_stored(old),
-               NamedTensors{{"layer0.mixer.time_decay", now}, {"mean.layer0.mixer.time_decay", mean}},
-               "old");
+  copy_tensors(
+      as_stored(old),
+      NamedTensors{{"layer0.mixer.time_decay", now}, {"mean.layer0.mixer.time_decay", mean}},
+      "old");
   EXPECT_TRUE(at::equal(now, then.to(now.scalar_type())));
   EXPECT_TRUE(at::equal(mean, now + 1));
-  EXPECT_TRUE(contains(message_of([&] { copy_tensors({{"mixer.decay", {.parts = {then}}}}, NamedTensors{}, "old"); }),
+  EXPECT_TRUE(contains(message_of([&] {
+                         copy_tensors({{"mixer.decay", {.parts = {then}}}}, NamedTensors{}, "old");
+                       }),
                        "mixer.decay"));
 }
 
@@ -210,7 +213,8 @@ TEST(AdamW, LoadRefusesAStateThatDoesNotFit) {
                        "file: has no tensor 'mean.matrix'"));
   NamedTensors extra = state;
   extra.emplace_back("other", at::ones({1}));
-  EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(extra), "file"); }), "has a tensor 'other'"));
+  EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(extra), "file"); }),
+                       "has a tensor 'other'"));
   state[0].second = at::ones({4, 3});
   EXPECT_TRUE(contains(message_of([&] { optimizer.load(as_stored(state), "file"); }),
                        "'mean.matrix' has shape [4, 3], expected [3, 4]"));

@@ -404,10 +404,11 @@ TEST(Readers, EarlierCheckpointsAreKnownByTheirShapes) {
   };
   const auto base = other([](ModelConfig& config) { config.position.base = 5; });
   const auto wider = other([](ModelConfig& config) { config.width = 32; });
-  EXPECT_EQ(message_of([&] { store.load_weights("1", *base); }),
-            str(run, "/checkpoints/step-1: its weights are of a model with 'model.position.base' = ",
-                "10000.0, but the configuration (config.toml of a run) has ",
-                "'model.position.base' = 5.0."));
+  EXPECT_EQ(
+      message_of([&] { store.load_weights("1", *base); }),
+      str(run, "/checkpoints/step-1: its weights are of a model with 'model.position.base' = ",
+          "10000.0, but the configuration (config.toml of a run) has ",
+          "'model.position.base' = 5.0."));
   EXPECT_EQ(store.load_weights("2", *base).step, 2);
   EXPECT_TRUE(contains(message_of([&] { store.load_weights("2", *wider); }),
                        "The file is not damaged: [model] in the configuration (config.toml of a "

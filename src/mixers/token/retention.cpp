@@ -192,7 +192,8 @@ class Retention final : public TokenMixer {
 TokenMixerEntry retention_mixer() {
   return token_mixer<Retention, RetentionOptions>(
       "retention", "exponentially decaying attention without softmax, linear in the length",
-      "Sun et al. 2023", {.bidirectional = false, .tensor_parallel = true, .context_parallel = true});
+      "Sun et al. 2023",
+      {.bidirectional = false, .tensor_parallel = true, .context_parallel = true});
 }
 
 }  // namespace headloom

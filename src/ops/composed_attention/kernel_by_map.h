@@ -134,7 +134,7 @@ struct MapTile {
     });
   }
   // sums += map queries for one block: of the keys; queries [rows][wide], sums [kBlock][padded], of
-  // which what is behind the head is anything.
+  // which what is after the head is anything.
   HL_INLINE void to_keys(int64_t i, const float* map, const Head& queries, int64_t padded,
                          float* sums) const {
     int64_t d = 0;

@@ -178,7 +178,7 @@ void conv_gather(const Neighbours& from, int64_t head, int64_t line, RowRange ro
     const int64_t at = r * line + head * kBlock;
     const float *before = from.block[0], *here = from.block[1], *after = from.block[2];
     // Each piece is written over what the one before it wrote too much; the last one's is in the
-    // next row or behind all rows, where the buffer has room.
+    // next row or after all rows, where the buffer has room.
     copy_vectors(before ? before + at + kBlock - left : nullptr, left, to);
     copy_vectors(here ? here + at : nullptr, kBlock, to + left);
     copy_vectors(after ? after + at : nullptr, right, to + left + kBlock);

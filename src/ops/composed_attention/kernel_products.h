@@ -22,7 +22,7 @@ struct Range {
 };
 
 // What is read or written after a product over heads, fetched while it runs: the first head's piece
-// of the next product's larger factor, and chunks of the row. Each head fetches what the one behind
+// of the next product's larger factor, and chunks of the row. Each head fetches what the one after
 // it needs, and its share of the chunks.
 struct Upcoming {
   const float* first = nullptr;

@@ -262,7 +262,7 @@ constexpr int64_t kKeyStep = 16;
 
 // What such a tile sees of one block. A half sees nothing outside its [begin, end), which are whole
 // steps, all of its queries see the keys [begin, whole), and bit r of rows[s] says whether query r
-// of the tile sees a key s behind them.
+// of the tile sees a key s after them.
 struct ShownKeys {
   struct Half {
     int64_t begin, whole, end;
@@ -278,7 +278,7 @@ struct ShownKeys {
 };
 
 // The scratch of one worker where maps are computed one by one (plan.by_map). Rows are wide; turned
-// tensors have the tile's queries side by side, those behind its last one 0.
+// tensors have the tile's queries side by side, those after its last one 0.
 struct MapScratch {
   ShownKeys* shown;    // [span]
   float* q;            // [kMapRows][wide], times scale

@@ -209,7 +209,7 @@ void pack_key_weights_as_floats(const Args& a, const Mix& mix, int64_t batch, in
                                 float* to) {
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
   const int64_t width = mix.k_width(), rank = (width - 1) / 2, line = width * kBlock;
-  // What nothing is written to: ranks and gates that are absent, keys behind the last.
+  // What nothing is written to: ranks and gates that are absent, keys after the last.
   if (n < kBlock || mix.k_rank < rank || !mix.k_gate.data) fill(to, mix.in * line, 0);
   const auto pack = [&](const AnyView& view, int64_t r, int64_t heads_at, int64_t at) {
     const T* source = static_cast<const T*>(view.data) + batch * view.stride[0] +
@@ -620,11 +620,12 @@ HL_INLINE void tile_mix(const Mix& mix, const MixWeights& w, int64_t rows, int64
   tile_mix_to(MixTo::kFloats, {y}, mix, w, rows, line, x, swapped, inner);
 }
 
-// y = Mix(f x) for a factor f [rows][factor_line] of each query and map; not where the mix has both
-// a static and a dynamic part. A dynamic mix writes `pairs` in place of y, where they are given.
+// Whether tile_mix_scaled() can take the mix: not one with both a static and a dynamic part.
 HL_INLINE bool mixes_scaled(const Mix& mix) {
   return mix.present && !(mix.matrix && mix.dynamic());
 }
+// y = Mix(f x) for a factor f [rows][factor_line] of each query and map. A dynamic mix writes
+// `pairs` in place of y, where they are given.
 void tile_mix_scaled(const Mix& mix, const MixWeights& w, int64_t rows, int64_t line,
                      const float* x, const float* factor, int64_t factor_line, float* y,
                      Pair* pairs) {

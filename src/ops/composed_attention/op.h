@@ -76,7 +76,7 @@ at::Tensor composed_attention(const at::Tensor& q, const at::Tensor& k, const at
 at::Tensor composed_attention_maps(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const ComposedAttentionOptions& options);
 
-// The maps after softmax, before anything behind it: [B, H1, T, S].
+// The maps after softmax, before anything that follows it: [B, H1, T, S].
 at::Tensor composed_attention_weights(const at::Tensor& q, const at::Tensor& k,
                                       const ComposedAttentionOptions& options);
 

@@ -13,8 +13,8 @@ using vp = __m512i;  // 16 pairs
 HL_INLINE vp pair_lanes(vf first, vf second) { return (vp)_mm512_cvtne2ps_pbh(second, first); }
 // Lane i is (low[i], high[i]).
 HL_INLINE vp pair_vectors(vf low, vf high) {
-  const vp order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                    7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const vp order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                    23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, pair_lanes(low, high));
 }
 HL_INLINE void store(Pair* to, vp pairs) { _mm512_storeu_si512(to, pairs); }

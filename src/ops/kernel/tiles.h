@@ -211,7 +211,7 @@ HL_INLINE void transpose_tile(const Pair* from, int64_t from_line, Pair* to, int
 }
 
 // Neighbouring rows, turned: to[i][r] = (from[2 r][i], from[2 r + 1][i]) for i < columns, a
-// multiple of 16, with zeros behind the last row up to a multiple of 32 rows.
+// multiple of 16, with zeros after the last row up to a multiple of 32 rows.
 HL_INLINE const Pair* turn_rows(int64_t rows, int64_t columns, const float* from, int64_t line,
                                 Pair* to, int64_t to_line) {
   alignas(64) Pair some[kTile * kTile];

@@ -10,7 +10,7 @@ namespace headloom::ops {
 namespace {
 
 // to[j * to_line + i] = from[i * from_line + j] for i < rows, j < columns, both multiples of 4. A
-// cache line of four rows is moved at a time. What stands kAhead floats behind it is fetched
+// cache line of four rows is moved at a time. What stands kAhead floats after it is fetched
 // meanwhile, because a processor does not foresee so many rows by itself.
 template <int64_t kAhead = 0>
 void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,

@@ -73,7 +73,7 @@ inline const char* name(Wait wait) {
 
 constexpr int LANES = 32;
 constexpr int VALUES = 12;    // that a thread gives to an exchange, at most
-constexpr int BEHIND = 1024;  // numbers after the shared memory that must stay as they are
+constexpr int GUARD = 1024;   // numbers after the shared memory that must stay as they are
 constexpr size_t STACK = size_t(256) << 10;  // of a thread; what it does not touch takes no memory
 
 struct Copy {
@@ -103,7 +103,7 @@ class Block {
   Block(int threads, size_t shared_bytes, uint3 grid, unsigned order)
       : grid(grid), threads(threads), values(threads / LANES), order_(order) {
     size_t count = shared_bytes / sizeof(float) + 4;
-    memory_.resize(count + BEHIND);
+    memory_.resize(count + GUARD);
     shared = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory_.data()) + 15) / 16 * 16);
     shared_count_ = shared_bytes / sizeof(float);
     stacks_ = static_cast<char*>(mmap(nullptr, threads * STACK, PROT_READ | PROT_WRITE,
@@ -132,10 +132,10 @@ class Block {
     }
     while (error.empty() && rounds()) {
     }
-    for (int i = 0; i < BEHIND && error.empty(); ++i) {
+    for (int i = 0; i < GUARD && error.empty(); ++i) {
       unsigned bits;
       memcpy(&bits, shared + shared_count_ + i, sizeof(bits));
-      if (bits != 0xffffffffu) error = "A block writes behind its shared memory.";
+      if (bits != 0xffffffffu) error = "A block writes past its shared memory.";
     }
     if (!error.empty()) {
       error += " (block " + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " +

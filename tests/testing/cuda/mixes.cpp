@@ -1,6 +1,6 @@
-// A kernel of python/headloom/gpu/mixes*.cu as a function for ctypes. tests/python/cuda_emulation.py
-// compiles this file with the constants that mixes.cu names, but for those that the kernels can
-// also read from memory. -DMIXES is the path of its source.
+// A kernel of python/headloom/gpu/mixes*.cu as a function for ctypes. The file
+// tests/python/cuda_emulation.py compiles this one with the constants that mixes.cu names, but for
+// those that the kernels can also read from memory. -DMIXES is the path of its source.
 #include "emulation.h"
 
 namespace {
