@@ -67,9 +67,12 @@ struct Mix {
   HL_INLINE bool query_side() const { return q_rank > 0 || q_gate.data; }
   HL_INLINE bool key_side() const { return k_rank > 0 || k_gate.data; }
   HL_INLINE bool dynamic() const { return query_side() || key_side(); }
+  // The rank that either side is packed with.
+  HL_INLINE int64_t packed_q_rank() const { return q_rank > 0 ? rank : 0; }
+  HL_INLINE int64_t packed_k_rank() const { return k_rank > 0 ? rank : 0; }
   // Floats a head needs for one position on either side: down, up, gate.
-  HL_INLINE int64_t q_width() const { return 2 * (q_rank > 0 ? rank : 0) + 1; }
-  HL_INLINE int64_t k_width() const { return 2 * (k_rank > 0 ? rank : 0) + 1; }
+  HL_INLINE int64_t q_width() const { return 2 * packed_q_rank() + 1; }
+  HL_INLINE int64_t k_width() const { return 2 * packed_k_rank() + 1; }
 };
 
 // One key-query convolution over maps: kernel [H, c_h, c_q, c_k] contiguous.
@@ -127,11 +130,11 @@ struct Plan {
   // split: each worker takes the softmax of its own keys, and their outputs are joined at the end,
   // where no mix needs the weights of the whole one before.
   bool joined = false;
-  bool direct = false;   // split: keys and values are read where they lie, not packed
-  bool by_map = false;   // maps are computed one by one: nothing joins them, and heads are small
-  bool half = false;     // products in pairs of bfloat16: the type of q and the
-                         // processor allow it
-  bool amx = false;      // half: by the tile registers of AMX
+  bool direct = false;  // split: keys and values are read where they lie, not packed
+  bool by_map = false;  // maps are computed one by one: nothing joins them, and heads are small
+  bool half = false;    // products in pairs of bfloat16: the type of q and the
+                        // processor allow it
+  bool amx = false;     // half: by the tile registers of AMX
   // half: dynamic mixes multiply pairs too. Not where tile registers multiply, because such a
   // processor takes longer for a pair in a vector than for two floats.
   bool mixes_pairs = false;

@@ -54,12 +54,12 @@ HL_INLINE PairedWeights paired_weights(const Mix& mix, int64_t rank, bool backwa
 
 // Floats of the dynamic weights of one position, as packed.
 HL_INLINE int64_t query_weights_size(const Mix& mix, const Plan& p) {
-  return p.mixes_pairs ? paired_weights(mix, mix.q_rank > 0 ? mix.rank : 0, p.backward).size
+  return p.mixes_pairs ? paired_weights(mix, mix.packed_q_rank(), p.backward).size
                        : mix.in * mix.q_width();
 }
 HL_INLINE int64_t key_weights_size(const Mix& mix, const Plan& p) {
   if (!mix.key_side()) return 0;
-  return p.mixes_pairs ? paired_weights(mix, mix.k_rank > 0 ? mix.rank : 0, p.backward).size
+  return p.mixes_pairs ? paired_weights(mix, mix.packed_k_rank(), p.backward).size
                        : mix.in * mix.k_width();
 }
 

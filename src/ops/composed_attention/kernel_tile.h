@@ -236,7 +236,7 @@ template <typename T>
 void pack_key_weights_in_pairs(const Args& a, const Plan& p, const Mix& mix, int64_t batch,
                                int64_t block, float* to) {
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
-  const int64_t rank = mix.k_rank > 0 ? mix.rank : 0, size = mix.in / mix.groups;
+  const int64_t rank = mix.packed_k_rank(), size = mix.in / mix.groups;
   const PairedWeights at = paired_weights(mix, rank, p.backward);
   fill(to, at.size * kBlock, 0);
   const auto source = [&](const AnyView& view) {
@@ -325,7 +325,7 @@ HL_INLINE void pair_values(const T* low, const T* high, int64_t step, int64_t n,
 template <typename T>
 void pack_query_weights_in_pairs(const Plan& p, const Mix& mix, int64_t batch, int64_t t,
                                  float* to) {
-  const int64_t rank = mix.q_rank > 0 ? mix.rank : 0, size = mix.in / mix.groups;
+  const int64_t rank = mix.packed_q_rank(), size = mix.in / mix.groups;
   const PairedWeights at = paired_weights(mix, rank, p.backward);
   Pair* const all = reinterpret_cast<Pair*>(to);
   const auto row = [&](const AnyView& view, int64_t r) {
