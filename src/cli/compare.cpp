@@ -16,6 +16,7 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "report/comparison.h"
+#include "train/experiment.h"
 #include "train/interrupt.h"
 #include "train/speeds.h"
 #include "train/train.h"

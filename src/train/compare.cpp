@@ -41,7 +41,7 @@ void note_interrupted_runs(report::Comparison& comparison, const std::string& fo
   for (report::Comparison& again : comparison.robustness) note_interrupted_runs(again, folder);
 }
 
-void note_interrupted(report::Comparison& comparison, const std::string& folder) {
+void note_interrupted_comparison(report::Comparison& comparison, const std::string& folder) {
   note_interrupted_runs(comparison, folder);
   comparison.go_on = command_that_goes_on(folder);
 }
@@ -56,7 +56,7 @@ void train_in_turn(Experiment& experiment, const CompareControl& control, Compar
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = !done;
-    if (!done) note_interrupted(outcome.comparison, control.folder);
+    if (!done) note_interrupted_comparison(outcome.comparison, control.folder);
     control.progress(outcome);
     if (!done) return;
   }
@@ -96,7 +96,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     experiment.advance();
     outcome = experiment.outcome();
     outcome.interrupted = interrupted();
-    if (outcome.interrupted) note_interrupted(outcome.comparison, control.folder);
+    if (outcome.interrupted) note_interrupted_comparison(outcome.comparison, control.folder);
     control.progress(outcome);
   }
 }

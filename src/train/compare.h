@@ -106,10 +106,6 @@ struct CompareControl {
   std::function<double(const RunConfig&, const data::Task&)> step_seconds = {};
 };
 
-// The configuration of a comparison as its folder keeps it: the paths of its tasks are absolute, so
-// that it goes on from any working folder.
-Node with_absolute_paths(Node comparison);
-
 // Checks every combination before training any, then runs seed by seed in the folder, which is
 // locked meanwhile: first what a sweep asks for, then each model with the setting that was chosen
 // for it. A run that is there with the same configuration is not repeated; one with another is set

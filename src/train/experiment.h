@@ -36,6 +36,10 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& name);
 // Reads what the run's folder has of it.
 void refresh(PlannedRun& planned, const std::string& folder);
 
+// The configuration of a comparison as its folder keeps it: the paths of its tasks are absolute, so
+// that it goes on from any working folder.
+Node with_absolute_paths(Node comparison);
+
 // Trains the run, or goes on with it, and writes its result. Returns false where it was
 // interrupted. Throws UsageError, and FolderInUse where another process trains it.
 bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label);

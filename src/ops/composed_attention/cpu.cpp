@@ -14,8 +14,6 @@ namespace kernels = composed_attention_kernel;
 
 using kernels::Plan;
 
-constexpr int64_t kMaxRank = 4;
-
 struct ComposedAttentionCall : Held {
   kernels::Args args;
 
@@ -144,7 +142,7 @@ void run_all(const kernels::Args& a, const Plan& plan) {
 }
 
 const char* mix_reason(const HeadMix& m) {
-  if (rank_of(m.q_down) > kMaxRank || rank_of(m.k_down) > kMaxRank) {
+  if (rank_of(m.q_down) > kernels::kMaxRank || rank_of(m.k_down) > kernels::kMaxRank) {
     return "a low-rank branch has a rank above 4";
   }
   if ((m.q_down.defined() && fixed_size(m.q_down, 2) == 0) ||
@@ -284,7 +282,7 @@ void backward(const ComposedAttention::Arguments& arguments, Backward<ComposedAt
 
 const Kernels<ComposedAttention> composed_attention_cpu(
     {.limits = c10::str("up to ", kernels::kMaxHeads, " maps, heads up to 256, rank up to ",
-                        kMaxRank, ", convolutions up to ", kernels::kMaxConvQueries, " x ",
+                        kernels::kMaxRank, ", convolutions up to ", kernels::kMaxConvQueries, " x ",
                         kernels::kMaxConvKeys),
      .unsupported = unsupported,
      .forward = forward,

@@ -15,6 +15,7 @@ namespace headloom::ops::composed_attention_kernel {
 
 constexpr int64_t kBlock = 64;  // keys of a block: one bit of a 64-bit word each
 constexpr int64_t kMaxHeads = 64;
+constexpr int64_t kMaxRank = 4;
 constexpr int64_t kDirectQueries = 16;  // most that read a head's keys where they lie
 constexpr int64_t kMaxConvQueries = 8;
 constexpr int64_t kMaxConvKeys = 33;

@@ -25,6 +25,18 @@ struct MixWeights {
 // each query and map, which the mix is then of.
 enum class MixOf { kOwn, kOnto, kScaled };
 
+template <int A, int B, int C>
+HL_INLINE void clear(vf (&x)[A][B][C]) {
+#pragma GCC unroll 4
+  for (auto& plane : x) {
+#pragma GCC unroll 5
+    for (auto& row : plane) {
+#pragma GCC unroll 2
+      for (vf& v : row) v = zero();
+    }
+  }
+}
+
 // y = base + x * (qg + kg) + sum_r (sum_h x qd) qu + (sum_h x kd) ku for TB queries and VB vectors
 // of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
 // which out; exchanging them gives the gradient with respect to x.
@@ -45,16 +57,8 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
   k += h0 * KW * kBlock;
   if (OF == MixOf::kScaled) factor += h0;
   vf iq[TB][RQ > 0 ? RQ : 1][VB], ik[TB][RK > 0 ? RK : 1][VB];
-#pragma GCC unroll 4
-  for (int t = 0; t < TB; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < VB; ++v) {
-#pragma GCC unroll 4
-      for (int r = 0; r < RQ; ++r) iq[t][r][v] = zero();
-#pragma GCC unroll 4
-      for (int r = 0; r < RK; ++r) ik[t][r][v] = zero();
-    }
-  }
+  clear(iq);
+  clear(ik);
   if constexpr (RQ + RK > 0) {
     for (int64_t h = 0; h < heads; ++h) {
       vf kd[RK > 0 ? RK : 1][VB];
@@ -198,16 +202,8 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
     vp q_inner[TB][RPQ > 0 ? RPQ : 1][VB], k_inner[TB][RPK > 0 ? RPK : 1][VB];
     if constexpr (RQ + RK > 0) {
       vf iq[TB][2 * RPQ + 1][VB], ik[TB][2 * RPK + 1][VB];
-#pragma GCC unroll 4
-      for (int t = 0; t < TB; ++t) {
-#pragma GCC unroll 2
-        for (int v = 0; v < VB; ++v) {
-#pragma GCC unroll 5
-          for (auto& r : iq[t]) r[v] = zero();
-#pragma GCC unroll 5
-          for (auto& r : ik[t]) r[v] = zero();
-        }
-      }
+      clear(iq);
+      clear(ik);
       for (int64_t i = 0; i < map_pairs; ++i) {
         vp weight[RK > 0 ? RK : 1][VB];
 #pragma GCC unroll 4

@@ -209,8 +209,6 @@ void pack_key_weights_as_floats(const Args& a, const Mix& mix, int64_t batch, in
                                 float* to) {
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
   const int64_t width = mix.k_width(), rank = (width - 1) / 2, line = width * kBlock;
-  // What nothing is written to: ranks and gates that are absent, keys after the last.
-  if (n < kBlock || mix.k_rank < rank || !mix.k_gate.data) fill(to, mix.in * line, 0);
   const auto pack = [&](const AnyView& view, int64_t r, int64_t heads_at, int64_t at) {
     const T* source = static_cast<const T*>(view.data) + batch * view.stride[0] +
                       first * view.stride[1] + r * view.stride[2];
@@ -223,11 +221,22 @@ void pack_key_weights_as_floats(const Args& a, const Mix& mix, int64_t batch, in
   if (mix.k_gate.data) pack(mix.k_gate, 0, 2, 2 * rank);
 }
 
-// The low, or the high, halves of the pairs of two ranks, in pairs of ranks.
-HL_INLINE void pair_ranks(const Pair* first, const Pair* second, bool high, Pair* to) {
-  const int shift = high ? 16 : 0;
-  for (int64_t s = 0; s < kBlock; ++s) {
-    to[s].bits = (first[s].bits >> shift & 0xffff) | second[s].bits >> shift << 16;
+// Panels of ranks [rank][map_pairs][kBlock], which are pairs of maps, as pairs of ranks:
+// to[maps][rank_pairs][kBlock].
+HL_INLINE void pair_ranks(const Pair* panels, int64_t ranks, int64_t maps, const PairedWeights& at,
+                          Pair* to) {
+  const int64_t panel = at.map_pairs * kBlock;
+  for (int64_t r = 0; r < ranks; r += 2) {
+    const bool two = r + 1 < ranks;
+    for (int64_t h = 0; h < maps; ++h) {
+      const int shift = h % 2 * 16;
+      const Pair* const first = panels + r * panel + h / 2 * kBlock;
+      Pair* const pairs = to + (h * at.rank_pairs + r / 2) * kBlock;
+      for (int64_t s = 0; s < kBlock; ++s) {
+        const uint32_t second = two ? first[panel + s].bits >> shift << 16 : 0;
+        pairs[s].bits = (first[s].bits >> shift & 0xffff) | second;
+      }
+    }
   }
 }
 
@@ -238,7 +247,6 @@ void pack_key_weights_in_pairs(const Args& a, const Plan& p, const Mix& mix, int
   const int64_t first = block * kBlock, n = lesser(kBlock, a.S - first);
   const int64_t rank = mix.packed_k_rank(), size = mix.in / mix.groups;
   const PairedWeights at = paired_weights(mix, rank, p.backward);
-  fill(to, at.size * kBlock, 0);
   const auto source = [&](const AnyView& view) {
     return static_cast<const T*>(view.data) + batch * view.stride[0] + first * view.stride[1];
   };
@@ -247,31 +255,26 @@ void pack_key_weights_in_pairs(const Args& a, const Plan& p, const Mix& mix, int
                to + at.gate * kBlock, kBlock);
   }
   Pair* const all = reinterpret_cast<Pair*>(to);
-  const auto pack = [&](const AnyView& view, int64_t g, int64_t r, Pair* pairs) {
-    pack_panel_pairs(source(view) + r * view.stride[2] + g * size * view.stride[3], view.stride, n,
-                     size, reinterpret_cast<float*>(pairs));
-  };
+  Pair room[kMaxRank * kMaxHeads / 2 * kBlock];
   for (int64_t g = 0; g < mix.groups; ++g) {
-    for (int way = 0; way < (p.backward ? 2 : 1); ++way) {
-      const AnyView& inward = way == 0 ? mix.k_down : mix.k_up;
-      const AnyView& outward = way == 0 ? mix.k_up : mix.k_down;
-      Pair* const maps = all + (at.inward[way] + g * rank * at.map_pairs) * kBlock;
-      for (int64_t r = 0; r < mix.k_rank; ++r) pack(inward, g, r, maps + r * at.map_pairs * kBlock);
-      Pair ranks[2][kMaxHeads / 2 * kBlock];
-      for (int64_t r = 0; r < mix.k_rank; r += 2) {
-        pack(outward, g, r, ranks[0]);
-        if (r + 1 < mix.k_rank) {
-          pack(outward, g, r + 1, ranks[1]);
-        } else {
-          std::memset(ranks[1], 0, sizeof(ranks[1]));
-        }
-        for (int64_t h = 0; h < size; ++h) {
-          const int64_t from = h / 2 * kBlock;
-          const int64_t pair = at.outward[way] + (g * size + h) * at.rank_pairs + r / 2;
-          pair_ranks(ranks[0] + from, ranks[1] + from, h % 2 == 1, all + pair * kBlock);
-        }
+    const auto pack = [&](const AnyView& view, Pair* panels) {
+      for (int64_t r = 0; r < mix.k_rank; ++r) {
+        pack_panel_pairs(source(view) + r * view.stride[2] + g * size * view.stride[3], view.stride,
+                         n, size, reinterpret_cast<float*>(panels + r * at.map_pairs * kBlock));
       }
-    }
+    };
+    const auto inward = [&](int way) {
+      return all + (at.inward[way] + g * rank * at.map_pairs) * kBlock;
+    };
+    const auto outward = [&](int way) {
+      return all + (at.outward[way] + g * size * at.rank_pairs) * kBlock;
+    };
+    Pair* const down = inward(0);
+    Pair* const up = p.backward ? inward(1) : room;
+    pack(mix.k_down, down);
+    pack(mix.k_up, up);
+    pair_ranks(up, mix.k_rank, size, at, outward(0));
+    if (p.backward) pair_ranks(down, mix.k_rank, size, at, outward(1));
   }
 }
 
@@ -279,6 +282,10 @@ template <typename T>
 void pack_key_weights(const Args& a, const Plan& p, const Mix& mix, int64_t batch, int64_t block,
                       float* to) {
   if (!mix.key_side()) return;
+  // What nothing is written to: ranks and gates that are absent, keys after the last.
+  if (a.S - block * kBlock < kBlock || mix.k_rank < mix.packed_k_rank() || !mix.k_gate.data) {
+    fill(to, key_weights_size(mix, p) * kBlock, 0);
+  }
   p.mixes_pairs ? pack_key_weights_in_pairs<T>(a, p, mix, batch, block, to)
                 : pack_key_weights_as_floats<T>(a, mix, batch, block, to);
 }
