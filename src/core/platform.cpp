@@ -36,7 +36,9 @@ void release_free_memory() {
 
 bool keep_freed_memory() {
 #ifdef __GLIBC__
-  return ::mallopt(M_MMAP_MAX, 0) != 0 && ::mallopt(M_TRIM_THRESHOLD, -1) != 0;  // -1: never
+  // -1: never. One arena, because those of other threads give memory back whatever the threshold.
+  return ::mallopt(M_MMAP_MAX, 0) != 0 && ::mallopt(M_TRIM_THRESHOLD, -1) != 0 &&
+         ::mallopt(M_ARENA_MAX, 1) != 0;
 #else
   return false;
 #endif

@@ -14,8 +14,9 @@ bool reset_peak_memory();
 
 // Gives back to the system what the allocator keeps for later.
 void release_free_memory();
-// Lets the allocator keep for later whatever is freed. By default glibc gives 32 MB and more back
-// at every free, and the next tensor faults its pages in again. Returns whether that is possible.
+// Lets the allocator keep for later whatever is freed, by this thread and by those that begin after
+// it. By default glibc gives 32 MB and more back at every free, and the next tensor faults its pages
+// in again. Returns whether that is possible.
 bool keep_freed_memory();
 // Back to the default.
 void return_freed_memory();
