@@ -111,7 +111,7 @@ def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
 class Part(nn.Module):
     """A part of a C++ module, for reading: its parameters and buffers, and parts of its own.
 
-    It runs inside the whole module only: to call it is an error, and a forward hook on it warns that it never fires.
+    It runs inside the whole module only: to call it is an error, and a hook on it warns that it never fires.
     """
 
     #: Its own parameters that weight decay leaves alone.
@@ -166,10 +166,18 @@ class Part(nn.Module):
         self._warn_of_hook()
         return super().register_forward_pre_hook(*given, **options)
 
+    def register_full_backward_hook(self, *given: Any, **options: Any) -> RemovableHandle:
+        self._warn_of_hook()
+        return super().register_full_backward_hook(*given, **options)
+
+    def register_full_backward_pre_hook(self, *given: Any, **options: Any) -> RemovableHandle:
+        self._warn_of_hook()
+        return super().register_full_backward_pre_hook(*given, **options)
+
     def _warn_of_hook(self) -> None:
         if type(self) is Part:
             warnings.warn(
-                "a forward hook on a part of a model never fires, because the model runs in C++ as a whole; register it "
+                "a hook on a part of a model never fires, because the model runs in C++ as a whole; register it "
                 "on the model, or on a single layer made by headloom.mixer or headloom.channel_mixer.",
                 stacklevel=3,
             )

@@ -388,7 +388,7 @@ class Model(FunctionalModule):
         Raises:
             ValueError: the tokens are outside the vocabulary or not of the sequences that the state has seen, the state
                 is another model's, the model does not write, or a source is missing or too much. The state is then as
-                it was.
+                it was. After any other error it may be refused: make a new one.
             TypeError: ``tokens`` is no tensor or ``state`` no :class:`State`.
 
         Example:

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <filesystem>
+#include <mutex>
 
 #include "core/json.h"
 #include "core/platform.h"
@@ -136,16 +137,26 @@ CachePolicy parse_policy(const std::string& text, const std::string& dtype) {
   }
 }
 
-// What decoding keeps of the positions that a batch of sequences has seen.
+// What decoding keeps of the positions that a batch of sequences has seen. With a spec but without
+// layers it is of no use any more, because a call failed after some layers had read its tokens.
 struct State : torch::CustomClassHolder, HeldState {
   State(const std::string& cache, const std::string& dtype)
       : HeldState{.policy = parse_policy(cache, dtype)} {}
   explicit State(HeldState held) : HeldState(std::move(held)) {}
+  // Calls of several threads take turns.
+  std::lock_guard<std::mutex> locked() const { return std::lock_guard(mutex_); }
   // Of the sequence that has seen most.
-  int64_t position() const { return state.position.longest; }
-  int64_t bytes() const { return state.bytes(); }
+  int64_t position() const {
+    const auto lock = locked();
+    return state.position.longest;
+  }
+  int64_t bytes() const {
+    const auto lock = locked();
+    return state.bytes();
+  }
   c10::intrusive_ptr<State> select(const Tensor& given) const {
     const Tensor rows = given.cpu();
+    const auto lock = locked();
     TORCH_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == at::kLong && rows.numel() > 0,
                       "state: rows has shape ", rows.sizes(), " and type ", rows.scalar_type(),
                       ", expected the numbers [n] of at least one sequence.");
@@ -156,6 +167,9 @@ struct State : torch::CustomClassHolder, HeldState {
                       ", expected numbers of the ", batch, " sequences that it has seen.");
     return c10::make_intrusive<State>(HeldState{policy, state.select(rows), spec});
   }
+
+ private:
+  mutable std::mutex mutex_;
 };
 
 // The next tokens [B, n] -> logits [B, n, V], or of the last position alone. A source [B, S] comes
@@ -168,8 +182,14 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
   const auto read_on = [&](Module& model) {
     AutoregressiveModel& decoder = as_autoregressive(model);
     at::NoGradGuard no_grad;
+    const auto lock = state->locked();
     const bool begins = state->state.layers.empty();
-    // What fails leaves the state as it was.
+    TORCH_CHECK_VALUE(
+        !begins || state->spec.empty(),
+        "model: an earlier call of this state failed while layers read its tokens, so "
+        "it cannot go on, expected a new state. A state goes on in the type, and "
+        "under the autocast, in which it began.");
+    // A request that is refused leaves the state as it was.
     DecoderState fresh;
     if (begins) {
       if (source) check_source(decoder, read, source_lengths.value_or(Tensor()), tokens.size(0));
@@ -181,7 +201,14 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
       TORCH_CHECK_VALUE(state->spec == spec,
                         "model: the state was begun by a model of another configuration.");
     }
-    const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
+    const int64_t seen = state->state.position.longest;
+    Tensor hidden;
+    try {
+      hidden = decoder.extend(tokens, begins ? fresh : state->state);
+    } catch (const std::exception&) {
+      if (state->state.position.longest != seen) state->state = {};
+      throw;
+    }
     if (begins) {
       state->state = std::move(fresh);
       state->spec = spec;
@@ -366,7 +393,10 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       .def("bytes", &State::bytes)
       .def("select", &State::select)
       .def_pickle(
-          [](const c10::intrusive_ptr<State>& state) { return saved(*state); },
+          [](const c10::intrusive_ptr<State>& state) {
+            const auto lock = state->locked();
+            return saved(*state);
+          },
           [](const SavedState& from) { return c10::make_intrusive<State>(restored(from)); });
   m.class_<GenerationFromPython>("Generation")
       .def(torch::init<const std::string&, const std::vector<Tensor>&, const std::vector<Tensor>&,

@@ -157,6 +157,15 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) co
     usage_error(what(), ": tokens has ", tokens.size(0), " sequences, expected the ", batch,
                 " that the state has seen.");
   }
+  // Refused before the first layer has read the tokens.
+  const int64_t length = state.position.longest + tokens.size(1);
+  for (const auto& layer : decoder_layers().all()) {
+    const int64_t longest = layer.mixer->longest().value_or(length);
+    if (length > longest) {
+      usage_error(layer.mixer->what(), ": it has weights for ", longest,
+                  " positions (model.max_length), but the sequence has ", length, ".");
+    }
+  }
   const at::Device device = decoder_embedding().table().device();
   const Tensor x = decoder_embedding().forward(tokens.to(device), {}, false, state.position);
   state.position += tokens.size(1);

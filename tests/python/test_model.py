@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+import threading
 import warnings
 
 import headloom
@@ -371,7 +372,12 @@ def test_its_parts_are_there_for_reading():
     mixer.load_state_dict(parts["layer0.mixer"].state_dict())
     with pytest.raises(NotImplementedError, match="headloom.mixer and headloom.channel_mixer make single layers"):
         model.layer0.mixer(x)
-    for register in (model.layer0.register_forward_hook, model.layer0.mixer.register_forward_pre_hook):
+    for register in (
+        model.layer0.register_forward_hook,
+        model.layer0.mixer.register_forward_pre_hook,
+        model.layer0.register_full_backward_hook,
+        model.layer0.register_full_backward_pre_hook,
+    ):
         with pytest.warns(UserWarning, match="never fires"):
             register(lambda *_: None)
     seen = []
@@ -548,6 +554,47 @@ def test_saved_states_belong_to_their_model():
         kind = type(state._state)
         with pytest.raises(ValueError, match=f"^state: .*{match}"):
             kind.__setstate__(kind.__new__(kind), (damaged, name))
+
+
+@pytest.mark.parametrize("mixer", [{"type": "synthesizer", "heads": 4}, {"type": "aft", "form": "local"}])
+def test_a_state_is_as_it_was_after_too_many_tokens(mixer):
+    model = decoder(max_length=12, layer=[layer(), {"mixer": mixer}], position={"type": "none"}).eval()
+    x, state = tokens(2, 12), headloom.State()
+    model.extend(x[:, :10], state)
+    with pytest.raises(ValueError, match="has weights for 12 positions .*, but the sequence has 15"):
+        model.extend(x[:, :5], state)
+    assert state.position == 10
+    torch.testing.assert_close(model.extend(x[:, 10:], state), model(x)[:, 10:])
+
+
+def test_a_state_that_was_read_in_part_is_refused():
+    model, x, state = decoder(layer=[layer("mamba", "none"), layer()]).eval(), tokens(), headloom.State()
+    model.extend(x, state)
+    with pytest.raises(TypeError, match="has dtype Float, expected BFloat16"):
+        model.to(torch.bfloat16).extend(x[:, :1], state)
+    for kept in (state, copy.deepcopy(state)):
+        with pytest.raises(ValueError, match="failed while layers read its tokens.*expected a new state"):
+            model.float().extend(x[:, :1], kept)
+
+
+def test_threads_take_turns_with_a_state():
+    model, x, state = decoder(max_length=None).eval(), tokens(), headloom.State()
+    model.extend(x, state)
+    problems = []
+
+    def read():
+        try:
+            for _ in range(40):
+                model.extend(x[:, :1], state)
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems and state.position == LENGTH + 160
 
 
 def test_keys_and_values_in_int8():
