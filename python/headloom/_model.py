@@ -13,6 +13,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Dict,
+    Iterable,
     Iterator,
     List,
     Literal,
@@ -464,7 +465,7 @@ class Model(FunctionalModule):
 
     def _stops(self, stop: Stop) -> Tuple[List[bytes], List[int]]:
         """Texts and tokens that end a text."""
-        given = [stop] if isinstance(stop, (str, int, bytes)) else list(stop)
+        given = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
         for one in given:
             if not isinstance(one, (str, int)):
                 raise TypeError(f"stop has {shown(one)}, expected texts and tokens.")
