@@ -141,9 +141,9 @@ def seen_places(launch: CudaLaunch, window: Optional[int]) -> int:
     chunk, M, N = launch.chunk, launch.plan.step, launch.plan.columns
     tiles = 0
     for number in range(chunk.chunks):
-        behind = number * chunk.step
+        offset = number * chunk.step
         for first in range(chunk.first, chunk.last, M):
-            left = max(-behind, chunk.left, -behind if window is None else first - window + 1)
+            left = max(-offset, chunk.left, -offset if window is None else first - window + 1)
             tiles += (min(first + M, chunk.right) - 1 - chunk.left) // N - (left - chunk.left) // N + 1
     return tiles * M * N
 

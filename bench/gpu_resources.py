@@ -221,7 +221,10 @@ def operator_launches(dtype: torch.dtype) -> Dict[str, List[Launch]]:
             f"rms_norm of {width}": recorded(rms_norm, [on_meta(4096, width, dtype=dtype), on_meta(width, dtype=torch.float32), 1e-6], 1)
             for width in (64, 768, 8192)
         },
-        **{f"dynamic_weights, {heads} heads": recorded(dynamic_weights, dynamic_weights_call(4096, heads, dtype), 1) for heads in (12, 32, 64)},
+        **{
+            f"dynamic_weights, {heads} heads": recorded(dynamic_weights, dynamic_weights_call(4096, heads, dtype), 1)
+            for heads in (12, 32, 64)
+        },
         "rotary": recorded(rotary, rotary_call(4096, 12, 64, 32, False, dtype), 1),
         "rotary, interleaved, a part": recorded(rotary, rotary_call(4096, 6, 128, 17, True, dtype), 1),
         "swiglu of 64": recorded(swiglu, [on_meta(4096, 2 * 64, dtype=dtype)], 1),

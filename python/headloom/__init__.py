@@ -2,7 +2,8 @@
 
 ``load`` reads a trained model and ``model`` makes a new one; ``mixer`` and ``channel_mixer`` build single layers: all are
 ordinary ``torch.nn.Module``s. ``composed_attention`` is attention whose maps are convolved and mixed across heads; the other
-operators are in ``headloom.ops``. ``headloom.analysis`` looks into models. ``headloom.transformers`` and ``headloom.lm_eval`` fit into those libraries.
+operators are in ``headloom.ops``. ``headloom.analysis`` looks into models. ``headloom.transformers`` and ``headloom.lm_eval``
+fit into those libraries.
 """
 
 from headloom import _library as _library  # loads the operators

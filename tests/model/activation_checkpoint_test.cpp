@@ -19,7 +19,7 @@ struct Step {
   size_t nodes = 0;  // of the loss's graph
 };
 
-size_t nodes_behind(const Tensor& t) {
+size_t graph_nodes(const Tensor& t) {
   std::vector<torch::autograd::Node*> open = {t.grad_fn().get()};
   std::unordered_set<torch::autograd::Node*> seen(open.begin(), open.end());
   while (!open.empty()) {
@@ -48,7 +48,7 @@ Step step_of(Model& model, ModelInput input, const Tensor& targets, bool checkpo
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   if (auxiliary.loss.defined()) loss = loss + auxiliary.loss * 100;
-  Step out{.loss = loss.detach(), .load = auxiliary.load, .nodes = nodes_behind(loss)};
+  Step out{.loss = loss.detach(), .load = auxiliary.load, .nodes = graph_nodes(loss)};
   loss.backward();
   out.next = at::rand({4});
   for (const auto& [name, p] : parameters_of(model)) {

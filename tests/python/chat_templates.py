@@ -128,7 +128,10 @@ TEMPLATES = {
     {{- '<' ~ m.role[0] | upper ~ '>' ~ m.content -}}
   {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<A>' -}}{%- if enable_thinking is defined and enable_thinking is false -%}<think></think>{%- endif -%}{%- endif -%}""",
+{%- if add_generation_prompt -%}
+  {{- '<A>' -}}
+  {%- if enable_thinking is defined and enable_thinking is false -%}<think></think>{%- endif -%}
+{%- endif -%}""",
     "whitespace": """  {# a remark #}
 {%- raw -%} {{ not this }} {% endraw %}
    {% for m in messages +%}

@@ -349,7 +349,7 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch):
         assert (x.float() - y.float()).norm() <= 1e-3 * y.float().norm()
 
 
-def test_stands_behind_the_operator():
+def test_serves_the_operator():
     """Schemas, autograd formula and gradients: the kernels take the CPU's dispatch key and serve the operator itself.
 
     This is the last test of the file, because the key stays theirs."""

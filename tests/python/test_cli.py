@@ -132,7 +132,7 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
-def test_a_terminal_that_closes_ends_a_run_behind_its_step(place, tmp_path, ignored):
+def test_a_terminal_that_closes_ends_a_run_after_its_step(place, tmp_path, ignored):
     """Unless it was started with nohup, which ignores the signal."""
     command = [BINARY, "train", "long.toml", "--out", tmp_path / "run", "--set", "train.steps=100000"]
     ignore = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None

@@ -1,4 +1,4 @@
-"""The kernels for NVIDIA GPUs, without a GPU: in Triton's interpreter, compiled ahead of time, and behind their dispatch key."""
+"""The kernels for NVIDIA GPUs, without a GPU: in Triton's interpreter, compiled ahead of time, and under their dispatch key."""
 
 import importlib.metadata
 import importlib.util

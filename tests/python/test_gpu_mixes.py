@@ -94,10 +94,10 @@ class Case:
 
     def places(self):
         """t [C, rows] and s [C, columns] of the chunks, and whether they are queries of the chunk and keys of the sequence."""
-        behind = (torch.arange(self.C) % self.chunks * self.step)[:, None]
-        t = self.first + behind + torch.arange(self.rows)
-        s = self.left + behind + torch.arange(self.columns)
-        return t, t < torch.clamp(self.last + behind, max=self.T), s, (s >= 0) & (s < self.S)
+        offset = (torch.arange(self.C) % self.chunks * self.step)[:, None]
+        t = self.first + offset + torch.arange(self.rows)
+        s = self.left + offset + torch.arange(self.columns)
+        return t, t < torch.clamp(self.last + offset, max=self.T), s, (s >= 0) & (s < self.S)
 
     def find_visible(self):
         t, of_t, s, of_s = self.places()

@@ -1,7 +1,7 @@
 """Kernels for NVIDIA GPUs: in Triton (``pip install triton``) and in CUDA, and those of flash-linear-attention and mamba-ssm where these
 packages are installed.
 
-Importing this package puts them behind the CUDA dispatch key of Headloom's operators. They are loaded by the first call.
+Importing this package registers them under the CUDA dispatch key of Headloom's operators. They are loaded by the first call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _kernels(name: str) -> Tuple[Callable[..., List[Tensor]], Callable[..., List
 
 
 def register(library: torch.library.Library, name: str, **options: bool) -> None:
-    """Puts an operator's kernels behind the dispatch key of a library."""
+    """Registers an operator's kernels under the dispatch key of a library."""
 
     def call(which: int, *arguments: object) -> List[Tensor]:
         # Kernels start on PyTorch's current GPU, which may be another than that of the tensors.

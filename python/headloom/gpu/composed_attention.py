@@ -6,8 +6,8 @@ weights in place, and a product makes the output. The maps of one chunk, or of s
 a time. Where maps are convolved (``convolution.py``), a chunk's maps also have the earlier queries that the convolutions
 reach back to, its *halo*.
 
-``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and stand behind
-their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
+``forward`` and ``backward`` have the schemas of ``headloom::composed_attention_fused`` and ``_backward`` and are registered
+under their CUDA dispatch key. ``src/ops/composed_attention/cuda.cpp`` says which cases come here.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ class Problem:
         # Chunks of a window are taken together, and the first and the last reach beyond the sequence.
         reach = 0 if self.window is None else up(self.window, KEYS)
         self.keys_before = 0 if self.window is None else reach + up(max(self.T - self.S, 0), KEYS)
-        self.keys_behind = 2 * reach  # the last chunk's queries, and what they see after them
+        self.keys_after = 2 * reach  # the last chunk's queries, and what they see after them
         # Blocks of a mix's weights: every tile of queries and of keys lies inside.
         self.query_blocks = up(self.T + ROWS + reach, QUERIES) // QUERIES
-        self.key_blocks = up(self.keys_before + self.S + self.keys_behind + COLUMNS, KEYS) // KEYS
+        self.key_blocks = up(self.keys_before + self.S + self.keys_after + COLUMNS, KEYS) // KEYS
         self.pre, self.post = packed((pre, post), self)
         self.lengths = None if lengths is None else lengths.contiguous()
         self.documents = None if documents is None else documents.contiguous()
@@ -348,7 +348,7 @@ class OfKeys:
     @staticmethod
     def size(p: Problem, G: int, K: int) -> Tuple[int, ...]:
         """Of its memory."""
-        return p.B, G, p.keys_before + p.S + p.keys_behind, K
+        return p.B, G, p.keys_before + p.S + p.keys_after, K
 
     def bands(self, chunk: Chunk, of_group: int) -> List[Tuple[int, slice]]:
         """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``Problem.bands`` is for rows. The keys

@@ -52,7 +52,7 @@ class Convolution:
         self.groups = heads // of_group
         self.halo = queries - 1
         self.before = {"both": (keys - 1) // 2, "left": keys - 1, "right": 0}[padding]
-        self.behind = keys - 1 - self.before
+        self.after = keys - 1 - self.before
         self.exact = exact
         self.documents = documents
         self.past = past
@@ -85,7 +85,7 @@ class Convolution:
         part = rows[:, :, taps.start : to.rows + taps.stop - 1]
         if hidden is not None:
             part = part.masked_fill(hidden, 0)
-        return F.pad(part, (self.before, self.behind))
+        return F.pad(part, (self.before, self.after))
 
     def apply(self, x: Tensor, of: Chunk, to: Chunk) -> Tensor:
         """y for the queries of `to` from x, maps of `of`, which reaches back by the halo: [B, H, rows, keys]."""

@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
     b: Any  # sequence
     chunk: Any  # of all chunks of the batch
-    behind: Any  # how far it lies behind the first chunk of its sequence
+    offset: Any  # of its first query from that of the sequence's first chunk
     t: Any
     s: Any
     row: Any
@@ -187,18 +187,18 @@ def place(c, M: tl.constexpr, N: tl.constexpr):
     chunk = (tl.program_id(2) // c.groups).to(tl.int64)
     heads = c.H // c.groups
     first = tl.program_id(2) % c.groups * heads
-    behind = (chunk % c.chunks).to(tl.int32) * c.step
+    offset = (chunk % c.chunks).to(tl.int32) * c.step
     row = tl.program_id(1) * M + tl.arange(0, M)
     column = tl.program_id(0) * N + tl.arange(0, N)
-    end = tl.minimum(c.last + behind, c.T)
-    at = Place(chunk // c.chunks, chunk, behind, c.first + behind + row, c.left + behind + column, row, column, end)
+    end = tl.minimum(c.last + offset, c.T)
+    at = Place(chunk // c.chunks, chunk, offset, c.first + offset + row, c.left + offset + column, row, column, end)
     return at, first, first + heads
 
 
 @triton.jit
 def corner(c, at, M: tl.constexpr, N: tl.constexpr):
     """The first query and key of the tile."""
-    return c.first + at.behind + tl.program_id(1) * M, c.left + at.behind + tl.program_id(0) * N
+    return c.first + at.offset + tl.program_id(1) * M, c.left + at.offset + tl.program_id(0) * N
 
 
 @triton.jit
@@ -661,9 +661,9 @@ def lse_kernel(sums, lse, T, chunks, step, rows, last, first, skipped, tiles, M:
         x = tl.load(sums + ((tile * all_chunks + chunk) * heads + head) * rows + i, mask=i < rows, other=float("-inf"))
         total += tl.exp(x - base)
     found = tl.where(total == 0.0, float("inf"), base + tl.log(tl.where(total == 0.0, 1.0, total)))
-    behind = chunk % chunks * step
-    t = first + behind + i
-    tl.store(lse + (chunk // chunks * heads + head) * T + t, found, mask=(i < rows) & (t < tl.minimum(last + behind, T)))
+    offset = chunk % chunks * step
+    t = first + offset + i
+    tl.store(lse + (chunk // chunks * heads + head) * T + t, found, mask=(i < rows) & (t < tl.minimum(last + offset, T)))
 
 
 @triton.jit

@@ -197,7 +197,7 @@ __device__ __forceinline__ u32 transposed(u32 x) {
 
 struct Place {
   int tile, row_tile;            // of the block
-  int chunk, chunks, b, behind;  // as in kernels.py; `chunks` are all of the batch
+  int chunk, chunks, b, offset;  // as in kernels.py; `chunks` are all of the batch
   int first_head, end;
   int g, own_column;  // the thread's first query of a step, and first key, from the block's first
   int row, t;         // the block's first query
@@ -213,16 +213,16 @@ __device__ __forceinline__ Place place(const Call& c) {
   at.chunks = gridDim.z / c.groups;
   at.first_head = block.z % c.groups * HEADS;
   at.b = at.chunk / c.chunks;
-  at.behind = at.chunk % c.chunks * c.step;
-  at.end = min(c.last + at.behind, c.T);
+  at.offset = at.chunk % c.chunks * c.step;
+  at.end = min(c.last + at.offset, c.T);
   constexpr int down = STEP / OF_WARP;  // warps one below another
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   at.g = warp % down * OF_WARP + lane / LANES;
   at.own_column = (warp / down * LANES + lane % LANES) * 4;
   at.row = at.row_tile * ROWS;
-  at.t = c.first + at.behind + at.row;
+  at.t = c.first + at.offset + at.row;
   at.column = at.tile * COLUMNS;
-  at.s = c.left + at.behind + at.column;
+  at.s = c.left + at.offset + at.column;
   return at;
 }
 
