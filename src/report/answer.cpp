@@ -58,13 +58,6 @@ Rows with_results(const TaskSummary& t) {
   return out;
 }
 
-const Row* baseline_of(const TaskSummary& t) {
-  for (const Row& row : t.rows) {
-    if (row.baseline) return &row;
-  }
-  return nullptr;
-}
-
 // "0.030 (95% interval 0.017 to 0.043)".
 std::string effect(const TaskInfo& task, const Verdict& verdict) {
   return difference_text(task, verdict.difference.mean) + " (95% interval " +
@@ -398,7 +391,7 @@ std::string answer(const TaskSummary& t) {
     return on + " no model is shown to have learned." + not_learned(t, unlearned) +
            failures(t.rows, "");
   }
-  const Row* baseline = baseline_of(t);
+  const Row* baseline = t.baseline();
   std::string out;
   if (baseline->finished == 0) {
     out = begun(on, " the baseline " + name(*baseline) +
@@ -421,7 +414,7 @@ std::string answer(const TaskSummary& t) {
 std::string recommendation(const TaskSummary& t) {
   const TaskInfo& task = *t.task;
   const Rows results = with_results(t);
-  const Row* baseline = baseline_of(t);
+  const Row* baseline = t.baseline();
   if (results.size() < 2 || baseline->finished == 0) return "";
   const std::string start = "For " + task.name + " and this budget, ";
   Rows learned;
@@ -551,7 +544,7 @@ std::string limits(const Comparison& c, const Summary& summary) {
       if (row.finished == 0) continue;
       if (row.trend == Trend::kMoving) falling.push_back(&row);
       for (const Run* run : row.runs) {
-        if (run->state == RunState::kFinished && !run_failed(*run)) {
+        if (has_result(*run)) {
           error_known &= std::isfinite(run->points.back().quality_error);
         }
       }

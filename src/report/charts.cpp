@@ -142,18 +142,15 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double
 // The evaluations of two models at equal training, by the tokens or images until then, from every
 // seed from which both have finished: only places that all of these seeds have.
 std::map<double, PairedPoints> paired_points(const Row& a, const Row& b) {
-  const auto finished = [](const Run* run) {
-    return run->state == RunState::kFinished && !run_failed(*run);
-  };
   // Equal counts may differ in their rounding.
   const auto place = [](const Point& p) { return std::round(p.tokens); };
   std::map<double, PairedPoints> out;
   size_t seeds = 0;
   for (const Run* first : a.runs) {
     const auto second = std::find_if(b.runs.begin(), b.runs.end(), [&](const Run* run) {
-      return run->seed == first->seed && finished(run);
+      return run->seed == first->seed && has_result(*run);
     });
-    if (!finished(first) || second == b.runs.end()) continue;
+    if (!has_result(*first) || second == b.runs.end()) continue;
     ++seeds;
     std::map<double, const Point*> places;
     for (const Point& p : (*second)->points) {
@@ -175,7 +172,7 @@ std::map<double, PairedPoints> paired_points(const Row& a, const Row& b) {
 std::vector<LinePoint> mean_curve(const Row& row, double Point::* x, double Point::* y) {
   std::vector<const Run*> runs;
   for (const Run* run : row.runs) {
-    if (run->state == RunState::kFinished && !run_failed(*run)) runs.push_back(run);
+    if (has_result(*run)) runs.push_back(run);
   }
   if (runs.empty()) {
     for (const Run* run : row.runs) {
@@ -266,16 +263,13 @@ Chart accuracy_chart(const Comparison& c, const TaskSummary& t) {
 }
 
 Chart gap_chart(const Comparison& c, const TaskSummary& t) {
-  const Row* baseline = nullptr;
-  for (const Row& row : t.rows) {
-    if (row.baseline) baseline = &row;
-  }
-  const std::string base = baseline->model->label;
+  const Row& baseline = *t.baseline();
+  const std::string base = baseline.model->label;
   LineChart chart;
   for (const Row& row : t.rows) {
     if (row.baseline) continue;
     Line line{row.model->label, style_of(c, row), false, {}};
-    for (const auto& [tokens, pairs] : paired_points(row, *baseline)) {
+    for (const auto& [tokens, pairs] : paired_points(row, baseline)) {
       const Estimate e = paired_difference(pairs);
       LinePoint p{tokens, e.mean, e.mean, e.mean};
       if (e.count > 1) {
@@ -548,15 +542,12 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
 Chart expert_chart(const TaskSummary& t, const Row& row) {
   // Which expert is which differs between seeds: the experts of a layer are put in order of their
   // load, and then the seeds' are averaged.
-  struct Layer {
-    std::vector<std::vector<double>> seeds;
-  };
-  std::map<int64_t, Layer> layers;
+  std::map<int64_t, std::vector<std::vector<double>>> layers;  // of each layer its seeds' loads
   for (const Run* run : row.runs) {
     if (run->points.empty() || run_failed(*run)) continue;
     for (auto [layer, shares] : run->points.back().expert_load) {
       std::sort(shares.begin(), shares.end(), std::greater<>());
-      auto& seeds = layers[layer].seeds;
+      auto& seeds = layers[layer];
       if (seeds.empty() || seeds[0].size() == shares.size()) seeds.push_back(shares);
     }
   }
@@ -567,13 +558,13 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
   size_t experts = 0, index = 0;
   double highest = 0;
   std::vector<std::string> notes;
-  for (const auto& [layer, loads] : layers) {
+  for (const auto& [layer, seeds] : layers) {
     if (index++ % every != 0) continue;
     Line line{str("layer ", layer), 1 + static_cast<int>(chart.lines.size()) % kStyles, false, {}};
-    const size_t count = loads.seeds[0].size();
+    const size_t count = seeds[0].size();
     for (size_t i = 0; i < count; ++i) {
       std::vector<double> shares;
-      for (const auto& seed : loads.seeds) shares.push_back(seed[i]);
+      for (const auto& seed : seeds) shares.push_back(seed[i]);
       const Stat stat = stat_of(shares);
       line.points.push_back({static_cast<double>(i + 1), stat.mean, stat.low, stat.high});
       highest = std::max(highest, stat.high);
@@ -617,9 +608,7 @@ std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& ro
   strip.low = low;
   strip.high = high;
   for (const Run* run : row.runs) {
-    if (run->state == RunState::kFinished && !run_failed(*run)) {
-      strip.values.push_back(run->points.back().quality);
-    }
+    if (has_result(*run)) strip.values.push_back(run->points.back().quality);
   }
   strip.mean = row.result.mean;
   strip.half_width = row.result.half_width;

@@ -15,7 +15,7 @@ inline constexpr const char* kDash = "–";
 std::string fixed(double value, int decimals);
 // 0.125 -> "12.5%".
 std::string percent(double fraction, int decimals = 1);
-// 0.61 -> "0.61×", 12.3 -> "12×".
+// 0.61 -> "0.61×", 12.3 -> "12.3×", 123.4 -> "123×".
 std::string times(double ratio);
 // 1234567 -> "1.23M", unknown or negative -> dash.
 std::string count(double value);

@@ -21,7 +21,7 @@ constexpr double kLabelCharacter = 8.4, kLeader = 17;
 std::string num(double value) {
   std::string text = fixed(value, 1);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
-  return text == "-0" ? "0" : text;
+  return text;
 }
 
 std::string text_at(double x, double y, const std::string& css, const std::string& content,

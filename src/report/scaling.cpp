@@ -26,7 +26,7 @@ std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const M
       Rung rung{
           .task = task, .parameters = static_cast<double>(row.build->parameters), .tokens = 0};
       for (const Run* run : row.runs) {
-        if (run->state != RunState::kFinished || run_failed(*run)) continue;
+        if (!has_result(*run)) continue;
         const Point& last = run->points.back();
         if (!std::isfinite(last.loss) || !(last.tokens > 0)) continue;
         rung.tokens += last.tokens;

@@ -1,5 +1,5 @@
 // Scaling fits: how the loss of every model falls as its size and its training grow together, and
-// how much compute one model is worth of another's.
+// how much more compute the baseline needs for the same loss.
 #pragma once
 
 #include <string>

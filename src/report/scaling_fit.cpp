@@ -9,9 +9,9 @@
 namespace headloom::report {
 namespace {
 
-constexpr double kLeastExponent = 0.01, kMostExponent = 0.99;          // bounds of an exponent
-constexpr double kGridLow = 0.05, kGridHigh = 0.95;  // of the grid
-constexpr size_t kMost = 3;                          // columns: 1 and a power of each variable
+constexpr double kLeastExponent = 0.01, kMostExponent = 0.99;  // bounds of an exponent
+constexpr double kGridLow = 0.05, kGridHigh = 0.95;            // of the grid
+constexpr size_t kMost = 3;  // columns: 1 and a power of each variable
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 using Columns = std::vector<std::array<double, kMost>>;  // a row for each point

@@ -54,7 +54,6 @@ section.task { margin-top: 52px; padding-top: 26px; border-top: 1px solid var(--
 .scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; line-height: 1.35; }
 caption { text-align: left; color: var(--soft); font-size: 13.5px; padding: 0 0 8px; }
-.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .note { margin-top: 10px; max-width: 96ch; }
 th, td { padding: 9px 9px; text-align: right; vertical-align: top; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; }

@@ -18,8 +18,6 @@ double last(const Run& run, double Point::* value) {
   return run.points.empty() ? kUnknown : run.points.back().*value;
 }
 
-bool has_result(const Run& run) { return run.state == RunState::kFinished && !run_failed(run); }
-
 template <typename Value>
 Stat over_finished(const Row& row, Value value) {
   std::vector<double> values;
@@ -182,8 +180,7 @@ bool favours(const TaskInfo& task, double difference) {
   return task.lower_is_better ? difference < 0 : difference > 0;
 }
 
-// The relation that the tests allow. `found`: the difference is one of those that Holm's procedure
-// keeps.
+// Gives `verdict`, of `row` against `other`, the relation that the tests allow.
 void settle(const TaskInfo& task, const Row& row, const Row& other, Verdict& verdict) {
   if (row.finished == 0 || other.finished == 0) return;
   const bool good = favours(task, verdict.difference.mean);
@@ -218,8 +215,42 @@ double best_p(const TaskSummary& t) {
   return p;
 }
 
+// What the tests of a task allow to say. `best_p` is the adjusted p value of its best_p().
+void conclude(TaskSummary& t, double best_p) {
+  if (t.rows.empty()) return;
+  for (Row& row : t.rows) {
+    if (!t.floor() || row.finished == 0) continue;
+    const bool past = favours(*t.task, row.result.mean - t.floor()->quality);
+    // One run has no interval: what has not passed the floor has not learned, but what has may
+    // have been lucky.
+    row.learning = !past                         ? Learning::kNotLearned
+                   : row.result.count < 2        ? Learning::kNotKnown
+                   : row.floor_p <= kFalseClaims ? Learning::kLearned
+                                                 : Learning::kNotLearned;
+  }
+  const Row* const baseline = t.baseline();
+  for (Row& row : t.rows) {
+    if (!row.baseline) settle(*t.task, row, *baseline, row.against_baseline);
+  }
+  const Row& first = t.rows.front();
+  bool claimed = first.finished > 0 && first.learning != Learning::kNotLearned &&
+                 first.learning != Learning::kNotKnown;
+  int rivals = 0;
+  for (size_t k = 1; k < t.rows.size(); ++k) {
+    const Row& other = t.rows[k];
+    if (other.finished == 0 || other.learning == Learning::kNotLearned) continue;
+    ++rivals;
+    claimed &= caveats(first, other).empty();
+    const Relation relation = (first.baseline ? other : first).against_baseline.relation;
+    if (first.baseline) claimed &= relation == Relation::kWorse;
+    if (!first.baseline && t.rows.size() == 2) claimed &= relation == Relation::kBetter;
+    if (!first.baseline && t.rows.size() > 2) claimed &= best_p <= kFalseClaims;
+  }
+  t.best_is_claimed = claimed && rivals > 0;
+}
+
 // Tests everything that the report states, as one family. Which hypotheses belong to it depends on
-// the number of runs and not on what the tests find.
+// the number of runs and not on what the tests find. Returns how many there are.
 int test(const std::vector<TaskSummary*>& tasks) {
   std::vector<double> p;
   std::vector<double*> adjusted;
@@ -242,41 +273,7 @@ int test(const std::vector<TaskSummary*>& tasks) {
   }
   const std::vector<double> after = holm(p);
   for (size_t i = 0; i < p.size(); ++i) *adjusted[i] = after[i];
-
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    TaskSummary& t = *tasks[i];
-    if (t.rows.empty()) continue;
-    const Row* baseline = nullptr;
-    for (Row& row : t.rows) {
-      if (row.baseline) baseline = &row;
-      if (!t.floor() || row.finished == 0) continue;
-      const bool past = favours(*t.task, row.result.mean - t.floor()->quality);
-      // One run has no interval: what has not passed the floor has not learned, but what has may
-      // have been lucky.
-      row.learning = !past                         ? Learning::kNotLearned
-                     : row.result.count < 2        ? Learning::kNotKnown
-                     : row.floor_p <= kFalseClaims ? Learning::kLearned
-                                                   : Learning::kNotLearned;
-    }
-    for (Row& row : t.rows) {
-      if (!row.baseline) settle(*t.task, row, *baseline, row.against_baseline);
-    }
-    const Row& first = t.rows.front();
-    bool claimed = first.finished > 0 && first.learning != Learning::kNotLearned &&
-                   first.learning != Learning::kNotKnown;
-    int rivals = 0;
-    for (size_t k = 1; k < t.rows.size(); ++k) {
-      const Row& other = t.rows[k];
-      if (other.finished == 0 || other.learning == Learning::kNotLearned) continue;
-      ++rivals;
-      claimed &= caveats(first, other).empty();
-      const Relation relation = (first.baseline ? other : first).against_baseline.relation;
-      if (first.baseline) claimed &= relation == Relation::kWorse;
-      if (!first.baseline && t.rows.size() == 2) claimed &= relation == Relation::kBetter;
-      if (!first.baseline && t.rows.size() > 2) claimed &= best[i] <= kFalseClaims;
-    }
-    t.best_is_claimed = claimed && rivals > 0;
-  }
+  for (size_t i = 0; i < tasks.size(); ++i) conclude(*tasks[i], best[i]);
   return static_cast<int>(p.size());
 }
 
@@ -311,6 +308,12 @@ TaskSummary task_summary(const Comparison& c, const TaskInfo& task, Summary& cou
 }
 
 }  // namespace
+
+const Row* TaskSummary::baseline() const {
+  const auto found =
+      std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.baseline; });
+  return found != rows.end() ? &*found : nullptr;
+}
 
 Stat stat_of(const std::vector<double>& values) {
   std::vector<double> finite;
@@ -361,9 +364,9 @@ bool run_failed(const Run& run) {
   return run.state == RunState::kFinished && !std::isfinite(last(run, &Point::quality));
 }
 
-bool run_diverged(const Run& run) {
-  return run.state == RunState::kFinished && !run_failed(run) && !run.warning.empty();
-}
+bool has_result(const Run& run) { return run.state == RunState::kFinished && !run_failed(run); }
+
+bool run_diverged(const Run& run) { return has_result(run) && !run.warning.empty(); }
 
 std::string run_problem(const Run& run) {
   if (!run.problem.empty()) return run.problem;

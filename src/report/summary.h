@@ -105,6 +105,8 @@ struct TaskSummary {
   // Its `answer` is one sentence: whether the ranking and the claims of this one hold.
   std::vector<TaskSummary> robustness;
 
+  // The row of the baseline, where there are rows.
+  const Row* baseline() const;
   const Floor* floor() const { return task->floors.empty() ? nullptr : &task->floors.back(); }
 };
 
@@ -133,6 +135,8 @@ std::string diverged_runs(const Row& row);
 
 // A finished run whose last point has no finite metric counts as failed.
 bool run_failed(const Run& run);
+// A finished run that has one: its last point's metric is its result.
+bool has_result(const Run& run);
 // A run that finished, but with a warning.
 bool run_diverged(const Run& run);
 std::string run_problem(const Run& run);

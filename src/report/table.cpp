@@ -228,14 +228,13 @@ std::string row_state(const Row& row) {
 }
 
 std::vector<Column> result_columns(const TaskSummary& task) {
-  const auto baseline =
-      std::find_if(task.rows.begin(), task.rows.end(), [](const Row& row) { return row.baseline; });
   std::vector<Column> columns{result_column(task)};
   if (task.rows.size() > 1) {
-    columns.push_back(verdict_column(task, baseline->model->label));
+    const Row& baseline = *task.baseline();
+    columns.push_back(verdict_column(task, baseline.model->label));
     columns.push_back(difference_column(task));
     columns.push_back(trend_column(task));
-    columns.push_back(reach_column(task, *baseline));
+    columns.push_back(reach_column(task, baseline));
     columns.push_back(steps_column(task));
   }
   if (task.has_accuracy && !task.task->percent) {

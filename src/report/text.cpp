@@ -26,7 +26,8 @@ std::string wrapped(std::string text, size_t width) {
   return out + line + "\n";
 }
 
-std::string aligned(const std::vector<std::vector<std::string>>& lines, size_t left_columns) {
+// A table whose first line is its head and whose first column has texts.
+std::string aligned(const std::vector<std::vector<std::string>>& lines) {
   std::vector<size_t> widths(lines.front().size(), 0);
   for (const auto& line : lines) {
     for (size_t i = 0; i < line.size(); ++i)
@@ -37,7 +38,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& lines, size_t l
     std::string line;
     for (size_t i = 0; i < lines[row].size(); ++i) {
       if (i > 0) line += "  ";
-      line += pad(lines[row][i], widths[i], i >= left_columns);
+      line += pad(lines[row][i], widths[i], /*right=*/i > 0);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
@@ -89,7 +90,7 @@ std::string table(const TaskSummary& task) {
       lines[i + 1].push_back(seeds);
     }
   }
-  return aligned(lines, 1);
+  return aligned(lines);
 }
 
 }  // namespace
@@ -102,7 +103,7 @@ std::string to_text(const Comparison& comparison, int width) {
   if (!summary.go_on.empty()) out += "Go on with:\n    " + summary.go_on + "\n\n";
   if (!summary.limits.empty()) out += wrapped(summary.limits, columns) + "\n";
   for (const Ladder& ladder : ladders(comparison, summary)) {
-    out += wrapped(ladder.answer, columns) + "\n" + aligned(scaling_table(ladder), 1) + "\n";
+    out += wrapped(ladder.answer, columns) + "\n" + aligned(scaling_table(ladder)) + "\n";
   }
   bool leads = false;
   for (const TaskSummary& task : summary.tasks) {
