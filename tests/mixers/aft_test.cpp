@@ -10,12 +10,10 @@ using test::close;
 using test::parameters;
 
 LayerShape shape_of(bool causal = true) {
-  LayerShape shape;
-  shape.width = 12;
-  shape.depth = 4;
-  shape.max_length = 10;
-  shape.causal = causal;
-  return shape;
+  LayerShape out = test::shape_of(12);
+  out.max_length = 10;
+  out.causal = causal;
+  return out;
 }
 
 // y = (sigmoid(q) * softmax over the keys of (k + w) times v) Wo, channel by channel.

@@ -10,12 +10,9 @@ using test::close;
 using test::parameters;
 
 LayerShape shape_of(int64_t width = 96, int64_t layer = 0) {
-  LayerShape s;
-  s.width = width;
-  s.layer = layer;
-  s.depth = 4;
-  s.position.type = "none";
-  return s;
+  LayerShape out = test::shape_of(width, layer);
+  out.position.type = "none";
+  return out;
 }
 
 class ComposedMixers : public ::testing::Test {

@@ -11,16 +11,8 @@ namespace {
 
 using namespace test;
 
-LayerShape shape_of(int64_t width) {
-  LayerShape shape;
-  shape.width = width;
-  shape.layer = 3;
-  shape.depth = 4;
-  return shape;
-}
-
 std::shared_ptr<ChannelMixer> moe(const std::string& options, int64_t width = 24) {
-  return channel_mixer("moe", options, shape_of(width));
+  return channel_mixer("moe", options, shape_of(width, 3));
 }
 
 TEST(MoeMixer, IsThePublishedOne) {

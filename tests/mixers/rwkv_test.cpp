@@ -9,19 +9,10 @@ namespace {
 
 using test::close;
 using test::parameters;
-
-LayerShape shape_of(int64_t width, int64_t layer = 0) {
-  LayerShape shape;
-  shape.width = width;
-  shape.layer = layer;
-  shape.depth = 4;
-  return shape;
-}
+using test::shape_of;
 
 std::shared_ptr<ChannelMixer> channel(const std::string& options, const LayerShape& shape) {
-  const auto spec = make_spec(channel_mixers(), "channel mixer", "rwkv_channel");
-  read_fields(parse_toml(options, "test"), *spec, "rwkv_channel");
-  return spec->build(shape);
+  return test::channel_mixer("rwkv_channel", options, shape);
 }
 
 Tensor flat(const Tensor& t) { return t.flatten(); }

@@ -7,13 +7,10 @@ namespace {
 using test::close;
 
 LayerShape shape_of(int64_t layer, bool causal) {
-  LayerShape shape;
-  shape.width = 12;
-  shape.layer = layer;
-  shape.depth = 4;
-  shape.causal = causal;
-  shape.position.type = "none";
-  return shape;
+  LayerShape out = test::shape_of(12, layer);
+  out.causal = causal;
+  out.position.type = "none";
+  return out;
 }
 
 // A' v with A' = beta softmax + alpha I - gamma U, head by head; visible [B, T, T].

@@ -11,11 +11,8 @@
 namespace headloom::test {
 
 // A layer of a model of four.
-inline LayerShape shape_of(int64_t width) {
-  LayerShape shape;
-  shape.width = width;
-  shape.depth = 4;
-  return shape;
+inline LayerShape shape_of(int64_t width, int64_t layer = 0) {
+  return {.width = width, .layer = layer, .depth = 4};
 }
 
 // A token mixer by registry name; `options` is TOML, one option a line.

@@ -140,8 +140,8 @@ TEST_P(EveryCut, AddsUpToTheWhole) {
       for (const auto& [name, gradient] : own.gradients) parts[name].push_back(gradient);
     }
     const auto close = [&](const Tensor& a, const Tensor& b, const std::string& what) {
-      EXPECT_TRUE(at::allclose(a, b, 1e-9, 1e-10)) << what << " of " << size << ": "
-                                                   << (a - b).abs().max().item<double>();
+      EXPECT_TRUE(at::allclose(a, b, 1e-9, 1e-10))
+          << what << " of " << size << ": " << (a - b).abs().max().item<double>();
     };
     close(sum.y, all.y, "the output");
     close(sum.x_gradient, all.x_gradient, "the gradient of x");
@@ -150,8 +150,8 @@ TEST_P(EveryCut, AddsUpToTheWhole) {
     ASSERT_EQ(parts.size(), all.gradients.size());
     for (const auto& [name, gradient] : all.gradients) {
       ASSERT_EQ(static_cast<int64_t>(parts[name].size()), size) << name;
-      const Tensor found = cuts.contains(name) ? cuts.at(name).joined(parts[name])
-                                               : at::stack(parts[name]).sum(0);
+      const Tensor found =
+          cuts.contains(name) ? cuts.at(name).joined(parts[name]) : at::stack(parts[name]).sum(0);
       close(found.view_as(gradient), gradient, name);
     }
   }

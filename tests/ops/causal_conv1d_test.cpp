@@ -95,12 +95,6 @@ std::tuple<Tensor, Tensor> naive(const Problem& p, const Case& c) {
   return {y, end};
 }
 
-Evaluate evaluation(const Case& c, at::ScalarType given) {
-  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
-    return evaluate(p, c, backend, type);
-  };
-}
-
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "mamba"},

@@ -12,6 +12,15 @@ namespace headloom::test {
 // Results and gradients of one problem, computed by a backend in a type.
 using Evaluate = std::function<std::vector<Tensor>(const char* backend, at::ScalarType type)>;
 
+// That of the problem make(c, given), by the evaluate(problem, c, backend, type) of the file of
+// `c`.
+template <typename Case>
+Evaluate evaluation(const Case& c, at::ScalarType given) {
+  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
+    return evaluate(p, c, backend, type);
+  };
+}
+
 inline std::vector<Tensor> evaluate_poisoned(const Evaluate& evaluate, at::ScalarType type) {
   const Poison poison;
   return evaluate("fused", type);

@@ -245,12 +245,6 @@ std::vector<Tensor> evaluate(Problem p, const Case& c, const char* backend, at::
   return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c.last_state);
 }
 
-Evaluate evaluation(const Case& c, at::ScalarType given) {
-  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
-    return evaluate(p, c, backend, type);
-  };
-}
-
 std::vector<Case> cases() {
   std::vector<Case> out = linear_attention_cases<Case>();
   for (const int64_t T : {1, 2, 15, 16, 17, 63, 127, 128, 129, 145, 1000}) {

@@ -96,12 +96,6 @@ std::vector<Tensor> evaluate(const Problem& p, const Case& c, const char* backen
   return all;
 }
 
-Evaluate evaluation(const Case& c, at::ScalarType given) {
-  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
-    return evaluate(p, c, backend, type);
-  };
-}
-
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "one position", .L = 1, .D = 5, .N = 1, .state = true},

@@ -84,12 +84,6 @@ std::vector<Tensor> evaluate(Problem p, const Case& c, const std::string& backen
   return all;
 }
 
-Evaluate evaluation(const Case& c, at::ScalarType given) {
-  return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
-    return evaluate(p, c, backend, type);
-  };
-}
-
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {.name = "one position", .T = 1, .state = true},
