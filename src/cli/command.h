@@ -53,8 +53,14 @@ struct ConfigArguments {
 // and one model's is expected, or the other way round: its first unknown key would not say so.
 void expect_comparison(const Node& root, const std::string& path, bool comparison);
 
+// All of the standard input, for which "-" stands.
+std::string read_standard_input();
+
 // --cache, what decoding states forget, and --cache-dtype, the type of what they keep.
 void add_cache_option(CLI::App& app, CachePolicy& cache);
+
+// --checkpoint, the one of a run that is read: a name for CheckpointStore::find().
+void add_checkpoint_option(CLI::App& app, std::string& checkpoint);
 
 // --device, what the model runs on: a name for find_device() (train/device.h).
 void add_device_option(CLI::App& app, std::string& device);

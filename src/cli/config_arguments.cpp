@@ -1,4 +1,6 @@
 #include <filesystem>
+#include <iostream>
+#include <iterator>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
@@ -77,6 +79,10 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
   }
 }
 
+std::string read_standard_input() {
+  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
 void add_cache_option(CLI::App& app, CachePolicy& cache) {
   app.add_option_function<std::string>(
          "--cache",
@@ -87,6 +93,10 @@ void add_cache_option(CLI::App& app, CachePolicy& cache) {
   app.add_option("--cache-dtype", cache.dtype,
                  "hold keys and values in this type; in that of the computation by default")
       ->check(one_of({"int8"}));
+}
+
+void add_checkpoint_option(CLI::App& app, std::string& checkpoint) {
+  app.add_option("--checkpoint", checkpoint, "best, last or a step");
 }
 
 void add_device_option(CLI::App& app, std::string& device) {

@@ -110,7 +110,7 @@ struct ShardCost {
 struct ScalingRow {
   int64_t machines = 1;
   ShardCost none = {}, optimizer = {}, parameters = {};  // by train.shard
-  std::optional<ShardCost> tensor = {};  // where so many can share out the layers
+  std::optional<ShardCost> tensor = {};                  // where so many can share out the layers
 };
 
 struct Scaling {
@@ -138,8 +138,7 @@ std::optional<ShardCost> tensor_cost(const Model& whole, const SequenceSizes& se
       mixers += 1 + (layer.cross ? 1 : 0) + (layer.channel ? 1 : 0);
     }
   }
-  const double tokens =
-      static_cast<double>(options.batch) * static_cast<double>(sequence.length);
+  const double tokens = static_cast<double>(options.batch) * static_cast<double>(sequence.length);
   // Of each mixer in the forward and in the backward, which may compute the forward again.
   const double sums = mixers * (options.activation_checkpointing ? 3 : 2);
   const CutStep cut{.layer_flops = step.flops - 3 * other * tokens,
@@ -198,9 +197,9 @@ void print_scaling(const DescribeArguments& a, const Scaling& found) {
     };
     std::printf("%8lld %8.3g s %10s %8.3g s %8.3g s %10.1f%% %10s   %-22s %-22s %s\n",
                 static_cast<long long>(row.machines), none.compute, human_bytes(none.bytes).c_str(),
-                none.reduce, none.step, 100 * none.efficiency,
-                human_bytes(row.none.memory).c_str(), other(row.optimizer).c_str(),
-                other(row.parameters).c_str(), row.tensor ? other(*row.tensor).c_str() : "-");
+                none.reduce, none.step, 100 * none.efficiency, human_bytes(row.none.memory).c_str(),
+                other(row.optimizer).c_str(), other(row.parameters).c_str(),
+                row.tensor ? other(*row.tensor).c_str() : "-");
   }
   std::printf(
       "at %g GFLOP/s a machine and %g Gbit/s between them, the sums of gradients are hidden behind "
@@ -305,14 +304,11 @@ nlohmann::ordered_json description_json(const Description& d) {
                                           {"ratio", b.ratio()}});
     }
   }
-  json["training_memory"] = {{"batch", d.config.train.batch},
-                             {"parameters", d.training.parameters},
-                             {"gradients", d.training.gradients},
-                             {"optimizer", d.training.optimizer},
-                             {"activations", d.training.activations},
-                             {"scores", d.training.scores},
-                             {"batch_bytes", d.training.batch},
-                             {"peak", d.training.peak}};
+  json["training_memory"] = {
+      {"batch", d.config.train.batch},         {"parameters", d.training.parameters},
+      {"gradients", d.training.gradients},     {"optimizer", d.training.optimizer},
+      {"activations", d.training.activations}, {"scores", d.training.scores},
+      {"batch_bytes", d.training.batch},       {"peak", d.training.peak}};
   if (d.machines) json["machines"] = scaling_json(*d.machines);
   for (const Cost& c : costs.parts) {
     json["parts"].push_back({{"part", c.part},
@@ -362,9 +358,10 @@ void print_description(const DescribeArguments& a, const Description& d) {
   const auto is_mechanism = [](const Cost& c) { return c.mechanism; };
   // A mixer that takes the place of attention adds nothing to it.
   if (std::any_of(costs.parts.begin(), costs.parts.end(), is_mechanism)) {
-    std::printf("the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain "
-                "attention\n",
-                100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
+    std::printf(
+        "the mechanism (+)     adds %.2f%% parameters and %.2f%% FLOPs to plain "
+        "attention\n",
+        100 * costs.mechanism_parameters, 100 * costs.mechanism_share);
   }
   if (d.machines) print_scaling(a, *d.machines);
   std::printf(

@@ -305,8 +305,7 @@ void print_eval(const EvalArguments& a, const EvalResult& result) {
   if (result.pieces) {
     std::printf("context     %lld, read in pieces of %lld, cache %s, state of at most %s\n",
                 static_cast<long long>(result.task->length()),
-                static_cast<long long>(result.pieces->length),
-                result.pieces->cache.text().c_str(),
+                static_cast<long long>(result.pieces->length), result.pieces->cache.text().c_str(),
                 human_bytes(static_cast<double>(e.state_bytes)).c_str());
   }
   std::printf("accuracy    %.2f%% of %s\n", 100 * e.accuracy, judged(*result.task));
@@ -330,7 +329,7 @@ Command eval_command() {
       "headloom eval runs/text --json", [](CLI::App& app) -> std::function<int()> {
         auto a = std::make_shared<EvalArguments>();
         app.add_option("model", a->model, "folder of a run")->required();
-        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        add_checkpoint_option(app, a->checkpoint);
         add_device_option(app, a->device);
         app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
             ->check(whole_number(1));

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <iostream>
-#include <iterator>
 #include <utility>
 
 #include "cli/arguments.h"
@@ -174,9 +172,7 @@ int run_generate(GenerateArguments& a) {
   }
   hold_weights(loaded, a.precision);
   loaded.model->to(device);
-  if (a.prompt == "-") {
-    a.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
-  }
+  if (a.prompt == "-") a.prompt = read_standard_input();
   install_interrupt_handler();
   const c10::InferenceMode inference;
   const Timing t = write_text(a, loaded);
@@ -195,50 +191,50 @@ int run_generate(GenerateArguments& a) {
 }  // namespace
 
 Command generate_command() {
-  return {
-      "generate", "text from a prompt, streaming; an encoder-decoder's answer to it",
-      "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
-      [](CLI::App& app) -> std::function<int()> {
-        auto a = std::make_shared<GenerateArguments>();
-        app.add_option("model", a->model, "folder of a run")->required();
-        app.add_option("--prompt", a->prompt,
-                       "what the text starts with, or the source; - reads standard input");
-        app.add_option("--tokens", a->tokens, "tokens to write at most")
-            ->check(whole_number(0))
-            ->capture_default_str();
-        app.add_option("--temperature", a->sampling.temperature, "0: always the likeliest token")
-            ->check(real_number(at_least(0.0)))
-            ->capture_default_str();
-        app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
-            ->check(whole_number(0));
-        app.add_option("--top-p", a->sampling.top_p,
-                       "sample among the likeliest tokens that have this probability together")
-            ->check(real_number(between(0.0, 1.0)))
-            ->capture_default_str();
-        app.add_option("--min-p", a->sampling.min_p,
-                       "keep tokens at least this likely beside the likeliest")
-            ->check(real_number(between(0.0, 1.0)))
-            ->capture_default_str();
-        app.add_option("--repetition-penalty", a->sampling.repetition_penalty,
-                       "above 1: what was there already is less likely to come again")
-            ->check(real_number(positive()))
-            ->capture_default_str();
-        repeatable(app.add_option("--stop", a->stops, "end before this text; repeatable"))
-            ->check([](const std::string& text) {
-              return std::string(text.empty() ? "is empty, which would end every text." : "");
-            });
-        app.add_option("--samples", a->samples, "texts to write from the prompt")
-            ->check(whole_number(1, 1024))
-            ->capture_default_str();
-        add_cache_option(app, a->cache);
-        app.add_option("--seed", a->seed, "of the sampling")
-            ->check(whole_number(0))
-            ->capture_default_str();
-        add_precision_options(app, a->precision);
-        add_device_option(app, a->device);
-        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
-        return [a] { return run_generate(*a); };
-      }};
+  return {"generate", "text from a prompt, streaming; an encoder-decoder's answer to it",
+          "headloom generate runs/text --prompt 'ROMEO:' --temperature 0.7",
+          [](CLI::App& app) -> std::function<int()> {
+            auto a = std::make_shared<GenerateArguments>();
+            app.add_option("model", a->model, "folder of a run")->required();
+            app.add_option("--prompt", a->prompt,
+                           "what the text starts with, or the source; - reads standard input");
+            app.add_option("--tokens", a->tokens, "tokens to write at most")
+                ->check(whole_number(0))
+                ->capture_default_str();
+            app.add_option("--temperature", a->sampling.temperature,
+                           "0: always the likeliest token")
+                ->check(real_number(at_least(0.0)))
+                ->capture_default_str();
+            app.add_option("--top-k", a->sampling.top_k, "sample among the k likeliest; 0: all")
+                ->check(whole_number(0));
+            app.add_option("--top-p", a->sampling.top_p,
+                           "sample among the likeliest tokens that have this probability together")
+                ->check(real_number(between(0.0, 1.0)))
+                ->capture_default_str();
+            app.add_option("--min-p", a->sampling.min_p,
+                           "keep tokens at least this likely beside the likeliest")
+                ->check(real_number(between(0.0, 1.0)))
+                ->capture_default_str();
+            app.add_option("--repetition-penalty", a->sampling.repetition_penalty,
+                           "above 1: what was there already is less likely to come again")
+                ->check(real_number(positive()))
+                ->capture_default_str();
+            repeatable(app.add_option("--stop", a->stops, "end before this text; repeatable"))
+                ->check([](const std::string& text) {
+                  return std::string(text.empty() ? "is empty, which would end every text." : "");
+                });
+            app.add_option("--samples", a->samples, "texts to write from the prompt")
+                ->check(whole_number(1, 1024))
+                ->capture_default_str();
+            add_cache_option(app, a->cache);
+            app.add_option("--seed", a->seed, "of the sampling")
+                ->check(whole_number(0))
+                ->capture_default_str();
+            add_precision_options(app, a->precision);
+            add_device_option(app, a->device);
+            add_checkpoint_option(app, a->checkpoint);
+            return [a] { return run_generate(*a); };
+          }};
 }
 
 }  // namespace headloom::cli

@@ -44,7 +44,7 @@ Command export_command() {
             app.add_option("--out", a->out, "new folder")->check(not_empty())->required();
             app.add_option("--as", a->family,
                            "model_type, as in --as llama; the first that fits by default");
-            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+            add_checkpoint_option(app, a->checkpoint);
             return [a] {
               return report(export_run(a->from, a->checkpoint, a->family, a->out), a->out);
             };

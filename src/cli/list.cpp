@@ -110,11 +110,10 @@ std::vector<Section> sections() {
   TrainOptions train;
   ParameterGroup group;
   out.push_back(model);
-  out.push_back(
-      {"train",
-       "[train]",
-       {{"train", "keys of the training", "", options_of(train)},
-        {"[[train.group]]", "keys of each group of parameters", "", options_of(group)}}});
+  out.push_back({"train",
+                 "[train]",
+                 {{"train", "keys of the training", "", options_of(train)},
+                  {"[[train.group]]", "keys of each group of parameters", "", options_of(group)}}});
   CompareConfig comparison;
   ComparedModel compared_model;
   ComparedTask compared_task;

@@ -57,8 +57,8 @@ int run(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& help) {
-    return app.exit(help);
+  } catch (const CLI::Success& shown) {  // --help or --version
+    return app.exit(shown);
   } catch (const CLI::ParseError& error) {
     const auto chosen = app.get_subcommands();
     usage_error(explain(error, chosen.empty() ? app : *chosen.front()));

@@ -125,7 +125,7 @@ Command serve_command() {
             add_cache_option(app, a->cache);
             add_precision_options(app, a->precision);
             add_device_option(app, a->device);
-            app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+            add_checkpoint_option(app, a->checkpoint);
             return [a] { return run_serve(*a); };
           }};
 }

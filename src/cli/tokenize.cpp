@@ -1,6 +1,5 @@
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
@@ -36,18 +35,16 @@ int run_tokenize(const TokenizeArguments& a) {
     }
     return 0;
   }
-  const std::string text{std::istreambuf_iterator<char>(std::cin),
-                         std::istreambuf_iterator<char>()};
+  const std::string text = read_standard_input();
   const auto tokens = data::tokens_of(*tokenizer, text);
   for (const int64_t token : tokens) {
     std::printf("%lld\t%s\n", static_cast<long long>(token),
                 shown(tokenizer->piece(token)).c_str());
   }
   std::fflush(stdout);  // where both go to one place, this comes last
-  std::fprintf(stderr, "%s for %s; vocabulary of %lld\n",
-               counted(std::ssize(tokens), "token").c_str(),
-               counted(std::ssize(text), "byte").c_str(),
-               static_cast<long long>(tokenizer->vocabulary()));
+  std::fprintf(
+      stderr, "%s for %s; vocabulary of %lld\n", counted(std::ssize(tokens), "token").c_str(),
+      counted(std::ssize(text), "byte").c_str(), static_cast<long long>(tokenizer->vocabulary()));
   return 0;
 }
 

@@ -161,9 +161,8 @@ int train_here(const TrainArguments& a, Communicator* group) {
   } else {
     std::printf("%s: step %lld, held-out loss %s, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
                 static_cast<long long>(outcome.step), formatted("%.4f", last.loss).c_str(),
-                100 * last.accuracy,
-                human_count(outcome.tokens_per_second).c_str(), outcome.unit.c_str(),
-                human_seconds(outcome.seconds).c_str());
+                100 * last.accuracy, human_count(outcome.tokens_per_second).c_str(),
+                outcome.unit.c_str(), human_seconds(outcome.seconds).c_str());
   }
   return 0;
 }
