@@ -1,6 +1,5 @@
 #include "functional_call.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 
 #include "mixers/check.h"
+#include "mixers/random_state.h"
 #include "ops/operator.h"
 
 namespace headloom::python {
@@ -25,11 +25,10 @@ void forget_origins(Node& node) {
 
 // Its weights mean nothing, and leave no trace in the caller's random numbers.
 std::shared_ptr<Module> build_without_values(Builder build, const std::string& spec) {
-  const at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const Tensor state = generator.get_state();
+  RandomState before(at::kCPU);
   const WithoutValues fast;
   std::shared_ptr<Module> module = build_plainly(build, spec);
-  at::Generator(generator).set_state(state);
+  before.restore();
   return module;
 }
 

@@ -20,8 +20,7 @@ std::string types_of(const std::vector<std::string>& types) {
 
 ModelInput moved(const ModelInput& input, at::Device device) {
   ModelInput out = input;
-  for (Tensor* t : {&out.tokens, &out.lengths, &out.documents, &out.segments, &out.source,
-                    &out.source_lengths, &out.images}) {
+  for (Tensor* t : out.tensors()) {
     if (t->defined()) *t = t->to(device);
   }
   return out;
@@ -178,6 +177,15 @@ Reading reading_of(const ModelInput& input, const std::string& place) {
 Tensor without_padding(const Reading& reading, const Tensor& maps) {
   if (!reading.real.defined()) return maps;
   return maps.masked_fill(reading.real.logical_not().unsqueeze(1).unsqueeze(3), 0);
+}
+
+report::Line curve(const std::string& label, int style, const Tensor& share) {
+  report::Line line{.label = label, .style = style};
+  for (int64_t i = 0; i < share.size(0); ++i) {
+    const double y = share[i].item<double>();
+    line.points.push_back({.x = static_cast<double>(i + 1), .y = y, .low = y, .high = y});
+  }
+  return line;
 }
 
 ModelInput shortened(const ModelInput& input, int64_t length) {

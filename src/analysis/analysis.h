@@ -11,6 +11,7 @@
 
 #include "mixers/recording.h"
 #include "model/model.h"
+#include "report/plot.h"
 
 namespace headloom::analysis {
 
@@ -115,6 +116,9 @@ struct Reading {
 Reading reading_of(const ModelInput& input, const std::string& place);
 // maps [B, H, T, S] with 0 in the rows of queries that are padding.
 Tensor without_padding(const Reading& reading, const Tensor& maps);
+
+// A line through share [n] at 1, 2, ... n.
+report::Line curve(const std::string& label, int style, const Tensor& share);
 
 // The context's first `length` positions alone.
 ModelInput shortened(const ModelInput& input, int64_t length);

@@ -1,17 +1,12 @@
 #include "bench/harness.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include "train/device.h"
 
 namespace headloom::bench {
 
-void seed_all() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(1);
-}
+void seed_all() { seed_random(1, at::kCPU); }
 
 nlohmann::ordered_json to_json(const Spread& s) {
   return {{"low", s.low}, {"median", s.median}, {"high", s.high}};

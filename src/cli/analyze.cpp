@@ -2,8 +2,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "analysis/analysis.h"
@@ -77,9 +75,7 @@ void check_kind(const AnalyzeArguments& a, const std::string& kind) {
 
 void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Subject& subject) {
   const ModelConfig& config = run.config.model;
-  std::string text = *a.text;
-  if (text == "-")
-    text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  const std::string text = *a.text == "-" ? read_standard_input() : *a.text;
   const std::vector<int64_t> tokens = codec.encode(text);
   const auto count = static_cast<int64_t>(tokens.size());
   if (count == 0) usage_error("--text is empty, expected at least one token.");
@@ -127,8 +123,7 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
   const bool maps = name == "maps";
   // A page of maps has one sequence.
   if (maps && a.what.empty()) {
-    for (Tensor* t : {&input.tokens, &input.lengths, &input.documents, &input.segments,
-                      &input.source, &input.source_lengths, &input.images}) {
+    for (Tensor* t : input.tensors()) {
       if (t->defined()) *t = t->narrow(0, 0, 1);
     }
   }
@@ -302,7 +297,7 @@ Command analyze_command() {
             ->check(real_number(positive()))
             ->capture_default_str();
         add_device_option(app, a->device);
-        app.add_option("--checkpoint", a->checkpoint, "best, last or a step");
+        add_checkpoint_option(app, a->checkpoint);
         app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default")
             ->check(not_empty());
         app.add_flag("--tensors", a->tensors, "also write WHAT.safetensors there");

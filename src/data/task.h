@@ -51,7 +51,13 @@ struct Batch {
   at::Tensor context = {};   // [B,T] bool: where the answer of a span may begin and end
   at::Tensor source = {};    // [B,S] int64
   at::Tensor source_lengths = {};  // [B] int64, as lengths
-  at::Tensor images = {};  // [B,channels,height,width] float32, about zero mean and unit spread
+  at::Tensor images = {};  // [B,channels,height,width] float32, about zero mean and unit variance
+
+  // All of them, defined or not.
+  std::array<at::Tensor*, 9> tensors() {
+    return {&inputs,  &targets, &documents,      &lengths, &segments,
+            &context, &source,  &source_lengths, &images};
+  }
 };
 
 // What counts as one right answer.

@@ -1,40 +1,16 @@
 #include "model/activation_checkpoint.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <mutex>
+#include "mixers/random_state.h"
 
 namespace headloom {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// The states of the generators that a forward pass on a device draws from.
-class RandomState {
- public:
-  explicit RandomState(at::Device device) {
-    generators_.push_back(at::globalContext().defaultGenerator(at::kCPU));
-    if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
-    for (at::Generator& generator : generators_) {
-      const std::lock_guard lock(generator.mutex());
-      states_.push_back(generator.get_state());
-    }
-  }
-  void restore() {
-    for (size_t i = 0; i < generators_.size(); ++i) {
-      const std::lock_guard lock(generators_[i].mutex());
-      generators_[i].set_state(states_[i]);
-    }
-  }
-
- private:
-  std::vector<at::Generator> generators_;
-  std::vector<Tensor> states_;
-};
 
 // Autocast as it was where this was made. The cast copies of weights are not shared with other
 // layers: one that was made without a gradient must not be used where there is one, and the graph

@@ -1,30 +1,27 @@
 #include "model/branches.h"
 
 #include "core/memory.h"
+#include "mixers/random_state.h"
 #include "mixers/without_memory.h"
 #include "model/describe.h"
 
 namespace headloom {
 namespace {
 
-// Restores the default generator, from which weights and inputs are drawn.
+// Seeds the default generator, from which weights and inputs are drawn, and restores it.
 class SeededGenerator {
  public:
   explicit SeededGenerator(uint64_t seed) {
-    const std::lock_guard lock(generator_.mutex());
-    before_ = generator_.get_state();
-    generator_.set_current_seed(seed);
+    at::Generator generator = default_generators(at::kCPU)[0];
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
   }
-  ~SeededGenerator() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
+  ~SeededGenerator() { before_.restore(); }
   SeededGenerator(const SeededGenerator&) = delete;
   SeededGenerator& operator=(const SeededGenerator&) = delete;
 
  private:
-  at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
-  Tensor before_;
+  RandomState before_{at::kCPU};
 };
 
 // Random inputs for a model of any kind.

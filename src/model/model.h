@@ -1,6 +1,8 @@
 // What every kind of model is: inputs to hidden states to scores.
 #pragma once
 
+#include <array>
+
 #include "model/embeddings_and_heads.h"
 #include "model/layers.h"
 #include "model/row_gradients.h"
@@ -20,6 +22,10 @@ struct ModelInput {
   bool checkpoint = false;                // training: layers are computed again in the backward
   Recording* recording = nullptr;         // what layers show of their inside
 
+  // All of them, defined or not.
+  std::array<Tensor*, 7> tensors() {
+    return {&tokens, &lengths, &documents, &segments, &source, &source_lengths, &images};
+  }
   // What layers see of it.
   MixerContext context() const;
 };

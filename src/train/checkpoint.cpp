@@ -22,6 +22,7 @@ namespace headloom {
 namespace {
 
 namespace fs = std::filesystem;
+
 // Which folder stands at a path, so that it is known when another one does.
 struct FolderMark {
   dev_t device = 0;
@@ -86,7 +87,7 @@ std::string config_text(const Model& model) {
   return to_toml(write_fields(config));
 }
 
-// Shapes do not tell every other model: not one with another window, for example.
+// Shapes alone would not tell: a model with another window has the same, for example.
 void check_same_config(const TrainState& state, const std::string& where, const Model& model) {
   if (state.model.empty()) return;
   ModelConfig theirs, ours = model.config();

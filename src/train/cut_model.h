@@ -22,8 +22,8 @@ struct RankGrid {
   Communicator& context;  // those that share the positions of the same sequences
   Communicator& data;     // those that share the batch, these in a row
 
-  // `alone` is a process without others. Throws UsageError where T S does not divide the number of
-  // processes.
+  // `alone` is a process without others. Throws UsageError where T times S does not divide the
+  // number of processes.
   static RankGrid make(const TrainOptions& options, Communicator& all, Communicator& alone);
   // Equal parts of the batch.
   int64_t shares() const { return data.size() / context.size(); }

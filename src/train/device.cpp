@@ -1,7 +1,6 @@
 #include "train/device.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "mixers/random_state.h"
 
 namespace headloom {
 namespace {
@@ -18,10 +18,9 @@ constexpr const char* kRandomState = "random_state";
 // The generators that a run on `device` draws from, by the names of their states.
 std::vector<std::pair<std::string, at::Generator>> generators(at::Device device) {
   std::vector<std::pair<std::string, at::Generator>> out;
-  out.emplace_back(kRandomState, at::globalContext().defaultGenerator(at::kCPU));
-  if (!device.is_cpu()) {
-    out.emplace_back(str(kRandomState, ".", device.str()),
-                     at::globalContext().defaultGenerator(device));
+  for (at::Generator& generator : default_generators(device)) {
+    const bool of_cpu = generator.device().is_cpu();
+    out.emplace_back(of_cpu ? kRandomState : str(kRandomState, ".", device.str()), generator);
   }
   return out;
 }
@@ -98,15 +97,14 @@ at::Device device_of(const torch::nn::Module& model) { return model.parameters()
 data::Batch to_device(const data::Batch& batch, at::Device device) {
   if (device.is_cpu()) return batch;
   data::Batch out = batch;
-  for (Tensor* t : {&out.inputs, &out.targets, &out.documents, &out.lengths, &out.segments,
-                    &out.context, &out.source, &out.source_lengths, &out.images}) {
+  for (Tensor* t : out.tensors()) {
     if (t->defined()) *t = t->to(device);
   }
   return out;
 }
 
 void seed_random(uint64_t seed, at::Device device) {
-  for (auto& [name, generator] : generators(device)) {
+  for (at::Generator& generator : default_generators(device)) {
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(seed);
   }

@@ -215,6 +215,28 @@ class Ratio {
   double value_ = 0, count_ = 0;
 };
 
+// What `found` says: loss, targets and wrong answers of each sequence, [n, 3] float64.
+Evaluation summarised(const Tensor& found, const data::Task& task) {
+  Evaluation out;
+  out.sequences = found.size(0);
+  Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
+  const bool alike = task.accuracy() == data::Accuracy::share, exact = task.exact_match();
+  for (int64_t row = 0; row < out.sequences; ++row) {
+    const double* const of = found.const_data_ptr<double>() + 3 * row;
+    losses.add(of[0], of[1]);
+    const double right = exact ? (of[2] == 0 ? 1 : 0) : of[1] - of[2];
+    answers.add(alike ? right / of[1] : right, alike || exact ? 1 : of[1]);
+    out.tokens += static_cast<int64_t>(of[1]);
+  }
+  out.loss = losses.mean();
+  out.accuracy = answers.mean();
+  out.loss_error = losses.standard_error();
+  out.accuracy_error = answers.standard_error();
+  out.loss_parts = losses.part_means(Evaluation::kParts);
+  out.accuracy_parts = answers.part_means(Evaluation::kParts);
+  return out;
+}
+
 // Held-out sequences [first, first + count) of `split`.
 data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count) {
   if (split == Split::all) return task.eval_batch(first, count);
@@ -223,9 +245,7 @@ data::Batch split_batch(const data::Task& task, Split split, int64_t first, int6
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < count; ++i) rows.push_back(sequence_number(split, first + i) - 2 * first);
   const Tensor kept = at::tensor(rows, at::kLong);
-  for (Tensor* t :
-       {&batch.inputs, &batch.targets, &batch.documents, &batch.lengths, &batch.segments,
-        &batch.context, &batch.source, &batch.source_lengths, &batch.images}) {
+  for (Tensor* t : batch.tensors()) {
     if (t->defined()) *t = t->index_select(0, kept);
   }
   return batch;
@@ -281,9 +301,8 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   const int64_t total = std::min(sequences, sequences_in(task, split));
   const ContextParallel* const among = model.config().context_parallel.get();
   const int64_t with_same = among == nullptr ? 1 : among->size;
-  // Loss, targets and wrong answers of each sequence.
-  const Tensor found = at::zeros({total, 3}, at::kDouble);
-  Evaluation out;
+  const Tensor found = at::zeros({total, 3}, at::kDouble);  // as summarised() reads it
+  int64_t state_bytes = 0;
   const int64_t ranks = group == nullptr ? 1 : group->size() / with_same;
   for (int64_t next = 0; next < total; next += ranks * batch) {
     const int64_t own = next + (group == nullptr ? 0 : group->rank() / with_same * batch);
@@ -296,7 +315,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
     const Tensor wanted = data.targets.ne(data::kIgnore);
     SequenceScores scored;
     if (decoder != nullptr) {
-      scored = scores_in_pieces(*decoder, data, *pieces, out.state_bytes);
+      scored = scores_in_pieces(*decoder, data, *pieces, state_bytes);
     } else {
       const Tensor hidden = model.hidden(model_input(data));
       scored = data.context.defined() ? span_sequence_scores(model.logits(hidden), data)
@@ -315,22 +334,8 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
         .copy_(at::stack({of_sequences(scored.loss), number(wanted), number(wrong)}, 1));
   }
   if (group != nullptr) group->sum({found});
-  Ratio losses(/*fraction=*/false), answers(/*fraction=*/true);
-  for (int64_t row = 0; row < total; ++row) {
-    const double* const of = found.const_data_ptr<double>() + 3 * row;
-    losses.add(of[0], of[1]);
-    const bool alike = task.accuracy() == data::Accuracy::share, exact = task.exact_match();
-    const double right = exact ? (of[2] == 0 ? 1 : 0) : of[1] - of[2];
-    answers.add(alike ? right / of[1] : right, alike || exact ? 1 : of[1]);
-    out.tokens += static_cast<int64_t>(of[1]);
-  }
-  out.sequences = total;
-  out.loss = losses.mean();
-  out.accuracy = answers.mean();
-  out.loss_error = losses.standard_error();
-  out.accuracy_error = answers.standard_error();
-  out.loss_parts = losses.part_means(Evaluation::kParts);
-  out.accuracy_parts = answers.part_means(Evaluation::kParts);
+  Evaluation out = summarised(found, task);
+  out.state_bytes = state_bytes;
   model.train(training);
   return out;
 }

@@ -134,15 +134,8 @@ void take_points(PlannedRun& planned, const std::string& folder) {
   }
 }
 
-void take_result(PlannedRun& planned, const RunResult& result) {
-  planned.run.state =
-      result.problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
-  planned.run.problem = result.problem;
-  planned.run.warning = result.warning;
-  planned.run.tokens_per_second = result.tokens_per_second;
-  if (result.peak_memory >= 0) {
-    planned.run.peak_memory_bytes = static_cast<double>(result.peak_memory);
-  }
+void finish(PlannedRun& planned, const RunResult& result) {
+  take_result(planned.run, result);
   planned.begun = planned.finished = true;
 }
 
@@ -292,7 +285,7 @@ void refresh(PlannedRun& planned, const std::string& folder) {
   planned.begun = fs::exists(folder + "/" + planned.path + "/config.toml");
   if (!planned.begun) return;
   if (const auto result = read_result(folder + "/" + planned.path + "/result.json")) {
-    take_result(planned, *result);
+    finish(planned, *result);
   }
   take_points(planned, folder);
 }
@@ -321,7 +314,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
     result.problem = problem_of(error);
   }
   write_result(run + "/result.json", result);
-  take_result(planned, result);
+  finish(planned, result);
   take_points(planned, folder);
   return true;
 }
@@ -395,6 +388,11 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
         "'robustness.model' changes none of the models, expected another initialisation, "
         "such as {equal_init = true}.");
   }
+  comparison.budget = budget_text();
+}
+
+// One sentence: what all runs have equal.
+std::string Experiment::budget_text() {
   std::vector<std::string> budgets;
   for (size_t t = 0; t < config_.tasks.size(); ++t) {
     const RunConfig baseline = built(0, t, {});
@@ -402,21 +400,21 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) *
                           static_cast<double>(unit.per_sequence);
     const std::string& name = config_.tasks[t].name;
-    if (config.budget == "flops") {
+    if (config_.budget == "flops") {
       // A backward pass costs twice a forward pass.
       budgets.push_back(str(human_count(3 * steps_[t] * costs_[t]), " FLOPs on ", name));
-    } else if (config.budget == "seconds") {
+    } else if (config_.budget == "seconds") {
       budgets.push_back(str(human_seconds(steps_[t] * costs_[t]), " on ", name));
     } else {
       budgets.push_back(str(human_count(tokens), " ", unit.name, " on ", name));
     }
   }
-  const char* what = config.budget == "flops"     ? "computes the same number of operations"
-                     : config.budget == "seconds" ? "trains for the same time by a measured step"
-                                                  : "trains on the same amount of data";
-  comparison.budget = str("Every run ", what, ": ", join(budgets), "; ",
-                          config.match_parameters ? "parameters are equal within 1% on each task."
-                                                  : "parameters are not matched.");
+  const char* what = config_.budget == "flops"     ? "computes the same number of operations"
+                     : config_.budget == "seconds" ? "trains for the same time by a measured step"
+                                                   : "trains on the same amount of data";
+  return str("Every run ", what, ": ", join(budgets), "; ",
+             config_.match_parameters ? "parameters are equal within 1% on each task."
+                                      : "parameters are not matched.");
 }
 
 std::string Experiment::named(size_t model, size_t task) const {

@@ -78,6 +78,7 @@ class Experiment {
   };
 
   RunConfig built(size_t model, size_t task, const SweepPoint& point, bool second_init = false);
+  std::string budget_text();
   void check_second_init(size_t model, size_t task, RunConfig& first);
   void add_task(size_t task);
   void add_model(size_t model, size_t task);

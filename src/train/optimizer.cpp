@@ -235,7 +235,7 @@ NamedTensors AdamW::state() const {
 }
 
 void AdamW::load(const StoredTensors& state, const std::string& path) {
-  // Runs of before had what is a buffer now as a parameter, which no gradient reached.
+  // In earlier versions some of the buffers were parameters, which no gradient reached.
   StoredTensors own = state;
   std::erase_if(own, [&](const auto& item) {
     return buffers_.contains(item.first.substr(item.first.find('.') + 1));

@@ -15,7 +15,6 @@
 #include "model/describe.h"
 #include "report/format.h"
 #include "train/checkpoint.h"
-#include "train/result.h"
 #include "train/run_folder.h"
 #include "train/speeds.h"
 #include "train/sweep.h"
@@ -504,12 +503,7 @@ std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder
     evaluations = read_evaluations(metrics);
   }
   for (const EvalPoint& p : evaluations) run.points.push_back(report_point(p, bytes_per_token));
-  if (!result) return evaluations;
-  run.state = result->problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
-  run.problem = result->problem;
-  run.warning = result->warning;
-  run.tokens_per_second = result->tokens_per_second;
-  if (result->peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result->peak_memory);
+  if (result) take_result(run, *result);
   return evaluations;
 }
 
@@ -753,6 +747,14 @@ void RunReport::add_speeds(report::Comparison& out) const {
       out.speeds.push_back(std::move(speed));
     }
   }
+}
+
+void take_result(report::Run& run, const RunResult& result) {
+  run.state = result.problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
+  run.problem = result.problem;
+  run.warning = result.warning;
+  run.tokens_per_second = result.tokens_per_second;
+  if (result.peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result.peak_memory);
 }
 
 void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,

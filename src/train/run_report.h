@@ -12,6 +12,7 @@
 #include "train/compare.h"
 #include "train/comparison_file.h"
 #include "train/config.h"
+#include "train/result.h"
 #include "train/state.h"
 
 namespace headloom {
@@ -33,6 +34,9 @@ report::Build report_build(const Model& model, const data::Task& task);
 
 // The papers of the model's token mixers.
 std::string mixer_sources(const ModelConfig& model);
+
+// Puts the state and the costs of a run that has ended, as its result says, into `run`.
+void take_result(report::Run& run, const RunResult& result);
 
 // Says in `run` where it stopped, if it is unfinished and no process works on it. `folder` is its
 // own, and `comparison` that of the comparison it belongs to, or "".

@@ -26,8 +26,6 @@ class RunSession {
   // where the run has been trained on other data.
   TrainState open(Model& model, AdamW& optimizer, const data::Task& task);
 
-  const std::string& folder() const { return control_.folder; }
-
  private:
   void lock();
   bool goes_on() const;

@@ -80,23 +80,20 @@ std::map<std::string, std::string> read_routes(const std::string& text) {
 class Trainer {
  public:
   Trainer(RunConfig config, const TrainControl& control)
-      : group_(control.group == nullptr ? alone_ : *control.group),
+      : control_(control),
+        group_(control_.group == nullptr ? alone_ : *control_.group),
         config_(std::move(config)),
         device_(find_device(config_.train.device)),
-        of_comparison_(control.of_comparison),
-        folder_(control.folder),
-        from_(control.from),
-        from_checkpoint_(control.from_checkpoint),
-        progress_(control.label, /*silent=*/!first()),
-        session_(make_session(control)),
+        progress_(control_.label, /*silent=*/!first()),
+        session_(make_session()),
         grid_(RankGrid::make(options_, group_, alone_)),
-        task_(make_task(control)),
+        task_(make_task()),
         model_(make_model()),
         shards_(ShardedModel::make(*model_, options_, group_)),
         gradients_(model_->parameters(), grid_.data, shards()),
         optimizer_(*model_, options_, shards(), cut_.get()),
         state_(open()),
-        metrics_(first() ? control.folder + "/metrics.jsonl" : "", state_.step) {}
+        metrics_(first() ? control_.folder + "/metrics.jsonl" : "", state_.step) {}
 
   TrainOutcome run() {
     try {
@@ -108,7 +105,7 @@ class Trainer {
     } catch (const LostRank&) {  // nor does another process that was killed
       throw;
     } catch (const std::exception& error) {
-      if (!of_comparison_) note_failure(problem_of(error));  // a comparison does so itself
+      if (!control_.of_comparison) note_failure(problem_of(error));  // a comparison does so itself
       throw;
     }
   }
@@ -117,7 +114,7 @@ class Trainer {
   void note_failure(const std::string& problem) const {
     if (!first()) return;
     try {
-      write_result(folder_ + "/result.json", {.problem = problem});
+      write_result(control_.folder + "/result.json", {.problem = problem});
     } catch (const Error&) {  // why training failed is what the user is to be told
     }
   }
@@ -130,7 +127,7 @@ class Trainer {
     // A comparison describes its tasks once.
     progress_.line(str(human_count(static_cast<double>(out.parameters)), " parameters, step ",
                        state_.step, " of ", options_.steps,
-                       of_comparison_ ? "" : "; " + task_->describe()));
+                       control_.of_comparison ? "" : "; " + task_->describe()));
     out.interrupted = !loop();
     out.requeue = out.interrupted && group_.any(to_be_requeued());
     out.step = state_.step;
@@ -151,13 +148,13 @@ class Trainer {
 
   // The first process alone holds the folder. What it takes from there into the configuration, the
   // others take from it.
-  std::unique_ptr<RunSession> make_session(const TrainControl& control) {
+  std::unique_ptr<RunSession> make_session() {
     std::unique_ptr<RunSession> session;
-    if (first()) session = std::make_unique<RunSession>(control, config_, progress_);
+    if (first()) session = std::make_unique<RunSession>(control_, config_, progress_);
     if (group_.size() == 1) return session;
     const std::string text = group_.gather_text(first() ? run_config_toml(config_) : "")[0];
     if (!first()) {
-      config_ = read_run_config(parse_toml(text, folder_ + "/config.toml"));
+      config_ = read_run_config(parse_toml(text, control_.folder + "/config.toml"));
       config_.find_data();
     }
     return session;
@@ -179,10 +176,10 @@ class Trainer {
     const bool goes_on = group_.any(!state.files.empty());
     const std::string step = group_.gather_text(std::to_string(state.step))[0];
     if (goes_on && !first()) {
-      state = CheckpointStore(folder_).load(std::stoll(step), *model_, optimizer_);
-    } else if (cut_ && !from_.empty() && !first()) {
+      state = CheckpointStore(control_.folder).load(std::stoll(step), *model_, optimizer_);
+    } else if (cut_ && !control_.from.empty() && !first()) {
       // Its part is not the first process's.
-      CheckpointStore(from_).load_weights(from_checkpoint_, *model_, cut_.get());
+      CheckpointStore(control_.from).load_weights(control_.from_checkpoint, *model_, cut_.get());
     }
     const at::NoGradGuard no_grad;
     std::vector<Tensor> tensors;
@@ -199,7 +196,7 @@ class Trainer {
     return state;
   }
 
-  std::shared_ptr<data::Task> make_task(const TrainControl& control) {
+  std::shared_ptr<data::Task> make_task() {
     check_shares(options_, group_.size(), grid_.shares());
     config_.model.tensor_parallel = tensor_parallel(grid_.layers);
     config_.model.context_parallel = context_parallel(grid_.context);
@@ -208,7 +205,7 @@ class Trainer {
     check_same_data(*task);
     check_split(*task, split_named(config_.train.eval_split));
     if (config_.train.stop_accuracy) check_split(*task, Split::validation);
-    if (!control.from.empty()) check_same_model(config_, control.from);
+    if (!control_.from.empty()) check_same_model(config_, control_.from);
     if (grid_.context.size() > 1 && task->goal() != data::Goal::next_token) {
       usage_error("'train.context_parallel' is ", grid_.context.size(), ", but a model of kind \"",
                   config_.model.kind, "\" is trained, expected a decoder.");
@@ -244,7 +241,7 @@ class Trainer {
       if (state_.step % checkpoint_every == 0 || last || stop) save(last || stop);
       if (stop) return false;
     }
-    if (state_.step == begun_at && !of_comparison_) {
+    if (state_.step == begun_at && !control_.of_comparison) {
       progress_.line(str("nothing is left to train: the run is finished",
                          state_.step == options_.steps
                              ? "; --set train.steps=N with more steps trains it longer"
@@ -360,7 +357,7 @@ class Trainer {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
-    const CheckpointStore store(folder_);
+    const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {
       if (first()) store.prepare();
       group_.any(false);  // nobody writes before the folder is there
@@ -405,10 +402,11 @@ class Trainer {
   // Every process comes here at the same step: loss and gradients are sums over all of them.
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) {
     writer_.wait();
-    const CheckpointStore store(folder_);
+    const CheckpointStore store(control_.folder);
     const auto steps = store.steps();
     // The sign of a NaN means nothing.
-    fail(folder_, ": ", what, " became ", std::isnan(value) ? "nan" : str(value), " at step ", step,
+    fail(control_.folder, ": ", what, " became ", std::isnan(value) ? "nan" : str(value),
+         " at step ", step,
          steps.empty() ? "; there is no checkpoint before it."
                        : str("; the last good checkpoint is ", store.folder(steps.back()), "."),
          " A lower train.lr or a longer train.warmup may help.");
@@ -451,13 +449,12 @@ class Trainer {
   }
 
   // Made in this order: each needs those before it.
+  const TrainControl control_;
   Communicator alone_, &group_;
   RunConfig config_;
   const TrainOptions& options_ = config_.train;
   const at::Device device_;
   PeakMemory memory_;
-  const bool of_comparison_;
-  const std::string folder_, from_, from_checkpoint_;
   Progress progress_;
   const std::unique_ptr<RunSession> session_;  // of the first process
   const RankGrid grid_;

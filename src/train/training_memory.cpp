@@ -85,38 +85,16 @@ SequenceSizes sequence_sizes(const Model& model, const data::TaskSizes& task) {
   return out;
 }
 
-TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
-                               const TrainOptions& options, int64_t processes) {
-  const ModelConfig& config = model.config();
-  const bool narrow = options.dtype == "bfloat16";
-  const double count = parameter_count(model);
-  const auto ranks = static_cast<double>(processes);
-  const double sequences =
-      static_cast<double>(options.batch) / static_cast<double>(options.accumulate) / ranks;
-  const double bytes = narrow ? 2 : 4;
-  const auto width = static_cast<double>(config.width);
+namespace {
+
+// What the layers keep of `sequences` for the backward, in float32 or bfloat16.
+double activation_bytes(const Model& model, const SequenceSizes& sequence,
+                        const TrainOptions& options, double sequences) {
+  const double bytes = options.dtype == "bfloat16" ? 2 : 4;
+  const auto width = static_cast<double>(model.config().width);
   const auto length = static_cast<double>(sequence.length);
   const auto source = static_cast<double>(sequence.source_length);
-  TrainingMemory out;
-  out.parameters = (narrow ? 6 : 4) * count;
-  out.gradients = 4 * count;
-  out.optimizer = 8 * count / (options.shard == "none" ? 1 : ranks);
-  double start = 0;
-  if (options.shard != "none" && processes > 1) {
-    const double whole = std::min(ShardedModel::whole_at_a_time(model), count);
-    const bool frees = options.shard == "parameters";
-    // The own parts. Whole gradients twice: where they are computed, and on their way.
-    out.gradients = 4 * count / ranks + 8 * whole;
-    if (!frees && options.accumulate > 1) out.gradients += 4 * count;
-    out.parameters += 4 * count / ranks;
-    if (frees) {
-      // The copies that are multiplied stay until the backward, unless it makes them again.
-      const double copies = narrow ? 2 * (options.activation_checkpointing ? whole : count) : 0;
-      out.parameters = 4 * count / ranks + 4 * whole + copies;
-      start = 4 * count;  // every process begins with the whole model
-    }
-  }
-  double largest = 0, again = 0;
+  double out = 0, largest = 0, again = 0;
   for (const Layers* layers : model.stacks()) {
     const double positions = layers->part() == "encoder" ? source : length;
     // Input and output of the last norm, in float32 as what the layers add to is.
@@ -140,23 +118,57 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
       // The gradient of the widest output, on its way back.
       largest = std::max(largest, bytes * maps.widest * positions);
     }
-    out.activations += sequences * kept;
+    out += sequences * kept;
   }
-  out.activations += sequences * (largest + again);
+  return out + sequences * (largest + again);
+}
+
+// Of `targets`, in float32 or bfloat16.
+double score_bytes(const ModelConfig& config, const TrainOptions& options, double targets) {
+  const double bytes = options.dtype == "bfloat16" ? 2 : 4;
   const auto classes = static_cast<double>(config.has_classes() ? config.classes.value_or(0)
                                                                 : config.vocabulary.value_or(0));
-  const double targets = sequences * sequence.targets;
-  const bool wide = options.dtype == "float64";
-  if (config.has_classes() || wide) {  // no fused kernel has float64
+  if (config.has_classes() || options.dtype == "float64") {  // no fused kernel has float64
     // In float32 the logarithms of the scores' softmax, their gradient, and the scores' own.
-    out.scores = 3 * 4 * targets * classes;
-  } else {
-    // The gradients of targets' hidden states and of the head's weights, and the same once more as
-    // the backward scales them.
-    out.scores = std::min(bytes * targets * classes, static_cast<double>(ops::kScoreBytes)) +
-                 2 * bytes * (targets + classes) * width;
+    return 3 * 4 * targets * classes;
   }
-  if (wide) {  // what is float32 above
+  // The gradients of targets' hidden states and of the head's weights, and the same once more as
+  // the backward scales them.
+  return std::min(bytes * targets * classes, static_cast<double>(ops::kScoreBytes)) +
+         2 * bytes * (targets + classes) * static_cast<double>(config.width);
+}
+
+}  // namespace
+
+TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence,
+                               const TrainOptions& options, int64_t processes) {
+  const bool narrow = options.dtype == "bfloat16";
+  const double count = parameter_count(model);
+  const auto ranks = static_cast<double>(processes);
+  const double sequences =
+      static_cast<double>(options.batch) / static_cast<double>(options.accumulate) / ranks;
+  TrainingMemory out;
+  out.parameters = (narrow ? 6 : 4) * count;
+  out.gradients = 4 * count;
+  out.optimizer = 8 * count / (options.shard == "none" ? 1 : ranks);
+  double start = 0;
+  if (options.shard != "none" && processes > 1) {
+    const double whole = std::min(ShardedModel::whole_at_a_time(model), count);
+    const bool frees = options.shard == "parameters";
+    // The own parts. Whole gradients twice: where they are computed, and on their way.
+    out.gradients = 4 * count / ranks + 8 * whole;
+    if (!frees && options.accumulate > 1) out.gradients += 4 * count;
+    out.parameters += 4 * count / ranks;
+    if (frees) {
+      // The copies that are multiplied stay until the backward, unless it makes them again.
+      const double copies = narrow ? 2 * (options.activation_checkpointing ? whole : count) : 0;
+      out.parameters = 4 * count / ranks + 4 * whole + copies;
+      start = 4 * count;  // every process begins with the whole model
+    }
+  }
+  out.activations = activation_bytes(model, sequence, options, sequences);
+  out.scores = score_bytes(model.config(), options, sequences * sequence.targets);
+  if (options.dtype == "float64") {  // what is float32 above
     for (double* part :
          {&out.parameters, &out.gradients, &out.optimizer, &out.activations, &out.scores, &start}) {
       *part *= 2;

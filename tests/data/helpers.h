@@ -45,25 +45,20 @@ inline void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << "in: " << text;
 }
 
-inline bool same(const Batch& a, const Batch& b) {
-  const auto equal = [](const at::Tensor& x, const at::Tensor& y) {
-    return x.defined() == y.defined() && (!x.defined() || at::equal(x, y));
+inline bool same(Batch a, Batch b) {
+  const auto equal = [](const at::Tensor* x, const at::Tensor* y) {
+    return x->defined() == y->defined() && (!x->defined() || at::equal(*x, *y));
   };
-  return equal(a.inputs, b.inputs) && equal(a.targets, b.targets) &&
-         equal(a.documents, b.documents) && equal(a.lengths, b.lengths) &&
-         equal(a.segments, b.segments) && equal(a.context, b.context) &&
-         equal(a.source, b.source) && equal(a.source_lengths, b.source_lengths) &&
-         equal(a.images, b.images);
+  const auto left = a.tensors(), right = b.tensors();
+  return std::equal(left.begin(), left.end(), right.begin(), equal);
 }
 
 // Examples [first, first + count) of a batch.
-inline Batch slice(const Batch& batch, int64_t first, int64_t count) {
-  const auto part = [&](const at::Tensor& x) {
-    return x.defined() ? x.slice(0, first, first + count) : x;
-  };
-  return {part(batch.inputs),  part(batch.targets),        part(batch.documents),
-          part(batch.lengths), part(batch.segments),       part(batch.context),
-          part(batch.source),  part(batch.source_lengths), part(batch.images)};
+inline Batch slice(Batch batch, int64_t first, int64_t count) {
+  for (at::Tensor* t : batch.tensors()) {
+    if (t->defined()) *t = t->slice(0, first, first + count);
+  }
+  return batch;
 }
 
 // WordPiece of single letters: [CLS] text [SEP], hidden by [MASK].
