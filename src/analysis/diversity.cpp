@@ -5,7 +5,6 @@
 
 #include "analysis/analysis.h"
 #include "core/text.h"
-#include "report/plot.h"
 
 namespace headloom::analysis {
 namespace {
@@ -46,13 +45,25 @@ double similarity(const Tensor& maps) {
       .item<double>();
 }
 
-report::Line curve(const std::string& label, int style, const Tensor& share) {
-  report::Line line{.label = label, .style = style};
-  for (int64_t i = 0; i < share.size(0); ++i) {
-    const double y = share[i].item<double>();
-    line.points.push_back({.x = static_cast<double>(i + 1), .y = y, .low = y, .high = y});
+// Of layers of as many heads as the first: a mean needs them to be alike.
+Tensor mean_of_layers(const std::vector<Tensor>& all) {
+  std::vector<Tensor> alike;
+  for (const Tensor& t : all) {
+    if (t.size(0) == all[0].size(0)) alike.push_back(t);
   }
-  return line;
+  return at::stack(alike).mean(0);
+}
+
+Figure captured_figure(const Tensor& qk, const Tensor& ov) {
+  const auto most = static_cast<double>(std::max(qk.size(0), ov.size(0)));
+  const report::LineChart chart{
+      .title = "Captured variance of the heads' products",
+      .description = "Mean over layers of the cumulative share that principal components capture.",
+      .x = report::make_axis("principal components", report::Unit::kCount, 1, std::max(most, 2.0)),
+      .y = report::make_axis("captured", report::Unit::kPercent, 0, 1),
+      .lines = {curve("QK", 1, qk), curve("OV", 2, ov)}};
+  return {report::draw(chart),
+          "Mean over layers. Lower curves: heads that differ more (Xiao et al. 2024, figure 5)."};
 }
 
 }  // namespace
@@ -107,27 +118,10 @@ Findings diversity(const Subject& subject) {
         mixers_of(subject), ", which have none.");
   }
   out.tables.push_back(std::move(table));
-  // Layers of as many heads as the first: a mean needs them to be alike.
-  const auto mean = [](const std::vector<Tensor>& all) {
-    std::vector<Tensor> alike;
-    for (const Tensor& t : all) {
-      if (t.size(0) == all[0].size(0)) alike.push_back(t);
-    }
-    return at::stack(alike).mean(0);
-  };
-  const Tensor mean_qk = mean(qk), mean_ov = mean(ov);
+  const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);
   out.tensors.emplace_back("qk", mean_qk);
   out.tensors.emplace_back("ov", mean_ov);
-  const auto most = static_cast<double>(std::max(mean_qk.size(0), mean_ov.size(0)));
-  const report::LineChart chart{
-      .title = "Captured variance of the heads' products",
-      .description = "Mean over layers of the cumulative share that principal components capture.",
-      .x = report::make_axis("principal components", report::Unit::kCount, 1, std::max(most, 2.0)),
-      .y = report::make_axis("captured", report::Unit::kPercent, 0, 1),
-      .lines = {curve("QK", 1, mean_qk), curve("OV", 2, mean_ov)}};
-  out.figures.push_back(
-      {report::draw(chart),
-       "Mean over layers. Lower curves: heads that differ more (Xiao et al. 2024, figure 5)."});
+  out.figures.push_back(captured_figure(mean_qk, mean_ov));
   out.sentences.push_back(
       str("The first of ", mean_qk.size(0), " components captures ",
           formatted("%.1f%%", 100 * mean_qk[0].item<double>()), " of the QK products and ",

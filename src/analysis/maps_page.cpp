@@ -113,7 +113,7 @@ Json panel_of(const Findings& findings, const LayerPlace& place, const std::stri
     one["stage"] = stage;
     composition.push_back(std::move(one));
   }
-  const bool encoder = place.name.starts_with("encoder.");
+  const bool encoder = in_encoder(place.name);
   return {{"name", place.name + (prefix.empty() ? "" : ", cross-attention")},
           {"mixer", (prefix.empty() ? place.layer->mixer : place.layer->cross)->type()},
           {"rows", encoder ? "source" : "tokens"},
@@ -151,7 +151,7 @@ std::string maps_page(const Subject& subject, const Findings& findings) {
       std::vector<double> values;
       for (int64_t t = 0; t < size.size(0); ++t) values.push_back(size[t].item<double>());
       hidden.push_back({{"name", place.name},
-                        {"rows", place.name.starts_with("encoder.") ? "source" : "tokens"},
+                        {"rows", in_encoder(place.name) ? "source" : "tokens"},
                         {"rms", values}});
     }
   }

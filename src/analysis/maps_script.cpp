@@ -3,6 +3,7 @@
 namespace headloom::analysis {
 
 const char* const kMapsStyle = R"css(
+.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .controls { display: flex; flex-wrap: wrap; gap: 12px 20px; margin: 22px 0 0; padding: 0; border: 0; }
 .controls label { display: grid; gap: 3px; font-size: 13px; color: var(--soft); }
 select { font: inherit; font-size: 15px; color: var(--ink); background: var(--raised);

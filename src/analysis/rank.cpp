@@ -8,7 +8,6 @@
 
 #include "analysis/analysis.h"
 #include "core/text.h"
-#include "report/plot.h"
 
 namespace headloom::analysis {
 namespace {
@@ -39,6 +38,22 @@ Tensor cumulative(const Tensor& values) {
 // How many of the largest values have 90% of the sum, mean.
 double for_90(const Tensor& values) {
   return (cumulative(values).lt(0.9).sum(-1) + 1).to(at::kDouble).mean().item<double>();
+}
+
+constexpr size_t kMostLines = 6;  // of the figure: a layer each
+
+Figure spectrum_figure(const std::vector<report::Line>& lines) {
+  const auto last = static_cast<double>(lines[0].points.size());
+  const report::LineChart chart{
+      .title = "Singular values of the maps",
+      .description = "Cumulative share of the sum of singular values, mean over heads.",
+      .x = report::make_axis("largest singular values", report::Unit::kCount, 1,
+                             std::max(last, 2.0)),
+      .y = report::make_axis("share of their sum", report::Unit::kPercent, 0, 1),
+      .lines = lines};
+  return {report::draw(chart),
+          "The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
+          "2020, figure 1)."};
 }
 
 // The lengths at which ranks are compared, ascending: that of the text and its halves. A single 0
@@ -99,13 +114,9 @@ Findings rank(const Subject& subject) {
            effective_rank(values), for_90(values)});
       out.tensors.emplace_back(str(place.name, ".length", size, ".singular_values"), values);
       if (length != lengths.back()) continue;
-      const Tensor share = cumulative(values).flatten(0, 1).mean(0);
-      report::Line line{.label = place.name, .style = static_cast<int>(lines.size() % 13)};
-      for (int64_t i = 0; i < share.size(0); ++i) {
-        const double y = share[i].item<double>();
-        line.points.push_back({.x = static_cast<double>(i + 1), .y = y, .low = y, .high = y});
-      }
-      if (lines.size() < 6) lines.push_back(std::move(line));
+      if (lines.size() == kMostLines) continue;
+      lines.push_back(curve(place.name, static_cast<int>(lines.size()),
+                            cumulative(values).flatten(0, 1).mean(0)));
     }
   }
   for (auto& [layer, of_layer] : rows_of_layer) {
@@ -115,17 +126,7 @@ Findings rank(const Subject& subject) {
     usage_error("the analysis rank reads attention maps, but the token mixers are ",
                 mixers_of(subject), ", which have none.");
   }
-  const double last = static_cast<double>(lines[0].points.size());
-  out.figures.push_back(
-      {report::draw(report::LineChart{
-           .title = "Singular values of the maps",
-           .description = "Cumulative share of the sum of singular values, mean over heads.",
-           .x = report::make_axis("largest singular values", report::Unit::kCount, 1,
-                                  std::max(last, 2.0)),
-           .y = report::make_axis("share of their sum", report::Unit::kPercent, 0, 1),
-           .lines = lines}),
-       "The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
-       "2020, figure 1)."});
+  out.figures.push_back(spectrum_figure(lines));
   out.tables.push_back(std::move(table));
   if (rows > 0) {
     out.sentences.push_back(

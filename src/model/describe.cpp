@@ -28,11 +28,11 @@ std::shared_ptr<Model> build_without_memory(const ModelConfig& config) {
 std::optional<MeasuredState> measured_state(const Model& model, int64_t length) {
   const auto* decoder = dynamic_cast<const AutoregressiveModel*>(&model);
   if (decoder == nullptr || !decoder->decoder_layers().stateful()) return {};
-  int64_t parameters = 0;
-  for (const Tensor& p : model.parameters()) parameters += p.numel();
-  if (parameters > kMeasuredParameters ||
-      4.0 * static_cast<double>(parameters) > memory_limit().bytes)
+  const double parameters = parameter_count(model);
+  if (parameters > static_cast<double>(kMeasuredParameters) ||
+      4.0 * parameters > memory_limit().bytes) {
     return {};
+  }
   std::shared_ptr<Model> built;
   if (model.parameters()[0].is_meta()) {
     const WithoutValues fast;

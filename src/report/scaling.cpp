@@ -216,6 +216,65 @@ double Rung::loss() const {
   return losses.empty() ? kUnknown : sum / static_cast<double>(losses.size());
 }
 
+namespace {
+
+// The fit to the rungs that a model has on the tasks, without what resampling adds.
+FamilyFit fitted(const std::vector<const TaskSummary*>& tasks, const ModelInfo& model) {
+  FamilyFit family{.model = &model, .rungs = rungs_of(tasks, model), .worth = {}};
+  if (family.rungs.size() < kRungsForFit) return family;
+  std::vector<double> losses;
+  for (const Rung& rung : family.rungs) losses.push_back(rung.loss());
+  family.law = fit(family.rungs, losses, 32, &family.surface);
+  return family;
+}
+
+// From the least compute of a rung to the most, at equal factors.
+std::vector<double> grid_of(const std::vector<FamilyFit>& families) {
+  double low = kBeyond, high = 0;
+  for (const FamilyFit& family : families) {
+    for (const Rung& rung : family.rungs) {
+      low = std::min(low, rung.compute);
+      high = std::max(high, rung.compute);
+    }
+  }
+  std::vector<double> grid;
+  for (size_t i = 0; i < kGrid; ++i) {
+    grid.push_back(low * std::pow(high / low, static_cast<double>(i) / (kGrid - 1)));
+  }
+  return grid;
+}
+
+// Adds intervals, and what each family's compute is worth where `based`: the first is the
+// baseline's.
+void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, bool based) {
+  const FamilyFit& base = ladder.families.front();
+  for (size_t f = 0; f < ladder.families.size(); ++f) {
+    FamilyFit& family = ladder.families[f];
+    if (family.law.factors.empty()) continue;
+    const auto over = [&](auto&& value) {
+      std::vector<double> values;
+      for (const Replicate& r : replicates) values.push_back(value(r));
+      return interval_of(std::move(values));
+    };
+    family.floor = over([&](const Replicate& r) { return r[f].floor; });
+    family.exponent = over([&](const Replicate& r) { return r[f].exponents[0]; });
+    for (const double at : ladder.grid) {
+      family.bands.push_back(over([&](const Replicate& r) { return r[f].at({at}); }));
+    }
+    if (!based || f == 0) continue;
+    const auto range = trusted(base.rungs);
+    for (const Rung& rung : family.rungs) {
+      Equivalence e{.factor = worth_of(family.law, rung.compute, base.law, range)};
+      if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
+      e.interval =
+          over([&](const Replicate& r) { return worth_of(r[f], rung.compute, r[0], range); });
+      family.worth.push_back(e);
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
   std::vector<std::string> names;
   for (const TaskSummary& t : summary.tasks) {
@@ -231,51 +290,15 @@ std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
       if (t.task->ladder == name) tasks.push_back(&t);
     }
     Ladder ladder{.name = name};
-    double low = kBeyond, high = 0;
     for (const ModelInfo& model : c.models) {
-      FamilyFit family{.model = &model, .rungs = rungs_of(tasks, model), .worth = {}};
-      if (family.rungs.empty()) continue;
-      std::vector<double> losses;
-      for (const Rung& rung : family.rungs) {
-        losses.push_back(rung.loss());
-        low = std::min(low, rung.compute);
-        high = std::max(high, rung.compute);
-      }
-      if (family.rungs.size() >= kRungsForFit) {
-        family.law = fit(family.rungs, losses, 32, &family.surface);
-      }
-      ladder.families.push_back(std::move(family));
+      FamilyFit family = fitted(tasks, model);
+      if (!family.rungs.empty()) ladder.families.push_back(std::move(family));
     }
     if (ladder.families.empty()) continue;
-    for (size_t i = 0; i < kGrid; ++i) {
-      ladder.grid.push_back(low * std::pow(high / low, static_cast<double>(i) / (kGrid - 1)));
-    }
+    ladder.grid = grid_of(ladder.families);
     const std::vector<Replicate> replicates = resample(c, ladder.families, tasks);
     const FamilyFit& base = ladder.families.front();
-    const bool based = base.model == &c.models.front() && !base.law.factors.empty();
-    for (size_t f = 0; f < ladder.families.size(); ++f) {
-      FamilyFit& family = ladder.families[f];
-      if (family.law.factors.empty()) continue;
-      const auto over = [&](auto&& value) {
-        std::vector<double> values;
-        for (const Replicate& r : replicates) values.push_back(value(r));
-        return interval_of(std::move(values));
-      };
-      family.floor = over([&](const Replicate& r) { return r[f].floor; });
-      family.exponent = over([&](const Replicate& r) { return r[f].exponents[0]; });
-      for (const double at : ladder.grid) {
-        family.bands.push_back(over([&](const Replicate& r) { return r[f].at({at}); }));
-      }
-      if (!based || f == 0) continue;
-      const auto range = trusted(base.rungs);
-      for (const Rung& rung : family.rungs) {
-        Equivalence e{.factor = worth_of(family.law, rung.compute, base.law, range)};
-        if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
-        e.interval =
-            over([&](const Replicate& r) { return worth_of(r[f], rung.compute, r[0], range); });
-        family.worth.push_back(e);
-      }
-    }
+    add_resampled(ladder, replicates, base.model == &c.models.front() && !base.law.factors.empty());
     ladder.answer = answer_of(c, ladder, !replicates.empty());
     out.push_back(std::move(ladder));
   }
