@@ -150,17 +150,15 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
 }
 
 std::string PackedText::describe() const {
-  return str(counted(documents_, "file"), " in ", join(options_.corpus.paths),
-             left_out_.in_brackets(), ": ",
-             human_count(static_cast<double>(split_.train.size())),
-             " tokens to train on and ", human_count(static_cast<double>(split_.held_out.size())),
-             " held out, ",
-             split_.train.size() == 0 ? std::string("the whole text")
-             : split_.by_document     ? counted(split_.held_out_documents, "whole file")
-                                      : std::string("the end of the text"),
-             ", of which at most ", counted(eval_sequences(), "sequence"), " of ",
-             counted(options_.length, "token"), eval_sequences() == 1 ? " is" : " are",
-             " evaluated");
+  return str(
+      counted(documents_, "file"), " in ", join(options_.corpus.paths), left_out_.in_brackets(),
+      ": ", human_count(static_cast<double>(split_.train.size())), " tokens to train on and ",
+      human_count(static_cast<double>(split_.held_out.size())), " held out, ",
+      split_.train.size() == 0 ? std::string("the whole text")
+      : split_.by_document     ? counted(split_.held_out_documents, "whole file")
+                               : std::string("the end of the text"),
+      ", of which at most ", counted(eval_sequences(), "sequence"), " of ",
+      counted(options_.length, "token"), eval_sequences() == 1 ? " is" : " are", " evaluated");
 }
 
 }  // namespace headloom::data

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 
 namespace headloom::data {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 // Whether (x, y) lies in a shape about the origin that fits the unit circle.
 bool inside(int64_t shape, double x, double y) {
@@ -25,7 +24,7 @@ bool inside(int64_t shape, double x, double y) {
     case 4:  // ring
       return r <= 0.95 && r >= 0.55;
     case 5: {  // star of five points: inside the edge between a point and the notch beside it
-      const double turn = kPi / 5;
+      const double turn = std::numbers::pi / 5;
       double angle = std::fmod(std::abs(std::atan2(x, y)), 2 * turn);
       angle = std::min(angle, 2 * turn - angle);
       const double px = r * std::cos(angle), py = r * std::sin(angle);
@@ -53,7 +52,8 @@ double covered(int64_t shape, double x, double y, double step, double cosine, do
   return static_cast<double>(count) / (kSub * kSub);
 }
 
-// About normal, mean 0 and spread 1: the sum of four even numbers, all of one draw.
+// About normal, with mean 0 and standard deviation 1: the sum of four uniform numbers, all of one
+// draw.
 double bump(Random& random) {
   const int64_t bits = random.below(int64_t{1} << 60);
   double sum = -2;
@@ -63,12 +63,12 @@ double bump(Random& random) {
   return sum * std::sqrt(3.0);
 }
 
-// Evenly spread in [0, 1).
+// Uniform in [0, 1).
 double share(Random& random) { return static_cast<double>(random.below(1 << 30)) / (1 << 30); }
 
 using Colour = std::array<double, 3>;
 
-// Each channel evenly spread over a range of 0.4 that begins at `from`.
+// Each channel uniform over a range of 0.4 that begins at `from`.
 Colour colour(Random& random, double from) {
   Colour colour;
   for (double& channel : colour) channel = from + 0.4 * share(random);
@@ -88,7 +88,7 @@ std::vector<uint8_t> draw_shape(int64_t shape, int64_t size, double noise, Rando
   const double radius = side * (0.22 + 0.18 * share(random));
   const double centre_x = radius + (side - 2 * radius) * share(random);
   const double centre_y = radius + (side - 2 * radius) * share(random);
-  const double angle = kPi / 6 * (2 * share(random) - 1);
+  const double angle = std::numbers::pi / 6 * (2 * share(random) - 1);
   const Colour back = colour(random, 0.0), front = colour(random, 0.6);
 
   std::vector<uint8_t> pixels;

@@ -92,7 +92,7 @@ Split split_documents(const std::vector<at::Tensor>& documents, const std::vecto
   if (held_out == 1.0) {
     require(total >= needed, "the text is too short: ", total,
             " tokens with a mark after every document, but length = ", length, " needs at least ",
-            needed);
+            needed, ".");
     Packer all;
     for (const at::Tensor& document : documents) {
       all.add(document);

@@ -213,8 +213,7 @@ class LabelledFiles final : public ExampleTask {
     const size_t counted = all ? pieces_.size() : train().size();
     return str("Pieces of up to ", options_.length,
                options_.tokenizer == "bytes" ? " bytes" : " tokens", " of the ", names_.size(),
-               " classes in ", *options_.path,
-               left_out_.in_brackets(), ": ", counts(), "; ",
+               " classes in ", *options_.path, left_out_.in_brackets(), ": ", counts(), "; ",
                100 * *most / static_cast<int64_t>(counted), "% of those ",
                all ? "held out" : "to train on", " are of the class ",
                names_[static_cast<size_t>(most - of_class.begin())], ".");
@@ -328,7 +327,7 @@ struct ClassifyTextSpec final : GeneratedSpec {
       check_extensions(options.extensions, type());
       if (options.held_out > 0.5 && options.held_out < 1.0) {
         usage_error("classify_text has held_out = ", options.held_out,
-                    ", expected at most 0.5, or 1 to evaluate all of the text");
+                    ", expected at most 0.5, or 1 to evaluate all of the text.");
       }
       return std::make_shared<LabelledFiles>(options, seed, eval_sequences);
     }
