@@ -139,9 +139,7 @@ Node encoder_config(const Settings& m, const std::string& kind) {
   for (const auto& [name, what] : kHeads) {
     if (end.empty() && head == what) end = name;
   }
-  Node architectures;
-  architectures.value = Array{Value(kind + end)};
-  Node out = table({{"architectures", architectures},
+  Node out = table({{"architectures", Node{.value = Array{Value(kind + end)}}},
                     {"vocab_size", m.integer("vocabulary")},
                     {"max_position_embeddings", m.integer("max_length")},
                     {"hidden_size", m.integer("width")},

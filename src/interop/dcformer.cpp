@@ -62,13 +62,11 @@ Node dcformer_mixer(const Settings& c, const DcformerSizes& s, int64_t window) {
 Node with_layers(const Settings& c, Node model, const Node& channel, const Node& block) {
   Array layers;
   for (const int64_t window : windows_of(c)) {
-    layers.push_back(table({{"mixer", Value(dcformer_mixer(c, dcformer_sizes(c), window))},
-                            {"channel", Value(channel)},
-                            {"block", Value(block)}}));
+    layers.push_back(table({{"mixer", dcformer_mixer(c, dcformer_sizes(c), window)},
+                            {"channel", channel},
+                            {"block", block}}));
   }
-  Node list;
-  list.value = std::move(layers);
-  model.set("layer", std::move(list));
+  model.set("layer", {.value = std::move(layers)});
   return model;
 }
 

@@ -39,9 +39,7 @@ Node deepseek_model(const Settings& c) {
     if (has_experts(c, i)) layer.set("channel", moe);
     layers.push_back(std::move(layer));
   }
-  Node list;
-  list.value = std::move(layers);
-  out.set("layer", std::move(list));
+  out.set("layer", {.value = std::move(layers)});
   return out;
 }
 

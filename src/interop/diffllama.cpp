@@ -67,19 +67,11 @@ Rules diffllama_rules(const Settings& c) {
 
 Node diffllama_config(const Settings& m) {
   const int64_t heads = m.integer("layer.0.mixer.heads", 1);
-  return table({{"vocab_size", m.integer("vocabulary")},
-                {"max_position_embeddings", m.integer("max_length")},
-                {"hidden_size", m.integer("width")},
-                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
-                {"num_hidden_layers", m.integer("depth")},
-                {"num_attention_heads", 2 * heads},
-                {"num_key_value_heads", 2 * m.integer("layer.0.mixer.kv_heads", heads)},
-                {"head_dim", m.integer("layer.0.mixer.head_dim", m.integer("width") / (2 * heads))},
-                {"hidden_act", "silu"},
-                {"rms_norm_eps", m.real("norm_eps")},
-                {"rope_parameters", rope_parameters(m)},
-                {"rope_theta", m.real("position.base", 10000.0)},
-                {"tie_word_embeddings", m.flag("tied")}});
+  Node out = llama_shell_config(m);
+  out.set("num_attention_heads", Value(2 * heads));  // theirs are maps, ours pairs of them
+  out.set("num_key_value_heads", Value(2 * m.integer("layer.0.mixer.kv_heads", heads)));
+  out.set("head_dim", Value(m.integer("layer.0.mixer.head_dim", m.integer("width") / (2 * heads))));
+  return out;
 }
 
 }  // namespace

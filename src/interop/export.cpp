@@ -10,6 +10,7 @@
 #include "data/tokenizer_json.h"
 #include "interop/convert.h"
 #include "interop/family.h"
+#include "mixers/without_memory.h"
 #include "model/model.h"
 #include "train/checkpoint.h"
 #include "train/load.h"
@@ -253,18 +254,16 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
                 nearest.found[0], ".");
   }
 
-  Converted result{.family = chosen->name};
+  Converted result{.family = chosen->name,
+                   .parameters = static_cast<int64_t>(parameter_count(*run.model))};
   make_folders(out);
   write_tokenizer(run, config, out);
   write_labels(run, config);
   config.set("model_type", Value(chosen->name));
   if (config.find("architectures") == nullptr) {
-    Node architectures;
-    architectures.value = Array{Value(chosen->architecture)};
-    config.set("architectures", std::move(architectures));
+    config.set("architectures", {.value = Array{Value(chosen->architecture)}});
   }
   config.set("torch_dtype", Value(run.config.train.dtype == "float64" ? "float64" : "float32"));
-  for (const Tensor& p : run.model->parameters()) result.parameters += p.numel();
   write_safetensors(out + "/model.safetensors",
                     parts(*run.model, chosen->rules(Settings(config, out + "/config.json"))));
   write_file(out + "/config.json", to_json(config));

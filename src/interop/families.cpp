@@ -134,10 +134,8 @@ Node label_names(int64_t count) {
 }
 
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block) {
-  Node list;
-  list.value =
-      Array{table({{"mixer", Value(mixer)}, {"channel", Value(channel)}, {"block", Value(block)}})};
-  model.set("layer", std::move(list));
+  model.set("layer",
+            {.value = Array{table({{"mixer", mixer}, {"channel", channel}, {"block", block}})}});
   return model;
 }
 

@@ -83,8 +83,10 @@ Node label_names(int64_t count);
 
 // A table with one layer for all of the depth.
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block);
-// LLaMA's shell, which several share: embedding, norms, SwiGLU, head.
+// LLaMA's shell, which several share: embedding, norms, SwiGLU, head. llama_shell_config() is their
+// config.json for our [model] table with plain attention.
 Node llama_model(const Settings& config, Node mixer, double eps);
+Node llama_shell_config(const Settings& model);
 Rules llama_rules(const Settings& config, const std::function<void(Rules&, int64_t)>& attention);
 // The same shell by the names of LLaMA's original code (tok_embeddings, feed_forward.w1, ...),
 // which authors of papers keep.

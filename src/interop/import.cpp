@@ -10,6 +10,7 @@
 #include "interop/convert.h"
 #include "interop/family.h"
 #include "interop/weights.h"
+#include "mixers/without_memory.h"
 #include "model/model.h"
 #include "train/checkpoint.h"
 #include "train/load.h"
@@ -181,10 +182,9 @@ Node task_for(const ModelConfig& model, const std::string& tokenizer,
     out.set("tokenizer", Value(fs::path(tokenizer).filename().string()));
   }
   if (model.head == "tags" && !labels.empty()) {
-    Node names;
-    names.value = Array(labels.size());
-    for (size_t i = 0; i < labels.size(); ++i) names.array()[i] = Value(labels[i]);
-    out.set("labels", std::move(names));
+    Array names;
+    for (const std::string& label : labels) names.push_back(Value(label));
+    out.set("labels", {.value = std::move(names)});
   }
   return out;
 }
@@ -250,10 +250,11 @@ Converted import_folder(const std::string& folder, const std::string& out) {
     usage_error(out, ": already holds a run; choose another folder with --out.");
   }
   const ImportedModel read = read_folder(folder);
-  Converted result{.family = read.family, .tokenizer = read.tokenizer, .note = read.note};
-  for (const Tensor& p : read.model->parameters()) result.parameters += p.numel();
   write_run(out, read.config.model, *read.model, read.tokenizer, read.labels);
-  return result;
+  return {.family = read.family,
+          .parameters = static_cast<int64_t>(parameter_count(*read.model)),
+          .tokenizer = read.tokenizer,
+          .note = read.note};
 }
 
 }  // namespace headloom

@@ -170,9 +170,7 @@ Node lingua_model(const Settings& c) {
                     {"norm", "rms_norm"},
                     {"norm_eps", c.real("norm_eps", 1e-5)},
                     {"tied", c.flag("weight_tying", false)}});
-  Node list;
-  list.value = std::move(layers);
-  out.set("layer", std::move(list));
+  out.set("layer", {.value = std::move(layers)});
   return out;
 }
 

@@ -59,32 +59,15 @@ Rules llama_and_mistral_rules(const Settings& c) {
   return llama_rules(c, [&](Rules& out, int64_t i) { plain_attention(out, c, i, bias); });
 }
 
-Node common_config(const Settings& m) {
-  const int64_t heads = m.integer("layer.0.mixer.heads", 1);
-  return table({{"vocab_size", m.integer("vocabulary")},
-                {"max_position_embeddings", m.integer("max_length")},
-                {"hidden_size", m.integer("width")},
-                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
-                {"num_hidden_layers", m.integer("depth")},
-                {"num_attention_heads", heads},
-                {"num_key_value_heads", m.integer("layer.0.mixer.kv_heads", heads)},
-                {"head_dim", m.integer("layer.0.mixer.head_dim", m.integer("width") / heads)},
-                {"hidden_act", "silu"},
-                {"rms_norm_eps", m.real("norm_eps")},
-                {"rope_parameters", rope_parameters(m)},
-                {"rope_theta", m.real("position.base", 10000.0)},
-                {"tie_word_embeddings", m.flag("tied")}});
-}
-
 Node llama_config(const Settings& m) {
-  Node out = common_config(m);
+  Node out = llama_shell_config(m);
   out.set("attention_bias", Value(m.flag("bias")));
   out.set("mlp_bias", Value(m.flag("bias")));
   return out;
 }
 
 Node mistral_config(const Settings& m) {
-  Node out = common_config(m);
+  Node out = llama_shell_config(m);
   out.set("sliding_window", Value(m.integer("layer.0.mixer.window", int64_t{1} << 30)));
   return out;
 }
@@ -107,6 +90,23 @@ Node llama_model(const Settings& c, Node mixer, double eps) {
                            {"tied", c.flag("tie_word_embeddings", false)}}),
                     mixer, table({{"type", "swiglu"}, {"hidden", c.integer("intermediate_size")}}),
                     table({{"type", "sequential"}}));
+}
+
+Node llama_shell_config(const Settings& m) {
+  const int64_t heads = m.integer("layer.0.mixer.heads", 1);
+  return table({{"vocab_size", m.integer("vocabulary")},
+                {"max_position_embeddings", m.integer("max_length")},
+                {"hidden_size", m.integer("width")},
+                {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
+                {"num_hidden_layers", m.integer("depth")},
+                {"num_attention_heads", heads},
+                {"num_key_value_heads", m.integer("layer.0.mixer.kv_heads", heads)},
+                {"head_dim", m.integer("layer.0.mixer.head_dim", m.integer("width") / heads)},
+                {"hidden_act", "silu"},
+                {"rms_norm_eps", m.real("norm_eps")},
+                {"rope_parameters", rope_parameters(m)},
+                {"rope_theta", m.real("position.base", 10000.0)},
+                {"tie_word_embeddings", m.flag("tied")}});
 }
 
 Rules llama_rules(const Settings& c, const std::function<void(Rules&, int64_t)>& attention) {
