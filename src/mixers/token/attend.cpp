@@ -85,6 +85,27 @@ Tensor own_queries(const Tensor& padding_mask, int64_t queries) {
   return padding_mask.narrow(-1, padding_mask.size(-1) - queries, queries).transpose(-1, -2);
 }
 
+// What depends on the distance between a query and a key: the bias, and, where columns are missing
+// between those kept, the window. `positions` [B, columns] are the columns' own places then, and
+// undefined where columns stand next to each other.
+void add_distances(ops::ComposedAttentionOptions& o, const AttendOptions& how,
+                   const Tensor& positions, int64_t columns, int64_t queries, at::Device device) {
+  if (positions.defined()) {
+    const Tensor distance =
+        positions.narrow(1, columns - queries, queries).unsqueeze(-1) - positions.unsqueeze(1);
+    if (how.window) {
+      const Tensor near = distance.lt(*how.window).unsqueeze(1);
+      o.mask = o.mask.defined() ? o.mask.logical_and(near) : near;
+    }
+    if (how.bias) o.bias = how.bias(distance.abs());
+  } else if (how.bias) {
+    const auto index = at::TensorOptions().dtype(at::kLong).device(device);
+    const Tensor place = at::arange(columns, index);
+    o.bias = how.bias(
+        (place.narrow(0, columns - queries, queries).unsqueeze(1) - place).abs().unsqueeze(0));
+  }
+}
+
 }  // namespace
 
 Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
@@ -149,20 +170,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (padding_mask.defined() && queries > added) {
     o.mask = padding_mask.logical_and(own_queries(padding_mask, queries));
   }
-  if (positions.defined()) {
-    const Tensor distance =
-        positions.narrow(1, columns - queries, queries).unsqueeze(-1) - positions.unsqueeze(1);
-    if (how.window) {
-      const Tensor near = distance.lt(*how.window).unsqueeze(1);
-      o.mask = o.mask.defined() ? o.mask.logical_and(near) : near;
-    }
-    if (how.bias) o.bias = how.bias(distance.abs());
-  } else if (how.bias) {
-    const auto index = at::TensorOptions().dtype(at::kLong).device(q.device());
-    const Tensor place = at::arange(columns, index);
-    o.bias = how.bias(
-        (place.narrow(0, columns - queries, queries).unsqueeze(1) - place).abs().unsqueeze(0));
-  }
+  add_distances(o, how, positions, columns, queries, q.device());
   Tensor out = in_int8 ? ops::composed_attention_int8(q, k, v, k_scale, v_scale, o)
                        : ops::composed_attention(q, k, v, o);
   if (queries > added) out = out.narrow(1, queries - added, added);
