@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "core/error.h"
 
@@ -18,6 +19,57 @@ constexpr double kStrongestPenalty = 1e30, kLargestPenalised = 1e8;
 void check_range(const char* name, double value, double low, double high, const char* expected) {
   if (value >= low && value <= high) return;
   usage_error("sampling: ", name, " is ", value, ", expected ", expected, ".");
+}
+
+// What may be drawn, [B, n] each. Undefined tokens are all of the vocabulary.
+struct Candidates {
+  Tensor p, tokens;
+};
+
+// The likeliest tokens of scores [B, V], likeliest first, which together have at least `share` of
+// each row's probability. Those are mostly few, and finding them takes a small part of the time of
+// sorting the vocabulary.
+Candidates likeliest(const Tensor& scores, double share) {
+  const int64_t vocabulary = scores.size(-1);
+  const Tensor all = scores.logsumexp(-1, true);
+  for (int64_t count = std::min<int64_t>(64, vocabulary);;
+       count = std::min(64 * count, vocabulary)) {
+    const auto [values, tokens] =
+        count < vocabulary ? scores.topk(count) : scores.sort(-1, /*descending=*/true);
+    const Tensor p = (values - all).exp();
+    if (count == vocabulary || p.sum(-1).ge(share).all().item<bool>()) return {p, tokens};
+  }
+}
+
+// What top-k, top-p and min-p leave of scores [B, V]; the others have probability 0.
+Candidates filtered(const Tensor& scores, const SamplingOptions& o) {
+  Candidates c;
+  if (o.top_k > 0 && o.top_k < scores.size(-1)) {
+    std::tie(c.p, c.tokens) = scores.topk(o.top_k);
+    c.p = at::softmax(c.p, -1);
+  } else if (o.top_p < 1) {
+    c = likeliest(scores, o.top_p);
+  } else {
+    c.p = at::softmax(scores, -1);
+  }
+  // A token is kept while the likelier ones before it have not yet reached top_p.
+  if (o.top_p < 1) c.p = c.p.masked_fill((c.p.cumsum(-1) - c.p).ge(o.top_p), 0);
+  if (o.min_p > 0) c.p = c.p.masked_fill(c.p.lt(c.p.amax(-1, true) * o.min_p), 0);
+  if (c.tokens.defined()) c.p.narrow(-1, 0, 1).clamp_min_(1e-30);  // top_p = 0 keeps the likeliest
+  return c;
+}
+
+// One place of each row of p [B, n], which need not add up to 1 -> [B]. A place of probability 0
+// is not drawn: the number below 1 that is drawn is a double, as the sums are, so that its product
+// with the sum of all stays below that sum.
+Tensor drawn(const Tensor& p, const std::vector<at::Generator>& generators) {
+  const Tensor sums = p.to(at::kDouble).cumsum(-1);
+  std::vector<Tensor> numbers;
+  for (int64_t b = 0; b < p.size(0); ++b) {
+    numbers.push_back(at::rand({1}, generators[static_cast<size_t>(b)], sums.options()));
+  }
+  const Tensor wanted = at::stack(numbers) * sums.narrow(-1, -1, 1);
+  return at::searchsorted(sums, wanted, /*out_int32=*/false, /*right=*/true).squeeze(-1);
 }
 
 }  // namespace
@@ -53,23 +105,11 @@ Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o
                                 .clamp(-kLargestPenalised, kLargestPenalised));
   }
   if (o.temperature == 0) return scores.argmax(-1);
-  const auto [sorted, order] =
-      (scores / std::max(o.temperature, kColdest)).sort(/*dim=*/-1, /*descending=*/true);
-  Tensor p = at::softmax(sorted, -1);
-  const int64_t vocabulary = p.size(-1);
-  if (o.top_k > 0 && o.top_k < vocabulary) {
-    p.narrow(-1, o.top_k, vocabulary - o.top_k).zero_();
-    p = p / p.sum(-1, true);
-  }
-  // A token is kept while the likelier ones before it have not yet reached top_p.
-  if (o.top_p < 1) p = p.masked_fill((p.cumsum(-1) - p).ge(o.top_p), 0);
-  if (o.min_p > 0) p = p.masked_fill(p.lt(p.narrow(-1, 0, 1) * o.min_p), 0);
-  p.narrow(-1, 0, 1).clamp_min_(1e-30);  // top_p = 0 keeps the likeliest
-  std::vector<Tensor> chosen;
-  for (int64_t b = 0; b < p.size(0); ++b) {
-    chosen.push_back(at::multinomial(p[b], 1, false, generators[static_cast<size_t>(b)]));
-  }
-  return order.gather(-1, at::stack(chosen)).squeeze(-1);
+  const Candidates candidates = filtered(scores / std::max(o.temperature, kColdest), o);
+  const Tensor places = drawn(candidates.p, generators);
+  return candidates.tokens.defined()
+             ? candidates.tokens.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+             : places;
 }
 
 }  // namespace headloom

@@ -77,6 +77,43 @@ TEST(Sample, KeepsTheTopKAndTheTopP) {
   expect_shares(frequencies({.temperature = 1, .top_k = 2, .top_p = 0.7}), {0, 1, 0, 0});
 }
 
+TEST(Sample, TopPFindsManyTokensOfALargeVocabulary) {
+  // Token 7 i mod 1000 is the i-th likeliest. The likeliest 600 or so have 0.7.
+  const Tensor rank = at::arange(1000, at::kDouble);
+  const Tensor p = at::softmax(rank / -1000, 0);
+  const Tensor logits = at::empty({1000});
+  logits.index_put_({(7 * rank).remainder(1000).to(at::kLong)}, (rank / -1000).to(at::kFloat));
+  const int64_t kept = (p.cumsum(0) - p).lt(0.7).sum().item<int64_t>(), count = 20000;
+  std::vector<at::Generator> generators(
+      count, at::make_generator<at::CPUGeneratorImpl>(1));  // all rows draw from one
+  const Tensor drawn =
+      sample(logits.expand({count, 1000}), {}, {.temperature = 1, .top_p = 0.7}, generators);
+  const Tensor places = (drawn * 143).remainder(1000);  // 7 * 143 = 1001
+  EXPECT_LT(places.max().item<int64_t>(), kept);
+  EXPECT_GT(places.max().item<int64_t>(), kept - 30);
+  const Tensor expected = p.narrow(0, 0, kept) / p.narrow(0, 0, kept).sum();
+  const Tensor mean = (expected * rank.narrow(0, 0, kept)).sum();
+  EXPECT_NEAR(places.to(at::kDouble).mean().item<double>(), mean.item<double>(), 6);  // 5 sigma
+}
+
+TEST(Sample, NeverDrawsWhatCannotBe) {
+  Tensor logits = at::full({1, 300}, -std::numeric_limits<double>::infinity());
+  logits[0][17] = -3;
+  logits[0][250] = -3;
+  std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(1)};
+  std::vector<int64_t> found(300);
+  for (const SamplingOptions& o :
+       {SamplingOptions{}, SamplingOptions{.top_k = 200}, SamplingOptions{.top_p = 0.999},
+        SamplingOptions{.min_p = 0.5}}) {
+    std::fill(found.begin(), found.end(), 0);
+    for (int64_t i = 0; i < 100; ++i) {
+      ++found[static_cast<size_t>(sample(logits, {}, o, generators).item<int64_t>())];
+    }
+    EXPECT_EQ(found[17] + found[250], 100);
+    EXPECT_GT(std::min(found[17], found[250]), 20);
+  }
+}
+
 TEST(Sample, KeepsWhatIsLikelyBesideTheLikeliest) {
   // e^-2 = 0.135 of the likeliest, e^-1 = 0.37.
   expect_shares(frequencies({.temperature = 1, .min_p = 0.2}), {0, 0.731, 0.269, 0});
@@ -126,7 +163,9 @@ TEST(Sample, RefusesOptionsThatAreOutOfRange) {
 }
 
 TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
-  const Tensor logits = at::randn({5, 50});
+  // The first row is sure of one token; of the others top-p needs many.
+  Tensor logits = at::randn({5, 200});
+  logits[0][3] = 50;
   const auto generators = [](int64_t first, int64_t count) {
     std::vector<at::Generator> out;
     for (int64_t i = first; i < first + count; ++i) {
@@ -134,12 +173,15 @@ TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
     }
     return out;
   };
-  auto all = generators(0, 5);
-  const Tensor together = sample(logits, {}, {.temperature = 1}, all);
-  for (int64_t i = 0; i < 5; ++i) {
-    auto own = generators(i, 1);
-    EXPECT_EQ(sample(logits.narrow(0, i, 1), {}, {.temperature = 1}, own).item<int64_t>(),
-              together[i].item<int64_t>());
+  for (const double top_p : {1.0, 0.9}) {
+    const SamplingOptions options{.temperature = 1, .top_p = top_p};
+    auto all = generators(0, 5);
+    const Tensor together = sample(logits, {}, options, all);
+    for (int64_t i = 0; i < 5; ++i) {
+      auto own = generators(i, 1);
+      EXPECT_EQ(sample(logits.narrow(0, i, 1), {}, options, own).item<int64_t>(),
+                together[i].item<int64_t>());
+    }
   }
 }
 
