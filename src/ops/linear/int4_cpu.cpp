@@ -3,38 +3,44 @@
 
 #include <cmath>
 
+#include "ops/kernel/vec.h"
 #include "ops/linear/int4.h"
 #include "ops/linear/kernel.h"
 
 namespace headloom::ops {
 namespace {
 
-// The scale of a group of 32 values and their codes, from -8 to 7.
+// w / scale as the nearest codes from -8 to 7; `inverse` is 1 / scale.
+HL_INLINE vf nearest_codes(const float* w, float inverse) {
+  const vf code = vmin(bcast(7.0f), vmax(bcast(-8.0f), load(w) * bcast(inverse)));
+  return code + bcast(kToInteger) - bcast(kToInteger);
+}
+
+// The scale of a group of 32 values and their codes.
 float quantize_group(const float* w, int8_t* codes) {
   float furthest = 0;
   for (int64_t e = 0; e < kInt4Group; ++e) {
     if (std::abs(w[e]) > std::abs(furthest)) furthest = w[e];
   }
-  float best_scale = 0, least = INFINITY;
+  float best_scale = 0, best_inverse = 0, least = INFINITY;
   for (const float steps : {8.0f, 9.0f, 8.5f, 7.5f, 7.0f}) {
     const float scale = static_cast<float>(c10::BFloat16(furthest / -steps));
     const float inverse = scale != 0 ? 1 / scale : 0;
     if (!std::isfinite(inverse)) break;
-    float errors[8] = {}, error = 0;  // as many sums as make a vector
-    int8_t these[kInt4Group];
-    for (int64_t e = 0; e < kInt4Group; ++e) {
-      const float code = std::min(std::max(std::nearbyint(w[e] * inverse), -8.0f), 7.0f);
-      const float off = w[e] - scale * code;
-      these[e] = static_cast<int8_t>(code);
-      errors[e % 8] += off * off;
+    vf sum = zero();
+    for (int64_t e = 0; e < kInt4Group; e += VL) {
+      const vf off = load(w + e) - bcast(scale) * nearest_codes(w + e, inverse);
+      sum = sum + off * off;
     }
-    for (const float part : errors) error += part;
+    const float error = hsum(sum);
     if (error >= least) continue;
     least = error;
     best_scale = scale;
-    std::copy(these, these + kInt4Group, codes);
+    best_inverse = inverse;
   }
-  if (least == INFINITY) std::fill(codes, codes + kInt4Group, int8_t{0});
+  float best[kInt4Group];
+  for (int64_t e = 0; e < kInt4Group; e += VL) store(best + e, nearest_codes(w + e, best_inverse));
+  std::copy_n(best, kInt4Group, codes);
   return best_scale;
 }
 
