@@ -139,20 +139,30 @@ void finish(PlannedRun& planned, const RunResult& result) {
   planned.begun = planned.finished = true;
 }
 
-// Whether the run's folder has a configuration, and whether it is another one than is planned.
+// Whether the run's folder has a run, and whether that is another one than is planned.
 enum class Present { no, same, other };
 
+// A run that has lost its configuration, or its last evaluation after it had finished, is none that
+// can be reported or go on.
 Present present(const std::string& run, const Node& planned) {
-  if (!fs::exists(run + "/config.toml")) return Present::no;
+  const std::string metrics = run + "/metrics.jsonl";
+  if (!fs::exists(run + "/config.toml")) {
+    return fs::exists(metrics) || fs::exists(run + "/checkpoints") ? Present::other : Present::no;
+  }
   try {
     RunConfig config = read_run_config(planned);
-    return differences_from(run, config).empty() ? Present::same : Present::other;
+    if (!differences_from(run, config).empty()) return Present::other;
+    const auto result = read_result(run + "/result.json");
+    if (!result || !result->problem.empty()) return Present::same;
+    return fs::exists(metrics) && is_whole(config.train, read_evaluations(metrics))
+               ? Present::same
+               : Present::other;
   } catch (const UsageError&) {  // another tokenizer, or an option that is no more
     return Present::other;
   }
 }
 
-// Moves a run of another configuration out of the way.
+// Moves another run out of the way.
 void set_aside(const std::string& run) {
   {
     const FolderLock nobody_trains_it(run);
@@ -661,7 +671,7 @@ void Experiment::add_finals(Cell& cell) {
   }
 }
 
-// Takes the run as it is in the folder, or moves one of another configuration out of the way. A
+// Takes the run as it is in the folder, or moves another one out of the way. A
 // command that was printed for another configuration is void.
 void Experiment::adopt(PlannedRun& planned) {
   const std::string plan = plan_path(control_.folder, planned.path);

@@ -193,6 +193,13 @@ std::string mixer_sources(const ModelConfig& model) {
   return join(sources, "; ");
 }
 
+bool is_whole(const TrainOptions& train, const std::vector<EvalPoint>& evaluations) {
+  if (evaluations.empty()) return false;
+  const EvalPoint& last = evaluations.back();
+  return last.step >= train.steps ||
+         (train.stop_accuracy && last.validation_accuracy >= *train.stop_accuracy);
+}
+
 report::Point report_point(const EvalPoint& p, double bytes_per_token) {
   const bool text = bytes_per_token > 0;
   const double bits = std::log(2.0) * bytes_per_token;
@@ -495,27 +502,21 @@ namespace {
 // Puts what the run in `folder` has so far, its evaluations and its result, into `run`. Returns the
 // evaluations.
 std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder,
-                                     double bytes_per_token) {
+                                     const TrainOptions& train, double bytes_per_token) {
   const auto result = read_result(folder + "/result.json");
   const std::string metrics = folder + "/metrics.jsonl";
   std::vector<EvalPoint> evaluations;
-  if (!result || result->problem.empty() || fs::exists(metrics)) {
-    evaluations = read_evaluations(metrics);
-  }
+  if (!result || fs::exists(metrics)) evaluations = read_evaluations(metrics);
   for (const EvalPoint& p : evaluations) run.points.push_back(report_point(p, bytes_per_token));
-  if (result) take_result(run, *result);
+  // A run that has lost its last evaluation is trained again by its comparison.
+  if (!result || (result->problem.empty() && !is_whole(train, evaluations))) return evaluations;
+  take_result(run, *result);
   return evaluations;
 }
 
 // Whether a process trains the run in `folder`, or will once it has trained others of `comparison`.
 bool is_worked_on(const std::string& folder, const std::string& comparison) {
   return FolderLock::is_held(folder) || (!comparison.empty() && FolderLock::is_held(comparison));
-}
-
-// Whether a run has reached its last step or the accuracy that it stops at.
-bool is_whole(const TrainOptions& train, const EvalPoint& last) {
-  return last.step >= train.steps ||
-         (train.stop_accuracy && last.validation_accuracy >= *train.stop_accuracy);
 }
 
 // Runs that failed without leaving a result: their processes died, or nothing could be chosen.
@@ -543,12 +544,13 @@ report::Comparison RunReport::read() const {
     report::Run run = r.run;
     // Asked first: a run that ends meanwhile is then read whole.
     const bool worked_on = is_worked_on(r.folder, r.belongs_to);
-    const std::vector<EvalPoint> evaluations = take_progress(run, r.folder, r.bytes_per_token);
+    const std::vector<EvalPoint> evaluations =
+        take_progress(run, r.folder, r.train, r.bytes_per_token);
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
       // A run of no comparison leaves a result only where it failed.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
-      if (is_whole(r.train, evaluations.back())) run.state = report::RunState::kFinished;
+      if (is_whole(r.train, evaluations)) run.state = report::RunState::kFinished;
     }
     note_interruption(run, r.folder, r.belongs_to, worked_on);
     out.runs.push_back(std::move(run));
@@ -695,7 +697,7 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
                         .folder = fs::absolute(folder).lexically_normal().string()};
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
           const bool worked_on = is_worked_on(folder, compared.folder);
-          take_progress(run, folder, *bytes);
+          take_progress(run, folder, run_config_in(folder).train, *bytes);
           note_interruption(run, folder, compared.folder, worked_on);
         }
         again.runs.push_back(std::move(run));

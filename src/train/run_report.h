@@ -17,6 +17,9 @@
 
 namespace headloom {
 
+// Whether a run has been evaluated after its last step, or at the accuracy that it stops at.
+bool is_whole(const TrainOptions& train, const std::vector<EvalPoint>& evaluations);
+
 // A line of metrics.jsonl as the report has it: text is judged by bits per byte, all else by the
 // share of wrong answers. `bytes_per_token`: the task's, 0 where it means nothing.
 report::Point report_point(const EvalPoint& point, double bytes_per_token);

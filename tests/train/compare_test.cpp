@@ -9,9 +9,11 @@
 #include <filesystem>
 #include <set>
 
+#include "core/files.h"
 #include "core/lock.h"
 #include "support.h"
 #include "testing/file_limit.h"
+#include "train/run_report.h"
 
 namespace headloom::test::compare_test {
 namespace {
@@ -381,6 +383,35 @@ TEST(Compare, AFullDiskEndsItAndTheNextCallGoesOn) {
   const report::Comparison compared = compare_quietly(config, folder.path()).comparison;
   ASSERT_EQ(compared.runs.size(), 2u);
   for (const report::Run& run : compared.runs) EXPECT_TRUE(finished(run)) << run.problem;
+}
+
+TEST(Compare, ARunThatHasLostItsConfigurationOrItsLastEvaluationIsTrainedAgain) {
+  const TempFolder folder;
+  const Node config = parse_toml(
+      "seeds = [1, 2, 3, 4]\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 2\nbatch = 8\n"
+      "eval_every = 1\n[speed]\nrounds = 0\n[[models]]\nname = 'mha'\n[[tasks]]\nname = 'copy'\n"
+      "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n",
+      "compare.toml");
+  const auto before = losses(compare_quietly(config, folder.path()));
+  const std::string runs = folder.path("runs/copy/mha/seed-");
+  fs::remove(runs + "1/config.toml");
+  fs::remove(runs + "2/metrics.jsonl");
+  std::string kept;  // up to the first evaluation
+  for (const std::string& line : lines_of(runs + "3/metrics.jsonl")) {
+    kept += line + "\n";
+    if (contains(line, "eval_loss")) break;
+  }
+  write_file(runs + "3/metrics.jsonl", kept);
+  write_file(folder.path("config.toml"), to_toml(config));
+  const report::Comparison damaged = RunReport({folder.path()}).read();
+  int whole = 0;
+  for (const report::Run& run : damaged.runs) whole += finished(run) ? 1 : 0;
+  EXPECT_EQ(whole, 1) << "seed 4 alone";
+
+  const CompareOutcome outcome = compare_quietly(config, folder.path());
+  EXPECT_EQ(outcome.present, 1u);
+  EXPECT_EQ(losses(outcome), before);
+  EXPECT_TRUE(fs::exists(runs + "3.earlier-1/checkpoints"));
 }
 
 TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
