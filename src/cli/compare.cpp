@@ -84,10 +84,18 @@ void check_folder(const CompareArguments& a) {
   }
 }
 
+report::Run trained(const CompareArguments& a) {
+  try {
+    return train_planned(a.out, a.run);
+  } catch (const CannotWrite& error) {
+    throw CannotWrite(error.what() + std::string(kWorkerCannotWrite));
+  }
+}
+
 // Trains one of the runs that --plan has printed.
 int run_one(const CompareArguments& a) {
   install_interrupt_handler();
-  const report::Run run = train_planned(a.out, a.run);
+  const report::Run run = trained(a);
   if (run.state == report::RunState::kFinished) return 0;
   if (run.state == report::RunState::kRunning) {
     std::fputs(kWorkerInterrupted.data(), stderr);

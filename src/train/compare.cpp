@@ -24,12 +24,15 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
   return str("[", experiment.finished() + unfinished + 1, "/", experiment.planned(), "] ");
 }
 
-// Ends the other runs, which are saved, where one was refused: so does a comparison without jobs.
-[[noreturn]] void stop_refused(Workers& workers, const PlannedRun& run) {
-  workers.interrupt();
+// Ends the comparison where a run was refused or could not be written, as one without jobs ends.
+void check_not_stopped(const Workers::Ended& ended, const PlannedRun& run, Workers& workers) {
+  const bool cannot_write = ended.message.ends_with(kWorkerCannotWrite);
+  if (ended.code != kRefused && !cannot_write) return;
+  workers.interrupt();  // the other runs are saved
   while (workers.running() > 0) workers.wait();
-  usage_error("the run ", label_of(run),
-              " was refused, as is said above, so the comparison stops; finished runs are kept.");
+  const char* const stops = " as is said above, so the comparison stops; finished runs are kept.";
+  if (cannot_write) fail("the run ", label_of(run), " cannot be written,", stops);
+  usage_error("the run ", label_of(run), " was refused,", stops);
 }
 
 // What is true of the unfinished runs that nobody trains once this process trains none.
@@ -85,13 +88,14 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
     auto& run = *static_cast<PlannedRun*>(ended.owner);
     under_way.erase(&run);
     refresh(run, control.folder);
-    if (!run.finished && !interrupted() && ended.code == kRefused) stop_refused(workers, run);
+    if (!run.finished && !interrupted()) check_not_stopped(ended, run, workers);
     if (!run.finished && !interrupted() && ++run.attempts >= kAttempts) {
       // It is not known how good the run would be, so a sweep that it belongs to chooses nothing,
       // and the next call trains it.
       run.begun = true;
       run.run.state = report::RunState::kFailed;
-      run.run.problem = str("the process that trained it ", ended.how, ", for the second time.");
+      run.run.problem = str("the process that trained it ", ended.how, ", for the second time",
+                            ended.message.empty() ? "." : ": " + ended.message);
     }
     experiment.advance();
     outcome = experiment.outcome();

@@ -53,6 +53,7 @@ void Workers::pass_on(Process& process, const char* data, size_t size) {
   for (size_t end; (end = process.line.find('\n')) != std::string::npos;) {
     const std::string line = process.line.substr(0, end + 1);
     process.line.erase(0, end + 1);
+    process.last = line.substr(0, end);
     if (!told_ || line != kWorkerInterrupted) std::fputs((process.label + line).c_str(), stderr);
   }
   std::fflush(stderr);
@@ -86,6 +87,8 @@ Workers::Ended Workers::wait() {
                   .code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
                   .how = WIFSIGNALED(status) ? str("was killed by signal ", WTERMSIG(status))
                                              : str("ended with exit code ", WEXITSTATUS(status))};
+      constexpr std::string_view kMessage = "headloom: ";
+      if (process.last.starts_with(kMessage)) ended.message = process.last.substr(kMessage.size());
       ::close(process.errors);
       processes_.erase(processes_.begin() + static_cast<int64_t>(i));
       return ended;

@@ -13,13 +13,18 @@ namespace headloom {
 inline constexpr std::string_view kWorkerInterrupted =
     "headloom: interrupted; the same command goes on.\n";
 
+// How its message ends where its folder cannot be written, which says nothing of the model.
+inline constexpr std::string_view kWorkerCannotWrite =
+    " The same command goes on once that can be written.";
+
 class Workers {
  public:
   // How a process ended.
   struct Ended {
-    void* owner = nullptr;  // as given to start()
-    int code = -1;          // with which it has exited; -1: it was killed
-    std::string how;        // "ended with exit code 1", "was killed by signal 9"
+    void* owner = nullptr;     // as given to start()
+    int code = -1;             // with which it has exited; -1: it was killed
+    std::string how;           // "ended with exit code 1", "was killed by signal 9"
+    std::string message = {};  // without "headloom: "; "" where it did not end with one
   };
 
   Workers() = default;
@@ -46,6 +51,7 @@ class Workers {
     pid_t id = 0;
     int errors = -1;        // the end of the pipe to read from
     std::string line = {};  // not yet whole
+    std::string last = {};  // the last that was
     void* owner = nullptr;
     std::string label;
   };

@@ -16,6 +16,7 @@
 #include "train/load.h"
 #include "train/run_folder.h"
 #include "train/state.h"
+#include "train/workers.h"
 
 namespace headloom::test::sweep_test {
 namespace {
@@ -500,7 +501,8 @@ TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
                                .command =
                                    [&](const std::string&) {
                                      ++started;
-                                     return std::vector<std::string>{"/bin/false"};
+                                     return std::vector<std::string>{
+                                         "/bin/sh", "-c", "echo 'headloom: no luck.' >&2; exit 1"};
                                    }};
   const report::Comparison c = compare(config, control).comparison;
   EXPECT_EQ(started, 8) << "two models, two rates, twice each";
@@ -509,12 +511,36 @@ TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
   for (const report::Run& run : c.runs) {
     EXPECT_EQ(run.state, report::RunState::kFailed);
     EXPECT_EQ(run.problem,
-              "the process that trained it ended with exit code 1, for the second time.");
+              "the process that trained it ended with exit code 1, for the second time: no luck.");
   }
   // The next call trains them.
   EXPECT_EQ(compare_quietly(comparison("lr = [1e-3, 1e-2]\nextensions = 0\n"), control.folder)
                 .comparison.runs.size(),
             8u);
+}
+
+TEST(SweepInAComparison, ARunThatCannotBeWrittenStopsItAndHasNotFailed) {
+  const TempFolder folder;
+  CompareConfig config;
+  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  int started = 0;
+  report::Comparison last;
+  const CompareControl control{
+      .folder = folder.path("c"),
+      .progress = [&](const CompareOutcome& so_far) { last = so_far.comparison; },
+      .jobs = 2,
+      .command =
+          [&](const std::string&) {
+            ++started;
+            return std::vector<std::string>{
+                "/bin/sh", "-c",
+                str("echo 'headloom: x: cannot be written.", kWorkerCannotWrite, "' >&2; exit 1")};
+          }};
+  const std::string message = message_of([&] { compare(config, control); });
+  EXPECT_TRUE(contains(message, "cannot be written, as is said above, so the comparison stops"))
+      << message;
+  EXPECT_EQ(started, 2);
+  EXPECT_TRUE(last.runs.empty());
 }
 
 TEST(Split, ValidationAndTestDataAreApart) {
