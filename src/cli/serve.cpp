@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <future>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
@@ -36,11 +38,11 @@ void allow_files(int64_t connections) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int run_serve(ServeArguments& a) {
+LoadedRun load_decoder(const ServeArguments& a) {
   const at::Device device = find_device(a.device, "--device");
   LoadedRun loaded = load_run(a.model, a.checkpoint);
-  const auto decoder = std::dynamic_pointer_cast<Decoder>(loaded.model);
-  if (!decoder) {
+  const auto* const decoder = dynamic_cast<const Decoder*>(loaded.model.get());
+  if (decoder == nullptr) {
     usage_error(a.model, ": is a model of kind \"", loaded.config.model.kind,
                 "\", which cannot continue a text, expected a decoder.");
   }
@@ -49,7 +51,14 @@ int run_serve(ServeArguments& a) {
                 ": has a token mixer that reads whole sequences only, expected one with a state.");
   }
   hold_weights(loaded, a.precision);
-  decoder->to(device);
+  loaded.model->to(device);
+  return loaded;
+}
+
+int run_serve(ServeArguments& a) {
+  // The OpenMP workers of this thread end with it. Beside those of the engine's thread there would
+  // be more workers than processors, and OpenMP would let them sleep at every barrier.
+  LoadedRun loaded = std::async(std::launch::async, load_decoder, std::cref(a)).get();
   const Codec codec(loaded.config);
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
@@ -60,7 +69,7 @@ int run_serve(ServeArguments& a) {
   a.server.connections = a.engine.max_batch + a.engine.max_queue + 8;
   allow_files(a.server.connections);
   const serve::ChatTemplate chat(a.model, codec);
-  serve::Engine engine(decoder, codec, a.engine);
+  serve::Engine engine(std::dynamic_pointer_cast<Decoder>(loaded.model), codec, a.engine);
   serve::Server server(engine, codec, chat, a.server);
   install_interrupt_handler();
   const auto length = engine.max_length();

@@ -189,7 +189,7 @@ class Engine::Loop {
   }
 
   void run() {
-    const at::NoGradGuard no_grad;
+    const c10::InferenceMode inference;
     const Autocast autocast(options_.dtype, device_of(*model_).type());
     while (wait_for_work()) {
       try {

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -206,6 +207,17 @@ def test_serve_forgets_as_told(place):
     options = ["--tokens", 100, "--temperature", 0, "--cache", "sinks:9"]
     written = headloom("generate", "attention", "--prompt", "The quick", *options, cwd=place)
     assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout
+
+
+def test_loading_leaves_no_workers(place, monkeypatch):
+    """OpenMP's workers of the thread that loads would be more than there are processors, beside those of the engine."""
+    threads = []
+    for workers in ("1", "2"):
+        monkeypatch.setitem(ENVIRONMENT, "OMP_NUM_THREADS", workers)
+        with serving("attention", place, "--quantize", "int4") as server:
+            server.load()
+            threads.append(len(os.listdir(f"/proc/{server.process.pid}/task")))
+    assert threads[0] == threads[1]
 
 
 def test_requests_side_by_side_are_answered_as_alone(attention):
