@@ -9,11 +9,11 @@
 namespace headloom {
 namespace {
 
-// Smaller temperatures take the likeliest token all the same, but would make scores infinite.
-constexpr double kColdest = 1e-30;
-// A penalty beyond these bounds does what they do: the scores that it changes stay finite, also
-// when they are divided by the coldest temperature.
-constexpr double kStrongestPenalty = 1e30, kLargestPenalised = 1e8;
+// Smaller temperatures take the likeliest token all the same, and larger ones draw from equal
+// probabilities, but float32 has no such numbers.
+constexpr double kColdest = 1e-30, kHottest = 1e30;
+// A penalty beyond these bounds does what they do: the scores that it changes stay finite.
+constexpr double kStrongestPenalty = 1e30, kLargestPenalised = 1e38;
 
 // Also refuses NaN.
 void check_range(const char* name, double value, double low, double high, const char* expected) {
@@ -26,31 +26,44 @@ struct Candidates {
   Tensor p, tokens;
 };
 
-// The likeliest tokens of scores [B, V], likeliest first, which together have at least `share` of
-// each row's probability. Those are mostly few, and finding them takes a small part of the time of
-// sorting the vocabulary.
-Candidates likeliest(const Tensor& scores, double share) {
-  const int64_t vocabulary = scores.size(-1);
-  const Tensor all = scores.logsumexp(-1, true);
-  for (int64_t count = std::min<int64_t>(64, vocabulary);;
-       count = std::min(64 * count, vocabulary)) {
-    const auto [values, tokens] =
-        count < vocabulary ? scores.topk(count) : scores.sort(-1, /*descending=*/true);
-    const Tensor p = (values - all).exp();
-    if (count == vocabulary || p.sum(-1).ge(share).all().item<bool>()) return {p, tokens};
-  }
+// Of scores [B, n] -> [B, n]. Their largest is subtracted first, so that no quotient is too large.
+Tensor probabilities(const Tensor& scores, double temperature) {
+  return at::softmax((scores - scores.amax(-1, true)) / std::clamp(temperature, kColdest, kHottest),
+                     -1);
 }
 
-// What top-k, top-p and min-p leave of scores [B, V]; the others have probability 0.
+// The likeliest tokens by scores [B, V], likeliest first, which together have at least `share` of
+// the probability p [B, V] of each row. Those are mostly few: finding `count` takes a small part of
+// the time of sorting the vocabulary. Only rows that need more look further, because equal scores
+// may stand in another order there, and a row must not depend on its neighbours.
+Candidates likeliest(const Tensor& scores, const Tensor& p, double share, int64_t count = 64) {
+  const int64_t vocabulary = scores.size(-1);
+  if (count >= vocabulary) {
+    const Tensor tokens = scores.argsort(-1, /*descending=*/true);
+    return {p.gather(-1, tokens), tokens};
+  }
+  const Tensor tokens = std::get<1>(scores.topk(count));
+  const Candidates found = {p.gather(-1, tokens), tokens};
+  const Tensor rest = found.p.cumsum(-1).select(-1, -1).lt(share).nonzero().squeeze(-1);
+  if (rest.size(0) == 0) return found;
+  const Candidates more =
+      likeliest(scores.index_select(0, rest), p.index_select(0, rest), share, 64 * count);
+  const auto joined = [&](const Tensor& few, const Tensor& many) {
+    return at::constant_pad_nd(few, {0, many.size(-1) - count}).index_copy(0, rest, many);
+  };
+  return {joined(found.p, more.p), joined(found.tokens, more.tokens)};
+}
+
+// What top-k, top-p and min-p leave of scores [B, V]; the others have probability 0. Candidates are
+// ordered by the scores themselves, which differ also where high temperatures make them equal.
 Candidates filtered(const Tensor& scores, const SamplingOptions& o) {
   Candidates c;
   if (o.top_k > 0 && o.top_k < scores.size(-1)) {
     std::tie(c.p, c.tokens) = scores.topk(o.top_k);
-    c.p = at::softmax(c.p, -1);
-  } else if (o.top_p < 1) {
-    c = likeliest(scores, o.top_p);
+    c.p = probabilities(c.p, o.temperature);
   } else {
-    c.p = at::softmax(scores, -1);
+    c.p = probabilities(scores, o.temperature);
+    if (o.top_p < 1) c = likeliest(scores, c.p, o.top_p);
   }
   // A token is kept while the likelier ones before it have not yet reached top_p.
   if (o.top_p < 1) c.p = c.p.masked_fill((c.p.cumsum(-1) - c.p).ge(o.top_p), 0);
@@ -105,7 +118,7 @@ Tensor sample(const Tensor& logits, const Tensor& seen, const SamplingOptions& o
                                 .clamp(-kLargestPenalised, kLargestPenalised));
   }
   if (o.temperature == 0) return scores.argmax(-1);
-  const Candidates candidates = filtered(scores / std::max(o.temperature, kColdest), o);
+  const Candidates candidates = filtered(scores, o);
   const Tensor places = drawn(candidates.p, generators);
   return candidates.tokens.defined()
              ? candidates.tokens.gather(-1, places.unsqueeze(-1)).squeeze(-1)

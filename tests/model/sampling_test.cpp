@@ -52,6 +52,14 @@ TEST(Sample, TakesTheLikeliestHoweverColdItIs) {
   }
 }
 
+TEST(Sample, ChoosesAmongTheLikeliestHoweverHotItIs) {
+  for (const double temperature : {1e30, 1e39, 1e308}) {
+    expect_shares(frequencies({.temperature = temperature, .top_k = 2}), {0, 0.5, 0.5, 0});
+    expect_shares(frequencies({.temperature = temperature, .top_p = 0.3}), {0, 0.5, 0.5, 0});
+    expect_shares(frequencies({.temperature = temperature}), {0.25, 0.25, 0.25, 0.25});
+  }
+}
+
 TEST(Sample, RefusesScoresThatAreNotFinite) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const double temperature : {0.0, 0.8}) {
@@ -100,14 +108,16 @@ TEST(Sample, NeverDrawsWhatCannotBe) {
   Tensor logits = at::full({1, 300}, -std::numeric_limits<double>::infinity());
   logits[0][17] = -3;
   logits[0][250] = -3;
+  const Tensor seen = at::tensor({5}, at::kLong).unsqueeze(0);
   std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(1)};
   std::vector<int64_t> found(300);
   for (const SamplingOptions& o :
        {SamplingOptions{}, SamplingOptions{.top_k = 200}, SamplingOptions{.top_p = 0.999},
-        SamplingOptions{.min_p = 0.5}}) {
+        SamplingOptions{.min_p = 0.5}, SamplingOptions{.temperature = 1e308},
+        SamplingOptions{.temperature = 1e20, .repetition_penalty = 2}}) {
     std::fill(found.begin(), found.end(), 0);
     for (int64_t i = 0; i < 100; ++i) {
-      ++found[static_cast<size_t>(sample(logits, {}, o, generators).item<int64_t>())];
+      ++found[static_cast<size_t>(sample(logits, seen, o, generators).item<int64_t>())];
     }
     EXPECT_EQ(found[17] + found[250], 100);
     EXPECT_GT(std::min(found[17], found[250]), 20);
@@ -163,9 +173,11 @@ TEST(Sample, RefusesOptionsThatAreOutOfRange) {
 }
 
 TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
-  // The first row is sure of one token; of the others top-p needs many.
-  Tensor logits = at::randn({5, 200});
+  // The first row is sure of one token; of the others top-p needs more, and all of them have equal
+  // scores, whose order depends on how many are looked at.
+  Tensor logits = at::randint(-6, 7, {9, 5000}).to(at::kBFloat16);
   logits[0][3] = 50;
+  logits[1].zero_();
   const auto generators = [](int64_t first, int64_t count) {
     std::vector<at::Generator> out;
     for (int64_t i = first; i < first + count; ++i) {
@@ -173,11 +185,11 @@ TEST(Sample, ARowsDrawDoesNotDependOnItsNeighbours) {
     }
     return out;
   };
-  for (const double top_p : {1.0, 0.9}) {
-    const SamplingOptions options{.temperature = 1, .top_p = top_p};
-    auto all = generators(0, 5);
+  for (const double top_p : {1.0, 0.9, 0.1, 0.01}) {
+    const SamplingOptions options{.temperature = 0.7, .top_p = top_p};
+    auto all = generators(0, 9);
     const Tensor together = sample(logits, {}, options, all);
-    for (int64_t i = 0; i < 5; ++i) {
+    for (int64_t i = 0; i < 9; ++i) {
       auto own = generators(i, 1);
       EXPECT_EQ(sample(logits.narrow(0, i, 1), {}, options, own).item<int64_t>(),
                 together[i].item<int64_t>());
