@@ -138,7 +138,7 @@ CachePolicy parse_policy(const std::string& text, const std::string& dtype) {
 }
 
 // What decoding keeps of the positions that a batch of sequences has seen. With a spec but without
-// layers it is of no use any more, because a call failed after some layers had read its tokens.
+// layers it is of no use any more, because a call failed after layers had begun to read its tokens.
 struct State : torch::CustomClassHolder, HeldState {
   State(const std::string& cache, const std::string& dtype)
       : HeldState{.policy = parse_policy(cache, dtype)} {}
@@ -186,8 +186,8 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
     const bool begins = state->state.layers.empty();
     TORCH_CHECK_VALUE(
         !begins || state->spec.empty(),
-        "model: an earlier call of this state failed while layers read its tokens, so "
-        "it cannot go on, expected a new state. A state goes on in the type, and "
+        "model: an earlier call of this state failed after layers had begun to read its "
+        "tokens, so it cannot go on, expected a new state. A state goes on in the type, and "
         "under the autocast, in which it began.");
     // A request that is refused leaves the state as it was.
     DecoderState fresh;
@@ -202,9 +202,10 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
                         "model: the state was begun by a model of another configuration.");
     }
     const int64_t seen = state->state.position.longest;
-    Tensor hidden;
+    Tensor logits;
     try {
-      hidden = decoder.extend(tokens, begins ? fresh : state->state);
+      const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
+      logits = decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
     } catch (const std::exception&) {
       if (state->state.position.longest != seen) state->state = {};
       throw;
@@ -213,7 +214,7 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
       state->state = std::move(fresh);
       state->spec = spec;
     }
-    return decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
+    return logits;
   };
   return with_parameters<Module>(model_pool(), spec, params, given, /*training=*/false, read_on);
 }

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 VOCABULARY, WIDTH, LENGTH = 40, 32, 9
 SHAPE = dict(width=WIDTH, depth=2, vocabulary=VOCABULARY, max_length=24)
@@ -574,8 +575,26 @@ def test_a_state_that_was_read_in_part_is_refused():
     with pytest.raises(TypeError, match="has dtype Float, expected BFloat16"):
         model.to(torch.bfloat16).extend(x[:, :1], state)
     for kept in (state, copy.deepcopy(state)):
-        with pytest.raises(ValueError, match="failed while layers read its tokens.*expected a new state"):
+        with pytest.raises(ValueError, match="failed after layers had begun to read its tokens.*expected a new state"):
             model.float().extend(x[:, :1], kept)
+
+
+def test_a_state_whose_logits_failed_is_refused():
+    class NoRoomForLogits(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            out = operation(*args, **(kwargs or {}))
+            if operation == torch.ops.headloom.linear_fused.default and out[0].shape[-1] == VOCABULARY:
+                raise RuntimeError("no room for logits")
+            return out
+
+    model, x, state = decoder().eval(), tokens(), headloom.State()
+    with pytest.raises(RuntimeError, match="no room"), NoRoomForLogits():
+        model.extend(x, state)
+    torch.testing.assert_close(model.extend(x, state), model(x))  # had not begun
+    with pytest.raises(RuntimeError, match="no room"), NoRoomForLogits():
+        model.extend(x, state)
+    with pytest.raises(ValueError, match="an earlier call of this state failed"):
+        model.extend(x, state)
 
 
 def test_threads_take_turns_with_a_state():
