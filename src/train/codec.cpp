@@ -114,13 +114,10 @@ std::optional<int64_t> Codec::start() const {
 std::string TextStream::add(const std::string& piece) {
   held_ += piece;
   size_t safe = held_.size();
-  for (const std::string& stop : stops_) {
-    const size_t found = held_.find(stop);
-    if (found != std::string::npos) {
-      ended_ = true;
-      held_.resize(found);
-      safe = std::min(safe, found);
-    }
+  for (const std::string& stop : stops_) safe = std::min(safe, held_.find(stop));
+  if (safe < held_.size()) {
+    ended_ = true;
+    held_.resize(safe);
   }
   for (const std::string& stop : stops_) {
     for (size_t n = std::min(stop.size() - 1, held_.size()); n > 0 && !ended_; --n) {

@@ -24,6 +24,10 @@ TEST(TextStream, ShowsWhatCannotBecomeAStopString) {
   EXPECT_EQ(text.rest(), "");
   TextStream early({"c", "b"});  // the first in the text, not in the list
   EXPECT_EQ(early.add("abc"), "a");
+  for (const std::vector<std::string>& stops :
+       {{"bc", "abcd"}, std::vector<std::string>{"abcd", "bc"}}) {
+    EXPECT_EQ(TextStream(stops).add("xabcd"), "x");
+  }
   TextStream open({"END"});
   EXPECT_EQ(open.add("aEN"), "a");
   EXPECT_EQ(open.rest(), "EN");
