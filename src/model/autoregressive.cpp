@@ -77,6 +77,10 @@ void DecoderState::add(const std::vector<DecoderState>& others) {
       layers[added].add(parts);
     }
   } catch (...) {  // there is no memory for this one: those before it become what they were
+    if (own.empty()) {
+      *this = {};
+      throw;
+    }
     for (size_t i = 0; i < added; ++i) layers[i].keep(own);
     throw;
   }

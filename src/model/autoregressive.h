@@ -26,7 +26,7 @@ struct DecoderState {
   void keep(const std::vector<int64_t>& which);
   // In place: puts the sequences of `others` after these, whatever each has seen; from then on
   // they are extended together. Throws Error where they are not of one model and policy, or some
-  // have seen nothing.
+  // have seen nothing; a state without sequences is then one of nothing.
   void add(const std::vector<DecoderState>& others);
   // The same as a state of its own.
   static DecoderState join(const std::vector<DecoderState>& parts);

@@ -329,9 +329,12 @@ class Server::Http : private httplib::Server {
 
   void refuse_connection(Connection& connection) {
     try {
-      say(connection,
-          Refusal(503, "too_many_connections",
-                  str("there are ", options_.connections, " connections already; try later.")));
+      // There may also be few, but no memory for a thread.
+      const std::string why =
+          Workers::task() == Workers::Task::refuse
+              ? str("there are ", options_.connections, " connections already; try later.")
+              : "the server has no thread for one more connection; try later.";
+      say(connection, Refusal(503, "too_many_connections", why));
     } catch (const std::exception&) {
       connection.write(kNoMemory);
     }

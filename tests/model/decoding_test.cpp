@@ -123,6 +123,28 @@ TEST(Decoding, WhatCannotBeJoinedIsRefused) {
   EXPECT_TRUE(contains(message_of<Error>([] { DecoderState::join({}); }), "no decoding states"));
 }
 
+TEST(Decoding, AFailedAddLeavesTheStateAsItWas) {
+  at::NoGradGuard no_grad;
+  const auto model = decoder("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  std::vector<DecoderState> others(2);
+  model->extend(at::zeros({1, 3}, at::kLong), others[0]);
+  model->extend(at::zeros({1, 5}, at::kLong), others[1]);
+  // Fails after other layers have been joined.
+  others[1].layers.back() = std::move(model->initial_state().layers.back());
+  for (const int64_t batch : {0, 1}) {
+    DecoderState state;
+    if (batch > 0) model->extend(at::ones({batch, 4}, at::kLong), state);
+    const std::string message = message_of<Error>([&] { state.add(others); });
+    EXPECT_TRUE(contains(message, "some have seen nothing")) << message;
+    EXPECT_EQ(state.batch(), batch);
+    const Tensor next = at::full({1, 1}, 2, at::kLong), before = at::ones({batch, 4}, at::kLong);
+    const Tensor whole = batch > 0 ? at::cat({before, next}, 1) : next;
+    EXPECT_TRUE(at::allclose(model->extend(next, state),
+                             model->hidden({.tokens = whole}).narrow(1, whole.size(1) - 1, 1), 1e-4,
+                             1e-5));
+  }
+}
+
 TEST(Decoding, AStateOfAnotherModelIsRefused) {
   at::NoGradGuard no_grad;
   const Tensor tokens = at::zeros({1, 3}, at::kLong);

@@ -21,6 +21,11 @@ def peak(server):
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+def address_space(server):
+    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmSize:")[1].split()[0]) * 1024
+
+
 def test_nothing_is_allocated_before_it_is_checked(recurrence):
     recurrence.complete(prompt="a", max_tokens=2)
     before = peak(recurrence)
@@ -378,6 +383,20 @@ def test_slow_clients_and_many_of_them(place):
         assert server.complete(prompt="a", max_tokens=3, temperature=0)["choices"] == expected
 
 
+def test_a_connection_without_a_thread(place):
+    with serving("recurrence", place) as server:
+        with server.open(**ENDLESS, stream=True) as other:
+            assert other.getresponse().readline().startswith(b"data: ")
+            # No room for the stack of one more.
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (address_space(server) + (1 << 20), resource.RLIM_INFINITY))
+            for _ in range(20):  # threads that are idle by now answer
+                status, answer = server.ask("GET", "/health")
+                if status == 503:
+                    break
+                assert status == 200
+        assert answer["error"]["message"] == "the server has no thread for one more connection; try later."
+
+
 def test_any_value_of_any_key(recurrence):
     rng = random.Random(7)
     keys = ["model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "stop", "seed"]
@@ -426,9 +445,7 @@ def test_running_out_of_memory_is_an_answer(place):
             response = other.getresponse()
             assert response.readline().startswith(b"data: ")
             # 400,000 positions of 4 layers have 3.3 GB of keys and values.
-            status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
-            size = int(status.split("VmSize:")[1].split()[0]) * 1024
-            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (size + (1600 << 20), resource.RLIM_INFINITY))
+            resource.prlimit(server.process.pid, resource.RLIMIT_AS, (address_space(server) + (1600 << 20), resource.RLIM_INFINITY))
             for _ in range(3):
                 error = server.refused(503, prompt="a", max_tokens=390_000)
                 assert error["code"] == "out_of_memory" and error["type"] == "server_error"
