@@ -99,6 +99,7 @@ Positions Positions::newest(int64_t columns) const {
 }
 
 Positions Positions::select(const at::Tensor& which) const {
+  if (which.numel() == 0) return {};
   if (!left_padding.defined()) return *this;
   const at::Tensor chosen = left_padding.index_select(0, which.to(left_padding.device()));
   const int64_t least = chosen.min().item<int64_t>();
@@ -320,8 +321,13 @@ void CacheTensor::keep_sequences(const std::vector<int64_t>& which, int64_t n) {
     const int64_t from = which[static_cast<size_t>(b)];
     if (from != b) kept[b].copy_(kept[from]);
   }
-  // The memory of many that have left is given back.
-  if (4 * batch_ <= data_.size(0)) move_to(2 * batch_, data_.size(1), begin_);
+  if (4 * batch_ > data_.size(0)) return;
+  // The memory of many that have left is given back, unless there is none for the smaller copy.
+  try {
+    move_to(2 * batch_, data_.size(1), begin_);
+  } catch (const std::exception&) {
+    return;
+  }
 }
 
 void CacheTensor::add(const std::vector<const CacheTensor*>& others) {

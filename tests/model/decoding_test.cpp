@@ -1,5 +1,6 @@
 // Decoding: a model that is given a sequence in pieces, and texts written from a prompt.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -143,6 +144,38 @@ TEST(Decoding, AFailedAddLeavesTheStateAsItWas) {
                              model->hidden({.tokens = whole}).narrow(1, whole.size(1) - 1, 1), 1e-4,
                              1e-5));
   }
+}
+
+TEST(Decoding, SequencesLeaveWithoutMemoryForASmallerCopy) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the address sanitizer needs more address space than the limit leaves";
+#endif
+  at::NoGradGuard no_grad;
+  const auto model = decoder("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  const Tensor tokens = at::randint(30, {8, 5}, at::kLong);
+  DecoderState state = model->initial_state();
+  state.reserve(100'000);
+  model->extend(tokens.narrow(1, 0, 4), state);
+  rlimit before{};
+  ::getrlimit(RLIMIT_AS, &before);
+  const rlimit now{.rlim_cur = 1, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &now), 0);
+  std::string problem;
+  try {
+    state.keep({7});
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  ::setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(problem, "");
+  const Tensor next = model->extend(tokens.narrow(0, 7, 1).narrow(1, 4, 1), state);
+  const Tensor whole = model->hidden({.tokens = tokens.narrow(0, 7, 1)});
+  EXPECT_TRUE(at::allclose(next, whole.narrow(1, 4, 1), 1e-4, 1e-5));
+}
+
+TEST(Decoding, NoSequencesHaveSeenNothing) {
+  const Positions two = {.longest = 3, .left_padding = at::tensor({1, 0}, at::kLong)};
+  EXPECT_EQ(two.select(at::empty({0}, at::kLong)).longest, 0);
 }
 
 TEST(Decoding, AStateOfAnotherModelIsRefused) {
