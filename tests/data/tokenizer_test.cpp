@@ -3,8 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
+#include "data/sentencepiece.h"
 #include "data/vocabulary.h"
 #include "helpers.h"
 #include "testing/errors.h"
@@ -91,6 +94,89 @@ TEST(Tokenizer, ALearnedVocabularyKeepsEveryText) {
   expect_contains(
       test::message_of([] { learn_vocabulary({{"a", "a", "too little"}}, {.size = 4000}); }),
       "--size 4000 is too large for this text");
+}
+
+// As each of its lines has them: a long text is read in parts, and what stands before a word is no
+// reason to cut it otherwise.
+TEST(Tokenizer, ALongTextHasTheTokensOfItsLines) {
+  std::string sample;
+  uint32_t number = 1;
+  for (int word = 0; word < 6000; ++word) {
+    const char* parts[] = {"the", "wea", "ver", "s", "loom", "and", "read", "un"};
+    const int count = 1 + word % 4;
+    for (int i = 0; i < count; ++i) {
+      number = number * 1664525 + 1013904223;
+      sample += parts[number >> 29];
+    }
+    sample += word % 9 == 0 ? "\n" : " ";
+  }
+  sample += '\n';
+  const auto learned = [&](const std::string& method, const std::string& space_first,
+                           const std::string& normalization) {
+    std::string model;
+    size_t at = 0;
+    std::string line;
+    const std::function<const std::string*()> next = [&]() -> const std::string* {
+      if (at == sample.size()) return nullptr;
+      const size_t end = sample.find('\n', at);
+      line = sample.substr(at, end - at);
+      at = end + 1;
+      return &line;
+    };
+    EXPECT_EQ(sentencepiece().learn({{"vocab_size", "900"},
+                                     {"model_type", method},
+                                     {"byte_fallback", "true"},
+                                     {"normalization_rule_name", normalization},
+                                     {"remove_extra_whitespaces", "false"},
+                                     {"add_dummy_prefix", space_first},
+                                     {"minloglevel", "2"}},
+                                    next, model),
+              "");
+    return sentencepiece().read(model);
+  };
+  const std::string words =
+      "  under heads,\r\n\t andeav  clothe hreadloo thea vereads unde eadclo loom . "
+      "\xe4\xbd\xa0\n\n";
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += words;
+  const auto bpe = learned("bpe", "false", "identity");
+  const std::vector<int> tokens = bpe->encode(words);
+  std::vector<int> expected;
+  for (int i = 0; i < 100; ++i) expected.insert(expected.end(), tokens.begin(), tokens.end());
+  EXPECT_EQ(bpe->encode(text), expected);
+
+  // A model may put a space before a text, once.
+  const auto space_first = learned("bpe", "true", "identity");
+  const std::vector<int> next = space_first->encode("\n" + words);
+  expected = space_first->encode(words);
+  for (int i = 1; i < 100; ++i) {
+    expected.pop_back();  // the line's end before `words`
+    expected.insert(expected.end(), next.begin() + 1, next.end());
+  }
+  EXPECT_EQ(space_first->encode(text), expected);
+  EXPECT_EQ(space_first->decode(space_first->encode(text)), text);
+
+  // A character that no token has costs a unigram model the most.
+  const auto unigram = learned("unigram", "false", "identity");
+  std::string costly;
+  for (int i = 0; i < 1000; ++i) costly += "\xc3\xa9";
+  costly += '\n';
+  const std::vector<int> first = unigram->encode(costly);
+  std::string long_text;
+  expected.clear();
+  for (int i = 0; i < 600; ++i) {
+    long_text += costly;
+    expected.insert(expected.end(), first.begin(), first.end());
+  }
+  const std::vector<int> last = unigram->encode(sample);
+  expected.insert(expected.end(), last.begin(), last.end());
+  EXPECT_TRUE(unigram->encode(long_text + sample) == expected);
+
+  // A model may read a line's end as a space, which a token can begin with.
+  const auto spaces = learned("bpe", "false", "nmt_nfkc");
+  std::string one_line = text;
+  std::replace(one_line.begin(), one_line.end(), '\n', ' ');
+  EXPECT_EQ(spaces->encode(text), spaces->encode(one_line));
 }
 
 TEST(Tokenizer, APostProcessorSaysWhichTokenIsPutFirst) {
