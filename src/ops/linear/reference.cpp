@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/linear/declaration.h"
 
 namespace headloom::ops {
@@ -22,14 +24,25 @@ std::pair<Tensor, Tensor> quantized_int8(const Tensor& weight) {
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) >= 1, "linear: a weight of shape ",
                     weight.sizes(),
                     " cannot be held as int8, expected [O, I] with I of at least 1.");
-  const Tensor wide = weight.detach().to(at::kFloat);
-  const Tensor largest = wide.abs().amax(1, /*keepdim=*/true);
-  TORCH_CHECK_VALUE(largest.isfinite().all().item<bool>(), "linear: a weight of shape ",
-                    weight.sizes(),
-                    " cannot be held as int8 because not all its values are finite.");
-  // A row of zeros stays one with any scale.
-  const Tensor scale = at::where(largest > 0, largest / 127, at::ones_like(largest));
-  return {(wide / scale).round_().clamp_(-127, 127).to(at::kChar), scale.squeeze(1)};
+  const Tensor wide = weight.detach();
+  const int64_t out = wide.size(0);
+  const Tensor values = at::empty(wide.sizes(), wide.options().dtype(at::kChar));
+  const Tensor scales = at::empty({out}, wide.options().dtype(at::kFloat));
+  // Some rows at a time: what is between stays in the caches, and no memory is asked for anew.
+  const int64_t rows = std::max<int64_t>((int64_t{1} << 18) / wide.size(1), 1);
+  for (int64_t first = 0; first < out; first += rows) {
+    const int64_t count = std::min(rows, out - first);
+    const Tensor part = wide.narrow(0, first, count).to(at::kFloat);
+    const Tensor largest = part.abs().amax(1, /*keepdim=*/true);
+    TORCH_CHECK_VALUE(largest.isfinite().all().item<bool>(), "linear: a weight of shape ",
+                      weight.sizes(),
+                      " cannot be held as int8 because not all its values are finite.");
+    // A row of zeros stays one with any scale.
+    const Tensor scale = at::where(largest > 0, largest / 127, at::ones_like(largest));
+    values.narrow(0, first, count).copy_((part / scale).round_().clamp_(-127, 127));
+    scales.narrow(0, first, count).copy_(scale.squeeze(1));
+  }
+  return {values, scales};
 }
 
 }  // namespace headloom::ops
