@@ -10,6 +10,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/platform.h"
 #include "core/text.h"
 #include "model/decoder.h"
 #include "serve/limits.h"
@@ -56,6 +57,7 @@ LoadedRun load_decoder(const ServeArguments& a) {
 }
 
 int run_serve(ServeArguments& a) {
+  return_large_blocks();
   // The OpenMP workers of this thread end with it. Beside those of the engine's thread there would
   // be more workers than processors, and OpenMP would let them sleep at every barrier.
   LoadedRun loaded = std::async(std::launch::async, load_decoder, std::cref(a)).get();

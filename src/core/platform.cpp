@@ -44,6 +44,13 @@ bool keep_freed_memory() {
 #endif
 }
 
+void return_large_blocks() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_MAX, 65536);
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
+#endif
+}
+
 void return_freed_memory() {
 #ifdef __GLIBC__
   // The thresholds that glibc chooses by itself after it has freed blocks of 16 MiB.

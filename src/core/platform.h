@@ -15,9 +15,12 @@ bool reset_peak_memory();
 // Gives back to the system what the allocator keeps for later.
 void release_free_memory();
 // Lets the allocator keep for later whatever is freed, by this thread and by those that begin after
-// it. By default glibc gives 32 MB and more back at every free, and the next tensor faults its pages
-// in again. Returns whether that is possible.
+// it. By default glibc gives 32 MB and more back at every free, and the next tensor faults its
+// pages in again. Returns whether that is possible.
 bool keep_freed_memory();
+// After keep_freed_memory(): but for blocks of 32 MiB and more. Where such blocks come and go in
+// ever other sizes, as the caches of a server's texts do, what is kept would not fit them.
+void return_large_blocks();
 // Back to the default.
 void return_freed_memory();
 

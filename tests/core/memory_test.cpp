@@ -5,8 +5,10 @@
 #include <sys/resource.h>
 
 #include <cmath>
+#include <vector>
 
 #include "core/error.h"
+#include "core/platform.h"
 #include "core/problem.h"
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
@@ -82,6 +84,26 @@ TEST(MemoryLimit, IsInfiniteWhereNothingSays) {
   if (space.rlim_cur == RLIM_INFINITY) {
     EXPECT_TRUE(std::isinf(memory_limit(empty.path()).bytes));
   }
+}
+
+TEST(FreedMemory, IsKeptButForLargeBlocksWhereTheseAreReturned) {
+#if defined(__SANITIZE_ADDRESS__) || !defined(__GLIBC__)
+  GTEST_SKIP() << "another allocator";
+#endif
+  const auto kept = [](size_t mebibytes) {  // of a block that was used and freed
+    const int64_t before = process_memory("VmRSS");
+    {
+      const std::vector<char> block(mebibytes << 20, 1);
+      EXPECT_GT(block[block.size() / 2], 0);
+    }
+    return (process_memory("VmRSS") - before) >> 20;
+  };
+  ASSERT_TRUE(keep_freed_memory());
+  EXPECT_GT(kept(64), 50);
+  return_large_blocks();
+  EXPECT_LT(kept(128), 20);  // more than is free, or it would be found there
+  return_freed_memory();
+  release_free_memory();
 }
 
 TEST(Problem, OfAnAllocationNamesItsSize) {
