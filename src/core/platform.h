@@ -21,7 +21,7 @@ bool keep_freed_memory();
 // After keep_freed_memory(): but for blocks of 32 MiB and more. Where such blocks come and go in
 // ever other sizes, as the caches of a server's texts do, what is kept would not fit them.
 void return_large_blocks();
-// Back to the default.
+// Back to the default, but that threads still share what they free.
 void return_freed_memory();
 
 // Pages of memory that the system has given to this process so far, each zeroed first; 0 where it

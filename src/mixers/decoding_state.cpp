@@ -322,11 +322,9 @@ void CacheTensor::keep_sequences(const std::vector<int64_t>& which, int64_t n) {
     if (from != b) kept[b].copy_(kept[from]);
   }
   if (4 * batch_ > data_.size(0)) return;
-  // The memory of many that have left is given back, unless there is none for the smaller copy.
-  try {
+  try {  // to give back the memory of many that have left
     move_to(2 * batch_, data_.size(1), begin_);
-  } catch (const std::exception&) {
-    return;
+  } catch (const std::exception&) {  // there is none for the smaller copy: all stays as it is
   }
 }
 
