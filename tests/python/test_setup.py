@@ -75,6 +75,11 @@ def test_run_takes_paths_as_they_are_seen_from_where_it_is_given(tmp_path):
     assert run("--out=o")[-2:] == ["--out", str(here / "o")]
     assert run("--out", "/o")[-2:] == ["--out", "/o"]
     assert f'tasks.0.task.paths=["{here}/a \\"text\\".txt"]' in run("--text", 'a "text".txt')
+    assert "runs/quickstart-here" in run("--text", ".")
+    for option in ["--text", "--out", "--set"]:  # an empty path would be the whole working folder
+        for given in [[option, ""], [option + "="], [option]]:
+            done = subprocess.run([checkout / "run", *given], cwd=here, capture_output=True, text=True)
+            assert done.returncode == 2 and done.stderr.startswith(f"{option} needs a value."), done.stderr
 
 
 def test_a_project_of_somebody_elses_links_a_layer(tmp_path):
