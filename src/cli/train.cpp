@@ -135,6 +135,12 @@ int train_here(const TrainArguments& a, Communicator* group) {
                              .group = group};
   const Node root = read_config(a);
   expect_comparison(root, a.config.path, false);
+  if (root.find("model") == nullptr && a.from.empty() && (group == nullptr || group->rank() == 0)) {
+    std::fprintf(stderr,
+                 "%s has no [model], so all of the model's options have their defaults; "
+                 "'describe' prints them.\n",
+                 a.config.path.c_str());
+  }
   const TrainOutcome outcome = train(root, control);
   if (group != nullptr && group->rank() > 0) return outcome.interrupted ? 1 : 0;
   if (outcome.interrupted) {

@@ -226,10 +226,17 @@ void Reader::field(Text key, std::vector<std::string>& value, Text, const Choice
   }
 }
 void Reader::field(Text key, std::vector<int64_t>& value, Text, Range<int64_t> range) {
-  if (const Node* node = take(key)) {
-    value = read_list<int64_t>(*node,
-                               [&](const Node& item) { return read_int(item, full(key), range); });
+  const Node* node = take(key);
+  if (node == nullptr) return;
+  if (!node->is_array()) {
+    // Not taken for a list of one: `seeds = 5` may as well mean five seeds.
+    const std::string one = shown(*node);
+    usage_error(
+        node->place(), "'", full(key), "' is ", one, ", expected a list, such as [1, 2, 3]",
+        node->type_name() == std::string("an integer") ? str(", or [", one, "] for one") : "", ".");
   }
+  value =
+      read_list<int64_t>(*node, [&](const Node& item) { return read_int(item, full(key), range); });
 }
 
 void Reader::raw(Text key, Node& value, Text) {

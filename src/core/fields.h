@@ -63,7 +63,7 @@ class Fields {
   virtual void field(Text key, std::optional<double>& value, Text doc,
                      Range<double> range = {}) = 0;
   virtual void field(Text key, std::optional<std::string>& value, Text doc) = 0;
-  // A single value is accepted where a list is expected.
+  // A single text is accepted where a list of texts is expected.
   virtual void field(Text key, std::vector<std::string>& value, Text doc,
                      const Choices& choices = {}) = 0;
   virtual void field(Text key, std::vector<int64_t>& value, Text doc,

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -126,6 +127,16 @@ struct Obstacles {
   }
 };
 
+// All of them, unless they are many: layers that differ alike have one each.
+std::string reasons(const std::vector<std::string>& found) {
+  constexpr size_t kNamed = 4;
+  std::string out;
+  for (size_t i = 0; i < std::min(found.size(), kNamed); ++i) {
+    out += (i > 0 ? "; " : "") + found[i];
+  }
+  return found.size() > kNamed ? str(out, "; and ", found.size() - kNamed, " more") : out;
+}
+
 // Fills `config`.
 Obstacles obstacles(const Family& family, const Node& model, Node& config) {
   try {
@@ -251,7 +262,7 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
   if (chosen == nullptr) {
     usage_error(folder, ": the model cannot be written as ", nearest_name,
                 wanted.empty() ? " (the nearest) or any other architecture" : "", ": ",
-                nearest.found[0], ".");
+                reasons(nearest.found), ".");
   }
 
   Converted result{.family = chosen->name,

@@ -209,8 +209,10 @@ int64_t match_parameters(ModelConfig& config, int64_t target) {
   const int64_t present = count_parameters(config);
   if (hidden.empty()) {
     if (within(present)) return present;
-    usage_error("the model has ", present, " parameters instead of ", target,
-                " and no channel mixer whose width could match them.");
+    usage_error(
+        "the model has ", present, " parameters instead of ", target,
+        " and no channel mixer whose width could match them; change its own options, or leave "
+        "the parameters unequal with match_parameters = false.");
   }
   // Parameters are affine in the hidden width: two counts give the line.
   const auto count_at = [&](int64_t width) {
@@ -229,10 +231,14 @@ int64_t match_parameters(ModelConfig& config, int64_t target) {
   }
   if (exact < 1) {
     usage_error("no hidden width of the channel mixers brings the model to ", target,
-                " parameters within 1%: it has more without them.");
+                " parameters within 1%: it has more without them; make its other parts smaller, or "
+                "leave the parameters unequal with match_parameters = false.");
   }
-  usage_error("no hidden width of the channel mixers brings the model to ", target,
-              " parameters within 1%; the nearest is ", std::llround(exact), ".");
+  usage_error(
+      "no hidden width of the channel mixers brings the model to ", target,
+      " parameters within 1%; the nearest is ", std::llround(exact),
+      "; use a wider or deeper baseline, in which a unit of this width is a smaller part, or "
+      "leave the parameters unequal with match_parameters = false.");
 }
 
 }  // namespace headloom

@@ -537,12 +537,14 @@ std::string limits(const Comparison& c, const Summary& summary) {
   std::vector<std::string> out;
   double parameters = kUnknown, ratio = kUnknown, trained = kUnknown;
   bool error_known = true;
-  std::vector<OnTask> moving, stopping;
+  std::vector<OnTask> moving, unseen, stopping;
   for (const TaskSummary& t : summary.tasks) {
-    Rows falling;
+    Rows falling, unknown;
     for (const Row& row : t.rows) {
       if (row.finished == 0) continue;
       if (row.trend == Trend::kMoving) falling.push_back(&row);
+      // Runs that end once they are good enough end anywhere between two evaluations.
+      if (row.trend == Trend::kNotKnown && t.task->stopping.empty()) unknown.push_back(&row);
       for (const Run* run : row.runs) {
         if (has_result(*run)) {
           error_known &= std::isfinite(run->points.back().quality_error);
@@ -557,9 +559,10 @@ std::string limits(const Comparison& c, const Summary& summary) {
         trained = row.tokens.mean;
       }
     }
-    if (!falling.empty()) {
-      const bool all = falling.size() == t.rows.size() && t.rows.size() > 1;
-      moving.push_back({all ? "all models" : names(falling), t.task->name});
+    for (const auto& [rows, said] : {std::pair(&falling, &moving), std::pair(&unknown, &unseen)}) {
+      if (rows->empty()) continue;
+      const bool all = rows->size() == t.rows.size() && t.rows.size() > 1;
+      said->push_back({all ? "all models" : names(*rows), t.task->name});
     }
     if (!t.task->stopping.empty()) stopping.push_back({t.task->stopping, t.task->name});
   }
@@ -573,6 +576,12 @@ std::string limits(const Comparison& c, const Summary& summary) {
   if (!moving.empty()) {
     out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
                   "), so that a longer training may order the models otherwise");
+  }
+  if (!unseen.empty()) {
+    out.push_back("whether curves still move at the end is not known (" +
+                  list_of(by_tasks(unseen, tasks)) +
+                  "), because none was evaluated at about three quarters of its steps, as "
+                  "a smaller train.eval_every does");
   }
   for (const TaskInfo& task : c.tasks) {
     if (!task.apart.empty()) {

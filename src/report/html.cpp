@@ -87,10 +87,14 @@ std::string result_table(const Comparison& c, const TaskSummary& t) {
     if (!column.title.starts_with("to match")) continue;
     note += " <i>" + rich(column.title) + "</i>: the share of the baseline's " + t.task->unit +
             " at which a model's mean curve first meets the baseline's final result";
-    const auto at_once = [](const Cell& cell) { return cell.text.starts_with("at most"); };
-    if (std::any_of(column.cells.begin(), column.cells.end(), at_once)) {
+    const auto has = [&](const char* start) {
+      return std::any_of(column.cells.begin(), column.cells.end(),
+                         [&](const Cell& cell) { return cell.text.starts_with(start); });
+    };
+    if (has("at most")) {
       note += "; <i>at most</i>, where it meets it at its first evaluation already";
     }
+    if (has(kDash)) note += str("; <i>", kDash, "</i>, where it has not met it");
     note += ".";
   }
   std::string out = table_of(c, t, "Results on " + t.task->name, quality, strips) +

@@ -273,9 +273,10 @@ int64_t sequences_in(const data::Task& task, Split split) {
 void check_split(const data::Task& task, Split split) {
   const int64_t all = task.eval_sequences();
   if (split == Split::all || all >= 2) return;
-  usage_error("the task has ", all,
-              " held-out sequence, expected at least 2 where validation and test data are kept "
-              "apart.");
+  usage_error(
+      "the task has ", all, all == 1 ? " held-out sequence" : " held-out sequences",
+      ", expected at least 2 where validation and test data are kept apart; give it more "
+      "data, or hold more of them out, and of a text shorter sequences (task.length) do too.");
 }
 
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,

@@ -125,11 +125,19 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
   return root;
 }
 
-void take_points(PlannedRun& planned, const std::string& folder) {
-  const std::string metrics = folder + "/" + planned.path + "/metrics.jsonl";
+// What a run's folder has of its progress.
+struct Progressed {
+  std::optional<RunResult> result;
+  RunMetrics metrics;
+};
+
+Progressed progress_in(const std::string& run) {
+  return {read_result(run + "/result.json"), read_metrics(run + "/metrics.jsonl")};
+}
+
+void take_points(PlannedRun& planned, const RunMetrics& metrics) {
   planned.run.points.clear();
-  if (!fs::exists(metrics)) return;
-  for (const EvalPoint& p : read_evaluations(metrics)) {
+  for (const EvalPoint& p : metrics.evaluations) {
     planned.run.points.push_back(report_point(p, planned.bytes_per_token));
   }
 }
@@ -139,24 +147,27 @@ void finish(PlannedRun& planned, const RunResult& result) {
   planned.begun = planned.finished = true;
 }
 
+void take(PlannedRun& planned, const Progressed& progress) {
+  planned.begun = true;
+  if (progress.result) finish(planned, *progress.result);
+  take_points(planned, progress.metrics);
+}
+
 // Whether the run's folder has a run, and whether that is another one than is planned.
 enum class Present { no, same, other };
 
 // A run that has lost its configuration, or its last evaluation after it had finished, is none that
 // can be reported or go on.
-Present present(const std::string& run, const Node& planned) {
-  const std::string metrics = run + "/metrics.jsonl";
+Present present(const std::string& run, const Node& planned, const Progressed& progress) {
   if (!fs::exists(run + "/config.toml")) {
-    return fs::exists(metrics) || fs::exists(run + "/checkpoints") ? Present::other : Present::no;
+    return fs::exists(run + "/metrics.jsonl") || fs::exists(run + "/checkpoints") ? Present::other
+                                                                                  : Present::no;
   }
   try {
     RunConfig config = read_run_config(planned);
     if (!differences_from(run, config).empty()) return Present::other;
-    const auto result = read_result(run + "/result.json");
-    if (!result || !result->problem.empty()) return Present::same;
-    return fs::exists(metrics) && is_whole(config.train, read_evaluations(metrics))
-               ? Present::same
-               : Present::other;
+    if (!progress.result || !progress.result->problem.empty()) return Present::same;
+    return is_whole(config.train, progress.metrics.evaluations) ? Present::same : Present::other;
   } catch (const UsageError&) {  // another tokenizer, or an option that is no more
     return Present::other;
   }
@@ -292,12 +303,9 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
 
 void refresh(PlannedRun& planned, const std::string& folder) {
   if (planned.finished) return;
-  planned.begun = fs::exists(folder + "/" + planned.path + "/config.toml");
-  if (!planned.begun) return;
-  if (const auto result = read_result(folder + "/" + planned.path + "/result.json")) {
-    finish(planned, *result);
-  }
-  take_points(planned, folder);
+  const std::string run = folder + "/" + planned.path;
+  planned.begun = fs::exists(run + "/config.toml");
+  if (planned.begun) take(planned, progress_in(run));
 }
 
 bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label) {
@@ -311,7 +319,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
     result.tokens_per_second = outcome.tokens_per_second;
     result.peak_memory = outcome.peak_memory;
     if (outcome.interrupted) {
-      take_points(planned, folder);
+      take_points(planned, read_metrics(run + "/metrics.jsonl"));
       return false;
     }
   } catch (const UsageError&) {
@@ -325,7 +333,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
   }
   write_result(run + "/result.json", result);
   finish(planned, result);
-  take_points(planned, folder);
+  take_points(planned, read_metrics(run + "/metrics.jsonl"));
   return true;
 }
 
@@ -677,11 +685,12 @@ void Experiment::adopt(PlannedRun& planned) {
   const std::string plan = plan_path(control_.folder, planned.path);
   if (fs::exists(plan) && read_file(plan) != plan_text(planned)) fs::remove(plan);
   const std::string folder = control_.folder + "/" + planned.path;
-  const Present found = present(folder, planned.config);
+  const Progressed progress = progress_in(folder);
+  const Present found = present(folder, planned.config, progress);
   if (found == Present::other) set_aside(folder);
   if (found == Present::same) {
     ++outcome_.present;
-    refresh(planned, control_.folder);
+    take(planned, progress);
   }
 }
 

@@ -499,19 +499,22 @@ void RunReport::compare_training() {
 
 namespace {
 
-// Puts what the run in `folder` has so far, its evaluations and its result, into `run`. Returns the
-// evaluations.
-std::vector<EvalPoint> take_progress(report::Run& run, const std::string& folder,
-                                     const TrainOptions& train, double bytes_per_token) {
+// Puts what the run in `folder` has so far, its evaluations and its result, into `run`.
+RunMetrics take_progress(report::Run& run, const std::string& folder, const TrainOptions& train,
+                         double bytes_per_token) {
   const auto result = read_result(folder + "/result.json");
-  const std::string metrics = folder + "/metrics.jsonl";
-  std::vector<EvalPoint> evaluations;
-  if (!result || fs::exists(metrics)) evaluations = read_evaluations(metrics);
-  for (const EvalPoint& p : evaluations) run.points.push_back(report_point(p, bytes_per_token));
+  const std::string file = folder + "/metrics.jsonl";
+  // A run that failed before its first step has a result alone.
+  require(result || fs::exists(file), file, ": cannot be read: there is no such file.");
+  const RunMetrics metrics = read_metrics(file);
+  for (const EvalPoint& p : metrics.evaluations) {
+    run.points.push_back(report_point(p, bytes_per_token));
+  }
   // A run that has lost its last evaluation is trained again by its comparison.
-  if (!result || (result->problem.empty() && !is_whole(train, evaluations))) return evaluations;
-  take_result(run, *result);
-  return evaluations;
+  if (result && (!result->problem.empty() || is_whole(train, metrics.evaluations))) {
+    take_result(run, *result);
+  }
+  return metrics;
 }
 
 // Whether a process trains the run in `folder`, or will once it has trained others of `comparison`.
@@ -544,15 +547,14 @@ report::Comparison RunReport::read() const {
     report::Run run = r.run;
     // Asked first: a run that ends meanwhile is then read whole.
     const bool worked_on = is_worked_on(r.folder, r.belongs_to);
-    const std::vector<EvalPoint> evaluations =
-        take_progress(run, r.folder, r.train, r.bytes_per_token);
+    const RunMetrics metrics = take_progress(run, r.folder, r.train, r.bytes_per_token);
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
       // A run of no comparison leaves a result only where it failed.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
-      if (is_whole(r.train, evaluations)) run.state = report::RunState::kFinished;
+      if (is_whole(r.train, metrics.evaluations)) run.state = report::RunState::kFinished;
     }
-    note_interruption(run, r.folder, r.belongs_to, worked_on);
+    note_interruption(run, r.folder, r.belongs_to, worked_on, &metrics);
     out.runs.push_back(std::move(run));
   }
   for (const Compared& compared : comparisons_) {
@@ -697,8 +699,9 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
                         .folder = fs::absolute(folder).lexically_normal().string()};
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
           const bool worked_on = is_worked_on(folder, compared.folder);
-          take_progress(run, folder, run_config_in(folder).train, *bytes);
-          note_interruption(run, folder, compared.folder, worked_on);
+          const RunMetrics metrics =
+              take_progress(run, folder, run_config_in(folder).train, *bytes);
+          note_interruption(run, folder, compared.folder, worked_on, &metrics);
         }
         again.runs.push_back(std::move(run));
       }
@@ -760,11 +763,11 @@ void take_result(report::Run& run, const RunResult& result) {
 }
 
 void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
-                       bool worked_on) {
+                       bool worked_on, const RunMetrics* metrics) {
   if (run.state != report::RunState::kRunning || worked_on) return;
   if (!fs::exists(folder + "/config.toml")) return;  // it has not begun
-  const std::string metrics = folder + "/metrics.jsonl";
-  const StepPoint last = fs::exists(metrics) ? read_last_step(metrics) : StepPoint{};
+  const StepPoint last =
+      (metrics != nullptr ? *metrics : read_metrics(folder + "/metrics.jsonl")).last_step;
   const std::vector<int64_t> saved = CheckpointStore(folder).steps();
   run.interruption = {.step = last.step, .steps = run_config_in(folder).train.steps};
   if (!saved.empty()) run.interruption->saved_step = saved.back();

@@ -120,10 +120,13 @@ class Metrics {
   int64_t load_steps_ = 0;
 };
 
-// The evaluations in RUN/metrics.jsonl. A line that is no JSON object is left out and, unless the
-// run was interrupted in it, named on stderr.
-std::vector<EvalPoint> read_evaluations(const std::string& metrics_path);
-// The last step in it; step 0 where it has none.
-StepPoint read_last_step(const std::string& metrics_path);
+// What RUN/metrics.jsonl says of a run.
+struct RunMetrics {
+  std::vector<EvalPoint> evaluations;
+  StepPoint last_step;  // step 0 where there is none
+};
+// A line that is no JSON object is left out and, unless the run was interrupted in it, named on
+// stderr. Nothing where there is no file.
+RunMetrics read_metrics(const std::string& path);
 
 }  // namespace headloom

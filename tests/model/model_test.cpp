@@ -231,8 +231,11 @@ TEST(MatchParameters, EveryMixerComesWithinAPercent) {
 
 TEST(MatchParameters, SaysWhereItCannot) {
   ModelConfig config = model_of("vocabulary = 64\nwidth = 32\ndepth = 2");
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { match_parameters(config, 1000); }),
-                       "no hidden width of the channel mixer"));
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { match_parameters(config, 1000); }),
+               "no hidden width of the channel mixers brings the model to 1000 parameters "
+               "within 1%: it has more without them; make its other parts smaller, or leave "
+               "the parameters unequal with match_parameters = false."));
   ModelConfig none = model_of(
       "vocabulary = 64\nwidth = 32\ndepth = 2\n[[layer]]\n"
       "channel = { type = 'none' }");

@@ -378,6 +378,14 @@ def test_a_run_without_its_model_names_the_file(place, tmp_path):
         assert str(config) in refused("train", "text.toml", "--out", run, "--resume", cwd=place, code=1)
 
 
+def test_a_configuration_without_a_model_trains_the_default_one_and_says_so(tmp_path):
+    (tmp_path / "c.toml").write_text('[task]\ntype = "copy"\ncount = 4\n[train]\nsteps = 1\nbatch = 1\neval_sequences = 1\n')
+    note = "c.toml has no [model], so all of the model's options have their defaults; 'describe' prints them.\n"
+    small = ["--set", "model.depth=1", "--set", "model.width=16"]
+    assert note in headloom("train", "c.toml", "--out", "a", cwd=tmp_path).stderr
+    assert note not in headloom("train", "c.toml", *small, "--out", "b", cwd=tmp_path).stderr
+
+
 def test_a_checkpoint_without_files_is_none(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place / "runs/text", run)

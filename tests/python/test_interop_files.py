@@ -97,7 +97,7 @@ def test_a_model_that_no_architecture_has(tmp_path):
     (tmp_path / "x.toml").write_text(task)
     headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run", "--set", "train.steps=1")
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2).strip()
-    assert "cannot be written as mamba (the nearest) or any other architecture: model.position.type is 'rope', expected 'none'" in message, message
+    assert "cannot be written as mamba (the nearest) or any other architecture: model.position.type is 'rope', expected 'none'; model.layer" in message, message
     assert message.endswith(".") and not message.endswith("..") and not (tmp_path / "folder").exists()
 
 

@@ -364,6 +364,19 @@ TEST(Answer, TheSmallerStateIsNamedWithItsPrice) {
       << advice(c);
 }
 
+TEST(Answer, LimitsSayWhereCurvesAreNotKnown) {
+  Comparison c = small({{"mha", {1.9, 1.9}}, {"b", {1.8, 1.8}}});
+  EXPECT_NE(summarize(c).limits.find("whether curves still move at the end is not known (all "),
+            std::string::npos)
+      << "there is one evaluation of each: " << summarize(c).limits;
+  for (auto& run : c.runs) {
+    Point early = run.points[0];
+    early.step = early.step * 3 / 4;
+    run.points.insert(run.points.begin(), early);
+  }
+  EXPECT_EQ(summarize(c).limits.find("whether curves"), std::string::npos) << summarize(c).limits;
+}
+
 TEST(Answer, LimitsComeFirst) {
   const std::string limits = summarize(quickstart()).limits;
   EXPECT_EQ(
@@ -388,6 +401,15 @@ TEST(ShownPage, SaysAtMostWhereTheBaselineIsMetAtTheFirstEvaluation) {
   }
   EXPECT_NE(to_html(c).find(">at most 0.50×<"), std::string::npos);
   EXPECT_NE(to_html(c).find("at its first evaluation already."), std::string::npos);
+  EXPECT_EQ(to_html(c).find("</i>, where it has not met it."), std::string::npos);
+  c.models.push_back({.label = "worse"});
+  for (report::Run run : std::vector(c.runs)) {
+    if (run.model != "b") continue;
+    run.model = "worse";
+    for (Point& p : run.points) p.quality += 1;
+    c.runs.push_back(std::move(run));
+  }
+  EXPECT_NE(to_html(c).find("<i>–</i>, where it has not met it."), std::string::npos);
   for (auto& run : c.runs) run.points[0].quality = 2.0;
   const std::string page = to_html(c);
   EXPECT_EQ(page.find("at most 0."), std::string::npos);

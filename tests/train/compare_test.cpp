@@ -505,6 +505,8 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
     return message;
   };
   EXPECT_TRUE(contains(refused("seeds=[]"), "'seeds' is empty"));
+  EXPECT_TRUE(contains(refused("seeds=5"),
+                       "'seeds' is 5, expected a list, such as [1, 2, 3], or [5] for one."));
   EXPECT_TRUE(contains(refused("seeds=[2, 5, 2]"), "'seeds' has the seed 2 twice"));
   EXPECT_TRUE(contains(refused("models=[]"), "no [[models]]"));
   EXPECT_TRUE(contains(refused("models.1.name=mha"), "named 'mha'"));

@@ -39,7 +39,7 @@ TEST(Experts, BalanceLossAndLoadAreRecorded) {
     }
   }
   EXPECT_EQ(steps, 10);
-  const auto evaluations = read_evaluations(run + "/metrics.jsonl");
+  const auto evaluations = read_metrics(run + "/metrics.jsonl").evaluations;
   ASSERT_EQ(evaluations.size(), 2u);
   ASSERT_EQ(outcome.evaluations.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {

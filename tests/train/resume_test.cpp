@@ -279,7 +279,7 @@ TEST_F(Resume, MetricsAfterTheCheckpointAreDropped) {
   for (const char* odd : {"null", "[]", "{\"step\":\"x\"}", "{\"step\":1,\"eval_loss\":[]}"}) {
     std::ofstream(run + "/metrics.jsonl") << odd << "\n";
     EXPECT_EQ(train_quietly(config(), {.folder = run, .resume = true}).step, 20) << odd;
-    read_evaluations(run + "/metrics.jsonl");
+    read_metrics(run + "/metrics.jsonl");
   }
 }
 
@@ -297,7 +297,7 @@ TEST(Checkpoints, KeepTheTwoNewestAndTheBest) {
   EXPECT_EQ(steps, (std::vector<int64_t>{*best, 10, 12}));
   double lowest = 1e30;
   int64_t at = 0;
-  for (const EvalPoint& p : read_evaluations(run + "/metrics.jsonl")) {
+  for (const EvalPoint& p : read_metrics(run + "/metrics.jsonl").evaluations) {
     if (p.loss < lowest) at = p.step;
     lowest = std::min(lowest, p.loss);
   }

@@ -579,7 +579,7 @@ TEST(Split, ValidationAndTestDataAreApart) {
   ASSERT_EQ(all.loss_parts.size(), losses.size());
   for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(all.loss_parts[i], losses[i], 1e-5);
   // What a run writes of its last evaluation.
-  const EvalPoint written = read_evaluations(folder.path("run/metrics.jsonl")).back();
+  const EvalPoint written = read_metrics(folder.path("run/metrics.jsonl")).evaluations.back();
   EXPECT_EQ(written.loss_parts.size(), 9u);
   EXPECT_EQ(written.accuracy_parts.size(), 9u);
 }
@@ -638,7 +638,7 @@ TEST(StopAccuracy, LooksAtValidationDataAndComparisonsReportTestData) {
     RunConfig config = run_config_in(folder.path(run.folder));
     EXPECT_EQ(config.train.eval_split, "test") << "of all models, so that they are comparable";
     const std::vector<EvalPoint> points =
-        read_evaluations(folder.path(run.folder + "/metrics.jsonl"));
+        read_metrics(folder.path(run.folder + "/metrics.jsonl")).evaluations;
     if (run.model == "mha") {
       EXPECT_EQ(points.back().step, 200);
       continue;
