@@ -520,6 +520,10 @@ void write_key_grads(const Mix& mix, const Args& a, int64_t batch, int64_t first
   }
 }
 
+// Whether the gradients of keys or values are summed for two queries side by side, because a head
+// fills at most half a vector: lane 2 d + i has value d and the queries 2 r + i.
+HL_INLINE bool sums_two_queries(const Plan& p, int64_t size) { return p.by_map && 2 * size <= VL; }
+
 template <typename T>
 void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block) {
   const BlockSums sums = block_sums(a, p, task.sums, block);
@@ -530,7 +534,13 @@ void reduce_block(const Args& a, const Plan& p, const Task& task, int64_t block)
     T* out = static_cast<T*>(to) + (task.batch * a.S + first) * heads * size;
     for (int64_t s = 0; s < n; ++s) {
       for (int64_t g = 0; g < heads; ++g) {
-        store_scaled(from + (g * kBlock + s) * padded, size, scale, out + (s * heads + g) * size);
+        const float* const sum = from + (g * kBlock + s) * padded;
+        T* const at = out + (s * heads + g) * size;
+        if (sums_two_queries(p, size)) {
+          store_part(at, sums_of_two(load(sum)), size);
+        } else {
+          store_scaled(sum, size, scale, at);
+        }
       }
     }
   };

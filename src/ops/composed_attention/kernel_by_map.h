@@ -30,6 +30,18 @@ HL_INLINE void parts_of_step(F&& f) {
   }
 }
 
+// to[r][2 i + j] = rows[2 r + j][i] for kMapRows rows.
+HL_INLINE void two_queries(const float* rows, int64_t wide, float* to) {
+  for (int64_t r = 0; r < kMapRows; r += 2) {
+    const float *const first = rows + r * wide, *const second = first + wide;
+    float* const line = to + r * wide;
+    for (int64_t i = 0; i < wide; ++i) {
+      line[2 * i] = first[i];
+      line[2 * i + 1] = second[i];
+    }
+  }
+}
+
 // One tile of queries and the scratch of one map.
 struct MapTile {
   const Args& a;
@@ -69,14 +81,17 @@ struct MapTile {
   }
 
   // The tile's rows of a tensor [B, T, heads, size], all heads of a row together: as [line][wide]
-  // and turned, [wide][line].
+  // and turned, [wide][line]. Backward: the former as two_queries() where keys are summed so.
   template <typename T>
   HL_INLINE void pack(const void* source, const int64_t* stride, int64_t heads, int64_t size,
                       float scale, float* to, float* turned) const {
     const T* from = static_cast<const T*>(source) + tile.batch * stride[0] + tile.first * stride[1];
     const int64_t wide = wide_row(heads, size);
-    pack_wide_rows(from, stride, rows(), kMapRows, heads, size, scale, to);
-    transpose(kMapRows, (heads * size + 3) / 4 * 4, to, wide, turned, kMapRows);
+    const bool two = p.backward && sums_two_queries(p, size);
+    float* const packed = two ? w.turned_back : to;
+    pack_wide_rows(from, stride, rows(), kMapRows, heads, size, scale, packed);
+    transpose(kMapRows, (heads * size + 3) / 4 * 4, packed, wide, turned, kMapRows);
+    if (two) two_queries(packed, wide, to);
   }
   // The other way round: to rows of a contiguous tensor [B, T, heads, size].
   template <typename T>
@@ -90,7 +105,7 @@ struct MapTile {
     }
   }
 
-  // One head of the keys or values of block i, of which each row is wide: [kBlock][wide].
+  // One head of wide rows: of the keys or values of a block, or of queries.
   struct Head {
     const float* rows;
     int64_t wide, size;
@@ -133,25 +148,39 @@ struct MapTile {
                         turned + run.row, kMapRows);
     });
   }
-  // sums += map queries for one block: of the keys; queries [rows][wide], sums [kBlock][padded], of
-  // which what is after the head is anything.
+  HL_INLINE Head queries(const float* rows, int64_t h, int64_t size) const {
+    const int64_t first = h * size * (sums_two_queries(p, size) ? 2 : 1);
+    return {rows + first, wide_row(a.H, size), size};
+  }
+  // sums += map queries for one block: of the keys; queries [rows][wide] or as two_queries(), sums
+  // [kBlock][padded], of which what is after the head is anything.
   HL_INLINE void to_keys(int64_t i, const float* map, const Head& queries, int64_t padded,
                          float* sums) const {
+    if (sums_two_queries(p, queries.size)) {
+      return add_to_keys<1, TwoFloats>(i, map, queries, 0, padded, sums);
+    }
     int64_t d = 0;
-    for (; d + VL < queries.size; d += 2 * VL) add_to_keys<2>(i, map, queries, d, padded, sums);
-    if (d < queries.size) add_to_keys<1>(i, map, queries, d, padded, sums);
+    for (; d + VL < queries.size; d += 2 * VL) {
+      add_to_keys<2, float>(i, map, queries, d, padded, sums);
+    }
+    if (d < queries.size) add_to_keys<1, float>(i, map, queries, d, padded, sums);
   }
-  template <int kVectors>
+  // T: the floats of the queries that an element of the product has, one or two.
+  template <int kVectors, typename T>
   HL_INLINE void add_to_keys(int64_t i, const float* map, const Head& queries, int64_t d,
                              int64_t padded, float* sums) const {
+    constexpr int64_t kQueries = sizeof(T) / sizeof(float);
     each_run(i, [&](const ShownKeys::Run& run) __attribute__((always_inline)) {
       const int64_t count = lesser(rows() - run.row, run.rows);
+      const T* const of_queries =
+          reinterpret_cast<const T*>(queries.rows + run.row * queries.wide + d);
       for (int64_t s = run.begin; s < run.end; s += kKeyStep) {
         parts_of_step<kVectors>([&]<int kKeys>(int64_t k) __attribute__((always_inline)) {
+          const float* const of_keys = map + (i * kBlock + s + k) * kMapRows + run.row;
           gemm_block<kKeys, kVectors, true, true, false>(
-              count, map + (i * kBlock + s + k) * kMapRows + run.row, kMapRows,
-              queries.rows + run.row * queries.wide + d, queries.wide, sums + (s + k) * padded + d,
-              padded, 1, nullptr);
+              (count + kQueries - 1) / kQueries, reinterpret_cast<const T*>(of_keys),
+              kMapRows / kQueries, of_queries, queries.wide, sums + (s + k) * padded + d, padded, 1,
+              nullptr);
         });
       }
     });
@@ -335,8 +364,8 @@ void backward_by_map(const Args& a, const Plan& p, const Task& task, int64_t ind
       m.to_map(i, m.values(task, i, h), m.w.grad_out_turned + h * a.E * kMapRows, m.w.grads);
     }
     map_softmax_backward(m, h);
-    const MapTile::Head q{m.w.q + h * a.D, wide_row(a.H, a.D), a.D};
-    const MapTile::Head grad_out{m.w.grad_out + h * a.E, wide_row(a.H, a.E), a.E};
+    const MapTile::Head q = m.queries(m.w.q, h, a.D);
+    const MapTile::Head grad_out = m.queries(m.w.grad_out, h, a.E);
     for (int64_t i = 0; i < m.blocks(); ++i) {
       const BlockSums sums = block_sums(a, p, task.sums, m.tile.blocks.begin + i);
       m.to_keys(i, m.w.weights, grad_out, p.Ep, sums.v + shared_head(h, a.Gv, a.H) * kBlock * p.Ep);

@@ -281,16 +281,16 @@ struct ShownKeys {
 // tensors have the tile's queries side by side, those after its last one 0.
 struct MapScratch {
   ShownKeys* shown;    // [span]
-  float* q;            // [kMapRows][wide], times scale
+  float* q;            // [kMapRows][wide], times scale; backward: or as two_queries()
   float* q_turned;     // [wide][kMapRows]
   float* weights;      // of one map, [span * kBlock][kMapRows]: scores, then weights
-  float* turned_back;  // [kMapRows][wide]: what is written
+  float* turned_back;  // [kMapRows][wide]: rows before they are turned, and what is written
   // Forward.
   float* factor;  // [kMapRows]: inverse sums of exponentials
   float* out;     // turned, [wide][kMapRows]
   // Backward.
   float* grads;            // as weights: of the weights, then of the scores
-  float* grad_out;         // [kMapRows][wide]
+  float* grad_out;         // [kMapRows][wide], or as two_queries()
   float* grad_out_turned;  // [wide][kMapRows]
   float* grad_q;           // turned, [wide][kMapRows]
   int64_t size;
@@ -307,7 +307,7 @@ HL_INLINE MapScratch map_scratch(const Args& a, const Plan& p, float* base) {
   s.q_turned = arena.take(q);
   s.weights = arena.take(map);
   if (p.backward) {
-    s.turned_back = arena.take(q);
+    s.turned_back = arena.take(q > out ? q : out);
     s.grads = arena.take(map);
     s.grad_out = arena.take(out);
     s.grad_out_turned = arena.take(out);

@@ -25,6 +25,11 @@ namespace {
 
 constexpr int kFolded = 4;
 
+// Neighbouring floats that a product takes as one element.
+struct TwoFloats {
+  float values[2];
+};
+
 #if defined(CPU_CAPABILITY_AVX512)
 using vf = __m512;
 using vm = __mmask16;
@@ -44,6 +49,15 @@ HL_INLINE vf fold(const vf* x) {
   const vf a = _mm512_shuffle_f32x4(x[0], x[1], 0x44) + _mm512_shuffle_f32x4(x[0], x[1], 0xee);
   const vf b = _mm512_shuffle_f32x4(x[2], x[3], 0x44) + _mm512_shuffle_f32x4(x[2], x[3], 0xee);
   return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+}
+HL_INLINE vf bcast(const TwoFloats& x) {  // each in every second lane
+  double two;
+  std::memcpy(&two, &x, sizeof(two));
+  return _mm512_castpd_ps(_mm512_set1_pd(two));
+}
+// a[0] + a[1], a[2] + a[3], ... in the lower half.
+HL_INLINE vf sums_of_two(vf a) {
+  return _mm512_maskz_compress_ps(0x5555, a + _mm512_permute_ps(a, 0xb1));
 }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   const vf ab = vmax(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
@@ -83,6 +97,14 @@ HL_INLINE float hmax(vf a) { return reduce(a, true); }
 HL_INLINE float hsum(vf a) { return reduce(a, false); }
 HL_INLINE vf fold(const vf* x) {
   return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
+}
+HL_INLINE vf bcast(const TwoFloats& x) {
+  double two;
+  std::memcpy(&two, &x, sizeof(two));
+  return _mm256_castpd_ps(_mm256_set1_pd(two));
+}
+HL_INLINE vf sums_of_two(vf a) {
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(a, a)), 0xd8));
 }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   const vf ab = vmax(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
@@ -128,6 +150,10 @@ HL_INLINE float hmax(vf a) {
 }
 HL_INLINE float hsum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 HL_INLINE vf fold(const vf* x) { return x[0]; }
+HL_INLINE vf bcast(const TwoFloats& x) {
+  return vf{x.values[0], x.values[1], x.values[0], x.values[1]};
+}
+HL_INLINE vf sums_of_two(vf a) { return vf{a[0] + a[1], a[2] + a[3], 0, 0}; }
 HL_INLINE void hmax4(vf a, vf b, vf c, vf d, float* to) {
   to[0] = hmax(a);
   to[1] = hmax(b);
@@ -142,6 +168,8 @@ HL_INLINE vf select(vm m, vf a, vf b) { return m ? a : b; }
 HL_INLINE vm above(vf a, vf b) { return a > b; }
 HL_INLINE bool any(vm m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 #endif
+
+HL_INLINE vf load(const TwoFloats* p) { return load(p->values); }
 
 // x + kToInteger rounds x to an integer n, and the low bits of the sum are n + 127, which are the
 // exponent bits of the float 2^n.
