@@ -11,10 +11,16 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.hooks import RemovableHandle
 
 #: Training calls after which a load that nothing balances is reported.
 _PATIENCE = 1000
+
+#: Forward pre-hooks of PyTorch that compute a parameter from others, and look at no input.
+_PARAMETER_HOOKS = (BasePruningMethod, SpectralNorm, WeightNorm)
 
 #: Names, values and kinds of a module's parameters and buffers.
 Named = Tuple[List[str], List[Tensor], List[str]]
@@ -111,7 +117,8 @@ def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
 class Part(nn.Module):
     """A part of a C++ module, for reading: its parameters and buffers, and parts of its own.
 
-    It runs inside the whole module only: to call it is an error, and a hook on it warns that it never fires.
+    It runs inside the whole module only: to call it is an error, and a hook on it warns that it never fires. The hooks by
+    which ``torch.nn.utils`` (``prune``, ``weight_norm``, ``spectral_norm``) computes a parameter do run.
     """
 
     #: Its own parameters that weight decay leaves alone.
@@ -163,7 +170,8 @@ class Part(nn.Module):
         return super().register_forward_hook(*given, **options)
 
     def register_forward_pre_hook(self, *given: Any, **options: Any) -> RemovableHandle:
-        self._warn_of_hook()
+        if not (given and isinstance(given[0], _PARAMETER_HOOKS)):
+            self._warn_of_hook()
         return super().register_forward_pre_hook(*given, **options)
 
     def register_full_backward_hook(self, *given: Any, **options: Any) -> RemovableHandle:
@@ -274,6 +282,8 @@ class FunctionalModule(Part):
             if value is None:
                 value = owner._buffers.get(name)
             if value is None:
+                if name in owner.__dict__:
+                    _compute(owner, name)
                 value = getattr(owner, name)
                 if value is None:
                     raise ValueError(f"{self._what()}: parameter '{'.'.join([*parts, name])}' is None, expected a tensor.")
@@ -292,6 +302,15 @@ class FunctionalModule(Part):
         if found is None:
             return "model"
         return f"{'mixer' if found[1] == 'mixer' else 'channel_mixer'} '{found[2]}'"
+
+
+def _compute(part: nn.Module, name: str) -> None:
+    """Runs the hook that computes ``part``'s parameter ``name``, which no call of the part does."""
+    for hook in list(part._forward_pre_hooks.values()):
+        if isinstance(hook, _PARAMETER_HOOKS):
+            computed = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+            if computed == name:
+                hook(part, ())
 
 
 def _is_choice_bias(name: str) -> bool:

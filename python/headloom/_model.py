@@ -744,6 +744,10 @@ class Model(FunctionalModule):
 def load(folder: Path, checkpoint: Union[str, int] = "best") -> Model:
     """The model of a run, or of a Hugging Face folder, in evaluation mode.
 
+    Parameters are float32, or float64 where the run was trained in that. A run with ``train.dtype = "bfloat16"`` was trained
+    under autocast, and ``headloom generate`` and ``serve`` run it so; calls under ``torch.autocast("cpu", torch.bfloat16)``
+    do the same. ``model.to(torch.bfloat16)`` rounds the parameters themselves, which takes half the memory.
+
     Args:
         folder: a run (what ``headloom train`` and ``import`` write, or :meth:`Model.save`), or a folder with
             ``config.json``, weights (safetensors or PyTorch's files) and perhaps a tokenizer, of an architecture that

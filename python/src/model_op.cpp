@@ -187,8 +187,7 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
     TORCH_CHECK_VALUE(
         !begins || state->spec.empty(),
         "model: an earlier call of this state failed after layers had begun to read its "
-        "tokens, so it cannot go on, expected a new state. A state goes on in the type, and "
-        "under the autocast, in which it began.");
+        "tokens, so it cannot go on, expected a new state.");
     // A request that is refused leaves the state as it was.
     DecoderState fresh;
     if (begins) {
@@ -206,8 +205,13 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
     try {
       const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
       logits = decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
       if (state->state.position.longest != seen) state->state = {};
+      if (const auto* type = dynamic_cast<const c10::TypeError*>(&error); type && !begins) {
+        TORCH_CHECK_TYPE(false,
+                         "model: the state was begun in another type, or under another autocast, ",
+                         "expected those in which it began (", type->what_without_backtrace(), ")");
+      }
       throw;
     }
     if (begins) {

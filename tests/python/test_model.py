@@ -391,6 +391,36 @@ def test_its_parts_are_there_for_reading():
     assert seen == ["model", "mixer"]
 
 
+@pytest.mark.parametrize("change", ["prune", "prune twice", "weight_norm", "spectral_norm"])
+def test_parameters_that_a_hook_of_torch_computes(change):
+    model = decoder()
+    part, x = model.layer0.mixer.output, tokens()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such a hook fires, so that nothing warns of it
+        warnings.filterwarnings("ignore", message=".*deprecated", category=FutureWarning)
+        if change == "weight_norm":
+            torch.nn.utils.weight_norm(part, "weight")
+        elif change == "spectral_norm":
+            torch.nn.utils.spectral_norm(part, "weight")
+        else:
+            for _ in change.split():
+                torch.nn.utils.prune.l1_unstructured(part, "weight", 0.5)
+    trained = dict(part.named_parameters())
+    assert "weight" not in trained
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(3):
+        before = {name: value.detach().clone() for name, value in trained.items()}
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        assert all(not torch.equal(value, before[name]) for name, value in trained.items())
+    # Calls that no forward hook sees have the weights as they now are.
+    model.eval()
+    torch.testing.assert_close(model.extend(x, headloom.State()), model(x).detach())
+    if change.startswith("prune"):
+        assert (part.weight == 0).float().mean() > 0.4
+
+
 def test_lengths_documents_and_segments():
     model = make("encoder")
     x, lengths = tokens(), torch.tensor([4, 9])
@@ -572,7 +602,7 @@ def test_a_state_is_as_it_was_after_too_many_tokens(mixer):
 def test_a_state_that_was_read_in_part_is_refused():
     model, x, state = decoder(layer=[layer("mamba", "none"), layer()]).eval(), tokens(), headloom.State()
     model.extend(x, state)
-    with pytest.raises(TypeError, match="has dtype Float, expected BFloat16"):
+    with pytest.raises(TypeError, match="^model: the state was begun in another type.*has dtype Float, expected BFloat16"):
         model.to(torch.bfloat16).extend(x[:, :1], state)
     for kept in (state, copy.deepcopy(state)):
         with pytest.raises(ValueError, match="failed after layers had begun to read its tokens.*expected a new state"):
