@@ -15,12 +15,8 @@ namespace {
 
 constexpr int64_t kRank = 2;
 
-struct DcformerSizes {
-  int64_t width, depth, heads, groups, dim, hidden;
-};
-
-DcformerSizes dcformer_sizes(const Settings& c) {
-  DcformerSizes s{};
+AttentionSizes dcformer_sizes(const Settings& c) {
+  AttentionSizes s{};
   s.width = c.count("dim", 2560);
   s.depth = c.count("n_layer", 32);
   s.heads = c.count("n_head", 32);
@@ -47,7 +43,7 @@ std::vector<int64_t> windows_of(const Settings& c) {
   return out;
 }
 
-Node dcformer_mixer(const Settings& c, const DcformerSizes& s, int64_t window) {
+Node dcformer_mixer(const Settings& c, const AttentionSizes& s, int64_t window) {
   c.only("use_dcmha", true);
   Node out = table({{"type", "dcmha"},
                     {"heads", s.heads},
@@ -71,7 +67,7 @@ Node with_layers(const Settings& c, Node model, const Node& channel, const Node&
 }
 
 Node shell(const Settings& c, double fraction, double base) {
-  const DcformerSizes s = dcformer_sizes(c);
+  const AttentionSizes s = dcformer_sizes(c);
   // Some of the published code drops the key-wise branches while decoding alone.
   c.only("query_wise", false);
   c.only("tie_word_embeddings", false);
@@ -107,7 +103,7 @@ Node dcpythia(const Settings& c) {
 }
 
 void attention_rules(Rules& out, const Settings& c, int64_t layer, bool bias) {
-  const DcformerSizes s = dcformer_sizes(c);
+  const AttentionSizes s = dcformer_sizes(c);
   const int64_t hidden = 2 * kRank * s.heads;
   const auto theirs = [&](const char* name) {
     return numbered("layers.{}.attention.", layer) + name;
@@ -157,7 +153,7 @@ Rules dcpythia_rules(const Settings& c) {
 }
 
 void prepare(const Settings& c, Weights& weights) {
-  const DcformerSizes s = dcformer_sizes(c);
+  const AttentionSizes s = dcformer_sizes(c);
   const int64_t hidden = 2 * kRank * s.heads;
   for (int64_t i = 0; i < s.depth; ++i) {
     const std::string attention = numbered("layers.{}.attention.", i);

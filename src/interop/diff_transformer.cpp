@@ -8,12 +8,8 @@
 namespace headloom {
 namespace {
 
-struct DiffTransformerSizes {
-  int64_t width, depth, heads, groups, dim, hidden;
-};
-
-DiffTransformerSizes diff_transformer_sizes(const Settings& c) {
-  DiffTransformerSizes s{};
+AttentionSizes diff_transformer_sizes(const Settings& c) {
+  AttentionSizes s{};
   s.width = c.count("dim");
   s.depth = c.count("n_layers");
   s.heads = c.count("n_heads");  // with two maps each
@@ -24,7 +20,7 @@ DiffTransformerSizes diff_transformer_sizes(const Settings& c) {
 }
 
 Node diff_transformer_model(const Settings& c) {
-  const DiffTransformerSizes s = diff_transformer_sizes(c);
+  const AttentionSizes s = diff_transformer_sizes(c);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size")},
                            {"max_length", c.integer("max_seq_len", 2048)},
@@ -47,7 +43,7 @@ Node diff_transformer_model(const Settings& c) {
 }
 
 Rules diff_transformer_rules(const Settings& c) {
-  const DiffTransformerSizes s = diff_transformer_sizes(c);
+  const AttentionSizes s = diff_transformer_sizes(c);
   const auto attention = [&](Rules& out, int64_t i) {
     const auto theirs = [&](const char* name) { return numbered("layers.{}.", i) + name; };
     const auto ours = [&](const std::string& name) { return at_layer(i, "mixer." + name); };

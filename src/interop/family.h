@@ -53,6 +53,14 @@ const std::vector<Family>& families();
 
 // --- What families share --------------------------------------------------------------------
 
+// What a paper's configuration says of the sizes of its model, defaults filled in.
+struct AttentionSizes {
+  int64_t width, depth, heads;
+  int64_t groups;  // key and value heads
+  int64_t dim;     // of a head
+  int64_t hidden;  // of the channel mixer
+};
+
 // "layer3." + name.
 std::string at_layer(int64_t layer, const std::string& name);
 // `name` with its "{}" replaced by the layer.

@@ -12,12 +12,8 @@
 namespace headloom {
 namespace {
 
-struct LinguaSizes {
-  int64_t width, depth, heads, groups, dim, hidden;
-};
-
-LinguaSizes lingua_sizes(const Settings& c) {
-  LinguaSizes s{};
+AttentionSizes lingua_sizes(const Settings& c) {
+  AttentionSizes s{};
   s.width = c.count("dim");
   s.depth = c.count("n_layers");
   s.heads = c.count("n_heads");
@@ -111,7 +107,7 @@ std::vector<bool> layers_with_kernels(const Settings& c, int64_t depth) {
   return out;
 }
 
-Node lingua_mixer(const Settings& c, const LinguaSizes& s, const Mta& m, bool kernels) {
+Node lingua_mixer(const Settings& c, const AttentionSizes& s, const Mta& m, bool kernels) {
   Node out = table({{"type", m.anything() ? "multi_token" : "mha"},
                     {"heads", s.heads},
                     {"kv_heads", s.groups},
@@ -147,7 +143,7 @@ Node lingua_model(const Settings& c) {
     usage_error(c.path(), ": 'sliding_window' is set, expected it null or absent.");
   }
   // Each layer is written out below, before the model's own check of their number.
-  const LinguaSizes s = lingua_sizes(c);
+  const AttentionSizes s = lingua_sizes(c);
   if (s.depth > kMostLayers) {
     usage_error(c.path(), ": 'n_layers' is ", s.depth, ", expected at most ", kMostLayers, ".");
   }
@@ -175,7 +171,7 @@ Node lingua_model(const Settings& c) {
 }
 
 Rules lingua_rules(const Settings& c) {
-  const LinguaSizes s = lingua_sizes(c);
+  const AttentionSizes s = lingua_sizes(c);
   const Mta m = mta_of(c);
   const std::vector<bool> kernels = layers_with_kernels(c, s.depth);
   const auto attention = [&](Rules& out, int64_t i) {
