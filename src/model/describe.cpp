@@ -102,7 +102,7 @@ ModelCosts model_costs(const Model& model, int64_t length) {
     }
   }
   for (const Cost& cost : model.own_costs(length)) out.parts.push_back(cost);
-  for (const Tensor& p : model.parameters()) out.parameters += p.numel();
+  out.parameters = static_cast<int64_t>(parameter_count(model));
   int64_t counted = 0;
   for (const Cost& part : out.parts) counted += part.parameters;
   if (out.parameters > counted) {

@@ -6,6 +6,7 @@
 #include "mixers/mixer.h"
 #include "mixers/recording.h"
 #include "mixers/rwkv_start.h"
+#include "mixers/without_memory.h"
 #include "ops/token_shift/op.h"
 
 namespace headloom {
@@ -60,15 +61,13 @@ class RwkvChannel final : public ChannelMixer {
   double state_bytes() const override { return 4.0 * static_cast<double>(mix_.size(1)); }
 
   std::vector<Cost> costs() const override {
-    int64_t parameters = 0;
     double products = 0;
-    for (const Tensor& p : this->parameters()) parameters += p.numel();
     for (const auto& linear : {key_, receptance_, value_}) {
       products += static_cast<double>(linear->weight.numel());
     }
     return {{.part = "rwkv_channel",
              .formula = "4 C I + 2 C^2 + 6 C",
-             .parameters = parameters,
+             .parameters = static_cast<int64_t>(parameter_count(*this)),
              .flops_per_token = 2 * products + 3 * static_cast<double>(mix_.numel())}};
   }
 
