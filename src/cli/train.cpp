@@ -91,7 +91,7 @@ int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run's folder in place of a configuration stands for that run and its configuration.
   if (fs::is_directory(a.config.path)) {
-    check_run_folder(a.config.path);
+    run_toml_in(a.config.path);  // which refuses what is not a run
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
   }

@@ -77,7 +77,7 @@ std::string did_you_mean_run(const std::string& folder) {
   return near.empty() ? "." : str("; did you mean '", (parent / near).string(), "'?");
 }
 
-void check_run_folder(const std::string& folder) {
+Node run_toml_in(const std::string& folder) {
   require(!folder.empty(), "the name of the run's folder is empty.");
   if (!fs::is_directory(folder)) {
     fail(folder, ": is not the folder of a run", did_you_mean_run(folder));
@@ -92,18 +92,18 @@ void check_run_folder(const std::string& folder) {
     fail(folder, ": is not the folder of a run, it has no config.toml",
          inside.empty() ? "." : str("; did you mean '", inside.front(), "'?"));
   }
-  if (read_toml(config_path(folder)).find("models") != nullptr) {
+  Node root = read_toml(config_path(folder));
+  if (root.find("models") != nullptr) {
     fail(folder, ": is the folder of a comparison, expected that of one of its runs, ", folder,
          "/runs/TASK/MODEL/seed-N.");
   }
+  return root;
 }
 
 RunConfig run_config_in(const std::string& folder) {
-  check_run_folder(folder);
-  const std::string path = config_path(folder);
-  const Node root = read_toml(path);
+  const Node root = run_toml_in(folder);
   // A run's is complete; without [model] it would be read as that of the default model.
-  require(root.find("model") != nullptr, path,
+  require(root.find("model") != nullptr, config_path(folder),
           root.table().empty() ? ": is empty" : ": has no [model]",
           ", expected the configuration of a run ([model], [task], [train]).");
   RunConfig config = read_run_config(root);

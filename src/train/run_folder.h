@@ -23,8 +23,9 @@ void keep_tokenizer(const std::string& folder, const std::string& file);
 // it; "." where none has a similar name.
 std::string did_you_mean_run(const std::string& folder);
 
-// Throws Error where `folder` is not the folder of a run, and says what it is instead.
-void check_run_folder(const std::string& folder);
+// The content of config.toml in `folder`. Throws Error where that is not the folder of a run, and
+// says what it is instead.
+Node run_toml_in(const std::string& folder);
 
 // The configuration of the run in `folder`, whose tokenizer is the copy kept there. Throws Error
 // where it is not the folder of a run.
