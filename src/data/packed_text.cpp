@@ -51,7 +51,7 @@ void TextOptions::fields(Fields& f) {
 
 void TextOptions::check(const std::string& task) const {
   if (corpus.paths.empty()) {
-    refuse_without(task, "paths", "the files, folders or globs to read");
+    refuse_without(task, "paths", "the files, folders or globs to read", "[\"my/texts\"]");
   }
   if (held_out > 0.5 && held_out < 1.0) {
     usage_error("the task ", task, " has held_out = ", held_out,

@@ -120,10 +120,10 @@ std::string fingerprint(const Task& task, bool pixels) {
   return str(std::hex, hash.value());
 }
 
-void refuse_without(const std::string& task, const std::string& key, const std::string& what) {
-  const bool list = key == "paths";
-  usage_error("the task ", task, " needs '", key, "', ", what, ", as in --set 'task.", key,
-              list ? "=[\"my/texts\"]'." : "=\"my/file\"'.");
+void refuse_without(const std::string& task, const std::string& key, const std::string& what,
+                    const std::string& example) {
+  usage_error("the task ", task, " needs '", key, "', ", what, ", as in --set 'task.", key, "=",
+              example, "'.");
 }
 
 std::optional<TaskSizes> TaskSpec::known_sizes() {

@@ -158,8 +158,9 @@ struct DataPath {
 };
 
 // Throws UsageError: the task has no data, because its option `key`, which names `what`, is empty.
+// `example` is a value for it.
 [[noreturn]] void refuse_without(const std::string& task, const std::string& key,
-                                 const std::string& what);
+                                 const std::string& what, const std::string& example);
 
 // The options of a task, as a config holds them: [task] type = "find_block" ...
 struct TaskSpec {

@@ -180,7 +180,9 @@ struct JsonlSpec final : TaskSpec {
     return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
-    if (options.path.empty()) refuse_without("jsonl", "path", "the file to read");
+    if (options.path.empty()) {
+      refuse_without("jsonl", "path", "the file to read", "\"my/file\"");
+    }
     return std::make_shared<JsonLines>(options, seed);
   }
 };

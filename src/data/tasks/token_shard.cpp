@@ -175,7 +175,9 @@ struct TokenShardSpec final : TaskSpec {
     return TaskSizes{.vocabulary = options.vocabulary, .length = options.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
-    if (options.path.empty()) refuse_without("token_shard", "path", "the file to read");
+    if (options.path.empty()) {
+      refuse_without("token_shard", "path", "the file to read", "\"my/file\"");
+    }
     return std::make_shared<TokenShard>(options, seed);
   }
 };
