@@ -20,6 +20,50 @@ double shared_information(const Tensor& counts) {
   return of_token > 0 ? both.item<double>() / of_token : std::nan("");
 }
 
+// What one layer's experts did for the tokens that are no padding.
+struct Choices {
+  Tensor chosen, weights;          // [N, active]
+  Tensor load;                     // [experts]: how often each was chosen
+  Tensor counts;                   // [experts, distinct tokens]; undefined for images
+  std::vector<std::string> texts;  // of the distinct tokens
+};
+
+Choices choices_of(const Subject& subject, const Recording& recording, const std::string& place) {
+  Choices out;
+  out.chosen = recording.find(place + ".experts").flatten(0, 1);
+  out.weights = recording.find(place + ".expert_weights").flatten(0, 1).to(at::kDouble);
+  const Reading reading = reading_of(subject.input, place);
+  Tensor ids = reading.tokens.defined() ? reading.tokens.flatten() : Tensor();
+  if (reading.real.defined()) {
+    const Tensor kept = reading.real.flatten().nonzero().squeeze(1);
+    for (Tensor* t : {&out.chosen, &out.weights, &ids}) *t = t->index_select(0, kept);
+  }
+  const int64_t routed = recording.find(place + ".expert_scores").size(-1);
+  out.load = at::bincount(out.chosen.flatten(), {}, routed).to(at::kDouble);
+  if (ids.defined()) {
+    const auto [distinct, inverse] = at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true);
+    const int64_t kinds = distinct.numel();
+    const Tensor pairs = out.chosen * kinds + inverse.unsqueeze(1);
+    out.counts = at::bincount(pairs.flatten(), {}, routed * kinds).view({routed, kinds});
+    out.texts = texts_of(subject, distinct);
+  }
+  return out;
+}
+
+// The tokens that an expert is chosen for most, and how often.
+std::string favourites(const Choices& c, int64_t expert, int64_t most) {
+  if (!c.counts.defined()) return "";
+  const auto [best, which] = c.counts[expert].topk(std::min<int64_t>(most, c.counts.size(1)));
+  std::vector<std::string> out;
+  for (int64_t j = 0; j < best.size(0); ++j) {
+    const int64_t n = best[j].item<int64_t>();
+    if (n == 0) break;
+    out.push_back(
+        str("\u201c", c.texts[static_cast<size_t>(which[j].item<int64_t>())], "\u201d ", n));
+  }
+  return join(out);
+}
+
 }  // namespace
 
 Findings experts(const Subject& subject) {
@@ -32,61 +76,27 @@ Findings experts(const Subject& subject) {
       .title = "Each expert",
       .columns = {"layer", "expert", "load / mean", "mean weight", "tokens it is chosen for"}};
   for (const LayerPlace& place : chosen_layers(subject)) {
-    Tensor choice = recording.find(place.name + ".experts");
-    if (!choice.defined()) continue;
-    Tensor weight = recording.find(place.name + ".expert_weights").flatten(0, 1).to(at::kDouble);
-    choice = choice.flatten(0, 1);  // [N, active]
-    const Reading reading = reading_of(subject.input, place.name);
-    Tensor ids = reading.tokens.defined() ? reading.tokens.flatten() : Tensor();
-    if (reading.real.defined()) {
-      const Tensor kept = reading.real.flatten().nonzero().squeeze(1);
-      choice = choice.index_select(0, kept);
-      weight = weight.index_select(0, kept);
-      ids = ids.index_select(0, kept);
-    }
-    const int64_t routed = recording.find(place.name + ".expert_scores").size(-1);
-    const int64_t active = choice.size(1);
-    const Tensor load = at::bincount(choice.flatten(), {}, routed).to(at::kDouble);
-    const Tensor share = load / load.sum();
-    const double mean = load.mean().item<double>();
-    double information = std::nan("");
-    Tensor counts;                   // [experts, distinct tokens]
-    std::vector<std::string> texts;  // of the distinct tokens
-    if (ids.defined()) {
-      const auto [distinct, inverse] = at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true);
-      const int64_t kinds = distinct.numel();
-      counts = at::bincount((choice * kinds + inverse.unsqueeze(1)).flatten(), {}, routed * kinds)
-                   .view({routed, kinds});
-      information = shared_information(counts);
-      texts = texts_of(subject, distinct);
-    }
+    if (!recording.find(place.name + ".experts").defined()) continue;
+    const Choices c = choices_of(subject, recording, place.name);
+    const int64_t routed = c.load.size(0);
+    const double mean = c.load.mean().item<double>();
+    const Tensor share = c.load / c.load.sum();
     const double entropy = at::xlogy(share, share).sum().neg().item<double>();
-    summary.rows.push_back({place.name, routed, active, load.max().item<double>() / mean,
-                            load.eq(0).sum().item<int64_t>(),
+    summary.rows.push_back({place.name, routed, c.chosen.size(1),
+                            c.load.max().item<double>() / mean, c.load.eq(0).sum().item<int64_t>(),
                             entropy / std::log(static_cast<double>(std::max<int64_t>(routed, 2))),
-                            information});
-    out.tensors.emplace_back(place.name + ".load", load);
-    if (counts.defined()) out.tensors.emplace_back(place.name + ".tokens_of_experts", counts);
-    const Tensor order = load.argsort(0, /*descending=*/true);
+                            c.counts.defined() ? shared_information(c.counts) : std::nan("")});
+    out.tensors.emplace_back(place.name + ".load", c.load);
+    if (c.counts.defined()) out.tensors.emplace_back(place.name + ".tokens_of_experts", c.counts);
+    const Tensor order = c.load.argsort(0, /*descending=*/true);
     for (int64_t i = 0; i < routed; ++i) {
       const int64_t expert = order[i].item<int64_t>();
-      const Tensor chosen = choice.eq(expert);
-      std::vector<std::string> likes;
-      if (counts.defined()) {
-        const auto [best, which] =
-            counts[expert].topk(std::min<int64_t>(subject.top, counts.size(1)));
-        for (int64_t j = 0; j < best.size(0); ++j) {
-          const int64_t n = best[j].item<int64_t>();
-          if (n == 0) break;
-          likes.push_back(
-              str("\u201c", texts[static_cast<size_t>(which[j].item<int64_t>())], "\u201d ", n));
-        }
-      }
-      const double times = load[expert].item<double>();
+      const double times = c.load[expert].item<double>();
+      const double weight = times > 0
+                                ? c.weights.masked_select(c.chosen.eq(expert)).mean().item<double>()
+                                : std::nan("");
       each.rows.push_back(
-          {place.name, expert, times / mean,
-           times > 0 ? weight.masked_select(chosen).mean().item<double>() : std::nan(""),
-           join(likes)});
+          {place.name, expert, times / mean, weight, favourites(c, expert, subject.top)});
     }
   }
   if (summary.rows.empty()) {

@@ -15,6 +15,24 @@ constexpr int64_t kBefore = 4;    // tokens of context shown before one
 
 std::string quoted(const std::string& text) { return "\u201c" + text + "\u201d"; }
 
+// The token at place n of `tokens`, which holds sequences of this length, in brackets after those
+// before it.
+std::string in_context(const Subject& subject, const Tensor& tokens, int64_t n, int64_t length) {
+  const int64_t begin = std::max(n - n % length, n - kBefore);
+  const std::vector<std::string> before = texts_of(subject, tokens.narrow(0, begin, n - begin));
+  return quoted(join(before, "") + "[" + text_of(subject, tokens[n].item<int64_t>()) + "]");
+}
+
+// The tokens whose scores a unit's value [C] raises most.
+std::string written(const Subject& subject, const Tensor& value) {
+  const Tensor there = value.to(subject.model->device()).view({1, 1, -1});
+  const Tensor logits = subject.model->logits(there).flatten().cpu();
+  const Tensor best = std::get<1>(logits.topk(std::min<int64_t>(subject.top, logits.size(0))));
+  std::vector<std::string> out;
+  for (const auto& text : texts_of(subject, best)) out.push_back(quoted(text));
+  return join(out, " ");
+}
+
 }  // namespace
 
 Findings memory(const Subject& subject) {
@@ -46,6 +64,8 @@ Findings memory(const Subject& subject) {
     const Tensor chosen =
         std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
+    // What an encoder writes is read by cross-attention, not by the output layer.
+    const bool writes = values.defined() && scores_tokens && !in_encoder(place.name);
     const Tensor all = reading.tokens.to(at::kLong).flatten();
     out.tensors.emplace_back(place.name + ".largest", top);
     out.tensors.emplace_back(place.name + ".positions", where);
@@ -53,30 +73,15 @@ Findings memory(const Subject& subject) {
     for (int64_t i = 0; i < chosen.size(0); ++i) {
       const int64_t unit = chosen[i].item<int64_t>();
       const Tensor at_places = where.select(1, unit);
-      const Tensor fired_on = all.index_select(0, at_places);
-      const Tensor counts = at::bincount(fired_on);
+      const Tensor counts = at::bincount(all.index_select(0, at_places));
       std::vector<std::string> shown;
       for (int64_t j = 0; j < std::min<int64_t>(3, firings); ++j) {
-        const int64_t n = at_places[j].item<int64_t>(), first = n - n % length;
-        const int64_t begin = std::max(first, n - kBefore);
-        std::string context;
-        for (const auto& text : texts_of(subject, all.narrow(0, begin, n - begin))) context += text;
-        shown.push_back(quoted(context + "[" + text_of(subject, all[n].item<int64_t>()) + "]"));
-      }
-      std::vector<std::string> written;
-      // What an encoder writes is read by cross-attention, not by the output layer.
-      if (values.defined() && scores_tokens && !in_encoder(place.name)) {
-        const Tensor value = values.select(1, unit).to(subject.model->device());
-        const Tensor logits =
-            subject.model->logits(value.unsqueeze(0).unsqueeze(0)).flatten().cpu();
-        const Tensor best =
-            std::get<1>(logits.topk(std::min<int64_t>(subject.top, logits.size(0))));
-        for (const auto& text : texts_of(subject, best)) written.push_back(quoted(text));
+        shown.push_back(in_context(subject, all, at_places[j].item<int64_t>(), length));
       }
       table.rows.push_back(
           {place.name, unit, selectivity[unit].item<double>(),
            static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(firings),
-           join(shown), written.empty() ? std::string("–") : join(written, " ")});
+           join(shown), writes ? written(subject, values.select(1, unit)) : std::string("–")});
     }
   }
   if (table.rows.empty()) {

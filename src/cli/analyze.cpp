@@ -117,6 +117,26 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   }
 }
 
+// Whether what is asked for reads a text or held-out data of the run.
+bool reads_input(const AnalyzeArguments& a) {
+  if (a.what == kOverhead) return false;
+  return a.what.empty() || a.text || a.what == "diversity" || analysis::find_analysis(a.what).input;
+}
+
+void read_input(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
+  const ModelConfig& config = run.config.model;
+  check_kind(a, config.kind);
+  if (config.kind != "vit") {
+    const Codec codec(run.config);
+    const int64_t vocabulary = config.vocabulary.value_or(0);
+    for (int64_t token = 0; token < vocabulary; ++token) {
+      subject.vocabulary.push_back(analysis::shown_token(codec.name(token)));
+    }
+    if (a.text) read_text(a, run, codec, subject);
+  }
+  if (!a.text) read_task(a, run, subject);
+}
+
 // The part of the task's sequences that the analysis `name` reads.
 void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subject) {
   ModelInput& input = subject.input;
@@ -184,76 +204,62 @@ void write_files(const AnalyzeArguments& a, const std::string& name, const Subje
   std::fprintf(stderr, "%s.html\n", base.c_str());
 }
 
+// Every analysis that the model has something for; timings are asked for by name.
+void print_all(bool json, const std::function<Findings(const std::string&)>& findings_of) {
+  nlohmann::ordered_json all;
+  for (const Entry& entry : analysis::analyses()) {
+    if (!entry.model) continue;
+    try {
+      const Findings found = findings_of(entry.name);
+      all[entry.name] = nlohmann::ordered_json::parse(analysis::to_json(found));
+      if (json) continue;
+      std::printf("%-10s %s\n", entry.name.c_str(), entry.doc.c_str());
+      for (const std::string& sentence : found.sentences) std::printf("  %s\n", sentence.c_str());
+    } catch (const UsageError& error) {
+      all[entry.name] = {{"refused", error.what()}};
+      if (!json) std::printf("%-10s not here: %s\n", entry.name.c_str(), error.what());
+    }
+  }
+  if (json) std::printf("%s\n", all.dump(1).c_str());
+}
+
 int run_analyze(AnalyzeArguments a) {
   sort_out(a);
   const at::Device device = find_device(a.device, "--device");
   if (a.what == kOverhead && !device.is_cpu()) {
     usage_error("overhead times the CPU, but --device is \"", a.device, "\", expected \"cpu\".");
   }
-  const bool overhead_only = a.what == kOverhead;
   Subject subject{.layers = a.layers, .heads = a.heads, .top = a.top};
   std::optional<LoadedRun> run;
   if (!a.run.empty()) {
     run.emplace(load_run(a.run, a.checkpoint));
-    if (!overhead_only) CheckpointStore(a.run).check_finite(run->step, *run->model);
+    if (a.what != kOverhead) CheckpointStore(a.run).check_finite(run->step, *run->model);
     run->model->to(device);
     subject.model = run->model.get();
   }
-  const bool reads =
-      run && !overhead_only &&
-      (a.what.empty() || analysis::find_analysis(a.what).input || a.what == "diversity" || a.text);
   if (!a.answer.empty() && !a.text) {
     usage_error("--answer is a part of --text, but --text is missing.");
   }
-  if (reads) {
-    check_kind(a, run->config.model.kind);
-    if (run->config.model.kind != "vit") {
-      const Codec codec(run->config);
-      const int64_t vocabulary = run->config.model.vocabulary.value_or(0);
-      for (int64_t token = 0; token < vocabulary; ++token) {
-        subject.vocabulary.push_back(analysis::shown_token(codec.name(token)));
-      }
-      if (a.text) read_text(a, *run, codec, subject);
-    }
-    if (!a.text) read_task(a, *run, subject);
-  }
+  const bool reads = run && reads_input(a);
+  if (reads) read_input(a, *run, subject);
   const std::optional<Autocast> autocast =
       run ? std::optional<Autocast>(std::in_place, run->config.train.dtype, device.type())
           : std::nullopt;
-  const auto one = [&](const std::string& name) {
-    if (name == kOverhead) {
-      Findings found = overhead(a, *run);
-      write_files(a, name, subject, found);
-      return found;
-    }
+  const auto findings_of = [&](const std::string& name) {
     Subject own = subject;
     if (reads && !a.text) take_part(a, name, own);
-    Findings found = analysis::analyze(analysis::find_analysis(name), own);
+    Findings found = name == kOverhead ? overhead(a, *run)
+                                       : analysis::analyze(analysis::find_analysis(name), own);
     write_files(a, name, own, found);
     return found;
   };
-  if (!a.what.empty()) {
-    const Findings found = one(a.what);
+  if (a.what.empty()) {
+    print_all(a.json, findings_of);
+  } else {
+    const Findings found = findings_of(a.what);
     std::printf("%s",
                 (a.json ? analysis::to_json(found) + "\n" : analysis::to_text(found)).c_str());
-    return 0;
   }
-  // Every analysis that the model has something for; timings are asked for by name.
-  nlohmann::ordered_json all;
-  for (const Entry& entry : analysis::analyses()) {
-    if (!entry.model) continue;
-    try {
-      const Findings found = one(entry.name);
-      all[entry.name] = nlohmann::ordered_json::parse(analysis::to_json(found));
-      if (a.json) continue;
-      std::printf("%-10s %s\n", entry.name.c_str(), entry.doc.c_str());
-      for (const std::string& sentence : found.sentences) std::printf("  %s\n", sentence.c_str());
-    } catch (const UsageError& error) {
-      all[entry.name] = {{"refused", error.what()}};
-      if (!a.json) std::printf("%-10s not here: %s\n", entry.name.c_str(), error.what());
-    }
-  }
-  if (a.json) std::printf("%s\n", all.dump(1).c_str());
   return 0;
 }
 

@@ -77,11 +77,26 @@ class OpenLine {
   bool open_ = false;
 };
 
+// The token that an encoder-decoder begins its answer to `source` with.
+int64_t first_of_answer(const std::vector<int64_t>& source, LoadedRun& loaded,
+                        GenerationOptions& options) {
+  const ModelConfig& config = loaded.config.model;
+  const auto count = static_cast<int64_t>(source.size());
+  const int64_t longest = config.source_length();
+  if (count < 1 || count > longest) {
+    usage_error("--prompt has ", counted(count, "token"), ", expected a source of 1 to ", longest,
+                ".");
+  }
+  options.sources = {source};
+  options.tokens = std::min(options.tokens, config.length());
+  // That of every answer of the task.
+  return loaded.config.build_task()->eval_batch(0, 1).inputs[0][0].item<int64_t>();
+}
+
 // Goes on with the prompt, or answers it, which is then the source. One sample is shown as it is
 // written, several when all are done.
 Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
-  const ModelConfig& config = loaded.config.model;
-  const bool answers = config.kind == "encoder_decoder";
+  const bool answers = loaded.config.model.kind == "encoder_decoder";
   const Codec codec(loaded.config);
   std::vector<int64_t> prompt = codec.encode(a.prompt);
   Timing timing{.read = static_cast<int64_t>(prompt.size())};
@@ -91,15 +106,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
                             .cache = a.cache,
                             .tokens = a.tokens};
   if (answers) {
-    const int64_t longest = config.source_length();
-    if (prompt.empty() || timing.read > longest) {
-      usage_error("--prompt has ", counted(timing.read, "token"), ", expected a source of 1 to ",
-                  longest, ".");
-    }
-    options.sources = {prompt};
-    options.tokens = std::min(a.tokens, config.length());
-    // What every answer of the task begins with.
-    prompt = {loaded.config.build_task()->eval_batch(0, 1).inputs[0][0].item<int64_t>()};
+    prompt = {first_of_answer(prompt, loaded, options)};
   } else if (prompt.empty()) {
     // A model starts a document after the end of another.
     prompt.push_back(codec.end().value_or(0));
