@@ -278,7 +278,7 @@ TEST(Recording, MapsOfOtherMixersAreTheirLinearMaps) {
   }
 }
 
-TEST(Recording, RwkvShowsTheMeanOfItsWeights) {
+TEST(Recording, RwkvsWeightsAddUpToOneAndItsDecayIsShown) {
   const auto model = model_of("mixer = { type = \"rwkv\" }");
   const Subject subject = subject_of(model);
   const Recording r = record(subject, {"weights.composed", "decay"});

@@ -202,44 +202,130 @@ PIECES = [
     "{{ mixed }} {{ table }} {{ people[0] }} {{ (1, 'x') }} {{ (1,) }} {{ [] }} {{ {} }} {{ () }}",
     "{{ 1 == true }} {{ 1 == 1.0 }} {{ '1' == 1 }} {{ none == false }} {{ [1] == [1.0] }} {{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 'a' < 'b' }}",
     "{{ 'x' if empty }}|{{ 'x' if text else 'y' }}|{{ (1 if false else 2) if true else 3 }}",
-    "{{ empty or 'or' }} {{ text and 'and' }} {{ not empty }} {{ not 1 == 2 }} {{ 1 in [1, 2] }} {{ 3 not in [1] }} {{ 'a' in 'cat' }} {{ 'b' in table }} {{ not 'z' in table }}",
+    (
+        "{{ empty or 'or' }} {{ text and 'and' }} {{ not empty }} {{ not 1 == 2 }} {{ 1 in [1, 2] }} {{ 3 not in [1] }} "
+        "{{ 'a' in 'cat' }} {{ 'b' in table }} {{ not 'z' in table }}"
+    ),
     "{{ text.strip() }}|{{ text.lstrip() }}|{{ text.rstrip() }}|{{ 'xxaxx'.strip('x') }}|{{ text | trim }}",
-    "{{ text.split() }} {{ 'a,b,,c'.split(',') }} {{ 'a,b,,c'.split(',', 1) }} {{ 'a b  c d'.split(none, 2) }} {{ 'a,b,c'.rsplit(',', 1) }} {{ ' a b  c '.rsplit(none, 1) }}",
-    "{{ word.upper() }} {{ word | lower }} {{ 'hELLO wORLD' | capitalize }} {{ 'hELLO wORLD-x' | title }} {{ 'it is' | title }} {{ word | length }} {{ word[4] }} {{ word[-2:] }} {{ word[::2] }}",
+    (
+        "{{ text.split() }} {{ 'a,b,,c'.split(',') }} {{ 'a,b,,c'.split(',', 1) }} {{ 'a b  c d'.split(none, 2) }} "
+        "{{ 'a,b,c'.rsplit(',', 1) }} {{ ' a b  c '.rsplit(none, 1) }}"
+    ),
+    (
+        "{{ word.upper() }} {{ word | lower }} {{ 'hELLO wORLD' | capitalize }} {{ 'hELLO wORLD-x' | title }} "
+        "{{ 'it is' | title }} {{ word | length }} {{ word[4] }} {{ word[-2:] }} {{ word[::2] }}"
+    ),
     "{{ numbers[1:3] }} {{ numbers[:-1] }} {{ numbers[::-1] }} {{ numbers[5:] }} {{ numbers[-10:2] }} {{ numbers[3:0:-2] }}",
-    "{{ numbers | sort }} {{ numbers | max }} {{ numbers | min }} {{ numbers | sum }} {{ numbers | first }} {{ numbers | last }} {{ numbers | length }} {{ numbers | reverse | list }}",
-    "{{ ['b', 'A', 'c', 'a'] | sort }} {{ ['b', 'A', 'c', 'a'] | sort(reverse=true) }} {{ ['b', 'A', 'a'] | unique | list }} {{ ['b', 'A'] | sort(case_sensitive=true) }}",
-    "{{ people | map(attribute='name') | join(', ') }} {{ people | map(attribute='age', default='?') | list }} {{ people | selectattr('age', 'defined') | map(attribute='name') | list }}",
-    "{{ people | sort(attribute='name') | map(attribute='name') | list }} {{ people | rejectattr('age') | list }} {{ people | selectattr('name', 'in', ['Ada']) | list | length }}",
+    (
+        "{{ numbers | sort }} {{ numbers | max }} {{ numbers | min }} {{ numbers | sum }} {{ numbers | first }} "
+        "{{ numbers | last }} {{ numbers | length }} {{ numbers | reverse | list }}"
+    ),
+    (
+        "{{ ['b', 'A', 'c', 'a'] | sort }} {{ ['b', 'A', 'c', 'a'] | sort(reverse=true) }} {{ ['b', 'A', 'a'] | unique | list }} "
+        "{{ ['b', 'A'] | sort(case_sensitive=true) }}"
+    ),
+    (
+        "{{ people | map(attribute='name') | join(', ') }} {{ people | map(attribute='age', default='?') | list }} "
+        "{{ people | selectattr('age', 'defined') | map(attribute='name') | list }}"
+    ),
+    (
+        "{{ people | sort(attribute='name') | map(attribute='name') | list }} {{ people | rejectattr('age') | list }} "
+        "{{ people | selectattr('name', 'in', ['Ada']) | list | length }}"
+    ),
     "{{ numbers | select('gt', 2) | list }} {{ numbers | reject('odd') | list if false else '' }} {{ [0, 1, '', 'a'] | select | list }}",
-    "{{ missing }}|{{ missing is defined }}|{{ missing | default('d') }}|{{ table.x is undefined }}|{{ table.x | default('e') }}|{{ empty | default('f', true) }}|{{ empty | d('g', boolean=true) }}",
-    "{% if missing %}a{% elif not missing %}b{% endif %}{% for x in missing %}x{% else %}none{% endfor %}{{ missing | length }}{{ missing | list }}",
-    "{{ table | tojson }} {{ mixed | tojson }} {{ text | tojson }} {{ word | tojson }} {{ table | tojson(indent=2) }} {{ [] | tojson(indent=1) }} {{ {} | tojson }} {{ table | tojson(sort_keys=true) }}",
-    "{{ table.items() | list }} {{ table.keys() | list }} {{ table.values() | list }} {{ table | dictsort }} {{ table.get('b') }} {{ table.get('z') }} {{ table.get('z', 4) }} {{ table['a'][1] }} {{ table.a.0 }}",
-    "{% for k, v in table.items() %}{{ k }}={{ v }};{% endfor %}{% for k in table %}{{ k }}{% endfor %}{% for c in word %}{{ c }}.{% endfor %}",
-    "{% for x in numbers %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a', 'b') }} {% endfor %}",
-    "{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}{% if true %}{% set x = 9 %}{% endif %}{{ x }}",
-    "{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a * 5 %}{% set ns.b = i %}{% endfor %}{{ ns.a }}{{ ns.b }}{{ ns.c is defined }}",
-    "{% for i in range(9) if i % 2 %}{% if i == 5 %}{% continue %}{% endif %}{% if i == 7 %}{% break %}{% endif %}{{ i }}{{ loop.index }}{{ loop.length }} {% endfor %}",
+    (
+        "{{ missing }}|{{ missing is defined }}|{{ missing | default('d') }}|{{ table.x is undefined }}|"
+        "{{ table.x | default('e') }}|{{ empty | default('f', true) }}|{{ empty | d('g', boolean=true) }}"
+    ),
+    (
+        "{% if missing %}a{% elif not missing %}b{% endif %}{% for x in missing %}x{% else %}none{% endfor %}"
+        "{{ missing | length }}{{ missing | list }}"
+    ),
+    (
+        "{{ table | tojson }} {{ mixed | tojson }} {{ text | tojson }} {{ word | tojson }} {{ table | tojson(indent=2) }} "
+        "{{ [] | tojson(indent=1) }} {{ {} | tojson }} {{ table | tojson(sort_keys=true) }}"
+    ),
+    (
+        "{{ table.items() | list }} {{ table.keys() | list }} {{ table.values() | list }} {{ table | dictsort }} "
+        "{{ table.get('b') }} {{ table.get('z') }} {{ table.get('z', 4) }} {{ table['a'][1] }} {{ table.a.0 }}"
+    ),
+    (
+        "{% for k, v in table.items() %}{{ k }}={{ v }};{% endfor %}{% for k in table %}{{ k }}{% endfor %}{% for c in word %}"
+        "{{ c }}.{% endfor %}"
+    ),
+    (
+        "{% for x in numbers %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}"
+        "{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a', 'b') }} {% endfor %}"
+    ),
+    (
+        "{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}{% if true %}{% set x = 9 %}"
+        "{% endif %}{{ x }}"
+    ),
+    (
+        "{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a * 5 %}{% set ns.b = i %}{% endfor %}{{ ns.a }}"
+        "{{ ns.b }}{{ ns.c is defined }}"
+    ),
+    (
+        "{% for i in range(9) if i % 2 %}{% if i == 5 %}{% continue %}{% endif %}{% if i == 7 %}{% break %}{% endif %}{{ i }}"
+        "{{ loop.index }}{{ loop.length }} {% endfor %}"
+    ),
     "{% set a, b = 1, 2 %}{{ a }}{{ b }}{% for (x, y) in [(1, 2), (3, 4)] %}{{ x }}{{ y }}{% endfor %}{% set t = 1, %}{{ t }}",
     "{% macro m(a, b=2) %}<{{ a }}{{ b }}{{ c }}>{% endmacro %}{{ m(1) }}{{ m(b=3, a='x') }}{% set c = 5 %}{{ m() }}",
     "{% macro f(n) %}{{ n }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(4) }}",
-    "{{ '%s' | length }} {{ 'a' * 3 }} {{ 2 * [1] }} {{ [1] + [2] }} {{ 'x' + 'y' | upper }} {{ -1 | abs }} {{ (-1) | abs }} {{ 3 - 1 | abs }}",
-    "{{ text | replace('o', '0') }} {{ text.replace('o', '0', 1) }} {{ 'aXb' | replace('X', '') }} {{ 'ab' | replace('', '-') }} {{ 'a\\nb' | indent }} {{ 'a\\nb\\n\\nc' | indent(2, true) }}",
-    "{{ 1 is number }} {{ 1 is integer }} {{ 1.0 is float }} {{ true is number }} {{ true is integer }} {{ true is boolean }} {{ 'a' is string }} {{ [] is sequence }} {{ {} is mapping }} {{ 'a' is iterable }} {{ 1 is iterable }} {{ none is none }} {{ nothing is not none }} {{ {} is iterable }}",
-    "{{ 3 is odd }} {{ 3 is even }} {{ 9 is divisibleby 3 }} {{ 9 is divisibleby(2) }} {{ 'a' is eq 'a' }} {{ 1 is lt 2 }} {{ 'a' is in ['a'] }} {{ true is true }} {{ 1 is true }} {{ 'AB' is upper }} {{ 'ab' is lower }} {{ 1 is lower }} {{ '' is upper }} {{ 'a1' is lower }} {{ 'aB' is lower }} {{ raise_exception is callable }}",
-    "{{ '12' | int + 1 }} {{ 'x' | int }} {{ 'x' | int(7) }} {{ '3.9' | int }} {{ 3.9 | int }} {{ '2.5' | float }} {{ 'x' | float(1.5) }} {{ 2.567 | round(1) }} {{ 2.675 | round(2) }} {{ 10 | round }} {{ 7 | round(1) }} {{ -1.5e300 | round(9) }} {{ 2.5 | round }} {{ 3.5 | round }} {{ 2.1 | round(0, 'ceil') }} {{ 5 | string ~ 6 }}",
-    "{{ 'a<b' | e }} {{ 'x' | safe }} {{ 'one two' | wordcount }} {{ 'its-3.5, ß_a - é²' | wordcount }} {{ people[0] | attr('name') }} {{ people | map('length') | list }} {{ people | sum(attribute='x') if false }}",
-    "{{ [[1, 2], [3]] | map('first') | list }} {{ ['a ', ' b'] | map('trim') | list }} {{ ['x', 'y'] | map('replace', 'x', 'z') | join }} {{ numbers | join('+') }} {{ people | join('/', attribute='name') }}",
-    "{{ 'abc'.startswith('a') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'abcabc'.find('c') }} {{ 'abc'.find('z') }} {{ 'abcabc'.rfind('b') }} {{ 'aaa'.count('a') }} {{ 'a\\nb\\r\\nc'.splitlines() }} {{ ','.join(['a', 'b']) }} {{ '12'.isdigit() }} {{ ' '.isspace() }} {{ 'prefix'.removeprefix('pre') }} {{ [1, 2, 1].count(1) }} {{ [1, 2].index(2) }}",
-    "{{ dict(a=1, b=2) }} {{ range(3) | list }} {{ range(5, 0, -2) | list }} {{ range(0) | list }} {% for i in range(3) %}{{ i }}{% endfor %}",
-    "{{ (people | selectattr('name', 'eq', 'nobody')) and 'generators are true' }} {{ people | selectattr('name', 'eq', 'nobody') | list and 'x' }}",
+    (
+        "{{ '%s' | length }} {{ 'a' * 3 }} {{ 2 * [1] }} {{ [1] + [2] }} {{ 'x' + 'y' | upper }} {{ -1 | abs }} {{ (-1) | abs }} "
+        "{{ 3 - 1 | abs }}"
+    ),
+    (
+        "{{ text | replace('o', '0') }} {{ text.replace('o', '0', 1) }} {{ 'aXb' | replace('X', '') }} "
+        "{{ 'ab' | replace('', '-') }} {{ 'a\\nb' | indent }} {{ 'a\\nb\\n\\nc' | indent(2, true) }}"
+    ),
+    (
+        "{{ 1 is number }} {{ 1 is integer }} {{ 1.0 is float }} {{ true is number }} {{ true is integer }} "
+        "{{ true is boolean }} {{ 'a' is string }} {{ [] is sequence }} {{ {} is mapping }} {{ 'a' is iterable }} "
+        "{{ 1 is iterable }} {{ none is none }} {{ nothing is not none }} {{ {} is iterable }}"
+    ),
+    (
+        "{{ 3 is odd }} {{ 3 is even }} {{ 9 is divisibleby 3 }} {{ 9 is divisibleby(2) }} {{ 'a' is eq 'a' }} {{ 1 is lt 2 }} "
+        "{{ 'a' is in ['a'] }} {{ true is true }} {{ 1 is true }} {{ 'AB' is upper }} {{ 'ab' is lower }} {{ 1 is lower }} "
+        "{{ '' is upper }} {{ 'a1' is lower }} {{ 'aB' is lower }} {{ raise_exception is callable }}"
+    ),
+    (
+        "{{ '12' | int + 1 }} {{ 'x' | int }} {{ 'x' | int(7) }} {{ '3.9' | int }} {{ 3.9 | int }} {{ '2.5' | float }} "
+        "{{ 'x' | float(1.5) }} {{ 2.567 | round(1) }} {{ 2.675 | round(2) }} {{ 10 | round }} {{ 7 | round(1) }} "
+        "{{ -1.5e300 | round(9) }} {{ 2.5 | round }} {{ 3.5 | round }} {{ 2.1 | round(0, 'ceil') }} {{ 5 | string ~ 6 }}"
+    ),
+    (
+        "{{ 'a<b' | e }} {{ 'x' | safe }} {{ 'one two' | wordcount }} {{ 'its-3.5, ß_a - é²' | wordcount }} "
+        "{{ people[0] | attr('name') }} {{ people | map('length') | list }} {{ people | sum(attribute='x') if false }}"
+    ),
+    (
+        "{{ [[1, 2], [3]] | map('first') | list }} {{ ['a ', ' b'] | map('trim') | list }} "
+        "{{ ['x', 'y'] | map('replace', 'x', 'z') | join }} {{ numbers | join('+') }} {{ people | join('/', attribute='name') }}"
+    ),
+    (
+        "{{ 'abc'.startswith('a') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'abcabc'.find('c') }} {{ 'abc'.find('z') }} "
+        "{{ 'abcabc'.rfind('b') }} {{ 'aaa'.count('a') }} {{ 'a\\nb\\r\\nc'.splitlines() }} {{ ','.join(['a', 'b']) }} "
+        "{{ '12'.isdigit() }} {{ ' '.isspace() }} {{ 'prefix'.removeprefix('pre') }} {{ [1, 2, 1].count(1) }} "
+        "{{ [1, 2].index(2) }}"
+    ),
+    (
+        "{{ dict(a=1, b=2) }} {{ range(3) | list }} {{ range(5, 0, -2) | list }} {{ range(0) | list }} {% for i in range(3) %}"
+        "{{ i }}{% endfor %}"
+    ),
+    (
+        "{{ (people | selectattr('name', 'eq', 'nobody')) and 'generators are true' }} "
+        "{{ people | selectattr('name', 'eq', 'nobody') | list and 'x' }}"
+    ),
     "{{ {'a': {'b': [1, {'c': 2}]}}.a.b[1].c }} {{ {'a': 1,}.a }} {{ [1, 2,][1] }} {{ {}['x'] }}|{{ [][0] }}|{{ 'abc'[1] }}{{ 'abc'[7] }}",
     "{{- ' a ' -}}  {{ 'b' }}  {%- if true -%}  c  {%- endif -%}  d {#- remark -#}  e",
     "a\n{% if true %}\nb\n{% endif %}\nc\n\n{{ 1 }}\n\n  {% set x = 1 %}  \n d {% set y = 2 %}\ne",
     "{%- if true +%}\n x\n{%- endif %}\n  {%+ if true %}y{% endif +%}\nz\r\nw\r\n",
     "{% raw %}\n{{ x }} {% if %}\n{% endraw %}\nq{% raw -%}   r   {%- endraw -%}   s",
-    "{% filter upper %}a{{ word }}{% endfilter %}{% set b | replace('a', 'o') %}banana{% endset %}{{ b }}{% set c %}{% set inner = 1 %}x{% endset %}{{ c }}{{ inner is defined }}",
+    (
+        "{% filter upper %}a{{ word }}{% endfilter %}{% set b | replace('a', 'o') %}banana{% endset %}{{ b }}{% set c %}"
+        "{% set inner = 1 %}x{% endset %}{{ c }}{{ inner is defined }}"
+    ),
     # Errors in both.
     "{{ missing.x }}",
     "{{ missing + 1 }}",

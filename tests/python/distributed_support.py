@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import pathlib
 import random
 import socket
@@ -63,8 +64,23 @@ def start_rank(launcher, rank, size, port, arguments, cwd, command=(str(BINARY),
     """One process as a launcher would start it."""
     variables = {name: str(value) for name, value in {**LAUNCHERS[launcher](rank, size, port), **environment}.items()}
     return subprocess.Popen(
-        [*command, *map(str, arguments)], cwd=cwd, env={**ENVIRONMENT, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *map(str, arguments)],
+        cwd=cwd,
+        env={**ENVIRONMENT, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def said_by_ranks(script, *arguments):
+    """What two ranks of a Python script write, both of which must succeed."""
+    port, command = free_port(), (sys.executable, script)
+    path = os.pathsep.join(sys.path)
+    processes = [start_rank("torchrun", rank, 2, port, arguments, None, command, PYTHONPATH=path) for rank in range(2)]
+    said = ["".join(process.communicate(timeout=120)) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    return said
 
 
 def finish(processes, seconds=60):

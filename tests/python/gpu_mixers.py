@@ -205,7 +205,8 @@ CASES = {
     "rms_norm, values apart": (partial(rms_norm, turned=True), 2, 63, 20),
     "rms_norm, no rows": (rms_norm, 0, 3, 8),
     **{f"rotary, {order}": (partial(rotary, interleaved=order == "interleaved"), 2, 63, 6, 20, 10) for order in ("halves", "interleaved")},
-    **{f"rotary, {order}, a part of a head": (partial(rotary, interleaved=order == "interleaved"), 2, 7, 3, 128, 17) for order in ("halves", "interleaved")},
+    **{f"rotary, {order}, a part of a head": (partial(rotary, interleaved=order == "interleaved"), 2, 7, 3, 128, 17)
+       for order in ("halves", "interleaved")},
     "rotary, angles of each sequence": (partial(rotary, by_row=True), 2, 200, 3, 64, 32),
     "rotary, one position": (partial(rotary, by_row=True, interleaved=True), 3, 1, 6, 64, 32),
     "rotary, a part of the rows of a product": (partial(rotary, wide=3), 2, 63, 6, 20, 7),
@@ -221,7 +222,8 @@ CASES = {
     "causal_conv1d, a state without SiLU": (causal_conv1d, 63, 3, True, False, True),
     "causal_conv1d, a part of the rows of a product": (causal_conv1d, 63, 4, True, True, False, 2),
     **{f"{f.__name__}, {T} positions, {x}": (f, T, x) for f in (retention, gated_linear_attention, wkv) for T in (1, 80) for x in (False, True)},
-    **{f"selective_scan, {x}, {maps}": (selective_scan, 30, x, maps) for x in (False, True) for maps in ("by position", "by position and group", "constant")},
+    **{f"selective_scan, {x}, {maps}": (selective_scan, 30, x, maps)
+       for x in (False, True) for maps in ("by position", "by position and group", "constant")},
 }  # fmt: skip
 
 

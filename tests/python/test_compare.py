@@ -222,7 +222,8 @@ def test_what_cannot_be_swept_is_one_sentence(tmp_path):
         "{lr=[1e-3], seeds=[2]}": "the seed 2, which is one of 'seeds'",
     }.items():
         assert said in refused("compare", "c.toml", "--set", f"sweep={sweep}", cwd=tmp_path), sweep
-    message = refused("compare", "c.toml", "--set", "budget=flops", "--set", "train.steps=1", "--set", "models.1.model={depth=9}", "--set", "match_parameters=false", cwd=tmp_path)
+    settings = ["budget=flops", "train.steps=1", "models.1.model={depth=9}", "match_parameters=false"]
+    message = refused("compare", "c.toml", *[word for setting in settings for word in ("--set", setting)], cwd=tmp_path)
     assert "model 'talking' on task 'copy'" in message and "is shorter than a step" in message
     assert files(tmp_path).keys() == {"c.toml"}
 
@@ -260,7 +261,10 @@ def test_a_budget_of_seconds_is_measured_once(tmp_path):
     arguments = ("compare", "c.toml", "--set", "budget=seconds", "--set", "match_parameters=false")
     deep = ("--set", "models.1.model={depth=8}", "--set", "speed.rounds=0")
     headloom(*arguments, *deep, cwd=tmp_path)
-    steps = {model: [line for line in (tmp_path / f"runs/c/runs/copy/{model}/seed-1/config.toml").read_text().splitlines() if line.startswith("steps")] for model in ("mha", "talking")}
+    steps = {}
+    for model in ("mha", "talking"):
+        lines = (tmp_path / f"runs/c/runs/copy/{model}/seed-1/config.toml").read_text().splitlines()
+        steps[model] = [line for line in lines if line.startswith("steps")]
     assert steps["mha"] == ["steps = 60"] and 1 <= int(steps["talking"][0].split()[-1]) < 60
     before = results(tmp_path / "runs/c")
     headloom(*arguments, *deep, cwd=tmp_path)

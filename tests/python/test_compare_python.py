@@ -76,8 +76,10 @@ def test_the_run_of_a_dead_worker_is_taken_up_once_more(config, tmp_path):
     executor = Once({run: 1})
     assert headloom.compare(config, tmp_path / "c", executor=executor)["finished"] == 4
     assert executor.calls[run] == 2 and set(executor.calls.values()) == {1, 2}
+    executor = Once({run: 9})
     with pytest.raises(RuntimeError) as caught:
-        headloom.compare(config, tmp_path / "d", executor=Once({run: 9}))
+        headloom.compare(config, tmp_path / "d", executor=executor)
+    assert executor.calls[run] == 2
     assert f"the run {run} in {tmp_path / 'd'} has ended twice without a result: the worker is gone" in str(caught.value)
     assert headloom.compare(config, tmp_path / "d")["finished"] == 4
 

@@ -186,7 +186,11 @@ def test_what_processes_share_out_is_the_same(shared, out):
 CUT = {
     "mha": model('{ type = "mha", heads = 4, kv_heads = 2, qk_norm = true }', extra="dropout = 0.1\nbias = true"),
     "dcmha": model('{ type = "dcmha", heads = 4, groups = 2, static = "add" }', block='{ type = "sequential", short_conv = 3 }'),
-    "differential": model('{ type = "differential", heads = 4 }', '{ type = "swiglu", hidden = 16, gate_groups = 4 }', block='{ type = "parallel" }'),
+    "differential": model(
+        '{ type = "differential", heads = 4 }',
+        '{ type = "swiglu", hidden = 16, gate_groups = 4 }',
+        block='{ type = "parallel" }',
+    ),
     "multi_token": model('{ type = "multi_token", heads = 4, conv_layers = "all", gate = "full" }'),
     "retention": model('{ type = "retention", heads = 4 }', '{ type = "mlp", hidden = 16 }'),
     "rwkv": model('{ type = "rwkv" }', '{ type = "rwkv_channel", hidden = 16 }'),
@@ -223,7 +227,10 @@ def test_a_cut_run_goes_on_with_the_same_bits_and_with_other_numbers(cut):
         whole, again = f"dcmha-{number}", f"again-{number}"
         shutil.copytree(cut / whole, cut / again)
         train_together(cut, again, again, number, "--checkpoint", 10)
-        files = [{file.name: file.read_bytes() for file in (cut / run / "checkpoints/step-20").glob("*.safetensors")} for run in (whole, again)]
+        files = [
+            {file.name: file.read_bytes() for file in (cut / run / "checkpoints/step-20").glob("*.safetensors")}
+            for run in (whole, again)
+        ]
         assert files[0] == files[1] and len(files[0]) == 4
     constant = ["--set", 'train.schedule="constant"']
     train_together(cut, "reverse.toml", "steady", 1, *constant)
@@ -328,9 +335,11 @@ def test_shared_parameters_in_pieces_and_computed_again(shared):
 
 def test_shared_parameters_have_memory_while_their_layer_computes(tmp_path):
     """The training state of 12.6M parameters takes 16 bytes each; a process alone has all of it."""
-    mixers = model('{ type = "mha", heads = 4 }', '{ type = "swiglu" }').replace("width = 16", "width = 256").replace("depth = 2", "depth = 16")
+    mixers = model('{ type = "mha", heads = 4 }', '{ type = "swiglu" }')
+    mixers = mixers.replace("width = 16", "width = 256").replace("depth = 2", "depth = 16")
     assert "width = 256" in mixers and "depth = 16" in mixers
-    (tmp_path / "deep.toml").write_text(mixers + f"[task]\n{TASK}\n" + TRAIN.replace("steps = 20", "steps = 2").replace("batch = 12", "batch = 4"))
+    train = TRAIN.replace("steps = 20", "steps = 2").replace("batch = 12", "batch = 4")
+    (tmp_path / "deep.toml").write_text(mixers + f"[task]\n{TASK}\n" + train)
     peak = {}
     for shard in ("none", "parameters"):
         train_together(tmp_path, "deep.toml", shard, 4, "--set", f'train.shard="{shard}"')

@@ -162,7 +162,8 @@ def test_without_slurm_sigusr1_interrupts(place):
 def test_the_process_is_gone_where_the_others_meet(place):
     """Rank 0, of those that were not started by torchrun, or our own launcher: each of those that are left says so."""
     port = free_port()
-    two = [start_rank("MPICH", rank, 2, port, ["train", "x.toml", "--out", "met", "--set", "train.steps=100000"], place) for rank in range(2)]
+    arguments = ["train", "x.toml", "--out", "met", "--set", "train.steps=100000"]
+    two = [start_rank("MPICH", rank, 2, port, arguments, place) for rank in range(2)]
     process, ranks = started(place, "orphans", "--processes", 2, "--set", "train.steps=100000", command=[str(BINARY)])
     while not saved(place / "met") and two[0].poll() is None:
         time.sleep(0.01)
@@ -270,7 +271,11 @@ def test_wrong_variables(place):
             (two, {}, "--processes 2: torchrun has started 2 processes already"),
             ([], {"RANK": 2}, 'the variable RANK is "2", expected a whole number from 0 to 1.'),
             ([], {"WORLD_SIZE": "two"}, 'the variable WORLD_SIZE is "two", expected a whole number from 1 to '),
-            ([], {"MASTER_ADDR": "no.such.host.invalid"}, f'{host}: MASTER_ADDR, where the ranks meet, is "no.such.host.invalid", which is no'),
+            (
+                [],
+                {"MASTER_ADDR": "no.such.host.invalid"},
+                f'{host}: MASTER_ADDR, where the ranks meet, is "no.such.host.invalid", which is no',
+            ),
             ([], {}, "rank 1 has not come within 1 seconds; are all ranks started?"),
             ([], {"RANK": 1}, f"rank 1 on host {HOST}: nobody answers at 127.0.0.1, port "),
             ([], {"MASTER_PORT": port}, f"{host}: the port {port} is in use; choose another one with MASTER_PORT for all ranks."),

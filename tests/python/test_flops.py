@@ -66,7 +66,8 @@ def test_experts_count_where_they_run():
 
 
 def test_a_model():
-    model = headloom.model(width=32, depth=2, vocabulary=40, layer=[{"mixer": {"type": "dcmha", "heads": 4}, "channel": {"type": "swiglu"}}])
+    layer = {"mixer": {"type": "dcmha", "heads": 4}, "channel": {"type": "swiglu"}}
+    model = headloom.model(width=32, depth=2, vocabulary=40, layer=[layer])
     tokens = torch.randint(40, (2, 16))
     with FlopCounterMode(display=False) as counter:
         model(tokens).sum().backward()

@@ -184,8 +184,9 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
     for split in ("all", "test"):
-        headloom("train", place / "run.toml", "--out", split, "--set", "task.symbols=2", "--set", "task.count=1", "--set", "train.steps=400",
-            "--set", "train.stop_accuracy=0.4", "--set", f"train.eval_split={split}", cwd=tmp_path)
+        settings = ["task.symbols=2", "task.count=1", "train.steps=400", "train.stop_accuracy=0.4", f"train.eval_split={split}"]
+        given = [word for setting in settings for word in ("--set", setting)]
+        headloom("train", place / "run.toml", "--out", split, *given, cwd=tmp_path)
         report = json.loads(headloom("report", split, "--json", cwd=tmp_path).stdout)
         assert (report["finished"], report["running"]) == (1, 0)
         (task,) = report["tasks"]

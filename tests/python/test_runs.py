@@ -280,7 +280,8 @@ def test_a_comparison_grows(tmp_path):
     done = headloom("compare", "small.toml", "--set", "seeds=[2, 3]", "--set", "title=New", "--json", cwd=tmp_path)
     assert "2 of the 4 runs are there already" in done.stderr
     left_out = [line for line in done.stderr.splitlines() if "left out of the report" in line]
-    assert len(left_out) == 1 and left_out[0].startswith("2 runs in runs/small are of other models") and " runs/copy/mha/seed-1, runs/copy/talking/seed-1" in left_out[0]
+    assert len(left_out) == 1 and left_out[0].startswith("2 runs in runs/small are of other models")
+    assert " runs/copy/mha/seed-1, runs/copy/talking/seed-1" in left_out[0]
     assert (out / "runs/copy/talking/seed-2/metrics.jsonl").stat().st_mtime_ns == before
     result = json.loads(done.stdout)
     assert result["seeds"] == [2, 3] and result["finished"] == result["planned"] == 4

@@ -1,8 +1,10 @@
-"""PyTorch's own ways to train on several processes, on Headloom's Python models: DistributedDataParallel, FSDP2 and distributed checkpoints."""
+"""PyTorch's own ways to train on several processes, on Headloom's Python models.
+
+They are DistributedDataParallel, FSDP2 and distributed checkpoints.
+"""
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import headloom
@@ -10,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed_support import free_port
+from distributed_support import said_by_ranks
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
@@ -106,13 +108,7 @@ def as_rank(folder):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    port, processes = str(free_port()), []
-    for rank in range(2):
-        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, __file__, str(folder)]
-        processes.append(subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    said_by_ranks(__file__, folder)
     return folder, torch.load(folder / "found.pt")
 
 
@@ -139,7 +135,8 @@ def test_a_sharded_model_has_its_loss(found, alone):
 
 
 @pytest.mark.parametrize(
-    "call, words", [("extend", "register_fsdp_forward_method"), ("generate", "register_fsdp_forward_method"), ("save", "get_model_state_dict")]
+    "call, words",
+    [("extend", "register_fsdp_forward_method"), ("generate", "register_fsdp_forward_method"), ("save", "get_model_state_dict")],
 )
 def test_what_needs_the_whole_parameters_says_so(found, call, words):
     said = found[1]["refused"][call]
