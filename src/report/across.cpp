@@ -162,19 +162,14 @@ std::vector<Line> floors_of(const TaskGroup& g) {
 Axis y_axis(const std::string& label, const TaskGroup& g, const std::vector<Line>& lines,
             const std::vector<Line>& floors, bool difference) {
   const bool share = g.tasks[0]->task->percent;
-  double low = difference || share ? 0 : kUnknown, high = low;
-  for (const std::vector<Line>* part : {&lines, &floors}) {
-    for (const Line& line : *part) {
-      for (const LinePoint& p : line.points) {
-        low = std::fmin(low, p.low);
-        high = std::fmax(high, p.high);
-      }
-    }
-  }
-  const double margin = 0.08 * (high - low);
+  Extent y;
+  if (difference || share) y.add(0);
+  y.add(lines);
+  y.add(floors);
+  const double margin = 0.08 * y.size();
   if (share && !difference)
-    return make_axis(label, Unit::kPercent, 0, std::min(1.0, high + margin));
-  return make_axis(label, share ? Unit::kPoints : Unit::kPlain, low - margin, high + margin);
+    return make_axis(label, Unit::kPercent, 0, std::min(1.0, y.high + margin));
+  return make_axis(label, share ? Unit::kPoints : Unit::kPlain, y.low - margin, y.high + margin);
 }
 
 // The axis of the number with some room at both ends, and the points of different models moved
@@ -313,7 +308,7 @@ Chart state_chart(const Comparison& c, const TaskGroup& g) {
   LineChart chart;
   Data data{"", {"model", "task", g.key, "state bytes", metric, "low", "high"}, {}};
   std::vector<std::string> notes;
-  double low = kUnknown, high = kUnknown;
+  Extent states;
   for (const ModelInfo& model : c.models) {
     Line line{.label = model.label, .dotted = true};
     for (size_t i = 0; i < g.tasks.size(); ++i) {
@@ -326,8 +321,7 @@ Chart state_chart(const Comparison& c, const TaskGroup& g) {
       p.note = model.label + " on " + t.task->name + ": " + point_text(g, p, false) + ", " +
                bytes(state) + " of state";
       notes.push_back(p.note);
-      low = std::fmin(low, state);
-      high = std::fmax(high, state);
+      states.add(state);
       data.rows.push_back({model.label, t.task->name, exact(g.values[i]), exact(state), exact(p.y),
                            exact(p.low), exact(p.high)});
       line.points.push_back(std::move(p));
@@ -335,7 +329,8 @@ Chart state_chart(const Comparison& c, const TaskGroup& g) {
     if (!line.points.empty()) chart.lines.push_back(std::move(line));
   }
   if (chart.lines.empty()) return {};
-  chart.x = make_axis("bytes of state a sequence", Unit::kCount, low / 1.2, high * 1.2, true);
+  chart.x = make_axis("bytes of state a sequence", Unit::kCount, states.low / 1.2,
+                      states.high * 1.2, true);
   chart.y = y_axis(metric, g, chart.lines, {}, false);
   chart.title = capitalized(metric) + " against state on " + g.tasks[0]->task->name + " to " +
                 g.tasks.back()->task->name + " by " + g.key;

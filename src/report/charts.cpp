@@ -316,7 +316,7 @@ Cost cost_of(const Stat& stat) { return {stat.median, stat.low, stat.high}; }
 std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::string& label,
                        const std::function<Cost(const Row&)>& cost, std::string (*text)(double)) {
   Scatter scatter;
-  double x_low = kUnknown, x_high = kUnknown, y_low = kUnknown, y_high = kUnknown;
+  Extent shown_x, shown_y;
   std::vector<std::string> notes;
   for (const Row& row : t.rows) {
     const Cost x = cost(row);
@@ -337,20 +337,20 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
                text(x.value);
     if (x.high > x.low) dot.note += " (" + text(x.low) + " to " + text(x.high) + ")";
     notes.push_back(dot.note);
-    x_low = std::fmin(x_low, x.low);
-    x_high = std::fmax(x_high, x.high);
-    y_low = std::fmin(y_low, dot.low);
-    y_high = std::fmax(y_high, dot.high);
+    shown_x.add(x.low, x.high);
+    shown_y.add(dot.low, dot.high);
     scatter.dots.push_back(std::move(dot));
   }
   if (scatter.dots.empty()) return "";
   for (const Floor& floor : t.task->floors) scatter.levels.push_back({"", floor.quality});
-  const bool log = x_low > 0 && x_high / x_low > 8;
-  const double x_margin = log ? 0 : std::max(0.12 * (x_high - x_low), 0.02 * x_high);
+  const bool log = shown_x.spans(8);
+  const auto [x_low, x_high] = shown_x;
+  const auto [y_low, y_high] = shown_y;
+  const double x_margin = log ? 0 : std::max(0.12 * shown_x.size(), 0.02 * x_high);
   scatter.x = make_axis(label, Unit::kCount, log ? x_low / 1.3 : std::max(0.0, x_low - x_margin),
                         log ? x_high * 1.3 : x_high + x_margin, log);
-  const bool y_log = !t.task->percent && y_low > 0 && y_high / y_low > 30;
-  const double margin = std::max(0.14 * (y_high - y_low), t.task->percent ? 0.03 : 0.0);
+  const bool y_log = !t.task->percent && shown_y.spans(30);
+  const double margin = std::max(0.14 * shown_y.size(), t.task->percent ? 0.03 : 0.0);
   scatter.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain,
                         y_log ? y_low / 1.3 : y_low - margin,
                         y_log ? y_high * 1.3 : y_high + margin, y_log);
@@ -418,7 +418,7 @@ std::string value_of(const Setting& setting, const std::string& key) {
 struct TriedValues {
   std::vector<std::string> values;  // in the order in which they were first tried
   bool numeric = true;              // else a value's place is its number in this order
-  double low = kUnknown, high = kUnknown;
+  Extent numbers;
 
   TriedValues(const Comparison& c, const TaskSummary& t, const std::string& key) {
     for (const Run& run : c.runs) {
@@ -426,8 +426,7 @@ struct TriedValues {
       if (!run.sweep || run.task != t.task->name || value.empty()) continue;
       if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
       numeric &= std::isfinite(number_in(value));
-      low = std::fmin(low, number_in(value));
-      high = std::fmax(high, number_in(value));
+      numbers.add(number_in(value));
     }
   }
   double place(const std::string& value) const {
@@ -500,24 +499,19 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     }
     chart.lines.push_back(std::move(line));
   }
-  const bool log = tried.numeric && tried.low > 0 && tried.high / tried.low > 4;
+  const bool log = tried.numeric && tried.numbers.spans(4);
   if (tried.numeric) {
-    chart.x = make_axis(key, Unit::kPlain, tried.low, tried.high, log);
+    chart.x = make_axis(key, Unit::kPlain, tried.numbers.low, tried.numbers.high, log);
   } else {
     chart.x = make_axis(key, Unit::kPlain, 0, static_cast<double>(tried.values.size() - 1));
     chart.x.names = tried.values;
   }
-  double low = kUnknown, high = kUnknown;
-  for (const Line& line : chart.lines) {
-    for (const LinePoint& p : line.points) {
-      low = std::fmin(low, p.low);
-      high = std::fmax(high, p.high);
-    }
-  }
-  const bool y_log = !t.task->percent && low > 0 && high / low > 30;
-  const double margin = y_log ? 0 : 0.06 * (high - low);
-  chart.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain, low - margin,
-                      high + margin, y_log);
+  Extent y;
+  y.add(chart.lines);
+  const bool y_log = !t.task->percent && y.spans(30);
+  const double margin = y_log ? 0 : 0.06 * y.size();
+  chart.y = make_axis(t.task->metric, t.task->percent ? Unit::kPercent : Unit::kPlain,
+                      y.low - margin, y.high + margin, y_log);
   for (const Floor& floor : t.task->floors) chart.levels.push_back({floor.name, floor.quality});
   chart.title =
       capitalized(t.task->metric) + " on validation data against " + key + " on " + t.task->name;
@@ -598,15 +592,15 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
 std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& row) {
   Strip strip;
   strip.style = style_of(c, row);
-  double low = kUnknown, high = kUnknown;
+  Extent shown;
   for (const Row& r : t.rows) {
     if (r.finished == 0) continue;
-    low = std::fmin(low, std::fmin(r.quality.low, r.result.low()));
-    high = std::fmax(high, std::fmax(r.quality.high, r.result.high()));
+    shown.add(r.quality.low, r.quality.high);
+    shown.add(r.result.low(), r.result.high());
     if (r.baseline) strip.reference = r.result.mean;
   }
-  strip.low = low;
-  strip.high = high;
+  strip.low = shown.low;
+  strip.high = shown.high;
   for (const Run* run : row.runs) {
     if (has_result(*run)) strip.values.push_back(run->points.back().quality);
   }

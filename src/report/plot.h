@@ -8,6 +8,7 @@
 // script.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,26 @@ struct Line {
   bool broken = false;              // a failed run: thin, a cross at its end
   std::vector<LinePoint> points{};  // finite
   bool dotted = false;              // points with whiskers in place of a band
+};
+
+// From the lowest to the highest of what an axis shows. What is not a number is left out.
+struct Extent {
+  double low = kUnknown, high = kUnknown;
+
+  void add(double value) { add(value, value); }
+  void add(double from, double to) {
+    low = std::fmin(low, from);
+    high = std::fmax(high, to);
+  }
+  // Points with their bands or whiskers.
+  void add(const std::vector<Line>& lines) {
+    for (const Line& line : lines) {
+      for (const LinePoint& p : line.points) add(p.low, p.high);
+    }
+  }
+  double size() const { return high - low; }
+  // Whether the values are positive and the highest is more than `factor` times the lowest.
+  bool spans(double factor) const { return low > 0 && high / low > factor; }
 };
 
 // A dotted level with its name.

@@ -230,16 +230,14 @@ FamilyFit fitted(const std::vector<const TaskSummary*>& tasks, const ModelInfo& 
 
 // From the least compute of a rung to the most, at equal factors.
 std::vector<double> grid_of(const std::vector<FamilyFit>& families) {
-  double low = kBeyond, high = 0;
+  Extent compute;
   for (const FamilyFit& family : families) {
-    for (const Rung& rung : family.rungs) {
-      low = std::min(low, rung.compute);
-      high = std::max(high, rung.compute);
-    }
+    for (const Rung& rung : family.rungs) compute.add(rung.compute);
   }
   std::vector<double> grid;
   for (size_t i = 0; i < kGrid; ++i) {
-    grid.push_back(low * std::pow(high / low, static_cast<double>(i) / (kGrid - 1)));
+    grid.push_back(compute.low *
+                   std::pow(compute.high / compute.low, static_cast<double>(i) / (kGrid - 1)));
   }
   return grid;
 }
@@ -313,7 +311,7 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
               {"model", "task", "parameters", "tokens", "FLOPs", "loss", "loss of the fit"},
               {}};
   std::vector<std::string> said;
-  double low = kBeyond, high = 0;
+  Extent losses;
   for (const FamilyFit& family : ladder.families) {
     const auto style = [&] {
       for (const Row& row : family.rungs[0].task->rows) {
@@ -329,8 +327,7 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
                              known(band) ? band.high : y,
                              "fit of " + family.model->label + ": " + fixed(y, 3) + " at " +
                                  flops_text(ladder.grid[i])});
-      low = std::min(low, y);
-      high = std::max(high, y);
+      losses.add(y);
     }
     for (const Rung& rung : family.rungs) {
       const std::string note = family.model->label + " on " + rung.task->task->name + ": " +
@@ -339,8 +336,7 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
                                rung.task->task->unit;
       said.push_back(note);
       chart.marks.push_back({.style = style, .x = rung.compute, .y = rung.loss(), .note = note});
-      low = std::min(low, rung.loss());
-      high = std::max(high, rung.loss());
+      losses.add(rung.loss());
       out.data.rows.push_back(
           {family.model->label, rung.task->task->name, exact(rung.parameters), exact(rung.tokens),
            exact(rung.compute), exact(rung.loss()),
@@ -351,8 +347,9 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
   chart.description = join(said, "; ");
   chart.x = make_axis("training FLOPs", Unit::kCount, ladder.grid.front() / 1.15,
                       ladder.grid.back() * 1.15, true);
-  const double margin = 0.08 * (high - low);
-  chart.y = make_axis("loss (nats a target)", Unit::kPlain, low - margin, high + margin);
+  const double margin = 0.08 * losses.size();
+  chart.y =
+      make_axis("loss (nats a target)", Unit::kPlain, losses.low - margin, losses.high + margin);
   out.drawings.push_back(draw(chart));
   out.caption =
       "<b>Loss against compute</b>: a ring for the mean of every size, and the fitted power law "
