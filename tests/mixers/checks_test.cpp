@@ -9,13 +9,7 @@ namespace {
 
 using test::message_of;
 
-LayerShape shape_of(bool causal) {
-  LayerShape shape;
-  shape.width = 96;
-  shape.max_length = 16;
-  shape.causal = causal;
-  return shape;
-}
+LayerShape shape_of(bool causal) { return {.width = 96, .max_length = 16, .causal = causal}; }
 
 TEST(Checks, EveryTokenMixerNamesItselfAndTheArgument) {
   for (const auto& entry : token_mixers()) {

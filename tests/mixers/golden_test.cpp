@@ -10,11 +10,9 @@ using test::close;
 using test::Tensors;
 
 LayerShape shape_of(int64_t width, const char* layout, double base = 10000) {
-  LayerShape shape;
-  shape.width = width;
-  shape.depth = 8;
-  shape.position = {.type = "rope", .base = base, .layout = layout, .fraction = 1};
-  return shape;
+  return {.width = width,
+          .depth = 8,
+          .position = {.type = "rope", .base = base, .layout = layout, .fraction = 1}};
 }
 
 // Runs forward and backward and compares output and input gradient; `prefix` as in the recording.

@@ -10,12 +10,7 @@ using test::close;
 using test::message_of;
 
 LayerShape shape_of(int64_t width, int64_t length = 32) {
-  LayerShape shape;
-  shape.width = width;
-  shape.max_length = length;
-  shape.causal = false;
-  shape.position.type = "none";
-  return shape;
+  return {.width = width, .max_length = length, .causal = false, .position = {.type = "none"}};
 }
 
 TEST(FNet, IsTheRealPartOfTwoTransforms) {

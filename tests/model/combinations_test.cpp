@@ -11,13 +11,7 @@ namespace {
 constexpr int64_t kWidth = 32;
 
 LayerShape shape_of(bool causal, const std::string& norm) {
-  LayerShape shape;
-  shape.width = kWidth;
-  shape.depth = 2;
-  shape.max_length = 16;
-  shape.causal = causal;
-  shape.norm = norm;
-  return shape;
+  return {.width = kWidth, .depth = 2, .max_length = 16, .causal = causal, .norm = norm};
 }
 
 struct Parts {

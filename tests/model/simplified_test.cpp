@@ -11,13 +11,7 @@ namespace headloom::test::simplified_test {
 namespace {
 
 LayerShape shape_of(int64_t width, int64_t layer, const std::string& norm = "rms_norm") {
-  LayerShape shape;
-  shape.width = width;
-  shape.layer = layer;
-  shape.depth = 3;
-  shape.norm = norm;
-  shape.position.type = "none";
-  return shape;
+  return {.width = width, .layer = layer, .depth = 3, .norm = norm, .position = {.type = "none"}};
 }
 
 std::shared_ptr<Block> block_of(const LayerShape& shape, const std::string& options,
