@@ -5,8 +5,13 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/sizes.h"
 #include "core/text.h"
 
@@ -26,6 +31,72 @@ std::vector<int64_t> spread_order(int64_t count) {
     if (place < static_cast<uint64_t>(count)) order.push_back(static_cast<int64_t>(place));
   }
   return order;
+}
+
+// Bytes of the tokens that stand for text, and the number of ends of documents.
+std::pair<double, double> piece_bytes(const PackedStream& stream, const Tokenizer& tokenizer) {
+  const at::Tensor counts = at::bincount(stream.tokens, {}, tokenizer.vocabulary());
+  double bytes = 0.0, ends = 0.0;
+  for (int64_t token = 0; token < counts.size(0); ++token) {
+    const auto count = static_cast<double>(counts.const_data_ptr<int64_t>()[token]);
+    if (count == 0) continue;
+    if (token == tokenizer.end_token()) {
+      ends = count;
+    } else {
+      bytes += count * static_cast<double>(tokenizer.piece(token).size());
+    }
+  }
+  return {bytes, ends};
+}
+
+EncodedText encode_documents(const TextOptions& options, const std::vector<Document>& documents,
+                             const Tokenizer& tokenizer) {
+  std::vector<at::Tensor> tokens;
+  std::vector<uint64_t> lots;
+  for (const Document& document : documents) {
+    tokens.push_back(tokenizer.encode(document.text));
+    lots.push_back(document_lot(document.name, kSplitSalt));
+  }
+  EncodedText out;
+  out.split =
+      split_documents(tokens, lots, options.held_out, options.length, tokenizer.end_token());
+  // Of what is evaluated; the mark of a document's end counts as a byte.
+  const auto [pieces, ends] = piece_bytes(out.split.held_out, tokenizer);
+  const double of_pieces = pieces + piece_bytes(out.split.train, tokenizer).first;
+  double of_text = 0.0;
+  for (const Document& document : documents) of_text += static_cast<double>(document.text.size());
+  // The pieces of a tokenizer that changes the text have not as many bytes as it.
+  const double bytes = of_pieces > 0 ? pieces * (of_text / of_pieces) : 0.0;
+  out.bytes_per_token = (bytes + ends) / static_cast<double>(out.split.held_out.size());
+  return out;
+}
+
+// A comparison holds its tasks while each of its runs builds the task anew, and encoding by a
+// subword tokenizer is slow. Tokens are therefore shared while somebody holds them. What they are
+// found by includes the text itself, so that files may change in between.
+std::shared_ptr<const EncodedText> shared_encoded(const TextOptions& options,
+                                                  const std::vector<Document>& documents,
+                                                  const Tokenizer& tokenizer) {
+  using Key = std::tuple<uint64_t, uint64_t, double, int64_t>;
+  static std::mutex mutex;
+  static std::map<Key, std::weak_ptr<const EncodedText>> held;
+  Fnv1a text;
+  for (const Document& document : documents) {
+    for (const std::string* part : {&document.name, &document.text}) {
+      text.add(part->size());
+      text.add(*part);
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const EncodedText>& known =
+      held[{text.value(), tokenizer.checksum(), options.held_out, options.length}];
+  std::shared_ptr<const EncodedText> encoded = known.lock();
+  if (!encoded) {
+    encoded = std::make_shared<const EncodedText>(encode_documents(options, documents, tokenizer));
+    known = encoded;
+  }
+  return encoded;
 }
 
 }  // namespace
@@ -71,66 +142,29 @@ void TextOptions::hold_out_all() {
   eval_tokens = std::numeric_limits<int64_t>::max();
 }
 
-PackedText::PackedText(const TextOptions& options, uint64_t seed,
-                       std::shared_ptr<const Tokenizer> tokenizer)
-    : PackedText(options, seed, read_corpus(options.corpus), std::move(tokenizer)) {}
+PackedText::PackedText(const TextOptions& options, uint64_t seed, const Tokenizer& tokenizer)
+    : PackedText(options, seed, read_corpus(options.corpus), tokenizer) {}
 
 PackedText::PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
-                       std::shared_ptr<const Tokenizer> tokenizer)
+                       const Tokenizer& tokenizer)
     : options_(options),
-      tokenizer_(std::move(tokenizer)),
       documents_(std::ssize(corpus.documents)),
       left_out_(corpus.left_out),
-      split_(split(corpus.documents)),
-      order_(seed, split_.train.size(), options.length),
+      encoded_(shared_encoded(options, corpus.documents, tokenizer)),
+      order_(seed, encoded_->split.train.size(), options.length),
       eval_order_(spread_order(eval_sequences())) {}
 
-Split PackedText::split(const std::vector<Document>& documents) {
-  std::vector<at::Tensor> tokens;
-  std::vector<uint64_t> lots;
-  for (const Document& document : documents) {
-    tokens.push_back(tokenizer_->encode(document.text));
-    lots.push_back(document_lot(document.name, kSplitSalt));
-  }
-  Split split =
-      split_documents(tokens, lots, options_.held_out, options_.length, tokenizer_->end_token());
-  // Of what is evaluated; the mark of a document's end counts as a byte.
-  const auto [pieces, ends] = piece_bytes(split.held_out);
-  const double of_pieces = pieces + piece_bytes(split.train).first;
-  double of_text = 0.0;
-  for (const Document& document : documents) of_text += static_cast<double>(document.text.size());
-  // The pieces of a tokenizer that changes the text have not as many bytes as it.
-  const double bytes = of_pieces > 0 ? pieces * (of_text / of_pieces) : 0.0;
-  bytes_per_token_ = (bytes + ends) / static_cast<double>(split.held_out.size());
-  return split;
-}
-
-std::pair<double, double> PackedText::piece_bytes(const PackedStream& stream) const {
-  const at::Tensor counts = at::bincount(stream.tokens, {}, tokenizer_->vocabulary());
-  double bytes = 0.0, ends = 0.0;
-  for (int64_t token = 0; token < counts.size(0); ++token) {
-    const auto count = static_cast<double>(counts.const_data_ptr<int64_t>()[token]);
-    if (count == 0) continue;
-    if (token == tokenizer_->end_token()) {
-      ends = count;
-    } else {
-      bytes += count * static_cast<double>(tokenizer_->piece(token).size());
-    }
-  }
-  return {bytes, ends};
-}
-
 Batch PackedText::train(int64_t first, int64_t count) const {
-  if (split_.train.size() == 0) {
+  if (encoded_->split.train.size() == 0) {
     usage_error("the task has held_out = 1: there is nothing to train on");
   }
-  return split_.train.windows(at::tensor(order_.starts(first, count), at::kLong), options_.length,
-                              options_.separate_documents);
+  return encoded_->split.train.windows(at::tensor(order_.starts(first, count), at::kLong),
+                                       options_.length, options_.separate_documents);
 }
 
 int64_t PackedText::held_out_windows() const {
-  const int64_t predicted = split_.held_out.size() - 1;
-  const bool whole = split_.train.size() == 0;
+  const int64_t predicted = encoded_->split.held_out.size() - 1;
+  const bool whole = encoded_->split.train.size() == 0;
   return (predicted + (whole ? options_.length - 1 : 0)) / options_.length;
 }
 
@@ -146,17 +180,19 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
     const int64_t place = eval_order_[static_cast<size_t>(i)];
     starts.push_back(place * held_out_windows() / eval_sequences() * options_.length);
   }
-  return split_.held_out.full_windows(starts, options_.length, options_.separate_documents);
+  return encoded_->split.held_out.full_windows(starts, options_.length,
+                                               options_.separate_documents);
 }
 
 std::string PackedText::describe() const {
   return str(
       counted(documents_, "file"), " in ", join(options_.corpus.paths), left_out_.in_brackets(),
-      ": ", human_count(static_cast<double>(split_.train.size())), " tokens to train on and ",
-      human_count(static_cast<double>(split_.held_out.size())), " held out, ",
-      split_.train.size() == 0 ? std::string("the whole text")
-      : split_.by_document     ? counted(split_.held_out_documents, "whole file")
-                               : std::string("the end of the text"),
+      ": ", human_count(static_cast<double>(encoded_->split.train.size())),
+      " tokens to train on and ", human_count(static_cast<double>(encoded_->split.held_out.size())),
+      " held out, ",
+      encoded_->split.train.size() == 0 ? std::string("the whole text")
+      : encoded_->split.by_document     ? counted(encoded_->split.held_out_documents, "whole file")
+                                        : std::string("the end of the text"),
       ", of which at most ", counted(eval_sequences(), "sequence"), " of ",
       counted(options_.length, "token"), eval_sequences() == 1 ? " is" : " are", " evaluated");
 }

@@ -26,6 +26,8 @@ std::string unnamed(int64_t token) { return str("<|token ", token, "|>"); }
 
 class ByteTokenizer final : public Tokenizer {
  public:
+  ByteTokenizer() : Tokenizer("") {}
+
   int64_t vocabulary() const override { return 256; }
   int64_t end_token() const override { return 0; }
   at::Tensor encode(std::string_view text) const override {
@@ -43,7 +45,8 @@ class ByteTokenizer final : public Tokenizer {
 
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
-  explicit HuggingFaceTokenizer(const std::string& path) : json_(path) {}
+  HuggingFaceTokenizer(const std::string& file, const std::string& path)
+      : Tokenizer(file), json_(file, path) {}
 
   int64_t vocabulary() const override { return json_.vocabulary() + (json_.end_token() ? 0 : 1); }
   int64_t end_token() const override { return json_.end_token().value_or(json_.vocabulary()); }
@@ -71,8 +74,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  explicit SentencePieceTokenizer(const std::string& path)
-      : model_(sentencepiece().read(read_file(path))) {
+  SentencePieceTokenizer(const std::string& file, const std::string& path)
+      : Tokenizer(file), model_(sentencepiece().read(file)) {
     require(model_ != nullptr, path, ": is not a SentencePiece model, or it is damaged.");
     size_ = model_->size();
   }
@@ -132,8 +135,9 @@ std::shared_ptr<const Tokenizer> byte_tokenizer() { return std::make_shared<Byte
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name) {
   if (name == "bytes") return byte_tokenizer();
-  if (name.ends_with(".json")) return std::make_shared<HuggingFaceTokenizer>(name);
-  if (name.ends_with(".model")) return std::make_shared<SentencePieceTokenizer>(name);
+  if (name.ends_with(".json")) return std::make_shared<HuggingFaceTokenizer>(read_file(name), name);
+  if (name.ends_with(".model"))
+    return std::make_shared<SentencePieceTokenizer>(read_file(name), name);
   usage_error("the tokenizer is '", name,
               "', expected \"bytes\", a tokenizer.json or a SentencePiece *.model.");
 }

@@ -10,11 +10,17 @@
 #include <string_view>
 #include <vector>
 
+#include "core/hash.h"
+
 namespace headloom::data {
 
 class Tokenizer {
  public:
+  // `file`: the content of the file that describes the tokenizer; "" for bytes.
+  explicit Tokenizer(std::string_view file) { checksum_.add(file); }
   virtual ~Tokenizer() = default;
+  // Of the file: tokenizers with the same give the same tokens.
+  uint64_t checksum() const { return checksum_.value(); }
   virtual int64_t vocabulary() const = 0;
   // The token that ends every document. Only a text that spells out its name contains it.
   virtual int64_t end_token() const = 0;
@@ -36,6 +42,9 @@ class Tokenizer {
     for (const int64_t token : tokens) text += piece(token);
     return text;
   }
+
+ private:
+  Fnv1a checksum_;
 };
 
 // The tokens of `text`, for prompts and samples.

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/files.h"
 #include "core/json_text.h"
 
 namespace headloom::data {
@@ -368,8 +367,7 @@ struct JsonTokenizer::Reader {
   bool bytes_ = false;  // ByteLevel was met
 };
 
-JsonTokenizer::JsonTokenizer(const std::string& path) {
-  const std::string text = read_file(path);
+JsonTokenizer::JsonTokenizer(const std::string& text, const std::string& path) {
   const Json file = parse_json(text, path);
   require(file.is_object(), path, ": is JSON, but not an object ({...}).");
   try {

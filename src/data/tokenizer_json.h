@@ -18,8 +18,9 @@ namespace headloom::data {
 
 class JsonTokenizer {
  public:
-  // Throws Error naming the file and what in it is malformed or of a kind that is not read.
-  explicit JsonTokenizer(const std::string& path);
+  // Of a file's content. Throws Error naming the file and what in it is malformed or of a kind that
+  // is not read.
+  JsonTokenizer(const std::string& text, const std::string& path);
 
   // Special tokens that the text spells out are themselves; none is added around it. Bytes that are
   // no UTF-8 are kept, each sequence of them as a word of its own.

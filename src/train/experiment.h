@@ -107,6 +107,7 @@ class Experiment {
   const bool splits_;
   std::optional<FolderLock> lock_;
   CompareOutcome outcome_;  // what does not change while runs are trained
+  // Held while runs are trained, which share the tokens of their texts (data/packed_text.cpp).
   std::vector<std::shared_ptr<data::Task>> tasks_;
   // Of the baseline on each task: its parameters, its steps, and what one of them costs.
   std::vector<int64_t> parameters_;

@@ -1,11 +1,14 @@
 // Text: reading files, the split, the order, packing, and what is refused.
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <set>
 
 #include "data/corpus.h"
+#include "data/packed_text.h"
 #include "data/random.h"
 #include "data/stream.h"
+#include "data/tokenizer.h"
 #include "helpers.h"
 
 namespace headloom::data::text_test {
@@ -375,6 +378,70 @@ TEST(Text, WhatCannotBeUsedIsRefused) {
       task_of(config("'" + folder.write("b.txt", letters(21, 2)) + "'", "length = 10"));
   EXPECT_EQ(task->eval_sequences(), 1);
   EXPECT_EQ(task->train_batch(0, 3).inputs.size(0), 3);
+}
+
+// Counts the documents that it encodes.
+class CountingTokenizer final : public Tokenizer {
+ public:
+  explicit CountingTokenizer(std::string_view file) : Tokenizer(file) {}
+  int64_t vocabulary() const override { return 256; }
+  int64_t end_token() const override { return 0; }
+  at::Tensor encode(std::string_view text) const override {
+    ++encoded;
+    return byte_tokenizer()->encode(text);
+  }
+  std::string piece(int64_t token) const override { return byte_tokenizer()->piece(token); }
+  std::string name(int64_t token) const override { return byte_tokenizer()->name(token); }
+
+  mutable int encoded = 0;
+};
+
+TEST(PackedText, TokensAreSharedWhileTheyAreHeldAndOfTheTextAsItIs) {
+  const TempFolder folder;
+  folder.write("a.txt", letters(100, 1));
+  folder.write("b.txt", letters(100, 2));
+  TextOptions options;
+  options.corpus.paths = {folder.path()};
+  options.length = 10;
+  const CountingTokenizer tokenizer("file");
+  auto first = std::make_unique<PackedText>(options, 0, tokenizer);
+  EXPECT_EQ(tokenizer.encoded, 2);
+  {
+    // Another place and file of the same content, and what does not change tokens.
+    const TempFolder copy;
+    copy.write("a.txt", letters(100, 1));
+    copy.write("b.txt", letters(100, 2));
+    TextOptions same = options;
+    same.corpus.paths = {copy.path()};
+    same.eval_tokens = 10;
+    const CountingTokenizer again("file");
+    const PackedText second(same, 1, again);
+    EXPECT_EQ(again.encoded, 0);
+    EXPECT_EQ(second.tokens(), first->tokens());
+    EXPECT_EQ(second.bytes_per_token(), first->bytes_per_token());
+    EXPECT_TRUE(at::equal(second.held_out(0, 1).inputs, first->held_out(0, 1).inputs));
+  }
+  const CountingTokenizer other("another file");
+  const PackedText third(options, 0, other);
+  EXPECT_EQ(other.encoded, 2);
+  TextOptions longer = options;
+  longer.length = 20;
+  const PackedText fourth(longer, 0, tokenizer);
+  EXPECT_EQ(tokenizer.encoded, 4);
+  longer.held_out = 0.5;
+  const PackedText fifth(longer, 0, tokenizer);
+  EXPECT_EQ(tokenizer.encoded, 6);
+
+  // A file of the same size is written, and read.
+  folder.write("b.txt", letters(100, 3));
+  const PackedText changed(options, 0, tokenizer);
+  EXPECT_EQ(tokenizer.encoded, 8);
+  EXPECT_FALSE(at::equal(changed.held_out(0, 1).inputs, first->held_out(0, 1).inputs));
+  // Nothing is kept that nobody holds.
+  folder.write("b.txt", letters(100, 2));
+  first.reset();
+  first = std::make_unique<PackedText>(options, 0, tokenizer);
+  EXPECT_EQ(tokenizer.encoded, 10);
 }
 
 TEST(WindowOrder, EveryEpochVisitsEveryWindowOnceInANewOrder) {

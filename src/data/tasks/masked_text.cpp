@@ -39,7 +39,7 @@ class MaskedText final : public Task {
       : options_(options),
         seed_(seed),
         tokenizer_(make_tokenizer(options.tokenizer)),
-        text_(inner(options.text, *tokenizer_), seed, tokenizer_) {}
+        text_(inner(options.text, *tokenizer_), seed, *tokenizer_) {}
 
   Goal goal() const override { return Goal::masked_token; }
   int64_t vocabulary() const override { return masked_vocabulary(*tokenizer_); }

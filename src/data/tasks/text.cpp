@@ -13,7 +13,7 @@ class Text final : public Task {
   Text(const TextOptions& options, const std::string& tokenizer, uint64_t seed)
       : length_(options.length),
         tokenizer_(make_tokenizer(tokenizer)),
-        text_(options, seed, tokenizer_) {}
+        text_(options, seed, *tokenizer_) {}
 
   int64_t vocabulary() const override { return tokenizer_->vocabulary(); }
   int64_t length() const override { return length_; }
