@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import torch
 from torch import nn
@@ -37,11 +37,17 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> List[Dict[s
         raise ValueError(f"weight_decay is {weight_decay}, expected 0 or more.")
     decayed: Dict[nn.Parameter, None] = {}
     kept: Dict[nn.Parameter, None] = {}
+    held: Set[nn.Parameter] = set()
     for module in model.modules():
-        # What wraps a module may put other tensors in place of its parameters, which have no mark.
-        undecayed = module._undecayed if isinstance(module, Part) else set()
+        # What wraps a module may put other tensors in place of its parameters, which have no mark. torch.nn.utils' prune,
+        # weight_norm and spectral_norm also change the names, and its parametrizations hold the tensors themselves.
+        own = module._undecayed if isinstance(module, Part) else set()
+        undecayed = {name + end for name in own for end in ("", "_orig", "_g", "_v")}
+        parametrized: Any = getattr(module, "parametrizations", {})
+        held.update(p for name in own if name in parametrized for p in parametrized[name].parameters())
         for name, parameter in module.named_parameters(recurse=False):
-            exempt = parameter.dim() < 2 or name in undecayed or getattr(parameter, "_no_weight_decay", False)
+            marked = name in undecayed or parameter in held or getattr(parameter, "_no_weight_decay", False)
+            exempt = parameter.dim() < 2 or marked
             (kept if exempt else decayed)[parameter] = None
     groups = [
         {"params": list(decayed), "weight_decay": weight_decay},

@@ -13,6 +13,7 @@ import headloom
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -297,6 +298,26 @@ def test_groups_decay_matrices_but_for_those_that_are_exempt(copied):
         if copied != "unmarked" and name.split(".")[-1] in UNDECAYED:
             assert p._no_weight_decay
     torch.optim.AdamW([decayed, kept], lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change, ends",
+    [
+        (lambda part, name: prune.l1_unstructured(part, name, 0.2), ["{}_orig"]),
+        pytest.param(weight_norm, ["{}_g", "{}_v"], marks=pytest.mark.filterwarnings("ignore")),
+        (parametrizations.weight_norm, ["parametrizations.{}.original0", "parametrizations.{}.original1"]),
+    ],
+)
+def test_groups_know_what_a_parameter_is_computed_from(change, ends):
+    model = hybrid()
+    for part in list(model.modules()):
+        for name in ("A_log", "mix", "weight"):
+            if getattr(part, name, torch.ones(1)).dim() == 2:
+                change(part, name)
+    decayed, kept = headloom.parameter_groups(model.double().float())  # the marks of new tensors are lost
+    for end in ends:
+        assert f"layer0.mixer.{end.format('A_log')}" in names_of(model, kept)
+        assert f"layer0.mixer.input.{end.format('weight')}" in names_of(model, decayed)
 
 
 def test_groups_heed_the_marks_of_other_modules():
