@@ -388,9 +388,11 @@ class Model(FunctionalModule):
 
         Raises:
             ValueError: the tokens are outside the vocabulary or not of the sequences that the state has seen, the state
-                is another model's, the model does not write, or a source is missing or too much. The state is then as
-                it was. After any other error it may be refused: make a new one.
-            TypeError: ``tokens`` is no tensor or ``state`` no :class:`State`.
+                is another model's, the model does not write, or a source is missing or too much.
+            TypeError: ``tokens`` is no tensor or ``state`` no :class:`State`, or the model was in another type, or under
+                another autocast, when the state began.
+
+            After these errors the state is as it was. After any other it may be refused: make a new one.
 
         Example:
             >>> state = headloom.State()

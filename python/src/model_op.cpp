@@ -165,12 +165,21 @@ struct State : torch::CustomClassHolder, HeldState {
     const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
     TORCH_CHECK_VALUE(first >= 0 && last < batch, "state: rows has ", first < 0 ? first : last,
                       ", expected numbers of the ", batch, " sequences that it has seen.");
-    return c10::make_intrusive<State>(HeldState{policy, state.select(rows), spec});
+    return c10::make_intrusive<State>(HeldState{policy, state.select(rows), spec, types});
   }
 
  private:
   mutable std::mutex mutex_;
 };
+
+// The type of the parameters, and the one to which autocast brings what they compute.
+std::string types_of(at::TensorList params) {
+  if (params.empty()) return "";
+  const auto device = params[0].device().type();
+  const std::string type = c10::toString(params[0].scalar_type());
+  if (!at::autocast::is_autocast_enabled(device)) return type;
+  return type + " under autocast to " + c10::toString(at::autocast::get_autocast_dtype(device));
+}
 
 // The next tokens [B, n] -> logits [B, n, V], or of the last position alone. A source [B, S] comes
 // with the first.
@@ -189,6 +198,7 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
         "model: an earlier call of this state failed after layers had begun to read its "
         "tokens, so it cannot go on, expected a new state.");
     // A request that is refused leaves the state as it was.
+    const std::string types = types_of(params);
     DecoderState fresh;
     if (begins) {
       if (source) check_source(decoder, read, source_lengths.value_or(Tensor()), tokens.size(0));
@@ -199,24 +209,25 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
                         "tokens, expected none now.");
       TORCH_CHECK_VALUE(state->spec == spec,
                         "model: the state was begun by a model of another configuration.");
+      // Many mixers would go on and mix what was computed in two types.
+      TORCH_CHECK_TYPE(state->types == types,
+                       "model: the state was begun in another type, or under another autocast, ",
+                       "than this call's ", types, ", expected those in which it began, ",
+                       state->types, ".");
     }
     const int64_t seen = state->state.position.longest;
     Tensor logits;
     try {
       const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
       logits = decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
-    } catch (const std::exception& error) {
+    } catch (...) {
       if (state->state.position.longest != seen) state->state = {};
-      if (const auto* type = dynamic_cast<const c10::TypeError*>(&error); type && !begins) {
-        TORCH_CHECK_TYPE(false,
-                         "model: the state was begun in another type, or under another autocast, ",
-                         "expected those in which it began (", type->what_without_backtrace(), ")");
-      }
       throw;
     }
     if (begins) {
       state->state = std::move(fresh);
       state->spec = spec;
+      state->types = types;
     }
     return logits;
   };

@@ -6,7 +6,7 @@ namespace headloom::python {
 namespace {
 
 // The order of the values. One that is changed needs another number here.
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 
 // `each` below gives the order to both archives. A tensor that is not there is saved as one of no
 // values in one dimension, which no state has.
@@ -120,6 +120,7 @@ void each(A& archive, HeldState& held) {
                     " by another version, expected format ", kFormat, ".");
   each(archive, held.policy);
   archive.value(held.spec);
+  archive.value(held.types);
   archive.value(held.state.model);
   each(archive, held.state.position);
   const int64_t layers = archive.count(held.state.layers.size());

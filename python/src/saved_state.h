@@ -14,12 +14,13 @@ namespace headloom::python {
 using SavedState =
     std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<at::Tensor>>;
 
-// What a Python State holds: what attention is to forget, what was kept, and the configuration of
-// the model that began it.
+// What a Python State holds: what attention is to forget, what was kept, the configuration of the
+// model that began it, and the types in which that model computed.
 struct HeldState {
   CachePolicy policy = {};
   DecoderState state = {};
   std::string spec = {};
+  std::string types = {};
 };
 
 // The tensors are copies: a file would otherwise also hold the memory that a cache has taken ahead.

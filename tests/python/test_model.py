@@ -578,7 +578,7 @@ def test_saved_states_belong_to_their_model():
         other.extend(tokens(2, 1), copy.deepcopy(state))
     (texts, numbers, tensors), name = state._state.__getstate__()
     for damaged, match in [
-        ((texts, [7] + numbers[1:], tensors), "in format 7 by another version, expected format 1"),
+        ((texts, [7] + numbers[1:], tensors), "in format 7 by another version, expected format 2"),
         ((texts[:-1], numbers, tensors), "damaged"),
         ((texts, numbers + [1], tensors), "damaged"),
         ((texts, numbers, tensors[:-1]), "damaged"),
@@ -599,29 +599,62 @@ def test_a_state_is_as_it_was_after_too_many_tokens(mixer):
     torch.testing.assert_close(model.extend(x[:, 10:], state), model(x)[:, 10:])
 
 
-def test_a_state_that_was_read_in_part_is_refused():
-    model, x, state = decoder(layer=[layer("mamba", "none"), layer()]).eval(), tokens(), headloom.State()
+MIXERS_WITH_STATES = ["mha", "retention", "gla", "aft", "performer", "mamba", "rwkv"]
+
+
+@pytest.mark.parametrize("mixer, cache_dtype", [("mha", "int8"), *((mixer, None) for mixer in MIXERS_WITH_STATES)])
+def test_a_state_goes_on_in_the_types_in_which_it_began(mixer, cache_dtype):
+    model = decoder(layer=[layer(mixer)]).eval()
+    x, state = tokens(), headloom.State(cache_dtype=cache_dtype)
     model.extend(x, state)
-    with pytest.raises(TypeError, match="^model: the state was begun in another type.*has dtype Float, expected BFloat16"):
-        model.to(torch.bfloat16).extend(x[:, :1], state)
+    copies_of_it = [state, copy.deepcopy(state), state.select(range(len(x)))]
+    for kept in copies_of_it:
+        with pytest.raises(TypeError, match="^model: the state was begun in another type, .*BFloat16, expected .*, Float[.]$"):
+            copy.deepcopy(model).to(torch.bfloat16).extend(x[:, :1], kept)
+        with pytest.raises(TypeError, match="than this call's Float under autocast to BFloat16, expected"):
+            with torch.autocast("cpu", torch.bfloat16):
+                model.extend(x[:, :1], kept)
+    expected = model.extend(x[:, :1], headloom.State(cache_dtype=cache_dtype)).shape
+    assert all(model.extend(x[:, :1], kept).shape == expected for kept in copies_of_it)  # as they were
+    state = headloom.State(cache_dtype=cache_dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.extend(x, state)
+        model.extend(x[:, :1], state)
+    with pytest.raises(TypeError, match="than this call's Float, expected .* Float under autocast to BFloat16[.]$"):
+        model.extend(x[:, :1], state)
+
+
+class NoRoomFor(TorchDispatchMode):
+    """Fails at products with so many outputs."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        if operation == torch.ops.headloom.linear_fused.default and out[0].shape[-1] == self.outputs:
+            raise RuntimeError("no room")
+        return out
+
+
+def test_a_state_that_was_read_in_part_is_refused():
+    wide = {"mixer": {"type": "mha", "heads": 4}, "channel": {"type": "mlp", "hidden": 333}}
+    model, x, state = decoder(layer=[layer("mamba", "none"), wide]).eval(), tokens(), headloom.State()
+    model.extend(x, state)
+    with pytest.raises(RuntimeError, match="no room"), NoRoomFor(333):
+        model.extend(x[:, :1], state)
     for kept in (state, copy.deepcopy(state)):
         with pytest.raises(ValueError, match="failed after layers had begun to read its tokens.*expected a new state"):
-            model.float().extend(x[:, :1], kept)
+            model.extend(x[:, :1], kept)
 
 
 def test_a_state_whose_logits_failed_is_refused():
-    class NoRoomForLogits(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            out = operation(*args, **(kwargs or {}))
-            if operation == torch.ops.headloom.linear_fused.default and out[0].shape[-1] == VOCABULARY:
-                raise RuntimeError("no room for logits")
-            return out
-
     model, x, state = decoder().eval(), tokens(), headloom.State()
-    with pytest.raises(RuntimeError, match="no room"), NoRoomForLogits():
+    with pytest.raises(RuntimeError, match="no room"), NoRoomFor(VOCABULARY):
         model.extend(x, state)
     torch.testing.assert_close(model.extend(x, state), model(x))  # had not begun
-    with pytest.raises(RuntimeError, match="no room"), NoRoomForLogits():
+    with pytest.raises(RuntimeError, match="no room"), NoRoomFor(VOCABULARY):
         model.extend(x, state)
     with pytest.raises(ValueError, match="an earlier call of this state failed"):
         model.extend(x, state)
