@@ -329,3 +329,28 @@ def test_groups_heed_the_marks_of_other_modules():
     with pytest.raises(TypeError, match=r"weight_decay is None \(NoneType\), expected a number"):
         headloom.parameter_groups(other, weight_decay=None)
     assert kept["weight_decay"] == 0 and len(kept["params"]) == 2
+
+
+# --- Workers of a DataLoader ------------------------------------------------------------------
+
+
+class Loom(torch.utils.data.Dataset):
+    """Each item is made in a worker by a tokenizer and a model."""
+
+    def __init__(self):
+        self.tokenizer, self.model = headloom.Tokenizer("bytes"), headloom.model(width=32, depth=1, tokenizer="bytes", max_length=512)
+        self.model.requires_grad_(False)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self.model(self.tokenizer.encode("the loom " * 40)[None]).mean()
+
+
+def test_forked_workers_compute_after_threads_did():
+    data = Loom()
+    expected = data[0]  # by OpenMP's threads, which do not survive a fork
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, timeout=60, multiprocessing_context="fork")
+    for batch in loader:
+        torch.testing.assert_close(batch, expected.expand(2))
