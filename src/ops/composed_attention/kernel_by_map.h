@@ -220,6 +220,8 @@ void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
     half.end = (seen.end + kKeyStep - 1) / kKeyStep * kKeyStep;
     const uint64_t hidden = ~(all >> half.begin);
     half.whole = all == ~uint64_t{0} ? half.end : half.begin + __builtin_ctzll(hidden);
+    // Queries that a half lacks see nothing: their weights, which may be summed, are 0.
+    if (rows < (h + 1) * kMapHalf) half.whole = half.begin;
     masked |= half.whole < half.end;
   }
   keys.run_count = 0;
