@@ -209,7 +209,9 @@ HL_INLINE void fetch_share(const Args& a, const Plan& p, const Task& task, int64
 void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
   bool masked = false;
   for (int64_t h = 0; h < kMapRows / kMapHalf; ++h) {
-    uint64_t all = ~uint64_t{0}, any = 0;
+    // A query after the last one sees no key. Its weights must be 0, because add_to_keys() may sum
+    // two queries at once.
+    uint64_t all = rows < (h + 1) * kMapHalf ? 0 : ~uint64_t{0}, any = 0;
     for (int64_t r = h * kMapHalf; r < lesser(rows, (h + 1) * kMapHalf); ++r) {
       all &= bits[r];
       any |= bits[r];
@@ -220,8 +222,6 @@ void show_keys(const uint64_t* bits, int64_t rows, ShownKeys& keys) {
     half.end = (seen.end + kKeyStep - 1) / kKeyStep * kKeyStep;
     const uint64_t hidden = ~(all >> half.begin);
     half.whole = all == ~uint64_t{0} ? half.end : half.begin + __builtin_ctzll(hidden);
-    // Queries that a half lacks see nothing: their weights, which may be summed, are 0.
-    if (rows < (h + 1) * kMapHalf) half.whole = half.begin;
     masked |= half.whole < half.end;
   }
   keys.run_count = 0;

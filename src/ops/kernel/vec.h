@@ -50,7 +50,8 @@ HL_INLINE vf fold(const vf* x) {
   const vf b = _mm512_shuffle_f32x4(x[2], x[3], 0x44) + _mm512_shuffle_f32x4(x[2], x[3], 0xee);
   return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
 }
-HL_INLINE vf bcast(const TwoFloats& x) {  // each in every second lane
+// x.values[0], x.values[1], x.values[0], x.values[1], ...
+HL_INLINE vf bcast(const TwoFloats& x) {
   double two;
   std::memcpy(&two, &x, sizeof(two));
   return _mm512_castpd_ps(_mm512_set1_pd(two));
