@@ -67,17 +67,17 @@ struct Ahead {
     ranges[count].at = reinterpret_cast<const char*>(from);
     ranges[count++].end = reinterpret_cast<const char*>(from + floats);
   }
-  // Where the next `lines` lines are, or those of `near` if nothing is left.
-  HL_INLINE const char* take(int64_t lines, const void* near) {
+  // Where the next `lines` lines are, or null if nothing is left.
+  HL_INLINE const char* take(int64_t lines) {
     while (current < count && ranges[current].at >= ranges[current].end) ++current;
-    if (current == count) return static_cast<const char*>(near);
+    if (current == count) return nullptr;
     const char* at = ranges[current].at;
     ranges[current].at += 64 * lines;
     return at;
   }
 };
 struct NothingAhead {
-  HL_INLINE const char* take(int64_t, const void*) { return nullptr; }
+  HL_INLINE const char* take(int64_t) { return nullptr; }
 };
 
 // Rows of the next block, of `left` that are left, where a block has at most `most`. The last ones
@@ -98,6 +98,10 @@ HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) acc[i][j] = ACC ? load(C + i * ldc + j * VL) : zero();
   }
+  // A core that shares its decoder with another thread has few instructions to spare in a step.
+#if !defined(CPU_CAPABILITY_AVX512)
+#pragma GCC unroll 4
+#endif
   for (int64_t k = 0; k < K; ++k) {
     if constexpr (FETCH) __builtin_prefetch(ahead + 64 * k, 0, 2);
     decltype(load(B)) b[NV];
@@ -135,14 +139,18 @@ void gemm_columns(int64_t M, int64_t K, const T* A, int64_t lda, const T* B, int
     const int64_t rows = rows_of_block(M - m, kMost);
     const T* a = A + m * step;
     float* c = C + m * ldc;
-    const char* ahead = next.take(K, a);
+    const char* ahead = next.take(K);
     // NOLINTNEXTLINE(bugprone-switch-missing-default-case): rows is 1 to kMost, at most 16.
     switch (rows) {
-#define HL_ROWS(n)                                                                      \
-  case n:                                                                               \
-    if constexpr ((n) <= kMost) {                                                       \
-      gemm_block<n, NV, ACC, A_BY_ROW, FETCH>(K, a, lda, B, ldb, c, ldc, scale, ahead); \
-    }                                                                                   \
+#define HL_ROWS(n)                                                                        \
+  case n:                                                                                 \
+    if constexpr ((n) <= kMost) {                                                         \
+      if (FETCH && ahead != nullptr) {                                                    \
+        gemm_block<n, NV, ACC, A_BY_ROW, FETCH>(K, a, lda, B, ldb, c, ldc, scale, ahead); \
+      } else {                                                                            \
+        gemm_block<n, NV, ACC, A_BY_ROW, false>(K, a, lda, B, ldb, c, ldc, scale, ahead); \
+      }                                                                                   \
+    }                                                                                     \
     break;
       HL_ROWS(1)
       HL_ROWS(2)
