@@ -175,6 +175,7 @@ Command compare_command() {
           "headloom compare configs/quickstart.toml --out runs/quickstart",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<CompareArguments>();
+            a->config.folders = FolderOf::comparison;
             a->config.add(app,
                           "configuration file with [[models]] and [[tasks]], or the folder of a "
                           "comparison to go on with");

@@ -79,7 +79,8 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
   size_t rank = 0;
   for (const std::string& folder : folders) {
     if (!fs::is_directory(folder)) {
-      fail(folder, ": is not the folder of a run or of a comparison", did_you_mean_run(folder));
+      fail(folder, ": is not the folder of a run or of a comparison",
+           did_you_mean_folder(folder, FolderOf::either));
     }
     require(fs::exists(folder + "/config.toml"), folder,
             ": has no config.toml, expected the folder of a run or of a comparison.");
