@@ -18,7 +18,10 @@ POLICIES = ("tova", "window", "sinks")
 
 def loss(run, policy):
     command = ["headloom", "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:  # it has said why
+        sys.exit(done.returncode)
+    found = json.loads(done.stdout)
     return found["loss"], found["context"]
 
 
@@ -39,4 +42,4 @@ def main(runs):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or sys.exit(__doc__))

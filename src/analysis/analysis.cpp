@@ -54,12 +54,13 @@ const std::vector<Entry>& analyses() {
   return entries;
 }
 
-const Entry& find_analysis(const std::string& name) {
+const Entry& find_analysis(const std::string& name, const std::vector<std::string>& others) {
   std::vector<std::string> names;
   for (const Entry& entry : analyses()) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
+  names.insert(names.end(), others.begin(), others.end());
   usage_error("there is no analysis '", name, "'", did_you_mean(name, names));
 }
 

@@ -60,8 +60,8 @@ struct Entry {
   Findings (*run)(const Subject& subject);
 };
 const std::vector<Entry>& analyses();
-// Throws UsageError with the nearest name.
-const Entry& find_analysis(const std::string& name);
+// Throws UsageError with the nearest name, of these and of `others`, which are not found here.
+const Entry& find_analysis(const std::string& name, const std::vector<std::string>& others = {});
 
 // Runs it. Throws UsageError where the model has nothing of the kind, and for layers and heads that
 // it does not have.

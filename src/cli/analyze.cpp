@@ -49,8 +49,10 @@ void sort_out(AnalyzeArguments& a) {
   const std::vector<std::string> names = analysis_names();
   const bool is_name = std::find(names.begin(), names.end(), a.run) != names.end();
   if (a.what.empty() && is_name && !std::filesystem::exists(a.run)) std::swap(a.run, a.what);
-  if (!a.what.empty() && std::find(names.begin(), names.end(), a.what) == names.end()) {
-    usage_error("there is no analysis '", a.what, "'", did_you_mean(a.what, names));
+  if (!a.what.empty() && a.what != kOverhead) analysis::find_analysis(a.what, {kOverhead});
+  const std::string near = a.what.empty() ? nearest(a.run, names) : "";
+  if (!near.empty() && !std::filesystem::exists(a.run)) {
+    usage_error("there is no folder and no analysis '", a.run, "'; did you mean '", near, "'?");
   }
   if (a.run.empty() && a.what != "theorems") {
     usage_error("analyze: RUN, the folder of the run to look into, is missing; expected ",

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/config.h"
+#include "train/run_folder.h"
 
 namespace headloom {
 struct CachePolicy;
@@ -42,6 +43,7 @@ Command export_command();
 struct ConfigArguments {
   std::string path;
   std::vector<std::string> overrides;
+  FolderOf folders = FolderOf::run;  // that may stand in place of a file
   void add(CLI::App& app, const char* doc = "configuration file (TOML)");
   // CONFIG as it stands. Throws Error, with the nearest name, where it is not there.
   Node read_file() const;

@@ -48,10 +48,14 @@ void add_circumstances(report::Comparison& out, const CompareArguments& a,
   out.date = today();
 }
 
-// The tasks, and what an earlier comparison in the folder has left.
+// The tasks, what is odd about their training, and what an earlier comparison in the folder has
+// left.
 void say_what_is_there(const CompareOutcome& outcome, const std::string& folder) {
   for (const report::TaskInfo& task : outcome.comparison.tasks) {
     std::fprintf(stderr, "%s: %s\n", task.name.c_str(), task.description.c_str());
+  }
+  if (!outcome.hint.empty() && outcome.present < outcome.planned) {
+    std::fprintf(stderr, "%s\n", outcome.hint.c_str());
   }
   if (outcome.present > 0) {
     std::fprintf(stderr,
@@ -175,6 +179,7 @@ Command compare_command() {
           "headloom compare configs/quickstart.toml --out runs/quickstart",
           [](CLI::App& app) -> std::function<int()> {
             auto a = std::make_shared<CompareArguments>();
+            a->config.folders = FolderOf::comparison;
             a->config.add(app,
                           "configuration file with [[models]] and [[tasks]], or the folder of a "
                           "comparison to go on with");

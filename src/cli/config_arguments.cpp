@@ -49,7 +49,7 @@ Node ConfigArguments::read_file() const {
          ", which a configuration names in [model] as preset = \"", preset, "\".");
   }
   fail(path, ": cannot be read: there is no such file or folder",
-       near.empty() ? "." : str("; did you mean '", near, "'?"));
+       near.empty() ? did_you_mean_folder(path, folders) : str("; did you mean '", near, "'?"));
 }
 
 Node ConfigArguments::read() const {

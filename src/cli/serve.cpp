@@ -75,10 +75,12 @@ int run_serve(ServeArguments& a) {
   serve::Server server(engine, codec, chat, a.server);
   install_interrupt_handler();
   const auto length = engine.max_length();
+  const std::string& host = a.server.host;
   std::printf("serving %s, step %lld, length %s, as '%s' at http://%s:%d/v1\n", a.model.c_str(),
               static_cast<long long>(loaded.step),
               length ? std::to_string(*length).c_str() : "without limit", a.server.model.c_str(),
-              a.server.host.c_str(), server.port());
+              (host.find(':') == std::string::npos ? host : "[" + host + "]").c_str(),
+              server.port());
   std::fflush(stdout);
   bool said = false;
   server.run([&] {

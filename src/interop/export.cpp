@@ -66,6 +66,9 @@ Node canonical(ModelConfig config) {
     if (given.has("heads") && !given.has("head_dim")) {
       mixer.set("head_dim", Value(config.width / maps));
     }
+    if (given.text("type") == "mamba" && !given.has("dt_rank")) {
+      mixer.set("dt_rank", Value((config.width + 15) / 16));
+    }
     if (given.integer("window", 0) >= config.max_length.value_or(0)) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }

@@ -523,10 +523,12 @@ std::string draw(const Scatter& scatter) {
   out += draw_levels(scatter.levels, f);
   std::vector<Box> taken;
   std::vector<Reading> readings;
+  // The interval of a share can reach past what a share can be, and past the axis.
+  const auto within = [&](double value) { return std::clamp(f.py(value), f.top, f.bottom); };
   for (const Dot& dot : scatter.dots) {
     const double r = radius_of(dot), x = f.px(dot.x), y = f.py(dot.y);
     taken.push_back({x - r, y - r, x + r, y + r});
-    taken.push_back({x - 1.5, f.py(dot.high), x + 1.5, f.py(dot.low)});
+    taken.push_back({x - 1.5, within(dot.high), x + 1.5, within(dot.low)});
     if (dot.x_high > dot.x_low) {
       taken.push_back({f.px(dot.x_low), y - 1.5, f.px(dot.x_high), y + 1.5});
     }
@@ -536,7 +538,7 @@ std::string draw(const Scatter& scatter) {
     const double x = f.px(dot.x), y = f.py(dot.y);
     const double radius = radius_of(dot);
     readings.push_back({x, y, dot.style, dot.note});
-    out += line_at(x, f.py(dot.low), x, f.py(dot.high), "whisker " + css);
+    out += line_at(x, within(dot.low), x, within(dot.high), "whisker " + css);
     if (dot.x_high > dot.x_low) {
       out += line_at(f.px(dot.x_low), y, f.px(dot.x_high), y, "whisker " + css);
     }

@@ -11,12 +11,22 @@
 
 #include "core/error.h"
 #include "serve/connection.h"
+#include "serve/host_names.h"
 
 namespace headloom::serve {
 
 class PageServer::Http : public httplib::Server {
  public:
   Http(int port, std::function<std::string()> page) : page_(std::move(page)) {
+    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+      const std::string host = request.get_header_value("Host");
+      if (names_.has(host)) return HandlerResponse::Unhandled;
+      response.status = 421;
+      response.set_content(str("the Host is '", host, "', expected ", names_.text(),
+                               ", because the report is for this machine alone.\n"),
+                           "text/plain; charset=utf-8");
+      return HandlerResponse::Handled;
+    });
     Get("/", [this](const httplib::Request&, httplib::Response& response) {
       const std::lock_guard lock(mutex_);
       response.set_content(page_(), "text/html; charset=utf-8");
@@ -45,6 +55,7 @@ class PageServer::Http : public httplib::Server {
  private:
   static constexpr const char* kHost = "127.0.0.1";
 
+  const HostNames names_{kHost};
   std::mutex mutex_;
   const std::function<std::string()> page_;
   int port_ = 0;

@@ -10,8 +10,8 @@ namespace headloom::serve {
 class PageServer {
  public:
   // Listens on loopback at `port` (0: any that is free), but answers nobody yet. Every GET of "/"
-  // is answered with what `page` returns then, calls of which do not overlap. Throws Error where it
-  // cannot listen.
+  // is answered with what `page` returns then, calls of which do not overlap; by other names than
+  // those of this machine (host_names.h) it is refused. Throws Error where it cannot listen.
   PageServer(int port, std::function<std::string()> page);
   ~PageServer();
   PageServer(const PageServer&) = delete;

@@ -14,6 +14,7 @@
 #include "serve/chat.h"
 #include "serve/completions.h"
 #include "serve/connection.h"
+#include "serve/host_names.h"
 #include "serve/metrics.h"
 #include "serve/workers.h"
 
@@ -88,14 +89,6 @@ std::optional<Refusal> fault_of(const Connection& connection) {
 std::string shown_bare(const std::string& text) {
   const std::string quoted = shown(Json(text));
   return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
-}
-
-// Names that HTTP does not distinguish by case.
-std::string lower_case(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
 }
 
 // The path of a target that names the server too, as clients of proxies write it:
@@ -216,6 +209,7 @@ class Server::Http : private httplib::Server {
         codec_(codec),
         chat_(chat),
         options_(std::move(options)),
+        names_(options_.host, options_.cors),
         started_(std::time(nullptr)) {
     new_task_queue = [this] { return new Workers(static_cast<size_t>(options_.connections)); };
     set_payload_max_length(kMostBody);
@@ -378,6 +372,13 @@ class Server::Http : private httplib::Server {
     const bool one_model = path.starts_with(kModels) && path.size() > std::strlen(kModels);
     if (get != nullptr || post != nullptr) current->path = path;
     if (one_model) current->path = "/v1/models/{id}";
+    const std::string host = request.get_header_value("Host");
+    if (!names_.has(host)) {
+      reply(response, Refusal(421, "",
+                              str("the Host is '", shown_bare(host), "', expected ", names_.text(),
+                                  ", because the server is open to this machine alone.")));
+      return true;
+    }
     if (request.method == "OPTIONS" && cross) {
       preflight(request, response);
       return true;
@@ -577,6 +578,7 @@ class Server::Http : private httplib::Server {
   const Codec& codec_;
   const ChatTemplate& chat_;
   const ServerOptions options_;
+  const HostNames names_;
   const std::time_t started_;
   Metrics metrics_;
   int port_ = 0;

@@ -38,8 +38,10 @@ void check_not_stopped(const Workers::Ended& ended, const PlannedRun& run, Worke
 // What is true of the unfinished runs that nobody trains once this process trains none.
 void note_interrupted_runs(report::Comparison& comparison, const std::string& folder) {
   for (report::Run& run : comparison.runs) {
+    if (run.state != report::RunState::kRunning) continue;
     const std::string path = folder + "/" + run.folder;
-    note_interruption(run, path, folder, FolderLock::is_held(path));
+    note_interruption(run, path, folder, FolderLock::is_held(path),
+                      read_metrics(path + "/metrics.jsonl"));
   }
   for (report::Comparison& again : comparison.robustness) note_interrupted_runs(again, folder);
 }

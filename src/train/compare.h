@@ -89,6 +89,9 @@ struct CompareOutcome {
   // Runs, and those of them that are there, perhaps unfinished. A sweep that is extended plans
   // more.
   size_t planned = 0, present = 0;
+  // What is said of the configuration before its runs begin: TrainOptions::long_warmup() of the
+  // first run that has something to say.
+  std::string hint;
   // Folders of runs that are there and not asked for, "runs/copy/mha/seed-1": of models, tasks,
   // seeds and settings that are left out, and of configurations that have changed. They stay as
   // they are.

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/sizes.h"
+#include "core/text.h"
 #include "data/corpus.h"
 #include "model/describe.h"
 
@@ -93,6 +94,14 @@ double TrainOptions::lr_at(int64_t step) const {
   const double span = static_cast<double>(std::max<int64_t>(steps - warmup, 1));
   const double done = std::min(1.0, static_cast<double>(step - warmup) / span);
   return lr * (min_lr + (1 - min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+}
+
+std::string TrainOptions::long_warmup() const {
+  if (warmup < steps) return "";
+  return str("train.warmup = ", warmup, " is not shorter than train.steps = ", steps,
+             ": the learning rate only rises, to ", formatted("%.3g", lr_at(steps - 1)),
+             " at the last step; a shorter warm-up is set by train.warmup = ", steps / 10,
+             ", for example");
 }
 
 RunConfig::RunConfig() : task(data::make_task_spec("text")) {}

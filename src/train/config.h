@@ -48,6 +48,8 @@ struct TrainOptions {
   void fields(Fields& f);
   // The learning rate of step `step` (from 0): linear warm-up, then the schedule.
   double lr_at(int64_t step) const;
+  // A sentence where the warm-up is not shorter than the run; "" elsewhere.
+  std::string long_warmup() const;
 };
 
 struct RunConfig {

@@ -617,6 +617,10 @@ PlannedRun Experiment::plan(RunConfig run, const Cell& cell, const SweepPoint& p
   PlannedRun planned;
   planned.path = path;
   planned.config = write_fields(run);
+  const std::string hint = run.train.long_warmup();
+  if (outcome_.hint.empty() && !hint.empty()) {
+    outcome_.hint = str(named(cell.model, cell.task), ": ", hint);
+  }
   planned.bytes_per_token = tasks_[cell.task]->bytes_per_token();
   planned.run = {.model = config_.models[cell.model].name,
                  .task = config_.tasks[cell.task].name,

@@ -15,13 +15,24 @@ namespace fs = std::filesystem;
 
 std::string config_path(const std::string& folder) { return folder + "/config.toml"; }
 
-// The runs in a folder of runs, in order.
-std::vector<std::string> runs_in(const std::string& folder) {
+bool holds_comparison(const std::string& folder) {
+  try {
+    return read_toml(config_path(folder)).find("models") != nullptr;
+  } catch (const Error&) {  // somebody else's config.toml
+    return false;
+  }
+}
+
+// The folders in `folder` that are meant, in order.
+std::vector<std::string> folders_in(const std::string& folder, FolderOf meant) {
   std::vector<std::string> found;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string path = entry.path().string();
-    if (is_there(config_path(path))) found.push_back(path);
+    if (!is_there(config_path(path))) continue;
+    if (meant == FolderOf::either || holds_comparison(path) == (meant == FolderOf::comparison)) {
+      found.push_back(path);
+    }
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -66,12 +77,12 @@ std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const 
   return names;
 }
 
-std::string did_you_mean_run(const std::string& folder) {
+std::string did_you_mean_folder(const std::string& folder, FolderOf meant) {
   const fs::path path = folder.substr(0, folder.find_last_not_of('/') + 1);
   const fs::path parent = path.parent_path();
   std::vector<std::string> names;
-  for (const std::string& run : runs_in(parent.empty() ? "." : parent.string())) {
-    names.push_back(fs::path(run).filename().string());
+  for (const std::string& other : folders_in(parent.empty() ? "." : parent.string(), meant)) {
+    names.push_back(fs::path(other).filename().string());
   }
   const std::string near = nearest(path.filename().string(), names);
   return near.empty() ? "." : str("; did you mean '", (parent / near).string(), "'?");
@@ -80,7 +91,7 @@ std::string did_you_mean_run(const std::string& folder) {
 Node run_toml_in(const std::string& folder) {
   require(!folder.empty(), "the name of the run's folder is empty.");
   if (!fs::is_directory(folder)) {
-    fail(folder, ": is not the folder of a run", did_you_mean_run(folder));
+    fail(folder, ": is not the folder of a run", did_you_mean_folder(folder, FolderOf::run));
   }
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
     fail(folder, ": is a Hugging Face folder, expected that of a run; make one of it with: ",
@@ -88,7 +99,7 @@ Node run_toml_in(const std::string& folder) {
   }
   std::error_code hidden;
   if (!fs::exists(config_path(folder), hidden) && !hidden) {
-    const std::vector<std::string> inside = runs_in(folder);
+    const std::vector<std::string> inside = folders_in(folder, FolderOf::run);
     fail(folder, ": is not the folder of a run, it has no config.toml",
          inside.empty() ? "." : str("; did you mean '", inside.front(), "'?"));
   }
@@ -195,12 +206,7 @@ std::optional<std::string> comparison_of(const std::string& folder) {
     return std::nullopt;
   }
   const std::string comparison = runs.parent_path().string();
-  if (!is_there(config_path(comparison))) return std::nullopt;
-  try {
-    if (read_toml(config_path(comparison)).find("models") != nullptr) return comparison;
-  } catch (const Error&) {  // somebody else's config.toml
-  }
-  return std::nullopt;
+  return holds_comparison(comparison) ? std::optional(comparison) : std::nullopt;
 }
 
 void fill_from_run(Node& config, const std::string& folder) {

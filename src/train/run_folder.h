@@ -19,9 +19,12 @@ std::string kept_tokenizer(const std::string& folder, const std::string& file);
 // tokenizer_config.json and chat_template.jinja.
 void keep_tokenizer(const std::string& folder, const std::string& file);
 
-// "; did you mean 'runs/text'?" for a folder that is not there, of the runs and comparisons beside
-// it; "." where none has a similar name.
-std::string did_you_mean_run(const std::string& folder);
+// Whose folders are meant.
+enum class FolderOf { run, comparison, either };
+
+// "; did you mean 'runs/text'?" for a folder that is not there, of those beside it that are meant;
+// "." where none has a similar name.
+std::string did_you_mean_folder(const std::string& folder, FolderOf meant);
 
 // The content of config.toml in `folder`. Throws Error where that is not the folder of a run, and
 // says what it is instead.

@@ -79,7 +79,8 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
   size_t rank = 0;
   for (const std::string& folder : folders) {
     if (!fs::is_directory(folder)) {
-      fail(folder, ": is not the folder of a run or of a comparison", did_you_mean_run(folder));
+      fail(folder, ": is not the folder of a run or of a comparison",
+           did_you_mean_folder(folder, FolderOf::either));
     }
     require(fs::exists(folder + "/config.toml"), folder,
             ": has no config.toml, expected the folder of a run or of a comparison.");
@@ -554,7 +555,7 @@ report::Comparison RunReport::read() const {
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
       if (is_whole(r.train, metrics.evaluations)) run.state = report::RunState::kFinished;
     }
-    note_interruption(run, r.folder, r.belongs_to, worked_on, &metrics);
+    note_interruption(run, r.folder, r.belongs_to, worked_on, metrics);
     out.runs.push_back(std::move(run));
   }
   for (const Compared& compared : comparisons_) {
@@ -663,7 +664,8 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
     const bool worked_on = is_worked_on(folder, compared.folder);
     // comparison.json may be older than the run's end.
     if (fs::exists(folder + "/result.json")) continue;
-    note_interruption(added, folder, compared.folder, worked_on);
+    note_interruption(added, folder, compared.folder, worked_on,
+                      read_metrics(folder + "/metrics.jsonl"));
   }
 }
 
@@ -701,7 +703,7 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
           const bool worked_on = is_worked_on(folder, compared.folder);
           const RunMetrics metrics =
               take_progress(run, folder, run_config_in(folder).train, *bytes);
-          note_interruption(run, folder, compared.folder, worked_on, &metrics);
+          note_interruption(run, folder, compared.folder, worked_on, metrics);
         }
         again.runs.push_back(std::move(run));
       }
@@ -763,11 +765,10 @@ void take_result(report::Run& run, const RunResult& result) {
 }
 
 void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
-                       bool worked_on, const RunMetrics* metrics) {
+                       bool worked_on, const RunMetrics& metrics) {
   if (run.state != report::RunState::kRunning || worked_on) return;
   if (!fs::exists(folder + "/config.toml")) return;  // it has not begun
-  const StepPoint last =
-      (metrics != nullptr ? *metrics : read_metrics(folder + "/metrics.jsonl")).last_step;
+  const StepPoint& last = metrics.last_step;
   const std::vector<int64_t> saved = CheckpointStore(folder).steps();
   run.interruption = {.step = last.step, .steps = run_config_in(folder).train.steps};
   if (!saved.empty()) run.interruption->saved_step = saved.back();

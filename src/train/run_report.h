@@ -42,10 +42,9 @@ std::string mixer_sources(const ModelConfig& model);
 void take_result(report::Run& run, const RunResult& result);
 
 // Says in `run` where it stopped, if it is unfinished and no process works on it. `folder` is its
-// own, and `comparison` that of the comparison it belongs to, or "". `metrics` are read where they
-// are not given.
+// own, of which `metrics` were read, and `comparison` that of the comparison it belongs to, or "".
 void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
-                       bool worked_on, const RunMetrics* metrics = nullptr);
+                       bool worked_on, const RunMetrics& metrics);
 
 // "headloom compare FOLDER", and the same with "--plan"
 std::string command_that_goes_on(const std::string& comparison);

@@ -137,16 +137,9 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   }
   write_run_config(folder, config_, comment);
   if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
-  write_file(metrics, "");
-  if (config_.train.warmup >= config_.train.steps) {
-    const TrainOptions& train = config_.train;
-    progress_.line(str("train.warmup = ", train.warmup, " is not shorter than train.steps = ",
-                       train.steps, ": the learning rate only rises, to ",
-                       formatted("%.3g", train.lr_at(train.steps - 1)),
-                       " at the last step; a shorter warm-up is set by ",
-                       control_.of_comparison ? "train.warmup = " : "--set train.warmup=",
-                       train.steps / 10, ", for example"));
-  }
+  write_file(metrics, first_line_of_metrics(control_.group ? control_.group->size() : 1));
+  const std::string hint = config_.train.long_warmup();
+  if (!hint.empty() && !control_.of_comparison) progress_.line(hint);  // a comparison says it once
   TrainState state;
   state.data = data_of(task);
   return state;

@@ -336,9 +336,12 @@ RunMetrics read_metrics(const std::string& path) {
   std::string_view last_step;
   each_line(text, path, [&](std::string_view line) {
     // Nearly all lines are steps, of which only the last is asked for: the others need no tree.
+    // Before the first step there may be first_line_of_metrics().
     if (line.find("\"eval_loss\"") == std::string_view::npos) {
       if (!is_object_text(line)) return false;
-      if (line.find("\"step_seconds\"") != std::string_view::npos) last_step = line;
+      if (line.find("\"step_seconds\"") != std::string_view::npos || last_step.empty()) {
+        last_step = line;
+      }
       return true;
     }
     const auto json = parse_json_if_whole<Json>(line);
@@ -346,8 +349,13 @@ RunMetrics read_metrics(const std::string& path) {
     if (const auto point = evaluation(json)) out.evaluations.push_back(*point);
     return true;
   });
-  if (const auto point = step_point(parse_json_if_whole<Json>(last_step))) out.last_step = *point;
+  const auto json = parse_json_if_whole<Json>(last_step);
+  out.last_step = step_point(json).value_or(StepPoint{.processes = integer(json, "processes", 1)});
   return out;
+}
+
+std::string first_line_of_metrics(int64_t processes) {
+  return processes > 1 ? Json({{"step", 0}, {"processes", processes}}).dump() + "\n" : "";
 }
 
 }  // namespace headloom

@@ -123,10 +123,14 @@ class Metrics {
 // What RUN/metrics.jsonl says of a run.
 struct RunMetrics {
   std::vector<EvalPoint> evaluations;
-  StepPoint last_step;  // step 0 where there is none
+  StepPoint last_step;  // step 0 where there is none, with the processes that began the run
 };
 // A line that is no JSON object is left out and, unless the run was interrupted in it, named on
 // stderr. Nothing where there is no file.
 RunMetrics read_metrics(const std::string& path);
+
+// With which metrics.jsonl begins: the number of processes where several begin the run. Whoever
+// goes on with it needs as many, also where it ends before its first step.
+std::string first_line_of_metrics(int64_t processes);
 
 }  // namespace headloom

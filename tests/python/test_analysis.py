@@ -218,6 +218,9 @@ def test_what_a_model_of_images_has_no_use_for(tmp_path):
     "arguments, said",
     [
         (["runs/text", "mapps"], "there is no analysis 'mapps'; did you mean 'maps'?"),
+        (["runs/text", "overheads"], "there is no analysis 'overheads'; did you mean 'overhead'?"),
+        (["runs/text", "x"], "memory, sparsity, params, theorems, overhead."),
+        (["theorem"], "there is no folder and no analysis 'theorem'; did you mean 'theorems'?"),
         (["runs/text", "maps", "--layers", "2"], "there is no layer 2, expected 0 to 1."),
         (["runs/text", "maps", "--heads", "5"], "there is no head 5 in layer0, expected 0 to 1."),
         (["runs/text", "maps", "--text", "x" * 17], "--text has 17 tokens, but the model reads at most 16"),

@@ -171,6 +171,15 @@ def test_files_that_are_not_there_leave_with_one(place, tmp_path):
     assert refused("eval", "txt/", cwd=runs, code=1) == "txt/: is not the folder of a run; did you mean 'text'?"
     assert refused("eval", runs / "nothing", cwd=place, code=1) == f"{runs}/nothing: is not the folder of a run."
     assert refused("report", "txt", cwd=runs, code=1) == "txt: is not the folder of a run or of a comparison; did you mean 'text'?"
+    others = tmp_path / "kinds"
+    for name, text in [("first", COMPARE), ("fist", TEXT)]:
+        (others / name).mkdir(parents=True)
+        (others / name / "config.toml").write_text(text)
+    for arguments, meant in [(["eval"], "fist"), (["train", "--resume"], "fist"), (["compare"], "first"), (["report"], "first")]:
+        assert refused(*arguments, "firstt", cwd=others, code=1).endswith(f"; did you mean '{meant}'?")
+    shutil.rmtree(others / "fist")
+    assert refused("eval", "firstt", cwd=others, code=1) == "firstt: is not the folder of a run."
+    assert refused("eval", "kinds", cwd=tmp_path, code=1) == "kinds: is not the folder of a run, it has no config.toml."
     assert refused("help", "generat", cwd=place) == "there is no command 'generat'; did you mean 'generate'?"
     (tmp_path / "runs/theirs").mkdir(parents=True)
     shutil.copy(place / "runs/text/config.toml", tmp_path / "runs/theirs")

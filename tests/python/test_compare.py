@@ -107,6 +107,19 @@ def test_a_run_that_fails_is_said_at_once(tmp_path):
     assert len(re.findall(r"^\[[12]/2\] copy \w+ seed 1  the run failed: .* became ", done.stderr, re.MULTILINE)) == 2, done.stderr
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_long_warm_up_is_said_once(tmp_path, jobs):
+    place(tmp_path)
+    sentence = (
+        "model 'mha' on task 'copy': train.warmup = 50 is not shorter than train.steps = 3: the learning rate only rises, "
+        "to 6e-05 at the last step; a shorter warm-up is set by train.warmup = 0, for example\n"
+    )
+    said = headloom("compare", "c.toml", "--out", "c", "--jobs", jobs, cwd=tmp_path).stderr
+    assert said.count("train.warmup") == said.count(sentence) + 1 == 2
+    assert "train.warmup" not in headloom("compare", "c.toml", "--out", "c", cwd=tmp_path).stderr
+    assert "train.warmup" not in headloom("compare", "c.toml", "--out", "d", "--plan", "--set", "train.warmup=1", cwd=tmp_path).stderr
+
+
 def children(process):
     return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
 

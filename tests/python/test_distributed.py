@@ -380,6 +380,20 @@ def test_metrics_say_what_each_process_used(place):
         assert steps and all(line.get("processes", 1) == number for line in steps)
 
 
+def test_a_run_that_ended_before_its_first_step_goes_on_with_as_many(place, tmp_path):
+    train_together(tmp_path, place / "mha.toml", "run", 2, "--set", "train.steps=1", "--set", "train.eval_every=1")
+    metrics = tmp_path / "run/metrics.jsonl"
+    first = metrics.read_text().splitlines()[0]
+    assert json.loads(first) == {"step": 0, "processes": 2}
+    for left in (first + "\n", ""):  # what is there once the run has begun, and nothing, as of one process
+        metrics.write_text(left)
+        shutil.rmtree(tmp_path / "run/checkpoints", ignore_errors=True)
+        command = "headloom train run --resume" + (" --processes 2" if left else "")
+        assert f" before its first step of 1. Go on with:\n    {command}\n" in headloom("report", "run", cwd=tmp_path).stdout
+    train_together(tmp_path, "run", "run", 2, "--resume")
+    assert json.loads(metrics.read_text().splitlines()[0]) == {"step": 0, "processes": 2}
+
+
 @pytest.mark.parametrize("whole, number", [("mha-2", 2), ("zero-3", 3), ("all-2", 2)])
 def test_a_run_that_goes_on_gives_the_same_bits(shared, whole, number):
     again = f"again-{whole}"

@@ -16,6 +16,13 @@ train = { steps = 2, batch = 2, eval_every = 2 }
 """
 
 
+@pytest.mark.parametrize("name", ["cache_budgets", "find_block_errors"])
+def test_without_runs_they_say_how_they_are_called(name):
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run([sys.executable, str(ROOT / f"examples/{name}.py")], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and f"python examples/{name}.py runs/" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 def test_errors_of_find_block(tmp_path):
     (tmp_path / "config.toml").write_text(RUN)

@@ -99,6 +99,11 @@ def test_a_model_that_no_architecture_has(tmp_path):
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2).strip()
     assert "cannot be written as mamba (the nearest) or any other architecture: model.position.type is 'rope', expected 'none'; model.layer" in message, message
     assert message.endswith(".") and not message.endswith("..") and not (tmp_path / "folder").exists()
+    # The architecture that it names has a model with those changes, whatever else has its default.
+    task = task.replace("depth = 2", 'depth = 2\nposition = { type = "none" }')
+    (tmp_path / "y.toml").write_text(task.replace('{ type = "swiglu", hidden = 16 }', '{ type = "none" }'))
+    headloom("train", tmp_path / "y.toml", "--out", tmp_path / "plain", "--set", "train.steps=1")
+    assert headloom("export", tmp_path / "plain", "--out", tmp_path / "folder").startswith(f"{tmp_path}/folder (mamba, ")
 
 
 def test_an_encoder_is_nearest_to_an_encoder(tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import urllib.error
 import urllib.request
 
 import pytest
@@ -311,6 +312,10 @@ def test_watching_serves_what_has_come(place, tmp_path):
         before = urllib.request.urlopen(address, timeout=30).read().decode()
         assert 'http-equiv="refresh"' in before
         port = re.search(r":(\d+)/", address)[1]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(address, headers={"Host": f"evil.example:{port}"}), timeout=30)
+        said = f"the Host is 'evil.example:{port}', expected localhost, 127.0.0.1 and [::1], because the report is for this machine"
+        assert refused.value.code == 421 and refused.value.read().decode() == f"{said} alone.\n"
         second = headloom("report", place / "plain", "--watch", "--port", port, cwd=tmp_path, code=1).stderr
         assert second == f"headloom: cannot listen at 127.0.0.1:{port}: Address already in use.\n"
         with open(tmp_path / "run/metrics.jsonl", "a") as metrics:

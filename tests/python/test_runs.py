@@ -213,7 +213,7 @@ def test_a_new_run_begins_beside_other_files(place, tmp_path):
     said = (new / "slurm-1.out").read_text()
     assert f"{new}: there is no checkpoint to go on from yet, so the run begins" in said
     assert "train.warmup = 6 is not shorter than train.steps = 6: the learning rate only rises" in said
-    assert "a shorter warm-up is set by --set train.warmup=0, for example" in said
+    assert "a shorter warm-up is set by train.warmup = 0, for example" in said
     assert (new / "tokenizer.model").read_bytes() == (new / "v.model").read_bytes()
 
 

@@ -55,7 +55,7 @@ def test_nothing_is_allocated_before_it_is_checked(recurrence):
 
 def raw_request(body, path="/v1/completions", more=""):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{more}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{more}\r\n"
     return head.encode() + data
 
 
@@ -236,6 +236,24 @@ def test_pages_of_other_origins(place):
     assert "'a.example' is no origin, expected * or one like https://a.example" in error
 
 
+def test_pages_that_call_this_machine_by_their_own_name(place):
+    def said(server, method, path, host):
+        return server.ask(method, path, b"{}" if method == "POST" else None, {"Host": host, "Content-Type": "application/json"})
+
+    with serving("attention", place, "--cors", "https://a.example") as server:
+        for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/tokenize"), ("GET", "/nowhere")):
+            status, answer = said(server, method, path, "evil.example:80")
+            assert status == 421 and answer["error"]["message"] == (
+                "the Host is 'evil.example:80', expected localhost, 127.0.0.1, [::1] and a.example, "
+                "because the server is open to this machine alone."
+            )
+        for host in ("localhost", f"LOCALHOST:{server.port}", "[::1]:1", "a.example"):
+            assert said(server, "GET", "/health", host)[0] == 200
+        assert said(server, "GET", "/health", '\\"<b>')[0] == 421
+    with serving("attention", place, "--cors", "*") as server:
+        assert said(server, "GET", "/health", "evil.example")[0] == 200
+
+
 def talk(port, raw, pieces=1, pause=0.0):
     """The answer to these bytes, from a client that waits for it."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
@@ -250,7 +268,7 @@ def talk(port, raw, pieces=1, pause=0.0):
 
 def test_requests_of_every_shape(recurrence):
     port, body = recurrence.port, json.dumps({"prompt": "a", "max_tokens": 2}).encode()
-    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
     def status(raw, ends=(".", "?"), **options):
         answer = talk(port, raw, **options)

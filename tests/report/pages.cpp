@@ -509,6 +509,22 @@ TEST(Report, MarksWhatAFigureCutsOff) {
   EXPECT_NE(to_html(quickstart()).find(" begins above the figure, at "), std::string::npos);
 }
 
+TEST(Report, WhiskersEndWithTheAxis) {
+  const auto whisker = [](double low, double high) {
+    const std::string svg =
+        draw(Scatter{.title = "t",
+                     .description = "",
+                     .x = make_axis("x", Unit::kPlain, 0, 1),
+                     .y = make_axis("y", Unit::kPercent, 0, 1),
+                     .dots = {{.label = "a", .x = 0.5, .y = 1, .low = low, .high = high}}});
+    const size_t end = svg.find("\" class=\"whisker");
+    return svg.substr(svg.rfind('<', end), end - svg.rfind('<', end));
+  };
+  const std::string whole = whisker(0, 1);
+  EXPECT_NE(whole.find(" y1="), std::string::npos) << whole;
+  EXPECT_EQ(whisker(-0.2, 1.4), whole);
+}
+
 TEST(Report, LabelsTakeTheRoomThatThereIs) {
   const auto drawn = [](const std::string& label) {
     return draw(LineChart{.title = "t",
