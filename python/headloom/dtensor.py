@@ -69,6 +69,11 @@ def _scan_input(tensor: torch.Tensor, call: Mapping[str, Any]) -> Dims:
     return {2: (None, 0), 3: (0, None), 4: (0, 2)}[tensor.dim()]
 
 
+def _position_bias(tensor: torch.Tensor, call: Mapping[str, Any]) -> Dims:
+    """Of aft: the form conv has a row for each head, the other forms have rows for positions."""
+    return _WEIGHT if call["form"] == "conv" else NEITHER
+
+
 _HEADS: Dims = (0, 2)  # [B, T, H, ...], and [B, T, C]
 _BATCH: Dims = (0, None)
 _WEIGHT: Dims = (None, 0)  # [H, ...]
@@ -116,6 +121,7 @@ RULES = {
     "aft": Rule(
         {
             **dict.fromkeys(("q", "k", "v", "state"), _HEADS),
+            "bias": _position_bias,
             **dict.fromkeys(("lengths", "documents"), _BATCH),
         },
         [_HEADS, _HEADS],

@@ -198,7 +198,7 @@ def aft(
         lengths: ``[B]`` int64, positions of each sequence that are keys; an empty sequence gives 0.
         documents: ``[B, T]`` int64 ids; nothing is read across a change of id.
         state: ``[B, 3 + 2 (W - 1), C]`` of the causal simple (W = 1) and local forms, as returned.
-        offset: position of the first in its document, for the local w.
+        offset: position of the first in its document, for the w of local and full.
 
     Returns:
         The output ``[B, T, C]`` of q's type, and the state after the last position, ``[B, 0, C]`` where a form has none.

@@ -251,7 +251,13 @@ TEST_F(Aft, RefusesInOneSentence) {
       {"simple", [](Call& c) { c.o.offset = -1; }, "offset is -1"},
       {"simple", [](Call& c) { c.o.backend = "fast"; }, "backend is \"fast\""},
       {"simple", [](Call& c) { c.o.backend = "fused"; }, "take float32 and bfloat16 only"},
-      {"full", [](Call& c) { c.o.backend = "fused"; }, "only causal \"simple\" and \"local\""},
+      {"full", [](Call& c) { c.o.backend = "fused"; }, "take float32 and bfloat16 only"},
+      {"full",
+       [](Call& c) {
+         c.o.backend = "fused";
+         c.o.causal = false;
+       },
+       "only causal forms are fused"},
       {"local", [](Call& c) { c.o.bias = Tensor(); },
        "bias has shape none, form \"local\" expects"},
       {"local", [](Call& c) { c.o.bias = c.o.bias.narrow(0, 0, 4); }, "bias is for 4 positions"},

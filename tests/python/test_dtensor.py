@@ -65,6 +65,12 @@ CASES = {
     "scan, batch": ("selective_scan", {**SCAN, "D": rand(12), "delta_bias": rand(12), "delta_softplus": True}, 0, 0),
     "scan, channels": ("selective_scan", {**SCAN, "D": rand(12), "z": rand(B, T, 12)}, 2, 2),
     "aft, channels": ("aft", {"q": rand(B, T, 12), "k": rand(B, T, 12), "v": rand(B, T, 12), "form": "local", "bias": rand(T, 3)}, 2, 2),
+    "aft conv, channels": ("aft", {"q": rand(B, T, 12), "k": rand(B, T, 12), "v": rand(B, T, 12), "form": "conv", "bias": rand(4, 3)}, 2, 2),
+    "aft conv, a head for both": (
+        "aft", {"q": rand(B, T, 12), "k": rand(B, T, 12), "v": rand(B, T, 12), "form": "conv", "bias": rand(1, 3)}, 2, None,
+    ),
+    "aft full, batch": ("aft", {"q": rand(B, T, 12), "k": rand(B, T, 12), "v": rand(B, T, 12), "form": "full", "bias": rand(T, T)}, 0, 0),
+    "aft full, channels": ("aft", {"q": rand(B, T, 12), "k": rand(B, T, 12), "v": rand(B, T, 12), "form": "full", "bias": rand(T, T)}, 2, 2),
     "convolution, batch": ("causal_conv1d", {"x": rand(B, T, 12), "weight": rand(12, 4), "bias": rand(12)}, 0, 0),
     "convolution, channels": ("causal_conv1d", {"x": rand(B, T, 12), "weight": rand(12, 4), "bias": rand(12), "silu": True}, 2, 2),
     "token shift, batch": ("token_shift", {"x": rand(B, T, 12), "mix": rand(3, 12)}, 0, 0),

@@ -284,6 +284,16 @@ def test_products_of_float32_are_not_rounded_unasked():
 
 
 @needs_triton
+@pytest.mark.parametrize("form, bias", [("full", (7, 7)), ("conv", (2, 3))])
+def test_causal_forms_of_aft_without_kernels_are_its_definition(form, bias):
+    with FakeTensorMode(), torch.no_grad():
+        q = on_gpu(2, 7, 16)
+        assert headloom.ops.aft(q, q, q, form=form, bias=on_gpu(*bias))[0].shape == q.shape
+        with pytest.raises(NotImplementedError, match='only causal "simple" and "local" are fused'):
+            headloom.ops.aft(q, q, q, form=form, bias=on_gpu(*bias), backend="fused")
+
+
+@needs_triton
 def test_aft_of_nothing_is_its_definition():
     with FakeTensorMode(), torch.no_grad():
         for size in ((0, 7, 16), (2, 7, 0)):

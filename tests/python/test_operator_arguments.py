@@ -77,7 +77,8 @@ def operators(**change):
     yield "aft", dict(aft, bias=x(long, 5), lengths=lengths), dict(form="local", causal=False)
     yield "aft", dict(aft, bias=x(long, long), lengths=lengths), dict(form="full", causal=False)
     yield "aft", dict(aft, bias=x(2, 5), lengths=lengths), dict(form="conv", causal=False)
-    yield "aft", dict(aft, bias=x(2, "W")), dict(form="conv")
+    yield "aft", dict(aft, bias=x(2, "W"), documents=ids("B", "T")), dict(form="conv")
+    yield "aft", dict(aft, bias=x(long, long), documents=ids("B", "T")), dict(form="full", offset=2)
     yield "selective_scan", dict(
         u=x("B", "T", "C"),
         delta=x("B", "T", "C"),

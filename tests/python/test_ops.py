@@ -3,6 +3,7 @@
 import inspect
 
 import headloom
+import pytest
 import torch
 
 # Operators of the modules and models, which nobody else is to call.
@@ -146,3 +147,43 @@ def test_gradients_of_the_loss_survive_what_reads_them_twice():
     targets.fill_(-100)
     for factor in (float("inf"), float("nan")):
         assert all((g == 0).all() for g in gradients(factor)[0])
+
+
+@pytest.mark.parametrize("form", ["simple", "local", "full", "conv"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_keys_of_aft_lie_any_distance_apart(form, dtype):
+    """Softmax in float64 is the formula; later keys are larger by thousands, and then smaller."""
+    torch.manual_seed(3)
+    T, C, H = 63, 6, 2
+    q, k, v = (torch.randn(2, T, C).to(dtype) for _ in range(3))
+    # In steps that every type has. Positions by twos share a key's size, so that each sees more than one key.
+    steps = torch.cat((torch.arange(T // 3), torch.arange(T - T // 3).flip(0))) // 2 * 1024.0
+    k = (k.mul(2).round() / 2 + 0).clamp(-2, 2) if dtype == torch.bfloat16 else k
+    k = (k + steps[:, None].to(dtype)).requires_grad_()
+    leaves = [q.requires_grad_(), k, v.requires_grad_()]
+    w = torch.zeros(T, T, C, dtype=torch.float64)
+    bias = None
+    if form != "simple":
+        bias = torch.randn(*{"local": (T, 5), "full": (T, T), "conv": (H, 5)}[form]).requires_grad_()
+        leaves.append(bias)
+        t, s = torch.meshgrid(torch.arange(T), torch.arange(T), indexing="ij")
+        column, inside = (4 - t + s).clamp(0, 4), ((t - s).abs() < 5)[..., None]
+        wide = bias.double()
+        if form == "full":
+            w = wide[..., None].expand(T, T, C)
+        elif form == "local":
+            w = torch.where(inside, wide[t, column][..., None], 0.0).expand(T, T, C)
+        else:
+            w = torch.where(inside, wide[:, column].permute(1, 2, 0), 0.0).repeat_interleave(C // H, -1)
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)[..., None]
+    scores = (k.double()[:, None] + w).masked_fill(hidden, -torch.inf)
+    expected = torch.sigmoid(q.double()) * (scores.softmax(2) * v.double()[:, None]).sum(2)
+    y = headloom.ops.aft(q, k, v, form=form, bias=bias)[0]
+    factor = torch.randn(y.shape)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float64: 1e-10}[dtype]
+    torch.testing.assert_close(y.double(), expected, atol=tolerance, rtol=tolerance)
+    found = torch.autograd.grad((y * factor).sum(), leaves)
+    right = torch.autograd.grad((expected * factor).sum(), leaves)
+    for a, b in zip(found, right):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)

@@ -31,8 +31,10 @@ def calls(dtype=torch.float32):
         "token_shift": (OPS.token_shift.default, (sequence[0], mix, draw(B, C, dtype=dtype), documents), {}),
         "aft simple": (OPS.aft.default, (*sequence,), {}),
         "aft local": (OPS.aft.default, (*sequence, "local", band), dict(documents=documents)),
-        "aft full": (OPS.aft.default, (*sequence, "full", draw(T, T, dtype=dtype)), dict(causal=False)),
+        "aft full": (OPS.aft.default, (*sequence, "full", draw(T, T, dtype=dtype)), dict(documents=documents)),
+        "aft full, both ways": (OPS.aft.default, (*sequence, "full", draw(T, T, dtype=dtype)), dict(causal=False)),
         "aft conv": (OPS.aft.default, (*sequence, "conv", draw(1, 3, dtype=dtype)), {}),
+        "aft conv, both ways": (OPS.aft.default, (*sequence, "conv", draw(1, 3, dtype=dtype)), dict(causal=False)),
         "selective_scan": (OPS.selective_scan.default, scan, dict(delta_softplus=True)),
         "selective_scan, all": (
             OPS.selective_scan.default,

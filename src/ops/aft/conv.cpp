@@ -1,4 +1,4 @@
-// aft conv as a convolution: T W C instead of the definition's T^2 C.
+// aft conv both ways as a convolution: T W C instead of the definition's T^2 C.
 #include "ops/aft/declaration.h"
 #include "ops/wkv/op.h"
 
@@ -16,18 +16,19 @@ Tensor before_band(const Tensor& x, int64_t window) {
 
 }  // namespace
 
-// Form conv without documents: blocks of positions times a band of e^w, and running sums of what
-// lies outside it, in float64. Everything else is the reference's.
+// Form conv, not causal and without documents: blocks of positions times a band of e^w, and running
+// sums of what lies outside it, in float64, relative to the largest key, which every query sees.
+// Everything else is the reference's.
 std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const auto& [q, k, v, o] = given;
-  if (o.form != "conv" || o.documents.defined()) return reference(given);
+  if (o.form != "conv" || o.causal || o.documents.defined()) return reference(given);
   const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const SymInt length = q.sym_size(1);
   const int64_t channels = fixed_size(q, 2), heads = o.bias.size(0), size = channels / heads;
-  const int64_t columns = o.bias.size(1), window = o.causal ? columns : (columns + 1) / 2;
+  const int64_t columns = o.bias.size(1), window = (columns + 1) / 2;
   Tensor keys = k.to(at::kDouble), hidden;
-  if (o.lengths.defined() && !o.causal) {
+  if (o.lengths.defined()) {
     hidden = at::arange(c10::Scalar(length), ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
     keys = keys.masked_fill(hidden, kNoExponent);
   }
@@ -36,7 +37,9 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const auto of_heads = [&](const Tensor& t) {
     return t.unflatten(2, {heads, size}).transpose(1, 2);
   };
-  const Tensor x = at::cat({of_heads(e * v.to(at::kDouble)), of_heads(e)}, -1);  // [B, H, T, 2D]
+  Tensor with_v = e * v.to(at::kDouble);
+  if (hidden.defined()) with_v = with_v.masked_fill(hidden, 0);  // though it were NaN
+  const Tensor x = at::cat({of_heads(with_v), of_heads(e)}, -1);  // [B, H, T, 2D]
 
   // Blocks of queries times the keys within their reach: one band a head for all blocks.
   // A graph that is traced for any length has whole blocks, and at least two of them: PyTorch takes
@@ -56,8 +59,7 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const Tensor seen =
       at::constant_pad_nd_symint(x, {0, 0, window - 1, after}).unfold(2, reach, block);
   Tensor both = at::matmul(band, seen.transpose(-1, -2)).flatten(2, 3).narrow_symint(2, 0, length);
-  both = both + before_band(x, window);
-  if (!o.causal) both = both + before_band(x.flip(2), window).flip(2);
+  both = both + before_band(x, window) + before_band(x.flip(2), window).flip(2);
 
   const auto joined = [&](int64_t from) {
     return both.narrow(-1, from, size).transpose(1, 2).flatten(2);

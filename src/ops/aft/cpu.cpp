@@ -1,4 +1,5 @@
-// aft on CPU kernels: causal "local" on its own, causal "simple" on those of wkv.
+// aft on CPU kernels: causal "local" and "conv" on those of kernel_cpu.cpp, "full" on those of
+// kernel_cpu_full.cpp, "simple" on those of wkv.
 #include "ops/cpu.h"
 #include "ops/aft/declaration.h"
 #include "ops/aft/kernel.h"
@@ -25,7 +26,13 @@ Wkv::Arguments as_wkv(const Aft::Arguments& a) {
            .backend = {}}};
 }
 
-// The kernels of "local".
+bool is_mild(const Tensor& bias) {
+  if (bias.numel() == 0) return true;
+  const auto [least, most] = at::aminmax(bias);
+  return least.item<double>() >= -kMildest && most.item<double>() <= kMildest;
+}
+
+// The kernels of "local" and "conv".
 struct AftCall : Held {
   aft_kernel::Args args;
 
@@ -41,39 +48,154 @@ struct AftCall : Held {
     args.v = sequence(a.v);
     args.bias = whole<float>(bias);
     args.weight = whole<float>(bias.exp());
-    args.mild = bias.abs().max().item<float>() <= kMildest;
+    args.by_distance = a.options.form == "conv";
+    args.mild = is_mild(bias);
     args.bias_size = bias.numel();
+    heads = args.by_distance ? bias.size(0) : 1;
     args.offset = a.options.offset;
     args.state = whole<float>(a.options.state);
     args.documents = whole<int64_t>(a.options.documents);
   }
 
-  int64_t groups() const { return (args.C + aft_kernel::kChannels - 1) / aft_kernel::kChannels; }
-  int64_t workers() const { return std::clamp<int64_t>(args.B * groups(), 1, thread_count()); }
+  int64_t of_head() const { return args.C / heads; }  // channels
+  int64_t groups_of_head() const {
+    return (of_head() + aft_kernel::kChannels - 1) / aft_kernel::kChannels;
+  }
+  int64_t tasks() const { return args.B * heads * groups_of_head(); }
+  int64_t workers() const { return std::clamp<int64_t>(tasks(), 1, thread_count()); }
 
   void run(aft_kernel::Run* kernel, bool backward) const {
     const auto work = [&](int64_t worker, int64_t begin, int64_t end) {
       const Tensor scratch =
           at::detail::empty_cpu({aft_kernel::scratch_size(args.W, backward)}, at::kFloat);
       for (int64_t i = begin; i < end; ++i) {
-        kernel(args, {i / groups(), i % groups() * aft_kernel::kChannels, worker,
-                      scratch.data_ptr<float>()});
+        const int64_t head = i / groups_of_head() % heads;
+        const int64_t within = i % groups_of_head() * aft_kernel::kChannels;
+        kernel(args, {.batch = i / groups_of_head() / heads,
+                      .channel = head * of_head() + within,
+                      .count = std::min(of_head() - within, aft_kernel::kChannels),
+                      .head = head,
+                      .worker = worker,
+                      .scratch = scratch.data_ptr<float>()});
       }
     };
-    for_each_share(args.B * groups(), workers(), work);
+    for_each_share(tasks(), workers(), work);
+  }
+
+  int64_t heads;
+};
+
+// The kernels of "full".
+struct FullCall : Held {
+  aft_kernel::FullArgs args;
+  std::vector<aft_kernel::Chunk> chunks;
+  int64_t places = 0;  // the longest document
+
+  explicit FullCall(const Aft::Arguments& a) {
+    args.T = a.q.size(1);
+    args.C = a.q.size(2);
+    args.type = kernel_type(a.q);
+    args.q = sequence(a.q);
+    args.k = sequence(a.k);
+    args.v = sequence(a.v);
+    const int64_t* ids = whole<int64_t>(a.options.documents);
+    for (int64_t b = 0; b < a.q.size(0); ++b) cut(b, ids, a.options.offset);
+    args.chunks = chunks.data();
+    args.chunk_count = static_cast<int64_t>(chunks.size());
+
+    Tensor bias = a.options.bias.narrow(0, 0, places).narrow(1, 0, places).to(at::kFloat);
+    if (bias.stride(1) != 1) bias = bias.contiguous();
+    args.bias = hold(bias).const_data_ptr<float>();
+    args.bias_line = bias.stride(0);
+    const Tensor weight = hold(bias.exp().contiguous());
+    args.weight = weight.const_data_ptr<float>();
+    args.weight_line = weight.stride(0);
+    args.mild = is_mild(bias);
+  }
+
+  // A sequence in chunks of queries.
+  void cut(int64_t batch, const int64_t* ids, int64_t offset) {
+    const auto count = [&] { return static_cast<int64_t>(chunks.size()); };
+    int64_t first = count(), place = offset;
+    const auto end_document = [&] {
+      for (int64_t i = first; i < count(); ++i) chunks[static_cast<size_t>(i)].last = count() - 1;
+      places = std::max(places, place);
+      first = count();
+    };
+    for (int64_t t = 0; t < args.T; ++t, ++place) {
+      const int64_t at = batch * args.T + t;
+      if (t > 0 && ids != nullptr && ids[at] != ids[at - 1]) {
+        end_document();
+        place = 0;
+      }
+      if (count() == first || place % aft_kernel::kChunk == 0) {
+        chunks.push_back(
+            {.batch = batch, .from = t, .to = t, .place = place, .first = first, .last = 0});
+      }
+      chunks.back().to = t + 1;
+    }
+    end_document();
+  }
+
+  // Tasks that share nothing that they write.
+  void run(aft_kernel::RunFull* kernel, int64_t tasks, int64_t floats) const {
+    each_task(thread_count(), tasks, [&](int64_t task) {
+      const Tensor scratch = at::detail::empty_cpu({floats}, at::kFloat);
+      kernel(args, task, scratch.data_ptr<float>());
+    });
+  }
+  void run(aft_kernel::RunFull* kernel) const {
+    run(kernel, args.chunk_count * args.groups(), aft_kernel::kFullScratch);
   }
 };
 
+std::vector<Tensor> forward_full(const Aft::Arguments& a, bool training) {
+  FullCall call(a);
+  std::vector<Tensor> out = Aft::outputs(a, training);
+  call.args.out = out[0].data_ptr();
+  if (training) call.args.sums_out = out[2].data_ptr<float>();
+  call.run(HL_CHOOSE(aft_kernel::aft_full));
+  return out;
+}
+
+void backward_full(const Aft::Arguments& a, Backward<Aft>& b) {
+  FullCall call(a);
+  aft_kernel::FullArgs& args = call.args;
+  const Tensor grad_sums =
+      contiguous_float({a.q.size(0), args.groups(), args.T, 2, aft_kernel::kChannels}, a.q);
+  const Tensor alone = at::empty({args.chunk_count, args.groups()}, a.q.options().dtype(at::kBool));
+  args.sums = call.whole<float>(b.kept[0]);
+  args.grad_out = call.sequence(b.grads[0]);
+  args.grad_sums = grad_sums.data_ptr<float>();
+  args.alone = alone.data_ptr<bool>();
+  b.gradients.q = contiguous_like(a.q);
+  b.gradients.k = contiguous_like(a.k);
+  b.gradients.v = contiguous_like(a.v);
+  args.grad_q = b.gradients.q.data_ptr();
+  args.grad_k = b.gradients.k.data_ptr();
+  args.grad_v = b.gradients.v.data_ptr();
+  call.run(HL_CHOOSE(aft_kernel::aft_full_sums));
+  call.run(HL_CHOOSE(aft_kernel::aft_full_keys));
+  if (!b.wants(b.gradients.options.bias)) return;
+  const Tensor& bias = a.options.bias;
+  b.gradients.options.bias = at::zeros(bias.sizes(), bias.options().dtype(at::kFloat));
+  args.grad_bias = b.gradients.options.bias.data_ptr<float>();
+  args.grad_line = bias.size(1);
+  const int64_t tasks = (call.places + aft_kernel::kChunk - 1) / aft_kernel::kChunk;
+  call.run(HL_CHOOSE(aft_kernel::aft_full_bias), tasks, aft_kernel::full_scratch_bias(call.places));
+}
+
 const char* unsupported(const Aft::Arguments& a) {
-  return Aft::stateful(a.options) ? nullptr : "only causal \"simple\" and \"local\" are fused";
+  return a.options.causal ? nullptr : "only causal forms are fused";
 }
 
 std::vector<Tensor> forward(const Aft::Arguments& a, bool training) {
   if (a.options.form == "simple") return wkv_forward_cpu(as_wkv(a), training);
+  if (a.options.form == "full") return forward_full(a, training);
   AftCall call(a);
   std::vector<Tensor> out = Aft::outputs(a, training);
   call.args.out = out[0].data_ptr();
-  call.args.end = out[1].data_ptr<float>();
+  if (Aft::stateful(a.options)) call.args.end = out[1].data_ptr<float>();
   if (training) call.args.checkpoints_out = out[2].data_ptr<float>();
   call.run(HL_CHOOSE(aft_kernel::aft_forward), false);
   return out;
@@ -88,6 +210,7 @@ void backward_simple(const Aft::Arguments& a, Backward<Aft>& b) {
 
 void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   if (a.options.form == "simple") return backward_simple(a, b);
+  if (a.options.form == "full") return backward_full(a, b);
   AftCall call(a);
   aft_kernel::Args& args = call.args;
   const Tensor& bias = a.options.bias;
@@ -95,7 +218,7 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
       at::zeros({call.workers(), bias.size(0), bias.size(1)}, bias.options().dtype(at::kFloat));
   args.checkpoints = call.whole<float>(b.kept[0]);
   args.grad_out = call.sequence(b.grads[0]);
-  args.grad_end = call.whole<float>(b.grads[1]);
+  if (Aft::stateful(a.options)) args.grad_end = call.whole<float>(b.grads[1]);
   b.gradients.q = contiguous_like(a.q);
   b.gradients.k = contiguous_like(a.k);
   b.gradients.v = contiguous_like(a.v);
@@ -111,10 +234,8 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   b.gradients.options.bias = sums.sum(0);
 }
 
-const Kernels<Aft> aft_cpu({.limits = "causal simple and local",
-                            .unsupported = unsupported,
-                            .forward = forward,
-                            .backward = backward});
+const Kernels<Aft> aft_cpu(
+    {.limits = "causal", .unsupported = unsupported, .forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace headloom::ops

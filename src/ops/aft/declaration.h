@@ -16,7 +16,7 @@ struct Aft {
   static constexpr const char* kDoc =
       "attention without queries times keys: simple, local, full and conv";
   static constexpr const char* kSource = "Zhai et al. 2021";
-  static constexpr const char* kOtherwise = "matrix products for the other forms";
+  static constexpr const char* kOtherwise = "matrix products for the rest";
 
   static auto arguments(Arguments& a) {
     AftOptions& o = a.options;
@@ -31,7 +31,7 @@ struct Aft {
   static void check(const Arguments& a);
   static void autocast(Arguments& a, const AutocastCast& cast);
   static Result reference(const Arguments& a);
-  static Result otherwise(const Arguments& a);  // conv as a convolution
+  static Result otherwise(const Arguments& a);  // conv both ways as a convolution
   static std::vector<Tensor> outputs(const Arguments& a, bool training);
 };
 

@@ -1,22 +1,21 @@
-// The kernels of causal aft local, compiled once per instruction set.
+// The kernels of causal aft local and conv, compiled once per instruction set.
 //
 // With N and D the sums of a position, y = N / D, g the gradient of y and p = g / D, the gradient
 // of [N | D] is G = [p | -p y]. That of X is the band's transpose times G and, for what has left
 // the band, the sum of all later G; that of e^w the products of G and X along the channels.
 #include "ops/aft/kernel.h"
 
+#include "ops/aft/rows.h"
 #include "ops/aft/scratch.h"
 #include "ops/kernel/gemm.h"
 #include "ops/kernel/prefetch.h"
 #include "ops/kernel/transpose.h"
-#include "ops/kernel/vec.h"
 
 namespace headloom::ops::aft_kernel {
 namespace {
 
 // Keys further apart than this take the path with an exponent for each position.
 constexpr float kFurthest = 60;
-constexpr float kEmpty = -1e38f;
 
 // Positions [from, to); row h of the history is position from - (W - 1) + h.
 struct Span {
@@ -24,26 +23,17 @@ struct Span {
   int64_t start;  // of the document; -(W - 1) for the first, which the state belongs to
 };
 
-struct Work {
+struct Work : Rows {
   const Args& a;
   const Task& task;
   const Scratch s;
-  const int64_t count;  // channels that are there
 
   HL_INLINE Work(const Args& args, const Task& t, bool backward)
-      : a(args),
+      : Rows{args.T, args.C, t.batch, t.channel, t.count},
+        a(args),
         task(t),
-        s(args.W, backward, t.scratch),
-        count(args.C - t.channel < kChannels ? args.C - t.channel : kChannels) {}
+        s(args.W, backward, t.scratch) {}
 
-  template <typename T>
-  HL_INLINE const T* row(const Sequence& x, int64_t t) const {
-    return static_cast<const T*>(x.data) + task.batch * x.batch + t * x.time + task.channel;
-  }
-  template <typename T>
-  HL_INLINE T* row(void* x, int64_t t) const {
-    return static_cast<T*>(x) + (task.batch * a.T + t) * a.C + task.channel;
-  }
   // Row i of a state.
   template <typename F>
   HL_INLINE F* of_state(F* state, int64_t i) const {
@@ -64,28 +54,6 @@ struct Work {
     }
   }
 
-  // Channels c.. of a row in memory; those that are not there are zero.
-  template <typename T>
-  HL_INLINE vf get(const T* p, int64_t c) const {
-    if (c + VL <= count) return load(p + c);
-    return c < count ? load_part(p + c, count - c) : zero();
-  }
-  template <typename T>
-  HL_INLINE void put(T* p, int64_t c, vf x) const {
-    if (c + VL <= count) {
-      store(p + c, x);
-    } else if (c < count) {
-      store_part(p + c, x, count - c);
-    }
-  }
-  template <typename T>
-  HL_INLINE void copy(const T* from, float* to) const {
-    for (int64_t c = 0; c < kChannels; c += VL) store(to + c, get(from, c));
-  }
-  HL_INLINE void copy_back(const float* from, float* to) const {
-    for (int64_t c = 0; c < kChannels; c += VL) put(to, c, load(from + c));
-  }
-
   HL_INLINE bool begins_document(int64_t t) const {
     if (a.documents == nullptr || t <= 0 || t >= a.T) return false;
     const int64_t* id = a.documents + task.batch * a.T;
@@ -98,13 +66,10 @@ struct Work {
   }
   // The row of w's table for position t.
   HL_INLINE int64_t entry(const Span& p, int64_t t) const {
+    if (a.by_distance) return task.head * a.W;
     return (p.start > 0 ? t - p.start : t + a.offset) * a.W;
   }
 };
-
-void fill(float* to, int64_t floats, float value) {
-  for (int64_t i = 0; i < floats; ++i) to[i] = value;
-}
 
 // Keys and values of the history, the first row that counts, and whether one exponent a channel
 // (s.top) will do.
@@ -142,11 +107,12 @@ History read(const Work& w, const Span& p) {
       out.first = h + 1;
     }
   }
-  vf apart = zero();
+  vf apart = zero(), finite = zero();
   for (int64_t c = 0; c < kChannels; c += VL) {
     vf top = load(s.running + 2 * kChannels + c), negative = bcast(kEmpty);
     for (int64_t h = out.first; h < rows; ++h) {
       const vf key = load(s.k + h * kChannels + c);
+      finite = finite + zero() * (key + load(s.v + h * kChannels + c));
       // A key that is NaN counts for no exponent: the positions before it stay as they are.
       top = vmax(key, top);
       negative = vmax(zero() - key, negative);
@@ -154,7 +120,8 @@ History read(const Work& w, const Span& p) {
     store(s.top + c, top);
     apart = vmax(top + negative, apart);
   }
-  out.close = w.a.mild && hmax(apart) <= kFurthest;
+  // A product with the band would carry what is not finite to positions that do not see it.
+  out.close = w.a.mild && hmax(apart) <= kFurthest && hsum(finite) == 0;
   return out;
 }
 
@@ -247,7 +214,7 @@ HL_INLINE Sums sum_alone(const Work& w, const Span& p, const History& history, i
   out.above = a * past;
   out.below = b * past;
   for (int64_t h = first; h < last; ++h) {
-    const vf e = vexp_or_zero(load(s.k + h * kChannels + c) + bcast(bias[h - i]) - out.top);
+    const vf e = weight_of(load(s.k + h * kChannels + c), bias[h - i], out.top);
     out.above = fma(e, load(s.v + h * kChannels + c), out.above);
     out.below = out.below + e;
   }
@@ -322,6 +289,7 @@ void forward(const Args& args, const Task& task) {
       clear_running(s);
     }
   }
+  if (args.end == nullptr) return;
   for (int64_t i = 0; i < 3; ++i) {
     w.copy_back(s.running + i * kChannels, w.of_state(args.end, i));
   }
@@ -332,32 +300,26 @@ void forward(const Args& args, const Task& task) {
   }
 }
 
-// The gradient of y at position t, where `y` is known: out's through the gate, and q's written.
-template <typename T>
-HL_INLINE vf through_gate(const Work& w, int64_t t, int64_t c, vf y) {
-  const Args& a = w.a;
-  const vf g = w.get(w.row<T>(a.grad_out, t), c);
-  const vf open = bcast(1.0f) / sigmoid_inverse(w.get(w.row<T>(a.q, t), c));
-  w.put(w.row<T>(a.grad_q, t), c, g * open * y * (bcast(1.0f) - open));
-  return g * open;
-}
-
 // Gradients of the history into s.grad_x as [of v | of k], those of the running sums before the
-// chunk into s.carried; s.grad_x holds zeros before. One exponent for the chunk.
+// chunk into s.carried; s.grad_x holds zeros before. One exponent for the chunk. False, and nothing
+// is done, where a gradient is not finite: the products would carry it to keys that it is not of.
 template <typename T>
-void backward_close(const Work& w, const Span& p, const History& history, float* grad_bias) {
+bool backward_close(const Work& w, const Span& p, const History& history, float* grad_bias) {
   const Scratch& s = w.s;
   const int64_t n = p.to - p.from, rows = w.a.W - 1 + n;
   sum(w, p, history);
+  vf finite = zero();
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t c = 0; c < kChannels; c += VL) {
       const float* const x = s.sums + i * kPair + c;
       const vf share = bcast(1.0f) / load(x + kChannels), y = load(x) * share;
-      const vf through = through_gate<T>(w, p.from + i, c, y) * share;
+      const vf through = w.through_gate<T>(w.a, p.from + i, c, y) * share;
       store(s.grad_sums + i * kPair + c, through);
       store(s.grad_sums + i * kPair + kChannels + c, zero() - through * y);
+      finite = finite + zero() * (through * y);
     }
   }
+  if (hsum(finite) != 0) return false;
   // The exponent of the running sums after the chunk: what left the band in it is part of them.
   const bool joined = history.first < n;
   for (int64_t c = 0; c < kChannels; c += VL) {
@@ -401,6 +363,7 @@ void backward_close(const Work& w, const Span& p, const History& history, float*
       store(g + kChannels + c, of_k);
     }
   }
+  return true;
 }
 
 // The same with an exponent for each position.
@@ -434,11 +397,10 @@ void backward_alone(const Work& w, const Span& p, const History& history, float*
       b = load(s.sums + i * kPair + kChannels + c);
       const Sums x = sum_alone(w, p, history, i, c, a, b, before);
       const vf share = bcast(1.0f) / x.below, y = x.above * share;
-      const vf through = through_gate<T>(w, p.from + i, c, y) * share, through_y = through * y;
+      const vf through = w.through_gate<T>(w.a, p.from + i, c, y) * share, through_y = through * y;
       const int64_t entry = w.entry(p, p.from + i);
       for (int64_t h = history.first > i ? history.first : i; h < i + w.a.W; ++h) {
-        const vf e =
-            vexp_or_zero(load(s.k + h * kChannels + c) + bcast(w.a.bias[entry + h - i]) - x.top);
+        const vf e = weight_of(load(s.k + h * kChannels + c), w.a.bias[entry + h - i], x.top);
         const vf value = load(s.v + h * kChannels + c);
         const vf of_key = e * fma(through, value, zero() - through_y);
         float* const g = s.grad_x + h * kPair + c;
@@ -487,7 +449,9 @@ void backward(const Args& args, const Task& task) {
     const History history = read<T>(w, p);
     const int64_t n = p.to - p.from;
     fill(s.grad_x, (ring + n) * kPair, 0);
-    (history.close ? backward_close<T> : backward_alone<T>)(w, p, history, grad_bias);
+    if (!history.close || !backward_close<T>(w, p, history, grad_bias)) {
+      backward_alone<T>(w, p, history, grad_bias);
+    }
     for (int64_t i = 0; i < ring * kPair; ++i) s.grad_x[n * kPair + i] += s.pending[i];
     for (int64_t i = 0; i < n; ++i) {
       w.fetch<T>(p.from - 1 - i);

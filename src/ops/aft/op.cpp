@@ -7,6 +7,7 @@ namespace headloom::ops {
 namespace {
 
 c10::SymInt state_rows(const AftOptions& o) {
+  if (!Aft::stateful(o)) return 0;
   return o.form == "simple" ? c10::SymInt(3) : 2 * o.bias.sym_size(1) + 1;
 }
 
@@ -81,12 +82,18 @@ void Aft::check(const Arguments& a) {
 // The sequences are cast to the autocast type; the bias and states keep theirs.
 void Aft::autocast(Arguments& a, const AutocastCast& cast) { cast(a.q, a.k, a.v); }
 
-// The output, the state and the running sums that the backward starts from.
+// The output, the state and the running sums that the backward starts from, or the sums of all
+// positions.
 std::vector<Tensor> Aft::outputs(const Arguments& a, bool training) {
+  using aft_kernel::kChannels, aft_kernel::kChunk;
   const c10::SymInt batch = a.q.sym_size(0), length = a.q.sym_size(1), channels = a.q.sym_size(2);
-  const c10::SymInt chunks = (length + (aft_kernel::kChunk - 1)) / aft_kernel::kChunk;
+  std::vector<c10::SymInt> kept = {batch, (length + (kChunk - 1)) / kChunk, 3, channels};
+  if (a.options.form == "full") {
+    kept = {batch, (channels + (kChannels - 1)) / kChannels, length, 3, kChannels};
+  }
+  if (!training) kept[1] = 0;
   return {contiguous_like(a.q), contiguous_float({batch, state_rows(a.options), channels}, a.q),
-          contiguous_float({batch, training ? chunks : 0, 3, channels}, a.q)};
+          contiguous_float(kept, a.q)};
 }
 
 static const Define<Aft> aft_operator;

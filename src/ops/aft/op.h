@@ -7,8 +7,9 @@
 //   full     w learned for all pairs up to a length
 //   conv     w a function of t - s where |t - s| < W, 0 elsewhere, shared by the channels of a head
 //
-// s runs over all positions, or with `causal` over those up to t. Every form is stable for keys of
-// a hundred either way.
+// s runs over all positions, or with `causal` over those up to t. Keys may lie any distance apart,
+// but for causal calls in a graph that is traced for any length and runs no kernel: there a key may
+// be 600 below the largest of its document.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +37,7 @@ struct AftOptions {
   // -1e38 where empty) over all but the last W - 1 positions, then those positions' k (-1e38
   // where there is none) and v.
   at::Tensor state = {};
-  int64_t offset = 0;                       // position of the first in its document, for local's w
+  int64_t offset = 0;  // position of the first in its document, for local's and full's w
   std::optional<std::string> backend = {};  // "reference", "fused"; absent: fused where it can run
 };
 
@@ -44,9 +45,9 @@ struct AftOptions {
 // for float64 inputs and float32 otherwise; of a form that has none, [B, 0, C].
 //
 // Differentiable in q, k, v, bias and state; of the state returned, m is a constant to gradients,
-// as in wkv. Cost: T C, and T W C for local, where the fused kernels run (causal simple and local,
-// float32 and bfloat16), T W C for conv without documents; otherwise matrix products of T^2 C. Both
-// in float64, which bears e^-200; nothing is of size T T C. Through the dispatcher
+// as in wkv. Cost: T C for simple, T W C for local and conv and T^2 C for full where the fused
+// kernels run (causal, float32 and bfloat16); T W C for conv both ways without documents; otherwise
+// matrix products of T^2 C in float64. Nothing is of size T T C. Through the dispatcher
 // (torch.ops.headloom.aft). Throws c10::ValueError or c10::TypeError naming the argument.
 std::tuple<at::Tensor, at::Tensor> aft(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AftOptions& options);

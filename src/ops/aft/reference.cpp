@@ -34,7 +34,9 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   const SymInt length = age.sym_size(0), all = age.sym_size(1), batch = keys.position.sym_size(0);
   if (o.form == "full") {
     if (!o.documents.defined()) {
-      return section(section(bias, 0, 0, length), 1, 0, all).unsqueeze(0).unsqueeze(0);
+      return section(section(bias, 0, o.offset, length), 1, o.offset, all)
+          .unsqueeze(0)
+          .unsqueeze(0);
     }
     // The key's position, where it is in the query's document; elsewhere nothing is read.
     const Tensor other = (keys.position.unsqueeze(-1) - age).clamp(0, bias.size(1) - 1);
@@ -106,6 +108,102 @@ Tensor state_after(const Keys& keys, const Tensor& key, const Tensor& sums, int6
   return at::cat({a, b, m, newest(kept_k), newest(kept_v)}, 1);
 }
 
+// Sums over keys for every query, with v and without: [a | b] e^exponent, [B, H, T, 2D] and [B, H,
+// T, D]. The exponent is a constant to gradients.
+struct Sums {
+  Tensor both, exponent;
+};
+
+// [e^k v | e^k] relative to `exponent`; nothing where `hidden`, which may be undefined.
+Tensor exponentials(const Tensor& k, const Tensor& v, const Tensor& exponent,
+                    const Tensor& hidden) {
+  if (!hidden.defined()) {
+    const Tensor e = at::exp(k - exponent);
+    return at::cat({e * v, e}, -1);
+  }
+  // A hidden key may be so large that its exponential has no gradient but NaN.
+  const Tensor e = at::exp(k.masked_fill(hidden, kNoExponent) - exponent).masked_fill(hidden, 0);
+  return at::cat({(e * v).masked_fill(hidden, 0), e}, -1);
+}
+
+// The largest of some keys, of those that are not hidden; no -inf, of which differences are NaN.
+Tensor largest(const Tensor& k, int64_t dim, const Tensor& hidden) {
+  const Tensor shown = hidden.defined() ? k.masked_fill(hidden, kNoExponent) : k;
+  return shown.detach().amax(dim, true).clamp_min(kNoExponent);
+}
+
+// The sums of a causal form: k, v [B, H, T, D], weights [1 or B, 1 or H, T, T], run [B, T] or
+// undefined. An exponent has to be one of a key that the query sees, or all that it sees might
+// vanish beside it. So the positions are halved again and again: queries of a second half see all
+// keys of the first that are of their document.
+std::vector<Sums> causal_sums(Tensor k, Tensor v, Tensor weights, Tensor run) {
+  const int64_t length = fixed_size(k, 2);
+  int64_t size = 1;
+  while (size < length) size *= 2;
+  const int64_t more = size - length;
+  if (more > 0) {
+    k = at::constant_pad_nd(k, {0, 0, 0, more});
+    v = at::constant_pad_nd(v, {0, 0, 0, more});
+    weights = at::constant_pad_nd(weights, {0, more, 0, more});
+    if (run.defined()) run = at::constant_pad_nd(run, {0, more}, -1);
+  }
+  std::vector<Sums> all;
+  const auto positions = [&](const Tensor& t) { return t.flatten(2, 3).narrow(2, 0, length); };
+  weights = weights.unsqueeze(2);  // [1 or B, 1 or H, blocks, size, size]
+  for (int64_t half = size / 2; half >= 1; half /= 2) {
+    const int64_t blocks = weights.size(2);
+    const auto first = [&](const Tensor& t) {
+      return t.unflatten(2, {blocks, 2, half}).select(3, 0);
+    };
+    Tensor hidden, blind;  // keys that no query sees, and queries that see none
+    if (run.defined()) {
+      const Tensor halves = run.view_symint({run.sym_size(0), 1, blocks, 2, half, 1});
+      const Tensor last = halves.select(3, 0).narrow(3, half - 1, 1);
+      hidden = halves.select(3, 0).ne(last);
+      blind = halves.select(3, 1).ne(last);
+    }
+    const Tensor keys = first(k), lower = weights.narrow(3, half, half).narrow(4, 0, half);
+    Tensor top = largest(keys, 3, hidden);
+    Tensor both = at::matmul(lower, exponentials(keys, first(v), top, hidden));
+    std::vector<c10::SymInt> sizes = top.sym_sizes().vec();
+    sizes[3] = half;
+    top = top.expand_symint(sizes);
+    if (blind.defined()) {
+      top = top.masked_fill(blind, kNoExponent);
+      both = both.masked_fill(blind, 0);
+    }
+    // Queries of the first halves have none of these sums.
+    both = at::constant_pad_nd(both, {0, 0, half, 0});
+    top = at::constant_pad_nd(top, {0, 0, half, 0}, kNoExponent);
+    all.push_back({positions(both), positions(top)});
+    const auto quarter = [&](int64_t from) {
+      return weights.narrow(3, from, half).narrow(4, from, half);
+    };
+    weights = at::stack({quarter(0), quarter(half)}, 3).flatten(2, 3);
+  }
+  // Each query's own key.
+  const Tensor own = weights.flatten(2, 4).unsqueeze(-1);
+  const Tensor top = k.detach().clamp_min(kNoExponent);
+  const Tensor both = own * exponentials(k, v, top, {});
+  all.push_back({both.narrow(2, 0, length), top.narrow(2, 0, length)});
+  return all;
+}
+
+// The sums of a form that is not causal, whose queries all see the same keys of their document, and
+// of a graph that is traced for any length, whose halves are not known.
+Sums sums_at_once(const Tensor& k, const Tensor& v, const Tensor& weights, const Tensor& run,
+                  const Tensor& hidden) {
+  Tensor top = largest(k, 2, hidden);
+  if (run.defined()) {
+    const Tensor shown = (hidden.defined() ? k.masked_fill(hidden, kNoExponent) : k).detach();
+    const Tensor index = run.unsqueeze(1).unsqueeze(-1).expand_symint(k.sym_sizes());
+    top =
+        at::full_like(shown, kNoExponent).scatter_reduce(2, index, shown, "amax").gather(2, index);
+  }
+  const Tensor both = at::matmul(weights, exponentials(k, v, top, hidden));
+  return {both, top.expand_symint(k.sym_sizes())};
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
@@ -152,25 +250,62 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
                                       : pair_bias(o, keys, age, window);
   weights = at::where(visible, weights.exp(), at::zeros({}, weights.options()));
 
-  // Everything relative to one exponent a channel, which cancels; float64 bears the rest.
-  Tensor scale = keys.k.amax(1, true);
-  if (sums.defined()) scale = at::maximum(scale, sums.narrow(1, 2, 1));
-  scale = scale.detach();
-  const Tensor e = at::exp(keys.k - scale);
-  const int64_t heads = fixed_size(weights, 1), size = channels / heads;
+  const int64_t heads = o.form == "conv" ? o.bias.size(0) : 1;
   const auto of_heads = [&](const Tensor& t) {
-    return t.unflatten(2, {heads, size}).transpose(1, 2);
+    return t.unflatten(2, {heads, channels / heads}).transpose(1, 2);
   };
-  const Tensor both =
-      at::matmul(weights, at::cat({of_heads(e * keys.v), of_heads(e)}, -1)).transpose(1, 2);
-  Tensor above = both.narrow(-1, 0, size).flatten(2),
-         below = both.narrow(-1, size, size).flatten(2);
-  if (sums.defined()) {
-    Tensor factor = at::exp(sums.narrow(1, 2, 1) - scale);
-    if (keys.run.defined()) factor = factor * keys.of_rows.eq(0).unsqueeze(-1);
-    above = above + sums.narrow(1, 0, 1) * factor;
-    below = below + sums.narrow(1, 1, 1) * factor;
+  const auto joined = [](const Tensor& t) { return t.transpose(1, 2).flatten(2); };
+  const auto newest = [&](const Tensor& t, int64_t dim) {
+    return t.narrow_symint(dim, keys.earlier, length);
+  };
+  const Tensor k_new = of_heads(newest(keys.k, 1)), v_new = of_heads(newest(keys.v, 1));
+  std::vector<Sums> parts;
+  if (o.causal && length.maybe_as_int()) {
+    parts = causal_sums(k_new, v_new, newest(weights, 3), keys.of_rows);
+  } else {
+    Tensor hidden;
+    if (o.lengths.defined() && !o.causal) hidden = key.ge(o.lengths.view({-1, 1, 1})).unsqueeze(-1);
+    parts = {sums_at_once(k_new, v_new, newest(weights, 3), keys.of_rows, hidden)};
   }
+  if (sums.defined()) {
+    // What the state has is of the first document, and all of its queries see it.
+    Tensor blind;
+    if (keys.run.defined()) blind = keys.of_rows.ne(0).unsqueeze(1).unsqueeze(-1);
+    const auto add = [&](Tensor both, Tensor exponent) {
+      if (blind.defined()) {
+        both = both.masked_fill(blind, 0);
+        exponent = exponent.masked_fill(blind, kNoExponent);
+      }
+      parts.push_back({both, exponent});
+    };
+    const auto row = [&](int64_t i) { return sums.narrow(1, i, 1).unsqueeze(1); };
+    const Tensor m = row(2).detach().clamp_min(kNoExponent), factor = at::exp(row(2) - m);
+    const auto each = [&](const Tensor& t) {
+      std::vector<c10::SymInt> sizes = t.sym_sizes().vec();
+      sizes[2] = length;
+      return t.expand_symint(sizes);
+    };
+    add(each(at::cat({row(0) * factor, row(1) * factor}, -1)), each(m));
+    if (window > 1) {
+      const Tensor k_old = keys.k.narrow(1, 0, window - 1).unsqueeze(1),
+                   v_old = keys.v.narrow(1, 0, window - 1).unsqueeze(1);
+      const Tensor none = k_old.le(kNoExponent / 2);  // places that a state leaves empty
+      const Tensor top = largest(k_old, 2, none);
+      add(at::matmul(weights.narrow(3, 0, window - 1), exponentials(k_old, v_old, top, none)),
+          each(top));
+    }
+  }
+  Tensor top = parts[0].exponent;
+  for (const Sums& part : parts) top = at::maximum(top, part.exponent);
+  Tensor above, below;
+  for (const Sums& part : parts) {
+    const Tensor factor = at::exp(part.exponent - top);
+    const std::vector<Tensor> halves = part.both.chunk(2, -1);
+    above = above.defined() ? above + halves[0] * factor : halves[0] * factor;
+    below = below.defined() ? below + halves[1] * factor : halves[1] * factor;
+  }
+  above = joined(above);
+  below = joined(below);
   // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
   const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
   if (!stateful(o)) return {finish(y), no_state()};
