@@ -38,7 +38,7 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
     return t.unflatten(2, {heads, size}).transpose(1, 2);
   };
   Tensor with_v = e * v.to(at::kDouble);
-  if (hidden.defined()) with_v = with_v.masked_fill(hidden, 0);  // though it were NaN
+  if (hidden.defined()) with_v = with_v.masked_fill(hidden, 0);   // though it were NaN
   const Tensor x = at::cat({of_heads(with_v), of_heads(e)}, -1);  // [B, H, T, 2D]
 
   // Blocks of queries times the keys within their reach: one band a head for all blocks.

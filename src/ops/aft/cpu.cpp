@@ -128,7 +128,7 @@ struct FullCall : Held {
         end_document();
         place = 0;
       }
-      if (count() == first || place % aft_kernel::kChunk == 0) {
+      if (count() == first || place % aft_kernel::kFullChunk == 0) {
         chunks.push_back(
             {.batch = batch, .from = t, .to = t, .place = place, .first = first, .last = 0});
       }
@@ -181,7 +181,7 @@ void backward_full(const Aft::Arguments& a, Backward<Aft>& b) {
   b.gradients.options.bias = at::zeros(bias.sizes(), bias.options().dtype(at::kFloat));
   args.grad_bias = b.gradients.options.bias.data_ptr<float>();
   args.grad_line = bias.size(1);
-  const int64_t tasks = (call.places + aft_kernel::kChunk - 1) / aft_kernel::kChunk;
+  const int64_t tasks = (call.places + aft_kernel::kFullChunk - 1) / aft_kernel::kFullChunk;
   call.run(HL_CHOOSE(aft_kernel::aft_full_bias), tasks, aft_kernel::full_scratch_bias(call.places));
 }
 

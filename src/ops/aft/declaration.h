@@ -33,6 +33,7 @@ struct Aft {
   static Result reference(const Arguments& a);
   static Result otherwise(const Arguments& a);  // conv both ways as a convolution
   static std::vector<Tensor> outputs(const Arguments& a, bool training);
+  static Result result(const Arguments& a, const std::vector<Tensor>& outputs);
 };
 
 }  // namespace headloom::ops

@@ -7,12 +7,12 @@
 // apart than float32 can bear does each position take an exponent of its own. The backward
 // recomputes a chunk from the running sum at its start.
 //
-// Full, whose w is a table of all pairs. Chunks are of kChunk queries, and the sums of a chunk are
-// rows of e^w times X of all keys so far, a chunk of keys at a time, relative to the largest key up
-// to the chunk's end: its first query sees nearly as large a one, or each query takes an exponent
-// of its own. The forward keeps the sums. The backward makes the gradients of the sums, then those
-// of each chunk of keys, then those of kChunk rows of w, and none of these tasks shares what it
-// writes.
+// Full, whose w is a table of all pairs. Chunks are of kFullChunk queries, and the sums of a chunk
+// are rows of e^w times X of all keys so far, a chunk of keys at a time, relative to the largest
+// key up to the chunk's end: its first query sees nearly as large a one, or each query takes an
+// exponent of its own. The forward keeps the sums. The backward makes the gradients of the sums,
+// then those of each chunk of keys, then those of kFullChunk rows of w, and none of these tasks
+// shares what it writes.
 #pragma once
 
 #include "ops/kernel/types.h"
@@ -63,7 +63,9 @@ using Run = void(const Args&, const Task&);
 Run aft_forward_DEFAULT, aft_forward_AVX2, aft_forward_AVX512, aft_forward_AVX512_BF16;
 Run aft_backward_DEFAULT, aft_backward_AVX2, aft_backward_AVX512, aft_backward_AVX512_BF16;
 
-// Queries [from, to) of one document; no chunk reaches over a multiple of kChunk in its document.
+constexpr int64_t kFullChunk = 64;
+
+// Queries [from, to) of one document; no chunk reaches over a multiple of kFullChunk in it.
 struct Chunk {
   int64_t batch, from, to;
   int64_t place;        // of `from` in its document
@@ -101,10 +103,11 @@ struct FullArgs {
 };
 
 // Task i is for channels kChannels (i % groups) on of chunk i / groups, with kFullScratch floats of
-// scratch. Task i of aft_full_bias is for rows kChunk i on of w, with full_scratch_bias() floats.
-constexpr int64_t kFullScratch = kChunk * (kChunk + 6 * kChannels);
+// scratch. Task i of aft_full_bias is for rows kFullChunk i on of w, with full_scratch_bias()
+// floats.
+constexpr int64_t kFullScratch = kFullChunk * (kFullChunk + 6 * kChannels);
 HL_INLINE int64_t full_scratch_bias(int64_t places) {
-  return kFullScratch + kChunk * (places + kChunk);
+  return kFullScratch + kFullChunk * (places + kFullChunk);
 }
 
 using RunFull = void(const FullArgs&, int64_t task, float* scratch);

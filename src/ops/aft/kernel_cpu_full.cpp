@@ -3,7 +3,8 @@
 // With one exponent m for all queries of a chunk everything is a product of matrices: the sums are
 // rows of e^w times X, the gradient of X is these rows' transpose times G, and that of e^w is G
 // times X. X is made anew for each chunk of queries and of keys, relative to m, which takes an
-// exponential for kChunk pairs. Where keys are far below m they vanish, as they do in the formula.
+// exponential for kFullChunk pairs. Where keys are far below m they vanish, as they do in the
+// formula.
 #include "ops/aft/kernel.h"
 #include "ops/aft/rows.h"
 #include "ops/kernel/gemm.h"
@@ -50,19 +51,16 @@ HL_INLINE int64_t seen_by(int64_t t, const Chunk& keys) {
   return (t < keys.to ? t + 1 : keys.to) - keys.from;
 }
 
-struct Table {
-  const float* data;
-  int64_t line;
-};
-// e^w of two chunks; a chunk with itself in `band`, 0 above the diagonal.
-Table weights_of(const FullArgs& a, const Chunk& queries, const Chunk& keys, float* band) {
-  const float* const from = a.weight + pair_of(a.weight_line, queries, keys);
-  if (&queries != &keys) return {from, a.weight_line};
+// e^w of two chunks, [queries, kFullChunk]; 0 where a query does not see a key. Rows of the table
+// itself would displace each other from the cache.
+void copy_weights(const FullArgs& a, const Chunk& queries, const Chunk& keys, float* to) {
+  const float* from = a.weight + pair_of(a.weight_line, queries, keys);
   const int64_t n = keys.to - keys.from;
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < n; ++j) band[i * kChunk + j] = j <= i ? from[i * a.weight_line + j] : 0;
+  for (int64_t t = queries.from; t < queries.to; ++t, from += a.weight_line, to += kFullChunk) {
+    const int64_t seen = seen_by(t, keys);
+    std::memcpy(to, from, sizeof(float) * static_cast<size_t>(seen));
+    fill(to + seen, n - seen, 0);
   }
-  return {band, kChunk};
 }
 
 // X of a chunk of keys relative to `top`, [keys, kPairLine].
@@ -132,18 +130,18 @@ template <typename F>
 void full_forward(const FullArgs& a, int64_t chunk, int64_t group, float* scratch) {
   const FullWork w(a, chunk, group);
   const int64_t n = w.own.to - w.own.from;
-  float *const band = scratch, *const x = band + kChunk * kChunk,
-               *const sums = x + kChunk * kPairLine;
+  float *const band = scratch, *const x = band + kFullChunk * kFullChunk,
+               *const sums = x + kFullChunk * kPairLine;
   float top[kChannels];
   const bool close = find_top<F>(w, top);
   if (close) {
     fill(sums, n * kPairLine, 0);
     for (int64_t j = w.own.first; j <= chunk; ++j) {
       const Chunk& keys = a.chunks[j];
-      const Table table = weights_of(a, w.own, keys, band);
+      copy_weights(a, w.own, keys, band);
       make_x<F>(w, keys, top, x);
-      gemm<true, true>(n, kPairLine, keys.to - keys.from, table.data, table.line, x, kPairLine,
-                       sums, kPairLine);
+      gemm<true, true>(n, kPairLine, keys.to - keys.from, band, kFullChunk, x, kPairLine, sums,
+                       kPairLine);
     }
   }
   for (int64_t i = 0; i < n; ++i) {
@@ -194,9 +192,9 @@ template <typename F>
 void full_keys(const FullArgs& a, int64_t chunk, int64_t group, float* scratch) {
   const FullWork w(a, chunk, group);
   const int64_t n = w.own.to - w.own.from;
-  float *const band = scratch, *const x = band + kChunk * kChunk;
-  float *const k = x + kChunk * kPairLine, *const v = k + kChunk * kChannels;
-  float* const grad = v + kChunk * kChannels;  // as x: of values, then of keys
+  float *const band = scratch, *const x = band + kFullChunk * kFullChunk;
+  float *const k = x + kFullChunk * kPairLine, *const v = k + kFullChunk * kChannels;
+  float* const grad = v + kFullChunk * kChannels;  // as x: of values, then of keys
   for (int64_t j = 0; j < n; ++j) {
     w.copy(w.row<F>(a.k, w.own.from + j), k + j * kChannels);
     w.copy(w.row<F>(a.v, w.own.from + j), v + j * kChannels);
@@ -222,8 +220,8 @@ void full_keys(const FullArgs& a, int64_t chunk, int64_t group, float* scratch) 
       }
       continue;
     }
-    const Table table = weights_of(a, queries, w.own, band);
-    gemm<false, false>(n, kPairLine, queries.to - queries.from, table.data, table.line,
+    copy_weights(a, queries, w.own, band);
+    gemm<false, false>(n, kPairLine, queries.to - queries.from, band, kFullChunk,
                        w.grad_sums(queries.from), kPairLine, x, kPairLine);
     const float* const top = w.sums(queries.from) + kPairLine;
     for (int64_t j = 0; j < n; ++j) {
@@ -246,18 +244,19 @@ void full_keys(const FullArgs& a, int64_t chunk, int64_t group, float* scratch) 
   }
 }
 
-// The gradient of rows `place` to place + kChunk of w, of which one chunk of a document has the
-// queries. Of a chunk with one exponent it is gathered without e^w, transposed: [keys, kChunk].
+// The gradient of rows `place` to place + kFullChunk of w, of which one chunk of a document has the
+// queries. Of a chunk with one exponent it is gathered without e^w, transposed: [keys, kFullChunk].
 template <typename F>
 void full_bias(const FullArgs& a, int64_t place, float* scratch) {
-  float *const x = scratch, *const grads = x + kChunk * kPairLine;
-  float *const columns = grads + kChunk * kPairLine, *const tile = columns + kChunk * kPairLine;
-  float* const gathered = tile + kChunk * kChunk;
+  float *const x = scratch, *const grads = x + kFullChunk * kPairLine;
+  float *const columns = grads + kFullChunk * kPairLine, *const tile =
+                                                             columns + kFullChunk * kPairLine;
+  float* const gathered = tile + kFullChunk * kFullChunk;
   int64_t keys_seen = 0;  // of those with one exponent
   for (int64_t i = 0; i < a.chunk_count; ++i) {
     const Chunk& queries = a.chunks[i];
     const int64_t before = queries.place - place, n = queries.to - queries.from;
-    if (before < 0 || before >= kChunk) continue;
+    if (before < 0 || before >= kFullChunk) continue;
     const int64_t start = a.chunks[queries.first].from, start_place = a.chunks[queries.first].place;
     for (int64_t group = 0; group < a.groups(); ++group) {
       const FullWork w(a, i, group);
@@ -280,28 +279,29 @@ void full_bias(const FullArgs& a, int64_t place, float* scratch) {
         continue;
       }
       const int64_t end = queries.place + n;
-      if (end > keys_seen) fill(gathered + keys_seen * kChunk, (end - keys_seen) * kChunk, 0);
+      if (end > keys_seen)
+        fill(gathered + keys_seen * kFullChunk, (end - keys_seen) * kFullChunk, 0);
       keys_seen = end > keys_seen ? end : keys_seen;
-      fill(grads, kChunk * kPairLine, 0);
+      fill(grads, kFullChunk * kPairLine, 0);
       std::memcpy(grads + before * kPairLine, w.grad_sums(queries.from),
                   sizeof(float) * static_cast<size_t>(n * kPairLine));
-      transpose(kChunk, kPairLine, grads, kPairLine, columns, kChunk);
+      transpose(kFullChunk, kPairLine, grads, kPairLine, columns, kFullChunk);
       for (int64_t j = queries.first; j <= i; ++j) {
         const Chunk& keys = a.chunks[j];
         make_x<F>(w, keys, w.sums(queries.from) + kPairLine, x);
-        gemm<true, true>(keys.to - keys.from, kChunk, kPairLine, x, kPairLine, columns, kChunk,
-                         gathered + keys.place * kChunk, kChunk);
+        gemm<true, true>(keys.to - keys.from, kFullChunk, kPairLine, x, kPairLine, columns,
+                         kFullChunk, gathered + keys.place * kFullChunk, kFullChunk);
       }
     }
   }
-  for (int64_t from = 0; from < keys_seen; from += kChunk) {
-    const int64_t keys = keys_seen - from < kChunk ? keys_seen - from : kChunk;
-    fill(gathered + (from + keys) * kChunk, (kChunk - keys) * kChunk, 0);
-    transpose(kChunk, kChunk, gathered + from * kChunk, kChunk, tile, kChunk);
-    for (int64_t row = place; row < place + kChunk && row < keys_seen; ++row) {
+  for (int64_t from = 0; from < keys_seen; from += kFullChunk) {
+    const int64_t keys = keys_seen - from < kFullChunk ? keys_seen - from : kFullChunk;
+    fill(gathered + (from + keys) * kFullChunk, (kFullChunk - keys) * kFullChunk, 0);
+    transpose(kFullChunk, kFullChunk, gathered + from * kFullChunk, kFullChunk, tile, kFullChunk);
+    for (int64_t row = place; row < place + kFullChunk && row < keys_seen; ++row) {
       const float *const weight = a.weight + row * a.weight_line + from, *const product =
-                                                                             tile +
-                                                                             (row - place) * kChunk;
+                                                                             tile + (row - place) *
+                                                                                        kFullChunk;
       float* const to = a.grad_bias + row * a.grad_line + from;
       // A document never has keys after the query.
       const int64_t seen = row - from < keys ? row - from + 1 : keys;
@@ -329,7 +329,8 @@ void HL_KERNEL(aft_full_keys)(const FullArgs& a, int64_t task, float* scratch) {
 }
 
 void HL_KERNEL(aft_full_bias)(const FullArgs& a, int64_t task, float* scratch) {
-  (a.type == Type::kBFloat16 ? full_bias<BFloat16> : full_bias<float>)(a, task * kChunk, scratch);
+  (a.type == Type::kBFloat16 ? full_bias<BFloat16> : full_bias<float>)(a, task * kFullChunk,
+                                                                       scratch);
 }
 
 }  // namespace headloom::ops::aft_kernel

@@ -96,6 +96,11 @@ std::vector<Tensor> Aft::outputs(const Arguments& a, bool training) {
           contiguous_float(kept, a.q)};
 }
 
+// A state that a form does not have has no gradient either, as in the definition.
+std::tuple<Tensor, Tensor> Aft::result(const Arguments& a, const std::vector<Tensor>& outputs) {
+  return {outputs[0], stateful(a.options) ? outputs[1] : outputs[1].detach()};
+}
+
 static const Define<Aft> aft_operator;
 
 std::tuple<Tensor, Tensor> aft(const Tensor& q, const Tensor& k, const Tensor& v,
