@@ -9,7 +9,7 @@ namespace {
 
 using at::Tensor;
 
-// The window and the heads of the paper's models.
+// The window of the paper's language models; heads of 64 channels.
 constexpr int64_t kAftWidth = 512, kWindow = 32, kHeads = 8;
 
 OpCase aft_case(const std::string& form, int64_t length, at::ScalarType type = at::kFloat) {

@@ -27,7 +27,7 @@ struct Aft {
                       optional_constant("documents", o.documents),
                       optional_differentiable("state", o.state), setting("offset", o.offset, "0"));
   }
-  static bool stateful(const AftOptions& o);  // these forms have a state, and kernels
+  static bool stateful(const AftOptions& o);  // these forms have a state
   static void check(const Arguments& a);
   static void autocast(Arguments& a, const AutocastCast& cast);
   static Result reference(const Arguments& a);
