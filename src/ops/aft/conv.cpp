@@ -1,4 +1,4 @@
-// aft conv both ways as a convolution: T W C instead of the definition's T^2 C.
+// aft conv as a convolution, where no kernel runs: T W C instead of the definition's T^2 C.
 #include "ops/aft/declaration.h"
 #include "ops/wkv/op.h"
 
@@ -16,19 +16,21 @@ Tensor before_band(const Tensor& x, int64_t window) {
 
 }  // namespace
 
-// Form conv, not causal and without documents: blocks of positions times a band of e^w, and running
-// sums of what lies outside it, in float64, relative to the largest key, which every query sees.
-// Everything else is the reference's.
+// Form conv without documents: blocks of positions times a band of e^w, and running sums of what
+// lies outside it, in float64, relative to the largest key. Not every query of the causal form sees
+// that one, and keys more than 600 below it count as nothing, so on a CPU the causal form is the
+// reference's. Elsewhere the reference's tables of all pairs of positions would take the memory.
 std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const auto& [q, k, v, o] = given;
-  if (o.form != "conv" || o.causal || o.documents.defined()) return reference(given);
+  const bool by_reference = o.documents.defined() || (o.causal && q.is_cpu());
+  if (o.form != "conv" || by_reference) return reference(given);
   const auto wide = at::toOpMathType(q.scalar_type());
   const auto ids = q.options().dtype(at::kLong).requires_grad(false);
   const SymInt length = q.sym_size(1);
   const int64_t channels = fixed_size(q, 2), heads = o.bias.size(0), size = channels / heads;
-  const int64_t columns = o.bias.size(1), window = (columns + 1) / 2;
+  const int64_t columns = o.bias.size(1), window = o.causal ? columns : (columns + 1) / 2;
   Tensor keys = k.to(at::kDouble), hidden;
-  if (o.lengths.defined()) {
+  if (o.lengths.defined() && !o.causal) {
     hidden = at::arange(c10::Scalar(length), ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
     keys = keys.masked_fill(hidden, kNoExponent);
   }
@@ -59,7 +61,8 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const Tensor seen =
       at::constant_pad_nd_symint(x, {0, 0, window - 1, after}).unfold(2, reach, block);
   Tensor both = at::matmul(band, seen.transpose(-1, -2)).flatten(2, 3).narrow_symint(2, 0, length);
-  both = both + before_band(x, window) + before_band(x.flip(2), window).flip(2);
+  both = both + before_band(x, window);
+  if (!o.causal) both = both + before_band(x.flip(2), window).flip(2);
 
   const auto joined = [&](int64_t from) {
     return both.narrow(-1, from, size).transpose(1, 2).flatten(2);

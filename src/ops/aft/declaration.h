@@ -31,7 +31,7 @@ struct Aft {
   static void check(const Arguments& a);
   static void autocast(Arguments& a, const AutocastCast& cast);
   static Result reference(const Arguments& a);
-  static Result otherwise(const Arguments& a);  // conv both ways as a convolution
+  static Result otherwise(const Arguments& a);  // conv as a convolution
   static std::vector<Tensor> outputs(const Arguments& a, bool training);
   static Result result(const Arguments& a, const std::vector<Tensor>& outputs);
 };

@@ -7,9 +7,10 @@
 //   full     w learned for all pairs up to a length
 //   conv     w a function of t - s where |t - s| < W, 0 elsewhere, shared by the channels of a head
 //
-// s runs over all positions, or with `causal` over those up to t. Keys may lie any distance apart,
-// but for causal calls in a graph that is traced for any length and runs no kernel: there a key may
-// be 600 below the largest of its document.
+// s runs over all positions, or with `causal` over those up to t. Keys may lie any distance apart.
+// Two causal calls that run no kernel bear 600 between a key and the largest of its document: any
+// form in a graph that is traced for any length, and conv without documents on other devices than a
+// CPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,9 +47,10 @@ struct AftOptions {
 //
 // Differentiable in q, k, v, bias and state; of the state returned, m is a constant to gradients,
 // as in wkv. Cost: T C for simple, T W C for local and conv and T^2 C for full where the fused
-// kernels run (causal, float32 and bfloat16); T W C for conv both ways without documents; otherwise
-// matrix products of T^2 C in float64. Nothing is of size T T C. Through the dispatcher
-// (torch.ops.headloom.aft). Throws c10::ValueError or c10::TypeError naming the argument.
+// kernels run (causal, float32 and bfloat16). Otherwise T W C for conv without documents, both ways
+// or on other devices than a CPU, and matrix products of T^2 C for the rest, in float64. Nothing is
+// of size T T C. Through the dispatcher (torch.ops.headloom.aft). Throws c10::ValueError or
+// c10::TypeError naming the argument.
 std::tuple<at::Tensor, at::Tensor> aft(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AftOptions& options);
 
