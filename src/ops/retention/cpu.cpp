@@ -105,7 +105,7 @@ void backward(const Retention::Arguments& a, Backward<Retention>& b) {
   call.args.grad_q = to.q.data_ptr();
   call.args.grad_k = to.k.data_ptr();
   call.args.grad_v = to.v.data_ptr();
-  if (a.options.state.defined()) {
+  if (b.wants(to.options.state)) {
     to.options.state = contiguous_like(a.options.state);
     call.args.grad_state = to.options.state.data_ptr<float>();
   }

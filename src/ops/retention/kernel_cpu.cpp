@@ -383,8 +383,16 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
       clear(state, De, l.e);
     } else {
       scale(state, a.D, Ee, l.e, *head.power(n));
-      gemm<true, false>(a.D, Ee, whole / P, static_cast<const Element<T>*>(q_decayed), l.d,
-                        static_cast<const Element<T>*>(out_v), l.e, state, l.e);
+      if (kHalf<T> && a.grad_state != nullptr) {
+        // In float, as the state in the forward, where this is a result too. The chunk's right
+        // factors are read no more.
+        pack<T>(head, a.q, *c, nullptr, a.D, none, 0, head.power(1), -1, w.q_decayed, l.d);
+        pack<T>(head, a.grad_out, *c, nullptr, a.E, w.right_v, l.e);
+        gemm<true, false>(a.D, Ee, n, w.q_decayed, l.d, w.right_v, l.e, state, l.e);
+      } else {
+        gemm<true, false>(a.D, Ee, whole / P, static_cast<const Element<T>*>(q_decayed), l.d,
+                          static_cast<const Element<T>*>(out_v), l.e, state, l.e);
+      }
     }
   }
   if (a.grad_state != nullptr) write_state(a, state, l.e, head.state_of(a.grad_state));
