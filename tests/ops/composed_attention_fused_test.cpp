@@ -621,6 +621,26 @@ TEST(ComposedAttentionFused, LargeScoresStayFinite) {
   EXPECT_LT(distance(got[0], evaluate(p, "reference", at::kDouble)[0]), 1e-3);
 }
 
+// The log-sum-exp of large scores is rounded, so that all weights of a query are off by one factor.
+// Where one of them is nearly 1, its score's gradient is the small difference of large numbers.
+TEST(ComposedAttentionFused, LargeScoresHaveGradientsAsInThePlainComputation) {
+  for (const Case& c : {Case{.name = "by maps", .T = 150, .pre = false, .post = false},
+                        Case{.name = "mixed"},
+                        Case{.name = "static", .q_rank = 0, .k_rank = 0, .post_static = 8,
+                             .q_gate = false, .k_gate = false, .pre = false},
+                        Case{.name = "few queries", .T = 4, .S = 300}}) {
+    SCOPED_TRACE(c.name);
+    Problem p = make(c, at::kFloat);
+    p.leaves[0] = p.leaves[0] * 20;
+    const auto expected = evaluate(p, "reference", at::kDouble);
+    const auto plain = evaluate(p, "reference", at::kFloat);
+    const auto got = evaluate(p, "fused", at::kFloat);
+    for (const size_t i : {1, 2}) {  // of the queries and the keys
+      EXPECT_LE(distance(got[i], expected[i]), 2 * distance(plain[i], expected[i]) + 3e-6) << i;
+    }
+  }
+}
+
 // Where a block of keys has larger scores than all before it, by less and by more than the room
 // that the kernel leaves above a running maximum. Falling scores never raise it.
 TEST(ComposedAttentionFused, RisingScoresMatchTheReference) {

@@ -1,6 +1,6 @@
 // Backward: everything is recomputed from q, k, v and the saved log-sum-exp.
 // First pass over the key blocks: weights P, their gradient dP and what belongs
-// to the values and the mix after softmax; the row sums of P dP. Second pass:
+// to the values and the mix after softmax; the row sums of P dP and P. Second pass:
 // the gradient of the scores and all that is before softmax.
 #pragma once
 
@@ -38,24 +38,39 @@ void weights_from_lse(const Args& a, const Plan& p, int64_t rows, const uint64_t
          : weights_of_rows<false>(a, p, rows, visible, lse, x);
 }
 
-// delta[t][h] += sum over the keys that a query sees of P dP, by lane.
-void delta_of_rows(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
-                   const float* weights, const float* grad, float* delta) {
+// sums[t][h] += the sums over the keys that a query sees of P dP and of P, by lane. The second is 1
+// but for the rounding of the saved log-sum-exp.
+void add_row_sums(const Args& a, const Plan& p, int64_t rows, const uint64_t* visible,
+                  const float* weights, const float* grad, float* sums) {
   for (int64_t t = 0; t < rows; ++t) {
     const uint64_t bits = visible[t];
     const bool all = bits == ~uint64_t{0};
     for (int64_t h = 0; h < a.H1; ++h) {
       const int64_t at = t * p.line + h * kBlock;
-      float* to = delta + (t * a.H1 + h) * 16;
-      vf sum = load(to);
+      float* to = sums + (t * a.H1 + h) * kRowSums;
+      vf sum = load(to), weight_sum = load(to + kRowSums / 2);
 #pragma GCC unroll 16
       for (int v = 0; v < kBlock / VL; ++v) {
         vf g = load(grad + at + v * VL);
         if (!all) g = select(lanes(bits, v), g, zero());
-        sum = fma(load(weights + at + v * VL), g, sum);
+        const vf weight = load(weights + at + v * VL);
+        sum = fma(weight, g, sum);
+        weight_sum = weight_sum + weight;
       }
       store(to, sum);
+      store(to + kRowSums / 2, weight_sum);
     }
+  }
+}
+
+// From the row sums to the mean of dP, which is what each weight's gradient is compared with. Where
+// one weight is nearly 1 the two differ by little, and a sum of P dP whose weights add up to
+// something else would be mistaken by more than that.
+void mean_of_rows(int64_t count, float* sums) {
+  for (int64_t i = 0; i < count; ++i) {
+    float* const row = sums + i * kRowSums;
+    const float weight_sum = hsum(load(row + kRowSums / 2));
+    row[0] = hsum(load(row)) / (weight_sum > 0 ? weight_sum : 1);  // no key: nothing reads it
   }
 }
 
@@ -68,7 +83,7 @@ void softmax_grad(const Args& a, const Plan& p, int64_t rows, const uint64_t* vi
     const bool all = bits == ~uint64_t{0};
     for (int64_t h = 0; h < a.H1; ++h) {
       const int64_t at = t * p.line + h * kBlock;
-      const vf shift = bcast(delta[(t * a.H1 + h) * 16]);
+      const vf shift = bcast(delta[(t * a.H1 + h) * kRowSums]);
 #pragma GCC unroll 16
       for (int v = 0; v < kBlock / VL; ++v) {
         const int64_t to = at + v * VL;
@@ -285,7 +300,7 @@ struct BackwardTile {
                             w.post_sum + width * kFolded, to.post, p.mixes_pairs});
         }
       }
-      if (!a.post_conv.kernel) add_delta(i, r, n);
+      if (!a.post_conv.kernel) add_sums(i, r, n);
     });
     static_gradient(a.post, rows(), x, mixed_grad);
     value_grad_product(a, p, rows(), w, seen(i), after_values(i), paired ? nullptr : mixed, to.v);
@@ -305,11 +320,11 @@ struct BackwardTile {
     return (a.post_conv.kernel ? w.conv_grads : w.grads) + i * p.chunk;
   }
 
-  // The row sums of P dP over block i, of rows [r, r + n) from `prob` on.
-  void add_delta(int64_t i, int64_t r, int64_t n) const {
+  // The row sums of P dP and P over block i, of rows [r, r + n) from `prob` on.
+  void add_sums(int64_t i, int64_t r, int64_t n) const {
     const int64_t at = prob_skip() + r * p.line;
-    delta_of_rows(a, p, n, prob_visible(i) + r, weights_of(i) + at, weight_grads(i) + at,
-                  w.delta + r * a.H1 * 16);
+    add_row_sums(a, p, n, prob_visible(i) + r, weights_of(i) + at, weight_grads(i) + at,
+                 w.delta + r * a.H1 * kRowSums);
   }
 
   // Through the convolution after softmax, and the row sums.
@@ -323,7 +338,7 @@ struct BackwardTile {
       conv_grad(a.post_conv, a.H1, p.line, near, weight_rows(), out_range(), kNoLimit,
                 w.grads + i * p.chunk, w.post_taps, w.conv);
     }
-    add_delta(i, 0, prob_rows());
+    add_sums(i, 0, prob_rows());
   }
 
   // From dP to the gradient of what enters the mix before softmax.
@@ -347,7 +362,8 @@ struct BackwardTile {
         mix_apply<MixOf::kOwn>(a.pre, by,
                                {n, p.line, x + at, nullptr, 0, MixTo::kFloats, {}, false, w.inner});
       }
-      softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * 16, grad + at);
+      softmax_grad(a, p, n, prob_visible(i) + r, weights + at, w.delta + r * a.H1 * kRowSums,
+                   grad + at);
       if (!a.pre.present) return;
       tile_mix_to(pairs_score_grads() ? MixTo::kBothPairs : MixTo::kFloats,
                   {to + prob_skip() + at, pairs(w.halves) + at, row_pairs(r)}, a.pre, by, n, p.line,
@@ -441,7 +457,7 @@ void prepare_backward(const Args& a, const Plan& p, const Task& task, const Tile
     }
   }
   fill(w.grad_q, a.H * p.height * p.Dp, 0);
-  fill(w.delta, prob_rows * a.H1 * 16, 0);
+  fill(w.delta, prob_rows * a.H1 * kRowSums, 0);
   fill(w.pre_sum, prob_rows * a.H * a.pre.q_width() * kFolded, 0);
   fill(w.post_sum, rows * a.H1 * a.post.q_width() * kFolded, 0);
   fill(w.pre_taps, conv_taps(a.pre_conv, a.H) * VL, 0);
@@ -473,7 +489,7 @@ void backward_tile(const Args& a, const Plan& p, const Task& task, int64_t index
     for (int64_t i = 0; i < blocks; ++i) step.convolved_row_sums(i);
   }
   fetch_next_keys<T>(a, p, task, index);
-  for (int64_t i = 0; i < prob_rows * a.H1; ++i) w.delta[i * 16] = hsum(load(w.delta + i * 16));
+  mean_of_rows(prob_rows * a.H1, w.delta);
   // The other way round: the rows' ends were written last, so that they are still near.
   for (int64_t i = blocks - 1; i >= 0; --i) {
     const float* grad = step.mix_input_grads(i);

@@ -327,24 +327,25 @@ void forward_by_map(const Args& a, const Plan& p, const Task& task, int64_t inde
 }
 
 // For the queries of a map: weights = exp(weights - lse), and grads = weights (grads - the query's
-// sum of weights times grads); 0 where invisible.
+// mean of grads by weight, as mean_of_rows() has it); 0 where invisible.
 void map_softmax_backward(const MapTile& m, int64_t h) {
   const float* const lse = m.a.lse + (m.tile.batch * m.a.H1 + h) * m.a.T + m.tile.first;
   for (int64_t r = 0; r < m.rows(); r += VL) {
     float *const x = m.w.weights, *const grads = m.w.grads;
     const vf shift = load_some(lse + r, m.rows() - r);
-    vf sums[4];
+    vf sums[4], weight_sums[4];
 #pragma GCC unroll 4
-    for (int64_t j = 0; j < 4; ++j) sums[j] = zero();
+    for (int64_t j = 0; j < 4; ++j) sums[j] = weight_sums[j] = zero();
     m.each_key(
         r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at) __attribute__((always_inline)) {
           const vf e = vexp(load(x + at) - shift);
           const vf weight = shown<kMasked>(bits, r, e, zero());
           const vf grad = shown<kMasked>(bits, r, load(grads + at), zero());
           sums[j] = fma(weight, grad, sums[j]);
+          weight_sums[j] = weight_sums[j] + weight;
           store(x + at, weight);
         });
-    const vf delta = sum4(sums);
+    const vf delta = sum4(sums) / divisor(sum4(weight_sums));
     m.each_key(
         r, [&]<bool kMasked>(int64_t, uint64_t bits, int64_t at) __attribute__((always_inline)) {
           const vf grad = load(x + at) * (load(grads + at) - delta);

@@ -27,6 +27,9 @@ struct Arena {
   }
 };
 
+// Of a row of weights and a map: the lanes of two sums.
+constexpr int64_t kRowSums = 32;
+
 // Where plan.mixes_pairs is set: what one side of a mix has for one position, in elements that are
 // a pair of bfloat16 or a float. What leads to inner products is in pairs of neighbouring maps,
 // what leads back to maps in pairs of neighbouring ranks; an odd last one is paired with 0. Index 0
@@ -180,7 +183,7 @@ struct Scratch {
   float* grad_out;              // [H2][rows][Ep]
   float* grad_q;                // [H][height][Dp]
   float* lse;                   // [height][H1]
-  float* delta;                 // [height][H1][16]
+  float* delta;                 // [height][H1][kRowSums]: the sums; then the mean of dP, once
   float *pre_sum, *post_sum;    // [height][H][q_width][kFolded], [rows][H1][q_width][kFolded]
   float *inner, *grad_inner;    // [height][groups][2 rank][kBlock], or as InnerPairs has it
   float *pre_taps, *post_taps;  // [H][c_h][c_q][c_k][16]
@@ -231,7 +234,7 @@ HL_INLINE Scratch scratch(const Args& a, const Plan& p, float* base) {
     s.grad_out = arena.take(a.H2 * p.rows * p.Ep);
     s.grad_q = arena.take(a.H * height * p.Dp);
     s.lse = arena.take(height * a.H1);
-    s.delta = arena.take(height * a.H1 * 16);
+    s.delta = arena.take(height * a.H1 * kRowSums);
     s.pre_sum = arena.take(pre_sum * 4 + 16);  // and a vector after them
     s.post_sum = arena.take(post_sum * 4 + 16);
     const int64_t rank = a.pre.rank > a.post.rank ? a.pre.rank : a.post.rank;
