@@ -195,7 +195,7 @@ def aft(
         bias: w. local ``[L, W]`` with ``bias[t, i]`` for s = t - (W - 1) + i, ``[L, 2W - 1]`` where not causal; full
             ``[L, L]``; conv ``[H, W]`` or ``[H, 2W - 1]``. L is at least T + offset.
         causal: s runs up to t only.
-        lengths: ``[B]`` int64, positions of each sequence that are keys; an empty sequence gives 0.
+        lengths: ``[B]`` int64, positions of each sequence that are keys where it is not causal; an empty sequence gives 0.
         documents: ``[B, T]`` int64 ids; nothing is read across a change of id.
         state: ``[B, 3 + 2 (W - 1), C]`` of the causal simple (W = 1) and local forms, as returned.
         offset: position of the first in its document, for the w of local and full.

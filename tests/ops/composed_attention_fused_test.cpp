@@ -621,6 +621,23 @@ TEST(ComposedAttentionFused, LargeScoresStayFinite) {
   EXPECT_LT(distance(got[0], evaluate(p, "reference", at::kDouble)[0]), 1e-3);
 }
 
+// A score of -inf stays one under ranks alone, whose terms all have its sign: a gate that is not
+// there is not a product with 0.
+TEST(ComposedAttentionFused, HiddenScoresStayHiddenWithoutGates) {
+  for (const Case& c : {Case{.name = "ranks", .q_gate = false, .k_gate = false},
+                        Case{.name = "ranks and static", .pre_static = 8, .q_gate = false,
+                             .k_gate = false}}) {
+    SCOPED_TRACE(c.name);
+    Problem p = make(c, at::kFloat);
+    for (Tensor& leaf : p.leaves) leaf = leaf.abs();
+    p.leaves[1].select(1, 3).fill_(-std::numeric_limits<float>::infinity());
+    const Tensor expected = evaluate(p, "reference", at::kDouble)[0];
+    const Tensor got = evaluate(p, "fused", at::kFloat)[0];
+    EXPECT_TRUE(at::equal(got.isnan(), expected.isnan()));
+    EXPECT_FALSE(expected.isnan().all().item<bool>());
+  }
+}
+
 // The log-sum-exp of large scores is rounded, so that all weights of a query are off by one factor.
 // Where one of them is nearly 1, its score's gradient is the small difference of large numbers.
 TEST(ComposedAttentionFused, LargeScoresHaveGradientsAsInThePlainComputation) {

@@ -187,3 +187,23 @@ def test_keys_of_aft_lie_any_distance_apart(form, dtype):
     for a, b in zip(found, right):
         assert a.isfinite().all()
         torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("form", ["full", "local"])
+def test_w_of_aft_may_cancel_keys(form):
+    """Keys and w are large, and their sums are not: nothing of either is lost before they meet."""
+    torch.manual_seed(0)
+    T, C = 48, 8
+    q, v = torch.randn(2, 1, T, C)
+    k = torch.randn(1, T, C)
+    k[:, ::2] -= 3000
+    w = torch.randn(T, T)
+    w[:, ::2] += 3000
+    bias = w
+    if form == "local":  # column i is for s = t - (T - 1) + i
+        bias = torch.stack([torch.cat((torch.zeros(T - 1 - t), w[t, : t + 1])) for t in range(T)])
+    y = headloom.ops.aft(q, k, v, form=form, bias=bias)[0]
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)[..., None]
+    scores = (k.double()[:, None] + w.double()[..., None]).masked_fill(hidden, -torch.inf)
+    expected = torch.sigmoid(q.double()) * (scores.softmax(2) * v.double()[:, None]).sum(2)
+    torch.testing.assert_close(y.double(), expected, atol=3e-6, rtol=0)

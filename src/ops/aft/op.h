@@ -27,8 +27,8 @@ struct AftOptions {
   // bias[t, s]. conv [H, W] or [H, 2W - 1], columns as in local. L is at least T (+ offset).
   at::Tensor bias = {};
   bool causal = true;
-  // [B] int64: positions of each sequence that are keys; 0 is an empty sequence, which gives 0. A
-  // causal form reads none of the others for the output anyway; its state takes all in.
+  // [B] int64: positions of each sequence that are keys where the form is not causal; an empty
+  // sequence gives 0. A causal form reads no later position, and its state takes all in.
   at::Tensor lengths = {};
   // [B, T] int64 ids: nothing is read across a change of id, and positions count from there. Causal
   // forms compare neighbours: ids may come back.

@@ -68,6 +68,7 @@ struct Mix {
   HL_INLINE bool query_side() const { return q_rank > 0 || q_gate.data; }
   HL_INLINE bool key_side() const { return k_rank > 0 || k_gate.data; }
   HL_INLINE bool dynamic() const { return query_side() || key_side(); }
+  HL_INLINE bool gated() const { return q_gate.data || k_gate.data; }
   // The rank that either side is packed with.
   HL_INLINE int64_t packed_q_rank() const { return q_rank > 0 ? rank : 0; }
   HL_INLINE int64_t packed_k_rank() const { return k_rank > 0 ? rank : 0; }

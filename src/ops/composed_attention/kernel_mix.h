@@ -41,12 +41,13 @@ HL_INLINE void clear(vf (&x)[A][B][C]) {
 // of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
 // which out; exchanging them gives the gradient with respect to x.
 // HEADS is h1 - h0, or 0 where it is not known. Y is float, or Pair: neighbouring keys of y as
-// pair_columns() has them.
+// pair_columns() has them. `gated`: gates are there. One that is not is packed as 0, which would make
+// NaN of a score of -inf.
 template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB, typename Y>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* factor,
-                        int64_t factor_line, Y* y, int64_t line, const float* q, int64_t q_line,
-                        int q_in, int q_out, const float* k, int k_in, int k_out, float* inner,
-                        int64_t inner_line) {
+                        int64_t factor_line, Y* y, int64_t line, bool gated, const float* q,
+                        int64_t q_line, int q_in, int q_out, const float* k, int k_in, int k_out,
+                        float* inner, int64_t inner_line) {
   constexpr int64_t kKeys = kPaired<Y> ? 2 : 1;  // of one element of y
   constexpr int QW = 2 * RQ + 1;
   constexpr int KW = 2 * RK + 1;
@@ -138,7 +139,7 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
         vf key = RK > 0 ? ik[t][0][v] * ku[0][v] : zero();
 #pragma GCC unroll 4
         for (int r = 1; r < RK; ++r) key = fma(ik[t][r][v], ku[r][v], key);
-        out[v] = fma(own[v], K ? q_gate + kg[v] : q_gate, out[v]);
+        if (gated) out[v] = fma(own[v], K ? q_gate + kg[v] : q_gate, out[v]);
         if constexpr (RK > 0) out[v] = out[v] + key;
       }
       if constexpr (kPaired<Y>) {
@@ -188,7 +189,7 @@ struct MixTargets {
 // the first.
 template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int TB, int VB>
 HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* factor,
-                                 int64_t factor_line, const MixTargets& to, int64_t line,
+                                 int64_t factor_line, const MixTargets& to, int64_t line, bool gated,
                                  const PairedSide& q, const PairedSide& k) {
   constexpr int RPQ = (RQ + 1) / 2, RPK = (RK + 1) / 2;
   if (HEADS > 0) heads = HEADS;
@@ -289,7 +290,7 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
           const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
           vf onto = own;
           if constexpr (OF == MixOf::kOnto) onto = load(to.y + s + t * line + h * kBlock + v * VL);
-          vf sum = fma(own, gate, onto);
+          vf sum = gated ? fma(own, gate, onto) : onto;
 #pragma GCC unroll 2
           for (int r = 0; r < RPQ; ++r) {
             const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
@@ -342,8 +343,8 @@ HL_INLINE void mix_some(const Mix& mix, const MixWeights& w, const MixCall& c, i
       float* inner = c.inner ? c.inner + t * inner_line + g * (RQ + RK) * kBlock + s : nullptr;
       mix_rows<RQ, RK, K, OF, HEADS, ROWS, VB>(
           g * size, (g + 1) * size, c.x + t * c.line + s, c.factor + t * c.factor_line,
-          c.factor_line, y ? y + t * c.line + s / kKeys : nullptr, c.line, w.q + t * heads * QW,
-          heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
+          c.factor_line, y ? y + t * c.line + s / kKeys : nullptr, c.line, mix.gated(),
+          w.q + t * heads * QW, heads * QW, q_in, q_out, w.k + s, k_in, k_out, inner, inner_line);
     }
   };
   for (int64_t g = 0; g < mix.groups; ++g) {
@@ -392,7 +393,8 @@ HL_INLINE void mix_some_in_pairs(const Mix& mix, const MixWeights& w, const MixC
     if (all.query_pairs) to.query_pairs = all.query_pairs + t / 2 * c.line + h * kBlock;
     const float* const factor = OF == MixOf::kScaled ? c.factor + t * c.factor_line + h : nullptr;
     mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(
-        size, c.x + t * c.line + h * kBlock, factor, c.factor_line, to, c.line, by_query, by_key);
+        size, c.x + t * c.line + h * kBlock, factor, c.factor_line, to, c.line, mix.gated(), by_query,
+        by_key);
   }
 }
 
