@@ -41,8 +41,8 @@ HL_INLINE void clear(vf (&x)[A][B][C]) {
 // of keys, heads [h0, h1). Offsets q_in .. k_out choose which half of the weights leads in and
 // which out; exchanging them gives the gradient with respect to x.
 // HEADS is h1 - h0, or 0 where it is not known. Y is float, or Pair: neighbouring keys of y as
-// pair_columns() has them. `gated`: gates are there. One that is not is packed as 0, which would make
-// NaN of a score of -inf.
+// pair_columns() has them. A gate that is not there is packed as 0, which must not be multiplied
+// with a score of -inf: `gated` says whether there is any.
 template <int RQ, int RK, bool K, MixOf OF, int HEADS, int TB, int VB, typename Y>
 HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* factor,
                         int64_t factor_line, Y* y, int64_t line, bool gated, const float* q,
@@ -118,14 +118,19 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
     for (int t = 0; t < TB; ++t) {
       const float* w = q + t * q_line + h * QW;
       const int64_t at = t * line + h * kBlock;
-      const vf q_gate = bcast(w[2 * RQ]);
+      const vf q_gate = OF == MixOf::kOnto ? bcast(w[2 * RQ]) : bcast(w[2 * RQ]) + bcast(1.0f);
       vf own[VB], out[VB];
 #pragma GCC unroll 2
       for (int v = 0; v < VB; ++v) {
         own[v] = load(x + at + v * VL);
         if constexpr (OF == MixOf::kScaled) own[v] = own[v] * bcast(factor[t * factor_line + h]);
-        out[v] = own[v];
-        if constexpr (OF == MixOf::kOnto) out[v] = load(y + at + v * VL);
+        const vf gate = K ? q_gate + kg[v] : q_gate;
+        if constexpr (OF == MixOf::kOnto) {
+          out[v] = load(y + at + v * VL);
+          if (gated) out[v] = fma(own[v], gate, out[v]);
+        } else {
+          out[v] = own[v] * gate;
+        }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < RQ; ++r) {
@@ -139,7 +144,6 @@ HL_INLINE void mix_rows(int64_t h0, int64_t h1, const float* x, const float* fac
         vf key = RK > 0 ? ik[t][0][v] * ku[0][v] : zero();
 #pragma GCC unroll 4
         for (int r = 1; r < RK; ++r) key = fma(ik[t][r][v], ku[r][v], key);
-        if (gated) out[v] = fma(own[v], K ? q_gate + kg[v] : q_gate, out[v]);
         if constexpr (RK > 0) out[v] = out[v] + key;
       }
       if constexpr (kPaired<Y>) {
@@ -284,13 +288,18 @@ HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* fac
       vf out[TB][VB];
 #pragma GCC unroll 4
       for (int t = 0; t < TB; ++t) {
-        const vf q_gate = bcast(q.gate[t * q.line + h]);
+        const vf q_gate = OF == MixOf::kOnto ? bcast(q.gate[t * q.line + h])
+                                             : bcast(q.gate[t * q.line + h]) + bcast(1.0f);
 #pragma GCC unroll 2
         for (int v = 0; v < VB; ++v) {
           const vf own = value(t, h, v), gate = K ? q_gate + k_gate[v] : q_gate;
-          vf onto = own;
-          if constexpr (OF == MixOf::kOnto) onto = load(to.y + s + t * line + h * kBlock + v * VL);
-          vf sum = gated ? fma(own, gate, onto) : onto;
+          vf sum;
+          if constexpr (OF == MixOf::kOnto) {
+            sum = load(to.y + s + t * line + h * kBlock + v * VL);
+            if (gated) sum = fma(own, gate, sum);
+          } else {
+            sum = own * gate;
+          }
 #pragma GCC unroll 2
           for (int r = 0; r < RPQ; ++r) {
             const vp by = bcast(q.outward[t * q.line + h * RPQ + r]);
