@@ -624,9 +624,9 @@ TEST(ComposedAttentionFused, LargeScoresStayFinite) {
 // A score of -inf stays one under ranks alone, whose terms all have its sign: a gate that is not
 // there is not a product with 0.
 TEST(ComposedAttentionFused, HiddenScoresStayHiddenWithoutGates) {
-  for (const Case& c : {Case{.name = "ranks", .q_gate = false, .k_gate = false},
-                        Case{.name = "ranks and static", .pre_static = 8, .q_gate = false,
-                             .k_gate = false}}) {
+  for (const Case& c :
+       {Case{.name = "ranks", .q_gate = false, .k_gate = false},
+        Case{.name = "ranks and static", .pre_static = 8, .q_gate = false, .k_gate = false}}) {
     SCOPED_TRACE(c.name);
     Problem p = make(c, at::kFloat);
     for (Tensor& leaf : p.leaves) leaf = leaf.abs();
@@ -641,11 +641,16 @@ TEST(ComposedAttentionFused, HiddenScoresStayHiddenWithoutGates) {
 // The log-sum-exp of large scores is rounded, so that all weights of a query are off by one factor.
 // Where one of them is nearly 1, its score's gradient is the small difference of large numbers.
 TEST(ComposedAttentionFused, LargeScoresHaveGradientsAsInThePlainComputation) {
-  for (const Case& c : {Case{.name = "by maps", .T = 150, .pre = false, .post = false},
-                        Case{.name = "mixed"},
-                        Case{.name = "static", .q_rank = 0, .k_rank = 0, .post_static = 8,
-                             .q_gate = false, .k_gate = false, .pre = false},
-                        Case{.name = "few queries", .T = 4, .S = 300}}) {
+  for (const Case& c :
+       {Case{.name = "by maps", .T = 150, .pre = false, .post = false}, Case{.name = "mixed"},
+        Case{.name = "static",
+             .q_rank = 0,
+             .k_rank = 0,
+             .post_static = 8,
+             .q_gate = false,
+             .k_gate = false,
+             .pre = false},
+        Case{.name = "few queries", .T = 4, .S = 300}}) {
     SCOPED_TRACE(c.name);
     Problem p = make(c, at::kFloat);
     p.leaves[0] = p.leaves[0] * 20;
@@ -661,9 +666,9 @@ TEST(ComposedAttentionFused, LargeScoresHaveGradientsAsInThePlainComputation) {
 // Where a block of keys has larger scores than all before it, by less and by more than the room
 // that the kernel leaves above a running maximum. Falling scores never raise it.
 TEST(ComposedAttentionFused, RisingScoresMatchTheReference) {
-  for (const Case& c : {Case{.name = "many queries", .T = 300, .pre = false},
-                        Case{.name = "mixed", .T = 300},
-                        Case{.name = "few queries", .T = 4, .S = 300, .pre = false}}) {
+  for (const Case& c :
+       {Case{.name = "many queries", .T = 300, .pre = false}, Case{.name = "mixed", .T = 300},
+        Case{.name = "few queries", .T = 4, .S = 300, .pre = false}}) {
     for (const double rise : {8.0, 15.0, 17.0, 40.0, -40.0}) {  // of a score from block to block
       SCOPED_TRACE(c.name + ", rise " + std::to_string(rise));
       Problem p = make(c, at::kFloat);

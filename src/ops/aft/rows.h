@@ -13,8 +13,8 @@ inline void fill(float* to, int64_t floats, float value) {
   for (int64_t i = 0; i < floats; ++i) to[i] = value;
 }
 
-// e^(k + w - top). The key may be so large that its sum with w loses what is after the point, and so
-// may w where it cancels a key: what the sum is rounded by is added at the end.
+// e^(k + w - top). The key may be so large that its sum with w loses what is after the point, and
+// so may w where it cancels a key: what the sum is rounded by is added at the end.
 HL_INLINE vf weight_of(vf key, float bias, vf top) {
   const vf sum = key + bcast(bias), of_bias = sum - key;
   const vf error = (key - (sum - of_bias)) + (bcast(bias) - of_bias);

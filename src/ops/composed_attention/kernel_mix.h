@@ -193,8 +193,8 @@ struct MixTargets {
 // the first.
 template <int RQ, int RK, bool K, MixOf OF, MixTo TO, int HEADS, int TB, int VB>
 HL_INLINE void mix_rows_in_pairs(int64_t heads, const float* x, const float* factor,
-                                 int64_t factor_line, const MixTargets& to, int64_t line, bool gated,
-                                 const PairedSide& q, const PairedSide& k) {
+                                 int64_t factor_line, const MixTargets& to, int64_t line,
+                                 bool gated, const PairedSide& q, const PairedSide& k) {
   constexpr int RPQ = (RQ + 1) / 2, RPK = (RK + 1) / 2;
   if (HEADS > 0) heads = HEADS;
   const int64_t map_pairs = (heads + 1) / 2;
@@ -401,9 +401,9 @@ HL_INLINE void mix_some_in_pairs(const Mix& mix, const MixWeights& w, const MixC
     if (all.key_pairs) to.key_pairs = all.key_pairs + t * c.line + h * kBlock / 2;
     if (all.query_pairs) to.query_pairs = all.query_pairs + t / 2 * c.line + h * kBlock;
     const float* const factor = OF == MixOf::kScaled ? c.factor + t * c.factor_line + h : nullptr;
-    mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(
-        size, c.x + t * c.line + h * kBlock, factor, c.factor_line, to, c.line, mix.gated(), by_query,
-        by_key);
+    mix_rows_in_pairs<RQ, RK, K, OF, TO, HEADS, ROWS, VB>(size, c.x + t * c.line + h * kBlock,
+                                                          factor, c.factor_line, to, c.line,
+                                                          mix.gated(), by_query, by_key);
   }
 }
 

@@ -371,8 +371,8 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
       Number<T>* const x = left_v + m * w.line_v + at;
       scores<T>(a.amx, rows, inside, De, k + m * l.d, l.d, queries + m, l.c, head.rising(),
                 w.scores, x, w.line_v);
-      product<T>(a.amx, rows, Ee, inside + (nothing ? 0 : De), x, w.line_v,
-                 right_v + at / P * l.e, l.e, w.grad_v, l.e);
+      product<T>(a.amx, rows, Ee, inside + (nothing ? 0 : De), x, w.line_v, right_v + at / P * l.e,
+                 l.e, w.grad_v, l.e);
       unpack<T>(head, w.grad_v, l.e, *c, m, rows, a.E, a.grad_v);
       product<T>(a.amx, rows, De, inside + (nothing ? 0 : Ee), left_k + m * w.line_k + at, w.line_k,
                  right_k + at / P * l.d, l.d, w.grad_k, l.d);
