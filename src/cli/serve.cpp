@@ -13,6 +13,7 @@
 #include "core/platform.h"
 #include "core/text.h"
 #include "model/decoder.h"
+#include "serve/host_names.h"
 #include "serve/limits.h"
 #include "train/device.h"
 #include "train/interrupt.h"
@@ -75,12 +76,10 @@ int run_serve(ServeArguments& a) {
   serve::Server server(engine, codec, chat, a.server);
   install_interrupt_handler();
   const auto length = engine.max_length();
-  const std::string& host = a.server.host;
   std::printf("serving %s, step %lld, length %s, as '%s' at http://%s:%d/v1\n", a.model.c_str(),
               static_cast<long long>(loaded.step),
               length ? std::to_string(*length).c_str() : "without limit", a.server.model.c_str(),
-              (host.find(':') == std::string::npos ? host : "[" + host + "]").c_str(),
-              server.port());
+              serve::host_in_url(a.server.host).c_str(), server.port());
   std::fflush(stdout);
   bool said = false;
   server.run([&] {

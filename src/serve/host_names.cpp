@@ -27,10 +27,13 @@ std::string lower_case(std::string text) {
   return text;
 }
 
+std::string host_in_url(const std::string& host) {
+  return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
 HostNames::HostNames(const std::string& bound, const std::vector<std::string>& origins)
     : names_{"localhost", "127.0.0.1", "[::1]"} {
-  const std::string own =
-      lower_case(bound.find(':') == std::string::npos ? bound : "[" + bound + "]");
+  const std::string own = lower_case(host_in_url(bound));
   all_ = !is_own_address(own) || std::find(origins.begin(), origins.end(), "*") != origins.end();
   std::vector<std::string> more = {own};
   for (const std::string& origin : origins) {

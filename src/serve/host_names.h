@@ -9,6 +9,9 @@ namespace headloom::serve {
 // With the letters A to Z small: what HTTP does not tell apart by case is compared so.
 std::string lower_case(std::string text);
 
+// An address or a name as it stands in a URL: IPv6 in brackets, "[::1]".
+std::string host_in_url(const std::string& host);
+
 // What a page of the web can do against a server that is open to its own machine alone: it lets its
 // own name point to that machine ("DNS rebinding"), so that the browser takes the answers for the
 // page's own and shows them to it. The name in the request is still that of the page.

@@ -32,20 +32,37 @@ bool is_mild(const Tensor& bias) {
   return least.item<double>() >= -kMildest && most.item<double>() <= kMildest;
 }
 
-// The kernels of "local" and "conv".
-struct AftCall : Held {
-  aft_kernel::Args args;
+// What the arguments of both families of kernels have.
+template <typename KernelArgs>
+struct CausalCall : Held {
+  KernelArgs args;
 
-  explicit AftCall(const Aft::Arguments& a) {
-    const Tensor bias = a.options.bias.to(at::kFloat);
-    args.B = a.q.size(0);
+  explicit CausalCall(const Aft::Arguments& a) {
     args.T = a.q.size(1);
     args.C = a.q.size(2);
-    args.W = bias.size(1);
     args.type = kernel_type(a.q);
     args.q = sequence(a.q);
     args.k = sequence(a.k);
     args.v = sequence(a.v);
+  }
+
+  // The gradients of q, k and v, for the kernels to write.
+  void make_gradients(const Aft::Arguments& a, Aft::Arguments& to) {
+    to.q = contiguous_like(a.q);
+    to.k = contiguous_like(a.k);
+    to.v = contiguous_like(a.v);
+    args.grad_q = to.q.data_ptr();
+    args.grad_k = to.k.data_ptr();
+    args.grad_v = to.v.data_ptr();
+  }
+};
+
+// The kernels of "local" and "conv".
+struct AftCall : CausalCall<aft_kernel::Args> {
+  explicit AftCall(const Aft::Arguments& a) : CausalCall(a) {
+    const Tensor bias = a.options.bias.to(at::kFloat);
+    args.B = a.q.size(0);
+    args.W = bias.size(1);
     args.bias = whole<float>(bias);
     args.weight = whole<float>(bias.exp());
     args.by_distance = a.options.form == "conv";
@@ -86,18 +103,11 @@ struct AftCall : Held {
 };
 
 // The kernels of "full".
-struct FullCall : Held {
-  aft_kernel::FullArgs args;
+struct FullCall : CausalCall<aft_kernel::FullArgs> {
   std::vector<aft_kernel::Chunk> chunks;
   int64_t places = 0;  // the longest document
 
-  explicit FullCall(const Aft::Arguments& a) {
-    args.T = a.q.size(1);
-    args.C = a.q.size(2);
-    args.type = kernel_type(a.q);
-    args.q = sequence(a.q);
-    args.k = sequence(a.k);
-    args.v = sequence(a.v);
+  explicit FullCall(const Aft::Arguments& a) : CausalCall(a) {
     const int64_t* ids = whole<int64_t>(a.options.documents);
     for (int64_t b = 0; b < a.q.size(0); ++b) cut(b, ids, a.options.offset);
     args.chunks = chunks.data();
@@ -168,12 +178,7 @@ void backward_full(const Aft::Arguments& a, Backward<Aft>& b) {
   args.grad_out = call.sequence(b.grads[0]);
   args.grad_sums = grad_sums.data_ptr<float>();
   args.alone = alone.data_ptr<bool>();
-  b.gradients.q = contiguous_like(a.q);
-  b.gradients.k = contiguous_like(a.k);
-  b.gradients.v = contiguous_like(a.v);
-  args.grad_q = b.gradients.q.data_ptr();
-  args.grad_k = b.gradients.k.data_ptr();
-  args.grad_v = b.gradients.v.data_ptr();
+  call.make_gradients(a, b.gradients);
   call.run(HL_CHOOSE(aft_kernel::aft_full_sums));
   call.run(HL_CHOOSE(aft_kernel::aft_full_keys));
   if (!b.wants(b.gradients.options.bias)) return;
@@ -219,12 +224,7 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   args.checkpoints = call.whole<float>(b.kept[0]);
   args.grad_out = call.sequence(b.grads[0]);
   if (Aft::stateful(a.options)) args.grad_end = call.whole<float>(b.grads[1]);
-  b.gradients.q = contiguous_like(a.q);
-  b.gradients.k = contiguous_like(a.k);
-  b.gradients.v = contiguous_like(a.v);
-  args.grad_q = b.gradients.q.data_ptr();
-  args.grad_k = b.gradients.k.data_ptr();
-  args.grad_v = b.gradients.v.data_ptr();
+  call.make_gradients(a, b.gradients);
   args.grad_bias = sums.data_ptr<float>();
   if (a.options.state.defined()) {
     b.gradients.options.state = contiguous_like(a.options.state);

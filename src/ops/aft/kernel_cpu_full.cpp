@@ -20,14 +20,13 @@ constexpr float kFarthestBelow = 40;
 
 struct FullWork : Rows {
   const FullArgs& a;
-  const int64_t index, group;
+  const int64_t group;
   const Chunk& own;
 
   HL_INLINE FullWork(const FullArgs& args, int64_t chunk, int64_t g)
       : Rows{args.T, args.C, args.chunks[chunk].batch, g * kChannels,
              args.C - g * kChannels < kChannels ? args.C - g * kChannels : kChannels},
         a(args),
-        index(chunk),
         group(g),
         own(args.chunks[chunk]) {}
 
@@ -248,9 +247,10 @@ void full_keys(const FullArgs& a, int64_t chunk, int64_t group, float* scratch) 
 // queries. Of a chunk with one exponent it is gathered without e^w, transposed: [keys, kFullChunk].
 template <typename F>
 void full_bias(const FullArgs& a, int64_t place, float* scratch) {
-  float *const x = scratch, *const grads = x + kFullChunk * kPairLine;
-  float *const columns = grads + kFullChunk * kPairLine, *const tile =
-                                                             columns + kFullChunk * kPairLine;
+  float* const x = scratch;
+  float* const grads = x + kFullChunk * kPairLine;
+  float* const columns = grads + kFullChunk * kPairLine;
+  float* const tile = columns + kFullChunk * kPairLine;
   float* const gathered = tile + kFullChunk * kFullChunk;
   int64_t keys_seen = 0;  // of those with one exponent
   for (int64_t i = 0; i < a.chunk_count; ++i) {
@@ -299,9 +299,8 @@ void full_bias(const FullArgs& a, int64_t place, float* scratch) {
     fill(gathered + (from + keys) * kFullChunk, (kFullChunk - keys) * kFullChunk, 0);
     transpose(kFullChunk, kFullChunk, gathered + from * kFullChunk, kFullChunk, tile, kFullChunk);
     for (int64_t row = place; row < place + kFullChunk && row < keys_seen; ++row) {
-      const float *const weight = a.weight + row * a.weight_line + from, *const product =
-                                                                             tile + (row - place) *
-                                                                                        kFullChunk;
+      const float* const weight = a.weight + row * a.weight_line + from;
+      const float* const product = tile + (row - place) * kFullChunk;
       float* const to = a.grad_bias + row * a.grad_line + from;
       // A document never has keys after the query.
       const int64_t seen = row - from < keys ? row - from + 1 : keys;

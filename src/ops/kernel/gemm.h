@@ -98,7 +98,8 @@ HL_INLINE void gemm_block(int64_t K, const T* A, int64_t lda, const T* B, int64_
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) acc[i][j] = ACC ? load(C + i * ldc + j * VL) : zero();
   }
-  // A core that shares its decoder with another thread has few instructions to spare in a step.
+  // Unrolled, a step has fewer instructions beside its multiply-adds. That is faster where another
+  // thread shares the core's decoder (measured with AVX2; with AVX-512 it was not tried).
 #if !defined(CPU_CAPABILITY_AVX512)
 #pragma GCC unroll 4
 #endif
