@@ -114,24 +114,50 @@ class Retention final : public TokenMixer {
     };
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
-    const auto real = x.options().dtype(at::kDouble).requires_grad(false);
-    // What each head forgets a position, 1 - gamma. It would become 0 in the heads after that of
-    // 2^-1000, which itself forgets nothing in any number of positions.
-    const Tensor lost = at::exp2((-5 - at::arange(first_, first_ + heads, real)).clamp_min(-1000));
-    const Tensor gamma = 1 - lost;
-    if (recording != nullptr) show(turned[0], turned[1], lost, documents, *recording);
+    const c10::SymInt end = seen.longest + x.sym_size(1);
+    prepare(seen.capacity == 0 ? end : end.max(seen.capacity), x);
+    if (recording != nullptr) show(turned[0], turned[1], lost_, documents, *recording);
     const Tensor values = by_head(parts[1], heads);
     const Tensor before =
-        context_parallel() == nullptr ? state : state_of_others(turned[1], values, lost);
+        context_parallel() == nullptr ? state : state_of_others(turned[1], values, lost_);
     const auto [o, last] =
-        ops::retention(turned[0], turned[1], values, gamma,
+        ops::retention(turned[0], turned[1], values, gamma_,
                        {.state = before, .documents = documents, .chunk = options_.chunk});
-    const int64_t dim = keys_ / heads;
-    const Tensor eps =
-        (1e-6 * static_cast<double>(dim)) * row_sums(lost, x.sym_size(1), documents, seen);
     const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
-                                     x.scalar_type() == at::kDouble ? eps : eps.to(at::kFloat));
+                                     eps_of(x.sym_size(1), documents, seen));
     return {output_->forward(y.flatten(-2)), last};
+  }
+
+  // Makes what depends on heads and positions alone, for `length` positions, where `like` is. To
+  // make it again would be twenty small operators in every step of decoding.
+  void prepare(const c10::SymInt& length, const Tensor& like) {
+    const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const c10::SymInt had = eps_.defined() ? eps_.sym_size(0) : 0;
+    const bool fits = had > 0 && eps_.device() == like.device() && eps_.scalar_type() == type;
+    if (fits && had >= length) return;
+    c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
+    const auto real = like.options().dtype(at::kDouble).requires_grad(false);
+    // What a head forgets would become 0 after the head of 2^-1000, which itself forgets nothing in
+    // any number of positions.
+    lost_ = at::exp2((-5 - at::arange(first_, first_ + heads_, real)).clamp_min(-1000));
+    gamma_ = 1 - lost_;
+    // Twice as long where it was too short, as rotary's tables.
+    const c10::SymInt grown = had == 0 ? length : length.max(fits ? 2 * had : had);
+    const Tensor age = at::arange(1, c10::Scalar(grown + 1), real);
+    // gamma is 1 in float64 from head 49 on.
+    const Tensor sums = -at::expm1(age.unsqueeze(-1) * at::log1p(-lost_)) / lost_;
+    eps_ = (1e-6 * static_cast<double>(keys_ / heads_) * sums).to(type);
+  }
+
+  // eps of the norm, [1 or B, T, H], for the positions after those `seen`.
+  Tensor eps_of(const c10::SymInt& length, const Tensor& documents, const Positions& seen) const {
+    if (!documents.defined() && !seen.left_padding.defined()) {
+      return eps_.as_strided_symint({1, length, heads_}, {length * heads_, heads_, 1},
+                                    seen.longest * heads_);
+    }
+    const Tensor place = documents.defined() ? places_in_documents(documents)
+                                             : seen.position_ids(length, eps_.device());
+    return eps_.index_select(0, place.flatten()).view_symint({place.sym_size(0), length, heads_});
   }
 
   // The maps of the parallel form, ((q k^T) D^-1/2) * Dm [B, H, T, S], and gamma [H].
@@ -160,16 +186,6 @@ class Retention final : public TokenMixer {
     return state_before(added, decay.view({1, -1, 1, 1}), *context_parallel());
   }
 
-  // sum_m gamma^(n-m) over the positions m <= n of n's document, [1 or B, T, H], for gamma = 1 -
-  // lost, which is 1 in float64 from head 49 on.
-  static Tensor row_sums(const Tensor& lost, const c10::SymInt& length, const Tensor& documents,
-                         const Positions& seen) {
-    const Tensor place = documents.defined() ? places_in_documents(documents)
-                                             : seen.position_ids(length, lost.device());
-    const Tensor age = (place + 1).to(lost.scalar_type());
-    return -at::expm1(age.unsqueeze(-1) * at::log1p(-lost)) / lost;
-  }
-
   static Rotary rotary(const RetentionOptions& options, const LayerShape& shape) {
     if (shape.width % (2 * options.heads) != 0) {
       usage_error("retention: heads is ", options.heads,
@@ -185,6 +201,9 @@ class Retention final : public TokenMixer {
   const int64_t keys_;  // heads_ D
   int64_t values_;      // heads_ E
   std::shared_ptr<Linear> qkv_, gate_, output_;
+  // [H] in float64: what each head forgets a position, 1 - gamma, and gamma. [L, H], grown on
+  // demand: eps times sum_m gamma^(n-m) over the positions m <= n, for position n.
+  Tensor lost_, gamma_, eps_;
 };
 
 }  // namespace

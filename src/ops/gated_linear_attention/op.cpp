@@ -181,7 +181,10 @@ struct GatedLinearAttentionCall : Held {
   void run(bool backward) const {
     static gated_linear_attention_kernel::Run* const kernel =
         HL_CHOOSE(gated_linear_attention_kernel::run);
-    at::parallel_for(0, args.B * args.H, 1, [&](int64_t begin, int64_t end) {
+    // A second thread for less work than this costs more than it brings.
+    const int64_t work = std::max<int64_t>(args.T * args.D * args.E, 1);
+    const int64_t grain = std::max<int64_t>(1, 16384 / work);
+    at::parallel_for(0, args.B * args.H, grain, [&](int64_t begin, int64_t end) {
       const Tensor scratch = at::empty({scratch_size(args, backward)}, at::kFloat);
       kernel(args, {backward, begin, end, scratch.data_ptr<float>()});
     });

@@ -37,7 +37,10 @@ struct RetentionCall : Held {
     static retention_kernel::Run* const kernel = HL_CHOOSE(retention_kernel::run);
     const int64_t size = backward ? retention_kernel::Backward(args, nullptr).size
                                   : retention_kernel::Forward(args, nullptr).size;
-    at::parallel_for(0, args.B * args.H, 1, [&](int64_t begin, int64_t end) {
+    // A second thread for less work than this costs more than it brings.
+    const int64_t work = std::max<int64_t>(args.T * args.D * args.E, 1);
+    const int64_t grain = std::max<int64_t>(1, 16384 / work);
+    at::parallel_for(0, args.B * args.H, grain, [&](int64_t begin, int64_t end) {
       const Tensor scratch = at::empty({size}, at::kFloat);
       kernel(args, {backward, begin, end, scratch.data_ptr<float>()});
     });
@@ -46,7 +49,6 @@ struct RetentionCall : Held {
  private:
   // In double, since gamma is close to 1.
   const float* powers_of(const Tensor& gamma) {
-    const Tensor exponent = at::arange(args.chunk + 1, gamma.options().dtype(at::kDouble));
     const Tensor base = gamma.to(at::kDouble).contiguous();
     // Here and not in retention's own checks, which also see tensors that have no values. NaN
     // passes, to be seen in the output.
@@ -54,9 +56,18 @@ struct RetentionCall : Held {
     const double* const found = std::find_if(values, end, [](double g) { return g <= 0 || g > 1; });
     TORCH_CHECK_VALUE(found == end, "retention: gamma is ", *found, " for head ", found - values,
                       ", expected more than 0 and at most 1.");
-    const Tensor rising = at::pow(base.unsqueeze(1), exponent).to(at::kFloat);
-    const Tensor falling = at::constant_pad_nd(rising.flip(1), {0, args.chunk - 1});
-    return whole<float>(at::cat({falling, rising.narrow(1, 0, args.chunk)}, 1));
+    const int64_t chunk = args.chunk;
+    const Tensor powers = hold(at::empty({args.H, 3 * chunk}, at::kFloat));
+    float* row = powers.data_ptr<float>();
+    for (const double* g = values; g != end; ++g, row += 3 * chunk) {
+      std::fill(row + chunk + 1, row + 2 * chunk, 0.0F);
+      double power = 1;
+      for (int64_t i = 0; i <= chunk; ++i, power *= *g) {
+        row[chunk - i] = static_cast<float>(power);
+        if (i < chunk) row[2 * chunk + i] = static_cast<float>(power);
+      }
+    }
+    return powers.const_data_ptr<float>();
   }
 
   // No chunk crosses a document's end.

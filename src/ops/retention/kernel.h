@@ -1,10 +1,11 @@
 // The fused chunkwise kernels: what they are told, free of torch.
 //
 // A chunk is at most Args::chunk positions of one document. Inside it the parallel form, as small
-// matrix products in cache; from chunk to chunk the state. One item of work is one head of one
-// batch element. The backward goes over the chunks twice, without stored states: forwards with the
-// state for the gradient of q, then backwards with the state's gradient for those of k and v; what
-// the first pass learns of the scores' gradient is kept, T x chunk floats a worker.
+// matrix products in cache; from chunk to chunk the state. A single position is a step of the
+// recurrent form. One item of work is one head of one batch element. The backward goes over the
+// chunks twice, without stored states: forwards with the state for the gradient of q, then
+// backwards with the state's gradient for those of k and v; what the first pass learns of the
+// scores' gradient is kept, T x chunk floats a worker.
 #pragma once
 
 #include "ops/kernel/types.h"

@@ -398,10 +398,47 @@ void backward_keys(const Head& head, const Layout& l, const Keys& w, float* kept
   if (a.grad_state != nullptr) write_state(a, state, l.e, head.state_of(a.grad_state));
 }
 
+// One position, as decoding has it: a step of the recurrence, which reads and writes each value of
+// the state once, in float.
+template <typename T>
+void forward_one(const Args& a, int64_t item) {
+  constexpr int kVectors = 4;  // columns that stay in registers while the rows pass
+  const Head head(a, item);
+  const Chunk& c = *head.first;
+  const T *const q = head.row<T>(a.q, c, 0), *const k = head.row<T>(a.k, c, 0);
+  const T* const v = head.row<T>(a.v, c, 0);
+  T* const out = static_cast<T*>(a.out) + item * a.E;
+  const float* const before = c.fresh ? nullptr : head.state_of(a.state);
+  float* const after = head.state_of(a.final_state);
+  const vf gamma = bcast(*head.power(1));
+  for (int64_t e = 0; e < a.E; e += kVectors * VL) {
+    vf value[kVectors], sum[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      value[j] = e + j * VL < a.E ? load_some(v + e + j * VL, a.E - e - j * VL) : zero();
+      sum[j] = zero();
+    }
+    for (int64_t d = 0; d < a.D; ++d) {
+      const vf key = bcast(widen(k[d])), query = bcast(widen(q[d]));
+      for (int j = 0; j < kVectors && e + j * VL < a.E; ++j) {
+        const int64_t at = d * a.E + e + j * VL, columns = a.E - e - j * VL;
+        vf row = key * value[j];
+        if (before != nullptr) row = fma(gamma, load_some(before + at, columns), row);
+        store_some(after + at, row, columns);
+        sum[j] = fma(query, row, sum[j]);
+      }
+    }
+    for (int j = 0; j < kVectors && e + j * VL < a.E; ++j) {
+      store_some(out + e + j * VL, sum[j], a.E - e - j * VL);
+    }
+  }
+}
+
 template <typename T>
 void run(const Args& a, const Task& task) {
   for (int64_t i = task.begin; i < task.end; ++i) {
-    if (!task.backward) {
+    if (!task.backward && a.T == 1) {
+      forward_one<T>(a, i);
+    } else if (!task.backward) {
       forward<T>(a, i, task.scratch);
     } else {
       const Head head(a, i);
