@@ -60,16 +60,20 @@ struct CausalCall : Held {
 // The kernels of "local" and "conv".
 struct AftCall : CausalCall<aft_kernel::Args> {
   explicit AftCall(const Aft::Arguments& a) : CausalCall(a) {
-    const Tensor bias = a.options.bias.to(at::kFloat);
+    args.by_distance = a.options.form == "conv";
+    // Of local's table the positions of the call alone; documents begin with its first row.
+    if (!args.by_distance && !a.options.documents.defined()) first_entry = a.options.offset;
+    entries =
+        args.by_distance ? a.options.bias.size(0) : a.options.offset + a.q.size(1) - first_entry;
+    const Tensor bias = a.options.bias.narrow(0, first_entry, entries).to(at::kFloat);
     args.B = a.q.size(0);
     args.W = bias.size(1);
     args.bias = whole<float>(bias);
     args.weight = whole<float>(bias.exp());
-    args.by_distance = a.options.form == "conv";
     args.mild = is_mild(bias);
     args.bias_size = bias.numel();
     heads = args.by_distance ? bias.size(0) : 1;
-    args.offset = a.options.offset;
+    args.offset = a.options.offset - first_entry;
     args.state = whole<float>(a.options.state);
     args.documents = whole<int64_t>(a.options.documents);
   }
@@ -100,6 +104,7 @@ struct AftCall : CausalCall<aft_kernel::Args> {
   }
 
   int64_t heads;
+  int64_t first_entry = 0, entries;  // rows of the table that the call reads
 };
 
 // The kernels of "full".
@@ -220,7 +225,7 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
   aft_kernel::Args& args = call.args;
   const Tensor& bias = a.options.bias;
   const Tensor sums =
-      at::zeros({call.workers(), bias.size(0), bias.size(1)}, bias.options().dtype(at::kFloat));
+      at::zeros({call.workers(), call.entries, bias.size(1)}, bias.options().dtype(at::kFloat));
   args.checkpoints = call.whole<float>(b.kept[0]);
   args.grad_out = call.sequence(b.grads[0]);
   if (Aft::stateful(a.options)) args.grad_end = call.whole<float>(b.grads[1]);
@@ -231,7 +236,8 @@ void backward(const Aft::Arguments& a, Backward<Aft>& b) {
     args.grad_state = b.gradients.options.state.data_ptr<float>();
   }
   call.run(HL_CHOOSE(aft_kernel::aft_backward), true);
-  b.gradients.options.bias = sums.sum(0);
+  b.gradients.options.bias = at::constant_pad_nd(
+      sums.sum(0), {0, 0, call.first_entry, bias.size(0) - call.first_entry - call.entries});
 }
 
 const Kernels<Aft> aft_cpu(
