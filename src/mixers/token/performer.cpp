@@ -187,7 +187,8 @@ class Performer final : public TokenMixer {
 
  private:
   struct Heads {
-    Tensor q, k, v;  // [B, T, H, D], rotated
+    Tensor qk;  // [B, T, 2 H, D], rotated: queries, then keys
+    Tensor v;   // [B, T, H, D]
   };
   // What keys and queries become before c of the keys is known. Of the kernel "relu" its features.
   struct Mapped {
@@ -200,41 +201,39 @@ class Performer final : public TokenMixer {
   int64_t rows() const { return features_.size(0) + (softmax_ ? 1 : 0); }
 
   Heads project(const Tensor& x, const Positions& seen, const Tensor& documents) {
-    const auto parts = qkv_->forward(x).chunk(3, -1);
-    const auto by_head = [&](const Tensor& t) { return t.unflatten(-1, {options_.heads, -1}); };
-    Heads h{.q = by_head(parts[0]), .k = by_head(parts[1]), .v = by_head(parts[2])};
+    const int64_t heads = options_.heads;
+    const auto parts =
+        qkv_->forward(x).unflatten(-1, {3 * heads, -1}).split_with_sizes({2 * heads, heads}, 2);
+    Heads h{.qk = parts[0], .v = parts[1]};
     if (!rotary_) return h;
-    if (documents.defined()) {
-      // Random features of turned vectors depend on where both stand, not on their distance alone.
-      const Tensor places = places_in_documents(documents);
-      h.q = rotary_->apply_at(h.q, places);
-      h.k = rotary_->apply_at(h.k, places);
-    } else {
-      h.q = rotary_->apply(h.q, seen);
-      h.k = rotary_->apply(h.k, seen);
-    }
+    // Random features of turned vectors depend on where both stand, not on their distance alone.
+    h.qk = documents.defined() ? rotary_->apply_at(h.qk, places_in_documents(documents))
+                               : rotary_->apply(h.qk, seen);
     return h;
   }
 
   Mapped mapped(const Heads& h, const Tensor& real) const {
     // Exponents keep their precision under autocast.
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto wide = at::toOpMathType(h.q.scalar_type());
+    const auto wide = at::toOpMathType(h.qk.scalar_type());
     const double scale = std::pow(static_cast<double>(features_.size(1)), -0.25);
-    const Tensor weights = features_.to(wide).t();
-    const Tensor q = h.q.to(wide) * scale, k = h.k.to(wide) * scale;
-    const Tensor on_q = at::matmul(q, weights), on_k = at::matmul(k, weights);
-    if (!softmax_) return {.q = at::relu(on_q) + eps_, .k = at::relu(on_k) + eps_, .largest = {}};
-    const auto half_square = [](const Tensor& t) { return 0.5 * t.square().sum(-1, true); };
-    const Tensor of_q = (on_q - half_square(q) - on_q.amax(-1, true)).exp() + eps_;
-    Tensor largest = on_k.amax(-1);
+    const int64_t heads = options_.heads;
+    const Tensor qk = h.qk.to(wide) * scale;
+    const Tensor on = at::matmul(qk, features_.to(wide).t());  // [B, T, 2 H, M]
+    if (!softmax_) {
+      const auto parts = (at::relu(on) + eps_).split(heads, 2);
+      return {.q = parts[0], .k = parts[1], .largest = {}};
+    }
+    const auto most = on.amax(-1, true).split(heads, 2);
+    const auto exponents = at::sub(on, qk.square().sum(-1, true), 0.5).split(heads, 2);
+    const Tensor of_q = (exponents[0] - most[0]).exp() + eps_;
+    Tensor largest = most[1].squeeze(-1);
     if (real.defined()) {
       largest = at::where(real.squeeze(-1), largest,
-                          at::full({}, -std::numeric_limits<double>::infinity(), k.options()));
+                          at::full({}, -std::numeric_limits<double>::infinity(), qk.options()));
     }
-    return {.q = at::cat({of_q, eps_ * of_q.sum(-1, true)}, -1),
-            .k = on_k - half_square(k),
-            .largest = largest};
+    return {
+        .q = at::cat({of_q, eps_ * of_q.sum(-1, true)}, -1), .k = exponents[1], .largest = largest};
   }
 
   // The keys' rows [B, T, H, rows()], given c [B, T or 1, H]. Padding has no part in any sum.
@@ -244,6 +243,7 @@ class Performer final : public TokenMixer {
     };
     if (!softmax_) return kept(f.k, 0);
     const Tensor rows = kept(f.k - c.unsqueeze(-1), -std::numeric_limits<double>::infinity()).exp();
+    if (!real.defined()) return with_one_more(rows, 1);
     return at::cat({rows, kept(at::ones_like(f.largest).unsqueeze(-1), 0)}, -1);
   }
 
@@ -253,7 +253,8 @@ class Performer final : public TokenMixer {
   Tensor scan(const Mapped& f, const Tensor& v, const Tensor& documents, MixerState* state) const {
     Tensor c, log_decay;
     if (softmax_) {
-      c = running_maximum(f.largest, documents);
+      const bool single = f.largest.sym_size(1).maybe_as_int() == 1;
+      c = single ? f.largest : running_maximum(f.largest, documents);
       Tensor before = c.narrow(1, 0, 1);
       if (state != nullptr) {
         Tensor& kept = state->recurrent["performer.max"];
@@ -264,9 +265,10 @@ class Performer final : public TokenMixer {
         kept = c.select(1, -1).clone();
       }
       // Where a document begins, c may fall; nothing is kept there.
-      const Tensor earlier = at::cat({before, c.narrow_symint(1, 0, c.sym_size(1) - 1)}, 1);
+      const Tensor earlier =
+          single ? before : at::cat({before, c.narrow_symint(1, 0, c.sym_size(1) - 1)}, 1);
       const Tensor shrunk = (earlier - c).clamp_max(0).unsqueeze(-1);
-      log_decay = at::cat({shrunk.expand_as(f.k), at::zeros_like(shrunk)}, -1);
+      log_decay = with_one_more(shrunk.expand_as(f.k), 0);
     } else {
       log_decay = at::zeros_like(f.k);
     }
@@ -301,8 +303,9 @@ class Performer final : public TokenMixer {
     return to_each(q, k, v, documents) + later - (q * k).sum(-1, true) * v;
   }
 
-  static Tensor with_ones(const Tensor& v) {
-    return at::cat({v, at::ones_like(v.narrow(-1, 0, 1))}, -1);
+  static Tensor with_ones(const Tensor& v) { return with_one_more(v, 1); }
+  static Tensor with_one_more(const Tensor& t, double value) {
+    return at::constant_pad_nd(t, {0, 1}, value);
   }
 
   static Tensor divided(const Tensor& sums) {
