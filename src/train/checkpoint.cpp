@@ -221,6 +221,17 @@ std::optional<int64_t> CheckpointStore::best() const {
   return std::nullopt;
 }
 
+std::optional<StoredData> CheckpointStore::data() const {
+  const auto present = steps();
+  if (present.empty()) return std::nullopt;
+  try {
+    const std::string path = folder(present.back()) + "/state.json";
+    return parse_state(read_file(path), path).data;
+  } catch (const Error&) {  // loading that checkpoint says what is wrong with it
+    return std::nullopt;
+  }
+}
+
 int64_t CheckpointStore::find(const std::string& which) const {
   const auto present = steps();
   require(!present.empty(), run_, ": has no checkpoint yet.");

@@ -48,6 +48,9 @@ class CheckpointStore {
   // The step with the lowest held-out loss, as the newest checkpoint knows it; nothing where that
   // is damaged or the step's checkpoint is not there.
   std::optional<int64_t> best() const;
+  // What the newest checkpoint says of the data that the run is trained on; nothing where there is
+  // none or it is damaged.
+  std::optional<StoredData> data() const;
 
   // The step that `which` names: "best" (the newest where that is not known), "last" or a number.
   // Throws Error where there is no checkpoint, UsageError where there is none of that name.

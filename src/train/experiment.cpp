@@ -18,6 +18,7 @@
 #include "train/result.h"
 #include "train/run_folder.h"
 #include "train/run_report.h"
+#include "train/run_session.h"
 #include "train/train.h"
 #include "train/training_memory.h"
 
@@ -153,8 +154,9 @@ void take(PlannedRun& planned, const Progressed& progress) {
   take_points(planned, progress.metrics);
 }
 
-// Whether the run's folder has a run, and whether that is another one than is planned.
-enum class Present { no, same, other };
+// Whether the run's folder has a run, and whether that is another one than is planned. `moved`: its
+// configuration names other places of the data, and nothing else is different.
+enum class Present { no, same, moved, other };
 
 // A run that has lost its configuration, or its last evaluation after it had finished, is none that
 // can be reported or go on.
@@ -165,12 +167,24 @@ Present present(const std::string& run, const Node& planned, const Progressed& p
   }
   try {
     RunConfig config = read_run_config(planned);
-    if (!differences_from(run, config).empty()) return Present::other;
-    if (!progress.result || !progress.result->problem.empty()) return Present::same;
-    return is_whole(config.train, progress.metrics.evaluations) ? Present::same : Present::other;
+    Present found = Present::same;
+    for (const Difference& d : differences_from(run, config)) {
+      if (!is_place_of_data(d.key)) return Present::other;
+      found = Present::moved;
+    }
+    if (!progress.result || !progress.result->problem.empty()) return found;
+    return is_whole(config.train, progress.metrics.evaluations) ? found : Present::other;
   } catch (const UsageError&) {  // another tokenizer, or an option that is no more
     return Present::other;
   }
+}
+
+// Has the run's configuration say where its data are now.
+void move_data(const std::string& run, const Node& planned) {
+  const FolderLock nobody_trains_it(run);
+  RunConfig config = read_run_config(planned);
+  use_kept_tokenizer(run, config);
+  write_run_config(run, config, config_comments(run));
 }
 
 // Moves another run out of the way.
@@ -217,7 +231,11 @@ std::map<std::string, double> read_step_seconds(const std::string& folder) {
   const auto json = parse_json_if_whole<nlohmann::ordered_json>(read_file(folder + kStepSeconds));
   if (!json.is_object()) return out;
   for (const auto& [key, value] : json.items()) {
-    if (value.is_number() && value.get<double>() > 0) out[key] = value.get<double>();
+    if (!value.is_number() || value.get<double>() <= 0) continue;
+    try {  // files of earlier versions have the places of the data, too
+      out[toml_without_places(parse_toml(key, folder + kStepSeconds))] = value.get<double>();
+    } catch (const UsageError&) {  // a damaged key is none that is looked for
+    }
   }
   return out;
 }
@@ -486,7 +504,7 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
   timed.train.dtype = given.dtype;
   timed.train.device = given.device;
   timed.train.activation_checkpointing = given.activation_checkpointing;
-  const std::string key = run_config_toml(timed);
+  const std::string key = toml_without_places(write_fields(timed));
   const auto known = step_seconds_.find(key);
   if (known != step_seconds_.end()) return known->second;
   require(control_.step_seconds != nullptr, "a budget of seconds needs a measured step.");
@@ -628,7 +646,7 @@ PlannedRun Experiment::plan(RunConfig run, const Cell& cell, const SweepPoint& p
                  .setting = sweep_.setting(point),
                  .sweep = sweep,
                  .folder = path};
-  if (opened_) adopt(planned);
+  if (opened_) adopt(planned, cell.task);
   return planned;
 }
 
@@ -683,14 +701,34 @@ void Experiment::add_finals(Cell& cell) {
   }
 }
 
+// What a run of the task from the seed of `config` is trained on. Each seed has its own order.
+const std::optional<StoredData>& Experiment::data_of_run(RunConfig& config, size_t task) {
+  const auto [found, is_new] = data_.try_emplace({task, config.train.seed});
+  if (is_new && !config.task->data_paths().empty()) {
+    found->second = data_of(config, *config.build_task());
+  }
+  return found->second;
+}
+
 // Takes the run as it is in the folder, or moves another one out of the way. A
 // command that was printed for another configuration is void.
-void Experiment::adopt(PlannedRun& planned) {
+void Experiment::adopt(PlannedRun& planned, size_t task) {
   const std::string plan = plan_path(control_.folder, planned.path);
   if (fs::exists(plan) && read_file(plan) != plan_text(planned)) fs::remove(plan);
   const std::string folder = control_.folder + "/" + planned.path;
   const Progressed progress = progress_in(folder);
-  const Present found = present(folder, planned.config, progress);
+  Present found = present(folder, planned.config, progress);
+  if (found == Present::same || found == Present::moved) {
+    RunConfig config = read_run_config(planned.config);
+    const std::optional<StoredData> stored = CheckpointStore(folder).data();
+    if (found == Present::moved) {
+      const bool same = stored && stored == data_of_run(config, task);
+      if (same) move_data(folder, planned.config);
+      found = same ? Present::same : Present::other;
+    } else if (stored && progress.result) {  // a run that goes on looks at its data itself
+      check_same_data(folder, true, config, *tasks_[task], stored, data_of_run(config, task));
+    }
+  }
   if (found == Present::other) set_aside(folder);
   if (found == Present::same) {
     ++outcome_.present;
@@ -711,10 +749,10 @@ void Experiment::open() {
   opened_ = true;
   for (Cell& cell : cells_) {
     for (Trial& trial : cell.trials) {
-      for (PlannedRun& planned : trial.runs) adopt(planned);
+      for (PlannedRun& planned : trial.runs) adopt(planned, cell.task);
     }
-    for (PlannedRun& planned : cell.finals) adopt(planned);
-    for (PlannedRun& planned : cell.repeated) adopt(planned);
+    for (PlannedRun& planned : cell.finals) adopt(planned, cell.task);
+    for (PlannedRun& planned : cell.repeated) adopt(planned, cell.task);
   }
   advance();
   outcome_.left_out = others();

@@ -5,10 +5,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/lock.h"
 #include "train/compare.h"
+#include "train/state.h"
 #include "train/sweep.h"
 
 namespace headloom {
@@ -91,7 +93,8 @@ class Experiment {
   void note_build(const Cell& cell, const RunConfig& run);
   PlannedRun plan(RunConfig run, const Cell& cell, const SweepPoint& point, int64_t seed,
                   bool sweep, const std::string& path);
-  void adopt(PlannedRun& planned);
+  const std::optional<StoredData>& data_of_run(RunConfig& config, size_t task);
+  void adopt(PlannedRun& planned, size_t task);
   void choose(Cell& cell);
   size_t planned_trials() const;
   std::string named(size_t model, size_t task) const;
@@ -114,6 +117,8 @@ class Experiment {
   std::vector<double> steps_, costs_;
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
+  // By task and seed, as far as they were asked for.
+  std::map<std::pair<size_t, int64_t>, std::optional<StoredData>> data_;
   bool opened_ = false, measured_ = false;
   bool second_init_differs_ = false;  // from some model's first
 };

@@ -189,10 +189,21 @@ void write_run_config(const std::string& folder, RunConfig& config, const std::s
              str(comments, comments.empty() ? "" : "\n", to_toml(stored_config(config))));
 }
 
+bool is_place_of_data(const std::string& key) {
+  return key == "task.paths" || key == "task.path" || key == "task.held_out_path";
+}
+
+std::string toml_without_places(Node config) {
+  if (Node* task = config.find("task")) {
+    std::erase_if(task->table(),
+                  [](const auto& option) { return is_place_of_data("task." + option.first); });
+  }
+  return to_toml(config);
+}
+
 bool may_change(const std::string& key) {
   if (key == "train.batch" || key == "train.seed") return false;  // they say which data come next
-  return key.starts_with("train.") || key == "task.paths" || key == "task.path" ||
-         key == "task.held_out_path";
+  return key.starts_with("train.") || is_place_of_data(key);
 }
 
 std::optional<std::string> comparison_of(const std::string& folder) {

@@ -55,6 +55,10 @@ void write_run_config(const std::string& folder, RunConfig& config, const std::s
 // Those of the present config.toml.
 std::string config_comments(const std::string& folder);
 
+// Whether `key` says where the data are, as "task.paths" does. The same data may be moved.
+bool is_place_of_data(const std::string& key);
+// The configuration without the places of its data, for what does not depend on them.
+std::string toml_without_places(Node config);
 // Whether a run that goes on may have another value of `key`, such as "train.steps".
 bool may_change(const std::string& key);
 

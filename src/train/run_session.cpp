@@ -10,6 +10,28 @@
 namespace headloom {
 namespace fs = std::filesystem;
 
+std::optional<StoredData> data_of(RunConfig& config, const data::Task& task) {
+  if (config.task->data_paths().empty()) return std::nullopt;
+  return StoredData{task.data_size().count, data::fingerprint(task, /*pixels=*/false)};
+}
+
+void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,
+                     const data::Task& task, const std::optional<StoredData>& stored,
+                     const std::optional<StoredData>& now) {
+  if (!stored || !now || *stored == *now) return;
+  const std::string how =
+      stored->count == now->count
+          ? std::string(", or are in another order")
+          : str(" (", stored->count, " ", task.data_size().unit, ", now ", now->count, ")");
+  const std::string instead =
+      of_comparison
+          ? std::string("restore them, or train all runs of the comparison anew with --fresh.")
+          : str("go on with the same data, or begin a new run with its weights: ", program_name(),
+                " train CONFIG --from ", shell_word(folder), ".");
+  usage_error(folder, ": the data of 'task.", config.task->data_paths()[0].key,
+              "' are not those that the run was trained on", how, "; ", instead);
+}
+
 RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress& progress)
     : control_(control), config_(config), progress_(progress), store_(control.folder) {
   lock();
@@ -84,27 +106,6 @@ void RunSession::check_new_folder() const {
   for (const std::string& name : replaced_by_tokenizer(folder, *file)) refuse(name, kWrites);
 }
 
-std::optional<StoredData> RunSession::data_of(const data::Task& task) const {
-  if (config_.task->data_paths().empty()) return std::nullopt;
-  return StoredData{task.data_size().count, data::fingerprint(task, /*pixels=*/false)};
-}
-
-void RunSession::check_same_data(const TrainState& state, const std::optional<StoredData>& now,
-                                 const data::Task& task) const {
-  if (!state.data || !now || *state.data == *now) return;
-  const std::string how =
-      state.data->count == now->count
-          ? std::string(", or are in another order")
-          : str(" (", state.data->count, " ", task.data_size().unit, ", now ", now->count, ")");
-  const std::string instead =
-      control_.of_comparison
-          ? std::string("restore them, or train all runs of the comparison anew with --fresh.")
-          : str("go on with the same data, or begin a new run with its weights: ", program_name(),
-                " train CONFIG --from ", shell_word(control_.folder), ".");
-  usage_error(control_.folder, ": the data of 'task.", config_.task->data_paths()[0].key,
-              "' are not those that the run was trained on", how, "; ", instead);
-}
-
 TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {
   TrainState state =
       store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
@@ -141,7 +142,7 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   const std::string hint = config_.train.long_warmup();
   if (!hint.empty() && !control_.of_comparison) progress_.line(hint);  // a comparison says it once
   TrainState state;
-  state.data = data_of(task);
+  state.data = data_of(config_, task);
   return state;
 }
 
@@ -162,8 +163,8 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
                 " leaves nothing to train, expected more.");
   }
   TrainState state = store_.load(from, model, optimizer);
-  const std::optional<StoredData> data = data_of(task);
-  check_same_data(state, data, task);
+  const std::optional<StoredData> data = data_of(config_, task);
+  check_same_data(folder, control_.of_comparison, config_, task, state.data, data);
   state.data = data;
   store_.drop_after(from);
   if (!changes.empty()) restate(changes, state.step);

@@ -14,6 +14,15 @@
 
 namespace headloom {
 
+// What tells whether the data of a run have changed; nothing where they are generated. `task` is
+// what `config` builds with its seed.
+std::optional<StoredData> data_of(RunConfig& config, const data::Task& task);
+// Throws UsageError where the run in `folder` was trained on other data than `now`, those of
+// `task`. Nothing is said where one of the two is not known.
+void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,
+                     const data::Task& task, const std::optional<StoredData>& stored,
+                     const std::optional<StoredData>& now);
+
 class RunSession {
  public:
   // Locks the folder where it is there, and refuses what cannot be trained before anything that
@@ -32,9 +41,6 @@ class RunSession {
   std::string which() const;
   [[noreturn]] void refuse_present() const;
   void check_new_folder() const;
-  std::optional<StoredData> data_of(const data::Task& task) const;
-  void check_same_data(const TrainState& state, const std::optional<StoredData>& now,
-                       const data::Task& task) const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void restate(const std::vector<Difference>& changes, int64_t step);

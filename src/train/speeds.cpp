@@ -27,7 +27,7 @@ std::string measured_key(int64_t rounds, std::vector<TimedModel>& models) {
     std::string* const tokenizer = m.config.task->tokenizer_file();
     const std::string path = tokenizer == nullptr ? "" : *tokenizer;
     if (tokenizer != nullptr) *tokenizer = hash_text(read_file(path));
-    key += str("# ", m.model, "\n", run_config_toml(m.config));
+    key += str("# ", m.model, "\n", toml_without_places(write_fields(m.config)));
     if (tokenizer != nullptr) *tokenizer = path;
   }
   return key;

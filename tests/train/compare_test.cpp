@@ -414,6 +414,67 @@ TEST(Compare, ARunThatHasLostItsConfigurationOrItsLastEvaluationIsTrainedAgain) 
   EXPECT_TRUE(fs::exists(runs + "3.earlier-1/checkpoints"));
 }
 
+TEST(Compare, GoesOnWithTheSameDataInAnotherPlaceAndWithNoOther) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text += str("the ", i * i % 97, " looms and ", i % 11, " threads. ");
+  write_file(folder.path("a.txt"), text);
+  const auto config = [&](const std::string& file, const std::string& seeds) {
+    return parse_toml(
+        "seeds = " + seeds +
+            "\nbudget = 'seconds'\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 4\nbatch = 8\n"
+            "eval_every = 2\n[[models]]\nname = 'mha'\n[[tasks]]\nname = 'text'\n"
+            "task = { type = 'text', length = 16, eval_tokens = 64, paths = ['" +
+            folder.path(file) + "'] }\n",
+        "compare.toml");
+  };
+  int timed = 0;
+  const auto compared = [&](const std::string& file, const std::string& seeds) {
+    CompareControl control{.folder = folder.path("c"), .progress = [](const CompareOutcome&) {}};
+    control.step_seconds = [&](const RunConfig&, const data::Task&) {
+      ++timed;
+      return 0.5;
+    };
+    ::testing::internal::CaptureStderr();
+    try {
+      const CompareOutcome outcome = compare(config_of(config(file, seeds)), control);
+      ::testing::internal::GetCapturedStderr();
+      return outcome;
+    } catch (...) {
+      ::testing::internal::GetCapturedStderr();
+      throw;
+    }
+  };
+  const std::string run = folder.path("c/runs/text/mha/seed-");
+  const auto before = losses(compared("a.txt", "[1, 2]"));
+  fs::remove(run + "2/result.json");  // interrupted after step 2
+  fs::remove_all(run + "2/checkpoints/step-4");
+  fs::rename(folder.path("a.txt"), folder.path("b.txt"));
+  const fs::file_time_type finished = fs::last_write_time(run + "1/result.json");
+  const CompareOutcome moved = compared("b.txt", "[1, 2]");
+  EXPECT_EQ(moved.present, 2u);
+  EXPECT_EQ(losses(moved), before);
+  EXPECT_EQ(fs::last_write_time(run + "1/result.json"), finished);
+  EXPECT_FALSE(fs::exists(run + "1.earlier-1") || fs::exists(run + "2.earlier-1"));
+  for (const char* seed : {"1", "2"}) {
+    EXPECT_TRUE(contains(bytes_of(run + seed + "/config.toml"), folder.path("b.txt")));
+  }
+  EXPECT_EQ(timed, 1) << "the place of the data changes no step's time";
+  RunReport({run + "1", run + "2"}).read();  // which needs the data
+
+  // Other data in the place of a finished run's are not mixed with it.
+  write_file(folder.path("b.txt"), "An" + text);
+  EXPECT_TRUE(contains(message_of([&] { compared("b.txt", "[1, 2, 3]"); }),
+                       run + "1: the data of 'task.paths' are not those that the run was trained "
+                             "on"));
+  EXPECT_FALSE(fs::exists(run + "3"));
+  // In another place they are another configuration.
+  fs::rename(folder.path("b.txt"), folder.path("c.txt"));
+  EXPECT_EQ(compared("c.txt", "[1, 2]").present, 0u);
+  EXPECT_TRUE(fs::exists(run + "1.earlier-1/result.json"));
+}
+
 TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
   const TempFolder folder;
   const Node config = parse_toml(
