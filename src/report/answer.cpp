@@ -79,6 +79,18 @@ std::string not_learned(const TaskSummary& t, const Rows& rows) {
          ", by more than chance.";
 }
 
+// Of models whose means pass the floor, which their seeds are too few to judge.
+std::string not_known(const TaskSummary& t, const Rows& rows) {
+  if (rows.empty()) return "";
+  return " Whether " +
+         names(rows, [&](const Row& r) { return " (" + metric_text(*t.task, r.result) + ")"; }) +
+         verb(rows.size(), " has", " have") +
+         " learned is not known: " + verb(rows.size(), "its mean passes", "their means pass") +
+         " the floor of what is reached without learning, " + floor_text(t) +
+         str(", but there are too few seeds to tell that from chance; train from at least ",
+             kSeedsForClaim, " seeds.");
+}
+
 // " There are too few seeds to compare `a` (1.93, where ...) and `b` with the baseline ...".
 std::string too_few_seeds(const TaskSummary& t, const Rows& rows, const Row& baseline) {
   if (rows.empty()) return "";
@@ -208,6 +220,7 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
 std::string begun(const std::string& start, std::string sentences) {
   // " There are ..." and " no difference ..." follow a comma here, and a full stop elsewhere.
   if (sentences.starts_with(" There")) sentences[1] = 't';
+  if (sentences.starts_with(" Whether")) sentences[1] = 'w';
   for (size_t at = 0; (at = sentences.find(". ", at)) != std::string::npos; at += 2) {
     if (at + 2 < sentences.size() && sentences[at + 2] >= 'a') {
       if (sentences[at + 2] <= 'z') {
@@ -378,13 +391,15 @@ std::string answer(const TaskSummary& t) {
     return on + (over ? " no run gave a result." : " no run has finished yet.") +
            failures(t.rows, "");
   }
-  Rows unlearned;
+  Rows unlearned, undecided;
   for (const Row* row : results) {
     if (row->learning == Learning::kNotLearned) unlearned.push_back(row);
+    if (row->learning == Learning::kNotKnown) undecided.push_back(row);
   }
+  std::string open = not_known(t, undecided);
   if (results.size() == 1) {
     return on + " " + full_name(*results[0]) + " reaches " + value(task, *results[0]) +
-           (t.rows.size() > 1 ? "; nothing else has a result to set beside it." : ".") +
+           (t.rows.size() > 1 ? "; nothing else has a result to set beside it." : ".") + open +
            not_learned(t, unlearned) + failures(t.rows, "");
   }
   if (unlearned.size() == results.size()) {
@@ -399,14 +414,16 @@ std::string answer(const TaskSummary& t) {
                         names(results, [&](const Row& r) { return " reaches " + value(task, r); }) +
                         ".");
   } else {
-    out = begun(on, against_baseline(t, *baseline));
-    if (out == on) out = "On " + task.name + ", " + full_name(*baseline) + " has learned.";
+    std::string said = against_baseline(t, *baseline);
+    if (said.empty()) said.swap(open);
+    if (said.empty()) said = " " + full_name(*baseline) + " has learned.";
+    out = begun(on, said);
     const Rows better = rows_with(t, Relation::kBetter);
     if (!better.empty() && !t.best_is_claimed && results.size() - unlearned.size() > 2) {
       out += " Which model is the best of all is not shown.";
     }
   }
-  out += not_learned(t, unlearned);
+  out += open + not_learned(t, unlearned);
   if (baseline->finished > 0) out += left_out(t, *baseline);
   return out + failures(t.rows, out);
 }
@@ -463,8 +480,7 @@ std::string recommendation(const TaskSummary& t) {
            difference_text(task, most) + " is still possible), so that the cheapest may be taken." +
            cheaper(task, tied) + for_memory(t, tied);
   }
-  const Rows few = rows_with(t, Relation::kTooFewSeeds);
-  if (!few.empty()) {
+  if (!rows_with(t, Relation::kTooFewSeeds).empty() || baseline->learning == Learning::kNotKnown) {
     return start + str("nothing is recommended, because a claim takes at least ", kSeedsForClaim,
                        " seeds.");
   }

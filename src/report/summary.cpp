@@ -221,12 +221,12 @@ void conclude(TaskSummary& t, double best_p) {
   for (Row& row : t.rows) {
     if (!t.floor() || row.finished == 0) continue;
     const bool past = favours(*t.task, row.result.mean - t.floor()->quality);
-    // One run has no interval: what has not passed the floor has not learned, but what has may
-    // have been lucky.
-    row.learning = !past                         ? Learning::kNotLearned
-                   : row.result.count < 2        ? Learning::kNotKnown
-                   : row.floor_p <= kFalseClaims ? Learning::kLearned
-                                                 : Learning::kNotLearned;
+    // One run has no interval, and that of a few is so wide that hardly any mean passes the floor
+    // by it: what has not passed has not learned, but what has may have been lucky.
+    row.learning = !past                               ? Learning::kNotLearned
+                   : row.floor_p <= kFalseClaims       ? Learning::kLearned
+                   : row.result.count < kSeedsForClaim ? Learning::kNotKnown
+                                                       : Learning::kNotLearned;
   }
   const Row* const baseline = t.baseline();
   for (Row& row : t.rows) {

@@ -60,6 +60,7 @@ struct Verdict {
   std::vector<std::string> caveats;  // why a difference is not a claim
 };
 
+// kNotKnown: the mean passes the floor, from too few seeds to say that this is more than chance.
 enum class Learning { kNoFloor, kNotKnown, kLearned, kNotLearned };
 
 // How a curve ends. Compared are the last evaluation and the one nearest to three quarters of the

@@ -353,6 +353,39 @@ TEST(Answer, APassThatTheSeedsDoNotCarryIsNoLearning) {
   }
 }
 
+// Two seeds have so wide an interval that 9% errors do not pass a floor of 75% by it.
+TEST(Answer, APassThatTooFewSeedsCannotCarryIsNotKnown) {
+  Comparison c = small({{"mha", {.06, .12}}, {"a", {.04, .15}}, {"b", {.76, .78}}});
+  c.tasks[0].percent = true;
+  c.tasks[0].metric = "error rate";
+  c.tasks[0].floors = {{"a guess", 0.75}};
+  EXPECT_EQ(against_baseline(c, "a"), Relation::kTooFewSeeds);
+  EXPECT_EQ(against_baseline(c, "b"), Relation::kNotLearned);
+  const std::string open =
+      ": its mean passes the floor of what is reached without learning, a guess (75.0%), but there "
+      "are too few seeds to tell that from chance; train from at least 5 seeds.";
+  EXPECT_NE(answer_of(c).find("2 seeds are paired, where a claim takes at least 5. Whether `mha` "
+                              "(9.0 ± 38.1%) and `a` (9.5 ± 69.9%) have learned is not known: "
+                              "their means pass the floor "),
+            std::string::npos)
+      << answer_of(c);
+  EXPECT_NE(answer_of(c).find("seeds. `b` (77.0 ± 12.7%) is not shown to have learned: "),
+            std::string::npos)
+      << answer_of(c);
+  const std::string nothing =
+      "For text and this budget, nothing is recommended, because a claim takes at least 5 seeds.";
+  EXPECT_EQ(advice(c), nothing);
+  // Where no other model has passed, the baseline is not said to have learned, either.
+  std::erase_if(c.runs, [](const auto& run) { return run.model == "a" || run.seed > 0; });
+  EXPECT_EQ(answer_of(c).find("On text, whether `mha` (6.0%) has learned is not known" + open), 0u)
+      << answer_of(c);
+  EXPECT_EQ(advice(c), nothing);
+  // A pass that two seeds do carry is one.
+  c = small({{"mha", {.090, .091}}});
+  c.tasks[0].floors = {{"a guess", 0.75}};
+  EXPECT_EQ(summarize(c).tasks[0].rows[0].learning, Learning::kLearned);
+}
+
 TEST(Answer, TheSmallerStateIsNamedWithItsPrice) {
   Comparison c =
       small({{"mha", five(1.94, 0.005)}, {"a", five(1.5, 0.005, 1)}, {"b", five(1.7, 0.005, 2)}});
