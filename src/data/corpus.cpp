@@ -85,15 +85,21 @@ std::vector<File> find_files(const CorpusOptions& options) {
   return files;
 }
 
-std::string read_file(const std::string& path) {
+// At most `most` bytes. Of a file with a zero, which is no text and may be huge, no more is read.
+std::string read_text(const std::string& path, size_t most) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) fail("cannot open '", path, "': ", std::strerror(errno), ".");
   std::string text;
   std::error_code unknown;
-  if (const auto size = fs::file_size(path, unknown); !unknown) text.reserve(size);
+  const size_t size = fs::file_size(path, unknown);
   char piece[1 << 16];
-  while (const size_t count = std::fread(piece, 1, sizeof piece, file.get()))
+  while (const size_t count =
+             std::fread(piece, 1, std::min(sizeof piece, most - text.size()), file.get())) {
+    const bool zero = std::memchr(piece, 0, count) != nullptr;
+    if (text.empty() && !zero && !unknown) text.reserve(std::min(size, most));
     text.append(piece, count);
+    if (zero) break;
+  }
   if (std::ferror(file.get())) fail("cannot read '", path, "': ", std::strerror(errno), ".");
   return text;
 }
@@ -173,7 +179,7 @@ Corpus read_corpus(const CorpusOptions& options) {
   LeftOut left_out;
   for (size_t i : order) {
     if (left == 0) break;
-    std::string text = read_file(files[i].path);
+    std::string text = read_text(files[i].path, static_cast<size_t>(left));
     if (const size_t zero = text.find('\0'); zero != std::string::npos) {
       if (files[i].asked_for) {
         fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
@@ -186,7 +192,6 @@ Corpus read_corpus(const CorpusOptions& options) {
       (known ? left_out.alike : left_out.empty).push_back(files[i].name);
       continue;
     }
-    if (static_cast<int64_t>(text.size()) > left) text.resize(static_cast<size_t>(left));
     left -= static_cast<int64_t>(text.size());
     documents[i] = {files[i].name, files[i].path, std::move(text)};
     seen.insert(documents[i].text);

@@ -32,6 +32,20 @@ std::string config(const std::string& paths, const std::string& more = "") {
   return "type = 'text'\npaths = [" + paths + "]\n" + more;
 }
 
+// Weights, archives and disk images stand beside texts. This one is larger than any memory.
+TEST(Corpus, AHugeFileThatIsNoTextIsNotReadWhole) {
+  const TempFolder folder;
+  folder.write("one.txt", "one");
+  folder.write("huge.bin", "PK");
+  std::error_code refused;
+  std::filesystem::resize_file(folder.path("huge.bin"), uintmax_t{1} << 42, refused);
+  if (refused) GTEST_SKIP() << "the file system has no files of this size";
+  const Corpus corpus = read_corpus({{folder.path()}, {}, {}});
+  ASSERT_EQ(corpus.documents.size(), 1u);
+  EXPECT_EQ(corpus.documents[0].text, "one");
+  EXPECT_EQ(corpus.left_out.text(), "left out: 'huge.bin' is not text");
+}
+
 TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {
   const TempFolder folder;
   folder.write("b/two.txt", "two");
