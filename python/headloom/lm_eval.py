@@ -34,8 +34,10 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
     Args:
         path: a run or a Hugging Face folder, as :func:`headloom.load` reads it, or a model.
         checkpoint: ``"best"``, ``"last"`` or a step.
-        batch_size: sequences scored at once.
+        batch_size: sequences scored at once; ``"auto"`` is ``max_batch_size``.
         max_gen_toks: tokens written at most where a task does not say.
+        max_batch_size: 8 where it is None.
+        device: where the model runs, such as ``"cuda"``; None leaves it where it is.
     """
 
     def __init__(
@@ -44,15 +46,19 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
         checkpoint: Union[str, int] = "best",
         batch_size: Union[str, int] = 8,
         max_gen_toks: int = 256,
-        **_: Any,
+        max_batch_size: Optional[int] = None,
+        device: Optional[str] = None,
     ):
         super().__init__()
         self.model = path if isinstance(path, Model) else load(path, checkpoint)
         self.model.eval()
+        if device is not None:
+            self.model.to(device)
         if self.model.config["kind"] != "decoder" or self.model.tokenizer is None:
             raise ValueError(f"{path}: is no decoder with a tokenizer, which language-model evaluation needs.")
         self.tokenizer = self.model.tokenizer
-        self.batch_size = 8 if batch_size == "auto" else int(batch_size)
+        automatic = str(batch_size).startswith("auto")  # lm_eval also knows "auto:4", which tries anew four times
+        self.batch_size = int(max_batch_size or 8) if automatic else int(batch_size)
         self.max_gen_toks = int(max_gen_toks)
 
     @property

@@ -1,5 +1,6 @@
 """Scoring token sequences, and the adapter for lm-evaluation-harness."""
 
+import copy
 import importlib
 import importlib.util
 import json
@@ -101,7 +102,8 @@ def test_requests(adapter, model):
     assert rolling == pytest.approx(plainly(model, [0], list(text.encode()))[0], abs=1e-3)
 
 
-def test_writing(model, monkeypatch):
+@pytest.fixture
+def adapter_class(monkeypatch):
     """Also without the harness, of which this needs the names alone."""
     without = importlib.util.find_spec("lm_eval") is None
     if without:
@@ -110,9 +112,23 @@ def test_writing(model, monkeypatch):
             monkeypatch.setitem(sys.modules, f"lm_eval.api.{name}", types.SimpleNamespace(**content))
         monkeypatch.setitem(sys.modules, "lm_eval", types.SimpleNamespace())
         monkeypatch.setitem(sys.modules, "lm_eval.api", types.SimpleNamespace())
-    adapter = importlib.import_module("headloom.lm_eval").HeadloomLM(model, batch_size=2)
+    yield importlib.import_module("headloom.lm_eval").HeadloomLM
     if without:
         del sys.modules["headloom.lm_eval"]  # made of the names above
+
+
+def test_arguments(adapter_class, model):
+    """Those that lm_eval passes from its command line; others are refused, and not left out."""
+    adapter = adapter_class(model, batch_size="auto:4", max_batch_size=3, device="cpu")
+    assert adapter.batch_size == 3 and adapter_class(model, batch_size="auto").batch_size == 8
+    with pytest.raises(TypeError, match="chekpoint"):
+        adapter_class(model, chekpoint=2)
+    copied = copy.deepcopy(model)
+    assert next(adapter_class(copied, device="meta").model.parameters()).device.type == "meta"
+
+
+def test_writing(adapter_class, model):
+    adapter = adapter_class(model, batch_size=2)
     written = model.generate("abc", 6, temperature=0)[3:]
     options = {"until": ["\n\n\n"], "max_gen_toks": 6, "do_sample": False}
     assert adapter.generate_until([Request("abc", options)]) == [written]
