@@ -193,16 +193,21 @@ void write_files(const AnalyzeArguments& a, const std::string& name, const Subje
                  const Findings& findings) {
   const std::string folder = out_folder(a);
   if (folder.empty()) return;
-  make_folders(folder);
   const std::string base = folder + "/" + name;
-  write_file(base + ".html",
-             name == "maps" ? analysis::maps_page(subject, findings) : analysis::to_html(findings));
-  write_file(base + ".json", analysis::to_json(findings) + "\n");
-  if (a.tensors && !findings.tensors.empty()) {
-    NamedTensors tensors;
-    for (const auto& [key, value] : findings.tensors) tensors.emplace_back(key, value.contiguous());
-    write_safetensors(base + ".safetensors", tensors);
-  }
+  or_tell_of_out(!a.out.empty(), "folder", [&] {
+    make_folders(folder);
+    const bool maps = name == "maps";
+    write_file(base + ".html",
+               maps ? analysis::maps_page(subject, findings) : analysis::to_html(findings));
+    write_file(base + ".json", analysis::to_json(findings) + "\n");
+    if (a.tensors && !findings.tensors.empty()) {
+      NamedTensors tensors;
+      for (const auto& [key, value] : findings.tensors) {
+        tensors.emplace_back(key, value.contiguous());
+      }
+      write_safetensors(base + ".safetensors", tensors);
+    }
+  });
   std::fprintf(stderr, "%s.html\n", base.c_str());
 }
 
@@ -222,7 +227,7 @@ void print_all(bool json, const std::function<Findings(const std::string&)>& fin
       if (!json) std::printf("%-10s not here: %s\n", entry.name.c_str(), error.what());
     }
   }
-  if (json) std::printf("%s\n", all.dump(1).c_str());
+  if (json) std::printf("%s\n", printed(all).c_str());
 }
 
 int run_analyze(AnalyzeArguments a) {

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,13 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
 
 // All of the standard input, for which "-" stands.
 std::string read_standard_input();
+
+// What --json prints. Bytes that are not UTF-8, as a folder's name may have, are replaced.
+std::string printed(const nlohmann::ordered_json& json);
+
+// Calls `write`. Where that cannot write to `what` ("file" or "folder"), which the command has
+// chosen itself unless `asked`, the error tells of --out.
+void or_tell_of_out(bool asked, const char* what, const std::function<void()>& write);
 
 // --cache, what decoding states forget, and --cache-dtype, the type of what they keep.
 void add_cache_option(CLI::App& app, CachePolicy& cache);

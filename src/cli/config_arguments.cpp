@@ -1,10 +1,12 @@
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/shell.h"
 #include "core/text.h"
 #include "mixers/decoding_state.h"
@@ -14,7 +16,7 @@
 namespace headloom::cli {
 
 void ConfigArguments::add(CLI::App& app, const char* doc) {
-  app.add_option("config", path, doc)->required();
+  app.add_option("config", path, doc)->required()->check(not_empty());
   repeatable(app.add_option(
                  "--set", overrides,
                  "override a key of the configuration, as in --set train.steps=200; repeatable"))
@@ -56,6 +58,21 @@ Node ConfigArguments::read() const {
   Node root = read_file();
   for (const std::string& assignment : overrides) apply_override(root, assignment);
   return root;
+}
+
+std::string printed(const nlohmann::ordered_json& json) {
+  return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+void or_tell_of_out(bool asked, const char* what, const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const CannotWrite& error) {
+    if (asked) throw;
+    const std::string why = error.what();
+    throw CannotWrite(
+        str(why.substr(0, why.rfind('.')), "; choose another ", what, " with --out."));
+  }
 }
 
 void expect_comparison(const Node& root, const std::string& path, bool comparison) {

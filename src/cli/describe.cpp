@@ -373,7 +373,7 @@ void print_description(const DescribeArguments& a, const Description& d) {
 int run_describe(const DescribeArguments& a) {
   const Description found = description(a);
   if (a.json) {
-    std::printf("%s\n", description_json(found).dump(1).c_str());
+    std::printf("%s\n", printed(description_json(found)).c_str());
   } else {
     print_description(a, found);
   }

@@ -314,7 +314,7 @@ void print_eval(const EvalArguments& a, const EvalResult& result) {
 int run_eval(const EvalArguments& a) {
   const EvalResult result = evaluated(a);
   if (a.json) {
-    std::printf("%s\n", eval_json(a, result).dump(1).c_str());
+    std::printf("%s\n", printed(eval_json(a, result)).c_str());
   } else {
     print_eval(a, result);
   }

@@ -90,7 +90,8 @@ int watch(RunReport& runs, const ReportArguments& a) {
 int run_report(ReportArguments& a) {
   RunReport runs(a.folders);
   if (a.watch) return watch(runs, a);
-  if (a.out.empty()) {
+  const bool asked = !a.out.empty();
+  if (!asked) {
     const bool one_run = a.folders.size() == 1 && fs::exists(a.folders[0] + "/metrics.jsonl");
     a.out = one_run ? a.folders[0] + "/report.html" : "report.html";
   }
@@ -107,7 +108,7 @@ int run_report(ReportArguments& a) {
   };
   from_report(shown.runs);
   for (report::Comparison& again : shown.robustness) from_report(again.runs);
-  write_file(a.out, report::to_html(shown));
+  or_tell_of_out(asked, "file", [&] { write_file(a.out, report::to_html(shown)); });
   std::printf("%s\n", a.json ? report::to_json(shown).c_str() : report::to_text(shown).c_str());
   std::fflush(stdout);  // where both go to one place, this comes last
   std::fprintf(stderr, "report: %s\n", a.out.c_str());

@@ -163,7 +163,7 @@ int train_here(const TrainArguments& a, Communicator* group) {
                                    {"peak_memory_bytes", outcome.peak_memory},
                                    {"seconds", outcome.seconds}};
     if (!outcome.warning.empty()) json["warning"] = outcome.warning;
-    std::printf("%s\n", json.dump(1).c_str());
+    std::printf("%s\n", printed(json).c_str());
   } else {
     std::printf("%s: step %lld, held-out loss %s, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
                 static_cast<long long>(outcome.step), formatted("%.4f", last.loss).c_str(),

@@ -77,6 +77,11 @@ std::string shown(const Json& value) {
   return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+std::string shown_bare(const std::string& text) {
+  const std::string quoted = shown(Json(text));
+  return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
+}
+
 Json parse_object(const std::string& body, const std::vector<std::string>& known) {
   Json object;
   int64_t parts = 0;

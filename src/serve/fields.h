@@ -29,6 +29,8 @@ void check_keys(const Json& object, const std::vector<std::string>& known);
 const Json& at(const Json& object, const char* key);
 // A value as it stands in a message: short, valid UTF-8.
 std::string shown(const Json& value);
+// A text of the client's as it stands in a message without quotes: the same, on one line.
+std::string shown_bare(const std::string& text);
 
 // Leave `out` as it is where the key is absent or null.
 void read(const Json& object, const char* key, int64_t least, int64_t most, int64_t& out);

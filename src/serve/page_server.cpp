@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "serve/connection.h"
+#include "serve/fields.h"
 #include "serve/host_names.h"
 
 namespace headloom::serve {
@@ -20,12 +21,19 @@ class PageServer::Http : public httplib::Server {
   Http(int port, std::function<std::string()> page) : page_(std::move(page)) {
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       const std::string host = request.get_header_value("Host");
-      if (names_.has(host)) return HandlerResponse::Unhandled;
-      response.status = 421;
-      response.set_content(str("the Host is '", host, "', expected ", names_.text(),
-                               ", because the report is for this machine alone.\n"),
-                           "text/plain; charset=utf-8");
-      return HandlerResponse::Handled;
+      const auto refuse = [&](int status, const std::string& why) {
+        response.status = status;
+        response.set_content(why + "\n", "text/plain; charset=utf-8");
+        return HandlerResponse::Handled;
+      };
+      if (!names_.has(host)) {
+        return refuse(421, str("the Host is '", shown_bare(host), "', expected ", names_.text(),
+                               ", because the report is for this machine alone."));
+      }
+      const bool reads = request.method == "GET" || request.method == "HEAD";
+      if (request.path == "/" && reads) return HandlerResponse::Unhandled;
+      return refuse(404, str("there is no ", shown_bare(request.method), " ",
+                             shown_bare(request.path), " here; the report is at GET /."));
     });
     Get("/", [this](const httplib::Request&, httplib::Response& response) {
       const std::lock_guard lock(mutex_);

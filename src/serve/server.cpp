@@ -85,12 +85,6 @@ std::optional<Refusal> fault_of(const Connection& connection) {
   return std::nullopt;
 }
 
-// A text of the client's in a message: short, valid UTF-8, on one line.
-std::string shown_bare(const std::string& text) {
-  const std::string quoted = shown(Json(text));
-  return quoted.size() > 1 && quoted.ends_with('"') ? quoted.substr(1, quoted.size() - 2) : quoted;
-}
-
 // The path of a target that names the server too, as clients of proxies write it:
 // "http://127.0.0.1:8080/health" is "/health". Every other target is as it was.
 std::string without_origin(std::string target) {

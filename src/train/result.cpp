@@ -14,7 +14,7 @@ void write_result(const std::string& path, const RunResult& r) {
                         {"warning", r.warning},
                         {"tokens_per_second", r.tokens_per_second},
                         {"peak_memory_bytes", r.peak_memory}}
-                           .dump(1) +
+                           .dump(1, ' ', false, Json::error_handler_t::replace) +
                        "\n");
 }
 

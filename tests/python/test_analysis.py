@@ -1,6 +1,7 @@
 """headloom.analysis and model(tokens, maps=[...]), and the command headloom analyze."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -212,6 +213,16 @@ def test_what_a_model_of_images_has_no_use_for(tmp_path):
     for arguments in (["maps"], []):
         assert 'this one is a "vit": leave it out' in refused("analyze", "vit", *arguments, "--text", "x", cwd=tmp_path)
     assert "--length is of tokens, but" in refused("analyze", "vit", "maps", "--length", "5", cwd=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
+    shutil.copytree(place / "runs/text", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/analysis", ignore_errors=True)
+    (tmp_path / "run/analysis").write_text("")  # in the way of any user, root too
+    message = refused("analyze", "run", "params", cwd=tmp_path, code=1)
+    assert message.startswith("run/analysis: ") and message.endswith("; choose another folder with --out."), message
+    message = refused("analyze", "run", "params", "--out", "run/analysis", cwd=tmp_path, code=1)
+    assert message.startswith("run/analysis: ") and not message.endswith("--out."), message
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,11 @@ def test_command_lines_that_cannot_be_understood(tmp_path, line, message):
     assert refused(*line.split(), cwd=tmp_path) == message
 
 
+@pytest.mark.parametrize("command", ["train", "compare", "describe"])
+def test_an_empty_name_of_a_configuration_stands_for_none(tmp_path, command):
+    assert refused(command, "", cwd=tmp_path) == "CONFIG is empty, expected a name."
+
+
 @pytest.mark.parametrize("command", ["train x.toml", "compare x.toml", "import x", "export x", "analyze x"])
 def test_an_empty_name_of_a_folder_stands_for_none(tmp_path, command):
     assert refused(*command.split(), "--out", "", cwd=tmp_path) == "--out is empty, expected a name."

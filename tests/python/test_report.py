@@ -278,6 +278,16 @@ def test_what_cannot_be_reported_is_named(place, arguments, code, message):
     assert message in headloom("report", *arguments, cwd=place, code=code).stderr
 
 
+def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
+    runs = [place / "plain", place / "wide"]
+    (tmp_path / "report.html.tmp").mkdir()  # in the way of any user, root too
+    message = headloom("report", *runs, cwd=tmp_path, code=1).stderr
+    assert message == "headloom: report.html: cannot be written: Is a directory; choose another file with --out.\n"
+    message = headloom("report", *runs, "--out", "report.html", cwd=tmp_path, code=1).stderr
+    assert message == "headloom: report.html: cannot be written: Is a directory.\n"
+    headloom("report", *runs, "--out", "other.html", cwd=tmp_path)
+
+
 def test_lines_that_are_no_json_are_named(place, tmp_path):
     shutil.copytree(place / "plain", tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
@@ -316,6 +326,13 @@ def test_watching_serves_what_has_come(place, tmp_path):
             urllib.request.urlopen(urllib.request.Request(address, headers={"Host": f"evil.example:{port}"}), timeout=30)
         said = f"the Host is 'evil.example:{port}', expected localhost, 127.0.0.1 and [::1], because the report is for this machine"
         assert refused.value.code == 421 and refused.value.read().decode() == f"{said} alone.\n"
+        with pytest.raises(urllib.error.HTTPError) as other:
+            urllib.request.urlopen(address + "favicon.ico", timeout=30)
+        assert other.value.code == 404
+        assert other.value.read().decode() == "there is no GET /favicon.ico here; the report is at GET /.\n"
+        with pytest.raises(urllib.error.HTTPError) as posted:
+            urllib.request.urlopen(address, data=b"{}", timeout=30)
+        assert posted.value.read().decode() == "there is no POST / here; the report is at GET /.\n"
         second = headloom("report", place / "plain", "--watch", "--port", port, cwd=tmp_path, code=1).stderr
         assert second == f"headloom: cannot listen at 127.0.0.1:{port}: Address already in use.\n"
         with open(tmp_path / "run/metrics.jsonl", "a") as metrics:

@@ -151,6 +151,12 @@ def test_a_run_is_moved_and_its_data_too(place, tmp_path):
     headloom("describe", "moved", cwd=tmp_path / "there")
 
 
+def test_json_has_a_name_that_is_no_utf8(place, tmp_path):
+    shutil.copytree(place / "runs/text", os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    done = subprocess.run([BINARY, "eval", b"run\xff", "--json"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True)
+    assert json.loads(done.stdout)["run"] == "run\ufffd"
+
+
 def test_a_run_goes_on_with_its_own_data(tmp_path):
     (tmp_path / "texts").mkdir()
     for name in "abc":
