@@ -14,7 +14,9 @@
 namespace headloom::ops::aft_kernel {
 namespace {
 
-// Keys further apart than this take the path with an exponent for each position.
+// Keys further apart than this take the path with an exponent for each position. The chunk's one
+// exponent is halfway between the largest and the smallest, so that as much of float32's range is
+// left for small values as for large ones.
 constexpr float kFurthest = 60;
 
 // Positions [from, to); row h of the history is position from - (W - 1) + h.
@@ -72,7 +74,7 @@ struct Work : Rows {
 };
 
 // Keys and values of the history, the first row that counts, and whether one exponent a channel
-// (s.top) will do.
+// (s.middle) will do.
 struct History {
   int64_t first;
   bool close;
@@ -117,8 +119,9 @@ History read(const Work& w, const Span& p) {
       top = vmax(key, top);
       negative = vmax(zero() - key, negative);
     }
-    store(s.top + c, top);
-    apart = vmax(top + negative, apart);
+    const vf range = vmax(top + negative, zero());
+    store(s.middle + c, top - range * bcast(0.5f));
+    apart = vmax(range, apart);
   }
   // A product with the band would carry what is not finite to positions that do not see it.
   out.close = w.a.mild && hmax(apart) <= kFurthest && hsum(finite) == 0;
@@ -140,19 +143,19 @@ HL_INLINE void each_band(const Span& p, const F& f) {
   for (int64_t i = 0; i < n; i += kRows) f(i, n - i < kRows ? n - i : kRows);
 }
 
-// X of the history and the sums of every position, relative to s.top.
+// X of the history and the sums of every position, relative to s.middle.
 void sum(const Work& w, const Span& p, const History& history) {
   const Scratch& s = w.s;
   const int64_t n = p.to - p.from, rows = w.a.W - 1 + n;
   fill(s.x, history.first * kPair, 0);
   for (int64_t c = 0; c < kChannels; c += VL) {
-    const vf top = load(s.top + c);
+    const vf middle = load(s.middle + c);
     for (int64_t h = history.first; h < rows; ++h) {
-      const vf e = vexp(load(s.k + h * kChannels + c) - top);
+      const vf e = vexp(load(s.k + h * kChannels + c) - middle);
       store(s.x + h * kPair + c, e * load(s.v + h * kChannels + c));
       store(s.x + h * kPair + kChannels + c, e);
     }
-    const vf scale = vexp(load(s.running + 2 * kChannels + c) - top);
+    const vf scale = vexp(load(s.running + 2 * kChannels + c) - middle);
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t at = half * kChannels + c;
       vf total = load(s.running + at) * scale;
@@ -176,15 +179,15 @@ void advance(const Work& w, const Span& p, const History& history) {
   const int64_t n = p.to - p.from;
   if (history.first >= n) return;
   for (int64_t c = 0; c < kChannels; c += VL) {
-    const vf top = load(s.top + c), before = load(s.running + 2 * kChannels + c);
-    const vf scale = vexp(before - top);
+    const vf middle = load(s.middle + c), before = load(s.running + 2 * kChannels + c);
+    const vf scale = vexp(before - middle);
     vf a = load(s.running + c) * scale, b = load(s.running + kChannels + c) * scale, m = before;
     for (int64_t h = history.first; h < n; ++h) {
       m = vmax(load(s.k + h * kChannels + c), m);
       a = a + load(s.x + h * kPair + c);
       b = b + load(s.x + h * kPair + kChannels + c);
     }
-    const vf back = vexp(top - m);
+    const vf back = vexp(middle - m);
     store(s.running + c, a * back);
     store(s.running + kChannels + c, b * back);
     store(s.running + 2 * kChannels + c, m + (b - b));  // NaN where the sum is
@@ -323,18 +326,18 @@ bool backward_close(const Work& w, const Span& p, const History& history, float*
   // The exponent of the running sums after the chunk: what left the band in it is part of them.
   const bool joined = history.first < n;
   for (int64_t c = 0; c < kChannels; c += VL) {
-    const vf top = load(s.top + c), before = load(s.running + 2 * kChannels + c);
+    const vf middle = load(s.middle + c), before = load(s.running + 2 * kChannels + c);
     vf after = before;
     for (int64_t h = history.first; h < n; ++h) after = vmax(load(s.k + h * kChannels + c), after);
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t at = half * kChannels + c;
       const vf later = load(s.carried + at);
-      vf total = joined ? later * vexp(top - after) : zero();
+      vf total = joined ? later * vexp(middle - after) : zero();
       for (int64_t i = n - 1; i >= 0; --i) {
         store(s.grad_x + i * kPair + at, total);
         total = total + load(s.grad_sums + i * kPair + at);
       }
-      total = total * vexp(before - top);
+      total = total * vexp(before - middle);
       store(s.carried + at, joined ? total : total + later);
     }
   }

@@ -62,22 +62,25 @@ void copy_weights(const FullArgs& a, const Chunk& queries, const Chunk& keys, fl
   }
 }
 
-// X of a chunk of keys relative to `top`, [keys, kPairLine].
+// X of a chunk of keys relative to `exponent`, [keys, kPairLine].
 template <typename F>
-void make_x(const FullWork& w, const Chunk& keys, const float* top, float* x) {
+void make_x(const FullWork& w, const Chunk& keys, const float* exponent, float* x) {
   for (int64_t s = keys.from; s < keys.to; ++s, x += kPairLine) {
     const F *k = w.row<F>(w.a.k, s), *v = w.row<F>(w.a.v, s);
     for (int64_t c = 0; c < kChannels; c += VL) {
-      const vf e = vexp_or_zero(w.get(k, c) - load(top + c));
+      const vf e = vexp_or_zero(w.get(k, c) - load(exponent + c));
       store(x + c, e * w.get(v, c));
       store(x + kChannels + c, e);
     }
   }
 }
 
-// The largest key up to the chunk's end into `top`; whether one exponent will do.
+// The chunk's exponent, halfway between the largest key up to its end and the largest that its first
+// query sees, so that as much of float32's range is left for small values as for large ones; whether
+// it will do.
 template <typename F>
-bool find_top(const FullWork& w, float* top) {
+bool find_exponent(const FullWork& w, float* exponent) {
+  float top[kChannels], least[kChannels];
   fill(top, kChannels, kEmpty);
   const auto raise = [&](int64_t from, int64_t to) {
     for (int64_t s = from; s < to; ++s) {
@@ -88,12 +91,13 @@ bool find_top(const FullWork& w, float* top) {
     }
   };
   raise(w.a.chunks[w.own.first].from, w.own.from + 1);
-  float least[kChannels];
   for (int64_t c = 0; c < kChannels; c += VL) store(least + c, load(top + c));
   raise(w.own.from + 1, w.own.to);
   vf apart = zero(), finite = zero();
   for (int64_t c = 0; c < kChannels; c += VL) {
-    apart = vmax(load(top + c) - load(least + c), apart);
+    const vf range = load(top + c) - load(least + c);
+    store(exponent + c, load(top + c) - range * bcast(0.5f));
+    apart = vmax(range, apart);
     for (int64_t s = w.own.from; s < w.own.to; ++s) {
       finite = finite + zero() * (w.get(w.row<F>(w.a.k, s), c) + w.get(w.row<F>(w.a.v, s), c));
     }
@@ -131,14 +135,14 @@ void full_forward(const FullArgs& a, int64_t chunk, int64_t group, float* scratc
   const int64_t n = w.own.to - w.own.from;
   float *const band = scratch, *const x = band + kFullChunk * kFullChunk,
                *const sums = x + kFullChunk * kPairLine;
-  float top[kChannels];
-  const bool close = find_top<F>(w, top);
+  float exponent[kChannels];
+  const bool close = find_exponent<F>(w, exponent);
   if (close) {
     fill(sums, n * kPairLine, 0);
     for (int64_t j = w.own.first; j <= chunk; ++j) {
       const Chunk& keys = a.chunks[j];
       copy_weights(a, w.own, keys, band);
-      make_x<F>(w, keys, top, x);
+      make_x<F>(w, keys, exponent, x);
       gemm<true, true>(n, kPairLine, keys.to - keys.from, band, kFullChunk, x, kPairLine, sums,
                        kPairLine);
     }
@@ -148,7 +152,7 @@ void full_forward(const FullArgs& a, int64_t chunk, int64_t group, float* scratc
     float of_query[kSumsLine];
     if (close) {
       std::memcpy(of_query, sums + i * kPairLine, sizeof(float) * kPairLine);
-      std::memcpy(of_query + kPairLine, top, sizeof(float) * kChannels);
+      std::memcpy(of_query + kPairLine, exponent, sizeof(float) * kChannels);
     } else {
       sum_of_query<F>(w, t, of_query);
     }

@@ -20,7 +20,7 @@ struct Scratch {
   float *k, *v;          // [history, kChannels]
   float *x, *sums;       // [history, kPair], [kChunk, kPair]: with v, then without
   float* band;           // [kRows, band_line]: e^w of a few queries, shifted
-  float *running, *top;  // [3, kChannels], [kChannels]
+  float *running, *middle;  // [3, kChannels], [kChannels]
   // Backward; null without it.
   float *grad_sums = nullptr, *grad_x = nullptr;  // as sums, x
   float* columns = nullptr;                       // [kPair, columns_line]: x transposed
@@ -46,7 +46,7 @@ struct Scratch {
     sums = take(kChunk * kPair);
     band = take(kRows * band_line);
     running = take(3 * kChannels);
-    top = take(kChannels);
+    middle = take(kChannels);
     if (backward) {
       grad_sums = take(kChunk * kPair);
       // Transposes read whole fours of rows of x: up to three beyond it, within what follows.

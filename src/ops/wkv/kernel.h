@@ -2,9 +2,9 @@
 //
 // Channels are independent, so that they are the vector lanes and what threads share out. Time goes
 // in chunks of kChunk positions, cut where a document begins. Inside a chunk all exponentials are
-// taken relative to one exponent a channel, its largest; only where keys of a chunk lie further
-// apart than float32 can bear are they rescaled at every step. The backward recomputes a chunk from
-// the state at its start.
+// taken relative to one exponent a channel, the middle of its keys; only where keys of a chunk lie
+// further apart than float32 can bear are they rescaled at every step. The backward recomputes a
+// chunk from the state at its start.
 #pragma once
 
 #include "ops/kernel/types.h"

@@ -13,8 +13,8 @@
 namespace headloom::ops::wkv_kernel {
 namespace {
 
-// Keys of a chunk further apart than this take the path that rescales at every step: e^-60 and the
-// bonus stay normal numbers.
+// Keys of a chunk further apart than this take the path that rescales at every step: e^30, e^-30
+// and the bonus leave room for values.
 constexpr float kFurthest = 60, kLargestBonus = 20;
 constexpr float kEmpty = -1e38f;
 constexpr int64_t kPlane = kChunk * kChannels;  // floats of one of the three scratch arrays
@@ -91,8 +91,10 @@ struct Chunk {
   vf a[NV], b[NV], m[NV];  // the sums
   vf w[NV], u[NV];
   vf last[NV];  // m after the chunk
-  vf top[NV];   // the exponent of the whole chunk
-  bool close;   // which can be used
+  // The exponent of the whole chunk: halfway between its largest and its smallest, so that as much
+  // of float32's range is left for small values as for large ones.
+  vf middle[NV];
+  bool close;  // which can be used
   // A key that is NaN counts for none of the exponents: the positions before it stay as they are,
   // and its own exponential makes the sums NaN. Only an m that is NaN already is kept, as its sums
   // are.
@@ -102,7 +104,7 @@ template <typename T, int NV, bool PART>
 HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV, PART>& group,
                                 const float* state, int64_t ahead) {
   Chunk<NV> c;
-  vf bottom[NV];
+  vf top[NV], bottom[NV];
 #pragma GCC unroll 4
   for (int j = 0; j < NV; ++j) {
     c.w[j] = group.get(args.decay + p.channel, j);
@@ -110,7 +112,7 @@ HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV,
     c.a[j] = p.fresh ? zero() : group.get(state, j);
     c.b[j] = p.fresh ? zero() : group.get(state + args.C, j);
     c.m[j] = p.fresh ? bcast(kEmpty) : group.get(state + 2 * args.C, j);
-    c.last[j] = c.top[j] = c.m[j];
+    c.last[j] = top[j] = c.m[j];
     bottom[j] = bcast(-kEmpty);
   }
   for (int64_t t = p.from; t < p.to; ++t) {
@@ -120,14 +122,16 @@ HL_INLINE Chunk<NV> begin_chunk(const Args& args, const Span& p, const Group<NV,
     for (int j = 0; j < NV; ++j) {
       const vf key = group.get(k, j);
       c.last[j] = vmax(key, c.last[j] - c.w[j]);
-      c.top[j] = vmax(key, c.top[j]);
+      top[j] = vmax(key, top[j]);
       bottom[j] = vmin(key, bottom[j]);
     }
   }
   vf apart = zero(), bonus = zero();
 #pragma GCC unroll 4
   for (int j = 0; j < NV; ++j) {
-    apart = vmax(c.top[j] - bottom[j], apart);
+    const vf range = vmax(top[j] - bottom[j], zero());
+    c.middle[j] = top[j] - range * bcast(0.5f);
+    apart = vmax(range, apart);
     bonus = vmax(vmax(c.u[j], zero() - c.u[j]), bonus);
   }
   c.close = hmax(apart) <= kFurthest && hmax(bonus) <= kLargestBonus;
@@ -152,7 +156,7 @@ void forward_chunk(const Args& args, const Span& p) {
     vf a[NV], b[NV], fade[NV], own[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
-      const vf scale = vexp(c.m[j] - c.top[j]);
+      const vf scale = vexp(c.m[j] - c.middle[j]);
       a[j] = c.a[j] * scale;
       b[j] = c.b[j] * scale;
       fade[j] = vexp(zero() - c.w[j]);
@@ -167,7 +171,7 @@ void forward_chunk(const Args& args, const Span& p) {
       fetch<NV, true>(out, kChunk * args.C);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) {
-        const vf e = vexp(group.get(k, j) - c.top[j]);
+        const vf e = vexp(group.get(k, j) - c.middle[j]);
         const vf ev = e * group.get(v, j);
         vf below = fma(own[j], e, b[j]);
         if constexpr (GATE) below = below * sigmoid_inverse(group.get(r, j));
@@ -178,7 +182,7 @@ void forward_chunk(const Args& args, const Span& p) {
     }
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
-      const vf scale = vexp(c.top[j] - c.last[j]);
+      const vf scale = vexp(c.middle[j] - c.last[j]);
       c.a[j] = a[j] * scale;
       c.b[j] = b[j] * scale;
     }
@@ -250,7 +254,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
     vf a[NV], b[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
-      const vf scale = vexp(c.m[j] - c.top[j]), back = vexp(c.top[j] - c.last[j]);
+      const vf scale = vexp(c.m[j] - c.middle[j]), back = vexp(c.middle[j] - c.last[j]);
       a[j] = c.a[j] * scale;
       b[j] = c.b[j] * scale;
       alpha[j] = alpha[j] * back;
@@ -262,7 +266,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
       const int64_t at = (t - p.from) * kRow;
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) {
-        const vf e = vexp(group.get(k, j) - c.top[j]);
+        const vf e = vexp(group.get(k, j) - c.middle[j]);
         store(a_of + at + j * VL, a[j]);
         store(b_of + at + j * VL, b[j]);
         store(e_of + at + j * VL, e);
@@ -299,7 +303,7 @@ void backward_chunk(const Args& args, const Span& p, float* scratch) {
     }
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
-      const vf scale = vexp(c.m[j] - c.top[j]);
+      const vf scale = vexp(c.m[j] - c.middle[j]);
       alpha[j] = alpha[j] * scale;
       beta[j] = beta[j] * scale;
     }
