@@ -197,8 +197,8 @@ TEST(AftFused, MatchesTheReference) {
   }
 }
 
-// Values much smaller or larger than 1 beside keys that are apart, but not too far for one exponent:
-// the products of both are ordinary numbers still.
+// Values much smaller or larger than 1 beside keys that are apart, but not too far for one
+// exponent: the products of both are ordinary numbers still.
 TEST(AftFused, TakesSmallAndLargeValuesBesideKeysApart) {
   for (const char* form : {"simple", "local", "conv", "full"}) {
     for (const double size : {1e-26, 1e26}) {

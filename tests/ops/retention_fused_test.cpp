@@ -77,6 +77,7 @@ TEST(RetentionFused, BFloat16ErrsLikeItsRounding) {
                         Case{.name = "bfloat16 odd", .B = 3, .T = 67, .H = 5, .D = 9, .E = 33},
                         Case{.name = "bfloat16 documents", .B = 2, .T = 200, .document = 30},
                         Case{.name = "bfloat16 state", .B = 2, .T = 200, .state = true},
+                        Case{.name = "bfloat16 scalars", .B = 3, .T = 100, .D = 1, .E = 1},
                         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
     expect_errs_like_rounding(evaluation(c, at::kBFloat16), 1e-6);

@@ -112,8 +112,8 @@ TEST(WkvFused, MatchesTheReference) {
   }
 }
 
-// Values much smaller or larger than 1 beside keys that are apart, but not too far for one exponent:
-// the products of both are ordinary numbers still.
+// Values much smaller or larger than 1 beside keys that are apart, but not too far for one
+// exponent: the products of both are ordinary numbers still.
 TEST(WkvFused, TakesSmallAndLargeValuesBesideKeysApart) {
   for (const double size : {1e-26, 1e26}) {
     const Case c{.name = "apart", .T = 64, .keys = 0.1, .output_only = true};

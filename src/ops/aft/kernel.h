@@ -10,9 +10,9 @@
 // Full, whose w is a table of all pairs. Chunks are of kFullChunk queries, and the sums of a chunk
 // are rows of e^w times X of all keys so far, a chunk of keys at a time, relative to one exponent
 // near the largest key up to the chunk's end: its first query sees nearly as large a one, or each
-// query takes an exponent of its own. The forward keeps the sums. The backward makes the gradients of the sums,
-// then those of each chunk of keys, then those of kFullChunk rows of w, and none of these tasks
-// shares what it writes.
+// query takes an exponent of its own. The forward keeps the sums. The backward makes the gradients
+// of the sums, then those of each chunk of keys, then those of kFullChunk rows of w, and none of
+// these tasks shares what it writes.
 #pragma once
 
 #include "ops/kernel/types.h"

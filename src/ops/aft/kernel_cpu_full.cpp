@@ -75,9 +75,9 @@ void make_x(const FullWork& w, const Chunk& keys, const float* exponent, float* 
   }
 }
 
-// The chunk's exponent, halfway between the largest key up to its end and the largest that its first
-// query sees, so that as much of float32's range is left for small values as for large ones; whether
-// it will do.
+// The chunk's exponent, halfway between the largest key up to its end and the largest that its
+// first query sees, so that as much of float32's range is left for small values as for large ones;
+// whether it will do.
 template <typename F>
 bool find_exponent(const FullWork& w, float* exponent) {
   float top[kChannels], least[kChannels];

@@ -23,7 +23,10 @@ struct RetentionCall : Held {
     args.D = a.q.size(3);
     args.E = a.v.size(3);
     args.type = kernel_type(a.q);
-    args.amx = args.type == Type::kBFloat16 && has_amx();
+    // The rounding of factors comes to nothing in sums of many products. In few it shows, and there
+    // is no time to be gained: the padded factors are mostly zeros.
+    args.narrow = std::min({args.T, args.D, args.E}) >= retention_kernel::kAlign;
+    args.amx = args.type == Type::kBFloat16 && args.narrow && has_amx();
     args.chunk = std::min(padded(std::min(a.options.chunk, kLargestChunk)), padded(args.T));
     args.q = head_sequence(a.q);
     args.k = head_sequence(a.k);

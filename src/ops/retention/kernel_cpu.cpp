@@ -1,7 +1,7 @@
 // The fused kernels of one instruction set: compiled once for each, with CPU_CAPABILITY its name.
 //
-// bfloat16 where the processor multiplies it: the factors of the products are narrowed to pairs;
-// sums, what is carried from chunk to chunk and the forward's state stay float.
+// bfloat16 where the processor multiplies it: the factors of the products are narrowed to pairs
+// (Args::narrow); sums, what is carried from chunk to chunk and the forward's state stay float.
 //
 // Names: c positions in a chunk, n a query's and m a key's position in it, S the state [D, E].
 // Factors of products are padded copies: rows of D and E values, far enough apart that the rows of
@@ -20,6 +20,9 @@ namespace {
 
 // Rows of scores computed at once: what lies beyond their diagonal is left out.
 constexpr int64_t kRows = kAlign;
+
+// bfloat16 of which the products' factors are not narrowed.
+struct Widened : BFloat16 {};
 
 template <typename T>
 constexpr bool kHalf = HL_BFLOAT16 && std::is_same_v<T, BFloat16>;
@@ -453,11 +456,11 @@ void run(const Args& a, const Task& task) {
 
 void HL_KERNEL(run)(const Args& args, const Task& task) {
   const TilesInUse in_use(args.amx);
-  if (args.type == Type::kBFloat16) {
-    run<BFloat16>(args, task);
-  } else {
-    run<float>(args, task);
+  if (args.type != Type::kBFloat16) return run<float>(args, task);
+  if constexpr (HL_BFLOAT16) {
+    if (!args.narrow) return run<Widened>(args, task);
   }
+  run<BFloat16>(args, task);
 }
 
 }  // namespace headloom::ops::retention_kernel
