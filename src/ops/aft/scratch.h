@@ -14,12 +14,12 @@ constexpr int64_t kAlign = 16;  // most lanes of a vector
 HL_INLINE int64_t padded(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 struct Scratch {
-  int64_t history;       // rows of a chunk and what its first position sees: W - 1 + kChunk
-  int64_t band_line;     // floats from one row of `band` to the next
-  int64_t columns_line;  // and of `columns`
-  float *k, *v;          // [history, kChannels]
-  float *x, *sums;       // [history, kPair], [kChunk, kPair]: with v, then without
-  float* band;           // [kRows, band_line]: e^w of a few queries, shifted
+  int64_t history;          // rows of a chunk and what its first position sees: W - 1 + kChunk
+  int64_t band_line;        // floats from one row of `band` to the next
+  int64_t columns_line;     // and of `columns`
+  float *k, *v;             // [history, kChannels]
+  float *x, *sums;          // [history, kPair], [kChunk, kPair]: with v, then without
+  float* band;              // [kRows, band_line]: e^w of a few queries, shifted
   float *running, *middle;  // [3, kChannels], [kChannels]
   // Backward; null without it.
   float *grad_sums = nullptr, *grad_x = nullptr;  // as sums, x

@@ -24,7 +24,7 @@ struct Args {
   Type type;
   bool narrow = true;  // bfloat16: factors of products too, where the processor multiplies it
   bool amx = false;    // by the tile registers of AMX
-  int64_t chunk;  // a multiple of kAlign
+  int64_t chunk;       // a multiple of kAlign
   HeadSequence q, k, v, grad_out;
   // [H, 3 chunk]: gamma^chunk, ..., gamma, 1, zeros up to 2 chunk, 1, gamma, ..., gamma^(chunk-1)
   const float* powers;
