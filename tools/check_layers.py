@@ -8,7 +8,7 @@ import re
 import sys
 
 # What training knows, and with it all that trains, loads or runs models.
-OF_TRAINING = ["core", "ops", "mixers", "blocks", "model", "data", "storage", "report", "distributed"]
+OF_TRAINING = ["core", "ops", "mixers", "blocks", "model", "storage", "data", "report", "distributed"]
 OF_MODELS = [*OF_TRAINING, "train"]
 LAYERS = {
     "core": [],
@@ -16,8 +16,8 @@ LAYERS = {
     "mixers": ["core", "ops"],
     "blocks": ["core", "ops", "mixers"],
     "model": ["core", "ops", "mixers", "blocks"],
-    "data": ["core"],
     "storage": ["core"],
+    "data": ["core", "storage"],
     "report": ["core"],
     "distributed": ["core"],
     "train": OF_TRAINING,

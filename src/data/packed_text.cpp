@@ -5,13 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <map>
-#include <mutex>
-#include <tuple>
 #include <utility>
 
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/sizes.h"
 #include "core/text.h"
 
@@ -33,70 +29,35 @@ std::vector<int64_t> spread_order(int64_t count) {
   return order;
 }
 
-// Bytes of the tokens that stand for text, and the number of ends of documents.
-std::pair<double, double> piece_bytes(const PackedStream& stream, const Tokenizer& tokenizer) {
-  const at::Tensor counts = at::bincount(stream.tokens, {}, tokenizer.vocabulary());
-  double bytes = 0.0, ends = 0.0;
-  for (int64_t token = 0; token < counts.size(0); ++token) {
-    const auto count = static_cast<double>(counts.const_data_ptr<int64_t>()[token]);
-    if (count == 0) continue;
-    if (token == tokenizer.end_token()) {
-      ends = count;
-    } else {
-      bytes += count * static_cast<double>(tokenizer.piece(token).size());
-    }
-  }
-  return {bytes, ends};
+double text_bytes(const std::vector<Document>& documents) {
+  double bytes = 0.0;
+  for (const Document& document : documents) bytes += static_cast<double>(document.text.size());
+  return bytes;
 }
 
-EncodedText encode_documents(const TextOptions& options, const std::vector<Document>& documents,
-                             const Tokenizer& tokenizer) {
-  std::vector<at::Tensor> tokens;
+Split split_text(const TextOptions& options, const std::vector<Document>& documents,
+                 const EncodedDocuments& encoded) {
   std::vector<uint64_t> lots;
   for (const Document& document : documents) {
-    tokens.push_back(tokenizer.encode(document.text));
     lots.push_back(document_lot(document.name, kSplitSalt));
   }
-  EncodedText out;
-  out.split =
-      split_documents(tokens, lots, options.held_out, options.length, tokenizer.end_token());
-  // Of what is evaluated; the mark of a document's end counts as a byte.
-  const auto [pieces, ends] = piece_bytes(out.split.held_out, tokenizer);
-  const double of_pieces = pieces + piece_bytes(out.split.train, tokenizer).first;
-  double of_text = 0.0;
-  for (const Document& document : documents) of_text += static_cast<double>(document.text.size());
-  // The pieces of a tokenizer that changes the text have not as many bytes as it.
-  const double bytes = of_pieces > 0 ? pieces * (of_text / of_pieces) : 0.0;
-  out.bytes_per_token = (bytes + ends) / static_cast<double>(out.split.held_out.size());
-  return out;
+  return split_documents(encoded, lots, options.held_out, options.length);
 }
 
-// A comparison holds its tasks while each of its runs builds the task anew, and encoding by a
-// subword tokenizer is slow. Tokens are therefore shared while somebody holds them. What they are
-// found by includes the text itself, so that files may change in between.
-std::shared_ptr<const EncodedText> shared_encoded(const TextOptions& options,
-                                                  const std::vector<Document>& documents,
-                                                  const Tokenizer& tokenizer) {
-  using Key = std::tuple<uint64_t, uint64_t, double, int64_t>;
-  static std::mutex mutex;
-  static std::map<Key, std::weak_ptr<const EncodedText>> held;
-  Fnv1a text;
-  for (const Document& document : documents) {
-    for (const std::string* part : {&document.name, &document.text}) {
-      text.add(part->size());
-      text.add(*part);
-    }
+// Of what is evaluated; the mark of a document's end counts as a byte.
+double held_out_bytes_per_token(const PackedStream& held_out, const EncodedDocuments& encoded,
+                                double of_text, const Tokenizer& tokenizer) {
+  std::vector<int64_t> counts(static_cast<size_t>(tokenizer.vocabulary()));
+  const int64_t* ends = held_out.pieces->ends.const_data_ptr<int64_t>();
+  const int64_t* shifts = held_out.pieces->shifts.const_data_ptr<int64_t>();
+  for (int64_t i = 0, begin = 0; i < held_out.pieces->ends.size(0); begin = ends[i++]) {
+    count_tokens(held_out.tokens, begin + shifts[i], ends[i] + shifts[i], counts);
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<const EncodedText>& known =
-      held[{text.value(), tokenizer.checksum(), options.held_out, options.length}];
-  std::shared_ptr<const EncodedText> encoded = known.lock();
-  if (!encoded) {
-    encoded = std::make_shared<const EncodedText>(encode_documents(options, documents, tokenizer));
-    known = encoded;
-  }
-  return encoded;
+  const double pieces = piece_bytes(counts, tokenizer);
+  // The pieces of a tokenizer that changes the text have not as many bytes as it.
+  const double bytes = encoded.piece_bytes > 0 ? pieces * (of_text / encoded.piece_bytes) : 0.0;
+  const auto marks = static_cast<double>(counts[static_cast<size_t>(tokenizer.end_token())]);
+  return (bytes + marks) / static_cast<double>(held_out.size());
 }
 
 }  // namespace
@@ -145,26 +106,29 @@ void TextOptions::hold_out_all() {
 PackedText::PackedText(const TextOptions& options, uint64_t seed, const Tokenizer& tokenizer)
     : PackedText(options, seed, read_corpus(options.corpus), tokenizer) {}
 
-PackedText::PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
+PackedText::PackedText(const TextOptions& options, uint64_t seed, Corpus corpus,
                        const Tokenizer& tokenizer)
     : options_(options),
       documents_(std::ssize(corpus.documents)),
-      left_out_(corpus.left_out),
-      encoded_(shared_encoded(options, corpus.documents, tokenizer)),
-      order_(seed, encoded_->split.train.size(), options.length),
+      left_out_(std::move(corpus.left_out)),
+      bytes_(text_bytes(corpus.documents)),
+      encoded_(encode_documents(corpus.documents, tokenizer)),
+      split_(split_text(options, corpus.documents, *encoded_)),
+      bytes_per_token_(held_out_bytes_per_token(split_.held_out, *encoded_, bytes_, tokenizer)),
+      order_(seed, split_.train.size(), options.length),
       eval_order_(spread_order(eval_sequences())) {}
 
 Batch PackedText::train(int64_t first, int64_t count) const {
-  if (encoded_->split.train.size() == 0) {
+  if (split_.train.size() == 0) {
     usage_error("the task has held_out = 1: there is nothing to train on");
   }
-  return encoded_->split.train.windows(at::tensor(order_.starts(first, count), at::kLong),
-                                       options_.length, options_.separate_documents);
+  return split_.train.windows(at::tensor(order_.starts(first, count), at::kLong), options_.length,
+                              options_.separate_documents);
 }
 
 int64_t PackedText::held_out_windows() const {
-  const int64_t predicted = encoded_->split.held_out.size() - 1;
-  const bool whole = encoded_->split.train.size() == 0;
+  const int64_t predicted = split_.held_out.size() - 1;
+  const bool whole = split_.train.size() == 0;
   return (predicted + (whole ? options_.length - 1 : 0)) / options_.length;
 }
 
@@ -180,19 +144,17 @@ Batch PackedText::held_out(int64_t first, int64_t count) const {
     const int64_t place = eval_order_[static_cast<size_t>(i)];
     starts.push_back(place * held_out_windows() / eval_sequences() * options_.length);
   }
-  return encoded_->split.held_out.full_windows(starts, options_.length,
-                                               options_.separate_documents);
+  return split_.held_out.full_windows(starts, options_.length, options_.separate_documents);
 }
 
 std::string PackedText::describe() const {
   return str(
       counted(documents_, "file"), " in ", join(options_.corpus.paths), left_out_.in_brackets(),
-      ": ", human_count(static_cast<double>(encoded_->split.train.size())),
-      " tokens to train on and ", human_count(static_cast<double>(encoded_->split.held_out.size())),
-      " held out, ",
-      encoded_->split.train.size() == 0 ? std::string("the whole text")
-      : encoded_->split.by_document     ? counted(encoded_->split.held_out_documents, "whole file")
-                                        : std::string("the end of the text"),
+      ": ", human_count(static_cast<double>(split_.train.size())), " tokens to train on and ",
+      human_count(static_cast<double>(split_.held_out.size())), " held out, ",
+      split_.train.size() == 0 ? std::string("the whole text")
+      : split_.by_document     ? counted(split_.held_out_documents, "whole file")
+                               : std::string("the end of the text"),
       ", of which at most ", counted(eval_sequences(), "sequence"), " of ",
       counted(options_.length, "token"), eval_sequences() == 1 ? " is" : " are", " evaluated");
 }

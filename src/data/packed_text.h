@@ -2,6 +2,7 @@
 #pragma once
 
 #include "data/corpus.h"
+#include "data/encoded.h"
 #include "data/stream.h"
 #include "data/tokenizer.h"
 
@@ -21,19 +22,11 @@ struct TextOptions {
   void check(const std::string& task) const;
 };
 
-// Documents' tokens in two streams.
-struct EncodedText {
-  Split split;
-  double bytes_per_token = 0.0;
-};
-
 // Documents are packed end to end, each closed by the end token, and cut into windows of `length`;
 // a window may span documents. See stream.h for the split and the order.
 class PackedText {
  public:
-  // Reads the corpus. Tokens that another PackedText of this process holds are shared: its options,
-  // the tokenizer and the documents as they are now are the same. Throws Error for files that
-  // cannot be used.
+  // Reads the corpus. Throws Error for files that cannot be used.
   PackedText(const TextOptions& options, uint64_t seed, const Tokenizer& tokenizer);
 
   // Windows of the training text from number `first` on: inputs, and the tokens one further on as
@@ -45,23 +38,25 @@ class PackedText {
   // has no targets where the one before has them: every token but the first is predicted once.
   Batch held_out(int64_t first, int64_t count) const;
   // Of all the text.
-  int64_t tokens() const { return encoded_->split.train.size() + encoded_->split.held_out.size(); }
+  int64_t tokens() const { return split_.train.size() + split_.held_out.size(); }
   // Of the held-out text. Where the tokenizer changes the text, so that its tokens have not as many
   // bytes as it, the bytes of the tokens times the ratio of both in all the text.
-  double bytes_per_token() const { return encoded_->bytes_per_token; }
+  double bytes_per_token() const { return bytes_per_token_; }
   // "3 files in a, b: 1.2M tokens to train on and ..., of which at most N sequences of T tokens are
   // evaluated"
   std::string describe() const;
 
  private:
-  PackedText(const TextOptions& options, uint64_t seed, const Corpus& corpus,
-             const Tokenizer& tokenizer);
+  PackedText(const TextOptions& options, uint64_t seed, Corpus corpus, const Tokenizer& tokenizer);
   int64_t held_out_windows() const;
 
   TextOptions options_;
   int64_t documents_;
   LeftOut left_out_;
-  std::shared_ptr<const EncodedText> encoded_;
+  double bytes_;  // of all the text
+  std::shared_ptr<const EncodedDocuments> encoded_;
+  Split split_;
+  double bytes_per_token_;
   WindowOrder order_;
   std::vector<int64_t> eval_order_;  // of the held-out sequences
 };

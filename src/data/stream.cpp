@@ -13,21 +13,29 @@
 namespace headloom::data {
 namespace {
 
+// Takes pieces of documents' tokens, in ascending order.
 class Packer {
  public:
-  void add(const at::Tensor& tokens) {
-    pieces_.push_back(tokens);
-    size_ += tokens.size(0);
+  explicit Packer(const at::Tensor& tokens) : tokens_(tokens) {}
+  void add(int64_t begin, int64_t end) {
+    if (end == begin) return;
+    if (!ends_.empty() && begin == ends_.back() + shifts_.back()) {
+      ends_.back() += end - begin;
+    } else {
+      shifts_.push_back(begin - size_);
+      ends_.push_back(size_ + end - begin);
+    }
+    size_ += end - begin;
   }
-  void end_document() { ends_.push_back(size_); }
+  void end_document() { document_ends_.push_back(size_); }
   PackedStream take() const {
-    return {pieces_.empty() ? at::empty({0}, at::kByte) : at::cat(pieces_),
-            at::tensor(ends_, at::kLong)};
+    return {tokens_, at::tensor(document_ends_, at::kLong),
+            PackedStream::Pieces{at::tensor(ends_, at::kLong), at::tensor(shifts_, at::kLong)}};
   }
 
  private:
-  std::vector<at::Tensor> pieces_;
-  std::vector<int64_t> ends_;
+  const at::Tensor& tokens_;
+  std::vector<int64_t> document_ends_, ends_, shifts_;
   int64_t size_ = 0;
 };
 
@@ -52,10 +60,21 @@ std::vector<bool> choose_documents(const std::vector<int64_t>& sizes,
 
 }  // namespace
 
+int64_t PackedStream::size() const {
+  if (!pieces) return tokens.size(0);
+  const at::Tensor& ends = pieces->ends;
+  return ends.size(0) == 0 ? 0 : ends.const_data_ptr<int64_t>()[ends.size(0) - 1];
+}
+
 Batch PackedStream::windows(const at::Tensor& starts, int64_t length, bool documents) const {
   const at::Tensor places = starts.unsqueeze(1) + at::arange(length + 1, at::kLong);  // [B,T+1]
   const at::Tensor wrapped = places.remainder(size());
-  const at::Tensor window = tokens.take(wrapped).to(at::kLong);
+  at::Tensor stored = wrapped;
+  if (pieces) {
+    stored = wrapped + pieces->shifts.take(at::searchsorted(pieces->ends, wrapped,
+                                                            /*out_int32=*/false, /*right=*/true));
+  }
+  const at::Tensor window = tokens.take(stored).to(at::kLong);
   Batch batch{window.slice(1, 0, length).contiguous(), window.slice(1, 1).contiguous(), {}};
   if (documents) {
     const at::Tensor ids =
@@ -80,12 +99,10 @@ Batch PackedStream::full_windows(const std::vector<int64_t>& starts, int64_t len
   return batch;
 }
 
-Split split_documents(const std::vector<at::Tensor>& documents, const std::vector<uint64_t>& lots,
-                      double held_out, int64_t length, int64_t end_token) {
-  const at::Tensor end =
-      documents.empty() ? at::Tensor() : at::full({1}, end_token, documents[0].options());
+Split split_documents(const EncodedDocuments& documents, const std::vector<uint64_t>& lots,
+                      double held_out, int64_t length) {
   std::vector<int64_t> sizes;
-  for (const at::Tensor& document : documents) sizes.push_back(document.size(0) + 1);
+  for (size_t i = 0; i < lots.size(); ++i) sizes.push_back(documents.end(i) - documents.begin(i));
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   // A sequence is length + 1 tokens: the last input's target is one further on.
   const int64_t needed = length + 1;
@@ -93,16 +110,15 @@ Split split_documents(const std::vector<at::Tensor>& documents, const std::vecto
     require(total >= needed, "the text is too short: ", total,
             " tokens with a mark after every document, but length = ", length, " needs at least ",
             needed, ".");
-    Packer all;
-    for (const at::Tensor& document : documents) {
-      all.add(document);
-      all.add(end);
+    Packer all(documents.tokens);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      all.add(documents.begin(i), documents.end(i));
       all.end_document();
     }
-    return {.train = Packer().take(),
+    return {.train = Packer(documents.tokens).take(),
             .held_out = all.take(),
             .by_document = true,
-            .held_out_documents = static_cast<int64_t>(documents.size())};
+            .held_out_documents = std::ssize(sizes)};
   }
   require(total >= 2 * needed, "the text is too short: ", total,
           " tokens with a mark after every document, but length = ", length, " needs at least ",
@@ -112,29 +128,28 @@ Split split_documents(const std::vector<at::Tensor>& documents, const std::vecto
                  total - needed);
 
   Split split;
-  Packer train;
-  Packer held;
+  Packer train(documents.tokens), held(documents.tokens);
   const std::vector<bool> chosen = choose_documents(sizes, lots, wanted, needed);
   split.by_document = !chosen.empty();
   int64_t before_cut = total - wanted;
-  for (size_t i = 0; i < documents.size(); ++i) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t begin = documents.begin(i), end = documents.end(i);
     const bool whole = split.by_document || sizes[i] <= before_cut || before_cut == 0;
     if (whole) {
       const bool to_held = split.by_document ? chosen[i] : before_cut == 0;
       Packer& packer = to_held ? held : train;
-      packer.add(documents[i]);
-      packer.add(end);
+      packer.add(begin, end);
       packer.end_document();
       split.held_out_documents += to_held;
       if (!split.by_document && !to_held) before_cut -= sizes[i];
       continue;
     }
     // The document with the cut: its first part ends like a document, and may be all of its text.
-    train.add(documents[i].slice(0, 0, before_cut));
-    train.add(end);
+    const int64_t spare_end = documents.tokens.size(0) - 1;
+    train.add(begin, begin + before_cut);
+    train.add(spare_end, spare_end + 1);
     train.end_document();
-    held.add(documents[i].slice(0, before_cut));
-    held.add(end);
+    held.add(begin + before_cut, end);
     held.end_document();
     before_cut = 0;
     ++split.held_out_documents;

@@ -6,18 +6,26 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "data/encoded.h"
 #include "data/task.h"
 
 namespace headloom::data {
 
 // Tokens in a circle: the first document follows the last.
 struct PackedStream {
-  at::Tensor tokens;         // [N]
+  at::Tensor tokens;         // [N], or those of which `pieces` takes some
   at::Tensor document_ends;  // [D] int64, where each document ends (exclusive), ascending
+  // Where the stream is made of pieces of `tokens`, which are then not copied: where each ends in
+  // the stream, ascending, and how far further on in `tokens` it lies. [P] int64.
+  struct Pieces {
+    at::Tensor ends, shifts;
+  };
+  std::optional<Pieces> pieces = {};
 
-  int64_t size() const { return tokens.size(0); }
+  int64_t size() const;
   // Windows that begin at `starts` [B], in [0, N): inputs are T tokens and targets the T one
   // further on. length < N. Document ids are filled in where asked for.
   Batch windows(const at::Tensor& starts, int64_t length, bool documents) const;
@@ -33,12 +41,12 @@ struct Split {
   int64_t held_out_documents = 0;
 };
 
-// Packs documents' tokens (each ends with `end_token`) into a training and a held-out stream. Whole
+// Parts documents into a training and a held-out stream, in which each ends with its token. Whole
 // documents are held out, by lot, where that can meet the share closely; otherwise the tail of the
 // stream. Both have more than `length` tokens. Throws Error where the documents are too short for
 // that. With held_out = 1 nothing is left to train on, and more than `length` tokens are enough.
-Split split_documents(const std::vector<at::Tensor>& documents, const std::vector<uint64_t>& lots,
-                      double held_out, int64_t length, int64_t end_token);
+Split split_documents(const EncodedDocuments& documents, const std::vector<uint64_t>& lots,
+                      double held_out, int64_t length);
 
 // Cuts a circle of `size` tokens into size / length windows, at an offset and in an order of its
 // own every epoch: each window of an epoch is visited once. A pure function of (seed, number);

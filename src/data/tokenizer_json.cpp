@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/json_text.h"
@@ -380,8 +381,20 @@ JsonTokenizer::JsonTokenizer(const std::string& text, const std::string& path) {
 // --- Encoding ---------------------------------------------------------------------------------
 
 std::string JsonTokenizer::normalized(std::string_view text) const {
-  std::string out = bert_ ? (*bert_)(text) : std::string(text);
-  for (const NormalForm form : forms_) out = normalize(out, form);
+  if (!bert_ && forms_.empty()) return std::string(text);
+  // In parts that end with a line, which no normal form joins to the next: what is made of a whole
+  // book on the way has four bytes a character.
+  constexpr size_t kPart = size_t{1} << 16;
+  std::string out;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t line = text.find('\n', std::min(begin + kPart, text.size()));
+    const size_t end = line == std::string_view::npos ? text.size() : line + 1;
+    const std::string_view part = text.substr(begin, end - begin);
+    std::string normal = bert_ ? (*bert_)(part) : std::string(part);
+    for (const NormalForm form : forms_) normal = normalize(normal, form);
+    out += normal;
+    begin = end;
+  }
   return out;
 }
 
@@ -430,111 +443,113 @@ void JsonTokenizer::split_added(const AddedTable& table, std::string_view text, 
   if (from < text.size()) rest(text.substr(from));
 }
 
-std::vector<std::string> JsonTokenizer::cut(const Step& step, const std::string& word) {
+template <typename Take>
+void JsonTokenizer::cut(const Step& step, std::string_view word, const Take& take) {
   struct Part {
     size_t begin, end;
     bool match;
   };
-  std::vector<Part> parts;
-  size_t from = 0;
-  for (const auto& [begin, end] : step.pattern.matches(word)) {
-    if (begin > from) parts.push_back({from, begin, step.invert});
-    parts.push_back({begin, end, !step.invert});
-    from = end;
-  }
-  if (from < word.size()) parts.push_back({from, word.size(), step.invert});
-
-  std::vector<Part> merged;
-  for (const Part& part : parts) {
-    if (step.behavior == Behavior::removed && part.match) continue;
-    // Does this part continue the one before?
+  std::optional<Part> last;  // which what comes may continue
+  const auto finish = [&] {
+    if (last && last->end > last->begin) take(word.substr(last->begin, last->end - last->begin));
+  };
+  const auto add = [&](const Part& part) {
+    if (step.behavior == Behavior::removed && part.match) return;
     bool joins = false;
-    if (!merged.empty()) {
-      const Part& last = merged.back();
+    if (last) {
       switch (step.behavior) {
         case Behavior::contiguous:
-          joins = last.match == part.match;
+          joins = last->match == part.match;
           break;
         case Behavior::merged_with_previous:  // one match is taken, the next begins a new part
-          joins = part.match && !last.match;
+          joins = part.match && !last->match;
           break;
         case Behavior::merged_with_next:
-          joins = !part.match && last.match;
+          joins = !part.match && last->match;
           break;
         default:
           break;
       }
     }
     if (joins) {
-      merged.back().end = part.end;
-      merged.back().match = part.match;
+      last->end = part.end;
+      last->match = part.match;
     } else {
-      merged.push_back(part);
+      finish();
+      last = part;
     }
-  }
-  std::vector<std::string> words;
-  for (const Part& part : merged) {
-    if (part.end > part.begin) words.push_back(word.substr(part.begin, part.end - part.begin));
-  }
-  return words;
+  };
+  size_t from = 0;
+  step.pattern.each_match(word, [&](Regex::Range match) {
+    if (match.begin > from) add({from, match.begin, step.invert});
+    add({match.begin, match.end, !step.invert});
+    from = match.end;
+  });
+  if (from < word.size()) add({from, word.size(), step.invert});
+  finish();
 }
 
-void JsonTokenizer::encode_bytes(std::string_view word, Words& known,
-                                 std::vector<int32_t>& out) const {
-  if (words_) {
-    out.push_back(words_->unknown);
-    return;
-  }
-  const std::string names = named_bytes(word);
-  const auto found = known.find(names);
+void JsonTokenizer::encode_word(std::string_view word, Words& known,
+                                std::vector<int32_t>& out) const {
+  const auto found = known.find(word);
   if (found != known.end()) {
     out.insert(out.end(), found->second.begin(), found->second.end());
     return;
   }
   const size_t before = out.size();
-  pairs_.encode(names, out);
-  if (names.size() <= kLongestKnown && known.size() < kMostKnown) {
+  if (words_) {
+    words_->encode(word, out);
+  } else {
+    pairs_.encode(named_bytes(word), out);
+  }
+  if (word.size() <= kLongestKnown && known.size() < kMostKnown) {
     known.emplace(
-        names, std::vector<int32_t>(out.begin() + static_cast<std::ptrdiff_t>(before), out.end()));
+        word, std::vector<int32_t>(out.begin() + static_cast<std::ptrdiff_t>(before), out.end()));
   }
 }
 
-void JsonTokenizer::encode_normal(std::string_view text, Words& known,
+void JsonTokenizer::encode_normal(std::string_view text, size_t step, Words& known,
                                   std::vector<int32_t>& out) const {
+  const auto encode = [&](std::string_view word) { encode_word(word, known, out); };
   if (words_) {
-    for (const std::string& word : bert_words(text)) words_->encode(word, out);
-    return;
+    each_bert_word(text, encode);
+  } else if (step < steps_.size()) {
+    cut(steps_[step], text,
+        [&](std::string_view word) { encode_normal(word, step + 1, known, out); });
+  } else if (prefix_space_ && !text.starts_with(' ')) {
+    encode_normal(str(' ', text), step, known, out);
+  } else if (byte_step_) {
+    cut(*byte_step_, text, encode);
+  } else {
+    encode(text);
   }
-  std::vector<std::string> words{std::string(text)};
-  const auto apply = [&](const Step& step) {
-    std::vector<std::string> pieces;
-    for (const std::string& word : words) {
-      for (std::string& piece : cut(step, word)) pieces.push_back(std::move(piece));
-    }
-    words = std::move(pieces);
-  };
-  for (const Step& step : steps_) apply(step);
-  if (prefix_space_) {
-    for (std::string& word : words) {
-      if (!word.starts_with(' ')) word.insert(0, 1, ' ');
-    }
-  }
-  if (byte_step_) apply(*byte_step_);
-  for (const std::string& word : words) encode_bytes(word, known, out);
 }
 
 void JsonTokenizer::encode_valid(std::string_view text, Words& known,
                                  std::vector<int32_t>& out) const {
   const auto take = [&](int32_t id) { out.push_back(id); };
   split_added(raw_, text, take, [&](std::string_view rest) {
-    const std::string normal = normalized(rest);
-    split_added(normal_, normal, take,
-                [&](std::string_view words) { encode_normal(words, known, out); });
+    const auto encode = [&](std::string_view part) { encode_normal(part, 0, known, out); };
+    if (bert_ || !forms_.empty()) {
+      split_added(normal_, normalized(rest), take, encode);
+    } else {
+      split_added(normal_, rest, take, encode);
+    }
   });
 }
 
+JsonTokenizer::Words JsonTokenizer::take_known() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(known_, {});
+}
+
+void JsonTokenizer::keep_known(Words known) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (known.size() > known_.size()) known_ = std::move(known);
+}
+
 std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
-  Words known;
+  Words known = take_known();
   std::vector<int32_t> out;
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;
@@ -546,8 +561,14 @@ std::vector<int32_t> JsonTokenizer::encode(std::string_view text) const {
     if (at > begin) encode_valid(text.substr(begin, at - begin), known, out);
     const size_t wrong = at;
     while (at < text.size() && code_point(text.substr(at)).length == 0) ++at;
-    if (at > wrong) encode_bytes(text.substr(wrong, at - wrong), known, out);
+    if (at == wrong) continue;
+    if (words_) {
+      out.push_back(words_->unknown);
+    } else {
+      encode_word(text.substr(wrong, at - wrong), known, out);
+    }
   }
+  keep_known(std::move(known));
   return out;
 }
 

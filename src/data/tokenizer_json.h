@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -59,15 +61,26 @@ class JsonTokenizer {
     bool invert = false;  // what does not match is taken for the matches
   };
 
-  using Words = std::unordered_map<std::string, std::vector<int32_t>>;  // known already
+  struct Hash {  // finds words without making strings of them
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  // Words whose tokens are known already.
+  using Words = std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>>;
   template <typename Id, typename Text>
   static void split_added(const AddedTable& table, std::string_view text, const Id& id,
                           const Text& rest);
   std::string normalized(std::string_view text) const;
-  static std::vector<std::string> cut(const Step& step, const std::string& word);
+  template <typename Take>
+  static void cut(const Step& step, std::string_view word, const Take& take);
   void encode_valid(std::string_view text, Words& known, std::vector<int32_t>& out) const;
-  void encode_normal(std::string_view text, Words& known, std::vector<int32_t>& out) const;
-  void encode_bytes(std::string_view word, Words& known, std::vector<int32_t>& out) const;
+  // Cuts by the steps from number `step` on.
+  void encode_normal(std::string_view text, size_t step, Words& known,
+                     std::vector<int32_t>& out) const;
+  void encode_word(std::string_view word, Words& known, std::vector<int32_t>& out) const;
+  // The words that the last call knew are those that the next begins with.
+  Words take_known() const;
+  void keep_known(Words known) const;
 
   AddedTable raw_, normal_;  // looked for before and after normalisation
   std::vector<NormalForm> forms_;
@@ -81,6 +94,8 @@ class JsonTokenizer {
   std::vector<std::string> pieces_;
   std::vector<bool> special_;
   std::optional<int64_t> end_, start_, mask_;
+  mutable std::mutex mutex_;
+  mutable Words known_;
 };
 
 // A tokenizer.json of byte_tokenizer(): token b is byte b, and 0 is special, as it ends a document.

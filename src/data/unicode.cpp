@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "core/error.h"
 
@@ -128,6 +129,12 @@ bool is_space(char32_t c) {
          c == 0x3000;
 }
 
+std::string unicode_versions() {
+  std::string pcre2(static_cast<size_t>(pcre2_config(PCRE2_CONFIG_VERSION, nullptr)), '\0');
+  pcre2_config(PCRE2_CONFIG_VERSION, pcre2.data());
+  return str("PCRE2 ", pcre2.c_str(), ", utf8proc ", utf8proc_version());
+}
+
 std::string normalize(std::string_view text, NormalForm form) {
   const bool composed = form == NormalForm::nfc || form == NormalForm::nfkc;
   const bool compatible = form == NormalForm::nfkc || form == NormalForm::nfkd;
@@ -176,25 +183,25 @@ Regex Regex::literal(const std::string& text) {
   return Regex(pattern);
 }
 
-std::vector<Regex::Range> Regex::matches(std::string_view text) const {
-  const std::unique_ptr<pcre2_match_data, Compiled::Free> data(
-      pcre2_match_data_create_from_pattern(compiled_->code.get(), nullptr));
-  std::vector<Range> found;
-  size_t at = 0;
-  while (at < text.size()) {
+void Regex::each_match(std::string_view text, const std::function<void(Range)>& take) const {
+  // Room for the whole match alone, so that it serves every expression.
+  thread_local const std::unique_ptr<pcre2_match_data, Compiled::Free> data(
+      pcre2_match_data_create(1, nullptr));
+  std::optional<size_t> last_end;
+  for (size_t at = 0; at < text.size();) {
     const int result = pcre2_match(compiled_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
                                    text.size(), at, PCRE2_NO_UTF_CHECK, data.get(), nullptr);
     if (result == PCRE2_ERROR_NOMATCH) break;
     require(result >= 0, "a tokenizer's expression fails on this text (PCRE2 error ", result, ").");
-    const size_t* range = pcre2_get_ovector_pointer(data.get());
-    if (range[1] > range[0] || found.empty() || range[1] > found.back().end) {
-      found.push_back({range[0], range[1]});
-      at = range[1];
+    const size_t* const range = pcre2_get_ovector_pointer(data.get());
+    const Range found{range[0], range[1]};
+    if (found.end > found.begin || !last_end || found.end > *last_end) {
+      last_end = at = found.end;
+      take(found);
     } else {  // an empty one at the end of another is none: look on after the next character
       at += code_point(text.substr(at)).length;
     }
   }
-  return found;
 }
 
 }  // namespace headloom::data

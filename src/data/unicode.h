@@ -1,10 +1,10 @@
 // What text needs to know of Unicode: well-formed UTF-8, normal forms, regular expressions.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace headloom::data {
 
@@ -18,6 +18,9 @@ CodePoint code_point(std::string_view text);
 void append_utf8(std::string& text, char32_t code_point);
 // Unicode's White_Space.
 bool is_space(char32_t code_point);
+
+// "PCRE2 VERSION, utf8proc VERSION": by these the characters are known.
+std::string unicode_versions();
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 // `text` must be well-formed UTF-8.
@@ -34,10 +37,10 @@ class Regex {
   struct Range {
     size_t begin = 0, end = 0;  // bytes
   };
-  // Matches, one after the other; an empty one does not stand at the end of another. `text` must be
-  // well-formed UTF-8. Throws Error where the expression takes too much work on it. Safe to call
-  // from several threads.
-  std::vector<Range> matches(std::string_view text) const;
+  // Calls `take` for the matches, one after the other; an empty one does not stand at the end of
+  // another. `text` must be well-formed UTF-8. Throws Error where the expression takes too much
+  // work on it. Safe to call from several threads, and from `take`.
+  void each_match(std::string_view text, const std::function<void(Range)>& take) const;
 
  private:
   struct Compiled;

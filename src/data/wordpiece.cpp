@@ -82,22 +82,22 @@ std::string BertNormalizer::operator()(std::string_view text) const {
   return out;
 }
 
-std::vector<std::string> bert_words(std::string_view text) {
-  std::vector<std::string> words;
-  bool inside = false;  // of a word that goes on
+void each_bert_word(std::string_view text, const std::function<void(std::string_view)>& take) {
+  size_t begin = 0, end = 0;  // of a word that goes on
+  const auto finish = [&] {
+    if (end > begin) take(text.substr(begin, end - begin));
+  };
   each(text, [&](char32_t c, std::string_view bytes) {
-    if (is_space(c)) {
-      inside = false;
-    } else if (is_punctuation(c)) {
-      words.emplace_back(bytes);
-      inside = false;
+    const auto place = static_cast<size_t>(bytes.data() - text.data());
+    if (is_space(c) || is_punctuation(c)) {
+      finish();
+      if (!is_space(c)) take(bytes);
+      begin = end = place + bytes.size();
     } else {
-      if (!inside) words.emplace_back();
-      words.back() += bytes;
-      inside = true;
+      end = place + bytes.size();
     }
   });
-  return words;
+  finish();
 }
 
 void WordPieces::encode(std::string_view word, std::vector<int32_t>& out) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -20,8 +21,8 @@ struct BertNormalizer {
   std::string operator()(std::string_view text) const;
 };
 
-// What is between white space, each punctuation mark by itself.
-std::vector<std::string> bert_words(std::string_view text);
+// Calls `take` for what is between white space, each punctuation mark by itself.
+void each_bert_word(std::string_view text, const std::function<void(std::string_view)>& take);
 
 struct WordPieces {
   std::unordered_map<std::string, int32_t> vocabulary;

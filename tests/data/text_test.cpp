@@ -1,10 +1,14 @@
 // Text: reading files, the split, the order, packing, and what is refused.
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 
 #include "data/corpus.h"
+#include "data/encoded.h"
 #include "data/packed_text.h"
 #include "data/random.h"
 #include "data/stream.h"
@@ -438,24 +442,133 @@ TEST(PackedText, TokensAreSharedWhileTheyAreHeldAndOfTheTextAsItIs) {
   const CountingTokenizer other("another file");
   const PackedText third(options, 0, other);
   EXPECT_EQ(other.encoded, 2);
-  TextOptions longer = options;
-  longer.length = 20;
-  const PackedText fourth(longer, 0, tokenizer);
-  EXPECT_EQ(tokenizer.encoded, 4);
-  longer.held_out = 0.5;
-  const PackedText fifth(longer, 0, tokenizer);
-  EXPECT_EQ(tokenizer.encoded, 6);
+  {
+    TextOptions longer = options;
+    longer.length = 20;
+    longer.held_out = 0.5;
+    const PackedText fourth(longer, 0, tokenizer);
+    EXPECT_EQ(tokenizer.encoded, 2);
+  }
 
   // A file of the same size is written, and read.
   folder.write("b.txt", letters(100, 3));
   const PackedText changed(options, 0, tokenizer);
-  EXPECT_EQ(tokenizer.encoded, 8);
+  EXPECT_EQ(tokenizer.encoded, 4);
   EXPECT_FALSE(at::equal(changed.held_out(0, 1).inputs, first->held_out(0, 1).inputs));
   // Nothing is kept that nobody holds.
   folder.write("b.txt", letters(100, 2));
   first.reset();
   first = std::make_unique<PackedText>(options, 0, tokenizer);
-  EXPECT_EQ(tokenizer.encoded, 10);
+  EXPECT_EQ(tokenizer.encoded, 6);
+}
+
+class KeptTokens : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("XDG_CACHE_HOME", cache_.path().c_str(), 1);
+    for (const char* name : {"a.txt", "b.txt"}) {
+      texts_.write(name, letters(kLeastKeptText / 2, static_cast<uint64_t>(name[0])));
+    }
+    options_.corpus.paths = {texts_.path()};
+  }
+  void TearDown() override { ::unsetenv("XDG_CACHE_HOME"); }
+
+  // How many texts a process encodes that begins now.
+  int encoded() {
+    const CountingTokenizer tokenizer("file");
+    const PackedText text(options_, 0, tokenizer);
+    batches_.push_back({text.train(0, 2), text.held_out(0, 2)});
+    EXPECT_TRUE(same(batches_.back().first, batches_[0].first) &&
+                same(batches_.back().second, batches_[0].second));
+    bytes_per_token_.insert(text.bytes_per_token());
+    EXPECT_EQ(bytes_per_token_.size(), 1u);
+    return tokenizer.encoded;
+  }
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> out;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(cache_.path("headloom"), none)) {
+      out.push_back(entry.path());
+    }
+    return out;
+  }
+  void overwrite(int64_t place) const {
+    std::fstream file(files()[0], std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(place);
+    const auto before = static_cast<char>(file.get());
+    file.seekp(place);
+    file.put(static_cast<char>(before ^ 1));
+  }
+
+  TempFolder cache_, texts_;
+  TextOptions options_;
+  std::vector<std::pair<Batch, Batch>> batches_;
+  std::set<double> bytes_per_token_;
+};
+
+TEST_F(KeptTokens, AreReadByLaterProcessesOfAnyLengthAndSplit) {
+  EXPECT_EQ(encoded(), 2);
+  ASSERT_EQ(files().size(), 1u);
+  EXPECT_EQ(encoded(), 0);
+  TextOptions other = options_;
+  other.length = 100;
+  other.held_out = 0.3;
+  const CountingTokenizer tokenizer("file"), another("another file");
+  // Two documents end, and a third time the one with the cut.
+  EXPECT_EQ(PackedText(other, 0, tokenizer).tokens(), kLeastKeptText + 3);
+  EXPECT_EQ(tokenizer.encoded, 0);
+  const PackedText text(other, 0, another);
+  EXPECT_EQ(another.encoded, 2);
+  EXPECT_EQ(files().size(), 2u);
+}
+
+TEST_F(KeptTokens, AreMadeAnewWhereTheFileIsDamaged) {
+  EXPECT_EQ(encoded(), 2);
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(files()[0]));
+  for (const int64_t place : {int64_t{0}, int64_t{20}, size / 2, size - 1}) {
+    overwrite(place);
+    EXPECT_EQ(encoded(), 2) << place;
+    EXPECT_EQ(encoded(), 0) << place;
+  }
+  for (const int64_t left : {int64_t{0}, int64_t{5}, size / 2, size - 1}) {
+    std::filesystem::resize_file(files()[0], static_cast<uintmax_t>(left));
+    EXPECT_EQ(encoded(), 2) << left;
+    EXPECT_EQ(encoded(), 0) << left;
+  }
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(KeptTokens, AreMissedByNobodyWhereNothingCanBeWritten) {
+  cache_.write("headloom", "a file where the folder would be");
+  EXPECT_EQ(encoded(), 2);
+  EXPECT_EQ(encoded(), 2);
+  ::setenv("XDG_CACHE_HOME", "/proc/none", 1);
+  EXPECT_EQ(encoded(), 2);
+}
+
+TEST_F(KeptTokens, AreNotKeptOfShortTextsAndOfBytes) {
+  const PackedText bytes(options_, 0, *byte_tokenizer());
+  texts_.write("b.txt", letters(kLeastKeptText / 2 - 1, 2));
+  const CountingTokenizer tokenizer("file");
+  const PackedText text(options_, 0, tokenizer);
+  EXPECT_TRUE(files().empty());
+}
+
+TEST(MakeRoomForTokens, RemovesTheLeastLatelyUsed) {
+  const TempFolder folder;
+  const auto now = std::filesystem::file_time_type::clock::now();
+  for (const char* name : {"tokens-a", "tokens-b", "tokens-c", "other"}) {
+    folder.write(name, std::string(100, 'x'));
+    std::filesystem::last_write_time(folder.path(name),
+                                     now - std::chrono::hours(std::string_view(name).back()));
+  }
+  const auto there = [&](const char* name) { return std::filesystem::exists(folder.path(name)); };
+  make_room_for_tokens(folder.path(), 100, 400);
+  EXPECT_TRUE(there("tokens-a") && there("tokens-b") && there("tokens-c"));
+  make_room_for_tokens(folder.path(), 150, 400);
+  EXPECT_TRUE(there("tokens-a") && there("tokens-b") && !there("tokens-c"));
+  make_room_for_tokens(folder.path(), 400, 400);
+  EXPECT_TRUE(!there("tokens-a") && !there("tokens-b") && there("other"));
 }
 
 TEST(WindowOrder, EveryEpochVisitsEveryWindowOnceInANewOrder) {

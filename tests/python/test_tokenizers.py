@@ -2,10 +2,11 @@
 
 import json
 import random
+import subprocess
 import unicodedata
 
 import pytest
-from cli_support import BINARY, headloom, run
+from cli_support import BINARY, ENVIRONMENT, headloom, run
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
@@ -296,3 +297,34 @@ def test_damage_gives_a_sentence(tmp_path):
         done = run("tokenize", path, "--json", input=b'"some text"\n')
         assert done.returncode in (0, 1), done
         assert done.returncode == 0 or done.stderr.startswith("headloom: "), done
+
+
+def test_processes_that_encode_one_text_at_once_leave_one_file(tmp_path):
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    rng = random.Random(3)
+    words = ["".join(rng.choice("abcde") for _ in range(rng.randrange(1, 9))) for _ in range(500)]
+    (tmp_path / "text.txt").write_text(" ".join(rng.choice(words) for _ in range(900_000)))
+    (tmp_path / "run.toml").write_text("""
+train = { steps = 2, batch = 2, eval_sequences = 2 }
+model = { width = 16, depth = 1 }
+task = { type = "text", paths = ["text.txt"], tokenizer = "tokenizer.json", length = 16 }
+""")
+
+    def losses(run):
+        lines = [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        return [line["loss"] for line in lines if "loss" in line]
+
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [str(BINARY), "train", "run.toml", "--out"]
+    first = [subprocess.Popen([*command, run], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) for run in ("a", "b")]
+    assert [process.wait(120) for process in first] == [0, 0]
+    (kept,) = (tmp_path / "cache" / "headloom").glob("tokens-*")
+    written = kept.read_bytes()
+    headloom("train", "run.toml", "--out", "c", cwd=tmp_path, env=environment)
+    kept.unlink()
+    headloom("train", "run.toml", "--out", "d", cwd=tmp_path, env={**environment, "XDG_CACHE_HOME": "/proc/none"})
+    assert not list((tmp_path / "cache" / "headloom").glob("tokens-*"))
+    headloom("train", "run.toml", "--out", "e", cwd=tmp_path, env=environment)
+    assert kept.read_bytes() == written
+    assert len(losses("a")) >= 2
+    assert all(losses(run) == losses("a") for run in "bcde")

@@ -18,6 +18,7 @@
 #include "core/sizes.h"
 #include "core/text.h"
 #include "data/corpus.h"
+#include "data/encoded.h"
 #include "data/examples.h"
 #include "data/labelled.h"
 #include "data/tasks/tasks.h"
@@ -252,11 +253,12 @@ class LabelledFiles final : public ExampleTask {
     }
     std::vector<Piece> pieces;
     const int64_t length = options_.length - frame(1);
+    const auto encoded = encode_documents(documents, tokenizer());
     for (size_t d = 0; d < documents.size(); ++d) {
-      const at::Tensor tokens = tokenizer().encode(documents[d].text);
-      for (int64_t at = 0; at < tokens.size(0); at += length) {
-        const int64_t count = std::min(length, tokens.size(0) - at);
-        pieces.push_back({classes() - 1, d, tokens.narrow(0, at, count)});
+      const int64_t end = encoded->end(d) - 1;  // without the mark of the document's end
+      for (int64_t at = encoded->begin(d); at < end; at += length) {
+        const int64_t count = std::min(length, end - at);
+        pieces.push_back({classes() - 1, d, encoded->tokens.narrow(0, at, count)});
       }
     }
     const bool all = options_.held_out == 1.0;

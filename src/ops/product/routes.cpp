@@ -16,6 +16,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/cache_folder.h"
 #include "core/clock.h"
 #include "core/hash.h"
 #include "core/platform.h"
@@ -320,13 +321,8 @@ class Choices {
   // A file for each machine(), because machines may share a home, and versions a machine.
   static std::filesystem::path path() {
     const std::string name = "products-" + hash_text(machine());
-    // A relative one is to be ignored (XDG Base Directory Specification).
-    if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
-      return std::filesystem::path(cache) / "headloom" / name;
-    }
-    const char* home = std::getenv("HOME");
-    if (home == nullptr || *home == '\0') return {};
-    return std::filesystem::path(home) / ".cache" / "headloom" / name;
+    const std::filesystem::path folder = cache_folder();
+    return folder.empty() ? folder : folder / name;
   }
 
   // Lines "route class" below machine(); choices of this process stay.
