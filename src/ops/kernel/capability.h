@@ -7,6 +7,9 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
+
+#include "build.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -15,8 +18,19 @@ namespace headloom::ops {
 
 enum class Capability { kDefault, kAvx2, kAvx512, kAvx512Bf16 };
 
+// What a build with HEADLOOM_EMULATION runs in place of the processor's instructions: avx512,
+// avx512_bf16, amx, or nothing.
+inline std::string_view emulated() {
+#if defined(HEADLOOM_EMULATION)
+  if (const char* name = std::getenv("HEADLOOM_EMULATE")) return name;
+#endif
+  return {};
+}
+
 inline Capability capability() {
   static const Capability chosen = [] {
+    if (emulated() == "avx512") return Capability::kAvx512;
+    if (!emulated().empty()) return Capability::kAvx512Bf16;
     const std::string name = at::get_cpu_capability();
 #if defined(__x86_64__)
     if (name == "AVX512") {
@@ -37,6 +51,7 @@ inline Capability capability() {
 inline bool has_amx() {
 #if defined(__x86_64__)
   static const bool has = [] {
+    if (!emulated().empty()) return emulated() == "amx";
     if (capability() != Capability::kAvx512Bf16 || std::getenv("ATEN_CPU_CAPABILITY")) return false;
     unsigned int a = 0, b = 0, c = 0, d = 0;
     constexpr unsigned int kBFloat16 = 1u << 22, kTiles = 1u << 24;  // of leaf 7
