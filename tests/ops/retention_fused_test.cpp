@@ -53,7 +53,9 @@ std::vector<Case> cases() {
   for (const int64_t T : {1, 2, 15, 16, 17, 63, 64, 65, 130, 1000}) {
     out.push_back({.name = "T " + std::to_string(T), .T = T});
   }
-  for (const Case& c : {Case{.name = "RetNet", .B = 2, .T = 200, .H = 2, .D = 64, .E = 128},
+  for (const Case& c : {Case{.name = "one position", .B = 2, .T = 1, .E = 150, .state = true},
+                        Case{.name = "one strided", .B = 3, .T = 1, .state = true, .strided = true},
+                        Case{.name = "RetNet", .B = 2, .T = 200, .H = 2, .D = 64, .E = 128},
                         Case{.name = "large", .T = 70, .H = 1, .D = 256, .E = 300},
                         Case{.name = "fast decay", .T = 150, .first_gamma = 0.01},
                         Case{.name = "chunks of 1", .T = 50, .chunk = 1},
@@ -77,6 +79,7 @@ TEST(RetentionFused, BFloat16ErrsLikeItsRounding) {
                         Case{.name = "bfloat16 odd", .B = 3, .T = 67, .H = 5, .D = 9, .E = 33},
                         Case{.name = "bfloat16 documents", .B = 2, .T = 200, .document = 30},
                         Case{.name = "bfloat16 state", .B = 2, .T = 200, .state = true},
+                        Case{.name = "bfloat16 position", .T = 1, .E = 150, .state = true},
                         Case{.name = "bfloat16 scalars", .B = 3, .T = 100, .D = 1, .E = 1},
                         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
