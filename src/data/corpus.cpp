@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <unordered_set>
@@ -85,23 +86,31 @@ std::vector<File> find_files(const CorpusOptions& options) {
   return files;
 }
 
-// At most `most` bytes. Of a file with a zero, which is no text and may be huge, no more is read.
-std::string read_text(const std::string& path, size_t most) {
+struct Contents {
+  std::string text;
+  std::optional<size_t> zero;  // where a zero byte is: the file is no text
+};
+
+// At most `most` bytes. Of a file with a zero, which may be huge, no more is read.
+Contents read_text(const std::string& path, size_t most) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) fail("cannot open '", path, "': ", std::strerror(errno), ".");
-  std::string text;
+  Contents out;
+  std::string& text = out.text;
   std::error_code unknown;
   const size_t size = fs::file_size(path, unknown);
   char piece[1 << 16];
   while (const size_t count =
              std::fread(piece, 1, std::min(sizeof piece, most - text.size()), file.get())) {
-    const bool zero = std::memchr(piece, 0, count) != nullptr;
-    if (text.empty() && !zero && !unknown) text.reserve(std::min(size, most));
+    if (const size_t zero = std::string_view(piece, count).find('\0'); zero != std::string::npos) {
+      out.zero = text.size() + zero;
+      break;
+    }
+    if (text.empty() && !unknown) text.reserve(std::min(size, most));
     text.append(piece, count);
-    if (zero) break;
   }
   if (std::ferror(file.get())) fail("cannot read '", path, "': ", std::strerror(errno), ".");
-  return text;
+  return out;
 }
 
 }  // namespace
@@ -179,10 +188,10 @@ Corpus read_corpus(const CorpusOptions& options) {
   LeftOut left_out;
   for (size_t i : order) {
     if (left == 0) break;
-    std::string text = read_text(files[i].path, static_cast<size_t>(left));
-    if (const size_t zero = text.find('\0'); zero != std::string::npos) {
+    auto [text, zero] = read_text(files[i].path, static_cast<size_t>(left));
+    if (zero) {
       if (files[i].asked_for) {
-        fail("'", files[i].path, "' is not text: byte ", zero, " is zero.");
+        fail("'", files[i].path, "' is not text: byte ", *zero, " is zero.");
       }
       left_out.not_text.push_back(files[i].name);
       continue;

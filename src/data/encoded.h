@@ -39,11 +39,11 @@ std::shared_ptr<const EncodedDocuments> encode_documents(std::vector<Document>& 
 
 // Texts that have fewer bytes are not kept on disk.
 constexpr int64_t kLeastKeptText = int64_t{4} << 20;
-// Bytes of tokens-* on disk, the least lately used of which give way.
+// Bytes of tokens-* on disk, of which the least recently used give way.
 constexpr int64_t kMostKeptTokens = int64_t{8} << 30;
 
-// Removes files tokens-* of the folder, the least lately used first, until `needed` more bytes come
-// to at most `most`. What cannot be removed stays.
+// Removes files tokens-* of the folder, the least recently used first, until `needed` more bytes
+// come to at most `most`. What cannot be removed stays.
 void make_room_for_tokens(const std::string& folder, int64_t needed, int64_t most);
 
 }  // namespace headloom::data

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "mixers/position_table.h"
 #include "ops/documents.h"
 #include "ops/linear/op.h"
 #include "ops/positionwise/op.h"
@@ -249,25 +250,22 @@ Rotary Rotary::retention(int64_t head_dim) {
 
 void Rotary::prepare(const c10::SymInt& length, const Tensor& like) {
   const auto type = at::toOpMathType(like.scalar_type());
-  const c10::SymInt had = cos_.defined() ? cos_.sym_size(0) : 0;
-  const bool fits = had > 0 && cos_.device() == like.device() && cos_.scalar_type() == type;
-  if (fits && had >= length) return;
+  const auto rows = rows_to_make(cos_, length, type, like.device());
+  if (!rows) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
   // Angles in double: at long positions float32 loses the high frequencies.
   const auto options = like.options().dtype(at::kDouble).requires_grad(false);
-  // Twice as long where it was too short: calls that take turns between types do not lengthen it.
-  const c10::SymInt grown = had == 0 ? length : length.max(fits ? 2 * had : had);
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
-  const Tensor place = at::arange(c10::Scalar(grown), options);
+  const Tensor place = at::arange(c10::Scalar(*rows), options);
   const Tensor angle = place.unsqueeze(1) * frequency.unsqueeze(0);
   cos_ = angle.cos().to(type);
   sin_ = angle.sin().to(type);
 }
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
-  const c10::SymInt length = x.sym_size(1), end = seen.longest + length;
-  prepare(seen.capacity == 0 ? end : end.max(seen.capacity), x);
+  const c10::SymInt length = x.sym_size(1);
+  prepare(rows_needed(seen, length), x);
   if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length, x.device()));
   // A narrow(), in one operator.
   const auto rows = [&](const Tensor& table) {
@@ -283,11 +281,7 @@ Tensor Rotary::apply_at(const Tensor& x, const Tensor& places) {
 }
 
 Tensor Rotary::rotated(const Tensor& x, const Tensor& places) const {
-  const auto rows = [&](const Tensor& table) {
-    return table.index_select(0, places.flatten())
-        .view_symint({places.sym_size(0), places.sym_size(1), rotary_ / 2});
-  };
-  return ops::rotary(x, rows(cos_), rows(sin_), interleaved_);
+  return ops::rotary(x, rows_at(cos_, places), rows_at(sin_, places), interleaved_);
 }
 
 void Rotary::apply(Tensor& q, Tensor& k, const Positions& seen) {

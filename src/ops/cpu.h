@@ -81,6 +81,12 @@ class KeptMemory {
 
 inline int64_t thread_count() { return std::max(at::get_num_threads(), 1); }
 
+// How many items of so much work (numbers read, or multiplications) are worth a thread: below,
+// starting it takes longer than they do. Items may be empty.
+inline int64_t grain(int64_t work) {
+  return std::max<int64_t>(1, (int64_t{1} << 14) / std::max<int64_t>(work, 1));
+}
+
 // f(worker, begin, end) for each worker's share of `count` items. What is summed by worker depends
 // on the number of workers alone.
 template <typename F>

@@ -554,7 +554,7 @@ TEST_F(KeptTokens, AreNotKeptOfShortTextsAndOfBytes) {
   EXPECT_TRUE(files().empty());
 }
 
-TEST(MakeRoomForTokens, RemovesTheLeastLatelyUsed) {
+TEST(MakeRoomForTokens, RemovesTheLeastRecentlyUsed) {
   const TempFolder folder;
   const auto now = std::filesystem::file_time_type::clock::now();
   for (const char* name : {"tokens-a", "tokens-b", "tokens-c", "other"}) {

@@ -36,6 +36,26 @@ inline void expect_matches_reference(const Evaluate& evaluate, double tolerance)
   }
 }
 
+// That values much smaller or larger than 1 are right beside keys that are apart, but not too far
+// for one exponent: the products of both are ordinary numbers still.
+template <typename Case>
+void expect_takes_small_and_large_values(const Case& c) {
+  for (const double size : {1e-26, 1e26}) {
+    auto p = make(c, at::kFloat);
+    p.k = p.k - 19;
+    p.k.select(1, 31).add_(38);
+    p.k.select(1, 63).add_(38);
+    p.v = p.v * size;
+    const std::vector<Tensor> expected = evaluate(p, c, "reference", at::kDouble);
+    const Poison poison;
+    const std::vector<Tensor> got = evaluate(p, c, "fused", at::kFloat);
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (i == 1) continue;  // the state
+      EXPECT_TRUE(close(got[i], expected[i], 1e-5)) << c.name << " " << size << " " << i;
+    }
+  }
+}
+
 // That the kernels in bfloat16 return the types that the reference does, and err at most twice as
 // much as it does there (errs_like_rounding).
 inline void expect_errs_like_rounding(const Evaluate& evaluate, double slack) {

@@ -276,8 +276,8 @@ class Performer final : public TokenMixer {
     Tensor before;
     if (state != nullptr) before = state->recurrent["performer"];
     const auto [sums, after] =
-        ops::gated_linear_attention(f.q.to(type), keys(f, c, {}).to(type), with_ones(v), log_decay,
-                                    {.state = before, .documents = documents});
+        ops::gated_linear_attention(f.q.to(type), keys(f, c, {}).to(type), with_one_more(v, 1),
+                                    log_decay, {.state = before, .documents = documents});
     if (state != nullptr) state->recurrent["performer"] = after;
     return sums;
   }
@@ -285,7 +285,7 @@ class Performer final : public TokenMixer {
   Tensor both_ways(const Mapped& f, Tensor v, const Tensor& real, const Tensor& documents) const {
     // Padding may hold anything, so it is replaced rather than multiplied by 0.
     if (real.defined()) v = at::where(real, v, at::zeros({}, v.options()));
-    v = with_ones(v);
+    v = with_one_more(v, 1);
     const Tensor c = softmax_ ? whole_maximum(f.largest, documents) : Tensor();
     const Tensor q = f.q.to(v.scalar_type()), k = keys(f, c, real).to(v.scalar_type());
     if (!documents.defined()) {
@@ -303,7 +303,6 @@ class Performer final : public TokenMixer {
     return to_each(q, k, v, documents) + later - (q * k).sum(-1, true) * v;
   }
 
-  static Tensor with_ones(const Tensor& v) { return with_one_more(v, 1); }
   static Tensor with_one_more(const Tensor& t, double value) {
     return at::constant_pad_nd(t, {0, 1}, value);
   }

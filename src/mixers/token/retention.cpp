@@ -10,6 +10,7 @@
 // float32 sums do not need it.
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/position_table.h"
 #include "mixers/recording.h"
 #include "mixers/token/value_maps.h"
 #include "ops/gated_norm/op.h"
@@ -114,8 +115,7 @@ class Retention final : public TokenMixer {
     };
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
-    const c10::SymInt end = seen.longest + x.sym_size(1);
-    prepare(seen.capacity == 0 ? end : end.max(seen.capacity), x);
+    prepare(rows_needed(seen, x.sym_size(1)), x);
     if (recording != nullptr) show(turned[0], turned[1], lost_, documents, *recording);
     const Tensor values = by_head(parts[1], heads);
     const Tensor before =
@@ -132,18 +132,15 @@ class Retention final : public TokenMixer {
   // make it again would be twenty small operators in every step of decoding.
   void prepare(const c10::SymInt& length, const Tensor& like) {
     const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const c10::SymInt had = eps_.defined() ? eps_.sym_size(0) : 0;
-    const bool fits = had > 0 && eps_.device() == like.device() && eps_.scalar_type() == type;
-    if (fits && had >= length) return;
+    const auto rows = rows_to_make(eps_, length, type, like.device());
+    if (!rows) return;
     c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
     const auto real = like.options().dtype(at::kDouble).requires_grad(false);
     // What a head forgets would become 0 after the head of 2^-1000, which itself forgets nothing in
     // any number of positions.
     lost_ = at::exp2((-5 - at::arange(first_, first_ + heads_, real)).clamp_min(-1000));
     gamma_ = 1 - lost_;
-    // Twice as long where it was too short, as rotary's tables.
-    const c10::SymInt grown = had == 0 ? length : length.max(fits ? 2 * had : had);
-    const Tensor age = at::arange(1, c10::Scalar(grown + 1), real);
+    const Tensor age = at::arange(1, c10::Scalar(*rows + 1), real);
     // gamma is 1 in float64 from head 49 on.
     const Tensor sums = -at::expm1(age.unsqueeze(-1) * at::log1p(-lost_)) / lost_;
     eps_ = (1e-6 * static_cast<double>(keys_ / heads_) * sums).to(type);
@@ -157,7 +154,7 @@ class Retention final : public TokenMixer {
     }
     const Tensor place = documents.defined() ? places_in_documents(documents)
                                              : seen.position_ids(length, eps_.device());
-    return eps_.index_select(0, place.flatten()).view_symint({place.sym_size(0), length, heads_});
+    return rows_at(eps_, place);
   }
 
   // The maps of the parallel form, ((q k^T) D^-1/2) * Dm [B, H, T, S], and gamma [H].

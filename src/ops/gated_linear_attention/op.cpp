@@ -181,10 +181,8 @@ struct GatedLinearAttentionCall : Held {
   void run(bool backward) const {
     static gated_linear_attention_kernel::Run* const kernel =
         HL_CHOOSE(gated_linear_attention_kernel::run);
-    // A second thread for less work than this costs more than it brings.
-    const int64_t work = std::max<int64_t>(args.T * args.D * args.E, 1);
-    const int64_t grain = std::max<int64_t>(1, 16384 / work);
-    at::parallel_for(0, args.B * args.H, grain, [&](int64_t begin, int64_t end) {
+    const int64_t each = grain(args.T * args.D * args.E);
+    at::parallel_for(0, args.B * args.H, each, [&](int64_t begin, int64_t end) {
       const Tensor scratch = at::empty({scratch_size(args, backward)}, at::kFloat);
       kernel(args, {backward, begin, end, scratch.data_ptr<float>()});
     });
@@ -227,7 +225,7 @@ const Kernels<GatedLinearAttention> gated_linear_attention_cpu({.forward = forwa
 
 const CudaKernels<GatedLinearAttention> gated_linear_attention_cuda(
     {.limits = "chunkwise, without documents, float32 only where TF32 is allowed, by "
-                "flash-linear-attention",
+               "flash-linear-attention",
      .unsupported = fla_reason<GatedLinearAttention>});
 
 // --- What it is timed on: as retention, beside plain attention with as many heads ---

@@ -93,7 +93,7 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
     args.sums = sums.data() + first;
     args.below = below.data() + first;
     args.best = best.data_ptr<int64_t>() + first;
-    at::parallel_for(0, n, std::max<int64_t>(1, (int64_t{1} << 14) / classes),
+    at::parallel_for(0, n, grain(classes),
                      [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
     if (!training) continue;
     if (all) {

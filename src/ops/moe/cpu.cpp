@@ -74,8 +74,7 @@ struct MoeCall : Held {
   void run(moe_kernel::Args args, int64_t count) const {
     static moe_kernel::Run* const kernel = HL_CHOOSE(moe_kernel::run);
     args.type = kernel_type(a.x);
-    const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(args.width, 1));
-    at::parallel_for(0, count, grain,
+    at::parallel_for(0, count, grain(args.width),
                      [&](int64_t first, int64_t last) { kernel(args, first, last); });
   }
   // The rows of an expert, of [N, C].

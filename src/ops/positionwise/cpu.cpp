@@ -6,12 +6,6 @@
 namespace headloom::ops {
 namespace {
 
-// Rows of `width` values that are worth a thread: below, starting it takes longer than they do.
-// Rows may be empty.
-int64_t grain(int64_t width) {
-  return std::max<int64_t>(1, (int64_t{1} << 14) / std::max<int64_t>(width, 1));
-}
-
 // --- rms_norm ---
 
 positionwise_kernel::NormArgs norm_args(Held& held, const RmsNorm::Arguments& a) {

@@ -40,10 +40,8 @@ struct RetentionCall : Held {
     static retention_kernel::Run* const kernel = HL_CHOOSE(retention_kernel::run);
     const int64_t size = backward ? retention_kernel::Backward(args, nullptr).size
                                   : retention_kernel::Forward(args, nullptr).size;
-    // A second thread for less work than this costs more than it brings.
-    const int64_t work = std::max<int64_t>(args.T * args.D * args.E, 1);
-    const int64_t grain = std::max<int64_t>(1, 16384 / work);
-    at::parallel_for(0, args.B * args.H, grain, [&](int64_t begin, int64_t end) {
+    const int64_t each = grain(args.T * args.D * args.E);
+    at::parallel_for(0, args.B * args.H, each, [&](int64_t begin, int64_t end) {
       const Tensor scratch = at::empty({size}, at::kFloat);
       kernel(args, {backward, begin, end, scratch.data_ptr<float>()});
     });
