@@ -10,7 +10,7 @@
 
 namespace headloom {
 
-static volatile std::sig_atomic_t g_interrupts = 0;
+static volatile std::sig_atomic_t g_interrupted = 0;
 
 static volatile std::sig_atomic_t g_requeue = 0;
 
@@ -18,11 +18,11 @@ static std::string_view g_answer;
 
 static void on_announcement(int) {
   g_requeue = 1;
-  if (g_interrupts == 0) g_interrupts = 1;
+  g_interrupted = 1;
 }
 
-// When the first Ctrl-C or SIGTERM came; 0: none has.
-static std::atomic<int64_t> g_first = 0;
+// When the last Ctrl-C or SIGTERM that counted came, in milliseconds; 0: none has.
+static std::atomic<int64_t> g_last = 0;
 
 static int64_t milliseconds_now() {
   timespec now{};
@@ -30,14 +30,20 @@ static int64_t milliseconds_now() {
   return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
 }
 
+// Two signals may be handled by two threads at the same time: of those that read the same last
+// time, one counts.
 static void on_interrupt(int signal) {
-  // `timeout` and others send one request to the process and to its group.
-  constexpr int64_t kOneRequest = 100;
-  if (g_first > 0 && milliseconds_now() < g_first + kOneRequest) return;
-  g_first = milliseconds_now();
-  g_interrupts = g_interrupts + 1;
-  if (g_interrupts == 1 && ::write(STDERR_FILENO, g_answer.data(), g_answer.size()) < 0) return;
-  if (g_interrupts > 1) {
+  // `timeout` and others send one request to the process and to its group. The two may be handled
+  // some time apart where the machine is busy.
+  constexpr int64_t kOneRequest = 500;
+  int64_t last = g_last;
+  const int64_t now = milliseconds_now();
+  if (last > 0 && now < last + kOneRequest) return;
+  if (!g_last.compare_exchange_strong(last, now)) return;
+  g_interrupted = 1;
+  if (last == 0) {
+    if (::write(STDERR_FILENO, g_answer.data(), g_answer.size()) < 0) return;
+  } else {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
@@ -45,7 +51,7 @@ static void on_interrupt(int signal) {
 
 // A terminal that closes sends it twice: through its shell, and when the shell has ended.
 static void on_hang_up(int) {
-  if (g_interrupts == 0) g_interrupts = 1;
+  g_interrupted = 1;
 }
 
 void install_interrupt_handler(std::string_view answer) {
@@ -60,6 +66,6 @@ void install_interrupt_handler(std::string_view answer) {
 
 bool to_be_requeued() { return g_requeue != 0; }
 
-bool interrupted() { return g_interrupts > 0; }
+bool interrupted() { return g_interrupted != 0; }
 
 }  // namespace headloom

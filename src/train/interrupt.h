@@ -7,7 +7,7 @@
 namespace headloom {
 
 // From here on the first signal is only noted: train() finishes its step, saves and returns. A
-// second Ctrl-C or SIGTERM, a tenth of a second later or more, ends the process at once. `answer`,
+// second Ctrl-C or SIGTERM, half a second later or more, ends the process at once. `answer`,
 // a constant of the program, is written to a terminal at the first.
 void install_interrupt_handler(std::string_view answer = {});
 bool interrupted();
