@@ -7,11 +7,12 @@
 namespace headloom::ops::composed_attention_kernel {
 
 // Taller tiles read keys and values (backward also write their gradients) less often, lower ones
-// keep the rows nearer and take less memory. Measured on two cores with 1 MiB of second-level and
-// 32 MiB of shared cache: the forward gains by 64 queries where packed keys and values are several
-// times what it shares of that cache. The backward is held to the memory of three rows of 32
-// queries for long sequences; with convolutions it keeps more than two rows. Pairs of bfloat16 wait
-// more for the sums of keys and gain by 64 queries where floats do not. Tile registers, which
+// keep the rows nearer and take less memory. Measured on two cores with 1 MiB or 512 KiB of
+// second-level and 32 MiB of shared cache: the forward gains by 64 queries where packed keys and
+// values are near what it shares of that cache or beyond, and where a convolution computes the
+// scores of the queries before a tile once more. The backward is held to the memory of three rows
+// of 32 queries for long sequences; with convolutions it keeps more than two rows. Pairs of bfloat16
+// wait more for the sums of keys and gain by 64 queries where floats do not. Tile registers, which
 // multiply 32 queries at once, gain by 64 too (measured with 2 MiB of second-level cache).
 static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   int64_t keys = a.S;
@@ -22,7 +23,8 @@ static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   } else if (p.amx) {
     rows = 64;
   } else if (!p.backward) {
-    if (keys * (a.Gk * p.Dp + a.Gv * p.Ep) > int64_t{6} << 20) rows = 64;
+    const int64_t packed = keys * (a.Gk * p.Dp + a.Gv * p.Ep);
+    if (packed > int64_t{3} << 20 || a.pre_conv.kernel) rows = 64;
   } else if (keys > 2048 && a.H * keys <= int64_t{8} * 4096) {
     rows = 64;
   } else if (!a.pre_conv.kernel && !a.post_conv.kernel && (a.pre.present || keys <= 2048)) {
