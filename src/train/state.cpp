@@ -293,7 +293,7 @@ void Metrics::append(const std::string& line) {
   std::ofstream file(path_, std::ios::app);
   file << line << "\n";
   file.flush();
-  if (!file) fail(path_, ": cannot be written (is the disk full?).");
+  if (!file) throw CannotWrite(path_ + ": cannot be written (is the disk full?).");
 }
 
 void Metrics::add(const StepPoint& p) {

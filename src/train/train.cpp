@@ -101,6 +101,7 @@ class Trainer {
     } catch (const UsageError&) {
       throw;
     } catch (const CannotWrite&) {  // a full disk says nothing of the model
+      if (first()) check_folder();
       throw;
     } catch (const LostRank&) {  // nor does another process that was killed
       throw;
@@ -357,6 +358,7 @@ class Trainer {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
+    if (first()) check_folder();
     const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {
       if (first()) store.prepare();
@@ -374,6 +376,15 @@ class Trainer {
       if (waits) writer_.wait();
     }
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
+  }
+
+  // Throws CannotWrite where the run's folder is no longer there. A checkpoint in a new one of the
+  // same name would have no configuration.
+  void check_folder() const {
+    if (is_there(control_.folder + "/config.toml")) return;
+    throw CannotWrite(str(control_.folder, ": step ", state_.step,
+                          " is not saved, because the run's folder was moved or removed while it "
+                          "trained."));
   }
 
   // Weights that several processes have are the same in these: all compute the same update.

@@ -327,6 +327,22 @@ def test_interrupt_saves_and_resume_ends_the_same(place, tmp_path):
     assert figures(run) == figures(tmp_path / "whole")
 
 
+def test_a_run_whose_folder_is_moved_ends_with_a_sentence(place, tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    arguments = ["train", "long.toml", "--out", str(run), "--set", "train.checkpoint_every=2", "--set", "train.steps=100000"]
+    process = subprocess.Popen([str(BINARY), *arguments], cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    while not (run / "checkpoints/step-2").exists():
+        assert process.poll() is None
+        time.sleep(0.002)
+    run.rename(moved)
+    said = process.communicate(timeout=60)[1].splitlines()[-1]
+    assert process.returncode == 1 and not run.exists(), said
+    assert f"{run}: step " in said and " is not saved, because the run's folder was moved or removed while it trained." in said
+    last = max(int(p.name[5:]) for p in (moved / "checkpoints").glob("step-*"))
+    headloom("train", moved, "--resume", "--set", f"train.steps={last + 2}", cwd=place)
+    assert weights(moved, last + 2)
+
+
 def test_a_killed_run_goes_on_from_its_checkpoint(place, tmp_path):
     run = tmp_path / "run"
     arguments = ["train", "long.toml", "--out", str(run), "--set", "train.checkpoint_every=2", "--set", "train.steps=60"]
