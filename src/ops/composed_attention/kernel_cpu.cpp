@@ -43,11 +43,12 @@ void run(const Args& args, const Plan& plan, const Task& task) {
 
 void HL_KERNEL(run)(const Args& args, const Plan& plan, const Task& task) {
   const TilesInUse in_use(plan.amx);
-  if (args.type == Type::kBFloat16) {
-    run<BFloat16>(args, plan, task);
-  } else {
-    run<float>(args, plan, task);
-  }
+  if (args.type == Type::kBFloat16) return run<BFloat16>(args, plan, task);
+#if HL_BFLOAT16
+  run_AVX512(args, plan, task);  // the same instructions, which take long to compile
+#else
+  run<float>(args, plan, task);
+#endif
 }
 
 }  // namespace headloom::ops::composed_attention_kernel
