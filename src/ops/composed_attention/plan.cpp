@@ -11,9 +11,10 @@ namespace headloom::ops::composed_attention_kernel {
 // second-level and 32 MiB of shared cache: the forward gains by 64 queries where packed keys and
 // values are near what it shares of that cache or beyond, and where a convolution computes the
 // scores of the queries before a tile once more. The backward is held to the memory of three rows
-// of 32 queries for long sequences; with convolutions it keeps more than two rows. Pairs of bfloat16
-// wait more for the sums of keys and gain by 64 queries where floats do not. Tile registers, which
-// multiply 32 queries at once, gain by 64 too (measured with 2 MiB of second-level cache).
+// of 32 queries for long sequences; with convolutions it keeps more than two rows. Pairs of
+// bfloat16 wait more for the sums of keys and gain by 64 queries where floats do not. Tile
+// registers, which multiply 32 queries at once, gain by 64 too (measured with 2 MiB of second-level
+// cache).
 static int64_t tile_rows(const Args& a, const Plan& p, int64_t workers) {
   int64_t keys = a.S;
   if (a.window > 0 && 2 * a.window < keys) keys = 2 * a.window;
