@@ -286,7 +286,7 @@ void CheckpointStore::guarded(int64_t step, const std::vector<std::string>& own,
 void CheckpointStore::prepare() const {
   std::error_code ignored;
   fs::remove_all(unfinished(), ignored);  // what a killed process left
-  // Not where the run's folder has been moved away.
+  // A run's folder that was moved away is not made again: a new one would have no configuration.
   if (!fs::is_directory(run_)) throw CannotWrite(run_ + ": the folder is not there.");
   make_folders(unfinished());
 }

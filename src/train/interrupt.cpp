@@ -30,8 +30,8 @@ static int64_t milliseconds_now() {
   return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
 }
 
-// Two signals may be handled by two threads at the same time: of those that read the same last
-// time, one counts.
+// Two threads may handle two signals at the same time. Both then read the same g_last, and only the
+// one that changes it counts.
 static void on_interrupt(int signal) {
   // `timeout` and others send one request to the process and to its group. The two may be handled
   // some time apart where the machine is busy.
@@ -50,9 +50,7 @@ static void on_interrupt(int signal) {
 }
 
 // A terminal that closes sends it twice: through its shell, and when the shell has ended.
-static void on_hang_up(int) {
-  g_interrupted = 1;
-}
+static void on_hang_up(int) { g_interrupted = 1; }
 
 void install_interrupt_handler(std::string_view answer) {
   // Of the processes that get a terminal's signal together, the one that the user started answers.

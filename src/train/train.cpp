@@ -358,7 +358,6 @@ class Trainer {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
-    if (first()) check_folder();
     const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {
       if (first()) store.prepare();
@@ -378,8 +377,8 @@ class Trainer {
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
   }
 
-  // Throws CannotWrite where the run's folder is no longer there. A checkpoint in a new one of the
-  // same name would have no configuration.
+  // Throws CannotWrite where the run's folder is no longer there: the reason why one of its files
+  // could not be written.
   void check_folder() const {
     if (is_there(control_.folder + "/config.toml")) return;
     throw CannotWrite(str(control_.folder, ": step ", state_.step,

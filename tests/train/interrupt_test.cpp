@@ -32,7 +32,7 @@ namespace {
   ::_exit(0);
 }
 
-// Two threads may then be in the handler at the same time.
+// The two signals may be handled by two threads of the process at the same time.
 TEST(Interrupt, TwoSignalsOfOneRequestCountOnce) {
   for (int repetition = 0; repetition < 200; ++repetition) {
     int ready[2];

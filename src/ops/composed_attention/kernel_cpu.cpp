@@ -45,7 +45,9 @@ void HL_KERNEL(run)(const Args& args, const Plan& plan, const Task& task) {
   const TilesInUse in_use(plan.amx);
   if (args.type == Type::kBFloat16) return run<BFloat16>(args, plan, task);
 #if HL_BFLOAT16
-  run_AVX512(args, plan, task);  // the same instructions, which take long to compile
+  // For floats this set has no instructions of its own. A second build of that code would take
+  // long.
+  run_AVX512(args, plan, task);
 #else
   run<float>(args, plan, task);
 #endif

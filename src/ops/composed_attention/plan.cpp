@@ -9,8 +9,8 @@ namespace headloom::ops::composed_attention_kernel {
 // Taller tiles read keys and values (backward also write their gradients) less often, lower ones
 // keep the rows nearer and take less memory. Measured on two cores with 1 MiB or 512 KiB of
 // second-level and 32 MiB of shared cache: the forward gains by 64 queries where packed keys and
-// values are near what it shares of that cache or beyond, and where a convolution computes the
-// scores of the queries before a tile once more. The backward is held to the memory of three rows
+// values take more than 12 MiB, and where a convolution needs the scores of the queries before a
+// tile, which are then computed once more. The backward is held to the memory of three rows
 // of 32 queries for long sequences; with convolutions it keeps more than two rows. Pairs of
 // bfloat16 wait more for the sums of keys and gain by 64 queries where floats do not. Tile
 // registers, which multiply 32 queries at once, gain by 64 too (measured with 2 MiB of second-level
