@@ -55,7 +55,7 @@ using RunInt4 = void(const Int4Args& args, int64_t begin, int64_t end);
 RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 
 // Many rows of bfloat16 by weights of eight or four bits in integers (kernel_integers.h).
-constexpr int64_t kIntegerRows = 3, kIntegerOutputs = 24;  // of a panel
+constexpr int64_t kIntegerRows = 6, kIntegerOutputs = 16;  // of a panel
 struct IntegerArgs {
   int64_t rows, in, out;
   int64_t group;                          // of inputs that have one scale
