@@ -140,8 +140,16 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
 def test_a_terminal_that_closes_ends_a_run_after_its_step(place, tmp_path, ignored):
     """Unless it was started with nohup, which ignores the signal."""
     command = [BINARY, "train", "long.toml", "--out", tmp_path / "run", "--set", "train.steps=100000"]
-    ignore = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
-    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=ignore)
+    # Set in both cases: these tests may have been started with nohup themselves.
+    on_hangup = signal.SIG_IGN if ignored else signal.SIG_DFL
+    process = subprocess.Popen(
+        command,
+        cwd=place,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, on_hangup),
+    )
     while not (tmp_path / "run/metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
