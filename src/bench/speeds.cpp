@@ -15,13 +15,17 @@ namespace headloom::bench {
 namespace {
 
 constexpr int kSteps = 3, kTokens = 16;
+// A budget depends on one measurement. A few steps of a small model would all be slow when another
+// process takes the machine for some hundredths of a second.
+constexpr double kSecondsOfBudget = 0.3;
 
-// The median seconds of `count` calls after a first one.
+// The median seconds of at least `count` calls, after a first one, that take `least` seconds.
 template <typename Step>
-double median_seconds(Step& step, int count) {
+double median_seconds(Step& step, int count, double least = 0) {
   step();
   std::vector<double> seconds;
-  for (int i = 0; i < count; ++i) {
+  const double end = seconds_now() + least;
+  while (std::ssize(seconds) < count || seconds_now() < end) {
     const double start = seconds_now();
     step();
     seconds.push_back(seconds_now() - start);
@@ -66,7 +70,8 @@ double step_seconds(const RunConfig& config, const data::Task& task) {
                 "\", expected \"cpu\", because steps are timed there alone.");
   }
   StepBench step = step_of_run(config, task);
-  return median_seconds(step, 2 * kSteps) * static_cast<double>(config.train.accumulate);
+  const double seconds = median_seconds(step, 2 * kSteps, kSecondsOfBudget);
+  return seconds * static_cast<double>(config.train.accumulate);
 }
 
 void measure_speeds(const std::string& folder, int64_t rounds,
