@@ -159,6 +159,12 @@ class Part(nn.Module):
         super()._load_from_state_dict(*given)  # type: ignore[misc]
         self._mark()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        part = self.__dict__.get("_modules", {}).get(name)
+        if isinstance(part, Part) and isinstance(value, nn.Module) and not isinstance(value, Part):
+            _warn_of_replacement(name, part, value)
+        super().__setattr__(name, value)
+
     def forward(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
             "a part of a model cannot be called, because the model runs in C++ as a whole; headloom.mixer and "
@@ -284,9 +290,10 @@ class FunctionalModule(Part):
             if value is None:
                 if name in owner.__dict__:
                     _compute(owner, name)
-                value = getattr(owner, name)
+                value = getattr(owner, name, None)
                 if value is None:
-                    raise ValueError(f"{self._what()}: parameter '{'.'.join([*parts, name])}' is None, expected a tensor.")
+                    is_what = "is None" if hasattr(owner, name) else f"is missing in the {type(owner).__name__} in its place"
+                    raise ValueError(f"{self._what()}: parameter '{'.'.join([*parts, name])}' {is_what}, expected a tensor.")
             tensors.append(value)
         return tensors
 
@@ -302,6 +309,23 @@ class FunctionalModule(Part):
         if found is None:
             return "model"
         return f"{'mixer' if found[1] == 'mixer' else 'channel_mixer'} '{found[2]}'"
+
+
+def _warn_of_replacement(name: str, part: Part, other: nn.Module) -> None:
+    """Where ``other``, put in the place of ``part``, has parameters that nothing will use. What wraps a part to keep or to
+    send its parameters, as PyTorch's FullyShardedDataParallel, has those of the part alone or is PyTorch's."""
+    if type(other).__module__.startswith("torch.distributed"):
+        return
+    names = {n for n, _ in part.named_parameters()}
+    known = {id(p) for p in part.parameters()}
+    unused = [n for n, p in other.named_parameters() if n not in names and id(p) not in known]
+    if unused:
+        warnings.warn(
+            f"the {type(other).__name__} in the place of the part '{name}' is never called, because the model runs in C++ as a "
+            f"whole: it reads {', '.join(sorted(names))} there, and nothing uses {', '.join(unused)}; "
+            "torch.nn.utils.parametrize computes a parameter from others.",
+            stacklevel=3,
+        )
 
 
 def _compute(part: nn.Module, name: str) -> None:

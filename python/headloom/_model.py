@@ -473,7 +473,7 @@ class Model(FunctionalModule):
                 raise TypeError(f"stop has {shown(one)}, expected texts and tokens.")
         texts = [s.encode() for s in given if isinstance(s, str)]
         tokens = [s for s in given if isinstance(s, int)]
-        vocabulary = self.config["vocabulary"]
+        vocabulary = self.config.get("vocabulary", 2**63)  # a vision transformer, which is refused later, has none
         for token in tokens:
             if not 0 <= token < vocabulary:
                 raise ValueError(f"stop has the token {token}, expected one of the vocabulary's 0 to {vocabulary - 1}.")

@@ -115,7 +115,7 @@ Findings diversity(const Subject& subject) {
   if (qk.empty()) {
     usage_error(
         "the analysis diversity compares the products W_Q W_K of heads, but the token mixers are ",
-        mixers_of(subject), ", which have none.");
+        mixers_of(subject), ", whose products it does not read.");
   }
   out.tables.push_back(std::move(table));
   const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);

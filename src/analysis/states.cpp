@@ -32,6 +32,9 @@ struct StateNorms {
   int64_t numbers = 0;              // of a sequence's state
 };
 
+// Sums of exponentials that have no term yet begin with exponents below this.
+constexpr double kNothing = -1e37;
+
 // Decodes the input token by token.
 std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelInput& input) {
   DecoderState state =
@@ -43,7 +46,9 @@ std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelI
       for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
         if (!value.defined()) continue;
         StateNorms& of = found[{model.decoder_layers().first() + static_cast<int64_t>(l), name}];
-        of.by_position.push_back(value.to(at::kDouble).flatten(1).norm(2, {1}));
+        // Exponents of sums of nothing (aft's places that are not yet filled) hold no state.
+        const Tensor filled = value.to(at::kDouble).masked_fill(value <= kNothing, 0);
+        of.by_position.push_back(filled.flatten(1).norm(2, {1}));
         of.numbers = value[0].numel();
       }
     }

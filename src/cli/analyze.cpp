@@ -17,6 +17,7 @@
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
+#include "train/run_session.h"
 
 namespace headloom::cli {
 namespace {
@@ -106,8 +107,15 @@ void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Su
 
 // Held-out sequences of the run's own task, whole.
 void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
-  run.config.find_data();
+  for (const data::DataPath& data : run.config.task->data_paths()) {
+    if (data.path->empty() || run.config.missing_data()) {
+      usage_error(a.run, ": the data of its task ", run.config.task->type(),
+                  " are not there ('task.", data.key, "' in its config.toml says where they are); ",
+                  "write in that line where they are, or read a text of yours with --text.");
+    }
+  }
   const auto task = run.config.build_task();
+  say_what_changed(a.run, run.config, *task);
   const int64_t wanted = a.sequences > 0 ? a.sequences : a.what == "maps" ? 1 : 8;
   const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));
   subject.input = model_input(batch);

@@ -274,6 +274,10 @@ Description description(DescribeArguments a) {
                   .measured = measured_state(*built, length),
                   .branches = measured_branches(model, length),
                   .training = training_memory(*built, sequence, config.train)};
+  if (a.machines == 1 && (a.bandwidth > 0 || a.speed > 0)) {
+    usage_error(a.bandwidth > 0 ? "--bandwidth" : "--speed",
+                " is of --machines, which is missing or 1.");
+  }
   if (a.machines > 1) out.machines = scaling(a, *built, sequence, out.costs, config.train);
   return out;
 }

@@ -15,6 +15,7 @@
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
+#include "train/run_session.h"
 
 namespace headloom::cli {
 namespace {
@@ -205,6 +206,7 @@ EvalResult evaluated(const EvalArguments& a) {
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
+  if (a.overrides.empty() && a.context == 0) say_what_changed(a.model, loaded.config, *task);
   const std::optional<Pieces> pieces = pieces_of(a);
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;

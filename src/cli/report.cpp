@@ -18,11 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kPort = 8081;
+
 struct ReportArguments {
   std::vector<std::string> folders;
   std::string out;
   bool watch = false, json = false;
-  int port = 8081;
+  std::optional<int> port;
 };
 
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
@@ -80,7 +82,7 @@ int watch(RunReport& runs, const ReportArguments& a) {
     return page;
   };
   install_interrupt_handler();
-  serve::PageServer server(a.port, current);
+  serve::PageServer server(a.port.value_or(kPort), current);
   std::printf("the report is at http://127.0.0.1:%d/ until Ctrl-C\n", server.port());
   std::fflush(stdout);
   server.run([] { return interrupted(); });
@@ -88,6 +90,10 @@ int watch(RunReport& runs, const ReportArguments& a) {
 }
 
 int run_report(ReportArguments& a) {
+  if (a.port && !a.watch) usage_error("--port is of --watch, which is missing.");
+  if (a.json && a.watch) {
+    usage_error("--watch serves a page and prints no result: leave out --json or --watch.");
+  }
   RunReport runs(a.folders);
   if (a.watch) return watch(runs, a);
   const bool asked = !a.out.empty();
@@ -132,9 +138,9 @@ Command report_command() {
                 ->check(ends_in_html());
             app.add_flag("--watch", a->watch,
                          "serve the report on this machine alone, and renew it while runs go on");
-            app.add_option("--port", a->port, "of --watch; 0: any that is free")
-                ->check(whole_number(0, 65535))
-                ->capture_default_str();
+            app.add_option("--port", a->port,
+                           str("of --watch, ", kPort, " by default; 0: any that is free"))
+                ->check(whole_number(0, 65535));
             app.add_flag("--json", a->json, "print the result as JSON");
             return [a] { return run_report(*a); };
           }};

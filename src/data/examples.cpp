@@ -42,8 +42,10 @@ std::vector<DataPath> FileOptions::data_paths() {
 }
 
 std::vector<std::string> lines_of(const std::string& path) {
-  const std::string text = read_file(path);
+  std::string text = read_file(path);
   require(text.find('\0') == std::string::npos, path, ": is not text, as it has a byte 0.");
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // as some editors write it
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   std::vector<std::string> lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) {

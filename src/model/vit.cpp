@@ -81,8 +81,8 @@ Tensor Vit::hidden(const ModelInput& input) {
       images.sym_sizes().slice(1) != c10::fromIntArrayRefSlow(image.shape())) {
     usage_error(
         "the model reads images of ", size_of(image.shape()),
-        " (channels, height, width), but got ",
-        images.defined() ? size_of(images.sizes().slice(images.dim() == 4 ? 1 : 0)) : "none", ".");
+        " (channels, height, width), in a tensor with a batch dimension before these, but got ",
+        images.defined() ? size_of(images.sizes()) : "none", ".");
   }
   Tensor x = patch_->forward(image_patches(images.to(patch_->weight.scalar_type()), image.patch));
   if (config_.position.type == "sinusoidal") {

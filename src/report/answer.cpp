@@ -497,13 +497,20 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
                          [&](const Row& row) { return row.model->label == model.label; });
   };
   std::vector<std::string> before, after, gone;
+  std::vector<std::string> failing;
+  bool unfinished = false;
   for (const Row& row : again.rows) {
     const Row& first = place(summary, *row.model);
-    if (row.finished < row.planned || first.finished < first.planned) {
-      return begin +
-             " it is not known whether the results hold, because not every run has finished.";
+    for (const Row* of : {&row, &first}) {
+      unfinished |= of->finished + of->failed < of->planned;
     }
+    if (row.failed + first.failed > 0) failing.push_back("`" + row.model->label + "`");
     after.push_back("`" + row.model->label + "`");
+  }
+  if (unfinished || !failing.empty()) {
+    return str(
+        begin, " it is not known whether the results hold, because ",
+        unfinished ? "not every run has finished." : str("runs of ", join(failing), " failed."));
   }
   const auto none_has_learned = [](const TaskSummary& t) {
     return std::all_of(t.rows.begin(), t.rows.end(),
@@ -516,6 +523,13 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
   for (const Row& row : summary.rows) {
     before.push_back("`" + row.model->label + "`");
     const Relation relation = row.against_baseline.relation;
+    // Where the baseline has not learned, the relation says it.
+    if (row.learning == Learning::kLearned && relation != Relation::kLearned) {
+      ++claims;
+      if (place(again, *row.model).learning != Learning::kLearned) {
+        gone.push_back(str("that `", row.model->label, "` has learned"));
+      }
+    }
     const bool claim = relation == Relation::kBetter || relation == Relation::kWorse ||
                        relation == Relation::kLearned;
     if (row.baseline || !claim) continue;

@@ -16,6 +16,7 @@
 #include "report/format.h"
 #include "train/checkpoint.h"
 #include "train/run_folder.h"
+#include "train/run_session.h"
 #include "train/speeds.h"
 #include "train/sweep.h"
 
@@ -330,8 +331,7 @@ class NamedModels {
     auto label = labels_.find(key);
     if (label == labels_.end()) {
       std::set<std::string>& taken = taken_[task.name];
-      const std::string name =
-          unique(place.model.empty() ? folder_name(place.folder) : place.model, taken);
+      const std::string name = unique(plain_name(place), taken);
       taken.insert(name);
       label = labels_.emplace(key, name).first;
       const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
@@ -357,6 +357,13 @@ class NamedModels {
   }
 
  private:
+  // As its comparison calls it, whose folders are COMPARISON/runs/TASK/MODEL/seed-N, or its folder.
+  static std::string plain_name(const Place& place) {
+    if (!place.model.empty()) return place.model;
+    return comparison_of(place.folder) ? folder_name(place.folder + "/..")
+                                       : folder_name(place.folder);
+  }
+
   std::map<std::string, std::string> labels_;           // by configuration
   std::map<std::string, std::set<std::string>> taken_;  // labels, by task
   std::map<std::string, size_t> ranks_;                 // by label, the first of each
@@ -380,6 +387,32 @@ RunConfig config_with_data(const std::string& folder) {
   return config;
 }
 
+// Refuses runs whose data have changed since they were trained: the bytes of a token, the sizes of
+// the data and the floors of a report would be those of other data.
+class CheckedData {
+ public:
+  void operator()(const std::string& folder, const std::string& task, RunConfig& config) {
+    const std::optional<StoredData> stored = CheckpointStore(folder).data();
+    if (!stored || config.task->data_paths().empty()) return;
+    // Each seed has its own order.
+    Known& known = known_[{task, config.train.seed}];
+    if (known.task == nullptr) {
+      known.task = config.build_task();
+      known.data = data_of(config, *known.task);
+    }
+    const std::string changed = changed_data(folder, config, *known.task, stored, known.data);
+    if (!changed.empty())
+      usage_error(changed, "; a report needs the data of its runs: restore them.");
+  }
+
+ private:
+  struct Known {
+    std::shared_ptr<data::Task> task;
+    std::optional<StoredData> data;
+  };
+  std::map<std::pair<std::string, int64_t>, Known> known_;  // by task and seed
+};
+
 }  // namespace
 
 RunReport::RunReport(const std::vector<std::string>& folders) {
@@ -390,10 +423,12 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   alone_ = folders.size() == 1 && comparisons_.size() == 1;
   NamedTasks tasks;
   NamedModels models;
+  CheckedData check_data;
   std::set<int64_t> seeds;
   for (const Place& place : places) {
     RunConfig config = config_with_data(place.folder);
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
+    check_data(place.folder, task.name, config);
     config.fit(data::sizes_of(*task.task));
     const std::string& model = models.of(place, config, task, empty_);
     for (const Run& other : runs_) {

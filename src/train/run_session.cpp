@@ -1,5 +1,6 @@
 #include "train/run_session.h"
 
+#include <cstdio>
 #include <filesystem>
 
 #include "core/files.h"
@@ -15,21 +16,38 @@ std::optional<StoredData> data_of(RunConfig& config, const data::Task& task) {
   return StoredData{task.data_size().count, data::fingerprint(task, /*pixels=*/false)};
 }
 
-void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,
-                     const data::Task& task, const std::optional<StoredData>& stored,
-                     const std::optional<StoredData>& now) {
-  if (!stored || !now || *stored == *now) return;
+std::string changed_data(const std::string& folder, RunConfig& config, const data::Task& task,
+                         const std::optional<StoredData>& stored,
+                         const std::optional<StoredData>& now) {
+  if (!stored || !now || *stored == *now) return "";
   const std::string how =
       stored->count == now->count
           ? std::string(", or are in another order")
           : str(" (", stored->count, " ", task.data_size().unit, ", now ", now->count, ")");
+  return str(folder, ": the data of 'task.", config.task->data_paths()[0].key,
+             "' are not those that the run was trained on", how);
+}
+
+void say_what_changed(const std::string& folder, RunConfig& config, const data::Task& task) {
+  const std::optional<StoredData> stored = CheckpointStore(folder).data();
+  if (!stored) return;
+  const std::string changed = changed_data(folder, config, task, stored, data_of(config, task));
+  if (changed.empty()) return;
+  std::fprintf(stderr, "headloom: %s; what is held out of them now may have been trained on.\n",
+               changed.c_str());
+}
+
+void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,
+                     const data::Task& task, const std::optional<StoredData>& stored,
+                     const std::optional<StoredData>& now) {
+  const std::string changed = changed_data(folder, config, task, stored, now);
+  if (changed.empty()) return;
   const std::string instead =
       of_comparison
           ? std::string("restore them, or train all runs of the comparison anew with --fresh.")
           : str("go on with the same data, or begin a new run with its weights: ", program_name(),
                 " train CONFIG --from ", shell_word(folder), ".");
-  usage_error(folder, ": the data of 'task.", config.task->data_paths()[0].key,
-              "' are not those that the run was trained on", how, "; ", instead);
+  usage_error(changed, "; ", instead);
 }
 
 RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress& progress)

@@ -17,8 +17,15 @@ namespace headloom {
 // What tells whether the data of a run have changed; nothing where they are generated. `task` is
 // what `config` builds with its seed.
 std::optional<StoredData> data_of(RunConfig& config, const data::Task& task);
-// Throws UsageError where the run in `folder` was trained on other data than `now`, those of
-// `task`. Nothing is said where one of the two is not known.
+// "FOLDER: the data of 'task.paths' are not those that the run was trained on (20 tokens, now 30)":
+// where the run in `folder` was trained on other data than `now`, those of `task`. "" where they
+// are the same, or one of the two is not known.
+std::string changed_data(const std::string& folder, RunConfig& config, const data::Task& task,
+                         const std::optional<StoredData>& stored,
+                         const std::optional<StoredData>& now);
+// Says so on standard error, where what the run in `folder` is looked at on is its own data.
+void say_what_changed(const std::string& folder, RunConfig& config, const data::Task& task);
+// Throws UsageError where there is such a change.
 void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,
                      const data::Task& task, const std::optional<StoredData>& stored,
                      const std::optional<StoredData>& now);

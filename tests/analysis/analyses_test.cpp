@@ -261,6 +261,15 @@ TEST(States, DecaysOfEveryRecurrence) {
                            (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
 }
 
+TEST(States, SumsOfNothingHoldNothing) {
+  for (const char* form : {"local", "simple"}) {
+    const auto model = small_model(str("mixer = { type = \"aft\", form = \"", form, "\" }"));
+    const Tensor norm = tensor_of(run("states", reading(model)), "layer0.norm.aft");
+    EXPECT_LT(norm.max().item<double>(), 1e3) << form;
+    EXPECT_GT(norm.min().item<double>(), 0) << form;
+  }
+}
+
 // What comes after the end of a sequence changes no number.
 TEST(Padding, DoesNotCount) {
   const auto model =

@@ -112,6 +112,18 @@ def test_nothing_composed_is_plain_attention():
     torch.testing.assert_close(composed_attention(q, k, v, HeadMix(), causal=False), plain.transpose(1, 2))
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scores_may_have_any_scale(scale):
+    """PyTorch's own kernel gives NaN where it hides keys of a causal square by itself."""
+    q, k, v = (draw(2, 5, 2, 4) for _ in range(3))
+    hidden = torch.full((5, 5), -torch.inf, dtype=torch.float64).triu(1)
+    weights = (scale * torch.einsum("bthd,bshd->bhts", q, k) + hidden).softmax(-1)
+    expected = torch.einsum("bhts,bshd->bthd", weights, v)
+    torch.testing.assert_close(composed_attention(q, k, v, scale=scale), expected)
+    fused = composed_attention(q.float(), k.float(), v.float(), scale=scale)
+    torch.testing.assert_close(fused, expected.float(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_centre_tap_is_no_convolution():
     q, k, v = qkv()
     kernel = torch.zeros(H, 3, 5, dtype=torch.float64)

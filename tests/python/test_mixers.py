@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import threading
+import warnings
 
 import headloom
 import pytest
@@ -194,6 +195,27 @@ def test_parametrizations_and_wrapped_parts():
     assert torch.equal(layer(x), expected)
     layer.qkv = Wrapped(layer.qkv)
     assert torch.equal(layer(x), expected)
+
+
+def test_what_nothing_calls_is_told():
+    class LowRank(torch.nn.Linear):
+        """A weight and a trained change of it, which only its own forward adds."""
+
+        def __init__(self, base):
+            super().__init__(*reversed(base.weight.shape), bias=False)
+            self.weight = base.weight
+            self.change = torch.nn.Parameter(torch.ones_like(base.weight))
+
+    layer = make("mha")
+    with pytest.warns(UserWarning, match="the LowRank in the place of the part 'output' is never called, .* nothing uses change;"):
+        layer.output = LowRank(layer.output)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.output = torch.nn.Linear(*reversed(layer.output.weight.shape), bias=False)
+        layer(inputs())
+    layer.output = torch.nn.Identity()
+    with pytest.raises(ValueError, match="parameter 'output.weight' is missing in the Identity in its place, expected a tensor"):
+        layer(inputs())
 
 
 def test_gradcheck():

@@ -120,6 +120,14 @@ def test_functions_call_the_operators():
     torch.testing.assert_close(ops.composed_attention(q, q, q), plain.transpose(1, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("expert", [-1, 2])
+def test_experts_that_do_not_exist_are_refused(dtype, expert):
+    x, up, down, weight = (torch.ones(*size, dtype=dtype) for size in [(3, 4), (2, 6, 4), (2, 4, 3), (3, 1)])
+    with pytest.raises(IndexError, match=f"moe: choice has the expert {expert}, expected one of 0 to 1."):
+        headloom.ops.moe(x, up, down, torch.tensor([[0], [expert], [1]]), weight)
+
+
 def test_gradients_of_the_loss_survive_what_reads_them_twice():
     """What the forward kept becomes the gradients only where nothing reads it again."""
     torch.manual_seed(3)

@@ -176,8 +176,16 @@ def test_a_run_goes_on_with_its_own_data(tmp_path):
     assert others in refused(*more, cwd=tmp_path)
     assert files(tmp_path / "runs") == before
     text.write_text(written)
+    own = headloom("eval", "runs/text", cwd=tmp_path).stderr
+    assert "are not those" not in own, own
     text.rename(tmp_path / "texts/d.txt")  # which now comes last
     assert others in refused(*more, cwd=tmp_path)
+    # What is now held out was trained on.
+    told = "runs/text: the data of 'task.paths' are not those that the run was trained on, or are in another order; what is held"
+    assert told in headloom("eval", "runs/text", cwd=tmp_path).stderr
+    assert told in headloom("analyze", "runs/text", "maps", cwd=tmp_path).stderr
+    message = refused("report", "runs/text", cwd=tmp_path)
+    assert message.endswith("in another order; a report needs the data of its runs: restore them."), message
     (tmp_path / "texts/d.txt").rename(text)
     (tmp_path / "texts").rename(tmp_path / "moved")
     headloom(*more, "--set", 'task.paths=["moved"]', cwd=tmp_path)

@@ -68,6 +68,31 @@ TEST(Robustness, WaitsForEveryRun) {
             "hold, because not every run has finished.");
 }
 
+TEST(Robustness, NamesTheModelsWhoseRunsFailed) {
+  Comparison c = repeated(kFirst, kFirst);
+  auto& run = c.robustness[0].runs.back();
+  run.state = RunState::kFailed;
+  run.problem = "the loss became nan.";
+  EXPECT_EQ(summarize(c).tasks[0].robustness.at(0).answer,
+            "Under a second initialisation (equal_init = true) it is not known whether the results "
+            "hold, because runs of `aft` failed.");
+}
+
+TEST(Robustness, ThatAModelHasLearnedIsAClaim) {
+  Comparison c = repeated(kFirst, kFirst);
+  for (Comparison* one : {&c, &c.robustness[0]}) one->tasks[0].floors = {{"a guess", 2.5}};
+  const auto answer = [&] { return summarize(c).tasks[0].robustness.at(0).answer; };
+  EXPECT_EQ(answer(),
+            "Under a second initialisation (equal_init = true) the ranking holds, and all 6 claims "
+            "hold.");
+  for (auto& run : c.robustness[0].runs) {
+    if (run.model == "aft") run.points.back().quality = 2.5 + 0.1 * (run.seed % 2 ? 1 : -1);
+  }
+  EXPECT_EQ(answer(),
+            "Under a second initialisation (equal_init = true) the ranking holds, but 2 of 6 "
+            "claims do not hold: that `aft` has learned; `aft` (worse, then not past the floor).");
+}
+
 TEST(Robustness, IsInTheSameFamilyOfTests) {
   const Comparison alone = small(kFirst), with = repeated(kFirst, kFirst);
   EXPECT_GT(summarize(alone).tested, 0);

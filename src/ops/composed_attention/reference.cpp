@@ -152,8 +152,10 @@ Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const ComposedAt
   };
   const bool limited = o.window || o.lengths.defined() || o.documents.defined() ||
                        o.mask.defined() || o.bias.defined();
-  // is_causal of scaled_dot_product_attention aligns the first query with the first key.
-  const bool square = o.causal && !limited && q.sym_size(1) == k.sym_size(1);
+  // is_causal of scaled_dot_product_attention aligns the first query with the first key. On the CPU
+  // it multiplies the -inf of hidden scores by the scale, which has to be positive.
+  const bool square =
+      o.causal && !limited && q.sym_size(1) == k.sym_size(1) && o.scale.value_or(1) > 0;
   std::optional<Tensor> mask;
   Tensor visible;
   if (!square) {

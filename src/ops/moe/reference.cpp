@@ -1,3 +1,5 @@
+#include <ATen/TensorSubclassLikeUtils.h>
+
 #include "ops/moe/declaration.h"
 
 namespace headloom::ops {
@@ -6,6 +8,14 @@ namespace headloom::ops {
 // compilers need.
 Tensor Moe::reference(const Arguments& a) {
   const auto& [x, up, down, choice, weight] = a;
+  // Where the numbers are there to be read: not while this is traced, and without waiting for a
+  // device. An expert that does not exist would count as one that gives 0.
+  if (choice.is_cpu() && !at::isTensorSubclassLike(choice) && choice.numel() > 0) {
+    const auto [low, high] = at::aminmax(choice);
+    const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
+    TORCH_CHECK_INDEX(least >= 0 && most < up.size(0), "moe: choice has the expert ",
+                      least < 0 ? least : most, ", expected one of 0 to ", up.size(0) - 1, ".");
+  }
   const auto wide = at::promote_types(x.scalar_type(), weight.scalar_type());
   const std::vector<Tensor> ups = up.unbind(0), downs = down.unbind(0);
   Tensor sum;
