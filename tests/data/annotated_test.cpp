@@ -71,8 +71,8 @@ struct Files {
 
 TEST(TagText, TheFirstTokenOfAWordHasItsTag) {
   const Files files{.type = "tag_text"};
-  const std::string train =
-                        "\xEF\xBB\xBF-DOCSTART- -X- O\n\nab NN B-X\nc VB\tO\r\n\n\n  -DOCSTART- O\nb NN O\n",
+  const std::string train = "\xEF\xBB\xBF-DOCSTART- -X- O\n\nab NN B-X\nc VB\tO\r\n\n\n"
+                            "  -DOCSTART- O\nb NN O\n",
                     dev = "c O\n";
   const auto bytes = task_of(files.options(train, dev, "length = 8"));
   EXPECT_EQ(bytes->goal(), Goal::tags);

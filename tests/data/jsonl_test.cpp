@@ -66,6 +66,7 @@ TEST(Jsonl, PredictsEveryTokenOfATextAndCutsLongOnes) {
     seen.insert(predicted);
   }
   EXPECT_EQ(seen, (std::set<std::string>{"bcde", "y$--"}));
+  expect_contains(task->describe(), "; 1 of them longer than 4 tokens and cut at the end.");
 }
 
 // What is not read may be anything, keys that come twice in it included.

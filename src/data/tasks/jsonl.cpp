@@ -61,7 +61,12 @@ class JsonLines final : public ExampleTask {
   }
   std::optional<int64_t> end_token() const override { return tokenizer().end_token(); }
   std::string describe() const override {
-    return str(labelled_ ? "Inputs and labels" : "Texts", " of ", path_, ": ", counts(), ".");
+    std::string cut;
+    if (cut_ > 0) {
+      cut = str("; ", cut_, " of them longer than ", length(), " tokens and cut at ",
+                labelled_ ? "the beginning of the input" : "the end");
+    }
+    return str(labelled_ ? "Inputs and labels" : "Texts", " of ", path_, ": ", counts(), cut, ".");
   }
 
  protected:
@@ -111,7 +116,10 @@ class JsonLines final : public ExampleTask {
     if (!labelled) {
       example.tokens = tokens_of(tokenizer(), text_of(json, "text", place));
       example.tokens.push_back(tokenizer().end_token());
-      if (example.tokens.size() > room) example.tokens.resize(room);
+      if (example.tokens.size() > room) {
+        example.tokens.resize(room);
+        ++cut_;
+      }
       example.answer = static_cast<int64_t>(example.tokens.size()) - 1;
       require(example.answer > 0, place, ": has an empty \"text\".");
     } else {
@@ -124,6 +132,7 @@ class JsonLines final : public ExampleTask {
       require(label.size() < room, place, ": has a label of ", label.size(),
               " tokens with the end token, but the context is length = ", length(), " tokens.");
       const size_t kept = std::min(input.size(), room - label.size());
+      if (kept < input.size()) ++cut_;
       example.tokens.assign(input.end() - static_cast<int64_t>(kept), input.end());
       example.tokens.insert(example.tokens.end(), label.begin(), label.end());
       example.answer = static_cast<int64_t>(label.size());
@@ -140,6 +149,7 @@ class JsonLines final : public ExampleTask {
 
   std::string path_;
   bool labelled_ = false;
+  int64_t cut_ = 0;  // examples that are longer than `length`
   std::vector<Example> examples_;
 };
 
