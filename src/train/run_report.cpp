@@ -276,12 +276,16 @@ class NamedTasks {
     std::string name;
     std::shared_ptr<data::Task> task;
     std::shared_ptr<data::TaskSpec> options;
+    int64_t seed = 0;                // that it was built with
+    std::optional<StoredData> data;  // as runs of that seed store them
   };
 
   const Known& of(const Place& place, RunConfig& config, report::Comparison& report) {
     Known& known = tasks_[key_of(place, config)];
     if (known.task == nullptr) {
-      known.task = config.task->build(0);
+      if (!config.task->data_paths().empty()) known.seed = config.train.seed;
+      known.task = config.task->build(static_cast<uint64_t>(known.seed));
+      known.data = data_of(config, *known.task);
       known.options = config.task;
       const std::string wanted = place.task.empty() ? config.task->type() : place.task;
       known.name = unique(wanted, names_);
@@ -387,31 +391,19 @@ RunConfig config_with_data(const std::string& folder) {
   return config;
 }
 
-// Refuses runs whose data have changed since they were trained: the bytes of a token, the sizes of
+// Refuses a run whose data have changed since it was trained: the bytes of a token, the sizes of
 // the data and the floors of a report would be those of other data.
-class CheckedData {
- public:
-  void operator()(const std::string& folder, const std::string& task, RunConfig& config) {
-    const std::optional<StoredData> stored = CheckpointStore(folder).data();
-    if (!stored || config.task->data_paths().empty()) return;
-    // Each seed has its own order.
-    Known& known = known_[{task, config.train.seed}];
-    if (known.task == nullptr) {
-      known.task = config.build_task();
-      known.data = data_of(config, *known.task);
-    }
-    const std::string changed = changed_data(folder, config, *known.task, stored, known.data);
-    if (!changed.empty())
-      usage_error(changed, "; a report needs the data of its runs: restore them.");
+void check_data(const std::string& folder, RunConfig& config, const NamedTasks::Known& task) {
+  std::optional<StoredData> stored = CheckpointStore(folder).data();
+  // Each seed has its own order, and to read the data once for each would take long.
+  if (stored && task.data && config.train.seed != task.seed) {
+    stored->fingerprint = task.data->fingerprint;
   }
-
- private:
-  struct Known {
-    std::shared_ptr<data::Task> task;
-    std::optional<StoredData> data;
-  };
-  std::map<std::pair<std::string, int64_t>, Known> known_;  // by task and seed
-};
+  const std::string changed = changed_data(folder, config, *task.task, stored, task.data);
+  if (!changed.empty()) {
+    usage_error(changed, "; a report needs the data of its runs: restore them.");
+  }
+}
 
 }  // namespace
 
@@ -423,12 +415,11 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   alone_ = folders.size() == 1 && comparisons_.size() == 1;
   NamedTasks tasks;
   NamedModels models;
-  CheckedData check_data;
   std::set<int64_t> seeds;
   for (const Place& place : places) {
     RunConfig config = config_with_data(place.folder);
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
-    check_data(place.folder, task.name, config);
+    check_data(place.folder, config, task);
     config.fit(data::sizes_of(*task.task));
     const std::string& model = models.of(place, config, task, empty_);
     for (const Run& other : runs_) {
