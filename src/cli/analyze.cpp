@@ -61,9 +61,13 @@ void sort_out(AnalyzeArguments& a) {
   }
 }
 
+bool reads_one_text(const std::string& kind) {
+  return kind == "decoder" || kind == "encoder" || kind == "auto_encoder";
+}
+
 // Refuses what the kind of model leaves no use for.
 void check_kind(const AnalyzeArguments& a, const std::string& kind) {
-  if (a.text && kind != "decoder" && kind != "encoder" && kind != "auto_encoder") {
+  if (a.text && !reads_one_text(kind)) {
     usage_error("--text is for models that read one text, but this one is a \"", kind,
                 "\": leave it out, and held-out data are read.");
   }
@@ -105,6 +109,17 @@ void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Su
   }
 }
 
+std::shared_ptr<data::Task> own_task(const AnalyzeArguments& a, RunConfig& config) {
+  try {
+    return config.build_task();
+  } catch (const UsageError&) {
+    // The task of an imported model, which has no data. Its own sentence is of --set.
+    if (!config.task->data_paths().empty() || !reads_one_text(config.model.kind)) throw;
+    usage_error(a.run, ": has no data of its own, as an imported model has none; read a text of ",
+                "yours with --text.");
+  }
+}
+
 // Held-out sequences of the run's own task, whole.
 void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   for (const data::DataPath& data : run.config.task->data_paths()) {
@@ -114,7 +129,7 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
                   "write in that line where they are, or read a text of yours with --text.");
     }
   }
-  const auto task = run.config.build_task();
+  const auto task = own_task(a, run.config);
   say_what_changed(a.run, run.config, *task);
   const int64_t wanted = a.sequences > 0 ? a.sequences : a.what == "maps" ? 1 : 8;
   const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));

@@ -489,6 +489,7 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     unprompted = headloom("generate", run, "--tokens", 1, cwd=tmp_path).stderr
     assert "text: 1 token, " in unprompted and "prompt" not in unprompted
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
+    assert refused("analyze", run, "maps", cwd=tmp_path).endswith("or read a text of yours with --text.")
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
 
 
