@@ -509,8 +509,9 @@ TEST(Kinds, RefuseWhatDoesNotFit) {
   const auto vit = build_model(model_of(kVit));
   const std::string size =
       message_of<UsageError>([&] { vit->forward({.images = at::zeros({1, 1, 28, 28})}); });
-  EXPECT_TRUE(
-      contains(size, "images of 3 x 8 x 12 (channels, height, width), but got 1 x 28 x 28"));
+  EXPECT_TRUE(contains(size,
+                       "images of 3 x 8 x 12 (channels, height, width), in a tensor with a batch "
+                       "dimension before these, but got 1 x 1 x 28 x 28"));
   const auto both = build_model(model_of(seq));
   EXPECT_TRUE(contains(message_of([&] { both->forward({.tokens = tokens(1, 2, 10)}); }), "source"));
 }
