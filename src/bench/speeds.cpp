@@ -19,7 +19,8 @@ constexpr int kSteps = 3, kTokens = 16;
 // process takes the machine for some hundredths of a second.
 constexpr double kSecondsOfBudget = 0.3;
 
-// The median seconds of at least `count` calls, after a first one, that take `least` seconds.
+// The median seconds of a call. A first call does not count; then there are at least `count` calls,
+// and more until they have taken `least` seconds together.
 template <typename Step>
 double median_seconds(Step& step, int count, double least = 0) {
   step();

@@ -17,6 +17,7 @@
 #include "train/device.h"
 #include "train/evaluate.h"
 #include "train/load.h"
+#include "train/run_folder.h"
 #include "train/run_session.h"
 
 namespace headloom::cli {
@@ -113,7 +114,7 @@ std::shared_ptr<data::Task> own_task(const AnalyzeArguments& a, RunConfig& confi
   try {
     return config.build_task();
   } catch (const UsageError&) {
-    // The task of an imported model, which has no data. Its own sentence is of --set.
+    // The task of an imported model has no data. What it says itself advises an option of others.
     if (!config.task->data_paths().empty() || !reads_one_text(config.model.kind)) throw;
     usage_error(a.run, ": has no data of its own, as an imported model has none; read a text of ",
                 "yours with --text.");
@@ -122,12 +123,10 @@ std::shared_ptr<data::Task> own_task(const AnalyzeArguments& a, RunConfig& confi
 
 // Held-out sequences of the run's own task, whole.
 void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
-  for (const data::DataPath& data : run.config.task->data_paths()) {
-    if (data.path->empty() || run.config.missing_data()) {
-      usage_error(a.run, ": the data of its task ", run.config.task->type(),
-                  " are not there ('task.", data.key, "' in its config.toml says where they are); ",
-                  "write in that line where they are, or read a text of yours with --text.");
-    }
+  const std::string missing = missing_data_text(a.run, run.config);
+  if (!missing.empty()) {
+    const bool text = reads_one_text(run.config.model.kind);
+    usage_error(missing, text ? ", or read a text of yours with --text." : ".");
   }
   const auto task = own_task(a, run.config);
   say_what_changed(a.run, run.config, *task);

@@ -239,6 +239,10 @@ struct Description {
 };
 
 Description description(DescribeArguments a) {
+  if (a.machines == 1 && (a.bandwidth > 0 || a.speed > 0)) {
+    usage_error(a.bandwidth > 0 ? "--bandwidth" : "--speed",
+                " is of --machines, which is missing or 1.");
+  }
   const std::string folder = a.config.path;
   const bool of_run = std::filesystem::is_directory(folder);
   if (of_run) a.config.path += "/config.toml";
@@ -274,10 +278,6 @@ Description description(DescribeArguments a) {
                   .measured = measured_state(*built, length),
                   .branches = measured_branches(model, length),
                   .training = training_memory(*built, sequence, config.train)};
-  if (a.machines == 1 && (a.bandwidth > 0 || a.speed > 0)) {
-    usage_error(a.bandwidth > 0 ? "--bandwidth" : "--speed",
-                " is of --machines, which is missing or 1.");
-  }
   if (a.machines > 1) out.machines = scaling(a, *built, sequence, out.costs, config.train);
   return out;
 }

@@ -178,4 +178,8 @@ std::string ExampleTask::counts() const {
              aside_ > 0 ? str(", ", aside_, " left aside as they are held out too") : "");
 }
 
+std::string ExampleTask::cut_text(int64_t cut) const {
+  return cut > 0 ? str("; ", cut, " of them longer than ", length_, " tokens and cut") : "";
+}
+
 }  // namespace headloom::data

@@ -102,6 +102,8 @@ class ExampleTask : public Task {
   const std::vector<size_t>& train() const { return train_; }
   // "N to train on and M of K held out", and how many are trained on nowhere as they are held out.
   std::string counts() const;
+  // "; N of them longer than 64 tokens and cut" for `cut` examples, "" for none.
+  std::string cut_text(int64_t cut) const;
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;

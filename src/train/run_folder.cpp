@@ -122,6 +122,14 @@ RunConfig run_config_in(const std::string& folder) {
   return config;
 }
 
+std::string missing_data_text(const std::string& folder, const RunConfig& config) {
+  const std::optional<data::DataPath> missing = config.missing_data();
+  if (!missing) return "";
+  return str("there is no file or folder '", *missing->path, "', which 'task.", missing->key,
+             "' in ", config_path(folder),
+             " names; put the data back there, or write in that line ", "where they are now");
+}
+
 Node stored_config(RunConfig& config) {
   RunConfig stored = read_run_config(write_fields(config));  // whose task is its own
   for (const data::DataPath& data : stored.task->data_paths()) {

@@ -33,6 +33,10 @@ Node run_toml_in(const std::string& folder);
 // The configuration of the run in `folder`, whose tokenizer is the copy kept there. Throws Error
 // where it is not the folder of a run.
 RunConfig run_config_in(const std::string& folder);
+// "there is no file or folder 'a.txt', which 'task.paths' in RUN/config.toml names; put the data
+// back there, or write in that line where they are now", without a stop: where data of the run in
+// `folder` are missing. "" where they are all there.
+std::string missing_data_text(const std::string& folder, const RunConfig& config);
 
 // The names of files in `folder` that keep_tokenizer() would replace by others.
 std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const std::string& file);

@@ -383,11 +383,8 @@ std::string comparison_around(const std::string& folder) {
 // The configuration of a run whose data are there.
 RunConfig config_with_data(const std::string& folder) {
   RunConfig config = run_config_in(folder);
-  if (const auto missing = config.missing_data()) {
-    fail("there is no file or folder '", *missing->path, "', which 'task.", missing->key, "' in ",
-         folder, "/config.toml names; put the data back there, or write in that line ",
-         "where they are now.");
-  }
+  const std::string missing = missing_data_text(folder, config);
+  if (!missing.empty()) fail(missing, ".");
   return config;
 }
 

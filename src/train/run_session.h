@@ -23,7 +23,8 @@ std::optional<StoredData> data_of(RunConfig& config, const data::Task& task);
 std::string changed_data(const std::string& folder, RunConfig& config, const data::Task& task,
                          const std::optional<StoredData>& stored,
                          const std::optional<StoredData>& now);
-// Says so on standard error, where what the run in `folder` is looked at on is its own data.
+// Where there is such a change, warns on standard error that what is now held out may have been
+// trained on. `config` names the run's own data.
 void say_what_changed(const std::string& folder, RunConfig& config, const data::Task& task);
 // Throws UsageError where there is such a change.
 void check_same_data(const std::string& folder, bool of_comparison, RunConfig& config,

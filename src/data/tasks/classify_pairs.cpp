@@ -88,9 +88,8 @@ class Pairs final : public ExampleTask {
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
-    return str(
-        "Pairs of texts in ", path_, " with one of ", labels_.names().size(), " labels: ", counts(),
-        cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "", ".");
+    return str("Pairs of texts in ", path_, " with one of ", labels_.names().size(),
+               " labels: ", counts(), cut_text(cut_), ".");
   }
 
  protected:

@@ -61,12 +61,9 @@ class JsonLines final : public ExampleTask {
   }
   std::optional<int64_t> end_token() const override { return tokenizer().end_token(); }
   std::string describe() const override {
-    std::string cut;
-    if (cut_ > 0) {
-      cut = str("; ", cut_, " of them longer than ", length(), " tokens and cut at ",
-                labelled_ ? "the beginning of the input" : "the end");
-    }
-    return str(labelled_ ? "Inputs and labels" : "Texts", " of ", path_, ": ", counts(), cut, ".");
+    const char* const where = labelled_ ? " at the beginning of the input" : " at the end";
+    return str(labelled_ ? "Inputs and labels" : "Texts", " of ", path_, ": ", counts(),
+               cut_text(cut_), cut_ > 0 ? where : "", ".");
   }
 
  protected:

@@ -91,11 +91,9 @@ class Sentences final : public ExampleTask {
   std::vector<std::string> labels() const override { return labels_.names(); }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
-    return str(
-        "Sentences of ", path_, ", each word with one of ", labels_.names().size(),
-        " tags: ", counts(),
-        cut_ > 0 ? str("; ", cut_, " of them longer than ", length(), " tokens and cut") : "",
-        lost_ > 0 ? str("; ", lost_, " words that make no token left out") : "", ".");
+    return str("Sentences of ", path_, ", each word with one of ", labels_.names().size(),
+               " tags: ", counts(), cut_text(cut_),
+               lost_ > 0 ? str("; ", lost_, " words that make no token left out") : "", ".");
   }
 
  protected:

@@ -1,7 +1,7 @@
 // Products of many rows of bfloat16 with weights of eight or four bits, in integers of 16 bits:
 // with AVX2 alone an instruction multiplies and adds twice as many pairs of those as of float32. A
-// second one adds the result to the sums. A Zen 3 starts 1.6 such pairs in a clock, and two
-// products of float32, so that integers are at most 1.6 times as fast.
+// second one adds the result to the sums. A Zen 3 starts 1.6 of each in a clock, or two products of
+// float32, so that integers are at most 1.6 times as fast.
 //
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
 // numbers of which the group's largest is 32600. Groups whose values are too far apart for that are
