@@ -111,7 +111,13 @@ def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
     ``torch.set_default_device``) and of the default type; on the meta device without values."""
     device, dtype = torch.get_default_device(), torch.get_default_dtype()
     names, values, kinds = make(spec, device.type != "meta")
-    return names, [v.to(device, dtype if v.is_floating_point() else v.dtype) for v in values], kinds
+
+    def type_of(name: str, value: Tensor) -> torch.dtype:
+        if not value.is_floating_point():
+            return value.dtype
+        return torch.promote_types(dtype, torch.float32) if _is_choice_bias(name) else dtype
+
+    return names, [v.to(device, type_of(n, v)) for n, v in zip(names, values)], kinds
 
 
 class Part(nn.Module):
@@ -151,7 +157,12 @@ class Part(nn.Module):
         self._mark()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        wide = {n: b for n, b in self._buffers.items() if _is_choice_bias(n) and b is not None and b.dtype == torch.float32}
         done = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in wide.items():
+            after = self._buffers[name]
+            if after is not None and torch.promote_types(after.dtype, torch.float32) != after.dtype:
+                self._buffers[name] = before.to(after.device)
         self._mark()
         return done
 
@@ -338,6 +349,8 @@ def _compute(part: nn.Module, name: str) -> None:
 
 
 def _is_choice_bias(name: str) -> bool:
+    """Whether it is the biases by which experts are chosen. They stay in float32 at least: in a narrower type a step of
+    0.001 is lost or doubled."""
     return name.split(".")[-1] == "choice_bias"
 
 

@@ -96,6 +96,15 @@ void FunctionalModule::set_tensors(at::TensorList params, Inputs inputs) {
                       " is on ", input.tensor.device(), ", but the parameters are on ",
                       params[0].device(), "; expected one device.");
   }
+  // Some linear maps could multiply an input of a type that none of the parameters has, and others
+  // could not. So all refuse it.
+  for (const Input& input : inputs) {
+    if (params.empty() || !input.tensor.defined() || !input.tensor.is_floating_point()) continue;
+    const bool known = std::any_of(params.begin(), params.end(), [&](const Tensor& t) {
+      return t.scalar_type() == input.tensor.scalar_type();
+    });
+    if (!known) explain_types(*this, params, inputs);
+  }
   for (size_t i = 0; i < params.size(); ++i) {
     for (Tensor* slot : parameters[i].slots) *slot = params[i];
   }
@@ -141,7 +150,9 @@ void explain_types(const FunctionalModule& functional, at::TensorList params, In
   };
   for (const Input& input : inputs) expect("", input.name, input.tensor);
   for (size_t i = 0; i < params.size(); ++i) {
-    expect("parameter ", "'" + functional.parameters[i].name + "'", params[i]);
+    const std::string& name = functional.parameters[i].name;
+    if (name.ends_with("choice_bias")) continue;  // stays in float32 (Part._apply in Python)
+    expect("parameter ", "'" + name + "'", params[i]);
   }
 }
 

@@ -63,8 +63,8 @@ struct FunctionalModule {
   std::shared_ptr<Module> module;
   std::vector<Parameter> parameters;
 
-  // ValueError, naming the parameter, where there are others than the module has, or they are not
-  // where `inputs` are.
+  // ValueError, naming the parameter, where there are others than the module has, they are not
+  // where `inputs` are, or an input has a type that none of them has.
   void set_tensors(at::TensorList params, Inputs inputs);
   void clear_tensors();
 };
@@ -72,9 +72,8 @@ struct FunctionalModule {
 // Whether it is of a Python class of its own, as a DTensor: C++ does not see its numbers.
 bool is_of_python(const Tensor& t);
 
-// After a failure: a ValueError that names them where inputs and parameters are of several types,
-// or parameters that FSDP shards meet plain inputs, which no operator inside can say in the
-// caller's words.
+// A ValueError that names them where inputs and parameters are of several types, or parameters that
+// FSDP shards meet plain inputs. No operator inside can say so in the caller's words.
 void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs);
 
 // Its initial weights are thrown away and leave no trace in the caller's random numbers.

@@ -412,6 +412,14 @@ def test_errors_of_channel_mixers():
     assert "none" not in CHANNELS
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fnet"])  # which has no parameters
+@pytest.mark.parametrize("of_x, of_parameters", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_inputs_have_the_type_of_the_parameters(name, of_x, of_parameters):
+    layer = make(name, max_length=LENGTH) if name not in CHANNELS else make(name)
+    with pytest.raises(ValueError, match="x is .*, but parameter '.*' is .*; expected one type"):
+        layer.to(of_parameters)(inputs().to(of_x))
+
+
 def test_experts_want_balance():
     layer, x = make("moe"), inputs()
     y, balance = layer(x, auxiliary=True)

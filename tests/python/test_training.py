@@ -99,6 +99,29 @@ def test_the_bias_moves_towards_equal_load():
     torch.testing.assert_close(layer.choice_bias.double(), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.bfloat16().float().half()])
+def test_the_bias_stays_in_float32_where_parameters_are_narrower(how):
+    model = experts()
+    for bias in biases(model):
+        model.get_buffer(bias).fill_(0.501)  # bfloat16 knows 0.5 and 0.504
+    converted = how(model)
+    assert converted.layer0.channel.gate.weight.itemsize == 2
+    assert all(torch.equal(b, torch.full([8], 0.501)) for b in biases(converted).values())
+    loss_of(converted.float().bfloat16(), tokens()).backward()
+    assert all(b.dtype == torch.float64 for b in biases(experts().double()).values())
+
+
+def test_the_bias_of_a_model_that_is_made_narrow_is_float32():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = experts()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.layer0.channel.gate.weight.dtype == torch.bfloat16
+    assert all(b.dtype == torch.float32 for b in biases(model).values())
+    assert trained(model).keys() == biases(model).keys()
+
+
 def test_accumulated_gradients_move_it_once_by_the_whole_batch():
     same(trained(experts(), cut=4), trained(experts()))
     assert all(b.abs().max() <= 3 * SPEED for b in trained(experts(), cut=4).values())
