@@ -39,6 +39,9 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
     if (std::find(families.begin(), families.end(), name) != families.end()) continue;
     usage_error("there is no benchmark '", name, "'", did_you_mean(name, families));
   }
+  if (a.profile && std::find(chosen.begin(), chosen.end(), "step") == chosen.end()) {
+    usage_error("--profile is of 'step', which is not asked for: leave it out.");
+  }
   if (!a.only.empty()) {
     BenchOptions names = a;
     names.names_only = names.json = true;

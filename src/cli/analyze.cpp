@@ -35,7 +35,7 @@ struct AnalyzeArguments {
   std::optional<std::string> text;
   std::vector<int64_t> layers, heads;
   int64_t sequences = 0, length = 0, top = 5;
-  double seconds = 4;
+  std::optional<double> seconds;
   bool json = false, tensors = false;
 };
 
@@ -60,6 +60,33 @@ void sort_out(AnalyzeArguments& a) {
     usage_error("analyze: RUN, the folder of the run to look into, is missing; expected ",
                 program_name(), " analyze RUN ", a.what.empty() ? "[WHAT]" : a.what, ".");
   }
+}
+
+// Whether what is asked for reads a text or held-out data of the run. Diversity reads one where it
+// is given.
+bool can_read(const std::string& what) {
+  if (what == kOverhead) return false;
+  return what.empty() || what == "diversity" || analysis::find_analysis(what).input;
+}
+
+// Refuses an option that what is asked for has no use for.
+void check_use(const AnalyzeArguments& a) {
+  if (a.text && !can_read(a.what)) {
+    usage_error("--text is given, but '", a.what, "' reads no text: leave it out.");
+  }
+  if (a.what != kOverhead) {
+    if (a.seconds) {
+      usage_error("--seconds is of '", kOverhead, "', which is not asked for: leave it out.");
+    }
+    return;
+  }
+  const auto refuse = [](bool given, const char* option) {
+    if (!given) return;
+    usage_error(option, " is given, but '", kOverhead, "' times the whole model: leave it out.");
+  };
+  refuse(!a.layers.empty(), "--layers");
+  refuse(!a.heads.empty(), "--heads");
+  refuse(a.tensors, "--tensors");
 }
 
 bool reads_one_text(const std::string& kind) {
@@ -141,12 +168,6 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   }
 }
 
-// Whether what is asked for reads a text or held-out data of the run.
-bool reads_input(const AnalyzeArguments& a) {
-  if (a.what == kOverhead) return false;
-  return a.what.empty() || a.text || a.what == "diversity" || analysis::find_analysis(a.what).input;
-}
-
 void read_input(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   const ModelConfig& config = run.config.model;
   check_kind(a, config.kind);
@@ -186,7 +207,7 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
 
 Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
   const auto rows = bench::measure_overhead(
-      run.config.model, {.length = a.length, .batch = a.sequences, .seconds = a.seconds});
+      run.config.model, {.length = a.length, .batch = a.sequences, .seconds = a.seconds.value_or(4)});
   Findings out{.title = "Overhead against plain attention"};
   analysis::Table table{
       .title = "Untrained models of the same sizes on this machine, timed in turn",
@@ -254,6 +275,7 @@ void print_all(bool json, const std::function<Findings(const std::string&)>& fin
 
 int run_analyze(AnalyzeArguments a) {
   sort_out(a);
+  check_use(a);
   const at::Device device = find_device(a.device, "--device");
   if (a.what == kOverhead && !device.is_cpu()) {
     usage_error("overhead times the CPU, but --device is \"", a.device, "\", expected \"cpu\".");
@@ -269,7 +291,7 @@ int run_analyze(AnalyzeArguments a) {
   if (!a.answer.empty() && !a.text) {
     usage_error("--answer is a part of --text, but --text is missing.");
   }
-  const bool reads = run && reads_input(a);
+  const bool reads = run && can_read(a.what);
   if (reads) read_input(a, *run, subject);
   const std::optional<Autocast> autocast =
       run ? std::optional<Autocast>(std::in_place, run->config.train.dtype, device.type())
@@ -328,9 +350,9 @@ Command analyze_command() {
         app.add_option("--top", a->top, "how many a list shows")
             ->check(whole_number(1))
             ->capture_default_str();
-        app.add_option("--seconds", a->seconds, "overhead: time for each measurement")
-            ->check(real_number(positive()))
-            ->capture_default_str();
+        app.add_option("--seconds", a->seconds,
+                       "overhead: time for each measurement, 4 by default")
+            ->check(real_number(positive()));
         add_device_option(app, a->device);
         add_checkpoint_option(app, a->checkpoint);
         app.add_option("--out", a->out, "folder for pages and JSON; RUN/analysis by default")

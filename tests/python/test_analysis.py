@@ -243,6 +243,10 @@ def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
         (["runs/text", "noise"], "no position is a question"),
         (["runs/text", "noise", "--text", "abc", "--answer", "z"], "--answer is 'z', which does not stand in --text."),
         (["runs/text", "noise", "--answer", "z"], "--answer is a part of --text, but --text is missing."),
+        (["runs/text", "rank", "--seconds", "1"], "--seconds is of 'overhead', which is not asked for: leave it out."),
+        (["runs/text", "params", "--text", "x"], "--text is given, but 'params' reads no text: leave it out."),
+        (["runs/text", "overhead", "--text", "x"], "--text is given, but 'overhead' reads no text: leave it out."),
+        (["runs/text", "overhead", "--heads", "0"], "--heads is given, but 'overhead' times the whole model: leave it out."),
         (["rank"], f"analyze: RUN, the folder of the run to look into, is missing; expected {BINARY} analyze RUN rank."),
     ],
 )

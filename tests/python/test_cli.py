@@ -77,6 +77,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
         ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
+        ("bench wkv --profile", "--profile is of 'step', which is not asked for: leave it out."),
         ("eval run --logits x", "--logits is 'x', expected a name that ends in .safetensors."),
         ("report run --out one.toml", "--out is 'one.toml', expected a name that ends in .html or .htm."),
         ("vocabulary a.txt", "vocabulary: --out is missing, expected file of the model, *.model."),
