@@ -207,7 +207,8 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
 
 Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
   const auto rows = bench::measure_overhead(
-      run.config.model, {.length = a.length, .batch = a.sequences, .seconds = a.seconds.value_or(4)});
+      run.config.model,
+      {.length = a.length, .batch = a.sequences, .seconds = a.seconds.value_or(4)});
   Findings out{.title = "Overhead against plain attention"};
   analysis::Table table{
       .title = "Untrained models of the same sizes on this machine, timed in turn",
@@ -350,8 +351,7 @@ Command analyze_command() {
         app.add_option("--top", a->top, "how many a list shows")
             ->check(whole_number(1))
             ->capture_default_str();
-        app.add_option("--seconds", a->seconds,
-                       "overhead: time for each measurement, 4 by default")
+        app.add_option("--seconds", a->seconds, "overhead: time for each measurement, 4 by default")
             ->check(real_number(positive()));
         add_device_option(app, a->device);
         add_checkpoint_option(app, a->checkpoint);
