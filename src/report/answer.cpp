@@ -240,6 +240,10 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
       fastest = row;
     }
   }
+  const auto once = [](const Row* row) { return row->tokens_per_second.count == 1; };
+  if (std::any_of(rows.begin(), rows.end(), once)) {
+    return " A training speed that was measured once has no spread, so none is called the fastest.";
+  }
   Rows as_fast;  // the fastest one among them
   for (const Row* row : rows) {
     if (row->tokens_per_second.high >= fastest->tokens_per_second.low) as_fast.push_back(row);

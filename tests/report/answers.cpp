@@ -71,6 +71,18 @@ TEST(Answer, NamesThoseThatTrainFastest) {
       << advice(c);
 }
 
+TEST(Answer, CallsNothingFastestThatWasTimedOnce) {
+  Comparison c = small({{"mha", five(1.94, 0.02)}, {"dcmha", five(1.93, 0.02, 2)}});
+  c.speeds = {{.model = "mha", .task = "text", .train_tokens_per_second = {100}},
+              {.model = "dcmha", .task = "text", .train_tokens_per_second = {200}}};
+  EXPECT_TRUE(advice(c).ends_with("has no spread, so none is called the fastest.")) << advice(c);
+  for (auto& speed : c.speeds) {
+    speed.train_tokens_per_second.push_back(speed.train_tokens_per_second[0] + 2);
+  }
+  EXPECT_TRUE(advice(c).ends_with("`dcmha` trains fastest, at 201 tokens/s (200 to 202)."))
+      << advice(c);
+}
+
 TEST(Answer, SeedsPair) {
   // The seeds differ far more than the models do at each of them.
   const Comparison c =
