@@ -108,16 +108,21 @@ def expect_tensors(what: Callable[[], str], needed: str, **given: Any) -> None:
 
 def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
     """The parameters and buffers of a new module, on the default device (``torch.device`` as a context, or
-    ``torch.set_default_device``) and of the default type; on the meta device without values."""
+    ``torch.set_default_device``) and of the default type. They have no values on the meta device, nor under a mode whose
+    tensors have none, as PyTorch's FakeTensorMode."""
     device, dtype = torch.get_default_device(), torch.get_default_dtype()
-    names, values, kinds = make(spec, device.type != "meta")
+    with_values = device.type != "meta" and type(torch.empty(0)) is Tensor
+    names, values, kinds = make(spec, with_values)
 
     def type_of(name: str, value: Tensor) -> torch.dtype:
         if not value.is_floating_point():
             return value.dtype
         return torch.promote_types(dtype, torch.float32) if _is_choice_bias(name) else dtype
 
-    return names, [v.to(device, type_of(n, v)) for n, v in zip(names, values)], kinds
+    def new(value: Tensor, own_type: torch.dtype) -> Tensor:
+        return value.to(device, own_type) if with_values else torch.empty(value.shape, dtype=own_type, device=device)
+
+    return names, [new(v, type_of(n, v)) for n, v in zip(names, values)], kinds
 
 
 class Part(nn.Module):

@@ -32,6 +32,15 @@ std::shared_ptr<Module> build_without_values(Builder build, const std::string& s
   return module;
 }
 
+// As if no mode (fake tensors, tracing, autocast, inference) were on.
+class NoModes {
+  c10::impl::ForceDispatchKeyGuard plain_{
+      c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{})};
+  // detach() asks a mode of Python's also where its key is not included.
+  c10::impl::ExcludeDispatchKeyGuard no_python_{c10::DispatchKey::Python};
+  c10::InferenceMode normal_{false};
+};
+
 bool has_sizes(const Tensor& t, at::IntArrayRef sizes) {
   if (!t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return t.sizes() == sizes;
   bool same = t.dim() == static_cast<int64_t>(sizes.size());
@@ -50,9 +59,7 @@ Node parse_spec(const std::string& spec) {
 void throw_value_error(const UsageError& error) { C10_THROW_ERROR(ValueError, error.what()); }
 
 std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec) {
-  c10::impl::ForceDispatchKeyGuard plain{
-      c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{})};
-  c10::InferenceMode normal(false);
+  const NoModes plain;
   try {
     return build(spec);
   } catch (const UsageError& error) {
@@ -61,6 +68,7 @@ std::shared_ptr<Module> build_plainly(Builder build, const std::string& spec) {
 }
 
 ModuleTensors tensors_of(const Module& module) {
+  const NoModes plain;
   const std::set<std::string> decayed = decayed_parameters(module);
   const size_t parameters = module.parameters().size();
   std::vector<std::string> names, kinds;

@@ -10,6 +10,7 @@ import headloom
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 WIDTH, LENGTH = 32, 7
@@ -410,6 +411,16 @@ def test_errors_of_channel_mixers():
         with pytest.raises(ValueError, match=words):
             headloom.channel_mixer(width=WIDTH, **options)
     assert "none" not in CHANNELS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_tensors_in_training(name):
+    with FakeTensorMode():
+        layer = make(name, max_length=LENGTH) if name not in CHANNELS else make(name)
+        x = inputs().requires_grad_()
+        layer(x).sum().backward()
+        assert all(isinstance(t, FakeTensor) for t in [*layer.parameters(), x.grad])
+        assert x.grad.shape == x.shape and all(p.grad.shape == p.shape for p in layer.parameters())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fnet"])  # which has no parameters
