@@ -162,10 +162,16 @@ int run_compare(CompareArguments& a) {
     return 1;
   }
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
-  int failed = 0;
-  for (const report::Run& r : result.runs) failed += r.state != report::RunState::kFinished;
+  int failed = 0, of_sweep = 0;
+  for (const report::Run& r : result.runs) {
+    (r.sweep ? of_sweep : failed) += r.state != report::RunState::kFinished;
+  }
   for (const report::Comparison& again : result.robustness) {
     for (const report::Run& r : again.runs) failed += r.state != report::RunState::kFinished;
+  }
+  // A setting that fails is infinitely bad, which is an answer.
+  if (of_sweep > 0) {
+    std::fprintf(stderr, "%d of the sweep's runs failed; the report says why.\n", of_sweep);
   }
   if (failed > 0)
     std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);

@@ -39,7 +39,10 @@ std::string json_fault(std::string_view text, size_t byte) {
   } else {
     std::snprintf(shown, sizeof shown, "the byte 0x%02x", c);
   }
-  return str("line ", line, " has ", shown, " in column ", column, ", where it does not belong");
+  // The line of a file of JSON lines has a number already.
+  const bool lines = text.find('\n') != text.npos;
+  return str(lines ? str("line ", line) : "it", " has ", shown, " in column ", column,
+             ", where it does not belong");
 }
 
 }  // namespace headloom

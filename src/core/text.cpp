@@ -89,6 +89,7 @@ std::string human_count(double value) {
 }
 
 std::string human_seconds(double seconds) {
+  if (seconds > 0 && seconds < 0.95) return formatted("%.2gs", seconds);
   const long long whole = std::llround(seconds);
   char buffer[64];
   if (whole >= 3600) {

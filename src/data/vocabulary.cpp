@@ -10,8 +10,9 @@
 namespace headloom::data {
 namespace {
 
-// Bytes of the longest line that SentencePiece is given. It ignores longer ones.
-constexpr size_t kLongestLine = 65536;
+// Bytes of the longest line that SentencePiece is given. Its BPE keeps the place of a symbol in a
+// word in 16 bits with a sign, and counts wrongly or crashes beyond.
+constexpr size_t kLongestLine = 32767;
 
 // The lines of all documents, as SentencePiece learns from lines. Longer ones come in parts.
 class Lines {

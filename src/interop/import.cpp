@@ -203,9 +203,11 @@ ImportedModel read_folder(const std::string& folder) {
   Node root;
   root.set("model", family.model(settings));
   const Node& model_table = *root.find("model");
-  const double width = static_cast<double>(Settings(model_table, config_path).integer("width"));
-  check_sizes(model_table, width, "", weights, config_path);
   const Settings sizes(model_table, config_path);
+  const int64_t columns = sizes.integer("width");
+  const double width = static_cast<double>(columns);
+  check_sizes(table({{"width", columns}}), 1, "", weights, config_path);
+  check_sizes(model_table, width, "", weights, config_path);
   if (sizes.text("position.type", "") == "learned" && sizes.has("max_length")) {
     check_sizes(table({{"positions", sizes.integer("max_length")}}), width, "", weights,
                 config_path);

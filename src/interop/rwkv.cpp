@@ -7,7 +7,13 @@ namespace {
 int64_t rwkv_width(const Settings& c) { return c.count("hidden_size", 4096); }
 int64_t rwkv_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
 
+// The norm of the output has this eps in transformers, whatever layer_norm_epsilon the others have.
+constexpr double kOutputEps = 1e-5;
+
 Node rwkv_model(const Settings& c) {
+  if (const double eps = c.real("layer_norm_epsilon", kOutputEps); eps != kOutputEps) {
+    usage_error(c.path(), ": 'layer_norm_epsilon' is ", eps, ", expected 1e-05.");
+  }
   c.only_equal("attention_hidden_size", rwkv_width(c));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50277)},
@@ -16,7 +22,7 @@ Node rwkv_model(const Settings& c) {
                            {"depth", rwkv_depth(c)},
                            {"position", table({{"type", "none"}})},
                            {"norm", "layer_norm"},
-                           {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
+                           {"norm_eps", kOutputEps},
                            {"embedding_norm", true},
                            {"bias", false},
                            {"tied", c.flag("tie_word_embeddings", false)}}),
@@ -67,7 +73,7 @@ Node rwkv_config(const Settings& m) {
                 {"attention_hidden_size", m.integer("width")},
                 {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
                 {"num_hidden_layers", m.integer("depth")},
-                {"layer_norm_epsilon", m.real("norm_eps")},
+                {"layer_norm_epsilon", kOutputEps},
                 {"tie_word_embeddings", m.flag("tied")}});
 }
 

@@ -11,7 +11,11 @@ namespace {
 std::string shown_value(const Node& node) {
   if (const auto* flag = std::get_if<bool>(&node.value)) return *flag ? "true" : "false";
   if (const auto* number = std::get_if<int64_t>(&node.value)) return std::to_string(*number);
-  if (const auto* number = std::get_if<double>(&node.value)) return str(*number);
+  if (const auto* number = std::get_if<double>(&node.value)) {
+    const std::string text = str(*number);
+    // 32.0 is no integer, so it must not look like one.
+    return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
+  }
   if (const auto* text = std::get_if<std::string>(&node.value)) return str('"', *text, '"');
   return node.type_name();
 }

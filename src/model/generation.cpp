@@ -72,6 +72,16 @@ void check_texts_fit(const AutoregressiveModel& model,
 
 }  // namespace
 
+namespace {
+
+// Whether the policy keeps so few of the newest positions that attention stays within the model's
+// length, however long a text gets.
+bool stays_near(const CachePolicy& policy, int64_t length) {
+  return (policy.type == "window" || policy.type == "sinks") && policy.budget < length;
+}
+
+}  // namespace
+
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy) {
   int64_t most = std::numeric_limits<int64_t>::max();
   for (const auto& layer : model.decoder_layers().all()) {
@@ -80,14 +90,18 @@ int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& poli
   // Learned positions always have a longest sequence; others where it is given.
   if (!model.config().max_length) return most;
   const int64_t length = *model.config().max_length;
-  // Distances stay within the budget, whatever the positions.
-  const bool near = (policy.type == "window" || policy.type == "sinks") && policy.budget < length;
   bool limited = model.config().position.type == "learned";
   for (const auto& layer : model.decoder_layers().all()) {
     const bool grows = layer.mixer->state_bytes(2 * length) > layer.mixer->state_bytes(length);
-    if (grows && !near) limited = true;
+    if (grows && !stays_near(policy, length)) limited = true;
   }
   return limited ? std::min(most, length) : most;
+}
+
+int64_t most_at_once(const AutoregressiveModel& model, const CachePolicy& policy) {
+  const std::optional<int64_t> length = model.config().max_length;
+  if (!length || !stays_near(policy, *length)) return std::numeric_limits<int64_t>::max();
+  return *length - policy.budget;
 }
 
 int64_t positions_to_expect(const AutoregressiveModel& model, const CachePolicy& policy,
@@ -198,7 +212,14 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
 
 // On the CPU: sampling draws the same tokens wherever the model is, and reads a device once a step.
 Tensor Generation::logits_of(const Tensor& tokens, DecoderState& state) {
-  return model_.logits(model_.extend(tokens, state).select(1, -1)).cpu();
+  const int64_t total = tokens.size(1);
+  const bool whole = total <= model_.config().max_length.value_or(total);
+  const int64_t piece = whole ? total : most_at_once(model_, policy_);
+  Tensor hidden;
+  for (int64_t read = 0; read < total; read += hidden.size(1)) {
+    hidden = model_.extend(tokens.narrow(1, read, std::min(piece, total - read)), state);
+  }
+  return model_.logits(hidden.select(1, -1)).cpu();
 }
 
 }  // namespace headloom

@@ -13,6 +13,10 @@ namespace headloom {
 // int64 if the model was built for no length, if its decoding state does not grow, or if the cache
 // policy keeps only the newest positions.
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy = {});
+// How many tokens the model may read in one call of a text that is longer than the model's length:
+// attention then reaches no further than that length. It is the largest int64 where most_positions()
+// is no more than that length, or no length limits the model.
+int64_t most_at_once(const AutoregressiveModel& model, const CachePolicy& policy);
 // The capacity to reserve (DecoderState::reserve) for a sequence that will have `length` positions.
 // It is at most most_positions() and at most twice the model's length; longer sequences make the
 // cache grow.
@@ -59,6 +63,8 @@ class Generation {
   // Reads the sequences `which` from an empty state, or their newer part where they are too long.
   // `samples` neighbours have one source.
   Reading read(const std::vector<int64_t>& which, int64_t samples);
+  // After tokens [sequences, T], of which most_at_once() are read at a time where T is more than
+  // the model's length.
   Tensor logits_of(const Tensor& tokens, DecoderState& state);
 
   AutoregressiveModel& model_;

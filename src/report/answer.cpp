@@ -202,6 +202,12 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
                           ")";
                  }) +
            ".";
+    for (const Row* row : none) {
+      const std::vector<std::string>& caveats = row->against_baseline.caveats;
+      if (caveats.empty()) continue;
+      out += " " + name(*row) + " and " + full_name(baseline) + " are not compared on equal terms: " +
+             list_of(caveats) + ".";
+    }
   }
   if (const Rows learned = rows_with(t, Relation::kLearned); !learned.empty()) {
     out += " " +
@@ -479,9 +485,17 @@ std::string recommendation(const TaskSummary& t) {
     for (const Row* row : tied) {
       most = std::max(most, largest_difference(row->against_baseline.difference));
     }
+    const bool equal = std::all_of(tied.begin(), tied.end(), [](const Row* row) {
+      return row->against_baseline.caveats.empty();
+    });
     tied.insert(tied.begin(), baseline);
-    return start + names(tied) + " are not separated (a difference to the baseline of up to " +
-           difference_text(task, most) + " is still possible), so that the cheapest may be taken." +
+    const std::string still = " are not separated (a difference to the baseline of up to " +
+                              difference_text(task, most) + " is still possible)";
+    if (!equal) {
+      return start + "nothing is recommended, because " + names(tied) + still +
+             " and not compared on equal terms.";
+    }
+    return start + names(tied) + still + ", so that the cheapest may be taken." +
            cheaper(task, tied) + for_memory(t, tied);
   }
   if (!rows_with(t, Relation::kTooFewSeeds).empty() || baseline->learning == Learning::kNotKnown) {

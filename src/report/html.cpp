@@ -125,6 +125,14 @@ std::string problems(const TaskSummary& t) {
                            escape(failed ? run_problem(*run) : run->warning));
     }
   }
+  for (const Row& row : t.rows) {
+    for (const FailedSetting& failed : row.failed_settings) {
+      items += element("li", "",
+                       element("span", "failed", "Failed in the sweep: ") +
+                           element("code", "", escape(row.model->label)) + ", " +
+                           escape(failed_setting_text(failed)));
+    }
+  }
   return items.empty() ? "" : element("ul", "problems", items) + "\n";
 }
 

@@ -114,6 +114,21 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
       row.diverged += run_diverged(run);
     }
   }
+  for (const Run& run : c.runs) {
+    if (!run.sweep || run.model != model.label || run.task != task.name || !run_failed(run)) {
+      continue;
+    }
+    std::vector<std::string> values;
+    for (const SweptValue& v : run.setting) values.push_back(v.key + " = " + v.value);
+    const std::string setting = join(values);
+    const auto at = std::find_if(row.failed_settings.begin(), row.failed_settings.end(),
+                                 [&](const FailedSetting& f) { return f.setting == setting; });
+    if (at != row.failed_settings.end()) {
+      ++at->runs;
+    } else {
+      row.failed_settings.push_back({setting, 1, run_problem(run)});
+    }
+  }
   std::vector<double> results;
   double squares = 0;
   for (const Run* run : row.runs) {
@@ -376,6 +391,11 @@ std::string run_problem(const Run& run) {
   // The sign of a NaN means nothing.
   return str("the last evaluation gave ", std::isnan(last_value) ? "nan" : str(last_value),
              ", which is not finite");
+}
+
+std::string failed_setting_text(const FailedSetting& failed) {
+  return failed.setting + (failed.runs > 1 ? str(" (", failed.runs, " runs)") : "") + ": " +
+         failed.problem;
 }
 
 std::string interruption_text(const Interruption& at) {

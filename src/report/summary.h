@@ -69,6 +69,13 @@ enum class Learning { kNoFloor, kNotKnown, kLearned, kNotLearned };
 enum class Trend { kNotKnown, kMoving, kPlateau };
 
 // One model on one task.
+// The runs of a sweep that failed with one setting. The setting counts as infinitely bad.
+struct FailedSetting {
+  std::string setting;  // "lr = 1e7"
+  int runs = 0;
+  std::string problem;  // of the first
+};
+
 struct Row {
   const ModelInfo* model = nullptr;
   const Build* build = nullptr;    // null where the comparison has none
@@ -81,7 +88,8 @@ struct Row {
   int failed = 0;
   int running = 0;  // a process works on it
   int interrupted = 0;
-  int diverged = 0;   // of the finished
+  int diverged = 0;  // of the finished
+  std::vector<FailedSetting> failed_settings;
   Estimate result{};  // the metric's mean over the seeds, with the error of the evaluation data
   Stat quality, loss, accuracy, tokens, tokens_per_second, peak_memory;
   // The last three are over the rounds of `speed` where there are any, and over the runs otherwise.
@@ -127,6 +135,8 @@ Summary summarize(const Comparison& comparison);
 using PairedPoints = std::vector<std::pair<const Point*, const Point*>>;
 Estimate paired_difference(const PairedPoints& seeds);
 
+// "lr = 1e7 (3 runs): diverged at step 2: the loss became nan".
+std::string failed_setting_text(const FailedSetting& failed);
 // "1 failed run of `dcmha`".
 std::string failed_runs(const Row& row);
 // "after step 137 of 400; step 100 is saved".

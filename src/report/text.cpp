@@ -127,6 +127,14 @@ std::string to_text(const Comparison& comparison, int width) {
             wrapped(str(what, row.model->label, ", seed ", run->seed, ": ", why), columns) + "\n";
       }
     }
+    for (const Row& row : task.rows) {
+      for (const FailedSetting& failed : row.failed_settings) {
+        out += wrapped(str("failed in the sweep: ", row.model->label, ", ",
+                           failed_setting_text(failed)),
+                       columns) +
+               "\n";
+      }
+    }
     for (const TaskSummary& again : task.robustness) {
       out += wrapped(again.answer, columns) + "\n" + table(again) + "\n";
       for (const Row& row : again.rows) leads |= is_lead(row);

@@ -288,7 +288,7 @@ class Engine::Loop {
       p.state.reserve(positions_to_expect(*model_, policy_, total + p.max_tokens));
     }
     // Attention forgets at the end of a piece: where pieces ended would else depend on the others.
-    if (policy_.evicts()) most = kPieceBetweenSteps;
+    if (policy_.evicts()) most = std::min(kPieceBetweenSteps, most_at_once(*model_, policy_));
     if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t count = std::min(most, total - p.read);
     const Tensor hidden = model_->extend(row_of(p.tokens(), p.read, count), p.state);
@@ -350,13 +350,14 @@ class Engine::Loop {
     const Request& request = *p.request;
     std::vector<Row> begun;
     for (int64_t i = 0; i < request.samples; ++i) {
+      const int64_t choice = p.index * request.samples + i;
+      const auto seed = request.seed + static_cast<uint64_t>(request.drawn_seed ? choice : i);
       Row row{.answer = p.answer,
               .request = p.request,
-              .choice = p.index * request.samples + i,
+              .choice = choice,
               .left = p.max_tokens,
               .text = TextStream(request.stops),
-              .generator = {at::make_generator<at::CPUGeneratorImpl>(request.seed +
-                                                                     static_cast<uint64_t>(i))}};
+              .generator = {at::make_generator<at::CPUGeneratorImpl>(seed)}};
       if (request.echo) echo(p, row);
       if (request.sampling.repetition_penalty != 1) {
         row.seen = p.tokens();

@@ -225,6 +225,7 @@ void read_common(const Json& object, const std::string& model, const Limits& lim
   r.samples = samples.value_or(1);
   std::optional<int64_t> seed;
   read(object, "seed", INT64_MIN, INT64_MAX, seed);
+  r.drawn_seed = !seed;
   r.seed = seed ? static_cast<uint64_t>(*seed) : random_bits();
   r.stops = read_stops(object);
   if (const Json& user = at(object, "user"); !user.is_null() && !user.is_string()) {

@@ -17,12 +17,15 @@ namespace headloom::serve {
 
 struct Request {
   std::vector<std::vector<int64_t>> prompts = {};
-  int64_t samples = 1;  // texts from each prompt; sample i draws with seed + i
+  int64_t samples = 1;  // texts from each prompt
   // Of each text; absent: default_tokens, or what the length leaves.
   std::optional<int64_t> max_tokens = {};
   int64_t default_tokens = 16;
   SamplingOptions sampling = {.temperature = 1};
+  // Sample i of a prompt draws with seed + i. Where the seed was drawn, so that nobody knows it, text
+  // i of all prompts does: equal prompts go on differently.
   uint64_t seed = 0;
+  bool drawn_seed = false;
   std::vector<std::string> stops = {};
   std::vector<int64_t> ends = {};  // tokens that end a text beside the tokenizer's
   // How likely each token was, and of how many likeliest beside it to say so. What the model gives:

@@ -430,8 +430,10 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
 // One sentence: what all runs have equal.
 std::string Experiment::budget_text() {
   std::vector<std::string> budgets;
+  bool stops = false;
   for (size_t t = 0; t < config_.tasks.size(); ++t) {
     const RunConfig baseline = built(0, t, {});
+    stops |= !outcome_.comparison.tasks[t].stopping.empty();
     const WorkUnit unit = work_unit(*tasks_[t]);
     const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) *
                           static_cast<double>(unit.per_sequence);
@@ -445,9 +447,10 @@ std::string Experiment::budget_text() {
       budgets.push_back(str(human_count(tokens), " ", unit.name, " on ", name));
     }
   }
-  const char* what = config_.budget == "flops"     ? "computes the same number of operations"
+  std::string what = config_.budget == "flops"     ? "computes the same number of operations"
                      : config_.budget == "seconds" ? "trains for the same time by a measured step"
                                                    : "trains on the same amount of data";
+  if (stops) what += ", unless it reaches train.stop_accuracy before";
   return str("Every run ", what, ": ", join(budgets), "; ",
              config_.match_parameters ? "parameters are equal within 1% on each task."
                                       : "parameters are not matched.");

@@ -161,6 +161,9 @@ TEST(Text, NumbersForPeople) {
   EXPECT_EQ(human_count(1500), "1.5k");
   EXPECT_EQ(human_count(2.5e12), "2.5T");
   EXPECT_EQ(human_count(999999), "1M") << "not 1e+03k";
+  EXPECT_EQ(human_seconds(0), "0s");
+  EXPECT_EQ(human_seconds(0.0936), "0.094s");
+  EXPECT_EQ(human_seconds(0.96), "1s");
   EXPECT_EQ(human_seconds(4.2), "4s");
   EXPECT_EQ(human_seconds(59.6), "1m00s");
   EXPECT_EQ(human_seconds(75), "1m15s");

@@ -79,6 +79,9 @@ TEST(TokenShard, OtherFilesAreRefused) {
   expect_contains(error_of(config_of(folder, shard(100), "vocabulary = 50")),
                   "has token 50 at place 50, but the task has vocabulary = 50.");
   expect_contains(error_of(config_of(folder, shard(100))), "leaves 5 tokens");
+  const std::string same = folder.path("./a.bin");
+  expect_contains(error_of(config_of(folder, shard(1000), "held_out_path = '" + same + "'")),
+                  path + ": is both 'path' and 'held_out_path', expected other data to hold out.");
 }
 
 }  // namespace

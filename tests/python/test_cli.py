@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import random
 import re
 import shutil
 import signal
@@ -507,6 +508,10 @@ def test_a_run_keeps_its_vocabulary(place, tmp_path):
             assert found and found[1] == ("small" if size == 300 else "large"), said
             headloom(*learn, found[3], cwd=tmp_path)
             headloom("tokenize", "x.model", cwd=tmp_path, input=b"abc")
+    # SentencePiece's BPE crashes on words of 64 KiB.
+    (tmp_path / "word.txt").write_text("".join(random.Random(2).choices("ACGT", k=200_000)))
+    headloom("vocabulary", "word.txt", "--size", 280, "--out", "word.model", cwd=tmp_path)
+    assert '"AC' in headloom("tokenize", "word.model", cwd=tmp_path, input=b"ACGTACGTACGT").stdout
     (tmp_path / "other.model").write_bytes(b"another program's")
     message = refused("vocabulary", "corpus.txt", "--size", 290, "--out", "other.model", cwd=tmp_path)
     assert message == "other.model: is there and is no vocabulary; choose another file with --out."

@@ -107,6 +107,17 @@ def test_a_run_that_fails_is_said_at_once(tmp_path):
     assert len(re.findall(r"^\[[12]/2\] copy \w+ seed 1  the run failed: .* became ", done.stderr, re.MULTILINE)) == 2, done.stderr
 
 
+def test_a_setting_of_a_sweep_that_fails_is_no_failure(tmp_path):
+    place(tmp_path, COMPARE + "[sweep]\nlr = [1e-3, 1e38]\nextensions = 0\n")
+    done = headloom("compare", "c.toml", "--out", "c", "--set", "seeds=[1]", cwd=tmp_path)
+    assert "2 of the sweep's runs failed; the report says why." in done.stderr.splitlines()
+    for model in ("mha", "talking"):
+        assert f"failed in the sweep: {model}, lr = 1e+38: c/sweep/copy/{model}/" in " ".join(done.stdout.split())
+    page = (tmp_path / "c/report.html").read_text()
+    assert page.count("Failed in the sweep: ") == page.count(" became nan at step 2") == 2
+    assert json.loads((tmp_path / "c/comparison.json").read_text())["failed"] == 0
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_long_warm_up_is_said_once(tmp_path, jobs):
     place(tmp_path)

@@ -75,6 +75,23 @@ def test_states_that_forget_are_copied_and_saved(cache, dtype):
     expect_same_end(model, state, copies(state))  # they go on in memory that has been moved in
 
 
+@pytest.mark.parametrize("cache", ["window:5", "sinks:6"])
+def test_a_prompt_beyond_the_model_s_length_is_read_in_pieces(cache):
+    """So that attention reaches no further than the length that the model was built for."""
+    length, budget = 12, int(cache.split(":")[1])
+    model, prompt = decoder(max_length=length).eval(), tokens(1, 40)
+    for tokens_of_prompt in (length, 40):
+        state, expected = headloom.State(cache), []
+        piece = tokens_of_prompt if tokens_of_prompt <= length else length - budget
+        for part in prompt[:, :tokens_of_prompt].split(piece, 1):
+            logits = model.extend(part, state)
+        for _ in range(6):
+            expected.append(logits[:, -1].argmax(-1))
+            logits = model.extend(expected[-1].unsqueeze(1), state)
+        written = model.generate(prompt[:, :tokens_of_prompt], 6, temperature=0, cache=cache)
+        assert written[0, tokens_of_prompt:].tolist() == [int(token) for token in expected]
+
+
 def test_saved_states_belong_to_their_model():
     state = headloom.State()
     decoder().extend(tokens(2, 5), state)

@@ -2,10 +2,11 @@
 
 import json
 import random
+import re
 
 import pytest
 import torch
-from interop_support import COMMON, LLAMA, MARK, compare_with, headloom, llama, logits_of, saved, shaken, transformers
+from interop_support import COMMON, LLAMA, MARK, compare_with, headloom, llama, logits_of, refused, saved, shaken, transformers
 from safetensors.torch import load_file
 
 pytestmark = MARK
@@ -112,6 +113,30 @@ def test_causal_models_there_and_back(kind, tmp_path, text, known):
     assert type(back) is type(model)
     with torch.no_grad():
         torch.testing.assert_close(back(tokens).logits, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_norm_of_rwkv_s_output_has_an_epsilon_of_its_own(tmp_path, text):
+    saved(rwkv, tmp_path / "theirs")
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_epsilon": 0.001}))
+    message = refused(tmp_path / "theirs", tmp_path, code=2)
+    assert message == f"headloom: {path}: 'layer_norm_epsilon' is 0.001, expected 1e-05.\n"
+    for config in [tmp_path / "run/config.toml", tmp_path / "run/checkpoints/step-0/state.json"]:
+        config.write_text(re.sub("(norm_eps\\W+)1e-05", r"\g<1>0.001", config.read_text()))
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "back", "--as", "rwkv", code=2)
+    assert "model.norm_eps is 0.001, expected 1e-05." in message
+
+
+@pytest.mark.parametrize("key, value, said", [
+    ("hidden_size", 10**12, "makes 'width' 1000000000000, more than the "),
+    ("hidden_size", 32.0, "'hidden_size' is 32.0, expected an integer"),
+])
+def test_a_width_that_cannot_be_is_named(tmp_path, key, value, said):
+    saved(llama, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert said in refused(tmp_path / "theirs", tmp_path, code=2)
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_bad_requests_harm_nobody(attention, recurrence):
     post = lambda raw, **options: recurrence.ask("POST", "/v1/completions", raw, **options)
     for raw, part in [
         (b"", "the body is not JSON: it is empty."),
-        (b'{"prompt" 3}', "the body is not JSON: line 1 has '3' in column 11, where it does not belong."),
+        (b'{"prompt" 3}', "the body is not JSON: it has '3' in column 11, where it does not belong."),
         (b'{"prompt": "\xff"}', "the body is not JSON: "),
         (b"[" * 100_000, "nested deeper than 8 levels"),
         (b'{"prompt": "\\ud800"}', "the body is not JSON: "),

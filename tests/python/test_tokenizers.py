@@ -244,7 +244,7 @@ def test_what_is_not_read_is_named(tmp_path):
     assert f"{path}: is not JSON: it ends in the middle (was it cut off?)." in refused(path, whole[:-5])
     assert f"{path}: is not JSON: it is empty." in refused(path, " \n")
     assert f"{path}: is not JSON: line 3 has '}}' in column 5, where it does not belong." in refused(path, '{"a": 1,\n "b":\n    }\n')
-    assert f"{path}: is not JSON: line 1 has the byte 0xff in column 2" in refused(path, b'{\xff"a": 1}')
+    assert f"{path}: is not JSON: it has the byte 0xff in column 2" in refused(path, b'{\xff"a": 1}')
     assert f"{path}: is nested deeper than 64 levels." in refused(path, "[" * 70 + "]" * 70)
     assert f"{path}: is JSON, but not an object" in refused(path, "[1, 2]")
     assert "has a number that is too large" in refused(path, '{"a": 1e999}')

@@ -1,6 +1,7 @@
 #include "serve/engine.h"
 
 #include <random>
+#include <set>
 
 #include "support.h"
 
@@ -87,6 +88,25 @@ TEST(Engine, WhatIsForgottenDoesNotDependOnTheOthers) {
   }
   EXPECT_TRUE(contains(message_of<UsageError>([] { Served(kRecurrence, {.cache = "tova:30"}); }),
                        "no layer keeps keys and values"));
+}
+
+TEST(Engine, EqualPromptsGoOnDifferentlyWhereTheSeedWasDrawn) {
+  Served s;
+  const std::vector<int64_t> prompt = random_prompt(5, 1);
+  const auto texts = [&](bool drawn) {
+    std::set<std::vector<int64_t>> out;
+    for (const Written& w : collect(*s.engine.submit({.prompts = {prompt, prompt},
+                                                      .samples = 2,
+                                                      .max_tokens = 20,
+                                                      .seed = 7,
+                                                      .drawn_seed = drawn}),
+                                    4)) {
+      out.insert(w.ids());
+    }
+    return out;
+  };
+  EXPECT_EQ(texts(true).size(), 4u);
+  EXPECT_EQ(texts(false).size(), 2u);
 }
 
 TEST(Engine, SamplesDrawWithSeedsOfTheirOwn) {

@@ -192,11 +192,13 @@ TEST(Completions, BodiesAreRead) {
   EXPECT_EQ(r.request.samples, 2);
   EXPECT_EQ(r.request.stops, std::vector<std::string>{"x"});
   EXPECT_EQ(r.request.seed, static_cast<uint64_t>(-5));
+  EXPECT_FALSE(r.request.drawn_seed);
   EXPECT_EQ(r.request.logprobs, 0);
   EXPECT_TRUE(r.request.echo && r.stream && r.include_usage);
   const auto plain = read(R"({"prompt": "a"})").request;
   EXPECT_EQ(plain.sampling.temperature, 1);
   EXPECT_FALSE(plain.max_tokens || plain.logprobs || plain.echo);
+  EXPECT_TRUE(plain.drawn_seed);
   EXPECT_NE(plain.seed, read(R"({"prompt": "a"})").request.seed);
 }
 

@@ -634,6 +634,9 @@ TEST(StopAccuracy, LooksAtValidationDataAndComparisonsReportTestData) {
       c.tasks[0].stopping,
       "runs end once they reach an accuracy of 75.0% on validation data; their results are of "
       "other data, the test data");
+  EXPECT_TRUE(contains(c.budget,
+                       "same amount of data, unless it reaches train.stop_accuracy before: "))
+      << c.budget;
   for (const report::Run& run : c.runs) {
     RunConfig config = run_config_in(folder.path(run.folder));
     EXPECT_EQ(config.train.eval_split, "test") << "of all models, so that they are comparable";

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 #include "core/error.h"
@@ -102,6 +103,9 @@ class TokenShard final : public Task {
     const at::Tensor tokens = read_shard(options.path, options.vocabulary);
     Parts parts;
     if (options.held_out_path) {
+      std::error_code none;
+      require(!std::filesystem::equivalent(options.path, *options.held_out_path, none), options.path,
+              ": is both 'path' and 'held_out_path', expected other data to hold out.");
       parts = {tokens, read_shard(*options.held_out_path, options.vocabulary)};
     } else {
       const auto wanted =
