@@ -71,7 +71,7 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   IntegerArgs args{.rows = rows,
                    .in = in,
                    .out = out,
-                   .group = int4 ? kInt4Group : 128,
+                   .group = int4 ? kInt4Group : 256,
                    .x = held.whole(a.x),
                    .weight = held.whole(a.weight),
                    .bias = held.whole(a.bias),

@@ -6,7 +6,7 @@
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
 // numbers of which the group's largest is 32600. Groups whose values are too far apart for that are
 // not taken (Group in kernel_int4.h). Weights are whole numbers already, with a scale for each
-// group. The sums of a group fit into 32 bits: 128 products of 32600 and 127, or 32 of 32600 and 8.
+// group. The sums of a group fit into 32 bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -27,7 +27,7 @@ namespace {
 #if defined(CPU_CAPABILITY_AVX2)
 
 constexpr int kVectors = kIntegerOutputs / VL;
-constexpr int64_t kMostOfGroup = 128;
+constexpr int64_t kMostOfGroup = 256;
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
