@@ -371,6 +371,12 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   return out;
 }
 
+// What would be 0 with so many digits has one digit that is not.
+std::string small_text(double size, int digits) {
+  return size > 0 && size < 0.5 * std::pow(10, -digits) ? formatted("%.1g", size)
+                                                       : fixed(size, digits);
+}
+
 }  // namespace
 
 double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
@@ -378,14 +384,14 @@ double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_
 std::string difference_text(const TaskInfo& task, double difference) {
   const double size = std::abs(difference);
   if (task.percent) return fixed(100 * size, size < 0.001 ? 2 : 1) + " points";
-  return fixed(size, size < 0.01 ? 4 : 3);
+  return small_text(size, size < 0.01 ? 4 : 3);
 }
 
 std::string interval_text(const TaskInfo& task, const Estimate& d, bool rising) {
   const double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
   const auto text = [&](double v) {
     std::string out = task.percent ? fixed(std::abs(100 * v), 1)
-                                   : fixed(std::abs(v), std::abs(d.mean) < 0.01 ? 4 : 3);
+                                   : small_text(std::abs(v), std::abs(d.mean) < 0.01 ? 4 : 3);
     return (v < 0 ? "−" : "") + out;
   };
   return text(low) + " to " + text(high);

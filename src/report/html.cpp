@@ -358,7 +358,8 @@ std::string run_rows(const Comparison& c, const TaskSummary& t, const std::strin
            {metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
             run && !run->points.empty() ? str(p.step) : std::string(kDash),
             counted(count(p.tokens), t.task->unit), duration(p.seconds),
-            counted(grouped(run ? run->tokens_per_second : kUnknown), t.task->unit + "/s"),
+            counted(grouped(run && run->tokens_per_second > 0 ? run->tokens_per_second : kUnknown),
+                    t.task->unit + "/s"),
             bytes(run ? run->peak_memory_bytes : kUnknown)}) {
         line += element("td", "", text);
       }

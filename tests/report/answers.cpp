@@ -4,6 +4,7 @@
 #include <numeric>
 #include <random>
 
+#include "report/answer.h"
 #include "report/charts.h"
 #include "report/format.h"
 #include "report/plot.h"
@@ -56,6 +57,27 @@ TEST(Answer, SaysWhichDifferenceIsStillPossible) {
             "For text and this budget, `mha` and `dcmha` are not separated (a difference to the "
             "baseline of up to 0.078 is still possible), so that the cheapest may be taken. The "
             "ranges of their training speeds overlap, so speed does not decide either.");
+}
+
+TEST(Answer, ModelsOnUnequalTermsAreNotRecommendedForATie) {
+  Comparison c = small({{"mha", five(1.94, 0.02)}, {"dcmha", five(1.93, 0.02, 2)}});
+  for (const auto& [model, parameters] : {std::pair("mha", 1000), std::pair("dcmha", 1140)}) {
+    c.builds.push_back({.model = model, .task = "text", .parameters = parameters});
+  }
+  EXPECT_TRUE(answer_of(c).ends_with("`dcmha` and the baseline `mha` are not compared on equal "
+                                     "terms: `dcmha` has 1.14× the parameters."))
+      << answer_of(c);
+  EXPECT_EQ(advice(c),
+            "For text and this budget, nothing is recommended, because `mha` and `dcmha` are not "
+            "separated (a difference to the baseline of up to 0.078 is still possible) and not "
+            "compared on equal terms.");
+}
+
+TEST(Answer, ATinyDifferenceIsNotZero) {
+  const TaskInfo task{.name = "text"};
+  EXPECT_EQ(difference_text(task, 0.0000321), "3e-05");
+  EXPECT_EQ(difference_text(task, 0), "0.0000");
+  EXPECT_EQ(difference_text(task, 0.0123), "0.012");
 }
 
 TEST(Answer, NamesThoseThatTrainFastest) {
