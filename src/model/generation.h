@@ -13,9 +13,9 @@ namespace headloom {
 // int64 if the model was built for no length, if its decoding state does not grow, or if the cache
 // policy keeps only the newest positions.
 int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& policy = {});
-// How many tokens the model may read in one call of a text that is longer than the model's length:
-// attention then reaches no further than that length. It is the largest int64 where most_positions()
-// is no more than that length, or no length limits the model.
+// How many tokens of a text that is longer than the model's length may be read in one call, so that
+// attention reaches no further than that length. It is the largest int64 where the cache policy
+// does not lift the limit of most_positions().
 int64_t most_at_once(const AutoregressiveModel& model, const CachePolicy& policy);
 // The capacity to reserve (DecoderState::reserve) for a sequence that will have `length` positions.
 // It is at most most_positions() and at most twice the model's length; longer sequences make the

@@ -205,8 +205,8 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
     for (const Row* row : none) {
       const std::vector<std::string>& caveats = row->against_baseline.caveats;
       if (caveats.empty()) continue;
-      out += " " + name(*row) + " and " + full_name(baseline) + " are not compared on equal terms: " +
-             list_of(caveats) + ".";
+      out += " " + name(*row) + " and " + full_name(baseline) +
+             " are not compared on equal terms: " + list_of(caveats) + ".";
     }
   }
   if (const Rows learned = rows_with(t, Relation::kLearned); !learned.empty()) {
@@ -374,7 +374,7 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
 // What would be 0 with so many digits has one digit that is not.
 std::string small_text(double size, int digits) {
   return size > 0 && size < 0.5 * std::pow(10, -digits) ? formatted("%.1g", size)
-                                                       : fixed(size, digits);
+                                                        : fixed(size, digits);
 }
 
 }  // namespace

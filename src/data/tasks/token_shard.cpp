@@ -104,7 +104,8 @@ class TokenShard final : public Task {
     Parts parts;
     if (options.held_out_path) {
       std::error_code none;
-      require(!std::filesystem::equivalent(options.path, *options.held_out_path, none), options.path,
+      require(!std::filesystem::equivalent(options.path, *options.held_out_path, none),
+              options.path,
               ": is both 'path' and 'held_out_path', expected other data to hold out.");
       parts = {tokens, read_shard(*options.held_out_path, options.vocabulary)};
     } else {
