@@ -376,6 +376,18 @@ TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
     }
     Tensor x = at::randn({40, 300}).to(at::kBFloat16);
     const Tensor finite = ops::linear(x, values, scale, {}, "fused");
+    // Few rows that integers do not hold leave the others as they are, and so do many but for
+    // rounding.
+    for (const int64_t rows : {1, 10, 30}) {
+      Tensor uneven = x.clone();
+      uneven.narrow(0, 3, rows).select(1, 7).fill_(1e6);
+      const Tensor plain = ops::linear(uneven, values, scale, {}, "reference");
+      const Tensor got = ops::linear(uneven, values, scale, {}, "fused");
+      EXPECT_TRUE(errs_like_rounding(got, plain, at::linear(uneven.to(at::kDouble), wide), 1e-6));
+      if (rows > 10) continue;
+      EXPECT_TRUE(at::equal(got.narrow(0, 0, 3), finite.narrow(0, 0, 3)));
+      EXPECT_TRUE(at::equal(got.narrow(0, 13, 27), finite.narrow(0, 13, 27)));
+    }
     x[7][299] = std::numeric_limits<float>::quiet_NaN();
     x[8][0] = std::numeric_limits<float>::infinity();
     const Tensor y = ops::linear(x, values, scale, {}, "fused");

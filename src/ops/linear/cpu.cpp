@@ -57,7 +57,10 @@ bool is_streamed(const Linear::Arguments& a, int64_t rows) {
          rows * in * a.x.element_size() <= kBytesOfX && a.weight.is_contiguous();
 }
 
-// Whether y [M, O], by weights of eight or four bits, was computed in integers.
+std::vector<Tensor> forward(const Linear::Arguments& a, bool training);
+
+// Whether y [M, O], by weights of eight or four bits, was computed in integers, but for a few rows
+// that integers do not hold.
 bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   using namespace linear_kernel;
   static PackIntegers* const pack = HL_CHOOSE(pack_integers);
@@ -85,12 +88,18 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   const int64_t panels = (rows + kIntegerRows - 1) / kIntegerRows;
   const Tensor packed_x = of_x.bytes(panels * args.panel_bytes(kIntegerRows));
   args.packed_x = static_cast<char*>(packed_x.data_ptr());
-  std::atomic<bool> packed{true};
+  std::vector<uint8_t> unfit(static_cast<size_t>(rows));
+  args.unfit = unfit.data();
   const int64_t threads = at::in_parallel_region() ? 1 : thread_count();
-  at::parallel_for(0, panels, 16, [&](int64_t begin, int64_t end) {
-    if (!pack(args, begin, end)) packed = false;
-  });
-  if (!packed) return false;
+  at::parallel_for(0, panels, 16, [&](int64_t begin, int64_t end) { pack(args, begin, end); });
+  std::vector<int64_t> left;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (unfit[static_cast<size_t>(row)] != 0) left.push_back(row);
+  }
+  // Language models often have one, the first token's, in which a few values exceed the others ten
+  // thousand times (Sun et al. 2024, "Massive activations in large language models").
+  constexpr int64_t kFewOf = 4;
+  if (static_cast<int64_t>(left.size()) > rows / kFewOf) return false;
   const int64_t of_outputs = (out + kIntegerOutputs - 1) / kIntegerOutputs;
   const int64_t bytes = args.panel_bytes(kIntegerOutputs);
   const int64_t together = std::clamp<int64_t>(kBytesOfWeights / bytes, 1,
@@ -101,6 +110,12 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
     run(args, begin, std::min(begin + together * kIntegerOutputs, out),
         of_weights.bytes(together * bytes).data_ptr());
   });
+  if (left.empty()) return true;
+  // All of these are unfit, so they are not multiplied in integers of 16 bits again.
+  const Tensor which = at::tensor(left, at::kLong);
+  Linear::Arguments rest = a;
+  rest.x = a.x.reshape({rows, in}).index_select(0, which);
+  y.index_copy_(0, which, forward(rest, /*training=*/false)[0]);
   return true;
 }
 

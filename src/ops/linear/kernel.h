@@ -66,15 +66,16 @@ struct IntegerArgs {
   const void* bias = nullptr;             // [out] bfloat16 or null
   void* y = nullptr;                      // [rows, out] bfloat16
   char* packed_x = nullptr;               // a panel for each kIntegerRows rows, aligned to 4
+  uint8_t* unfit = nullptr;               // [rows], 1 for those that cannot be held so
 
   // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
   int64_t panel_bytes(int64_t lanes) const {
     return (in + group - 1) / group * (1 + group / 2) * lanes * static_cast<int64_t>(sizeof(float));
   }
 };
-// Writes panels begin ... end of packed_x. False where prepare_int4 would say so of two planes, and
-// where this instruction set gains nothing by integers.
-using PackIntegers = bool(const IntegerArgs& args, int64_t begin, int64_t end);
+// Writes panels begin ... end of packed_x, and which of their rows are unfit: those of which
+// prepare_int4 would say so with two planes. Their results mean nothing.
+using PackIntegers = void(const IntegerArgs& args, int64_t begin, int64_t end);
 PackIntegers pack_integers_DEFAULT, pack_integers_AVX2, pack_integers_AVX512,
     pack_integers_AVX512_BF16;
 // Outputs begin ... end of every row; begin is a multiple of kIntegerOutputs. `packed` has room for

@@ -279,8 +279,8 @@ void HL_KERNEL(run_int4)(const Int4Args& args, int64_t begin, int64_t end) {
                    : int4_outputs<3, BFloat16>(args, begin, end);
 }
 
-bool HL_KERNEL(pack_integers)(const IntegerArgs& args, int64_t begin, int64_t end) {
-  return pack_rows(args, begin, end);
+void HL_KERNEL(pack_integers)(const IntegerArgs& args, int64_t begin, int64_t end) {
+  pack_rows(args, begin, end);
 }
 
 void HL_KERNEL(run_integers)(const IntegerArgs& args, int64_t begin, int64_t end, void* packed) {

@@ -4,9 +4,10 @@
 // float32, so that integers are at most 1.6 times as fast.
 //
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
-// numbers of which the group's largest is 32600. Groups whose values are too far apart for that are
-// not taken (Group in kernel_int4.h). Weights are whole numbers already, with a scale for each
-// group. The sums of a group fit into 32 bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
+// numbers of which the group's largest is 32600. A row with a group whose values are too far apart
+// for that is unfit (Group in kernel_int4.h) and is multiplied elsewhere. Weights are whole numbers
+// already, with a scale for each group. The sums of a group fit into 32 bits: 256 products of 32600
+// and 127, or 32 of 32600 and 8.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -53,7 +54,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, in
   return true;
 }
 
-bool pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
+void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
@@ -62,13 +63,11 @@ bool pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
       to += kIntegerRows;
       for (int64_t r = 0; r < kIntegerRows; ++r) {
         const int64_t row = kIntegerRows * panel + r;
-        int16_t whole[kMostOfGroup];
-        if (row >= a.rows) {
-          scales[r] = 0;
-          std::fill(whole, whole + group, int16_t{0});
-        } else if (!whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
-                                  std::min(group, a.in - i), group, whole, scales + r)) {
-          return false;
+        int16_t whole[kMostOfGroup] = {};
+        scales[r] = 0;
+        if (row < a.rows && !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
+                                           std::min(group, a.in - i), group, whole, scales + r)) {
+          a.unfit[row] = 1;
         }
         for (int64_t l = 0; l < lines; ++l) {
           std::memcpy(to + l * kIntegerRows + r, whole + 2 * l, sizeof(TwoInputs));
@@ -76,7 +75,6 @@ bool pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
       }
     }
   }
-  return true;
 }
 
 // Sixteen bytes of weights as whole numbers.
@@ -211,7 +209,7 @@ void multiply_integers(const IntegerArgs& a, int64_t begin, int64_t end, void* p
 #else
 
 // Elsewhere integers are no faster than what weights are widened to.
-bool pack_rows(const IntegerArgs&, int64_t, int64_t) { return false; }
+void pack_rows(const IntegerArgs&, int64_t, int64_t) {}
 void multiply_integers(const IntegerArgs&, int64_t, int64_t, void*) {}
 
 #endif
