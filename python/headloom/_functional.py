@@ -299,7 +299,9 @@ class FunctionalModule(Part):
             owner: Any = self
             for part in parts:
                 inner = owner._modules.get(part)
-                owner = getattr(owner, part) if inner is None else inner
+                owner = getattr(owner, part, None) if inner is None else inner
+                if owner is None:
+                    raise ValueError(f"{self._what()}: the part '{part}' of '{'.'.join([*parts, name])}' is missing.")
             value = owner._parameters.get(name)
             if value is None:
                 value = owner._buffers.get(name)

@@ -213,6 +213,18 @@ class Model(FunctionalModule):
         segments: Optional[Tensor] = None,
         source: Optional[Tensor] = None,
         source_lengths: Optional[Tensor] = None,
+        auxiliary: bool,
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        lengths: Optional[Tensor] = None,
+        documents: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
+        source_lengths: Optional[Tensor] = None,
         maps: Sequence[str],
     ) -> Tuple[Tensor, Dict[str, Tensor]]: ...
 
@@ -344,9 +356,10 @@ class Model(FunctionalModule):
 
     def _record(self, given: Tuple[Optional[Tensor], ...], maps: Sequence[str]) -> Tuple[Tensor, Dict[str, Tensor]]:
         """The logits, and what is wanted of the inside."""
-        if isinstance(maps, str) or not all(isinstance(name, str) for name in maps):
+        wanted = list(maps) if isinstance(maps, Iterable) and not isinstance(maps, str) else [None]
+        if not all(isinstance(name, str) for name in wanted):
             raise TypeError(f'maps is {shown(maps)}, expected a list of names such as ["weights"].')
-        output, names, values = torch.ops.headloom.record(self.spec, self._tensors(), self.training, list(maps), *given)
+        output, names, values = torch.ops.headloom.record(self.spec, self._tensors(), self.training, wanted, *given)
         return output, dict(zip(names, values))
 
     def _move(self, load: List[Tensor]) -> None:
@@ -468,11 +481,8 @@ class Model(FunctionalModule):
     def _stops(self, stop: Stop) -> Tuple[List[bytes], List[int]]:
         """Texts and tokens that end a text."""
         given = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
-        for one in given:
-            if not isinstance(one, (str, int)):
-                raise TypeError(f"stop has {shown(one)}, expected texts and tokens.")
         texts = [s.encode() for s in given if isinstance(s, str)]
-        tokens = [s for s in given if isinstance(s, int)]
+        tokens = [whole_number("stop", s, None, "texts and tokens") for s in given if not isinstance(s, str)]
         vocabulary = self.config.get("vocabulary", 2**63)  # a vision transformer, which is refused later, has none
         for token in tokens:
             if not 0 <= token < vocabulary:

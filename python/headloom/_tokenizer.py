@@ -96,6 +96,9 @@ class Tokenizer:
         """
         return _bytes(self._tokenizer.piece(whole_number("token", token, None, "a whole number")))
 
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Tokenizer:
+        return self  # nothing changes it, and its file may be gone
+
     def __getstate__(self) -> Dict[str, str]:
         return {"name": self.name}
 

@@ -1,7 +1,8 @@
 """Looking into models: attention maps, diversity of heads, ranks, noise, experts, states, theorems.
 
 Each function returns a :class:`Findings`: NumPy arrays, tables, sentences and a page. docs/analyses.md says how each
-is read. The command line has the same: ``headloom analyze RUN WHAT``.
+is read. An encoder-decoder reads ``source``, and ``inputs`` is then what it writes. The command line has the same:
+``headloom analyze RUN WHAT``.
 
 Example:
     >>> model = headloom.load("runs/text")
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headloom import _command
-from headloom._functional import shown
+from headloom._functional import shown, whole_number
 from headloom._model import Model
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _analyze(
             raise ValueError(f"the text has {tokens.shape[1]} tokens, but the model reads at most {longest}.")
         return tokens
 
+    top = whole_number("top", top, 1, "a whole number, at least 1")
     read = tokens_of("inputs", inputs)
     vit = model is not None and model.config["kind"] == "vit"
     vocabulary: List[str] = []
@@ -179,11 +181,18 @@ def maps(
     return _analyze("maps", model, inputs, layers, heads, source=source)
 
 
-def diversity(model: Model, inputs: Optional[Inputs] = None, *, layers: Optional[Sequence[int]] = None) -> Findings:
+def diversity(
+    model: Model,
+    inputs: Optional[Inputs] = None,
+    *,
+    layers: Optional[Sequence[int]] = None,
+    source: Optional[Inputs] = None,
+) -> Findings:
     """How different the heads are (Xiao et al. 2024, figure 5).
 
     Args:
         inputs: where given, also how similar the heads' maps are on it, before and after composition.
+        source: what an encoder-decoder reads.
 
     Returns:
         ``arrays["qk"]`` and ``arrays["ov"]`` ``[H]``: the share of the heads' products W_Q W_K^T and W_V W_O that the
@@ -192,7 +201,7 @@ def diversity(model: Model, inputs: Optional[Inputs] = None, *, layers: Optional
     Raises:
         ValueError: the model has no heads of that form.
     """
-    return _analyze("diversity", model, inputs, layers)
+    return _analyze("diversity", model, inputs, layers, source=source)
 
 
 def rank(
@@ -201,13 +210,14 @@ def rank(
     *,
     layers: Optional[Sequence[int]] = None,
     heads: Optional[Sequence[int]] = None,
+    source: Optional[Inputs] = None,
 ) -> Findings:
     """Ranks and singular values of the maps against head size and length (Bhojanapalli et al. 2020).
 
     Returns:
         ``arrays["layer0.length64.singular_values"]`` ``[B, H, 64]``, descending.
     """
-    return _analyze("rank", model, inputs, layers, heads)
+    return _analyze("rank", model, inputs, layers, heads, source=source)
 
 
 def noise(
@@ -218,6 +228,7 @@ def noise(
     targets: Optional[Tensor] = None,
     layers: Optional[Sequence[int]] = None,
     heads: Optional[Sequence[int]] = None,
+    source: Optional[Inputs] = None,
 ) -> Findings:
     """The share of attention that goes to the answer, against the rest (Ye et al. 2024).
 
@@ -238,7 +249,7 @@ def noise(
         if not isinstance(inputs, str):
             raise TypeError("answer is a part of a text, expected inputs to be that text.")
         place = _answer_place(model, inputs, answer)
-    return _analyze("noise", model, inputs, layers, heads, targets=targets, answer=place)
+    return _analyze("noise", model, inputs, layers, heads, source=source, targets=targets, answer=place)
 
 
 def _answer_place(model: Model, text: str, answer: str) -> Tensor:
@@ -256,32 +267,48 @@ def _answer_place(model: Model, text: str, answer: str) -> Tensor:
     return torch.tensor(place)
 
 
-def experts(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
+def experts(
+    model: Model,
+    inputs: Inputs,
+    *,
+    layers: Optional[Sequence[int]] = None,
+    top: int = 5,
+    source: Optional[Inputs] = None,
+) -> Findings:
     """Load and specialisation of experts (Dai et al. 2024).
 
     Returns:
         ``arrays["layer0.load"]`` ``[experts]``: how often each was chosen.
     """
-    return _analyze("experts", model, inputs, layers, top=top)
+    return _analyze("experts", model, inputs, layers, top=top, source=source)
 
 
-def states(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None) -> Findings:
+def states(
+    model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None, source: Optional[Inputs] = None
+) -> Findings:
     """Norms of recurrent states along the sequence, and decays.
 
     Returns:
         ``arrays["layer0.norm.wkv"]`` ``[B, T]`` and ``arrays["layer0.decay"]``, the factors of a position.
     """
-    return _analyze("states", model, inputs, layers)
+    return _analyze("states", model, inputs, layers, source=source)
 
 
-def memory(model: Model, inputs: Inputs, *, layers: Optional[Sequence[int]] = None, top: int = 5) -> Findings:
+def memory(
+    model: Model,
+    inputs: Inputs,
+    *,
+    layers: Optional[Sequence[int]] = None,
+    top: int = 5,
+    source: Optional[Inputs] = None,
+) -> Findings:
     """Feed-forward layers as key-value memory: what a hidden unit fires on and what it writes (Geva et al. 2021).
 
     Returns:
         ``arrays["layer0.largest"]`` and ``["layer0.positions"]`` ``[10, units]``: each unit's highest firings and where
         in the flattened tokens they are.
     """
-    return _analyze("memory", model, inputs, layers, top=top)
+    return _analyze("memory", model, inputs, layers, top=top, source=source)
 
 
 def sparsity(
@@ -290,13 +317,14 @@ def sparsity(
     *,
     layers: Optional[Sequence[int]] = None,
     heads: Optional[Sequence[int]] = None,
+    source: Optional[Inputs] = None,
 ) -> Findings:
     """Attention as a graph: how many edges matter, how far they reach, where they meet.
 
     Returns:
         ``arrays["layer0.edges"]`` ``[B, H, T]``: keys with 90% of a query's attention; ``["layer0.in_degree"]``.
     """
-    return _analyze("sparsity", model, inputs, layers, heads)
+    return _analyze("sparsity", model, inputs, layers, heads, source=source)
 
 
 def params(model: Model) -> Findings:

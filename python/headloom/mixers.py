@@ -74,6 +74,10 @@ class ChannelMixer(FunctionalModule):
     def forward(
         self, x: Tensor, documents: Optional[Tensor] = None, *, auxiliary: Literal[True]
     ) -> Tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self, x: Tensor, documents: Optional[Tensor] = None, *, auxiliary: bool
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
 
     def forward(
         self, x: Tensor, documents: Optional[Tensor] = None, auxiliary: bool = False

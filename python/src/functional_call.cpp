@@ -124,6 +124,10 @@ void FunctionalModule::clear_tensors() {
   }
 }
 
+bool under_autocast(at::DeviceType device) {
+  return device != at::kMeta && at::autocast::is_autocast_enabled(device);
+}
+
 bool is_of_python(const Tensor& t) { return t.key_set().has(c10::DispatchKey::Python); }
 
 void explain_types(const FunctionalModule& functional, at::TensorList params, Inputs inputs) {
@@ -138,8 +142,7 @@ void explain_types(const FunctionalModule& functional, at::TensorList params, In
     }
   }
   // Autocast brings types together, but leaves Double alone.
-  const bool autocast =
-      at::autocast::is_autocast_enabled(params.empty() ? at::kCPU : params[0].device().type());
+  const bool autocast = under_autocast(params.empty() ? at::kCPU : params[0].device().type());
   const char* kind = "";
   std::string first;
   std::optional<at::ScalarType> type;

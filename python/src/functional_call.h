@@ -69,6 +69,9 @@ struct FunctionalModule {
   void clear_tensors();
 };
 
+// Whether autocast is on for the device; the meta device has none.
+bool under_autocast(at::DeviceType device);
+
 // Whether it is of a Python class of its own, as a DTensor: C++ does not see its numbers.
 bool is_of_python(const Tensor& t);
 

@@ -177,7 +177,7 @@ std::string types_of(at::TensorList params) {
   if (params.empty()) return "";
   const auto device = params[0].device().type();
   const std::string type = c10::toString(params[0].scalar_type());
-  if (!at::autocast::is_autocast_enabled(device)) return type;
+  if (!under_autocast(device)) return type;
   return type + " under autocast to " + c10::toString(at::autocast::get_autocast_dtype(device));
 }
 

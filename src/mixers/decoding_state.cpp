@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "mixers/check.h"
 
 namespace headloom {
 namespace {
@@ -177,8 +178,8 @@ void CacheTensor::put(const at::Tensor& t) {
   // The few rows of a decoding step are copied here, because copy_ takes longer to begin than to
   // copy them. `whole`: they have the cache's type and lie as a projection leaves them.
   const int64_t values = data_.stride(1), added = t.size(1);
-  const bool whole = t.scalar_type() == data_.scalar_type() && t.is_cpu() && data_.is_cpu() &&
-                     t.numel() == batch_ * added * values && is_row(t);
+  const bool whole = t.scalar_type() == data_.scalar_type() && has_numbers(t) &&
+                     has_numbers(data_) && t.numel() == batch_ * added * values && is_row(t);
   if (added > kSpare || !whole) {
     view(end_, added).copy_(t);
     return;
@@ -215,7 +216,7 @@ void CacheTensor::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
     sizes[1] = capacity;
     data = at::empty(sizes, data_.options());
   }
-  if (data_.is_cpu()) {
+  if (has_numbers(data_)) {
     const size_t row = bytes_of_row(data_);
     const int64_t has = data_.size(1);
     const char* const from = static_cast<const char*>(data_.const_data_ptr());
@@ -248,7 +249,7 @@ void CacheTensor::keep_last(int64_t n) {
 void CacheTensor::keep(const at::Tensor& which) {
   if (!data_.defined()) return;
   const int64_t count = which.size(-1), capacity = data_.size(1), all = size();
-  if (!data_.is_cpu()) {
+  if (!has_numbers(data_) || !has_numbers(which)) {
     const at::Tensor index = which.to(data_.device()).expand({batch_, count});
     const at::Tensor row = at::arange(batch_, index.options()).unsqueeze(1);
     view(end_ - count, count).copy_(at::index(kept(), {row, index}));

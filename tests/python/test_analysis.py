@@ -54,6 +54,9 @@ def test_maps_refuse(model):
         model(TOKENS, maps=["weigths"])
     with pytest.raises(TypeError, match=r'expected a list of names such as \["weights"\]'):
         model(TOKENS, maps="weights")
+    with pytest.raises(TypeError, match="maps is 3 .int., expected a list of names"):
+        model(TOKENS, maps=3)
+    assert list(model(TOKENS, maps=(name for name in ["layer1.weights"]))[1]) == ["layer1.weights"]
     with pytest.raises(ValueError, match="of two calls"):
         model(TOKENS, maps=["weights"], auxiliary=True)
     mamba = make({"mixer": {"type": "mamba"}, "channel": {"type": "none"}})
@@ -124,6 +127,10 @@ def test_noise(model):
 
 def test_memory_states_experts_params(model):
     assert headloom.analysis.memory(model, "To be, or not", top=3).arrays["layer0.largest"].shape == (10, 24)
+    with pytest.raises(ValueError, match="top is 0, expected a whole number, at least 1"):
+        headloom.analysis.memory(model, "To be", top=0)
+    with pytest.raises(TypeError, match="top is '3' .str., expected a whole number"):
+        headloom.analysis.experts(model, "To be", top="3")
     with pytest.raises(ValueError, match="keeps no recurrent state"):
         headloom.analysis.states(model, "To be")
     retention = make({"mixer": {"type": "retention", "heads": 2}})
@@ -147,6 +154,9 @@ def test_encoder_decoder_and_images():
     writer = make(kind="encoder_decoder", max_source_length=32)
     found = headloom.analysis.maps(writer, "write", source="what is read")
     assert found.arrays["decoder.layer0.cross.weights"].shape == (1, 4, 5, 12)
+    for analysis in ("rank", "sparsity", "memory", "diversity"):
+        found = getattr(headloom.analysis, analysis)(writer, "write", source="what is read")
+        assert any(name.startswith("encoder.") for name in found.arrays), analysis
     image = {"channels": 1, "height": 8, "width": 8, "patch": 4}
     torch.manual_seed(0)
     vit = headloom.model(

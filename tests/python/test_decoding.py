@@ -9,6 +9,7 @@ import warnings
 import headloom
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from model_support import DECODERS, LENGTH, OTHERS, SHAPE, VOCABULARY, decoder, layer, make, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -90,6 +91,16 @@ def test_a_prompt_beyond_the_model_s_length_is_read_in_pieces(cache):
             logits = model.extend(expected[-1].unsqueeze(1), state)
         written = model.generate(prompt[:, :tokens_of_prompt], 6, temperature=0, cache=cache)
         assert written[0, tokens_of_prompt:].tolist() == [int(token) for token in expected]
+
+
+@pytest.mark.parametrize("cache", ["full", "window:5", "sinks:6", "tova:5"])
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")])
+def test_tensors_without_numbers_go_through_a_state(cache, mode):
+    with mode():
+        model, state = decoder().eval(), headloom.State(cache)
+        for length in (9, 1, 1):
+            logits = model.extend(torch.zeros(2, length, dtype=torch.int64), state)
+            assert logits.shape == (2, length, VOCABULARY)
 
 
 def test_saved_states_belong_to_their_model():

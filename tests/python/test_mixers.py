@@ -219,6 +219,13 @@ def test_what_nothing_calls_is_told():
         layer(inputs())
 
 
+def test_a_missing_part_is_named():
+    model = headloom.model(width=WIDTH, depth=1, vocabulary=9, layer=[{"mixer": {"type": "mha", "heads": 4}}])
+    del model.layer0.mixer.qkv
+    with pytest.raises(ValueError, match="model: the part 'qkv' of 'layer0.mixer.qkv.weight' is missing"):
+        model(torch.zeros(1, 3, dtype=torch.int64))
+
+
 def test_gradcheck():
     for name in NAMES:
         layer = make(name).double()

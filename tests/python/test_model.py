@@ -406,8 +406,9 @@ def test_errors_of_presets():
         (lambda m: m("text"), "'text' .str.; model.encode"),
         (lambda m: m.generate([1, 2]), "a prompt is 1 .int., expected text or a tensor"),
         (lambda m: m.generate(5), "a prompt is 5 .int."),
-        (lambda m: m.generate(tokens(), 3, stop=b"x"), "stop has b'x' .bytes."),
-        (lambda m: m.generate(tokens(), 3, stop=None), "stop has None .NoneType., expected texts and tokens"),
+        (lambda m: m.generate(tokens(), 3, stop=b"x"), "stop is b'x' .bytes."),
+        (lambda m: m.generate(tokens(), 3, stop=None), "stop is None .NoneType., expected texts and tokens"),
+        (lambda m: m.generate(tokens(), 3, stop=True), "stop is True .bool., expected texts and tokens"),
         (lambda m: m.generate(tokens(), 3, stop=[3, 999]), "stop has the token 999, expected one of the vocabulary's 0 to "),
     ],
 )

@@ -1,10 +1,12 @@
 """tokenizer.json files read as the `tokenizers` package reads them, on random Unicode; damaged ones."""
 
+import copy
 import json
 import random
 import subprocess
 import unicodedata
 
+import headloom as package
 import pytest
 from cli_support import BINARY, ENVIRONMENT, headloom, run
 
@@ -217,6 +219,15 @@ def test_merges_as_text_and_as_pairs_are_the_same(tmp_path):
     ]
     path.write_text(json.dumps(content))
     assert tokenize(path, TEXT) == first
+
+
+def test_a_model_is_copied_without_its_tokenizer_s_file(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    gpt2().save(str(path))
+    model = package.model(width=32, depth=1, tokenizer=path, layer=[{"mixer": {"type": "mha", "heads": 4}}])
+    path.unlink()
+    copied = copy.deepcopy(model)
+    assert copied is not model and copied.encode("a word").tolist() == model.encode("a word").tolist()
 
 
 def refused(path, content):

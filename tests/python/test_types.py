@@ -34,6 +34,7 @@ def __getattr__(name: str) -> Any: ...
 TYPES = {
     "model(x)": "torch.Tensor",
     "model(x, auxiliary=True)": "tuple[torch.Tensor, torch.Tensor]",
+    "model(x, auxiliary=bool(count))": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]",
     "model.extend(x, headloom.State())": "torch.Tensor",
     "model.generate('a')": "str",
     "model.generate('a', num_samples=count)": "str | list[str]",
@@ -46,6 +47,7 @@ TYPES = {
     "headloom.mixer('mha', 8)(x)": "torch.Tensor",
     "headloom.channel_mixer('moe', 8)(x)": "torch.Tensor",
     "headloom.channel_mixer('moe', 8)(x, auxiliary=True)": "tuple[torch.Tensor, torch.Tensor]",
+    "headloom.channel_mixer('moe', 8)(x, auxiliary=bool(count))": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]",
     "headloom.load('run')": "headloom._model.Model",
     "headloom.model(width=8)": "headloom._model.Model",
     "headloom.composed_attention(x, x, x)": "torch.Tensor",
