@@ -1,42 +1,38 @@
 // Decoding: a token's time beside the memory's bound, in narrower types, of mechanisms beside plain
 // attention, and along the context.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include <limits>
 #include <memory>
 
 #include "bench/decode_step.h"
 #include "bench/requirements.h"
 #include "core/text.h"
+#include "ops/machine_rates/machine_rates.h"
 
 namespace headloom::bench {
 namespace {
 
-// The time of reading as many bytes as `bytes` says, once, with all threads, in order and fetched
-// ahead as the kernels do. They are more than any cache holds.
+// Reads `bytes`, which are more than any cache holds, once with all threads, in the way that is the
+// fastest here.
 class StreamingRead {
  public:
-  explicit StreamingRead(int64_t bytes) : data_(at::ones({bytes / 8}, at::kLong)) {}
-
-  void operator()() {
-    constexpr int64_t kBlock = 1024, kAhead = 1024, kLine = 8;  // values
-    const int64_t* data = data_.const_data_ptr<int64_t>();
-    at::parallel_for(0, data_.numel() / kBlock, 64, [&](int64_t begin, int64_t end) {
-      int64_t sums[16] = {};
-      for (int64_t i = begin * kBlock; i < end * kBlock; i += 16) {
-        __builtin_prefetch(data + i + kAhead, /*rw=*/0, /*locality=*/0);
-        __builtin_prefetch(data + i + kAhead + kLine, /*rw=*/0, /*locality=*/0);
-        for (int64_t j = 0; j < 16; ++j) sums[j] += data[i + j];
-      }
-      int64_t sum = 0;
-      for (const int64_t s : sums) sum += s;
-      sink_ = sum;  // else nothing needs to be read
-    });
+  explicit StreamingRead(int64_t bytes)
+      : data_(at::ones({bytes / kPiece * (kPiece / int64_t{sizeof(float)})})) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const ops::Reading how : ops::kReadings) {
+      const auto read = [&] { ops::read_all(data_, how); };
+      const double seconds = time_pairs(read, [] {}, 0.5).a.median;
+      if (seconds < least) fastest_ = how;
+      least = std::min(least, seconds);
+    }
   }
+  void operator()() { ops::read_all(data_, fastest_); }
 
  private:
+  static constexpr int64_t kPiece = 1 << 20;  // bytes, as read_all() wants them
   const Tensor data_;
-  inline static volatile int64_t sink_ = 0;
+  ops::Reading fastest_ = ops::Reading::kInOrder;
 };
 
 // As many tokens in a row as show the pace of a text, not that of a model whose turn comes once.

@@ -33,15 +33,17 @@ Rates measure_rates(at::ScalarType type) {
   const double bytes = static_cast<double>(from.nbytes());
   // Reading alone is faster than copying, where memory changes direction.
   const double copied = 2 * bytes / best_seconds([&] { to.copy_(from); });
-  const double in_order = best_seconds([&] { ops::read_all(from, /*in_order=*/true); });
-  const double in_runs = best_seconds([&] { ops::read_all(from, /*in_order=*/false); });
+  double read = std::numeric_limits<double>::infinity();
+  for (const ops::Reading how : ops::kReadings) {
+    read = std::min(read, best_seconds([&] { ops::read_all(from, how); }));
+  }
   const at::Tensor x = at::randn({int64_t{1} << 16});
   at::Tensor y = at::empty_like(x);
   const double values = static_cast<double>(x.numel());
   const double library = best_seconds([&] { at::exp_out(y, x); });
   const double own = best_seconds([&] { ops::repeated_exponentials(x, y, 16); }) / 16;
   return {.flops = 2.0 * n * n * n / product,
-          .bytes = std::max(copied, bytes / std::min(in_order, in_runs)),
+          .bytes = std::max(copied, bytes / read),
           .exponentials = values / std::min(library, own)};
 }
 

@@ -21,10 +21,9 @@ TEST(MachineRates, EveryValueIsRead) {
   for (const int64_t place : {int64_t{0}, int64_t{1} << 20, n / 2 + 17, n - 1}) {
     x.fill_(0);
     x[place] = 2.5;
-    EXPECT_EQ(ops::read_all(x, /*in_order=*/true), 2.5) << place;
-    EXPECT_EQ(ops::read_all(x, /*in_order=*/false), 2.5) << place;
+    for (const ops::Reading how : ops::kReadings) EXPECT_EQ(ops::read_all(x, how), 2.5) << place;
   }
-  EXPECT_THROW(ops::read_all(x.narrow(0, 1, 5), true), c10::ValueError);
+  EXPECT_THROW(ops::read_all(x.narrow(0, 1, 5), ops::kReadings[0]), c10::ValueError);
 }
 
 }  // namespace

@@ -7,8 +7,9 @@ namespace {
 
 // 16 KB of x and of y.
 constexpr int64_t kShare = 1 << 12;
-// Shares of what is read: long enough that the hardware fetches ahead.
-constexpr int64_t kRead = 1 << 20;
+// Shares of what is read: long enough that the hardware fetches ahead, and so many that no thread
+// waits long for another.
+constexpr int64_t kRead = 1 << 18;
 
 }  // namespace
 
@@ -27,17 +28,15 @@ void repeated_exponentials(const at::Tensor& x, const at::Tensor& y, int64_t rep
   });
 }
 
-double read_all(const at::Tensor& x, bool in_order) {
+double read_all(const at::Tensor& x, Reading how) {
   static auto* const kernel = HL_CHOOSE(machine_rates_kernel::sum);
   TORCH_CHECK_VALUE(x.numel() % kRead == 0, "x has ", x.numel(), " values, expected a multiple of ",
                     kRead, ".");
   const float* const from = x.const_data_ptr<float>();
   const int64_t shares = x.numel() / kRead;
   std::vector<double> sums(static_cast<size_t>(shares));
-  at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      sums[static_cast<size_t>(i)] = kernel(from + i * kRead, kRead, in_order);
-    }
+  each_task(thread_count(), shares, [&](int64_t i) {
+    sums[static_cast<size_t>(i)] = kernel(from + i * kRead, kRead, how);
   });
   double sum = 0;
   for (const double one : sums) sum += one;

@@ -1,6 +1,7 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 #include "ops/machine_rates/kernel.h"
 
+#include "ops/kernel/prefetch.h"
 #include "ops/kernel/vec.h"
 
 namespace headloom::ops::machine_rates_kernel {
@@ -15,10 +16,21 @@ void HL_KERNEL(exponentials)(const float* x, float* y, int64_t n) {
   }
 }
 
-float HL_KERNEL(sum)(const float* x, int64_t n, bool in_order) {
+float HL_KERNEL(sum)(const float* x, int64_t n, Reading how) {
   vf sums[kAtOnce];
   for (vf& sum : sums) sum = zero();
-  if (in_order) {
+  if (how == Reading::kPastCache) {
+    constexpr int64_t kLine = 16, kAhead = 128 * kLine;
+    for (int64_t i = 0; i < n; i += kAtOnce * kLine) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float* const at = x + i + j * kLine;
+        prefetch_once(at + kAhead, /*past_cache=*/true);
+#pragma GCC unroll 4
+        for (int v = 0; v < kLine; v += VL) sums[j] = sums[j] + load(at + v);
+      }
+    }
+  } else if (how == Reading::kInOrder) {
     for (int64_t i = 0; i + kAtOnce * VL <= n; i += kAtOnce * VL) {
 #pragma GCC unroll 4
       for (int j = 0; j < kAtOnce; ++j) sums[j] = sums[j] + load(x + i + j * VL);
