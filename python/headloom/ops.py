@@ -193,7 +193,8 @@ def aft(
         form: ``"simple"`` (w = 0), ``"local"`` (w where ``|t - s| < W``), ``"full"``, or ``"conv"`` (a function of t - s,
             shared by the channels of a head).
         bias: w. local ``[L, W]`` with ``bias[t, i]`` for s = t - (W - 1) + i, ``[L, 2W - 1]`` where not causal; full
-            ``[L, L]``; conv ``[H, W]`` or ``[H, 2W - 1]``. L is at least T + offset.
+            ``[L, L]``; conv ``[H, W]`` or ``[H, 2W - 1]``. L is at least T + offset. Without a kernel (float64, and forms
+            that are not causal) e^w is computed as it is, so w must lie between -700 and 700.
         causal: s runs up to t only.
         lengths: ``[B]`` int64, positions of each sequence that are keys where it is not causal; an empty sequence gives 0.
         documents: ``[B, T]`` int64 ids; nothing is read across a change of id.

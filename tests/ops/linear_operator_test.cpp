@@ -339,6 +339,27 @@ TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
   }
 }
 
+// A row of values that are far apart, or not finite, is multiplied in another way than the others.
+TEST(LinearOperator, RowsKeepTheirBitsBesideOthers) {
+  at::manual_seed(11);
+  const Tensor weight = at::randn({50, 320});
+  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t rows : {2, 3, 16, 24}) {
+        const Tensor x = at::randn({rows, 320}).to(type);
+        const Tensor alone = ops::linear(x, values, scale, {}, "fused");
+        for (const double unlike : {1e6, 1e30, std::numeric_limits<double>::quiet_NaN()}) {
+          Tensor beside = x.clone();
+          beside[rows - 1][7] = unlike;
+          const Tensor y = ops::linear(beside, values, scale, {}, "fused");
+          EXPECT_TRUE(at::equal(y.narrow(0, 0, rows - 1), alone.narrow(0, 0, rows - 1)))
+              << values.scalar_type() << ", " << type << ", " << rows << " rows, " << unlike;
+        }
+      }
+    }
+  }
+}
+
 // Where they are multiplied in integers: one large value among small ones, rows of nothing, of next
 // to nothing and of values that are not finite, and any number of threads.
 TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {

@@ -52,7 +52,11 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
   const int64_t reach = block + columns - 1;
   const Tensor column = at::arange(reach, ids) - at::arange(block, ids).unsqueeze(1);
   const Tensor inside = column.ge(0).logical_and(column.lt(columns));
+  // An entry that no pair of positions uses must not become an infinity, which times the zeros
+  // around the sequence is NaN.
+  const Tensor age = (at::arange(columns, ids) - (window - 1)).abs();
   const Tensor weights = o.bias.to(at::kDouble)
+                             .masked_fill(age.ge(c10::Scalar(length)), 0)
                              .exp()
                              .index_select(1, column.clamp(0, columns - 1).flatten())
                              .view({heads, 1, block, reach});

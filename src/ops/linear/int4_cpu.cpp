@@ -124,18 +124,34 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
                 .y = nullptr,
                 .past_cache = fetches_past_cache()};
   const int64_t fewest = args.type == Type::kBFloat16 ? 2 : 3;
+  std::vector<Tensor> y = Linear::outputs(a, false);
   for (args.planes = fewest; rows <= kStreamedRows && args.planes <= 3; ++args.planes) {
     const Tensor prepared =
         at::empty({rows * prepared_row(in, args.planes)}, at::TensorOptions().dtype(at::kByte));
     args.prepared = static_cast<char*>(prepared.data_ptr());
-    if (!prepare(args, 0, rows)) continue;
-    std::vector<Tensor> y = Linear::outputs(a, false);
-    args.y = y[0].data_ptr();
-    for_runs_of_outputs(out, a.weight.size(1),
-                        [&](int64_t begin, int64_t end) { run(args, begin, end); });
+    std::vector<int64_t> fit, unfit;
+    for (int64_t row = 0; row < rows; ++row) {
+      (prepare(args, row, row + 1) ? fit : unfit).push_back(row);
+    }
+    if (unfit.empty()) {
+      args.y = y[0].data_ptr();
+      for_runs_of_outputs(out, a.weight.size(1),
+                          [&](int64_t begin, int64_t end) { run(args, begin, end); });
+      return y;
+    }
+    if (rows == 1) continue;
+    // Each by itself, so that the results of the others have the same bits as without them.
+    const Tensor x = a.x.reshape({rows, in}), result = y[0].view({rows, out});
+    const auto compute = [&](const std::vector<int64_t>& some) {
+      const Tensor which = at::tensor(some, at::kLong);
+      Linear::Arguments part = a;
+      part.x = x.index_select(0, which);
+      result.index_copy_(0, which, int4_forward(part)[0]);
+    };
+    if (!fit.empty()) compute(fit);
+    for (const int64_t row : unfit) compute({row});
     return y;
   }
-  std::vector<Tensor> y = Linear::outputs(a, false);
   widened_product(a, y[0].view({rows, out}));
   return y;
 }
