@@ -70,10 +70,6 @@ void check_texts_fit(const AutoregressiveModel& model,
              "fewer samples or prompts at once need less");
 }
 
-}  // namespace
-
-namespace {
-
 // Whether the policy keeps so few of the newest positions that attention stays within the model's
 // length, however long a text gets.
 bool stays_near(const CachePolicy& policy, int64_t length) {

@@ -87,6 +87,26 @@ Trend trend_of(const TaskInfo& task, const std::vector<const Run*>& runs) {
   return gain > enough ? Trend::kMoving : Trend::kPlateau;
 }
 
+std::vector<FailedSetting> failed_settings_of(const Comparison& c, const TaskInfo& task,
+                                              const ModelInfo& model) {
+  std::vector<FailedSetting> out;
+  for (const Run& run : c.runs) {
+    const bool of_sweep = run.sweep && run.model == model.label && run.task == task.name;
+    if (!of_sweep || !run_failed(run)) continue;
+    std::vector<std::string> values;
+    for (const SweptValue& v : run.setting) values.push_back(v.key + " = " + v.value);
+    const std::string setting = join(values);
+    const auto at = std::find_if(out.begin(), out.end(),
+                                 [&](const FailedSetting& f) { return f.setting == setting; });
+    if (at != out.end()) {
+      ++at->runs;
+    } else {
+      out.push_back({setting, 1, run_problem(run)});
+    }
+  }
+  return out;
+}
+
 Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) {
   Row row;
   row.model = &model;
@@ -114,21 +134,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
       row.diverged += run_diverged(run);
     }
   }
-  for (const Run& run : c.runs) {
-    if (!run.sweep || run.model != model.label || run.task != task.name || !run_failed(run)) {
-      continue;
-    }
-    std::vector<std::string> values;
-    for (const SweptValue& v : run.setting) values.push_back(v.key + " = " + v.value);
-    const std::string setting = join(values);
-    const auto at = std::find_if(row.failed_settings.begin(), row.failed_settings.end(),
-                                 [&](const FailedSetting& f) { return f.setting == setting; });
-    if (at != row.failed_settings.end()) {
-      ++at->runs;
-    } else {
-      row.failed_settings.push_back({setting, 1, run_problem(run)});
-    }
-  }
+  row.failed_settings = failed_settings_of(c, task, model);
   std::vector<double> results;
   double squares = 0;
   for (const Run* run : row.runs) {

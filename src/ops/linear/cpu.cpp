@@ -98,8 +98,8 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   }
   // Language models often have one, the first token's, in which a few values exceed the others ten
   // thousand times (Sun et al. 2024, "Massive activations in large language models").
-  constexpr int64_t kFewOf = 4;
-  if (static_cast<int64_t>(left.size()) > rows / kFewOf) return false;
+  constexpr int64_t kRowsForOneUnfit = 4;
+  if (static_cast<int64_t>(left.size()) > rows / kRowsForOneUnfit) return false;
   const int64_t of_outputs = (out + kIntegerOutputs - 1) / kIntegerOutputs;
   const int64_t bytes = args.panel_bytes(kIntegerOutputs);
   const int64_t together = std::clamp<int64_t>(kBytesOfWeights / bytes, 1,
