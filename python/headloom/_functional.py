@@ -162,6 +162,7 @@ class Part(nn.Module):
         self._mark()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        # A narrower type for everything else leaves the biases of experts as they are.
         wide = {n: b for n, b in self._buffers.items() if _is_choice_bias(n) and b is not None and b.dtype == torch.float32}
         done = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in wide.items():
