@@ -145,10 +145,10 @@ struct Finish {
   }
 };
 
-// Outputs begin ... end of R rows, which are all: an output at a time.
-template <int R, typename T, typename W, typename X>
+// Outputs begin ... end of R rows, which are all: an output at a time, of a row from P sums.
+template <int R, int P, typename T, typename W, typename X>
 void by_outputs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
-  constexpr int O = R == 1 ? VL : kOutputs, P = R == 1 ? 4 : R == 2 ? 2 : 1;
+  constexpr int O = R == 1 ? VL : kOutputs;
   Finish<O, R, T> of;
   for (int64_t output = begin; output < end; output += O) {
     const int64_t count = end - output < O ? end - output : O;
@@ -159,6 +159,58 @@ void by_outputs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t e
     of.write(a, 0, R, output, count);
   }
 }
+
+#if defined(CPU_CAPABILITY_AVX2)
+// Outputs begin ... end of one row. They are cut into four runs, of which an output each is computed
+// at a time: a Zen 3 reads four runs of memory side by side 1.1 to 1.25 times as fast as one. An
+// output has the same bits wherever it lies.
+template <typename T, typename W, typename X>
+void in_runs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
+  constexpr int kRuns = 4, P = 2;
+  constexpr int64_t kSource = sizeof(W), kFetched = kAhead / kRuns;
+  const int64_t run = (end - begin) / (kRuns * VL) * VL;
+  Finish<VL, 1, T> of[kRuns];
+  for (int64_t first = begin; first < begin + run; first += VL) {
+    for (int r = 0; r < kRuns; ++r) of[r].read_scales(a, first + r * run, VL);
+    for (int64_t o = 0; o < VL; ++o) {
+      const W* const weight = m.weight + (first + o) * m.size;
+      vf sums[kRuns][P];
+#pragma GCC unroll 4
+      for (auto& of_run : sums) of_run[0] = of_run[1] = zero();
+      int64_t i = 0;
+      const auto add = [&](int p, const auto& read) __attribute__((always_inline)) {
+        const auto x = read(m.x);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRuns; ++r) {
+          sums[r][p] = fma(read(weight + r * run * m.size), x, sums[r][p]);
+        }
+      };
+      const auto whole = [&i](const auto* row) __attribute__((always_inline)) {
+        return load(row + i);
+      };
+      while (i + P * VL <= m.size) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRuns; ++r) {
+          fetch<P * VL * kSource>(
+              reinterpret_cast<const char*>(weight + r * run * m.size + i) + kFetched,
+              m.past_cache);
+        }
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p, i += VL) add(p, whole);
+      }
+      for (; i + VL <= m.size; i += VL) add(0, whole);
+      if (i < m.size) {
+        add(0, [&](const auto* row)
+                   __attribute__((always_inline)) { return part(row + i, m.size - i); });
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRuns; ++r) store(of[r].sums + o * VL, sums[r][0] + sums[r][1]);
+    }
+    for (int r = 0; r < kRuns; ++r) of[r].write(a, 0, 1, first + r * run, VL);
+  }
+  by_outputs<1, P, T>(a, m, begin + kRuns * run, end);
+}
+#endif
 
 // O outputs of every row, kRows rows at a time. m.weight is that of `output`.
 template <int O, int kSource, typename T, typename W, typename X>
@@ -190,11 +242,15 @@ HL_INLINE void each_tile(int64_t begin, int64_t end, F&& f) {
 
 template <typename T, typename W, typename X>
 void run(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
-  if (a.rows == 1) return by_outputs<1, T>(a, m, begin, end);
-  if (a.rows == 2) return by_outputs<2, T>(a, m, begin, end);
+#if defined(CPU_CAPABILITY_AVX2)
+  // Int8 weights are read more slowly than memory gives them.
+  if (sizeof(W) > 1 && a.rows == 1) return in_runs<T>(a, m, begin, end);
+#endif
+  if (a.rows == 1) return by_outputs<1, 4, T>(a, m, begin, end);
+  if (a.rows == 2) return by_outputs<2, 2, T>(a, m, begin, end);
   if constexpr (kRows > 2) {
-    if (a.rows == 3) return by_outputs<3, T>(a, m, begin, end);
-    if (a.rows == 4) return by_outputs<4, T>(a, m, begin, end);
+    if (a.rows == 3) return by_outputs<3, 1, T>(a, m, begin, end);
+    if (a.rows == 4) return by_outputs<4, 1, T>(a, m, begin, end);
   }
   each_tile(begin, end,
             [&]<int O>(int64_t output) { by_tiles<O, sizeof(W), T>(a, m.from(output), output); });
