@@ -339,6 +339,27 @@ TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
   }
 }
 
+// One row, as in decoding: threads take outputs in runs that depend on who is ahead.
+TEST(LinearOperator, AnOutputHasTheSameBitsWhereverItLies) {
+  at::manual_seed(12);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t in : {1, 20, 63, 256, 771}) {
+      const Tensor weight = at::randn({150, in}).to(type), x = at::randn({1, in}).to(type);
+      const Tensor bias = at::randn({150}).to(type);
+      const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble), bias.to(kDouble));
+      Poison poison;
+      const Tensor whole = ops::linear(x, weight, {}, bias, "fused");
+      EXPECT_TRUE(close(whole, expected, type == at::kFloat ? 2e-6 : 6e-3)) << type << ", " << in;
+      for (const int64_t count : {1, 7, 40, 149}) {
+        const Tensor part = ops::linear(x, weight.narrow(0, 150 - count, count), {},
+                                        bias.narrow(0, 150 - count, count), "fused");
+        EXPECT_TRUE(at::equal(part, whole.narrow(1, 150 - count, count)))
+            << type << ", " << in << ", " << count;
+      }
+    }
+  }
+}
+
 // A row of values that are far apart, or not finite, is multiplied in another way than the others.
 TEST(LinearOperator, RowsKeepTheirBitsBesideOthers) {
   at::manual_seed(11);
