@@ -161,9 +161,9 @@ void by_outputs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t e
 }
 
 #if defined(CPU_CAPABILITY_AVX2)
-// Outputs begin ... end of one row. They are cut into four runs, of which an output each is computed
-// at a time: a Zen 3 reads four runs of memory side by side 1.1 to 1.25 times as fast as one. An
-// output has the same bits wherever it lies.
+// Outputs begin ... end of one row. They are cut into four runs, of which an output each is
+// computed at a time: a Zen 3 reads four runs of memory side by side 1.1 to 1.25 times as fast as
+// one. An output has the same bits wherever it lies.
 template <typename T, typename W, typename X>
 void in_runs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
   constexpr int kRuns = 4, P = 2;
@@ -185,9 +185,8 @@ void in_runs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end)
           sums[r][p] = fma(read(weight + r * run * m.size), x, sums[r][p]);
         }
       };
-      const auto whole = [&i](const auto* row) __attribute__((always_inline)) {
-        return load(row + i);
-      };
+      const auto whole = [&i](const auto* row)
+                             __attribute__((always_inline)) { return load(row + i); };
       while (i + P * VL <= m.size) {
 #pragma GCC unroll 4
         for (int r = 0; r < kRuns; ++r) {
