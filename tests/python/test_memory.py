@@ -247,9 +247,9 @@ def faults_of_step():
     step()
     return faults() - before
 def least():
-    for _ in range(2):
+    for _ in range(5):
         step()
-    return min(faults_of_step() for _ in range(3))
+    return min(faults_of_step() for _ in range(5))
 print(least(), ThreadPoolExecutor(1).submit(least).result())
 """
 
