@@ -117,7 +117,7 @@ def new_tensors(make: Callable[[str, bool], Named], spec: str) -> Named:
     def type_of(name: str, value: Tensor) -> torch.dtype:
         if not value.is_floating_point():
             return value.dtype
-        return torch.promote_types(dtype, torch.float32) if _is_choice_bias(name) else dtype
+        return _type_of_bias(dtype) if _is_choice_bias(name) else dtype
 
     def new(value: Tensor, own_type: torch.dtype) -> Tensor:
         return value.to(device, own_type) if with_values else torch.empty(value.shape, dtype=own_type, device=device)
@@ -162,13 +162,13 @@ class Part(nn.Module):
         self._mark()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        # A narrower type for everything else leaves the biases of experts as they are.
-        wide = {n: b for n, b in self._buffers.items() if _is_choice_bias(n) and b is not None and b.dtype == torch.float32}
+        # A narrower type for everything else does not round the biases of experts.
+        biases = {n: b for n, b in self._buffers.items() if _is_choice_bias(n) and b is not None}
         done = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in wide.items():
-            after = self._buffers[name]
-            if after is not None and torch.promote_types(after.dtype, torch.float32) != after.dtype:
-                self._buffers[name] = before.to(after.device)
+        for name, before in biases.items():
+            after: Any = self._buffers[name]
+            if after.dtype != _type_of_bias(after.dtype):
+                self._buffers[name] = before.to(after.device, _type_of_bias(after.dtype))
         self._mark()
         return done
 
@@ -357,9 +357,14 @@ def _compute(part: nn.Module, name: str) -> None:
 
 
 def _is_choice_bias(name: str) -> bool:
-    """Whether it is the biases by which experts are chosen. They stay in float32 at least: in a narrower type a step of
-    0.001 is lost or doubled."""
+    """Whether it is the biases by which experts are chosen."""
     return name.split(".")[-1] == "choice_bias"
+
+
+def _type_of_bias(dtype: torch.dtype) -> torch.dtype:
+    """The type of the biases of experts in a module of type ``dtype``: float32 at least, because a narrower type loses or
+    doubles a step of 0.001."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def toml(value: Any, key: str) -> str:

@@ -197,7 +197,15 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
       states.back().reserve(
           positions_to_expect(model_, policy_, static_cast<int64_t>(length) + left_));
     }
-    logits.push_back(logits_of(at::stack(tokens), states.back()));
+    Tensor text = at::stack(tokens);
+    if (text.size(1) > model_.config().max_length.value_or(text.size(1))) {
+      const int64_t piece = most_at_once(model_, policy_);
+      while (text.size(1) > piece) {
+        model_.extend(text.narrow(1, 0, piece), states.back());
+        text = text.narrow(1, piece, text.size(1) - piece);
+      }
+    }
+    logits.push_back(logits_of(text, states.back()));
   }
   if (states.size() == 1) return {.state = std::move(states[0]), .logits = logits[0]};
   // `which` ascends.
@@ -208,14 +216,7 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
 
 // On the CPU: sampling draws the same tokens wherever the model is, and reads a device once a step.
 Tensor Generation::logits_of(const Tensor& tokens, DecoderState& state) {
-  const int64_t total = tokens.size(1);
-  const bool whole = total <= model_.config().max_length.value_or(total);
-  const int64_t piece = whole ? total : most_at_once(model_, policy_);
-  Tensor hidden;
-  for (int64_t read = 0; read < total; read += hidden.size(1)) {
-    hidden = model_.extend(tokens.narrow(1, read, std::min(piece, total - read)), state);
-  }
-  return model_.logits(hidden.select(1, -1)).cpu();
+  return model_.logits(model_.extend(tokens, state).select(1, -1)).cpu();
 }
 
 }  // namespace headloom

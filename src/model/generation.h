@@ -60,11 +60,10 @@ class Generation {
     DecoderState state;
     Tensor logits;  // [sequences, vocabulary] of the next token
   };
-  // Reads the sequences `which` from an empty state, or their newer part where they are too long.
+  // Reads the sequences `which` from an empty state, or their newer part where they are too long;
+  // most_at_once() tokens at a time where they are longer than the model.
   // `samples` neighbours have one source.
   Reading read(const std::vector<int64_t>& which, int64_t samples);
-  // After tokens [sequences, T], of which most_at_once() are read at a time where T is more than
-  // the model's length.
   Tensor logits_of(const Tensor& tokens, DecoderState& state);
 
   AutoregressiveModel& model_;

@@ -99,7 +99,7 @@ def test_the_bias_moves_towards_equal_load():
     torch.testing.assert_close(layer.choice_bias.double(), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.bfloat16().float().half()])
+@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16), lambda m: m.double().half(), lambda m: m.half(), lambda m: m.bfloat16().float().half()])
 def test_the_bias_stays_in_float32_where_parameters_are_narrower(how):
     model = experts()
     for bias in biases(model):

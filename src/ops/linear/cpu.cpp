@@ -57,8 +57,6 @@ bool is_streamed(const Linear::Arguments& a, int64_t rows) {
          rows * in * a.x.element_size() <= kBytesOfX && a.weight.is_contiguous();
 }
 
-std::vector<Tensor> forward(const Linear::Arguments& a, bool training);
-
 // Whether y [M, O], by weights of eight or four bits, was computed in integers, but for a few rows
 // that integers do not hold.
 bool integer_product(const Linear::Arguments& a, const Tensor& y) {
@@ -74,7 +72,7 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   IntegerArgs args{.rows = rows,
                    .in = in,
                    .out = out,
-                   .group = int4 ? kInt4Group : 256,
+                   .group = int4 ? kInt4Group : kInt8Group,
                    .x = held.whole(a.x),
                    .weight = held.whole(a.weight),
                    .bias = held.whole(a.bias),
@@ -112,10 +110,7 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   });
   if (left.empty()) return true;
   // All of these are unfit, so they are not multiplied in integers of 16 bits again.
-  const Tensor which = at::tensor(left, at::kLong);
-  Linear::Arguments rest = a;
-  rest.x = a.x.reshape({rows, in}).index_select(0, which);
-  y.index_copy_(0, which, forward(rest, /*training=*/false)[0]);
+  compute_rows(a, left, y);
   return true;
 }
 
@@ -152,6 +147,13 @@ const Kernels<Linear> linear_cpu(
      .backward = backward});
 
 }  // namespace
+
+void compute_rows(const Linear::Arguments& a, const std::vector<int64_t>& which, const Tensor& y) {
+  const Tensor rows = at::tensor(which, at::kLong);
+  Linear::Arguments part = a;
+  part.x = a.x.reshape({y.size(0), a.x.size(-1)}).index_select(0, rows);
+  y.index_copy_(0, rows, forward(part, /*training=*/false)[0]);
+}
 
 void linear_product(const Linear::Arguments& a, const Tensor& y) {
   const int64_t rows = y.size(0);

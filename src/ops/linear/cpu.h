@@ -38,6 +38,9 @@ void linear_product(const Linear::Arguments& a, const Tensor& y);
 // them.
 void widened_product(const Linear::Arguments& a, const Tensor& y);
 
+// The rows `which` of y [M, O], by a call of their own.
+void compute_rows(const Linear::Arguments& a, const std::vector<int64_t>& which, const Tensor& y);
+
 // Few rows in integers; more by widened_product().
 std::vector<Tensor> int4_forward(const Linear::Arguments& a);
 

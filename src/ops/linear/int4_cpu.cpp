@@ -141,15 +141,9 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
     }
     if (rows == 1) continue;
     // Each by itself, so that the results of the others have the same bits as without them.
-    const Tensor x = a.x.reshape({rows, in}), result = y[0].view({rows, out});
-    const auto compute = [&](const std::vector<int64_t>& some) {
-      const Tensor which = at::tensor(some, at::kLong);
-      Linear::Arguments part = a;
-      part.x = x.index_select(0, which);
-      result.index_copy_(0, which, int4_forward(part)[0]);
-    };
-    if (!fit.empty()) compute(fit);
-    for (const int64_t row : unfit) compute({row});
+    const Tensor result = y[0].view({rows, out});
+    if (!fit.empty()) compute_rows(a, fit, result);
+    for (const int64_t row : unfit) compute_rows(a, {row}, result);
     return y;
   }
   widened_product(a, y[0].view({rows, out}));

@@ -28,7 +28,7 @@ namespace {
 #if defined(CPU_CAPABILITY_AVX2)
 
 constexpr int kVectors = kIntegerOutputs / VL;
-constexpr int64_t kMostOfGroup = 256;
+constexpr int64_t kMostOfGroup = kInt8Group;
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
