@@ -1,10 +1,9 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 //
-// One row of x takes the weights an output at a time, so that they are read in the order in which
-// they lie: four outputs side by side take a twentieth longer. Of more rows, a tile is kOutputs
-// rows of the weights times up to kRows rows of x; all tiles of the same weights follow one
-// another, so that only the first reads them from memory. Sums are in registers, each in the lanes
-// of a vector, and many are added up at once.
+// One row of x takes the weights in four runs side by side, or one int8 output after the other. Of
+// more rows, a tile is kOutputs rows of the weights times up to kRows rows of x; all tiles of the
+// same weights follow one another, so that only the first reads them from memory. Sums are in
+// registers, each in the lanes of a vector, and many are added up at once.
 #include "ops/kernel/functions.h"
 #include "ops/kernel/pairs.h"
 #include "ops/kernel/prefetch.h"
@@ -64,12 +63,24 @@ HL_INLINE Operands<W, X> operands(const W* weight, const X* x, int64_t size, con
   return {weight, x, size, reinterpret_cast<const char*>(weight), a.past_cache};
 }
 
+// Where the O outputs of multiply() lie: one after the other, or `apart` outputs from one another
+// and read side by side.
+struct Neighbours {
+  HL_INLINE int64_t of(int o) const { return o; }
+};
+struct Runs {
+  int64_t apart;
+  HL_INLINE int64_t of(int o) const { return o * apart; }
+};
+
 // sums[r * line + o * VL ...]: a vector whose lanes add up to output o of row r, each from P sums
 // along the rows. An element of the weights is kSource bytes in memory.
-template <int O, int R, int P, int kSource, typename W, typename X>
-HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
+template <int O, int R, int P, int kSource, typename W, typename X, typename Place = Neighbours>
+HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line, Place place = {}) {
+  constexpr bool kRuns = std::is_same_v<Place, Runs>;
   const int64_t tile = O > 1 ? O * m.size * kSource : 0;
-  const char* const next = m.source + (tile > kAhead ? tile : kAhead);
+  const int64_t ahead = kRuns ? kAhead / O : tile > kAhead ? tile : kAhead;
+  const char* const next = m.source + ahead;
   vf sum[P][R][O];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
@@ -85,7 +96,7 @@ HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
     for (int r = 0; r < R; ++r) values[r] = read(m.x + r * m.size);
 #pragma GCC unroll 4
     for (int o = 0; o < O; ++o) {
-      const auto weight = read(m.weight + o * m.size);
+      const auto weight = read(m.weight + place.of(o) * m.size);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sum[p][r][o] = fma(weight, values[r], sum[p][r][o]);
     }
@@ -93,7 +104,14 @@ HL_INLINE void multiply(const Operands<W, X>& m, float* sums, int64_t line) {
   int64_t i = 0;
   const auto whole = [&i](const auto* row) __attribute__((always_inline)) { return load(row + i); };
   while (i + P * VL <= m.size) {
-    fetch<O * P * VL * kSource>(next + O * i * kSource, m.past_cache);
+    if constexpr (kRuns) {
+#pragma GCC unroll 4
+      for (int o = 0; o < O; ++o) {
+        fetch<P * VL * kSource>(next + (place.of(o) * m.size + i) * kSource, m.past_cache);
+      }
+    } else {
+      fetch<O * P * VL * kSource>(next + O * i * kSource, m.past_cache);
+    }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p, i += VL) add(p, whole);
   }
@@ -160,56 +178,27 @@ void by_outputs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t e
   }
 }
 
-#if defined(CPU_CAPABILITY_AVX2)
 // Outputs begin ... end of one row. They are cut into four runs, of which an output each is
-// computed at a time: a Zen 3 reads four runs of memory side by side 1.1 to 1.25 times as fast as
-// one. An output has the same bits wherever it lies.
+// computed at a time. Processors read four runs of memory side by side up to 1.25 times as fast
+// as one, while four neighbouring outputs take a twentieth longer. An output has the same bits
+// wherever it lies.
 template <typename T, typename W, typename X>
 void in_runs(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
   constexpr int kRuns = 4, P = 2;
-  constexpr int64_t kSource = sizeof(W), kFetched = kAhead / kRuns;
-  const int64_t run = (end - begin) / (kRuns * VL) * VL;
+  const Runs runs{(end - begin) / (kRuns * VL) * VL};
   Finish<VL, 1, T> of[kRuns];
-  for (int64_t first = begin; first < begin + run; first += VL) {
-    for (int r = 0; r < kRuns; ++r) of[r].read_scales(a, first + r * run, VL);
+  for (int64_t first = begin; first < begin + runs.apart; first += VL) {
+    for (int r = 0; r < kRuns; ++r) of[r].read_scales(a, first + runs.of(r), VL);
     for (int64_t o = 0; o < VL; ++o) {
-      const W* const weight = m.weight + (first + o) * m.size;
-      vf sums[kRuns][P];
+      float sums[kRuns * VL];
+      multiply<kRuns, 1, P, sizeof(W)>(m.from(first + o), sums, 0, runs);
 #pragma GCC unroll 4
-      for (auto& of_run : sums) of_run[0] = of_run[1] = zero();
-      int64_t i = 0;
-      const auto add = [&](int p, const auto& read) __attribute__((always_inline)) {
-        const auto x = read(m.x);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRuns; ++r) {
-          sums[r][p] = fma(read(weight + r * run * m.size), x, sums[r][p]);
-        }
-      };
-      const auto whole = [&i](const auto* row)
-                             __attribute__((always_inline)) { return load(row + i); };
-      while (i + P * VL <= m.size) {
-#pragma GCC unroll 4
-        for (int r = 0; r < kRuns; ++r) {
-          fetch<P * VL * kSource>(
-              reinterpret_cast<const char*>(weight + r * run * m.size + i) + kFetched,
-              m.past_cache);
-        }
-#pragma GCC unroll 2
-        for (int p = 0; p < P; ++p, i += VL) add(p, whole);
-      }
-      for (; i + VL <= m.size; i += VL) add(0, whole);
-      if (i < m.size) {
-        add(0, [&](const auto* row)
-                   __attribute__((always_inline)) { return part(row + i, m.size - i); });
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRuns; ++r) store(of[r].sums + o * VL, sums[r][0] + sums[r][1]);
+      for (int r = 0; r < kRuns; ++r) store(of[r].sums + o * VL, load(sums + r * VL));
     }
-    for (int r = 0; r < kRuns; ++r) of[r].write(a, 0, 1, first + r * run, VL);
+    for (int r = 0; r < kRuns; ++r) of[r].write(a, 0, 1, first + runs.of(r), VL);
   }
-  by_outputs<1, P, T>(a, m, begin + kRuns * run, end);
+  by_outputs<1, P, T>(a, m, begin + kRuns * runs.apart, end);
 }
-#endif
 
 // O outputs of every row, kRows rows at a time. m.weight is that of `output`.
 template <int O, int kSource, typename T, typename W, typename X>
@@ -241,10 +230,8 @@ HL_INLINE void each_tile(int64_t begin, int64_t end, F&& f) {
 
 template <typename T, typename W, typename X>
 void run(const Args& a, const Operands<W, X>& m, int64_t begin, int64_t end) {
-#if defined(CPU_CAPABILITY_AVX2)
   // Int8 weights are read more slowly than memory gives them.
-  if (sizeof(W) > 1 && a.rows == 1) return in_runs<T>(a, m, begin, end);
-#endif
+  if (a.rows == 1 && sizeof(W) > 1) return in_runs<T>(a, m, begin, end);
   if (a.rows == 1) return by_outputs<1, 4, T>(a, m, begin, end);
   if (a.rows == 2) return by_outputs<2, 2, T>(a, m, begin, end);
   if constexpr (kRows > 2) {
