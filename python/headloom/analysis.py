@@ -351,6 +351,8 @@ def overhead(run: Union[str, "os.PathLike[str]"], *, length: Optional[int] = Non
         ValueError: the run's model is no decoder, or ``length`` is more than it reads.
         RuntimeError: the run is not there or damaged.
     """
+    if not isinstance(run, (str, os.PathLike)):
+        raise TypeError(f"overhead: run is a {type(run).__name__}, expected the folder of a run.")
     command = ["analyze", os.fspath(run), "overhead", "--json", "--seconds", str(seconds)]
     if length is not None:
         command += ["--length", str(length)]

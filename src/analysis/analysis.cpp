@@ -31,25 +31,26 @@ ModelInput moved(const ModelInput& input, at::Device device) {
 const std::vector<Entry>& analyses() {
   static const std::vector<Entry> entries = {
       {"maps", "attention maps before and after composition, and hidden states", "Xiao et al. 2024",
-       true, true, maps},
+       true, true, Choice::kHeads, maps},
       {"diversity", "how different the heads are: captured variance and similarity",
-       "Xiao et al. 2024, figure 5", true, false, diversity},
+       "Xiao et al. 2024, figure 5", true, false, Choice::kLayers, diversity},
       {"rank", "rank and singular values of the maps against head size and length",
-       "Bhojanapalli et al. 2020; Wang et al. 2020", true, true, rank},
+       "Bhojanapalli et al. 2020; Wang et al. 2020", true, true, Choice::kHeads, rank},
       {"noise", "the share of attention on the answer against the rest", "Ye et al. 2024", true,
-       true, noise},
-      {"experts", "load and specialisation of experts", "Dai et al. 2024", true, true, experts},
+       true, Choice::kHeads, noise},
+      {"experts", "load and specialisation of experts", "Dai et al. 2024", true, true,
+       Choice::kLayers, experts},
       {"states", "norms of recurrent states and the spectrum of decays",
-       "Peng et al. 2023; Sun et al. 2023; Gu & Dao 2023", true, true, states},
+       "Peng et al. 2023; Sun et al. 2023; Gu & Dao 2023", true, true, Choice::kLayers, states},
       {"memory", "which tokens a hidden unit fires on, and what it writes", "Geva et al. 2021",
-       true, true, memory},
+       true, true, Choice::kLayers, memory},
       {"sparsity", "attention as a graph: edges, distances, sinks", "Joshi 2020", true, true,
-       sparsity},
+       Choice::kHeads, sparsity},
       {"params", "parameters and FLOPs of each part, and what the mechanism adds",
-       "Xiao et al. 2024, table 2", true, false, params},
+       "Xiao et al. 2024, table 2", true, false, Choice::kNothing, params},
       {"theorems", "the theorems of the papers, computed",
        "Xiao et al. 2024; Bhojanapalli et al. 2020; Sun et al. 2023; Oren et al. 2024", false,
-       false, theorems},
+       false, Choice::kNothing, theorems},
   };
   return entries;
 }
@@ -129,6 +130,13 @@ Recording record(const Subject& subject, const ModelInput& input, std::vector<st
 
 Recording record(const Subject& subject, std::vector<std::string> names) {
   return record(subject, subject.input, std::move(names));
+}
+
+Tensor visible_keys(const Recording& recording, const std::string& place, const Tensor& maps) {
+  const Tensor scores = recording.find(place + ".scores");
+  const bool fits =
+      scores.defined() && scores.size(2) == maps.size(2) && scores.size(3) == maps.size(3);
+  return fits ? scores.isfinite().narrow(1, 0, 1).expand_as(maps) : maps.ne(0);
 }
 
 std::string mixers_of(const Subject& subject) {

@@ -51,12 +51,15 @@ struct Subject {
   int64_t top = 5;                   // how many a list shows
 };
 
+enum class Choice { kNothing, kLayers, kHeads };
+
 struct Entry {
   std::string name;
   std::string doc;     // one line
   std::string source;  // paper
   bool model;          // needs a model
   bool input;          // needs something that the model reads
+  Choice choice;       // the smallest parts that can be chosen
   Findings (*run)(const Subject& subject);
 };
 const std::vector<Entry>& analyses();
@@ -105,6 +108,10 @@ std::string channels_of(const Subject& subject);
 Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place);
 // The numbers of the heads that chosen_heads() keeps of `heads`, in the same order.
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
+
+// Which keys each query sees, bool [B, H, T, S] as `maps`, weights of the layer `place`: those that
+// have a finite score, or a weight other than 0 where the layer has no scores of that size.
+Tensor visible_keys(const Recording& recording, const std::string& place, const Tensor& maps);
 
 // Whether a layer is of the encoder of an encoder-decoder, which reads the source.
 bool in_encoder(const std::string& place);

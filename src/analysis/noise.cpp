@@ -106,11 +106,14 @@ void check_asks(const Subject& subject) {
 }
 
 // What the answers would get if a query gave the same attention to every key that it sees; the mean
-// over the questions.
-double share_by_equal_attention(const std::vector<Question>& questions) {
+// over the questions. visible [B, H, T, S] as visible_keys() has it.
+double share_by_equal_attention(const Tensor& visible, const std::vector<Question>& questions) {
+  const Tensor seen = visible.any(1);
   double sum = 0;
   for (const Question& q : questions) {
-    sum += static_cast<double>(q.answer.size()) / static_cast<double>(q.query + 1);
+    const Tensor keys = seen[q.sequence][q.query];
+    const Tensor answer = keys.index_select(0, at::tensor(q.answer, at::kLong));
+    sum += answer.sum().item<double>() / std::max<double>(1, keys.sum().item<double>());
   }
   return sum / static_cast<double>(questions.size());
 }
@@ -126,13 +129,12 @@ Findings noise(const Subject& subject) {
                 " tokens that are asked for stands earlier in its sequence, so that no attention "
                 "can be on the answer.");
   }
-  const double chance = share_by_equal_attention(questions);
-  const Recording recording = record(subject, {"weights", "weights.composed"});
+  const Recording recording = record(subject, {"scores", "weights", "weights.composed"});
   Findings out{.title = "Attention noise"};
   Table table{
       .title = "Shares of a query's attention, mean over questions",
       .columns = {"layer", "map", "head", "on the answer", "on the rest", "on the first key"}};
-  double before = 0, after = 0, best = 0;
+  double before = 0, after = 0, chance = 0, best = 0;
   std::string best_place;
   int64_t layers = 0, plain_layers = 0;
   for (const LayerPlace& place : chosen_layers(subject)) {
@@ -149,6 +151,9 @@ Findings noise(const Subject& subject) {
       const double mean = shares.answer.mean().item<double>();
       (composed ? after : before) += mean;
       ++(composed ? layers : plain_layers);
+      if (composed) {
+        chance += share_by_equal_attention(visible_keys(recording, place.name, whole), questions);
+      }
       for (int64_t h = 0; h < maps.size(1); ++h) {
         const double own = shares.answer[h].item<double>();
         table.rows.push_back({place.name, std::string(name), numbers[static_cast<size_t>(h)], own,
@@ -170,14 +175,15 @@ Findings noise(const Subject& subject) {
   const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
   out.sentences.push_back(str(
       counted(static_cast<int64_t>(questions.size()), "question"),
-      unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand in the context)")
+      unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand before them)")
                      : std::string(),
       ": the composed maps give ", percent(after / static_cast<double>(layers)),
       " of their attention to the answer, mean over heads and layers",
       plain_layers > 0
           ? str("; the maps after softmax ", percent(before / static_cast<double>(plain_layers)))
           : std::string(),
-      "; equal attention to every key would give ", percent(chance), "."));
+      "; equal attention to every key that a query sees would give ",
+      percent(chance / static_cast<double>(layers)), "."));
   if (!best_place.empty()) {
     out.sentences.push_back(str("The most, ", percent(best), ", comes from ", best_place, "."));
   }

@@ -15,8 +15,8 @@ namespace {
 // Singular values of maps [..., T, S], descending.
 Tensor spectrum(const Tensor& maps) { return at::linalg_svdvals(maps.to(at::kDouble)); }
 
-// How many values are not rounding: above eps max(T, S) of the largest, with the eps of the type
-// in which the maps were computed. Mean over all but the last dimension.
+// How many values are not rounding: above eps max(T, S) of the largest, with the eps of the maps'
+// type. Mean over all but the last dimension.
 double mean_rank(const Tensor& values, const Tensor& maps) {
   const double eps = maps.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23;
   const auto size = static_cast<double>(std::max(maps.size(-1), maps.size(-2)));
@@ -71,6 +71,8 @@ std::vector<int64_t> lengths_of(const ModelInput& input) {
 }  // namespace
 
 Findings rank(const Subject& subject) {
+  // The rounding of bfloat16 would fill every map.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const std::vector<int64_t> lengths = lengths_of(subject.input);
   Findings out{.title = "Rank of attention maps"};
   Table table{.title = "Means over heads and sequences",
@@ -79,6 +81,7 @@ Findings rank(const Subject& subject) {
   std::map<int64_t, std::vector<std::vector<Cell>>> rows_of_layer;  // a row for each length
   std::vector<report::Line> lines;
   int64_t limited = 0, rows = 0;
+  bool causal = false;
   for (const int64_t length : lengths) {
     const ModelInput input = length == 0 ? subject.input : shortened(subject.input, length);
     const Recording recording =
@@ -88,6 +91,12 @@ Findings rank(const Subject& subject) {
       const auto map = [&](const char* name) {
         Tensor t = recording.find(place.name + "." + name);
         if (!t.defined()) return t;
+        if (t.element_size() < 4) {
+          usage_error(
+              "the analysis rank tells singular values from the rounding of float32, but "
+              "the model computes in ",
+              t.scalar_type(), ": convert it to float32.");
+        }
         const Reading reading = reading_of(input, place.name);
         t = without_padding(reading, chosen_heads(subject, t, place.name));
         if (t.size(2) != t.size(3)) return t;
@@ -103,6 +112,7 @@ Findings rank(const Subject& subject) {
       const auto heads = place.layer->mixer->head_projections();
       const double score_rank = rank_of(scores);
       const int64_t size = weights.size(-1);
+      causal |= weights.size(-2) == size && weights.triu(1).eq(0).all().item<bool>();
       if (scores.defined() && heads) {
         ++rows;
         limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
@@ -131,9 +141,11 @@ Findings rank(const Subject& subject) {
   if (rows > 0) {
     out.sentences.push_back(
         str("In ", limited, " of ", rows,
-            " rows the head is smaller than the length, so that its scores cannot have full rank "
-            "(Bhojanapalli et al. 2020). A causal map is triangular and mostly has full rank all "
-            "the same; its effective rank says more."));
+            " rows the head is smaller than the number of queries and of keys, so that its scores "
+            "cannot have full rank (Bhojanapalli et al. 2020).",
+            causal ? " A causal map is triangular and mostly has full rank all the same; its "
+                     "effective rank says more."
+                   : ""));
   }
   return out;
 }

@@ -31,11 +31,7 @@ Findings sparsity(const Subject& subject) {
       return (of_rows.to(at::kDouble) * real).sum(over) / real.sum(over).clamp_min(1);
     };
     const int64_t queries = maps.size(2), columns = maps.size(3), past = columns - queries;
-    const Tensor scores = recording.find(place.name + ".scores");
-    const bool has_scores =
-        scores.defined() && scores.size(2) == queries && scores.size(3) == columns;
-    const Tensor visible =
-        has_scores ? scores.isfinite().narrow(1, 0, 1).expand_as(maps) : size.gt(0);
+    const Tensor visible = visible_keys(recording, place.name, size);
     const Tensor sorted = std::get<0>(share.sort(-1, /*descending=*/true));
     const Tensor needed = sorted.cumsum(-1).lt(0.9 - 1e-12).sum(-1) + 1;
     const Tensor place_of_key = at::arange(columns, at::kDouble);

@@ -2,10 +2,10 @@
 // attention, and along the context.
 #include <ATen/ATen.h>
 
-#include <limits>
 #include <memory>
 
 #include "bench/decode_step.h"
+#include "bench/rates.h"
 #include "bench/requirements.h"
 #include "core/text.h"
 #include "ops/machine_rates/machine_rates.h"
@@ -18,21 +18,14 @@ namespace {
 class StreamingRead {
  public:
   explicit StreamingRead(int64_t bytes)
-      : data_(at::ones({bytes / kPiece * (kPiece / int64_t{sizeof(float)})})) {
-    double least = std::numeric_limits<double>::infinity();
-    for (const ops::Reading how : ops::kReadings) {
-      const auto read = [&] { ops::read_all(data_, how); };
-      const double seconds = time_pairs(read, [] {}, 0.5).a.median;
-      if (seconds < least) fastest_ = how;
-      least = std::min(least, seconds);
-    }
-  }
+      : data_(at::ones({bytes / kPiece * (kPiece / int64_t{sizeof(float)})})),
+        fastest_(fastest_reading(data_)) {}
   void operator()() { ops::read_all(data_, fastest_); }
 
  private:
   static constexpr int64_t kPiece = 1 << 20;  // bytes, as read_all() wants them
   const Tensor data_;
-  ops::Reading fastest_ = ops::Reading::kInOrder;
+  const ops::Reading fastest_;
 };
 
 // As many tokens in a row as show the pace of a text, not that of a model whose turn comes once.

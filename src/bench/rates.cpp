@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "bench/timing.h"
-#include "ops/machine_rates/machine_rates.h"
 #include "ops/product/product.h"
 
 namespace headloom::bench {
@@ -18,6 +17,17 @@ double best_seconds(const std::function<void()>& f) {
 }
 
 }  // namespace
+
+ops::Reading fastest_reading(const at::Tensor& x) {
+  ops::Reading fastest = ops::kReadings[0];
+  double least = std::numeric_limits<double>::infinity();
+  for (const ops::Reading how : ops::kReadings) {
+    const double seconds = best_seconds([&] { ops::read_all(x, how); });
+    if (seconds < least) fastest = how;
+    least = std::min(least, seconds);
+  }
+  return fastest;
+}
 
 Rates measure_rates(at::ScalarType type) {
   at::NoGradGuard no_grad;
@@ -33,10 +43,8 @@ Rates measure_rates(at::ScalarType type) {
   const double bytes = static_cast<double>(from.nbytes());
   // Reading alone is faster than copying, where memory changes direction.
   const double copied = 2 * bytes / best_seconds([&] { to.copy_(from); });
-  double read = std::numeric_limits<double>::infinity();
-  for (const ops::Reading how : ops::kReadings) {
-    read = std::min(read, best_seconds([&] { ops::read_all(from, how); }));
-  }
+  const ops::Reading how = fastest_reading(from);
+  const double read = best_seconds([&] { ops::read_all(from, how); });
   const at::Tensor x = at::randn({int64_t{1} << 16});
   at::Tensor y = at::empty_like(x);
   const double values = static_cast<double>(x.numel());

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/machine_rates/machine_rates.h"
+
 namespace headloom::bench {
 
 // With the threads it is given.
@@ -14,5 +16,8 @@ struct Rates {
 // ATen's exponential or that of the kernels. The best of a few runs, because a rate is a bound, and
 // whatever else ran only lowers it. `type`: of the products.
 Rates measure_rates(at::ScalarType type);
+
+// The way to read x that takes the least time; x as read_all() wants it, and too large for a cache.
+ops::Reading fastest_reading(const at::Tensor& x);
 
 }  // namespace headloom::bench

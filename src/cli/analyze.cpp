@@ -74,19 +74,26 @@ void check_use(const AnalyzeArguments& a) {
   if (a.text && !can_read(a.what)) {
     usage_error("--text is given, but '", a.what, "' reads no text: leave it out.");
   }
+  using analysis::Choice;
+  const Choice choice = a.what.empty()        ? Choice::kHeads
+                        : a.what == kOverhead ? Choice::kNothing
+                                              : analysis::find_analysis(a.what).choice;
+  if (!a.layers.empty() && choice == Choice::kNothing) {
+    usage_error("--layers is given, but '", a.what, "' is of the whole model: leave it out.");
+  }
+  if (!a.heads.empty() && choice != Choice::kHeads) {
+    usage_error("--heads is given, but '", a.what, "' is of whole ",
+                choice == Choice::kLayers ? "layers" : "models", ": leave it out.");
+  }
   if (a.what != kOverhead) {
     if (a.seconds) {
       usage_error("--seconds is of '", kOverhead, "', which is not asked for: leave it out.");
     }
     return;
   }
-  const auto refuse = [](bool given, const char* option) {
-    if (!given) return;
-    usage_error(option, " is given, but '", kOverhead, "' times the whole model: leave it out.");
-  };
-  refuse(!a.layers.empty(), "--layers");
-  refuse(!a.heads.empty(), "--heads");
-  refuse(a.tensors, "--tensors");
+  if (a.tensors) {
+    usage_error("--tensors is given, but '", kOverhead, "' has no tensors: leave it out.");
+  }
 }
 
 bool reads_one_text(const std::string& kind) {

@@ -344,7 +344,10 @@ void print_description(const DescribeArguments& a, const Description& d) {
   }
   std::printf("%-21s %s at length %lld\n", ("forward " + flops).c_str(),
               human_count(costs.flops_per_token).c_str(), static_cast<long long>(d.length));
-  if (model.kind == "decoder" || model.kind == "encoder_decoder") {
+  const bool generates = model.kind == "decoder" || model.kind == "encoder_decoder";
+  if (generates && std::isnan(costs.state_bytes)) {
+    std::printf("decoding state        none: a mixer of this model has none\n");
+  } else if (generates) {
     std::printf("decoding state        %s at length %lld, to which each token adds %s (float32)\n",
                 human_bytes(costs.state_bytes).c_str(), static_cast<long long>(d.length),
                 human_bytes(costs.state_bytes_per_token).c_str());

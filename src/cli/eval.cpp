@@ -178,6 +178,7 @@ void write_logits(const EvalArguments& a, Model& model, const data::Task& task, 
 struct EvalResult {
   int64_t step;
   std::string dtype;
+  std::string split;  // of the held-out data: "all", "validation" or "test"
   std::shared_ptr<data::Task> task;
   std::optional<Pieces> pieces;
   Evaluation e;
@@ -206,7 +207,10 @@ EvalResult evaluated(const EvalArguments& a) {
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
-  if (a.overrides.empty() && a.context == 0) say_what_changed(a.model, loaded.config, *task);
+  // Of the run's own data the part that training evaluated.
+  const bool own = a.overrides.empty() && a.context == 0;
+  const std::string split = own ? loaded.config.train.eval_split : "all";
+  if (own) say_what_changed(a.model, loaded.config, *task);
   const std::optional<Pieces> pieces = pieces_of(a);
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
@@ -214,7 +218,7 @@ EvalResult evaluated(const EvalArguments& a) {
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
   const auto read_by = [&](const std::optional<Pieces>& how) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, how);
+    const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, how, split_named(split));
     check_finite(a, loaded, e);
     return e;
   };
@@ -233,6 +237,7 @@ EvalResult evaluated(const EvalArguments& a) {
   }
   return {.step = loaded.step,
           .dtype = loaded.config.train.dtype,
+          .split = split,
           .task = task,
           .pieces = pieces,
           .e = e,
@@ -242,11 +247,9 @@ EvalResult evaluated(const EvalArguments& a) {
 nlohmann::ordered_json eval_json(const EvalArguments& a, const EvalResult& result) {
   const Evaluation& e = result.e;
   const Reading reading(*result.task, e);
-  nlohmann::ordered_json json = {{"run", a.model},
-                                 {"step", result.step},
-                                 {"sequences", e.sequences},
-                                 {"target_tokens", e.tokens},
-                                 {"loss", e.loss}};
+  nlohmann::ordered_json json = {
+      {"run", a.model},           {"step", result.step},       {"split", result.split},
+      {"sequences", e.sequences}, {"target_tokens", e.tokens}, {"loss", e.loss}};
   if (reading.all.count > 0) {
     json["read"] = {{reading.all.unit, reading.read}, {"share", reading.share()}};
     if (reading.bytes > 0) json["read"]["bytes"] = std::llround(reading.bytes);
@@ -284,8 +287,9 @@ const char* judged(const data::Task& task) {
 void print_eval(const EvalArguments& a, const EvalResult& result) {
   const Evaluation& e = result.e;
   const Reading reading(*result.task, e);
-  std::printf("%s, step %lld, %s (%s)\n", a.model.c_str(), static_cast<long long>(result.step),
+  std::printf("%s, step %lld, %s%s (%s)\n", a.model.c_str(), static_cast<long long>(result.step),
               counted(e.sequences, "held-out example").c_str(),
+              result.split == "all" ? "" : (" of the " + result.split + " half").c_str(),
               counted(e.tokens, "target").c_str());
   if (reading.all.count > 0) {
     const bool tokens = std::string(reading.all.unit) == "tokens";

@@ -212,8 +212,11 @@ void apply_override(Node& root, const std::string& assignment) {
   const std::string path = assignment.substr(0, equals);
   const std::string text = assignment.substr(equals + 1);
   Node value;
+  bool several = false;
   try {
-    value = *parse_toml("value = " + text, "--set").find("value");
+    const Node parsed = parse_toml("value = " + text, "--set");
+    several = parsed.table().size() > 1;
+    value = *parsed.find("value");
   } catch (const UsageError&) {
     // A word needs no quotes here. What begins as a list, a table or a quoted text and is none was
     // meant as one; often the shell has taken the quotes away.
@@ -224,6 +227,11 @@ void apply_override(Node& root, const std::string& assignment) {
           "'task.paths=[\"book.txt\"]'.");
     }
     value.value = text;
+  }
+  if (several) {
+    usage_error("--set ", path,
+                ": other keys follow the value, in lines of their own; expected "
+                "one value, and a --set for each key.");
   }
   set_origin(value, "--set " + path);
 

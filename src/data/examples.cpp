@@ -24,6 +24,12 @@ void FileOptions::fields(Fields& f, const std::string& what) {
 }
 
 void FileOptions::check(const std::string& task, const std::vector<std::string>& labels) const {
+  std::set<std::string> seen;
+  for (const std::string& label : labels) {
+    if (!seen.insert(label).second) {
+      usage_error("'task.labels' has '", label, "' twice, expected each label once.");
+    }
+  }
   if (path) return;
   const char* given = held_out_path          ? "held_out_path"
                       : tokenizer != "bytes" ? "tokenizer"
@@ -91,9 +97,9 @@ ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, 
                          int64_t texts)
     : tokenizer_(make_tokenizer(tokenizer)), length_(length) {
   if (length < frame(texts) + texts) {
-    usage_error(type, " has length = ", length, ", but ", tokenizer, " puts ", frame(texts),
-                " tokens around ", texts == 1 ? "each text" : "two texts", "; expected at least ",
-                frame(texts) + texts, ".");
+    usage_error(type, " has length = ", length, ", but ", tokenizer, " puts ",
+                counted(frame(texts), "token"), " around ", texts == 1 ? "each text" : "two texts",
+                "; expected at least ", frame(texts) + texts, ".");
   }
 }
 
@@ -119,9 +125,10 @@ void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_a
     std::vector<uint64_t> sorted = lots;
     std::sort(sorted.begin(), sorted.end());
     const bool differ = !sorted.empty() && sorted.front() != sorted.back();
-    require(differ, path, ": has ", counted(std::ssize(sorted), "example"),
-            sorted.size() > 1 ? " alike" : "",
-            ", expected at least two that differ, to train on and to hold out.");
+    require(
+        differ, path, ": has ", counted(std::ssize(sorted), "example"),
+        sorted.size() > 1 ? str(", alike in what is read of them (length = ", length_, ")") : "",
+        ", expected at least two that differ, to train on and to hold out.");
     const auto wanted =
         static_cast<size_t>(held_out_count(static_cast<int64_t>(sorted.size()), share));
     for (size_t i = 0; i < wanted && sorted[i] != sorted.back(); ++i) chosen.insert(sorted[i]);

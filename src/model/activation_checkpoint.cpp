@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "mixers/random_state.h"
+#include "ops/operator.h"
 
 namespace headloom {
 namespace {
@@ -89,6 +90,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
         return call->sums.back();
       };
     }
+    const ops::GradientComes announced;
     variable_list out = call->run(inputs, own);
     own.sum_counts = nullptr;
     return out;

@@ -78,6 +78,9 @@ ModelCosts model_costs(const Model& model, int64_t length) {
   length = model.config().positions(length);
   ModelCosts out;
   for (const Layers* layers : model.stacks()) {
+    // What is read in both directions is read at once: there is no decoding.
+    const bool decodes = layers->causal() && layers->stateful();
+    if (decodes) out.state_bytes = out.state_bytes_per_token = 0;
     const auto add_all = [&](std::vector<Cost> costs, const std::string& before) {
       for (Cost& cost : costs) {
         cost.part = before + cost.part;
@@ -89,8 +92,7 @@ ModelCosts model_costs(const Model& model, int64_t length) {
       add_all(layer.mixer->costs(length), part);
       if (layer.cross) add_all(layer.cross->costs(length), "cross ");
       if (layer.channel) add_all(layer.channel->costs(), part);
-      // What is read in both directions is read at once: there is no decoding.
-      if (!layers->causal()) continue;
+      if (!decodes) continue;
       const int64_t earlier = length / 2;
       double half = layer.mixer->state_bytes(earlier), whole = layer.mixer->state_bytes(length);
       if (layer.cross) {

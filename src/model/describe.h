@@ -1,6 +1,8 @@
 // What a model costs, part by part.
 #pragma once
 
+#include <limits>
+
 #include "model/model.h"
 
 namespace headloom {
@@ -11,12 +13,14 @@ std::shared_ptr<Model> build_without_memory(const ModelConfig& config);
 struct ModelCosts {
   std::vector<Cost> parts;  // equal parts of all layers added up
   int64_t parameters = 0;
-  int64_t active_parameters = 0;     // those that work for a token: without experts not chosen
-  double flops_per_token = 0;        // forward, at the given length
-  double mechanism_share = 0;        // of the forward FLOPs, added over plain attention
-  double mechanism_parameters = 0;   // likewise of the parameters
-  double state_bytes = 0;            // decoding state of one sequence at that length, float32
-  double state_bytes_per_token = 0;  // what each token of its second half adds to it
+  int64_t active_parameters = 0;    // those that work for a token: without experts not chosen
+  double flops_per_token = 0;       // forward, at the given length
+  double mechanism_share = 0;       // of the forward FLOPs, added over plain attention
+  double mechanism_parameters = 0;  // likewise of the parameters
+  // Decoding state of one sequence at that length, float32, and what each token of its second half
+  // adds to it. NaN where the model does not decode from a state.
+  double state_bytes = std::numeric_limits<double>::quiet_NaN();
+  double state_bytes_per_token = std::numeric_limits<double>::quiet_NaN();
 };
 
 // Costs of a position at sequence length `length` (that of an image is its own); an

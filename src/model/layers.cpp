@@ -92,9 +92,8 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
       usage_error(place, ".cross is ", from.cross->type(),
                   ", but cross-attention belongs to kind = \"encoder_decoder\".");
     }
-    layer.channel = cut(shape, [&](const LayerShape& of) {
-      return built(*from.channel, of, place + ".channel");
-    });
+    layer.channel = cut(
+        shape, [&](const LayerShape& of) { return built(*from.channel, of, place + ".channel"); });
     const BlockParts parts{.shape = shape,
                            .mixer = layer.mixer,
                            .channel = layer.channel,
@@ -126,6 +125,8 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
   for (size_t i = 0; i < layers_.size(); ++i) {
     own.layer = plan_.first + static_cast<int64_t>(i);
     if (states != nullptr) own.state = &(*states)[i];
+    // A layer sums its own gradients of the memory, so that checkpointing changes no order.
+    if (context.memory.defined()) own.memory = at::alias(context.memory);
     const std::shared_ptr<Block>& block = layers_[i].block;
     if (context.auxiliary != nullptr && context.auxiliary->measures_branches) {
       context.auxiliary->branches[own.layer].residual = root_mean_square(x);

@@ -30,6 +30,14 @@ bool in_transform() {
   return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
+namespace {
+thread_local bool gradient_comes = false;
+}  // namespace
+
+GradientComes::GradientComes() : before_(gradient_comes) { gradient_comes = true; }
+GradientComes::~GradientComes() { gradient_comes = before_; }
+bool GradientComes::is_announced() { return gradient_comes; }
+
 namespace detail {
 namespace {
 

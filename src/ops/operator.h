@@ -215,6 +215,20 @@ std::string type_names(const std::vector<at::ScalarType>& types);
 // gradients (is_grads_batched) runs inside one too.
 bool in_transform();
 
+// While one lives, operators compute what they compute where a gradient is wanted, also without
+// GradMode: of a forward pass that is computed again when the gradient comes.
+class GradientComes {
+ public:
+  GradientComes();
+  ~GradientComes();
+  GradientComes(const GradientComes&) = delete;
+  GradientComes& operator=(const GradientComes&) = delete;
+  static bool is_announced();
+
+ private:
+  const bool before_;
+};
+
 namespace detail {
 
 template <typename Op, typename List>
@@ -446,7 +460,9 @@ struct Bound<Op, std::tuple<A...>> {
     const Kernel<Op>* kernel = kernels_for<Op>(first.device().type());
     if (kernel == nullptr) return "there is no fused kernel for this device";
     const bool has_gradient = kernel->forward == nullptr || kernel->backward != nullptr;
-    if (!has_gradient && wants_gradient(given)) return "a gradient is wanted";
+    if (!has_gradient && (GradientComes::is_announced() || wants_gradient(given))) {
+      return "a gradient is wanted";
+    }
     const char* reason = kernel->unsupported ? kernel->unsupported(given) : nullptr;
     if (reason != nullptr) return reason;
     const auto& types = kernel->types;

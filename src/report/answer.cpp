@@ -484,8 +484,13 @@ std::string recommendation(const TaskSummary& t) {
            "; which of them is better is not shown, so that the cheapest may be taken." +
            cheaper(task, better) + for_memory(t, better);
   }
+  const Rows ahead = rows_with(t, Relation::kAhead);
+  if (!ahead.empty()) {
+    return start + "nothing is recommended, because " + names(ahead) +
+           (ahead.size() == 1 ? " is" : " are") + " ahead of the baseline " + name(*baseline) +
+           ", but this is no claim.";
+  }
   Rows tied = rows_with(t, Relation::kNoDifference);
-  const bool lead = !rows_with(t, Relation::kAhead).empty();
   if (!tied.empty()) {
     double most = 0;
     for (const Row* row : tied) {
@@ -508,7 +513,6 @@ std::string recommendation(const TaskSummary& t) {
     return start + str("nothing is recommended, because a claim takes at least ", kSeedsForClaim,
                        " seeds.");
   }
-  if (lead) return start + "nothing is recommended, because no difference is a claim.";
   return start + "take the baseline " + name(*baseline) +
          ", because no other model is shown to be better." + for_memory(t, {baseline});
 }

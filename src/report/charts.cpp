@@ -313,8 +313,10 @@ struct Cost {
 
 Cost cost_of(const Stat& stat) { return {stat.median, stat.low, stat.high}; }
 
+// `floor_is_shown` becomes true where it shows what can be reached without learning.
 std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::string& label,
-                       const std::function<Cost(const Row&)>& cost, std::string (*text)(double)) {
+                       const std::function<Cost(const Row&)>& cost, std::string (*text)(double),
+                       bool& floor_is_shown) {
   Scatter scatter;
   Extent shown_x, shown_y;
   std::vector<std::string> notes;
@@ -358,6 +360,9 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
     scatter.y.low = std::max(scatter.y.low, -0.03);
     scatter.y.high = std::min(scatter.y.high, 1.03);
   }
+  for (const Level& floor : scatter.levels) {
+    floor_is_shown |= scatter.y.low < floor.y && floor.y <= scatter.y.high;
+  }
   scatter.title = capitalized(t.task->metric) + " against " + label + " on " + t.task->name;
   scatter.description = join(notes, "; ");
   return draw(scatter);
@@ -374,17 +379,18 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   const auto training = [](const Row& row) { return cost_of(row.tokens_per_second); };
   const auto decoding = [](const Row& row) { return cost_of(row.decode_tokens_per_second); };
   Chart out;
+  bool floors = false;
   for (const std::string& drawing :
-       {cost_panel(c, t, "training " + unit + " a second", training, grouped),
-        cost_panel(c, t, "decoding " + unit + " a second", decoding, grouped),
-        cost_panel(c, t, "bytes of state a sequence", state, bytes)}) {
+       {cost_panel(c, t, "training " + unit + " a second", training, grouped, floors),
+        cost_panel(c, t, "decoding " + unit + " a second", decoding, grouped, floors),
+        cost_panel(c, t, "bytes of state a sequence", state, bytes, floors)}) {
     if (!drawing.empty()) out.drawings.push_back(drawing);
   }
   out.caption = "<b>" + escape(capitalized(t.task->metric)) + " against what it costs.</b> " +
                 (t.task->lower_is_better ? "Lower" : "Higher") +
                 " is better; so is more speed, and less state. Whiskers are the 95% interval of "
                 "the metric and the range of the measured speeds.";
-  if (!t.task->floors.empty()) out.caption += " Dotted: what can be reached without learning.";
+  if (floors) out.caption += " Dotted: what can be reached without learning.";
   out.data = {"Cost and quality on " + t.task->name,
               {"model", t.task->metric, "low", "high", "training per second", "training low",
                "training high", "decoding per second", "decoding low", "decoding high",

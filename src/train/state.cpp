@@ -279,15 +279,6 @@ double Metrics::mean_loss() const {
   return mean;
 }
 
-std::string Metrics::divergence() const {
-  if (evaluations_.empty() || !first_loss_) return "";
-  const double last = evaluations_.back().train_loss;
-  // Noise of a batch and a good start (fine-tuning) are no divergence.
-  if (!(last > 1.1 * *first_loss_ && last > *first_loss_ + 0.1)) return "";
-  return str("the run has diverged: its training loss began at ", *first_loss_, " and ended at ",
-             last, "; a lower train.lr or a longer train.warmup may help.");
-}
-
 void Metrics::append(const std::string& line) {
   if (path_.empty()) return;
   std::ofstream file(path_, std::ios::app);

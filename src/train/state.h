@@ -102,9 +102,8 @@ class Metrics {
   const std::vector<double>& step_seconds() const { return step_seconds_; }
   // Mean training loss of the steps since the last evaluation.
   double mean_loss() const;
-  // A sentence where the run has diverged: where the mean training loss before the last evaluation
-  // is above that of the run's first step by more than a tenth and by more than 0.1. "" otherwise.
-  std::string divergence() const;
+  // Of the run's first step; absent before it.
+  std::optional<double> first_loss() const { return first_loss_; }
   // Mean expert load since the last evaluation or, if that is later, since a resume.
   ExpertLoad mean_load() const;
 

@@ -137,7 +137,7 @@ class Trainer {
     out.tokens_per_second = tokens_per_second(metrics_.step_seconds());
     out.unit = work_unit(*task_).name;
     out.peak_memory = memory_.bytes();
-    if (!out.interrupted) out.warning = metrics_.divergence();
+    if (!out.interrupted) out.warning = divergence();
     if (!out.warning.empty()) progress_.line("warning: " + out.warning);
     return out;
   }
@@ -264,7 +264,7 @@ class Trainer {
   void step() {
     writer_.check();
     const double start = seconds_now();
-    const StepLoss found = gradients_of_step();
+    const StepLoss found = gradients_of_step(state_.step);
     StepPoint point{.step = state_.step + 1,
                     .loss = found.loss,
                     .lr = options_.lr_at(state_.step),
@@ -286,12 +286,31 @@ class Trainer {
     if (progress_.due()) show(point.loss);
   }
 
-  StepLoss gradients_of_step() {
+  StepLoss gradients_of_step(int64_t step) {
     const ShardedModel::Use use(shards_.get());
-    StepLoss loss =
-        accumulate_gradients(*model_, *task_, options_, state_.step, device_, gradients_);
+    StepLoss loss = accumulate_gradients(*model_, *task_, options_, step, device_, gradients_);
     if (cut_) cut_->sum_gradients();
     return loss;
+  }
+
+  // A sentence where the finished run has diverged: where its loss is above that of its first step
+  // by more than a tenth and by more than 0.1. Another batch may be that much harder, so the first
+  // one is computed again where the latest losses say so.
+  std::string divergence() {
+    const double first_loss = metrics_.first_loss().value_or(0);
+    const auto is_above = [&](double loss) {
+      return loss > 1.1 * first_loss && loss > first_loss + 0.1;
+    };
+    const std::vector<EvalPoint>& done = metrics_.evaluations();
+    // The first process has those from before a resume, too.
+    const bool suspected = first() && metrics_.first_loss().has_value() && !done.empty() &&
+                           is_above(done.back().train_loss);
+    if (!group_.any(suspected)) return "";
+    const double now = gradients_of_step(0).loss;
+    if (!first() || !is_above(now)) return "";
+    return str("the run has diverged: the loss of its first batch was ", first_loss,
+               " before training and is ", now,
+               " after it; a lower train.lr or a longer train.warmup may help.");
   }
 
   Evaluation evaluated(Split split) {

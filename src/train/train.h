@@ -31,7 +31,7 @@ struct TrainOutcome {
   std::string unit = "tokens";   // or images
   int64_t peak_memory = -1;      // bytes above what the process held before; -1: not measured
   double seconds = 0;
-  std::string warning = {};  // Metrics::divergence() of a run that has finished
+  std::string warning = {};  // of a run that has finished: that it has diverged
 };
 
 // Runs `config` ([model], [task], [train]) in `control.folder`, which is locked meanwhile. The

@@ -181,6 +181,21 @@ TEST(Noise, IsTheShareOnTheAnswer) {
                            row.narrow(1, 3, 2).sum(1), 1e-12));
 }
 
+// With the answer at position 2, a query at position 7 sees it among 8 keys, among 6 in a window
+// of 6, and not at all in one of 4.
+TEST(Noise, EqualAttentionIsOfTheKeysThatAQuerySees) {
+  for (const auto& [window, share] : {std::pair(0, "12.50%"), {6, "16.67%"}, {4, "0.00%"}}) {
+    const auto model = small_model(
+        window == 0 ? kMha
+                    : str("mixer = { type = \"mha\", heads = 4, window = ", window, " }"));
+    Subject subject = reading(model, few_tokens(1, 8));
+    subject.answer = at::zeros({8}, at::kBool);
+    subject.answer[2] = true;
+    const std::string said = run("noise", subject).sentences[0];
+    EXPECT_TRUE(said.ends_with(str("every key that a query sees would give ", share, "."))) << said;
+  }
+}
+
 TEST(Noise, RefusesWhatIsNoQuestion) {
   const auto model = small_model(kMha);
   Subject subject = reading(model);

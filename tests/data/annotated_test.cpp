@@ -176,6 +176,8 @@ TEST(TagText, WhatCannotBeUsedIsRefused) {
                 " puts 2 tokens around each text; expected at least 3.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nlabels = ['X', 'Y']"),
             "tag_text has 'labels' but no 'path', expected the file to read.");
+  EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\npath = 'x'\nlabels = ['X', 'Y', 'X']"),
+            "'task.labels' has 'X' twice, expected each label once.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nmin_length = 65"),
             "tag_text has min_length = 65, expected at most length = 64.");
 }
@@ -238,7 +240,7 @@ TEST(ClassifyPairs, WhatCannotBeUsedIsRefused) {
   expect_contains(error_of(files.options(good, "c\td\tz\n")),
                   "dev:1: has the label 'z', which is in the held-out part alone");
   expect_contains(error_of<UsageError>(files.options(good, good, "length = 2")),
-                  "classify_pairs has length = 2, but bytes puts 1 tokens around two texts");
+                  "classify_pairs has length = 2, but bytes puts 1 token around two texts");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\nheld_out_path = 'x'"),
             "classify_pairs has 'held_out_path' but no 'path', expected the file to read.");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 7\nchanged = 4"),

@@ -1,5 +1,6 @@
 """headloom.analysis and model(tokens, maps=[...]), and the command headloom analyze."""
 
+import copy
 import json
 import shutil
 
@@ -111,6 +112,17 @@ def test_rank_and_sparsity(model):
     assert max(found.tables[0].column("rank of scores")) <= 4
     edges = headloom.analysis.sparsity(model, tokens).arrays["layer0.edges"]
     assert edges.shape == (1, 4, 19) and (edges[..., 0] == 1).all() and (edges <= np.arange(1, 20)).all()
+
+
+def test_rank_is_not_of_the_rounding_of_bfloat16(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = headloom.analysis.rank(model, "To be, or not to be")
+    assert max(found.tables[0].column("rank of scores")) <= 4
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    with pytest.raises(ValueError, match="computes in BFloat16: convert it to float32"):
+        headloom.analysis.rank(narrow, "To be, or not to be")
+    with pytest.raises(TypeError, match="overhead: run is a Model, expected the folder of a run"):
+        headloom.analysis.overhead(model)
 
 
 def test_noise(model):
@@ -256,7 +268,9 @@ def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
         (["runs/text", "rank", "--seconds", "1"], "--seconds is of 'overhead', which is not asked for: leave it out."),
         (["runs/text", "params", "--text", "x"], "--text is given, but 'params' reads no text: leave it out."),
         (["runs/text", "overhead", "--text", "x"], "--text is given, but 'overhead' reads no text: leave it out."),
-        (["runs/text", "overhead", "--heads", "0"], "--heads is given, but 'overhead' times the whole model: leave it out."),
+        (["runs/text", "overhead", "--heads", "0"], "--heads is given, but 'overhead' is of whole models: leave it out."),
+        (["runs/text", "diversity", "--heads", "0"], "--heads is given, but 'diversity' is of whole layers: leave it out."),
+        (["runs/text", "params", "--layers", "0"], "--layers is given, but 'params' is of the whole model: leave it out."),
         (["rank"], f"analyze: RUN, the folder of the run to look into, is missing; expected {BINARY} analyze RUN rank."),
     ],
 )

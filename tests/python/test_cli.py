@@ -571,6 +571,19 @@ def test_eval_reports_and_writes_logits(place, tmp_path):
     assert sum(tensor.size for tensor in parameters.values()) == described["parameters"]
 
 
+def test_eval_reads_the_half_that_training_evaluated(place, tmp_path):
+    run = tmp_path / "half"
+    options = ["--set", "train.eval_split=test", "--set", "train.steps=2"]
+    headloom("train", "text.toml", *options, "--out", run, cwd=place)
+    trained = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    result = json.loads(headloom("eval", run, "--json", cwd=place).stdout)
+    assert result["split"] == "test" and result["loss"] == pytest.approx(trained, rel=1e-6)
+    assert " of the test half (" in headloom("eval", run, cwd=place).stdout
+    # Other windows are no halves of these.
+    other = json.loads(headloom("eval", run, "--json", "--set", "task.length=8", cwd=place).stdout)
+    assert other["split"] == "all" and other["sequences"] > result["sequences"]
+
+
 def test_eval_says_where_sequences_count_alike(tmp_path):
     (tmp_path / "mqar.toml").write_text(
         "[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 1\nbatch = 2\n[task]\ntype = 'mqar'\nvocabulary = 32\n"
@@ -724,6 +737,11 @@ def test_describe_adds_up(place):
     assert [branch["layer"] for branch in branches] == list(range(len(branches)))
     assert all(branch["ratio"] == pytest.approx(branch["output_rms"] / branch["residual_rms"]) for branch in branches)
     assert "of the residual stream in layer 0" in headloom("describe", "text.toml", cwd=place).stdout
+    # What does not decode has no state.
+    full = ["describe", "text.toml", "--set", 'model.layer=[{mixer={type="aft",form="full"}}]']
+    assert "decoding state        none" in headloom(*full, cwd=place).stdout
+    nothing = json.loads(headloom(*full, "--json", cwd=place).stdout)
+    assert nothing["state_bytes"] is None and nothing["state_bytes_per_token"] is None
     # A complete configuration is described without its corpus.
     complete = (place / "runs/text/config.toml").read_text().replace("corpus.txt", "gone.txt")
     (place / "complete.toml").write_text(complete)

@@ -64,8 +64,9 @@ TEST(Answer, ModelsOnUnequalTermsAreNotRecommendedForATie) {
   for (const auto& [model, parameters] : {std::pair("mha", 1000), std::pair("dcmha", 1140)}) {
     c.builds.push_back({.model = model, .task = "text", .parameters = parameters});
   }
-  EXPECT_TRUE(answer_of(c).ends_with("`dcmha` and the baseline `mha` are not compared on equal "
-                                     "terms: `dcmha` has 1.14× the parameters."))
+  EXPECT_TRUE(
+      answer_of(c).ends_with("`dcmha` and the baseline `mha` are not compared on equal "
+                             "terms: `dcmha` has 1.14× the parameters."))
       << answer_of(c);
   EXPECT_EQ(advice(c),
             "For text and this budget, nothing is recommended, because `mha` and `dcmha` are not "
@@ -232,9 +233,17 @@ TEST(Answer, CaveatsMakeAClaimALead) {
         << answer_of(c);
     EXPECT_NE(answer_of(c).find(", but this is no claim: " + caveat + "."), std::string::npos)
         << answer_of(c);
-    EXPECT_EQ(
-        advice(c),
-        "For text and this budget, nothing is recommended, because no difference is a claim.");
+    const std::string none =
+        "For text and this budget, nothing is recommended, because `dcmha` is ahead of the "
+        "baseline `mha`, but this is no claim.";
+    EXPECT_EQ(advice(c), none);
+    // A tie beside it is no reason to take the cheapest.
+    c.models.push_back({.label = "twin"});
+    for (size_t i = 0; i < 5; ++i) {
+      c.runs.push_back(c.runs[i]);
+      c.runs.back().model = "twin";
+    }
+    EXPECT_EQ(advice(c), none);
   };
   Comparison c = clean;
   c.builds[1].parameters = 1009000;

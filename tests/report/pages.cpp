@@ -387,6 +387,17 @@ TEST(Report, DrawsNoCurveOfASingleEvaluation) {
   EXPECT_EQ(captions(c).size(), 3u);
 }
 
+TEST(Report, SpeaksOfAFloorOnlyWhereOneIsDrawn) {
+  Comparison c = small({{"mha", {1.9, 1.8}}, {"dcmha", {1.6, 1.5}}});
+  for (Build& build : c.builds) build.state_bytes = 4096;
+  const auto says = [&](double floor) {
+    c.tasks[0].floors = {{"a guess", floor}};
+    return cost_chart(c, summarize(c).tasks[0]).caption.find("Dotted") != std::string::npos;
+  };
+  EXPECT_TRUE(says(1.7));
+  EXPECT_FALSE(says(9));
+}
+
 TEST(Report, DrawsAccuracyAgainstTheWholeState) {
   const Comparison c = lengths();
   const Summary summary = summarize(c);

@@ -339,7 +339,8 @@ TEST(Divergence, AFinishedRunThatEndsAboveItsStartSaysSo) {
   const TrainOutcome exploded =
       train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
                     {.folder = folder.path("exploded")});
-  EXPECT_TRUE(contains(exploded.warning, "the run has diverged: its training loss began at 2."))
+  EXPECT_TRUE(
+      contains(exploded.warning, "the run has diverged: the loss of its first batch was 2."))
       << exploded.warning;
   EXPECT_GT(exploded.evaluations.back().train_loss, 3);
   const TrainOutcome good =
@@ -349,6 +350,16 @@ TEST(Divergence, AFinishedRunThatEndsAboveItsStartSaysSo) {
   const TrainOutcome still = train_quietly(tiny_run("steps = 6\neval_every = 1\nlr = 1e-9"),
                                            {.folder = folder.path("still")});
   EXPECT_EQ(still.warning, "");
+  // Nor one whose last batches were much harder than its first, as the file has it here.
+  const std::string file = folder.path("still/metrics.jsonl");
+  std::string lines = read_file(file);
+  const size_t loss = lines.rfind("\"train_loss\":") + 13;
+  lines.replace(loss, lines.find('}', loss) - loss, "9.0");
+  write_file(file, lines);
+  const TrainOutcome harder = train_quietly(tiny_run("steps = 6\neval_every = 1\nlr = 1e-9"),
+                                            {.folder = folder.path("still"), .resume = true});
+  EXPECT_EQ(harder.evaluations.back().train_loss, 9);
+  EXPECT_EQ(harder.warning, "");
   // What a resumed run says is of the whole run.
   const TrainOutcome again =
       train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),

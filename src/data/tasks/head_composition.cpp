@@ -318,11 +318,12 @@ class HeadComposition final : public GeneratedTask {
              shown / static_cast<double>(patterns_.size())}};
   }
   std::string describe() const override {
+    const int64_t patterns = std::ssize(patterns_), themes = std::ssize(themes_);
     return str("Sequences of ", options_.rows, " rows of three facts and a question, the first ",
-               options_.shots, " of them as examples, of ", patterns_.size() * themes_.size(),
-               " tasks: ", patterns_.size(), " patterns of look-up times ", themes_.size(),
-               " transformations; a vocabulary of ", vocabulary(), " words; generated, ",
-               eval_sequences(), " held out.");
+               options_.shots, " of them as examples, of ", counted(patterns * themes, "task"),
+               ": ", counted(patterns, "pattern"), " of look-up times ",
+               counted(themes, "transformation"), "; a vocabulary of ", vocabulary(),
+               " words; generated, ", eval_sequences(), " held out.");
   }
 
   std::vector<int64_t> encode(std::string_view text) const override {

@@ -130,11 +130,10 @@ class Aft final : public TokenMixer {
              .flops_per_token = (4 * pairs + 8) * width + own}};
   }
 
-  // Full and conv would decode from all keys and values.
-  double own_state_bytes(int64_t length) const override {
+  double own_state_bytes(int64_t) const override {
+    if (!stateful()) return 0;
     const int64_t near = options_.form == "local" ? options_.local_window - 1 : 0;
-    const int64_t rows = stateful() ? 3 + 2 * near : 2 * length;
-    return 4.0 * static_cast<double>(rows * output_->weight.size(0));
+    return 4.0 * static_cast<double>((3 + 2 * near) * output_->weight.size(0));
   }
 
  private:
