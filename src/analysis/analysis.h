@@ -51,6 +51,7 @@ struct Subject {
   int64_t top = 5;                   // how many a list shows
 };
 
+// What of a model an analysis can be limited to.
 enum class Choice { kNothing, kLayers, kHeads };
 
 struct Entry {
@@ -59,7 +60,7 @@ struct Entry {
   std::string source;  // paper
   bool model;          // needs a model
   bool input;          // needs something that the model reads
-  Choice choice;       // the smallest parts that can be chosen
+  Choice choice;       // heads where layers can be chosen too
   Findings (*run)(const Subject& subject);
 };
 const std::vector<Entry>& analyses();

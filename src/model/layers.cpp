@@ -92,8 +92,9 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
       usage_error(place, ".cross is ", from.cross->type(),
                   ", but cross-attention belongs to kind = \"encoder_decoder\".");
     }
-    layer.channel = cut(
-        shape, [&](const LayerShape& of) { return built(*from.channel, of, place + ".channel"); });
+    layer.channel = cut(shape, [&](const LayerShape& of) {
+      return built(*from.channel, of, place + ".channel");
+    });
     const BlockParts parts{.shape = shape,
                            .mixer = layer.mixer,
                            .channel = layer.channel,
