@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -151,6 +153,18 @@ std::string left_out(const TaskSummary& t, const Row& baseline) {
   return out;
 }
 
+// Of those of the rows that are not on equal terms with the baseline.
+std::string unequal_terms(const Rows& rows, const Row& baseline) {
+  std::string out;
+  for (const Row* row : rows) {
+    const std::vector<std::string>& caveats = row->against_baseline.caveats;
+    if (caveats.empty()) continue;
+    out += " " + name(*row) + " and " + full_name(baseline) +
+           " are not compared on equal terms: " + list_of(caveats) + ".";
+  }
+  return out;
+}
+
 // How each model stands to the baseline; the first sentence begins without a capital letter.
 std::string against_baseline(const TaskSummary& t, const Row& baseline) {
   const TaskInfo& task = *t.task;
@@ -202,12 +216,7 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
                           ")";
                  }) +
            ".";
-    for (const Row* row : none) {
-      const std::vector<std::string>& caveats = row->against_baseline.caveats;
-      if (caveats.empty()) continue;
-      out += " " + name(*row) + " and " + full_name(baseline) +
-             " are not compared on equal terms: " + list_of(caveats) + ".";
-    }
+    out += unequal_terms(none, baseline);
   }
   if (const Rows learned = rows_with(t, Relation::kLearned); !learned.empty()) {
     out += " " +
@@ -216,7 +225,8 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
                    return " (" + metric_text(task, r.result) + " " + task.metric + ")";
                  }) +
            verb(learned.size(), " has", " have") + " learned, and " + full_name(baseline) +
-           " has not.";
+           " is not shown to have.";
+    out += unequal_terms(learned, baseline);
   }
   out += too_few_seeds(t, rows_with(t, Relation::kTooFewSeeds), baseline);
   return out;
@@ -251,10 +261,19 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
     return " A training speed that was measured once has no spread, so none is called the fastest.";
   }
   Rows as_fast;  // the fastest one among them
+  double low_end = 0, high_end = std::numeric_limits<double>::infinity();
   for (const Row* row : rows) {
-    if (row->tokens_per_second.high >= fastest->tokens_per_second.low) as_fast.push_back(row);
+    if (row->tokens_per_second.high < fastest->tokens_per_second.low) continue;
+    as_fast.push_back(row);
+    low_end = std::max(low_end, row->tokens_per_second.low);
+    high_end = std::min(high_end, row->tokens_per_second.high);
   }
   if (as_fast.size() > 1) {
+    if (low_end > high_end) {
+      std::erase(as_fast, fastest);
+      return " No training speed is called the fastest: those of " + names(as_fast) +
+             " overlap that of " + name(*fastest) + ", but not all each other.";
+    }
     if (as_fast.size() == rows.size()) {
       return " The ranges of their training speeds overlap, so speed does not decide either.";
     }
@@ -268,17 +287,24 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
 }
 
 double state_of(const Row& row) { return row.build ? row.build->state() : kUnknown; }
+double whole_state_of(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
 
 // Which model has the smaller decoding state, and what it costs in quality.
 std::string for_memory(const TaskSummary& t, const Rows& taken) {
-  double have = kUnknown;
-  for (const Row* row : taken) have = std::fmin(have, state_of(*row));
+  double have = kUnknown, have_whole = kUnknown;
+  for (const Row* row : taken) {
+    have = std::fmin(have, state_of(*row));
+    have_whole = std::fmin(have_whole, whole_state_of(*row));
+  }
   const Row* small = nullptr;
   for (const Row& row : t.rows) {
     const Relation r = row.against_baseline.relation;
     const bool judged = row.baseline || r == Relation::kBetter || r == Relation::kWorse ||
                         r == Relation::kNoDifference || r == Relation::kLearned;
     if (row.finished == 0 || !judged || row.learning == Learning::kNotLearned) continue;
+    if (!row.against_baseline.caveats.empty()) continue;
+    // A state that does not grow may be larger than one that does, at the length of the task.
+    if (whole_state_of(row) > 0.9 * have_whole) continue;
     if (state_of(row) < 0.9 * have && (!small || state_of(row) < state_of(*small))) small = &row;
   }
   if (!small) return "";
@@ -371,28 +397,34 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   return out;
 }
 
-// What would be 0 with so many digits has one digit that is not.
+constexpr double kRounding = 1e-9;
+
+// What would be 0 with so many digits has one digit that is not. Less than a billionth is rounding.
 std::string small_text(double size, int digits) {
-  return size > 0 && size < 0.5 * std::pow(10, -digits) ? formatted("%.1g", size)
-                                                        : fixed(size, digits);
+  return size > kRounding && size < 0.5 * std::pow(10, -digits) ? formatted("%.1g", size)
+                                                                : fixed(size, digits);
 }
 
 }  // namespace
+
+// Decimals of a difference of this size and of its interval, in points.
+static int digits_of_points(double size) { return size > kRounding && size < 0.001 ? 2 : 1; }
 
 double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
 
 std::string difference_text(const TaskInfo& task, double difference) {
   const double size = std::abs(difference);
-  if (task.percent) return fixed(100 * size, size < 0.001 ? 2 : 1) + " points";
+  if (task.percent) return small_text(100 * size, digits_of_points(size)) + " points";
   return small_text(size, size < 0.01 ? 4 : 3);
 }
 
 std::string interval_text(const TaskInfo& task, const Estimate& d, bool rising) {
   const double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
   const auto text = [&](double v) {
-    std::string out = task.percent ? fixed(std::abs(100 * v), 1)
-                                   : small_text(std::abs(v), std::abs(d.mean) < 0.01 ? 4 : 3);
-    return (v < 0 ? "−" : "") + out;
+    std::string out = task.percent
+                          ? small_text(std::abs(100 * v), digits_of_points(std::abs(d.mean)))
+                          : small_text(std::abs(v), std::abs(d.mean) < 0.01 ? 4 : 3);
+    return (v < -kRounding ? "−" : "") + out;
   };
   return text(low) + " to " + text(high);
 }
@@ -444,6 +476,8 @@ std::string answer(const TaskSummary& t) {
   return out + failures(t.rows, out);
 }
 
+bool on_equal_terms(const Row* row) { return row->against_baseline.caveats.empty(); }
+
 std::string recommendation(const TaskSummary& t) {
   const TaskInfo& task = *t.task;
   const Rows results = with_results(t);
@@ -456,31 +490,51 @@ std::string recommendation(const TaskSummary& t) {
   }
   if (learned.empty())
     return start + "nothing is recommended, because no model is shown to have learned.";
-  if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
-    return start + "take " + full_name(*learned[0]) +
-           ", because it alone is shown to have learned.";
-  }
   const Row& first = t.rows.front();
+  if (first.learning == Learning::kNotLearned) {
+    return start + "nothing is recommended, because " + full_name(first) +
+           " has the best mean and is not shown to have learned.";
+  }
+  if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
+    const Row& alone = *learned[0];
+    std::vector<std::string> caveats = alone.against_baseline.caveats;
+    if (alone.baseline && alone.diverged > 0) caveats.push_back(diverged_runs(alone));
+    if (!caveats.empty()) {
+      return start + "nothing is recommended, because " + full_name(alone) +
+             " alone is shown to have learned, but not on equal terms: " + list_of(caveats) + ".";
+    }
+    return start + "take " + full_name(alone) + ", because it alone is shown to have learned.";
+  }
   if (t.best_is_claimed) {
-    const std::string why = results.size() == learned.size()
-                                ? "because it is better than every other model here."
-                                : "because it is better than every other model that has learned.";
+    const std::string why = results.size() > learned.size()
+                                ? "because it is better than every other model that has "
+                                  "learned."
+                            : t.rows.size() > results.size()
+                                ? "because it is better than every other model that has a result."
+                                : "because it is better than every other model here.";
     return start + "take " + full_name(first) + ", " + why + for_memory(t, {&first});
   }
   Rows better = rows_with(t, Relation::kBetter);
-  if (better.empty()) better = rows_with(t, Relation::kLearned);
-  const bool claimed = !rows_with(t, Relation::kBetter).empty();
+  const bool claimed = !better.empty();
+  if (!claimed) {
+    const Rows all = rows_with(t, Relation::kLearned);
+    std::copy_if(all.begin(), all.end(), std::back_inserter(better), on_equal_terms);
+    if (better.empty() && !all.empty()) {
+      return start + "nothing is recommended, because " + names(all) +
+             verb(all.size(), " is", " are") + " not compared with the baseline on equal terms.";
+    }
+  }
   if (better.size() == 1) {
     return start + "take " + name(*better[0]) +
            (claimed
                 ? ", because it alone is shown to be better than the baseline " + name(*baseline)
-                : ", because it has learned and the baseline has not") +
+                : ", because it has learned and the baseline is not shown to have") +
            "." + for_memory(t, better);
   }
   if (better.size() > 1) {
     return start + "take one of " + names(better) +
            (claimed ? ", because they are better than the baseline " + name(*baseline)
-                    : ", because they have learned and the baseline has not") +
+                    : ", because they have learned and the baseline is not shown to have") +
            "; which of them is better is not shown, so that the cheapest may be taken." +
            cheaper(task, better) + for_memory(t, better);
   }
@@ -490,15 +544,16 @@ std::string recommendation(const TaskSummary& t) {
            (ahead.size() == 1 ? " is" : " are") + " ahead of the baseline " + name(*baseline) +
            ", but this is no claim.";
   }
-  Rows tied = rows_with(t, Relation::kNoDifference);
+  const Rows all_tied = rows_with(t, Relation::kNoDifference);
+  Rows tied;
+  std::copy_if(all_tied.begin(), all_tied.end(), std::back_inserter(tied), on_equal_terms);
+  const bool equal = !tied.empty();
+  if (!equal) tied = all_tied;
   if (!tied.empty()) {
     double most = 0;
     for (const Row* row : tied) {
       most = std::max(most, largest_difference(row->against_baseline.difference));
     }
-    const bool equal = std::all_of(tied.begin(), tied.end(), [](const Row* row) {
-      return row->against_baseline.caveats.empty();
-    });
     tied.insert(tied.begin(), baseline);
     const std::string still = " are not separated (a difference to the baseline of up to " +
                               difference_text(task, most) + " is still possible)";
@@ -527,18 +582,21 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
   std::vector<std::string> before, after, gone;
   std::vector<std::string> failing;
   bool unfinished = false;
+  int failed = 0;
   for (const Row& row : again.rows) {
     const Row& first = place(summary, *row.model);
     for (const Row* of : {&row, &first}) {
       unfinished |= of->finished + of->failed < of->planned;
     }
+    failed += row.failed + first.failed;
     if (row.failed + first.failed > 0) failing.push_back("`" + row.model->label + "`");
     after.push_back("`" + row.model->label + "`");
   }
   if (unfinished || !failing.empty()) {
-    return str(
-        begin, " it is not known whether the results hold, because ",
-        unfinished ? "not every run has finished." : str("runs of ", join(failing), " failed."));
+    return str(begin, " it is not known whether the results hold, because ",
+               unfinished    ? "not every run has finished."
+               : failed == 1 ? str("a run of ", join(failing), " failed.")
+                             : str("runs of ", join(failing), " failed."));
   }
   const auto none_has_learned = [](const TaskSummary& t) {
     return std::all_of(t.rows.begin(), t.rows.end(),
@@ -586,7 +644,7 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
                   : claims == 2 ? "both claims hold."
                                 : str("all ", claims, " claims hold."));
   }
-  return out + str(gone.size(), " of ", claims, claims == 1 ? " claim does" : " claims do",
+  return out + str(gone.size(), " of ", counted(claims, "claim"), verb(gone.size(), " does", " do"),
                    " not hold: ", join(gone, "; "), ".");
 }
 
@@ -626,7 +684,7 @@ std::string limits(const Comparison& c, const Summary& summary) {
   }
   const size_t tasks = summary.tasks.size();
   if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
-  if (ratio < 20) {
+  if (ratio < 19.5) {
     out.push_back("training is early (" + count(trained) + " tokens are " +
                   tokens_a_parameter(ratio) +
                   " a parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");

@@ -437,7 +437,8 @@ std::string notes(const Summary& summary) {
          " of this report" + (summary.tested > 0 ? "" : " (there are none yet)") +
          ", which keeps the probability of one or more false statements at 5% "
          "or less. With unequal parameters or data (by more than 1%), other training options, a "
-         "choice at the edge of its sweep, a diverged run or a failed one of its own it is only "
+         "choice at the edge of its sweep, a diverged run of either model or a failed run of the "
+         "better one it is only "
          "<b>ahead</b> or <b>behind</b>. <b>No difference found</b> does not mean that there is "
          "none: the interval says how large it may still be. An interval is that of one difference "
          "by itself. "

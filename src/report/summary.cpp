@@ -213,13 +213,18 @@ void settle(const TaskInfo& task, const Row& row, const Row& other, Verdict& ver
         row.learning == Learning::kLearned ? Relation::kLearned : Relation::kTooFewSeeds;
   } else if (verdict.difference.count < kSeedsForClaim) {
     verdict.relation = Relation::kTooFewSeeds;
-    verdict.seeds_needed = seeds_needed(verdict.difference, kSeedsForClaim);
   } else if (!(verdict.adjusted_p <= kFalseClaims)) {
     verdict.relation = Relation::kNoDifference;
+    // Which of two that are not separated is in front is chance.
+    const Row& behind = good ? other : row;
+    if (behind.failed > 0) verdict.caveats.push_back(failed_runs(behind));
   } else if (verdict.caveats.empty()) {
     verdict.relation = good ? Relation::kBetter : Relation::kWorse;
   } else {
     verdict.relation = good ? Relation::kAhead : Relation::kBehind;
+  }
+  if (verdict.relation == Relation::kTooFewSeeds) {
+    verdict.seeds_needed = seeds_needed(verdict.difference, kSeedsForClaim);
   }
 }
 
@@ -259,6 +264,8 @@ void conclude(TaskSummary& t, double best_p) {
   int rivals = 0;
   for (size_t k = 1; k < t.rows.size(); ++k) {
     const Row& other = t.rows[k];
+    // One whose runs are still to come may be better yet.
+    if (other.finished == 0) claimed &= other.failed == other.planned;
     if (other.finished == 0 || other.learning == Learning::kNotLearned) continue;
     ++rivals;
     claimed &= caveats(first, other).empty();
@@ -355,8 +362,12 @@ Stat stat_of(const std::vector<double>& values) {
 Estimate paired_difference(const PairedPoints& seeds) {
   std::vector<double> differences, parts;
   double first_squares = 0, second_squares = 0;
-  bool parts_known = true;
+  bool parts_known = true, parts_differ = false;
   for (const auto& [first, second] : seeds) {
+    for (const Point* point : {first, second}) {
+      const std::vector<double>& of = point->quality_parts;
+      parts_differ |= std::any_of(of.begin(), of.end(), [&](double v) { return v != of[0]; });
+    }
     differences.push_back(first->quality - second->quality);
     first_squares += first->quality_error * first->quality_error;
     second_squares += second->quality_error * second->quality_error;
@@ -367,12 +378,12 @@ Estimate paired_difference(const PairedPoints& seeds) {
       independent_error(std::sqrt(first_squares / count), std::sqrt(second_squares / count));
   double df = std::numeric_limits<double>::infinity();
   // What makes a part of the data hard for both models cancels in the differences of the parts.
-  // Where they are all the same but not zero (one model is always right, the other always wrong)
-  // they say nothing of other data.
+  // They say nothing of other data where each model is always right or always wrong. Where models
+  // err alike on parts that differ, the models are the same.
   if (parts_known && !parts.empty()) {
     for (double& part : parts) part /= count;
     const double of_parts = standard_error(parts);
-    if (of_parts > 0 || parts[0] == 0) {
+    if (of_parts > 0 || (parts[0] == 0 && parts_differ)) {
       error = of_parts;
       df = static_cast<double>(parts.size() - 1);
     }

@@ -92,7 +92,7 @@ Column verdict_column(const TaskSummary& task, const std::string& baseline) {
     const bool good = relation == Relation::kBetter, bad = relation == Relation::kWorse;
     column.cells.push_back({relation_text(relation), "", good ? "better" : bad ? "worse" : ""});
     // Of a model that has not learned nothing else is said.
-    if (relation == Relation::kNotLearned || relation == Relation::kLearned) continue;
+    if (relation == Relation::kNotLearned) continue;
     column.cells.back().note = join(verdict.caveats);
   }
   return column;

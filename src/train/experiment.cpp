@@ -590,12 +590,6 @@ void Experiment::add_model(size_t m, size_t t) {
     check_training_fits(*counted, task, run.train);
     AdamW(*counted, run.train);  // refuses groups that name no parameter
     check_second_init(m, t, run);
-    RunConfig baseline = built(0, t, {});
-    std::vector<std::string> changed;
-    for (const Difference& d : differences(write_fields(baseline.train), write_fields(run.train))) {
-      if (d.key != "steps")
-        changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
-    }
     RunConfig reported = run;
     reported.train.eval_split = "test";
     report::TaskInfo& info = comparison.tasks[t];
@@ -603,7 +597,7 @@ void Experiment::add_model(size_t m, size_t t) {
     report::Build build = report_build(*counted, task);
     build.model = config_.models[m].name;
     build.task = config_.tasks[t].name;
-    build.train_differences = join(changed);
+    build.train_differences = train_differences(built(0, t, {}).train, run.train);
     comparison.builds.push_back(std::move(build));
     comparison.models[m].source = mixer_sources(run.model);
   } catch (const UsageError& error) {

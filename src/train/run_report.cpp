@@ -182,6 +182,16 @@ std::string without_seed(RunConfig config) {
 
 }  // namespace
 
+std::string train_differences(TrainOptions baseline, TrainOptions run,
+                              const std::set<std::string>& chosen) {
+  std::vector<std::string> changed;
+  for (const Difference& d : differences(write_fields(baseline), write_fields(run))) {
+    if (is_of_no_consequence(d.key) || chosen.contains("train." + d.key)) continue;
+    changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
+  }
+  return join(changed);
+}
+
 std::string mixer_sources(const ModelConfig& model) {
   std::vector<std::string> sources;
   for (const LayerConfig& layer : model.layers) {
@@ -511,13 +521,7 @@ void RunReport::compare_training() {
     const auto run = first_run(build.model, build.task);
     std::set<std::string> chosen = swept_for(*run);
     keep_common(chosen, swept_for(*baseline));
-    std::vector<std::string> changed;
-    for (const Difference& d :
-         differences(write_fields(baseline->train), write_fields(run->train))) {
-      if (is_of_no_consequence(d.key) || chosen.contains("train." + d.key)) continue;
-      changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
-    }
-    build.train_differences = join(changed);
+    build.train_differences = train_differences(baseline->train, run->train, chosen);
   }
 }
 

@@ -38,6 +38,11 @@ report::Build report_build(const Model& model, const data::Task& task);
 // The papers of the model's token mixers.
 std::string mixer_sources(const ModelConfig& model);
 
+// "lr = 0.001, no clip": where `run` is trained otherwise than `baseline`, but for options that
+// change no result and for those in `chosen`, such as "train.lr".
+std::string train_differences(TrainOptions baseline, TrainOptions run,
+                              const std::set<std::string>& chosen = {});
+
 // Puts the state and the costs of a run that has ended, as its result says, into `run`.
 void take_result(report::Run& run, const RunResult& result);
 

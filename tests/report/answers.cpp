@@ -364,8 +364,9 @@ TEST(Answer, NothingElseIsSaidOfModelsThatHaveNotLearned) {
   EXPECT_EQ(against_baseline(c, "multi_token"), Relation::kLearned);
   EXPECT_EQ(
       answer_of(c),
-      "On text, `multi_token` (5.6 ± 4.2% error rate) has learned, and the baseline `mha` has "
-      "not. `differential` (96.2 ± 0.6%) and `mha` (97.9 ± 0.2%) are not shown to have learned: "
+      "On text, `multi_token` (5.6 ± 4.2% error rate) has learned, and the baseline `mha` is not "
+      "shown to have. `differential` (96.2 ± 0.6%) and `mha` (97.9 ± 0.2%) are not shown to have "
+      "learned: "
       "none of them passes the floor of what is reached without learning, a guess among the blocks "
       "(75.0%), by more than chance.");
   EXPECT_EQ(
@@ -383,6 +384,117 @@ TEST(Answer, NothingElseIsSaidOfModelsThatHaveNotLearned) {
   EXPECT_EQ(advice(c),
             "For text and this budget, nothing is recommended, because no model is shown to have "
             "learned.");
+}
+
+TEST(Answer, TheBestMeanIsNotPassedOverBecauseItIsNotShownToHaveLearned) {
+  Comparison c = small({{"mha", {0, 0, 0, 0, 1}}, {"a", {.58, .59, .58, .6, .59}}});
+  c.tasks[0].percent = true;
+  c.tasks[0].floors = {{"a guess", 0.75}};
+  EXPECT_EQ(against_baseline(c, "a"), Relation::kLearned);
+  EXPECT_NE(answer_of(c).find("has learned, and the baseline `mha` is not shown to have."),
+            std::string::npos)
+      << answer_of(c);
+  EXPECT_EQ(advice(c),
+            "For text and this budget, nothing is recommended, because the baseline `mha` has the "
+            "best mean and is not shown to have learned.");
+}
+
+TEST(Answer, LearningOnUnequalTermsIsNotRecommended) {
+  Comparison c = small({{"mha", {.97, .98, .97, .98, .97}},
+                        {"a", {.05, .02, .11, .04, .06}},
+                        {"b", {.96, .97, .96, .97, .98}}});
+  c.tasks[0].percent = true;
+  c.tasks[0].floors = {{"a guess", 0.75}};
+  c.builds[1].parameters = 1100000;
+  const std::string why = "`a` has 1.10× the parameters";
+  EXPECT_NE(answer_of(c).find("`a` and the baseline `mha` are not compared on equal terms: " + why),
+            std::string::npos)
+      << answer_of(c);
+  EXPECT_NE(to_html(c).find("1.10× the parameters"), std::string::npos);
+  EXPECT_EQ(advice(c),
+            "For text and this budget, nothing is recommended, because `a` alone is shown to have "
+            "learned, but not on equal terms: " +
+                why + ".");
+  // Of two that have learned, the one on equal terms is.
+  for (auto& run : c.runs) {
+    if (run.model == "b") run.points.back().quality -= 0.9;
+  }
+  EXPECT_EQ(advice(c).find("For text and this budget, take `b`, because it has learned and the "
+                           "baseline is not shown to have."),
+            0u)
+      << advice(c);
+  c.builds[2].parameters = 1100000;
+  EXPECT_EQ(advice(c),
+            "For text and this budget, nothing is recommended, because `a` and `b` are not "
+            "compared with the baseline on equal terms.");
+}
+
+TEST(Answer, ALargeDifferenceIsNotCalledSmallBecauseSeedsAreMissing) {
+  Comparison c = small({{"mha", {1, .99, 1, .99, 1}}, {"a", {.3, .35, .33}}});
+  c.tasks[0].percent = true;
+  c.tasks[0].floors = {{"a guess", 0.75}};
+  c.runs.back().points.back().quality = 0.9;  // its pass is not carried by three seeds
+  EXPECT_EQ(against_baseline(c, "a"), Relation::kTooFewSeeds);
+  EXPECT_EQ(answer_of(c).find("as small as this"), std::string::npos) << answer_of(c);
+}
+
+TEST(Answer, ATieWithAFailedRunIsOneOnUnequalTermsWhoeverIsInFront) {
+  for (const double shift : {-0.001, 0.001}) {
+    std::vector<double> other = five(1.94 + shift, 0.02, 2);
+    other.push_back(1.94);
+    std::vector<double> base = five(1.94, 0.02);
+    base.push_back(1.94);
+    Comparison c = small({{"mha", base}, {"a", other}, {"b", base}});
+    c.runs[6].state = RunState::kFailed;
+    EXPECT_EQ(against_baseline(c, "a"), Relation::kNoDifference);
+    EXPECT_NE(answer_of(c).find("not compared on equal terms: 1 failed run of `a`"),
+              std::string::npos)
+        << answer_of(c);
+    // The others are still a tie.
+    EXPECT_EQ(advice(c).find("For text and this budget, `mha` and `b` are not separated"), 0u)
+        << advice(c);
+  }
+}
+
+TEST(Answer, TheBestOfAllIsNotClaimedWhileRunsAreToCome) {
+  Comparison c =
+      small({{"mha", five(1.94, 0.005)}, {"a", five(1.5, 0.005, 1)}, {"b", five(1.7, 0.005, 2)}});
+  EXPECT_NE(advice(c).find("better than every other model here"), std::string::npos) << advice(c);
+  Comparison failed = c;
+  for (auto& run : failed.runs) {
+    if (run.model == "b") run.state = RunState::kFailed;
+  }
+  EXPECT_NE(advice(failed).find("better than every other model that has a result"),
+            std::string::npos)
+      << advice(failed);
+  c.planned = true;
+  std::erase_if(c.runs, [](const auto& run) { return run.model == "b"; });
+  EXPECT_EQ(answer_of(c).find("learns best"), std::string::npos) << answer_of(c);
+}
+
+TEST(Answer, ASmallDifferenceOfSharesKeepsItsDigits) {
+  const TaskInfo shares{.name = "text", .metric = "error rate", .percent = true};
+  EXPECT_EQ(difference_text(shares, 0.0004), "0.04 points");
+  EXPECT_EQ(interval_text(shares, {.mean = 0.0004, .half_width = 0.0003}, true), "0.01 to 0.07");
+  EXPECT_EQ(interval_text(shares, {.mean = 0.4, .half_width = 0.3}, true), "10.0 to 70.0");
+  EXPECT_EQ(difference_text(shares, 2e-6), "0.0002 points");
+  EXPECT_EQ(difference_text(shares, 0), "0.0 points");
+  EXPECT_EQ(interval_text(shares, {.mean = -1e-17, .half_width = 0}, true), "0.0 to 0.0");
+}
+
+TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
+  Comparison c =
+      small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});
+  const std::map<std::string, std::pair<double, double>> speeds = {
+      {"mha", {1000, 100000}}, {"a", {40000, 41000}}, {"b", {2000, 2100}}};
+  for (auto& run : c.runs) {
+    const auto& [low, high] = speeds.at(run.model);
+    run.tokens_per_second = run.seed == 0 ? low : high;
+  }
+  EXPECT_NE(advice(c).find("No training speed is called the fastest: those of `a` and `b` overlap "
+                           "that of `mha`, but not all each other."),
+            std::string::npos)
+      << advice(c);
 }
 
 TEST(Answer, APassThatTheSeedsDoNotCarryIsNoLearning) {
@@ -438,6 +550,10 @@ TEST(Answer, TheSmallerStateIsNamedWithItsPrice) {
                            "of state against 4.0 KiB, and it is better than the baseline by 0.240"),
             std::string::npos)
       << advice(c);
+  // Not where its whole state is larger at the length of the task.
+  c.builds[0].state_bytes = c.builds[1].state_bytes = 8192;
+  c.builds[2].state_bytes = 16384;
+  EXPECT_EQ(advice(c).find("decoding memory"), std::string::npos) << advice(c);
 }
 
 TEST(Answer, LimitsSayWhereCurvesAreNotKnown) {

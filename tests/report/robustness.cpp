@@ -75,7 +75,7 @@ TEST(Robustness, NamesTheModelsWhoseRunsFailed) {
   run.problem = "the loss became nan.";
   EXPECT_EQ(summarize(c).tasks[0].robustness.at(0).answer,
             "Under a second initialisation (equal_init = true) it is not known whether the results "
-            "hold, because runs of `aft` failed.");
+            "hold, because a run of `aft` failed.");
 }
 
 TEST(Robustness, ThatAModelHasLearnedIsAClaim) {
