@@ -101,10 +101,8 @@ std::string point_text(const TaskGroup& g, const LinePoint& p, bool difference) 
   const bool share = g.tasks[0]->task->percent;
   const auto text = [&](double value) {
     const double scaled = share ? 100 * value : value;
-    const std::string sign = !difference ? "" : value < 0 ? "−" : "+";
-    const int decimals = (share ? 1 : 3) + (difference ? 1 : 0);
-    return sign + fixed(difference ? std::abs(scaled) : scaled, decimals) +
-           (share && !difference ? "%" : "");
+    if (difference) return signed_text(value, fixed(std::abs(scaled), share ? 2 : 4));
+    return fixed(scaled, share ? 1 : 3) + (share ? "%" : "");
   };
   std::string out = text(p.y) + (share && difference ? " points" : "");
   if (p.high > p.low) out += " (" + text(p.low) + " to " + text(p.high) + ")";

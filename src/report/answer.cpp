@@ -405,10 +405,12 @@ std::string small_text(double size, int digits) {
                                                                 : fixed(size, digits);
 }
 
-}  // namespace
-
 // Decimals of a difference of this size and of its interval, in points.
-static int digits_of_points(double size) { return size > kRounding && size < 0.001 ? 2 : 1; }
+int digits_of_points(double size) { return size > kRounding && size < 0.001 ? 2 : 1; }
+
+bool on_equal_terms(const Row* row) { return row->against_baseline.caveats.empty(); }
+
+}  // namespace
 
 double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
 
@@ -475,8 +477,6 @@ std::string answer(const TaskSummary& t) {
   if (baseline->finished > 0) out += left_out(t, *baseline);
   return out + failures(t.rows, out);
 }
-
-bool on_equal_terms(const Row* row) { return row->against_baseline.caveats.empty(); }
 
 std::string recommendation(const TaskSummary& t) {
   const TaskInfo& task = *t.task;

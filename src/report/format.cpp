@@ -24,6 +24,11 @@ std::string fixed(double value, int decimals) {
   return buffer[0] == '-' && is_zero ? buffer + 1 : buffer;
 }
 
+std::string signed_text(double value, const std::string& size) {
+  if (size.find_first_of("123456789") == std::string::npos) return size;
+  return (value < 0 ? "−" : "+") + size;
+}
+
 std::string percent(double fraction, int decimals) {
   return std::isfinite(fraction) ? fixed(100 * fraction, decimals) + "%" : kDash;
 }

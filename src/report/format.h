@@ -13,6 +13,9 @@ inline constexpr const char* kDash = "–";
 
 // "1.912"; values too large for plain digits go to scientific notation.
 std::string fixed(double value, int decimals);
+// "+0.03" or "−0.03": what `size` says of the value without its sign, after a sign where it has a
+// digit that is not 0.
+std::string signed_text(double value, const std::string& size);
 // 0.125 -> "12.5%".
 std::string percent(double fraction, int decimals = 1);
 // 0.61 -> "0.61×", 12.3 -> "12.3×", 123.4 -> "123×".

@@ -110,8 +110,8 @@ Column difference_column(const TaskSummary& task) {
                         verdict.relation != Relation::kLearned;
     if (judged && std::isfinite(verdict.difference.mean)) {
       any = true;
-      cell.text = (verdict.difference.mean < 0 ? "−" : "+") +
-                  difference_text(*task.task, verdict.difference.mean);
+      cell.text = signed_text(verdict.difference.mean,
+                              difference_text(*task.task, verdict.difference.mean));
       if (verdict.difference.count > 1) {
         cell.note = interval_text(*task.task, verdict.difference, true);
       }
