@@ -486,8 +486,11 @@ Summary summarize(const Comparison& c) {
   return summary;
 }
 
+// Decimals of a metric that is no share. A task may be solved down to a thousandth of a bit.
+static int metric_decimals(double value) { return value != 0 && std::abs(value) < 0.01 ? 5 : 3; }
+
 std::string metric_text(const TaskInfo& task, double value) {
-  return task.percent ? percent(value) : fixed(value, 3);
+  return task.percent ? percent(value) : fixed(value, metric_decimals(value));
 }
 
 std::string metric_text(const TaskInfo& task, const Estimate& result) {
@@ -498,7 +501,8 @@ std::string metric_text(const TaskInfo& task, const Estimate& result) {
     return fixed(100 * result.mean, 1) +
            (wide ? "% ± over 100%" : " ± " + percent(result.half_width));
   }
-  return fixed(result.mean, 3) + " ± " + fixed(result.half_width, 3);
+  const int decimals = metric_decimals(result.mean);
+  return fixed(result.mean, decimals) + " ± " + fixed(result.half_width, decimals);
 }
 
 std::string trend_text(const TaskInfo& task, Trend trend) {

@@ -838,6 +838,8 @@ TEST(Format, Numbers) {
   EXPECT_EQ(times(0.613), "0.61×");
   EXPECT_EQ(signed_text(-0.3, "0.30"), "−0.30");
   EXPECT_EQ(signed_text(-1e-9, "0.00"), "0.00");
+  EXPECT_EQ(metric_text(TaskInfo{}, 0.00034), "0.00034");
+  EXPECT_EQ(metric_text(TaskInfo{}, 0.034), "0.034");
   EXPECT_EQ(percent(0.1234), "12.3%");
   EXPECT_EQ(grouped(1234567), "1,234,567");
   EXPECT_EQ(grouped(999), "999");
