@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <set>
 
 #include "core/text.h"
 #include "report/format.h"
@@ -18,7 +19,41 @@ constexpr double kExact = 1e-4;     // nats: an error of a fit that meets every 
 constexpr size_t kGrid = 13;        // points of a drawn fit
 constexpr double kBeyond = std::numeric_limits<double>::infinity();
 
-std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const ModelInfo& model) {
+bool can_be_fitted(const Run& run) {
+  if (!has_result(run)) return false;
+  const Point& last = run.points.back();
+  return std::isfinite(last.loss) && last.tokens > 0;
+}
+
+// The seeds of each size that are compared: those that every model with a result there has
+// finished, because a seed may be harder than others.
+struct CommonSeeds {
+  std::map<const TaskSummary*, std::set<int64_t>> of;
+  bool left_out = false;  // some model has more
+
+  explicit CommonSeeds(const std::vector<const TaskSummary*>& tasks) {
+    for (const TaskSummary* task : tasks) {
+      std::set<int64_t>& common = of[task];
+      bool begun = false;
+      for (const Row& row : task->rows) {
+        std::set<int64_t> own, both;
+        for (const Run* run : row.runs) {
+          if (can_be_fitted(*run)) own.insert(run->seed);
+        }
+        if (own.empty()) continue;
+        for (const int64_t seed : own) {
+          if (!begun || common.contains(seed)) both.insert(seed);
+        }
+        left_out |= begun && (both.size() < own.size() || both.size() < common.size());
+        common = std::move(both);
+        begun = true;
+      }
+    }
+  }
+};
+
+std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const CommonSeeds& seeds,
+                           const ModelInfo& model) {
   std::vector<Rung> rungs;
   for (const TaskSummary* task : tasks) {
     for (const Row& row : task->rows) {
@@ -26,9 +61,8 @@ std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const M
       Rung rung{
           .task = task, .parameters = static_cast<double>(row.build->parameters), .tokens = 0};
       for (const Run* run : row.runs) {
-        if (!has_result(*run)) continue;
+        if (!can_be_fitted(*run) || !seeds.of.at(task).contains(run->seed)) continue;
         const Point& last = run->points.back();
-        if (!std::isfinite(last.loss) || !(last.tokens > 0)) continue;
         rung.tokens += last.tokens;
         rung.losses.emplace_back(run->seed, last.loss);
       }
@@ -109,31 +143,34 @@ bool known(const Interval& interval) { return !std::isnan(interval.low); }
 // The law of every family, fitted to one draw of seeds with replacement for each rung.
 using Replicate = std::vector<PowerLaw>;
 
-std::vector<Replicate> resample(const Comparison& c, const std::vector<FamilyFit>& families,
-                                const std::vector<const TaskSummary*>& tasks) {
+// Empty where a rung has one seed alone.
+std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const CommonSeeds& common) {
   std::vector<Replicate> out;
   std::mt19937_64 random(1);
-  const size_t seeds = c.seeds.size();
-  if (seeds < 2) return out;
+  for (const FamilyFit& family : families) {
+    for (const Rung& rung : family.rungs) {
+      if (common.of.at(rung.task).size() < 2) return out;
+    }
+  }
   for (int r = 0; r < kReplicates; ++r) {
     std::map<const TaskSummary*, std::vector<int64_t>> drawn;
-    for (const TaskSummary* task : tasks) {
-      for (size_t i = 0; i < seeds; ++i) drawn[task].push_back(c.seeds[random() % seeds]);
+    for (const auto& [task, of_task] : common.of) {
+      const std::vector<int64_t> seeds(of_task.begin(), of_task.end());
+      for (size_t i = 0; i < seeds.size(); ++i) {
+        drawn[task].push_back(seeds[random() % seeds.size()]);
+      }
     }
     Replicate replicate;
     for (const FamilyFit& family : families) {
       std::vector<double> losses;
       for (const Rung& rung : family.rungs) {
         double sum = 0;
-        int count = 0;
         for (const int64_t seed : drawn[rung.task]) {
           for (const auto& [of, loss] : rung.losses) {
-            if (of != seed) continue;
-            sum += loss;
-            ++count;
+            if (of == seed) sum += loss;
           }
         }
-        losses.push_back(count > 0 ? sum / count : rung.loss());
+        losses.push_back(sum / static_cast<double>(drawn[rung.task].size()));
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
                                                      : fit(family.rungs, losses, kReplicateGrid));
@@ -145,14 +182,20 @@ std::vector<Replicate> resample(const Comparison& c, const std::vector<FamilyFit
 
 std::string flops_text(double flops) { return count(flops) + " FLOPs"; }
 
+std::string factor_text(double factor) {
+  return factor < 0.095 ? formatted("%.2g", factor) : fixed(factor, factor < 99.5 ? 2 : 0);
+}
+
 // "1.32 times (95% interval 1.10 to 1.60)".
 std::string worth_text(const Equivalence& e) {
-  std::string out = std::isnan(e.factor) ? "" : fixed(e.factor, 2) + " times";
+  std::string out = std::isnan(e.factor) ? "" : factor_text(e.factor) + " times";
   if (!known(e.interval)) return out;
-  const std::string low =
-      e.interval.low > 0 ? fixed(e.interval.low, 2) : "below what the fit knows";
-  const std::string high =
-      std::isinf(e.interval.high) ? "beyond what the fit knows" : fixed(e.interval.high, 2);
+  const auto end = [](double factor) {
+    return factor <= 0          ? "below what the fit knows"
+           : std::isinf(factor) ? "beyond what the fit knows"
+                                : factor_text(factor);
+  };
+  const std::string low = end(e.interval.low), high = end(e.interval.high);
   return out + " (95% interval " + low + " to " + high + ")";
 }
 
@@ -166,7 +209,7 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   std::string out = "On " + ladder.name + ", ";
   if (!short_of.empty()) {
     return out + "no scaling law is fitted for " + list_of(short_of) + ", as this takes " +
-           str(kRungsForFit) + " sizes with results.";
+           str(kRungsForFit) + " sizes with results that differ in compute.";
   }
   if (base == nullptr) return out + "the baseline has no result.";
   std::vector<std::string> said;
@@ -178,7 +221,8 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
     if (std::isnan(top.factor)) {
       said.push_back("what the compute of " + name + " is worth at " + at +
                      " is not determined, because the fit of `" + base->model->label +
-                     "` would have to reach more than one size beyond its last");
+                     "` would have to reach more than one size " +
+                     (top.below ? "below its first" : "beyond its last"));
       continue;
     }
     std::string sentence = "the baseline `" + base->model->label + "` needs " + worth_text(top) +
@@ -195,7 +239,7 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   } else {
     out += join(said, "; ") + ".";
   }
-  if (!resampled) out += " Intervals take more than one seed.";
+  if (!resampled) out += " Intervals take more than one seed of every size and model.";
   double error = 0;
   for (const FamilyFit& f : ladder.families) error = std::max(error, f.law.error);
   if (base->rungs.size() == kRungsForFit && error < kExact) {
@@ -219,9 +263,10 @@ double Rung::loss() const {
 namespace {
 
 // The fit to the rungs that a model has on the tasks, without what resampling adds.
-FamilyFit fitted(const std::vector<const TaskSummary*>& tasks, const ModelInfo& model) {
-  FamilyFit family{.model = &model, .rungs = rungs_of(tasks, model), .worth = {}};
-  if (family.rungs.size() < kRungsForFit) return family;
+FamilyFit fitted(const std::vector<const TaskSummary*>& tasks, const CommonSeeds& seeds,
+                 const ModelInfo& model) {
+  FamilyFit family{.model = &model, .rungs = rungs_of(tasks, seeds, model), .worth = {}};
+  if (distinct(family.rungs, &Rung::compute) < kRungsForFit) return family;
   std::vector<double> losses;
   for (const Rung& rung : family.rungs) losses.push_back(rung.loss());
   family.law = fit(family.rungs, losses, 32, &family.surface);
@@ -263,6 +308,7 @@ void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, boo
     const auto range = trusted(base.rungs);
     for (const Rung& rung : family.rungs) {
       Equivalence e{.factor = worth_of(family.law, rung.compute, base.law, range)};
+      e.below = e.factor == 0;
       if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
       e.interval =
           over([&](const Replicate& r) { return worth_of(r[f], rung.compute, r[0], range); });
@@ -288,16 +334,20 @@ std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
       if (t.task->ladder == name) tasks.push_back(&t);
     }
     Ladder ladder{.name = name};
+    const CommonSeeds seeds(tasks);
     for (const ModelInfo& model : c.models) {
-      FamilyFit family = fitted(tasks, model);
+      FamilyFit family = fitted(tasks, seeds, model);
       if (!family.rungs.empty()) ladder.families.push_back(std::move(family));
     }
     if (ladder.families.empty()) continue;
     ladder.grid = grid_of(ladder.families);
-    const std::vector<Replicate> replicates = resample(c, ladder.families, tasks);
+    const std::vector<Replicate> replicates = resample(ladder.families, seeds);
     const FamilyFit& base = ladder.families.front();
     add_resampled(ladder, replicates, base.model == &c.models.front() && !base.law.factors.empty());
     ladder.answer = answer_of(c, ladder, !replicates.empty());
+    if (seeds.left_out) {
+      ladder.answer += " Seeds that one of the models has not finished are left out for all.";
+    }
     out.push_back(std::move(ladder));
   }
   return out;

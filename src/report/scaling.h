@@ -31,7 +31,8 @@ struct Interval {
 struct Equivalence {
   double factor = kUnknown;  // unknown where the baseline's fit would have to be extrapolated by
                              // more than one rung
-  Interval interval{};       // an end is infinite or 0 where it lies beyond that
+  bool below = false;   // where it is unknown: the fit would have to reach below its first rung
+  Interval interval{};  // an end is infinite or 0 where it lies beyond that
 };
 
 struct FamilyFit {

@@ -197,7 +197,8 @@ PowerLaw fit_power_law(const std::vector<std::vector<double>>& points,
 }
 
 double inverse(const PowerLaw& law, double y) {
-  if (law.factors.empty() || !(y > law.floor) || !(law.factors[0] > 0)) return kNever;
+  if (law.factors.empty() || !(y > law.floor)) return kNever;
+  if (!(law.factors[0] > 0)) return 0;  // a loss that does not fall is below y everywhere
   return std::pow((y - law.floor) / law.factors[0], -1 / law.exponents[0]);
 }
 

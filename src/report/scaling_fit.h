@@ -27,7 +27,7 @@ PowerLaw fit_power_law(const std::vector<std::vector<double>>& points,
                        const std::vector<double>& values, int grid = 32);
 
 // For a law of one variable: the x at which it takes the value y; infinity where it never falls so
-// far.
+// far, and 0 where it is below y without falling.
 double inverse(const PowerLaw& law, double y);
 
 // The best loss for a given compute C = k N D under a law of two variables, which is again a power

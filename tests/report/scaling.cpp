@@ -58,7 +58,8 @@ TEST(PowerLaw, WhatDoesNotFallHasNoFactor) {
   const PowerLaw law = fit_power_law({{1e12}, {1e13}, {1e14}}, {2.0, 2.1, 2.2});
   EXPECT_NEAR(law.floor, 2.1, 1e-9);
   EXPECT_EQ(law.factors[0], 0);
-  EXPECT_TRUE(std::isinf(inverse(law, 2.1)));
+  EXPECT_TRUE(std::isinf(inverse(law, law.floor)));
+  EXPECT_EQ(inverse(law, law.floor + 1), 0);
 }
 
 TEST(PowerLaw, TheFrontierIsTheBestSplitOfTheCompute) {
@@ -164,6 +165,33 @@ TEST(Scaling, SaysWhatItCannotKnow) {
   none.runs.clear();
   EXPECT_TRUE(ladders(none, summarize(none)).empty());
   EXPECT_TRUE(ladders(small({{"a", {1}}}), summarize(small({{"a", {1}}}))).empty());
+}
+
+TEST(Scaling, SeedsThatAModelHasNotFinishedAreLeftOutForAll) {
+  // Equal models, of which one lacks the hardest seed.
+  Comparison c = ladder({1.0}, 5, 0.2);
+  const auto of_seed_2 = [](const auto& run) { return run.model == "m1" && run.seed == 2; };
+  std::erase_if(c.runs, of_seed_2);
+  const Ladder found = ladders(c, summarize(c))[0];
+  EXPECT_NEAR(found.families[1].worth.back().factor, 1, 1e-3);
+  EXPECT_NE(found.answer.find("has not finished are left out for all"), std::string::npos);
+  // With one seed of a size there is no interval.
+  std::erase_if(c.runs, [](const auto& run) { return run.seed > 1 && run.task == "text-s2"; });
+  const Ladder single = ladders(c, summarize(c))[0];
+  EXPECT_TRUE(std::isnan(single.families[1].worth.back().interval.low));
+  EXPECT_NE(single.answer.find("Intervals take more than one seed of every size and model."),
+            std::string::npos)
+      << single.answer;
+}
+
+TEST(Scaling, SaysOnWhichSideTheBaselineIsNotKnown) {
+  Comparison c = ladder({1.0}, 3, 0.001);
+  for (auto& run : c.runs) {
+    if (run.model == "m1") run.points.back().loss += 3;
+  }
+  EXPECT_NE(ladders(c, summarize(c))[0].answer.find("more than one size below its first"),
+            std::string::npos)
+      << ladders(c, summarize(c))[0].answer;
 }
 
 TEST(Scaling, TheTokensOfASizeAreTheMeanOfItsRuns) {
