@@ -450,6 +450,11 @@ std::string Experiment::budget_text() {
   std::string what = config_.budget == "flops"     ? "computes the same number of operations"
                      : config_.budget == "seconds" ? "trains for the same time by a measured step"
                                                    : "trains on the same amount of data";
+  // Within 1% budgets are called equal, as parameters are.
+  if (least_share_ < 0.99) {
+    what += str(", rounded down to whole steps (", has_least_, " has the least, ",
+                formatted("%.0f%%", std::floor(100 * least_share_)), ")");
+  }
   if (stops) what += ", unless it reaches train.stop_accuracy before";
   return str("Every run ", what, ": ", join(budgets), "; ",
              config_.match_parameters ? "parameters are equal within 1% on each task."
@@ -586,6 +591,12 @@ void Experiment::add_model(size_t m, size_t t) {
       costs_[t] = cost_of_step(baseline, t);
     }
     RunConfig run = built(m, t, {});
+    const double share =
+        static_cast<double>(run.train.steps) * cost_of_step(run, t) / (steps_[t] * costs_[t]);
+    if (share < least_share_) {
+      least_share_ = share;
+      has_least_ = str("`", config_.models[m].name, "` on ", config_.tasks[t].name);
+    }
     const std::shared_ptr<Model> counted = build_without_memory(run.model);
     check_training_fits(*counted, task, run.train);
     AdamW(*counted, run.train);  // refuses groups that name no parameter
@@ -593,7 +604,9 @@ void Experiment::add_model(size_t m, size_t t) {
     RunConfig reported = run;
     reported.train.eval_split = "test";
     report::TaskInfo& info = comparison.tasks[t];
-    if (info.stopping.empty()) info.stopping = stopping_text(reported.train);
+    const std::string stopping = stopping_text(reported.train);
+    if (m == 0) info.stopping = stopping;
+    if (stopping != info.stopping) info.stopping = kSomeStop;
     report::Build build = report_build(*counted, task);
     build.model = config_.models[m].name;
     build.task = config_.tasks[t].name;

@@ -115,6 +115,8 @@ class Experiment {
   // Of the baseline on each task: its parameters, its steps, and what one of them costs.
   std::vector<int64_t> parameters_;
   std::vector<double> steps_, costs_;
+  double least_share_ = 1;  // of a budget, that a model's whole steps have
+  std::string has_least_;   // "`mha` on text"
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
   // By task and seed, as far as they were asked for.

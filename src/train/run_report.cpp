@@ -286,8 +286,9 @@ class NamedTasks {
     std::string name;
     std::shared_ptr<data::Task> task;
     std::shared_ptr<data::TaskSpec> options;
-    int64_t seed = 0;                // that it was built with
-    std::optional<StoredData> data;  // as runs of that seed store them
+    int64_t seed = 0;                     // that it was built with
+    std::optional<StoredData> data;       // as runs of that seed store them
+    std::optional<std::string> stopping;  // of the first run
   };
 
   const Known& of(const Place& place, RunConfig& config, report::Comparison& report) {
@@ -314,7 +315,9 @@ class NamedTasks {
     const auto info =
         std::find_if(report.tasks.begin(), report.tasks.end(),
                      [&](const report::TaskInfo& task) { return task.name == known.name; });
-    if (info->stopping.empty()) info->stopping = stopping_text(config.train);
+    const std::string stopping = stopping_text(config.train);
+    if (!known.stopping) known.stopping = info->stopping = stopping;
+    if (stopping != *known.stopping) info->stopping = kSomeStop;
     return known;
   }
 

@@ -30,6 +30,9 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task,
 
 // What train.stop_accuracy means for the results of runs (TaskInfo::stopping); empty without it.
 std::string stopping_text(const TrainOptions& options);
+// The same of runs that differ in it.
+constexpr const char* kSomeStop =
+    "some runs end once they reach their train.stop_accuracy on validation data";
 
 // What a model is and costs on a task, as the report has it; without the labels of the two. The
 // model may be without memory.

@@ -475,6 +475,22 @@ TEST(Compare, GoesOnWithTheSameDataInAnotherPlaceAndWithNoOther) {
   EXPECT_TRUE(fs::exists(run + "1.earlier-1/result.json"));
 }
 
+TEST(Compare, SaysWhereBudgetsAndStopsDiffer) {
+  const TempFolder folder;
+  const Node config = parse_toml(
+      "seeds = [1]\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 5\nbatch = 2\n"
+      "eval_every = 5\n[[models]]\nname = 'mha'\n[[models]]\nname = 'other'\n"
+      "train = { batch = 3, stop_accuracy = 0.9 }\n[[tasks]]\nname = 'copy'\n"
+      "task = { type = 'copy', symbols = 8, count = 4, eval_sequences = 8 }\n",
+      "compare.toml");
+  const report::Comparison compared = compare_quietly(config, folder.path()).comparison;
+  EXPECT_TRUE(contains(compared.budget,
+                       "rounded down to whole steps (`other` on copy has the "
+                       "least, 90%), unless it reaches"))
+      << compared.budget;
+  EXPECT_EQ(compared.tasks[0].stopping, kSomeStop);
+}
+
 TEST(Compare, ADivergedRunIsFinishedWithAWarningThatItsResultKeeps) {
   const TempFolder folder;
   const Node config = parse_toml(
