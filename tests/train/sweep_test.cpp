@@ -630,10 +630,7 @@ TEST(StopAccuracy, LooksAtValidationDataAndComparisonsReportTestData) {
     apply_override(node, change);
   }
   const report::Comparison c = compare_quietly(node, folder.path()).comparison;
-  EXPECT_EQ(
-      c.tasks[0].stopping,
-      "runs end once they reach an accuracy of 75.0% on validation data; their results are of "
-      "other data, the test data");
+  EXPECT_EQ(c.tasks[0].stopping, kSomeStop) << "one of the models does";
   EXPECT_TRUE(contains(c.budget,
                        "same amount of data, unless it reaches train.stop_accuracy before: "))
       << c.budget;
