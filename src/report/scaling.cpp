@@ -165,12 +165,15 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
       std::vector<double> losses;
       for (const Rung& rung : family.rungs) {
         double sum = 0;
+        int count = 0;
         for (const int64_t seed : drawn[rung.task]) {
           for (const auto& [of, loss] : rung.losses) {
-            if (of == seed) sum += loss;
+            if (of != seed) continue;
+            sum += loss;
+            ++count;
           }
         }
-        losses.push_back(sum / static_cast<double>(drawn[rung.task].size()));
+        losses.push_back(sum / count);
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
                                                      : fit(family.rungs, losses, kReplicateGrid));
