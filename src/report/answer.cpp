@@ -153,14 +153,16 @@ std::string left_out(const TaskSummary& t, const Row& baseline) {
   return out;
 }
 
+// Whether nothing weakens the comparison with the baseline.
+bool on_equal_terms(const Row* row) { return row->against_baseline.caveats.empty(); }
+
 // Of those of the rows that are not on equal terms with the baseline.
 std::string unequal_terms(const Rows& rows, const Row& baseline) {
   std::string out;
   for (const Row* row : rows) {
-    const std::vector<std::string>& caveats = row->against_baseline.caveats;
-    if (caveats.empty()) continue;
+    if (on_equal_terms(row)) continue;
     out += " " + name(*row) + " and " + full_name(baseline) +
-           " are not compared on equal terms: " + list_of(caveats) + ".";
+           " are not compared on equal terms: " + list_of(row->against_baseline.caveats) + ".";
   }
   return out;
 }
@@ -286,15 +288,12 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
          (low == high ? "." : " (" + low + " to " + high + ").");
 }
 
-double state_of(const Row& row) { return row.build ? row.build->state() : kUnknown; }
-double whole_state_of(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
-
 // Which model has the smaller decoding state, and what it costs in quality.
 std::string for_memory(const TaskSummary& t, const Rows& taken) {
   double have = kUnknown, have_whole = kUnknown;
   for (const Row* row : taken) {
-    have = std::fmin(have, state_of(*row));
-    have_whole = std::fmin(have_whole, whole_state_of(*row));
+    have = std::fmin(have, state_of_row(*row));
+    have_whole = std::fmin(have_whole, whole_state_of_row(*row));
   }
   const Row* small = nullptr;
   for (const Row& row : t.rows) {
@@ -302,10 +301,11 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
     const bool judged = row.baseline || r == Relation::kBetter || r == Relation::kWorse ||
                         r == Relation::kNoDifference || r == Relation::kLearned;
     if (row.finished == 0 || !judged || row.learning == Learning::kNotLearned) continue;
-    if (!row.against_baseline.caveats.empty()) continue;
+    if (!on_equal_terms(&row)) continue;
     // A state that does not grow may be larger than one that does, at the length of the task.
-    if (whole_state_of(row) > 0.9 * have_whole) continue;
-    if (state_of(row) < 0.9 * have && (!small || state_of(row) < state_of(*small))) small = &row;
+    if (whole_state_of_row(row) > 0.9 * have_whole) continue;
+    if (state_of_row(row) < 0.9 * have && (!small || state_of_row(row) < state_of_row(*small)))
+      small = &row;
   }
   if (!small) return "";
   const Verdict& v = small->against_baseline;
@@ -325,7 +325,7 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
       break;
   }
   return " If decoding memory matters, take " + full_name(*small) +
-         ": each token of context adds " + bytes(state_of(*small)) + " of state against " +
+         ": each token of context adds " + bytes(state_of_row(*small)) + " of state against " +
          bytes(have) + quality + ".";
 }
 
@@ -409,8 +409,6 @@ std::string small_text(double size, int digits) {
 
 // Decimals of a difference of this size and of its interval, in points.
 int digits_of_points(double size) { return size > kRounding && size < 0.001 ? 2 : 1; }
-
-bool on_equal_terms(const Row* row) { return row->against_baseline.caveats.empty(); }
 
 }  // namespace
 

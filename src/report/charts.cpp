@@ -373,7 +373,7 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
 Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   const std::string& unit = t.task->unit;
   const auto state = [](const Row& row) {
-    const double bytes = row.build ? row.build->state_bytes : kUnknown;
+    const double bytes = whole_state_of_row(row);
     return Cost{bytes, bytes, bytes};
   };
   const auto training = [](const Row& row) { return cost_of(row.tokens_per_second); };

@@ -398,6 +398,9 @@ bool run_failed(const Run& run) {
 
 bool has_result(const Run& run) { return run.state == RunState::kFinished && !run_failed(run); }
 
+double state_of_row(const Row& row) { return row.build ? row.build->state() : kUnknown; }
+double whole_state_of_row(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
+
 bool run_diverged(const Run& run) { return has_result(run) && !run.warning.empty(); }
 
 std::string run_problem(const Run& run) {

@@ -141,6 +141,10 @@ std::string failed_setting_text(const FailedSetting& failed);
 std::string failed_runs(const Row& row);
 // "after step 137 of 400; step 100 is saved".
 std::string interruption_text(const Interruption& at);
+// The decoding state of a row's model: what a token of context adds, and the whole of a sequence of
+// the task's length, in bytes. Unknown where the model is not described or does not decode.
+double state_of_row(const Row& row);
+double whole_state_of_row(const Row& row);
 // "1 diverged run of `dcmha`".
 std::string diverged_runs(const Row& row);
 

@@ -16,8 +16,6 @@ double parameters(const Row& row) {
                                                  : kUnknown;
 }
 double flops(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
-double state(const Row& row) { return row.build ? row.build->state() : kUnknown; }
-double whole_state(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
 
 // "39,800 to 40,200"; empty for a single value.
 std::string range_note(const Stat& stat, std::string (*text)(double)) {
@@ -249,8 +247,8 @@ std::vector<Column> result_columns(const TaskSummary& task) {
       ranged(task, "decoding", task.task->unit + "/s", &Row::decode_tokens_per_second, grouped));
   columns.push_back(measured(task, "parameters", "", parameters, count));
   columns.push_back(measured(task, "FLOPs", "a token", flops, count));
-  columns.push_back(measured(task, "state", "a token", state, bytes));
-  columns.push_back(measured(task, "whole state", "a sequence", whole_state, bytes));
+  columns.push_back(measured(task, "state", "a token", state_of_row, bytes));
+  columns.push_back(measured(task, "whole state", "a sequence", whole_state_of_row, bytes));
   columns.push_back(ranged(task, "memory", "peak", &Row::peak_memory, bytes));
   for (size_t i = quality; i < columns.size(); ++i) columns[i].cost = true;
   std::erase_if(columns, [](const Column& column) { return column.cells.empty(); });
