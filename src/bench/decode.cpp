@@ -19,7 +19,7 @@ class StreamingRead {
  public:
   explicit StreamingRead(int64_t bytes)
       : data_(at::ones({bytes / kPiece * (kPiece / int64_t{sizeof(float)})})),
-        fastest_(fastest_reading(data_)) {}
+        fastest_(fastest_reading(data_).how) {}
   void operator()() { ops::read_all(data_, fastest_); }
 
  private:

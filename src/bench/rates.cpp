@@ -18,13 +18,12 @@ double best_seconds(const std::function<void()>& f) {
 
 }  // namespace
 
-ops::Reading fastest_reading(const at::Tensor& x) {
-  ops::Reading fastest = ops::kReadings[0];
-  double least = std::numeric_limits<double>::infinity();
+FastestReading fastest_reading(const at::Tensor& x) {
+  FastestReading fastest{.how = ops::kReadings[0],
+                         .seconds = std::numeric_limits<double>::infinity()};
   for (const ops::Reading how : ops::kReadings) {
     const double seconds = best_seconds([&] { ops::read_all(x, how); });
-    if (seconds < least) fastest = how;
-    least = std::min(least, seconds);
+    if (seconds < fastest.seconds) fastest = {.how = how, .seconds = seconds};
   }
   return fastest;
 }
@@ -43,8 +42,7 @@ Rates measure_rates(at::ScalarType type) {
   const double bytes = static_cast<double>(from.nbytes());
   // Reading alone is faster than copying, where memory changes direction.
   const double copied = 2 * bytes / best_seconds([&] { to.copy_(from); });
-  const ops::Reading how = fastest_reading(from);
-  const double read = best_seconds([&] { ops::read_all(from, how); });
+  const double read = fastest_reading(from).seconds;
   const at::Tensor x = at::randn({int64_t{1} << 16});
   at::Tensor y = at::empty_like(x);
   const double values = static_cast<double>(x.numel());

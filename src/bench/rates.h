@@ -17,7 +17,12 @@ struct Rates {
 // whatever else ran only lowers it. `type`: of the products.
 Rates measure_rates(at::ScalarType type);
 
-// The way to read x that takes the least time; x as read_all() wants it, and too large for a cache.
-ops::Reading fastest_reading(const at::Tensor& x);
+// The way to read x that takes the least time, and that time; x as read_all() wants it, and too
+// large for a cache.
+struct FastestReading {
+  ops::Reading how;
+  double seconds;
+};
+FastestReading fastest_reading(const at::Tensor& x);
 
 }  // namespace headloom::bench
