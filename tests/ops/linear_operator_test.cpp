@@ -315,15 +315,26 @@ TEST(LinearOperator, Int4TakesManyRows) {
                                  at::linear(low(x), low(wide), low(bias)), expected, 1e-6));
 }
 
+// The ways to hold a weight [O, I]: values, scale, and what they stand for in float64.
+struct HeldWeight {
+  const char* name;
+  Tensor values, scale, wide;
+};
+std::vector<HeldWeight> held_weights(const Tensor& weight) {
+  const auto [int8, of_int8] = ops::quantized_int8(weight);
+  const auto [int4, of_int4] = ops::quantized_int4(weight);
+  const Tensor low = weight.to(at::kBFloat16);
+  return {{"int8", int8, of_int8, int8.to(kDouble) * of_int8.to(kDouble).unsqueeze(1)},
+          {"int4", int4, of_int4, ops::dequantized_int4(int4, of_int4, weight.size(1)).to(kDouble)},
+          {"bfloat16", low, {}, low.to(kDouble)}};
+}
+
 // A large value that meets weights of 0 leaves what the small ones give, in few rows and in many.
 TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
   at::manual_seed(10);
   Tensor weight = at::randn({50, 256});
   weight.select(1, 5).zero_();
-  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
-    const bool int8 = values.scalar_type() == at::kChar;
-    const Tensor wide = int8 ? values.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)
-                             : ops::dequantized_int4(values, scale, 256).to(at::kDouble);
+  for (const auto& [name, values, scale, wide] : held_weights(weight)) {
     for (const int64_t rows : {1, 3, 64}) {
       for (const double large : {30.0, 100.0, 300.0, 3000.0, 1e5, 1e9}) {
         Tensor x = at::randn({rows, 256}, kDouble);
@@ -333,7 +344,55 @@ TEST(LinearOperator, BFloat16KeepsSmallValuesBesideALargeOne) {
         const Tensor plain = ops::linear(low, values, scale, {}, "reference");
         EXPECT_TRUE(
             errs_like_rounding(ops::linear(low, values, scale, {}, "fused"), plain, expected, 1e-6))
-            << (int8 ? "int8, " : "int4, ") << rows << " rows, " << large;
+            << name << ", " << rows << " rows, " << large;
+      }
+    }
+  }
+}
+
+// The same for a large weight that meets a value of 0, or that only a few outputs have.
+TEST(LinearOperator, BFloat16KeepsSmallWeightsBesideALargeOne) {
+  at::manual_seed(14);
+  for (const int64_t outputs : {50, 3}) {
+    for (const double large : {10.0, 30.0, 60.0, 100.0, 3000.0, 1e9, 1e30}) {
+      Tensor weight = at::randn({50, 300}), x = at::randn({40, 300}).to(at::kBFloat16);
+      weight.narrow(0, 7, std::min<int64_t>(outputs, 43)).select(1, 290).fill_(large);
+      x.select(1, 290).zero_();
+      weight = weight.to(at::kBFloat16);
+      const Tensor bias = at::randn({50}).to(at::kBFloat16);
+      const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble), bias.to(kDouble));
+      const Tensor plain = ops::linear(x, weight, {}, bias, "reference");
+      Poison poison;
+      const Tensor got = ops::linear(x, weight, {}, bias, "fused");
+      EXPECT_TRUE(errs_like_rounding(got, plain, expected, 1e-6)) << outputs << ", " << large;
+    }
+  }
+}
+
+// Weights that are not finite, all 0, or of next to nothing, in few outputs and in most.
+TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyWeight) {
+  at::manual_seed(15);
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const int64_t outputs : {2, 30}) {
+    for (const double unlike : {kNaN, std::numeric_limits<double>::infinity(), 0.0, 1e-30}) {
+      const Tensor x = at::randn({40, 100}).to(at::kBFloat16);
+      const Tensor weight = at::randn({50, 100}).to(at::kBFloat16);
+      const Tensor finite = ops::linear(x, weight, {}, {}, "fused");
+      weight.narrow(0, 5, outputs).fill_(unlike);
+      const Tensor plain = ops::linear(x, weight, {}, {}, "reference");
+      Poison poison;
+      const Tensor got = ops::linear(x, weight, {}, {}, "fused");
+      const Tensor others = got.narrow(1, 5 + outputs, 45 - outputs);
+      const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble));
+      EXPECT_TRUE(errs_like_rounding(others, finite.narrow(1, 5 + outputs, 45 - outputs),
+                                     expected.narrow(1, 5 + outputs, 45 - outputs), 1e-6))
+          << outputs << ", " << unlike;
+      const Tensor of_unlike = got.narrow(1, 5, outputs), same = plain.narrow(1, 5, outputs);
+      if (std::isfinite(unlike)) {
+        EXPECT_TRUE(errs_like_rounding(of_unlike, same, expected.narrow(1, 5, outputs), 1e-36))
+            << outputs << ", " << unlike;
+      } else {
+        EXPECT_FALSE(of_unlike.isfinite().any().item<bool>()) << outputs << ", " << unlike;
       }
     }
   }
@@ -364,8 +423,9 @@ TEST(LinearOperator, AnOutputHasTheSameBitsWhereverItLies) {
 TEST(LinearOperator, RowsKeepTheirBitsBesideOthers) {
   at::manual_seed(11);
   const Tensor weight = at::randn({50, 320});
-  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
+  for (const auto& [name, values, scale, wide] : held_weights(weight)) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      if (!scale.defined() && type != values.scalar_type()) continue;
       for (const int64_t rows : {2, 3, 16, 24}) {
         const Tensor x = at::randn({rows, 320}).to(type);
         const Tensor alone = ops::linear(x, values, scale, {}, "fused");
@@ -374,7 +434,7 @@ TEST(LinearOperator, RowsKeepTheirBitsBesideOthers) {
           beside[rows - 1][7] = unlike;
           const Tensor y = ops::linear(beside, values, scale, {}, "fused");
           EXPECT_TRUE(at::equal(y.narrow(0, 0, rows - 1), alone.narrow(0, 0, rows - 1)))
-              << values.scalar_type() << ", " << type << ", " << rows << " rows, " << unlike;
+              << name << ", " << type << ", " << rows << " rows, " << unlike;
         }
       }
     }
@@ -393,10 +453,7 @@ TEST(LinearOperator, ManyRowsOfBFloat16KeepWhatTheyAre) {
   const int threads_before = at::get_num_threads();
   at::set_num_threads(2);
   const Tensor weight = at::randn({50, 300}), bias = at::randn({50}).to(at::kBFloat16);
-  for (const auto& [values, scale] : {ops::quantized_int8(weight), ops::quantized_int4(weight)}) {
-    const bool int8 = values.scalar_type() == at::kChar;
-    const Tensor wide = int8 ? values.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)
-                             : ops::dequantized_int4(values, scale, 300).to(at::kDouble);
+  for (const auto& [name, values, scale, wide] : held_weights(weight)) {
     for (const float tiny : {1.0f, 1e-30f}) {
       Tensor x = at::randn({40, 300});
       x[0][40] = 1e6;

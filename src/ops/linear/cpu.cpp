@@ -57,47 +57,58 @@ bool is_streamed(const Linear::Arguments& a, int64_t rows) {
          rows * in * a.x.element_size() <= kBytesOfX && a.weight.is_contiguous();
 }
 
-// Whether y [M, O], by weights of eight or four bits, was computed in integers, but for a few rows
-// that integers do not hold.
+// The places of those that are not 0.
+std::vector<int64_t> places(const std::vector<uint8_t>& flags) {
+  std::vector<int64_t> found;
+  for (size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] != 0) found.push_back(static_cast<int64_t>(i));
+  }
+  return found;
+}
+
+// Whether y [M, O] was computed in integers, but for a few rows and outputs that integers do not
+// hold.
 bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   using namespace linear_kernel;
   static PackIntegers* const pack = HL_CHOOSE(pack_integers);
   static RunIntegers* const run = HL_CHOOSE(run_integers);
   constexpr int64_t kMostKept = 16 << 20, kBytesOfWeights = 256 << 10;  // in the second-level cache
   if (capability() != Capability::kAvx2 || a.x.scalar_type() != at::kBFloat16) return false;
-  const bool int4 = a.weight.scalar_type() == at::kByte;
+  const bool int4 = a.weight.scalar_type() == at::kByte, int8 = a.weight.scalar_type() == at::kChar;
+  if (!int4 && !int8 && (a.weight.scalar_type() != at::kBFloat16 || !a.weight.is_contiguous())) {
+    return false;
+  }
   const int64_t rows = y.size(0), out = y.size(1), in = a.x.size(-1);
   if (rows == 0 || out == 0 || in == 0) return false;
   Held held;
   IntegerArgs args{.rows = rows,
                    .in = in,
                    .out = out,
-                   .group = int4 ? kInt4Group : kInt8Group,
+                   .group = int8 ? kInt8Group : kInt4Group,
                    .x = held.whole(a.x),
                    .weight = held.whole(a.weight),
                    .bias = held.whole(a.bias),
                    .y = y.data_ptr()};
   if (int4) {
     args.group_scale = static_cast<const uint16_t*>(held.whole(a.scale));
-  } else {
+  } else if (int8) {
     args.row_scale = held.whole<float>(a.scale);
   }
   thread_local KeptMemory of_x(kMostKept);
   const int64_t panels = (rows + kIntegerRows - 1) / kIntegerRows;
   const Tensor packed_x = of_x.bytes(panels * args.panel_bytes(kIntegerRows));
   args.packed_x = static_cast<char*>(packed_x.data_ptr());
-  std::vector<uint8_t> unfit(static_cast<size_t>(rows));
-  args.unfit = unfit.data();
+  std::vector<uint8_t> unfit_rows(static_cast<size_t>(rows));
+  std::vector<uint8_t> unfit_outputs(static_cast<size_t>(out));
+  args.unfit_rows = unfit_rows.data();
+  args.unfit_outputs = unfit_outputs.data();
   const int64_t threads = at::in_parallel_region() ? 1 : thread_count();
   at::parallel_for(0, panels, 16, [&](int64_t begin, int64_t end) { pack(args, begin, end); });
-  std::vector<int64_t> left;
-  for (int64_t row = 0; row < rows; ++row) {
-    if (unfit[static_cast<size_t>(row)] != 0) left.push_back(row);
-  }
+  const std::vector<int64_t> rows_left = places(unfit_rows);
   // Language models often have one, the first token's, in which a few values exceed the others ten
   // thousand times (Sun et al. 2024, "Massive activations in large language models").
-  constexpr int64_t kRowsForOneUnfit = 4;
-  if (static_cast<int64_t>(left.size()) > rows / kRowsForOneUnfit) return false;
+  constexpr int64_t kForOneUnfit = 4;
+  if (static_cast<int64_t>(rows_left.size()) > rows / kForOneUnfit) return false;
   const int64_t of_outputs = (out + kIntegerOutputs - 1) / kIntegerOutputs;
   const int64_t bytes = args.panel_bytes(kIntegerOutputs);
   const int64_t together = std::clamp<int64_t>(kBytesOfWeights / bytes, 1,
@@ -108,9 +119,17 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
     run(args, begin, std::min(begin + together * kIntegerOutputs, out),
         of_weights.bytes(together * bytes).data_ptr());
   });
-  if (left.empty()) return true;
+  const std::vector<int64_t> outputs_left = places(unfit_outputs);
+  if (static_cast<int64_t>(outputs_left.size()) > out / kForOneUnfit) return false;
+  if (!outputs_left.empty()) {
+    const Tensor which = at::tensor(outputs_left, at::kLong);
+    const Tensor part = at::empty({rows, which.size(0)}, y.options());
+    product(part, a.x.reshape({rows, in}), a.weight.index_select(0, which).t(),
+            a.bias.defined() ? a.bias.index_select(0, which) : Tensor());
+    y.index_copy_(1, which, part);
+  }
   // All of these are unfit, so they are not multiplied in integers of 16 bits again.
-  compute_rows(a, left, y);
+  if (!rows_left.empty()) compute_rows(a, rows_left, y);
   return true;
 }
 
@@ -157,13 +176,14 @@ void compute_rows(const Linear::Arguments& a, const std::vector<int64_t>& which,
 
 void linear_product(const Linear::Arguments& a, const Tensor& y) {
   const int64_t rows = y.size(0);
-  if (is_streamed(a, rows)) return streamed(a, y);
-  if (a.scale.defined()) return widened_product(a, y);
-  product(y, a.x.reshape({rows, a.weight.size(1)}), a.weight.t(), a.bias);
+  is_streamed(a, rows) ? streamed(a, y) : dense_product(a, y);
 }
 
-void widened_product(const Linear::Arguments& a, const Tensor& y) {
+void dense_product(const Linear::Arguments& a, const Tensor& y) {
   if (integer_product(a, y)) return;
+  if (!a.scale.defined()) {
+    return product(y, a.x.reshape({y.size(0), a.weight.size(1)}), a.weight.t(), a.bias);
+  }
   static linear_kernel::Widen* const widen = HL_CHOOSE(linear_kernel::widen);
   Held held;
   const int64_t in = a.x.size(-1);

@@ -34,14 +34,14 @@ void for_runs_of_outputs(int64_t outputs, int64_t bytes, const F& f) {
 // which they lie, which decoding waits for; more rows are a dense product.
 void linear_product(const Linear::Arguments& a, const Tensor& y);
 
-// y [M, O] by a dense product. Weights of eight or four bits are widened to x's type where it packs
-// them.
-void widened_product(const Linear::Arguments& a, const Tensor& y);
+// y [M, O] by a dense product: in integers where a processor multiplies these fastest. Elsewhere
+// weights of eight or four bits are widened to x's type where it packs them.
+void dense_product(const Linear::Arguments& a, const Tensor& y);
 
 // The rows `which` of y [M, O], by a call of their own.
 void compute_rows(const Linear::Arguments& a, const std::vector<int64_t>& which, const Tensor& y);
 
-// Few rows in integers; more by widened_product().
+// Few rows in integers; more by dense_product().
 std::vector<Tensor> int4_forward(const Linear::Arguments& a);
 
 }  // namespace headloom::ops

@@ -146,7 +146,7 @@ std::vector<Tensor> int4_forward(const Linear::Arguments& a) {
     for (const int64_t row : unfit) compute_rows(a, {row}, result);
     return y;
   }
-  widened_product(a, y[0].view({rows, out}));
+  dense_product(a, y[0].view({rows, out}));
   return y;
 }
 

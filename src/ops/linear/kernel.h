@@ -54,33 +54,36 @@ PrepareInt4 prepare_int4_DEFAULT, prepare_int4_AVX2, prepare_int4_AVX512, prepar
 using RunInt4 = void(const Int4Args& args, int64_t begin, int64_t end);
 RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 
-// Many rows of bfloat16 by weights of eight or four bits in integers (kernel_integers.h).
+// Many rows of bfloat16 by weights of any type in integers (kernel_integers.h).
 constexpr int64_t kIntegerRows = 6, kIntegerOutputs = 16;  // of a panel
 constexpr int64_t kInt8Group = 256;  // inputs of x with one scale, where weights are int8
 struct IntegerArgs {
   int64_t rows, in, out;
   int64_t group;                          // of inputs that have one scale
   const void* x;                          // [rows, in] bfloat16
-  const void* weight;                     // int8 [out, in], or four bits as in Int4Args
+  const void* weight;                     // [out, in] bfloat16 or int8, or four bits as in Int4Args
   const float* row_scale = nullptr;       // [out] of int8
   const uint16_t* group_scale = nullptr;  // of four bits as in Int4Args
   const void* bias = nullptr;             // [out] bfloat16 or null
   void* y = nullptr;                      // [rows, out] bfloat16
   char* packed_x = nullptr;               // a panel for each kIntegerRows rows, aligned to 4
-  uint8_t* unfit = nullptr;               // [rows], 1 for those that cannot be held so
+  uint8_t* unfit_rows = nullptr;          // [rows], 1 for those that cannot be held so
+  uint8_t* unfit_outputs = nullptr;       // [out], the same for weights in bfloat16
+
+  bool holds_bfloat16() const { return row_scale == nullptr && group_scale == nullptr; }
 
   // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
   int64_t panel_bytes(int64_t lanes) const {
     return (in + group - 1) / group * (1 + group / 2) * lanes * static_cast<int64_t>(sizeof(float));
   }
 };
-// Writes panels begin ... end of packed_x, and which of their rows are unfit: those of which
-// prepare_int4 would say so with two planes. Their results mean nothing.
+// Writes panels begin ... end of packed_x, and which of their rows are unfit: those that are not
+// finite, or of which a group has values too far apart. Their results mean nothing.
 using PackIntegers = void(const IntegerArgs& args, int64_t begin, int64_t end);
 PackIntegers pack_integers_DEFAULT, pack_integers_AVX2, pack_integers_AVX512,
     pack_integers_AVX512_BF16;
-// Outputs begin ... end of every row; begin is a multiple of kIntegerOutputs. `packed` has room for
-// the panels of these outputs, aligned to 4.
+// Outputs begin ... end of every row, and which of them are unfit; begin is a multiple of
+// kIntegerOutputs. `packed` has room for the panels of these outputs, aligned to 4.
 using RunIntegers = void(const IntegerArgs& args, int64_t begin, int64_t end, void* packed);
 RunIntegers run_integers_DEFAULT, run_integers_AVX2, run_integers_AVX512, run_integers_AVX512_BF16;
 

@@ -24,12 +24,9 @@ struct Group {
                      // more of all that are not 0; else 0
   bool finite;       // and the largest is 0 or has a scale that is a normal number
 
-  // Whether whole numbers of 16 bits (two planes) or of 24 (three) hold them. Where the largest
-  // meets a weight of 0, a result comes from the small ones, and they are rounded by a 65000th of
-  // the largest, or by a 256th of that.
-  HL_INLINE bool fits(int planes) const {
-    return finite && over_small <= (planes == 2 ? 256.0f : 65536.0f);
-  }
+  // Whether whole numbers up to `most` hold them. Where the largest meets a 0, a result comes from
+  // the small ones. They are rounded by half a unit, and their mean has to have 127 of them.
+  HL_INLINE bool fits(float most) const { return finite && over_small <= most / 127; }
 };
 
 // `count` is a multiple of VL.
@@ -76,7 +73,7 @@ bool prepare_row(const T* x, int64_t in, char* to) {
         store_scaled(x + from, left, 1, values);
       }
       const Group of = group_of(values, kInt4Group);
-      if (!of.fits(P)) return false;
+      if (!of.fits(kLargest)) return false;
       const float up = of.largest > 0 ? kLargest / of.largest : 0;
       scale[2 * g] = scale[2 * g + 1] = of.largest / kLargest;
       int32_t whole[kInt4Group];

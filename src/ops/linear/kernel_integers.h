@@ -1,13 +1,17 @@
-// Products of many rows of bfloat16 with weights of eight or four bits, in integers of 16 bits:
-// with AVX2 alone an instruction multiplies and adds twice as many pairs of those as of float32. A
-// second one adds the result to the sums. A Zen 3 starts 1.6 of each in a clock, or two products of
-// float32, so that integers are at most 1.6 times as fast.
+// Products of many rows of bfloat16 with weights of sixteen, eight or four bits, in integers of 16
+// bits: with AVX2 alone an instruction multiplies and adds twice as many pairs of those as of
+// float32. A second one adds the result to the sums. A Zen 3 starts 1.6 of each in a clock, or two
+// products of float32, so that integers are at most 1.6 times as fast.
 //
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
 // numbers of which the group's largest is 32600. A row with a group whose values are too far apart
-// for that is unfit (Group in kernel_int4.h) and is multiplied elsewhere. Weights are whole numbers
-// already, with a scale for each group. The sums of a group fit into 32 bits: 256 products of 32600
-// and 127, or 32 of 32600 and 8.
+// for that is unfit (Group in kernel_int4.h) and is multiplied elsewhere. Weights of eight and four
+// bits are whole numbers already, with a scale for each group. The sums of a group fit into 32
+// bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
+//
+// Weights in bfloat16 become whole numbers of 13 bits with a scale for each 32 inputs, and x has 15
+// bits then: 32 products of 16383 and 4095 fit. Their rounding errors are an 8th of those that a
+// result in bfloat16 has anyway. An output whose weights are too far apart is unfit as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -33,29 +37,56 @@ constexpr int64_t kMostOfGroup = kInt8Group;
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
 
-// A group of one row of x: whole numbers and what they are to be multiplied with. False where that
-// cannot be.
-HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, int16_t* whole,
-                             float* scale) {
-  constexpr float kLargest = 32600;
-  float values[kMostOfGroup];
-  store_scaled(x, count, 1, values);
-  std::fill(values + count, values + group, 0.0f);
-  const Group of = group_of(values, group);
-  if (!of.fits(2)) return false;
-  *scale = of.largest / kLargest;
-  const float up = of.largest > 0 ? kLargest / of.largest : 0;
-  for (int64_t i = 0; i < group; i += VL) {
-    const __m256i rounded = _mm256_cvtps_epi32(load(values + i) * bcast(up));
-    const __m128i narrow =
-        _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(whole + i), narrow);
+// A group of one row of x or of the weights: whole numbers up to `most`, and what they are to be
+// multiplied with. False where that cannot be.
+HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, float most,
+                             int16_t* whole, float* scale) {
+  constexpr int64_t kStep = 16;  // values of one vector, of which a group has some
+  BFloat16 padded[kMostOfGroup];
+  if (count < group) {
+    std::fill(std::copy_n(x, count, padded), padded + group, BFloat16{});
+    x = padded;
+  }
+  // The bits of absolute values are in their order, NaN above all.
+  const auto magnitudes = [&](int64_t i) __attribute__((always_inline)) {
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)),
+                            _mm256_set1_epi16(0x7fff));
+  };
+  __m256i largest_of_lanes = _mm256_setzero_si256();
+  for (int64_t i = 0; i < group; i += kStep) {
+    largest_of_lanes = _mm256_max_epu16(largest_of_lanes, magnitudes(i));
+  }
+  const __m128i largest_of_eight = _mm_max_epu16(_mm256_castsi256_si128(largest_of_lanes),
+                                                 _mm256_extracti128_si256(largest_of_lanes, 1));
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(largest_of_eight, _mm_set1_epi16(-1)));
+  const int bits = 0xffff ^ _mm_extract_epi16(least, 0);
+  const float largest = widen(BFloat16{static_cast<uint16_t>(bits)});
+  if (bits >= 0x7f80 || (bits != 0 && largest < 1e-25f)) return false;
+  const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(std::max(bits - (4 << 7), 0)));
+  int64_t bytes_below = 0;
+  for (int64_t i = 0; i < group; i += kStep) {
+    const __m256i below = _mm256_cmpgt_epi16(sixteenth, magnitudes(i));
+    bytes_below += __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(below)));
+  }
+  if (bytes_below >= group) {  // at least half of the values, of which some may be 0
+    float values[kMostOfGroup];
+    store_scaled(x, group, 1, values);
+    if (!group_of(values, group).fits(most)) return false;
+  }
+  *scale = largest / most;
+  const vf up = bcast(bits != 0 ? most / largest : 0);
+  for (int64_t i = 0; i < group; i += kStep) {
+    const __m256i low = _mm256_cvtps_epi32(load(x + i) * up);
+    const __m256i high = _mm256_cvtps_epi32(load(x + i + VL) * up);
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole + i), both);
   }
   return true;
 }
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
+  const float most = a.holds_bfloat16() ? 16383 : 32600;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
     for (int64_t i = 0; i < a.in; i += group, to += kIntegerRows * lines) {
@@ -65,9 +96,10 @@ void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
         const int64_t row = kIntegerRows * panel + r;
         int16_t whole[kMostOfGroup] = {};
         scales[r] = 0;
-        if (row < a.rows && !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
-                                           std::min(group, a.in - i), group, whole, scales + r)) {
-          a.unfit[row] = 1;
+        if (row < a.rows &&
+            !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
+                           std::min(group, a.in - i), group, most, whole, scales + r)) {
+          a.unfit_rows[row] = 1;
         }
         for (int64_t l = 0; l < lines; ++l) {
           std::memcpy(to + l * kIntegerRows + r, whole + 2 * l, sizeof(TwoInputs));
@@ -84,8 +116,18 @@ HL_INLINE void store_wide(__m128i bytes, int16_t* to) {
 
 // A group of one output's weights, which begins at input i, and its scale.
 HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i, int16_t* to) {
+  const int64_t count = std::min(a.group, a.in - i);
+  if (a.holds_bfloat16()) {
+    constexpr float kMost = 4095;
+    float scale = 0;
+    const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
+    if (!whole_numbers(from, count, a.group, kMost, to, &scale)) {
+      a.unfit_outputs[output] = 1;
+      std::fill(to, to + a.group, int16_t{0});
+    }
+    return scale;
+  }
   if (a.group_scale == nullptr) {
-    const int64_t count = std::min(a.group, a.in - i);
     const auto* const from = static_cast<const int8_t*>(a.weight) + output * a.in + i;
     int64_t e = 0;
     for (; e + 16 <= count; e += 16) {
