@@ -9,9 +9,10 @@
 // bits are whole numbers already, with a scale for each group. The sums of a group fit into 32
 // bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
 //
-// Weights in bfloat16 become whole numbers of 13 bits with a scale for each 32 inputs, and x has 15
-// bits then: 32 products of 16383 and 4095 fit. Their rounding errors are an 8th of those that a
-// result in bfloat16 has anyway. An output whose weights are too far apart is unfit as well.
+// Weights in bfloat16 become whole numbers too, with a scale for each 32 inputs. 32 products of
+// 8191 and 8191 fit, so x and the weights have 14 bits. With values of a normal distribution the
+// error of a sum is a 14th of its rounding to bfloat16. An output whose weights are too far apart
+// is unfit as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -33,6 +34,7 @@ namespace {
 
 constexpr int kVectors = kIntegerOutputs / VL;
 constexpr int64_t kMostOfGroup = kInt8Group;
+constexpr float kMostOfTwo = 8191;  // of x and of weights in bfloat16
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
@@ -86,7 +88,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
-  const float most = a.holds_bfloat16() ? 16383 : 32600;
+  const float most = a.holds_bfloat16() ? kMostOfTwo : 32600;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
     for (int64_t i = 0; i < a.in; i += group, to += kIntegerRows * lines) {
@@ -118,10 +120,9 @@ HL_INLINE void store_wide(__m128i bytes, int16_t* to) {
 HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i, int16_t* to) {
   const int64_t count = std::min(a.group, a.in - i);
   if (a.holds_bfloat16()) {
-    constexpr float kMost = 4095;
     float scale = 0;
     const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
-    if (!whole_numbers(from, count, a.group, kMost, to, &scale)) {
+    if (!whole_numbers(from, count, a.group, kMostOfTwo, to, &scale)) {
       a.unfit_outputs[output] = 1;
       std::fill(to, to + a.group, int16_t{0});
     }
