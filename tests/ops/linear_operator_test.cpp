@@ -369,6 +369,26 @@ TEST(LinearOperator, BFloat16KeepsSmallWeightsBesideALargeOne) {
   }
 }
 
+// The largest sums there are: every product of a group has the same sign, and all values are as
+// large as they come beside one another, or half of them are.
+TEST(LinearOperator, ManyRowsOfBFloat16DoNotOverflow) {
+  for (const double rest : {1.0, 0.0625, 0.06, 1e-3, 0.0}) {
+    for (const int64_t large : {1, 8, 15, 16, 17, 32}) {
+      for (const double sign : {1.0, -1.0}) {
+        Tensor x = at::full({40, 96}, rest, kDouble);
+        x.view({40, 3, 32}).narrow(2, 0, large).fill_(1);
+        x = (x * sign).to(at::kBFloat16);
+        const Tensor weight = at::ones({50, 96}).to(at::kBFloat16);
+        const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble));
+        const Tensor plain = ops::linear(x, weight, {}, {}, "reference");
+        EXPECT_TRUE(
+            errs_like_rounding(ops::linear(x, weight, {}, {}, "fused"), plain, expected, 1e-3))
+            << rest << ", " << large << ", " << sign;
+      }
+    }
+  }
+}
+
 // Weights that are not finite, all 0, or of next to nothing, in few outputs and in most.
 TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyWeight) {
   at::manual_seed(15);

@@ -9,10 +9,11 @@
 // bits are whole numbers already, with a scale for each group. The sums of a group fit into 32
 // bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
 //
-// Weights in bfloat16 become whole numbers too, with a scale for each 32 inputs. 32 products of
-// 8191 and 8191 fit, so x and the weights have 14 bits. With values of a normal distribution the
-// error of a sum is a 14th of its rounding to bfloat16. An output whose weights are too far apart
-// is unfit as well.
+// Weights in bfloat16 become whole numbers too, with a scale for each 32 inputs. The sums fit where
+// the largest weight is 8191 and the magnitudes of x add up to 262000. So x's largest is 8191 as
+// well, or more where most values of a group are small, up to 32600. With values of a normal
+// distribution the error of a sum is a 14th of its rounding to bfloat16. An output whose weights
+// are too far apart is unfit as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -34,14 +35,17 @@ namespace {
 
 constexpr int kVectors = kIntegerOutputs / VL;
 constexpr int64_t kMostOfGroup = kInt8Group;
-constexpr float kMostOfTwo = 8191;  // of x and of weights in bfloat16
+constexpr float kMost = 32600;      // of x
+constexpr float kMostOfTwo = 8191;  // of x and of weights, where these are in bfloat16
+constexpr float kSumOfX = 262000;   // of a group's magnitudes, in that case
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
 
-// A group of one row of x or of the weights: whole numbers up to `most`, and what they are to be
-// multiplied with. False where that cannot be.
-HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, float most,
+// A group of one row of x or of the weights: whole numbers up to `most`, or, where most values are
+// small, up to kMost as long as the magnitudes add up to no more than `sum`; and what they are to
+// be multiplied with. False where that cannot be.
+HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, float most, float sum,
                              int16_t* whole, float* scale) {
   constexpr int64_t kStep = 16;  // values of one vector, of which a group has some
   BFloat16 padded[kMostOfGroup];
@@ -73,7 +77,9 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   if (bytes_below >= group) {  // at least half of the values, of which some may be 0
     float values[kMostOfGroup];
     store_scaled(x, group, 1, values);
-    if (!group_of(values, group).fits(most)) return false;
+    const Group of = group_of(values, group);
+    most = std::min(kMost, std::max(most, sum * (of.largest / of.sum)));
+    if (!of.fits(most)) return false;
   }
   *scale = largest / most;
   const vf up = bcast(bits != 0 ? most / largest : 0);
@@ -88,7 +94,8 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
-  const float most = a.holds_bfloat16() ? kMostOfTwo : 32600;
+  const float most = a.holds_bfloat16() ? kMostOfTwo : kMost;
+  const float sum = a.holds_bfloat16() ? kSumOfX : 0;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
     for (int64_t i = 0; i < a.in; i += group, to += kIntegerRows * lines) {
@@ -100,7 +107,7 @@ void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
         scales[r] = 0;
         if (row < a.rows &&
             !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
-                           std::min(group, a.in - i), group, most, whole, scales + r)) {
+                           std::min(group, a.in - i), group, most, sum, whole, scales + r)) {
           a.unfit_rows[row] = 1;
         }
         for (int64_t l = 0; l < lines; ++l) {
@@ -122,7 +129,7 @@ HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i
   if (a.holds_bfloat16()) {
     float scale = 0;
     const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
-    if (!whole_numbers(from, count, a.group, kMostOfTwo, to, &scale)) {
+    if (!whole_numbers(from, count, a.group, kMostOfTwo, 0, to, &scale)) {
       a.unfit_outputs[output] = 1;
       std::fill(to, to + a.group, int16_t{0});
     }
