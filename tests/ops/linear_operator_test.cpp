@@ -373,12 +373,12 @@ TEST(LinearOperator, BFloat16KeepsSmallWeightsBesideALargeOne) {
 // large as they come beside one another, or half of them are.
 TEST(LinearOperator, ManyRowsOfBFloat16DoNotOverflow) {
   for (const double rest : {1.0, 0.0625, 0.06, 1e-3, 0.0}) {
-    for (const int64_t large : {1, 8, 15, 16, 17, 32}) {
+    for (const int64_t large : {1, 8, 32, 63, 64, 65, 128}) {
       for (const double sign : {1.0, -1.0}) {
-        Tensor x = at::full({40, 96}, rest, kDouble);
-        x.view({40, 3, 32}).narrow(2, 0, large).fill_(1);
+        Tensor x = at::full({40, 384}, rest, kDouble);
+        x.view({40, 3, 128}).narrow(2, 0, large).fill_(1);
         x = (x * sign).to(at::kBFloat16);
-        const Tensor weight = at::ones({50, 96}).to(at::kBFloat16);
+        const Tensor weight = at::ones({50, 384}).to(at::kBFloat16);
         const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble));
         const Tensor plain = ops::linear(x, weight, {}, {}, "reference");
         EXPECT_TRUE(

@@ -84,7 +84,9 @@ bool integer_product(const Linear::Arguments& a, const Tensor& y) {
   IntegerArgs args{.rows = rows,
                    .in = in,
                    .out = out,
-                   .group = int8 ? kInt8Group : kInt4Group,
+                   .group = int8   ? kInt8Group
+                            : int4 ? kInt4Group
+                                   : kBFloat16Group,
                    .x = held.whole(a.x),
                    .weight = held.whole(a.weight),
                    .bias = held.whole(a.bias),

@@ -56,7 +56,8 @@ RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 
 // Many rows of bfloat16 by weights of any type in integers (kernel_integers.h).
 constexpr int64_t kIntegerRows = 6, kIntegerOutputs = 16;  // of a panel
-constexpr int64_t kInt8Group = 256;  // inputs of x with one scale, where weights are int8
+// Inputs of x with one scale, where weights are int8 and bfloat16.
+constexpr int64_t kInt8Group = 256, kBFloat16Group = 128;
 struct IntegerArgs {
   int64_t rows, in, out;
   int64_t group;                          // of inputs that have one scale

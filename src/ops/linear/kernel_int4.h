@@ -22,7 +22,6 @@ struct Group {
   float largest;
   float over_small;  // the largest over the mean of those below a 16th of it, if they are half or
                      // more of all that are not 0; else 0
-  float sum;         // of all magnitudes
   bool finite;       // and the largest is 0 or has a scale that is a normal number
 
   // Whether whole numbers up to `most` hold them. Where the largest meets a 0, a result comes from
@@ -42,7 +41,7 @@ HL_INLINE Group group_of(const float* values, int64_t count) {
   float largest;
   std::memcpy(&largest, &most, sizeof(largest));
   const bool finite = most < 0x7f800000 && (most == 0 || largest >= 1e-25f);
-  vf sums = zero(), counts = zero(), all = zero(), total = zero();
+  vf sums = zero(), counts = zero(), all = zero();
   const vf sixteenth = bcast(largest / 16);
   for (int64_t e = 0; e < count; e += VL) {
     const vf value = load(values + e), magnitude = vmax(value, zero() - value);
@@ -50,12 +49,10 @@ HL_INLINE Group group_of(const float* values, int64_t count) {
     sums = sums + small;
     counts = counts + select(above(small, zero()), bcast(1.0f), zero());
     all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
-    total = total + magnitude;
   }
   const float sum = hsum(sums), small = hsum(counts);
   return {.largest = largest,
           .over_small = small > 0 && 2 * small >= hsum(all) ? small * (largest / sum) : 0,
-          .sum = hsum(total),
           .finite = finite};
 }
 

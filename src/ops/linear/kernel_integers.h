@@ -9,11 +9,10 @@
 // bits are whole numbers already, with a scale for each group. The sums of a group fit into 32
 // bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
 //
-// Weights in bfloat16 become whole numbers too, with a scale for each 32 inputs. The sums fit where
-// the largest weight is 8191 and the magnitudes of x add up to 262000. So x's largest is 8191 as
-// well, or more where most values of a group are small, up to 32600. With values of a normal
-// distribution the error of a sum is a 14th of its rounding to bfloat16. An output whose weights
-// are too far apart is unfit as well.
+// Weights in bfloat16 become whole numbers too, with a scale for each 128 inputs. The sums fit
+// where the largest weight is 8191 and the magnitudes of x add up to 262000, which is 2047 in the
+// mean. With values of a normal distribution the error of a sum is a tenth of its rounding
+// to bfloat16. An output whose weights are too far apart is unfit as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -35,16 +34,16 @@ namespace {
 
 constexpr int kVectors = kIntegerOutputs / VL;
 constexpr int64_t kMostOfGroup = kInt8Group;
-constexpr float kMost = 32600;      // of x
-constexpr float kMostOfTwo = 8191;  // of x and of weights, where these are in bfloat16
-constexpr float kSumOfX = 262000;   // of a group's magnitudes, in that case
+constexpr float kMostOfX = 32600;       // of its whole numbers
+constexpr float kMostOfWeights = 8191;  // of those in bfloat16,
+constexpr float kSumOfX = 262000;       // and of the magnitudes of x that meet them
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
 
-// A group of one row of x or of the weights: whole numbers up to `most`, or, where most values are
-// small, up to kMost as long as the magnitudes add up to no more than `sum`; and what they are to
-// be multiplied with. False where that cannot be.
+// A group of one row of x or of the weights: whole numbers up to `most`, of which the magnitudes
+// add up to no more than `sum` if that is not 0, and what they are to be multiplied with. False
+// where that cannot be.
 HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, float most, float sum,
                              int16_t* whole, float* scale) {
   constexpr int64_t kStep = 16;  // values of one vector, of which a group has some
@@ -68,6 +67,14 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   const int bits = 0xffff ^ _mm_extract_epi16(least, 0);
   const float largest = widen(BFloat16{static_cast<uint16_t>(bits)});
   if (bits >= 0x7f80 || (bits != 0 && largest < 1e-25f)) return false;
+  if (sum != 0 && bits != 0) {
+    vf magnitude = zero();
+    for (int64_t i = 0; i < group; i += VL) {
+      const vf value = load(x + i);
+      magnitude = magnitude + vmax(value, zero() - value);
+    }
+    most = std::min(most, sum * (largest / hsum(magnitude)));
+  }
   const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(std::max(bits - (4 << 7), 0)));
   int64_t bytes_below = 0;
   for (int64_t i = 0; i < group; i += kStep) {
@@ -77,9 +84,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   if (bytes_below >= group) {  // at least half of the values, of which some may be 0
     float values[kMostOfGroup];
     store_scaled(x, group, 1, values);
-    const Group of = group_of(values, group);
-    most = std::min(kMost, std::max(most, sum * (of.largest / of.sum)));
-    if (!of.fits(most)) return false;
+    if (!group_of(values, group).fits(most)) return false;
   }
   *scale = largest / most;
   const vf up = bcast(bits != 0 ? most / largest : 0);
@@ -94,7 +99,6 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
-  const float most = a.holds_bfloat16() ? kMostOfTwo : kMost;
   const float sum = a.holds_bfloat16() ? kSumOfX : 0;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
@@ -107,7 +111,7 @@ void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
         scales[r] = 0;
         if (row < a.rows &&
             !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
-                           std::min(group, a.in - i), group, most, sum, whole, scales + r)) {
+                           std::min(group, a.in - i), group, kMostOfX, sum, whole, scales + r)) {
           a.unfit_rows[row] = 1;
         }
         for (int64_t l = 0; l < lines; ++l) {
@@ -129,7 +133,7 @@ HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i
   if (a.holds_bfloat16()) {
     float scale = 0;
     const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
-    if (!whole_numbers(from, count, a.group, kMostOfTwo, 0, to, &scale)) {
+    if (!whole_numbers(from, count, a.group, kMostOfWeights, 0, to, &scale)) {
       a.unfit_outputs[output] = 1;
       std::fill(to, to + a.group, int16_t{0});
     }
