@@ -53,21 +53,26 @@ int watch(RunReport& runs, const ReportArguments& a) {
   std::vector<fs::file_time_type> as_of;
   std::vector<bool> worked_on;
   std::vector<std::string> begun = begun_runs(a.folders);
+  std::vector<fs::file_time_type> configured = written_at(runs.configurations());
   const auto current = [&] {
     const auto now = written_at(runs.files());
+    // A run may be resumed with other settings, or trained anew.
+    bool anew = written_at(runs.configurations()) != configured;
     // A comparison that is still running starts new runs.
     std::vector<std::string> present = begun;
     try {
       present = begun_runs(a.folders);
     } catch (const Error&) {  // making the page meets it again and says so
     }
+    anew |= present != begun;
     const std::vector<bool> at_work = runs.worked_on();
-    if (page.empty() || now != as_of || at_work != worked_on || present != begun) {
+    if (page.empty() || now != as_of || at_work != worked_on || anew) {
       as_of = now;
       worked_on = at_work;
       try {
-        if (present != begun) runs = RunReport(a.folders);
+        if (anew) runs = RunReport(a.folders);
         begun = present;
+        configured = written_at(runs.configurations());
         page = report::to_html(report_now(runs, a));
       } catch (const Error& error) {
         // For example, a comparison has moved the run away for a while. The page asks again.
@@ -93,6 +98,9 @@ int run_report(ReportArguments& a) {
   if (a.port && !a.watch) usage_error("--port is of --watch, which is missing.");
   if (a.json && a.watch) {
     usage_error("--watch serves a page and prints no result: leave out --json or --watch.");
+  }
+  if (!a.out.empty() && a.watch) {
+    usage_error("--watch serves a page and writes no file: leave out --out or --watch.");
   }
   RunReport runs(a.folders);
   if (a.watch) return watch(runs, a);

@@ -90,6 +90,10 @@ LinePoint shown(const TaskGroup& g, double x, const Estimate& e, bool difference
   if (e.count > 1) {
     p.low = e.low();
     p.high = e.high();
+    if (g.tasks[0]->task->percent) {  // the interval of a few seeds reaches beyond what is possible
+      p.low = std::max(p.low, difference ? -1.0 : 0.0);
+      p.high = std::min(p.high, 1.0);
+    }
   }
   if (!turned(g)) return p;
   const double one = difference ? 0 : 1;

@@ -421,7 +421,11 @@ std::string difference_text(const TaskInfo& task, double difference) {
 }
 
 std::string interval_text(const TaskInfo& task, const Estimate& d, bool rising) {
-  const double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
+  double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
+  if (task.percent) {  // the interval of a few seeds reaches beyond what is possible
+    low = std::max(low, -1.0);
+    high = std::min(high, 1.0);
+  }
   const auto text = [&](double v) {
     std::string out = task.percent
                           ? small_text(std::abs(100 * v), digits_of_points(std::abs(d.mean)))
@@ -612,8 +616,10 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
     // Where the baseline has not learned, the relation says it.
     if (row.learning == Learning::kLearned && relation != Relation::kLearned) {
       ++claims;
-      if (place(again, *row.model).learning != Learning::kLearned) {
-        gone.push_back(str("that `", row.model->label, "` has learned"));
+      const Learning now = place(again, *row.model).learning;
+      if (now != Learning::kLearned) {
+        gone.push_back(str("that `", row.model->label, "` has learned",
+                           now == Learning::kNotKnown ? " (then unknown)" : ""));
       }
     }
     const bool claim = relation == Relation::kBetter || relation == Relation::kWorse ||
@@ -631,7 +637,16 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
       gone.push_back(str("that ", before.front(), " is the best"));
     }
   }
-  const bool same = before == after;
+  // Models with equal results have no order that could change.
+  const auto order = [&](const TaskSummary& t, const Row& a, const Row& b) {
+    const double first = place(t, *a.model).quality.mean;
+    const double second = place(t, *b.model).quality.mean;
+    return (first > second) - (first < second);
+  };
+  bool same = true;
+  for (const Row& a : again.rows) {
+    for (const Row& b : again.rows) same &= order(summary, a, b) * order(again, a, b) >= 0;
+  }
   std::string out = begin;
   out += same ? " the ranking holds"
               : str(" the ranking is ", join(after), " instead of ", join(before));

@@ -126,9 +126,13 @@ Json to_json(const Interval& interval) {
 
 Json to_json(const PowerLaw& law) {
   if (law.factors.empty()) return nullptr;
+  Json exponents = Json::array();
+  for (size_t k = 0; k < law.factors.size(); ++k) {
+    exponents.push_back(number(law.falls(k) ? law.exponents[k] : kUnknown));
+  }
   return {{"floor", number(law.floor)},
           {"factors", law.factors},
-          {"exponents", law.exponents},
+          {"exponents", std::move(exponents)},
           {"error", number(law.error)}};
 }
 
@@ -153,6 +157,7 @@ Json to_json(const Ladder& ladder) {
                       {"compute_law", to_json(family.law)},
                       {"floor_interval", to_json(family.floor)},
                       {"exponent_interval", to_json(family.exponent)},
+                      {"exponent_at_bound", family.searched().at_bound()},
                       {"size_and_data_law", to_json(family.surface)}});
   }
   return {{"task", ladder.name}, {"answer", ladder.answer}, {"models", std::move(models)}};

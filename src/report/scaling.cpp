@@ -122,11 +122,13 @@ Interval interval_of(std::vector<double> values) {
   return {at(0.025), at(0.975)};
 }
 
-// The compute up to which, and down to which, the fit to these rungs is trusted: a rung further.
+// The compute down to which, and up to which, the fit to these rungs is trusted: a rung further, of
+// which the distance is the mean of those between rungs.
 std::pair<double, double> trusted(const std::vector<Rung>& rungs) {
-  const size_t n = rungs.size();
-  const double first = rungs[0].compute, last = rungs[n - 1].compute;
-  return {first * first / rungs[1].compute, last * last / rungs[n - 2].compute};
+  const double first = rungs.front().compute, last = rungs.back().compute;
+  const auto steps = static_cast<double>(distinct(rungs, &Rung::compute) - 1);
+  const double step = std::pow(last / first, 1 / steps);
+  return {first / step, last * step};
 }
 
 // Beyond what is trusted: 0 or infinity.
@@ -204,15 +206,29 @@ std::string worth_text(const Equivalence& e) {
 
 std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled) {
   const FamilyFit* base = nullptr;
-  std::vector<std::string> short_of;
+  std::vector<std::string> short_of, level;
   for (const FamilyFit& f : ladder.families) {
     if (f.model == &c.models.front()) base = &f;
-    if (f.law.factors.empty()) short_of.push_back("`" + f.model->label + "`");
+    const std::string name = "`" + f.model->label + "`";
+    if (f.searched().factors.empty()) {
+      short_of.push_back(name);
+    } else if (f.law.factors.empty()) {
+      const bool with_size = f.surface.falls(0), with_data = f.surface.falls(1);
+      level.push_back("the loss of " + name + " falls with neither more parameters nor more data");
+      if (with_size != with_data) {
+        level.back() =
+            "the loss of " + name + " falls with more " +
+            (with_size ? "parameters and not with more data" : "data and not with more parameters");
+      }
+    }
   }
   std::string out = "On " + ladder.name + ", ";
   if (!short_of.empty()) {
     return out + "no scaling law is fitted for " + list_of(short_of) + ", as this takes " +
            str(kRungsForFit) + " sizes with results that differ in compute.";
+  }
+  if (!level.empty()) {
+    return out + join(level, "; ") + ", so that no size is the best for a given compute.";
   }
   if (base == nullptr) return out + "the baseline has no result.";
   std::vector<std::string> said;
@@ -222,10 +238,15 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
     const std::string name = "`" + f.model->label + "`";
     const std::string at = flops_text(f.rungs.back().compute);
     if (std::isnan(top.factor)) {
+      const std::string of_base = "`" + base->model->label + "`";
+      const bool never = f.law.at({f.rungs.back().compute}) <= base->law.floor;
+      const std::string reason =
+          !base->law.falls(0) ? "the loss of " + of_base + " does not fall with the compute"
+          : never             ? "the fit of " + of_base + " stays above that loss"
+                  : "the fit of " + of_base + " would have to reach more than one size " +
+                        (top.below ? "below its first" : "beyond its last");
       said.push_back("what the compute of " + name + " is worth at " + at +
-                     " is not determined, because the fit of `" + base->model->label +
-                     "` would have to reach more than one size " +
-                     (top.below ? "below its first" : "beyond its last"));
+                     " is not determined, because " + reason);
       continue;
     }
     std::string sentence = "the baseline `" + base->model->label + "` needs " + worth_text(top) +
@@ -235,7 +256,9 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
     }
     said.push_back(std::move(sentence));
   }
-  if (said.empty()) {
+  if (said.empty() && !base->law.falls(0)) {
+    out += "the loss of `" + base->model->label + "` does not fall with the compute.";
+  } else if (said.empty()) {
     out += "the loss of `" + base->model->label + "` falls as " + fixed(base->law.floor, 3) +
            " + " + formatted("%.3g", base->law.factors[0]) + " C^-" +
            fixed(base->law.exponents[0], 3) + ".";
@@ -244,13 +267,15 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   }
   if (!resampled) out += " Intervals take more than one seed of every size and model.";
   double error = 0;
-  for (const FamilyFit& f : ladder.families) error = std::max(error, f.law.error);
+  const bool grid = !base->surface.factors.empty();
+  for (const FamilyFit& f : ladder.families) error = std::max(error, f.searched().error);
   if (base->rungs.size() == kRungsForFit && error < kExact) {
     out +=
         " With three sizes the curves pass through every mean, so that nothing tests their form.";
   } else {
-    out += " The curves miss the means by up to " + formatted("%.2g", error) +
-           " nats (root of the mean square).";
+    out += (grid ? " The fits of the loss to parameters and data miss the means by up to "
+                 : " The curves miss the means by up to ") +
+           formatted("%.2g", error) + " nats (root of the mean square).";
   }
   return out;
 }
@@ -297,13 +322,20 @@ void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, boo
   for (size_t f = 0; f < ladder.families.size(); ++f) {
     FamilyFit& family = ladder.families[f];
     if (family.law.factors.empty()) continue;
+    // Unknown where some replicate has no law, or one without what is asked for.
     const auto over = [&](auto&& value) {
       std::vector<double> values;
-      for (const Replicate& r : replicates) values.push_back(value(r));
+      for (const Replicate& r : replicates) {
+        if (r[f].factors.empty() || (based && r[0].factors.empty())) return Interval{};
+        values.push_back(value(r));
+      }
+      const auto unknown = [](double one) { return std::isnan(one); };
+      if (std::any_of(values.begin(), values.end(), unknown)) return Interval{};
       return interval_of(std::move(values));
     };
     family.floor = over([&](const Replicate& r) { return r[f].floor; });
-    family.exponent = over([&](const Replicate& r) { return r[f].exponents[0]; });
+    family.exponent =
+        over([&](const Replicate& r) { return r[f].falls(0) ? r[f].exponents[0] : kUnknown; });
     for (const double at : ladder.grid) {
       family.bands.push_back(over([&](const Replicate& r) { return r[f].at({at}); }));
     }
@@ -393,7 +425,7 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
       out.data.rows.push_back(
           {family.model->label, rung.task->task->name, exact(rung.parameters), exact(rung.tokens),
            exact(rung.compute), exact(rung.loss()),
-           family.law.factors.empty() ? "" : exact(family.law.at({rung.compute}))});
+           family.searched().factors.empty() ? "" : exact(family.fitted_loss(rung))});
     }
     if (!line.points.empty()) chart.lines.push_back(std::move(line));
   }
@@ -425,6 +457,11 @@ std::vector<std::vector<std::string>> scaling_table(const Ladder& ladder) {
     const bool at_bound = f.law.floor == 0 && f.floor.high == 0;
     return at_bound ? std::string("0, its bound") : with(f.law.floor, f.floor);
   };
+  const auto exponent = [&](const FamilyFit& f) {
+    if (!f.law.falls(0)) return std::string("none, the loss does not fall");
+    return with(f.law.exponents[0], f.exponent) +
+           (f.searched().at_bound() ? ", at a bound of the search" : "");
+  };
   for (const FamilyFit& f : ladder.families) {
     const bool fitted = !f.law.factors.empty();
     std::string worth = kDash;
@@ -432,7 +469,7 @@ std::vector<std::vector<std::string>> scaling_table(const Ladder& ladder) {
       worth = std::isnan(f.worth.back().factor) ? "not determined" : worth_text(f.worth.back());
     }
     lines.push_back({f.model->label, str(f.rungs.size()), fitted ? floor(f) : std::string(kDash),
-                     fitted ? with(f.law.exponents[0], f.exponent) : std::string(kDash),
+                     fitted ? exponent(f) : std::string(kDash),
                      fitted ? formatted("%.2g", f.law.error) : std::string(kDash), worth});
   }
   return lines;

@@ -38,11 +38,20 @@ struct Equivalence {
 struct FamilyFit {
   const ModelInfo* model = nullptr;
   std::vector<Rung> rungs{};       // by growing compute
-  PowerLaw law{};                  // the loss against compute; no factors with too few rungs
+  PowerLaw law{};                  // the loss against compute; no factors with too few rungs, and
+                                   // where `surface` does not fall with both
   PowerLaw surface{};              // against parameters and tokens, where the rungs determine it
   Interval floor{}, exponent{};    // of `law`
   std::vector<Interval> bands{};   // of `law` at Ladder::grid
   std::vector<Equivalence> worth;  // a rung each; empty for the baseline and without a fit
+
+  // What was fitted to the losses.
+  const PowerLaw& searched() const { return surface.factors.empty() ? law : surface; }
+  // What it has at a rung.
+  double fitted_loss(const Rung& rung) const {
+    return surface.factors.empty() ? law.at({rung.compute})
+                                   : surface.at({rung.parameters, rung.tokens});
+  }
 };
 
 struct Ladder {

@@ -147,6 +147,15 @@ double PowerLaw::at(const std::vector<double>& x) const {
   return y;
 }
 
+bool PowerLaw::at_bound() const {
+  constexpr double kNear = 1e-6;
+  for (size_t k = 0; k < exponents.size(); ++k) {
+    const double one = exponents[k];
+    if (falls(k) && (one < kLeastExponent + kNear || one > kMostExponent - kNear)) return true;
+  }
+  return false;
+}
+
 PowerLaw fit_power_law(const std::vector<std::vector<double>>& points,
                        const std::vector<double>& values, int grid) {
   PowerLaw law;
@@ -205,17 +214,14 @@ double inverse(const PowerLaw& law, double y) {
 PowerLaw frontier(const PowerLaw& law, double k) {
   const double a = law.factors[0], b = law.factors[1];
   const double alpha = law.exponents[0], beta = law.exponents[1];
-  PowerLaw out{.floor = law.floor,
-               .factors = {0},
-               .exponents = {alpha * beta / (alpha + beta)},
-               .error = law.error};
-  if (a > 0 && b > 0) {
-    // The N that minimises A N^-alpha + B (C / (k N))^-beta, at C = 1.
-    const double n = std::pow(alpha * a / (beta * b), 1 / (alpha + beta)) *
-                     std::pow(1 / k, beta / (alpha + beta));
-    out.factors[0] = a * std::pow(n, -alpha) + b * std::pow(1 / (k * n), -beta);
-  }
-  return out;
+  if (!law.falls(0) || !law.falls(1)) return {};
+  // The N that minimises A N^-alpha + B (C / (k N))^-beta, at C = 1.
+  const double n =
+      std::pow(alpha * a / (beta * b), 1 / (alpha + beta)) * std::pow(1 / k, beta / (alpha + beta));
+  return {.floor = law.floor,
+          .factors = {a * std::pow(n, -alpha) + b * std::pow(1 / (k * n), -beta)},
+          .exponents = {alpha * beta / (alpha + beta)},
+          .error = law.error};
 }
 
 }  // namespace headloom::report

@@ -16,6 +16,10 @@ struct PowerLaw {
 
   // The value at x, which has as many numbers as there are factors.
   double at(const std::vector<double>& x) const;
+  // Whether y falls with variable k. If not, its exponent says nothing.
+  bool falls(size_t k) const { return factors[k] > 0; }
+  // Whether an exponent ended at a bound of the search, beyond which a better one may lie.
+  bool at_bound() const;
 };
 
 // The least squares fit to points[i] -> values[i]. All points have the same number of positive
@@ -31,7 +35,8 @@ PowerLaw fit_power_law(const std::vector<std::vector<double>>& points,
 double inverse(const PowerLaw& law, double y);
 
 // The best loss for a given compute C = k N D under a law of two variables, which is again a power
-// law of one: L(C) = E + a C^-b with b = alpha beta / (alpha + beta).
+// law of one: L(C) = E + a C^-b with b = alpha beta / (alpha + beta). No factors where the loss
+// does not fall with N or not with D: then no N is the best for a C.
 PowerLaw frontier(const PowerLaw& law, double k);
 
 }  // namespace headloom::report

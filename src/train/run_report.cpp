@@ -325,6 +325,8 @@ class NamedTasks {
   std::string key_of(const Place& place, const RunConfig& config) {
     std::string key = to_toml(task_identity(*config.task));
     if (place.task.empty()) return key;
+    // Sizes of two comparisons are the same where they have the same name.
+    if (!place.ladder.empty()) return key + place.task;
     // The task at another size, or with another training, is another task of its comparison.
     const auto first = first_names_.emplace(std::pair(place.comparison, key), place.task).first;
     if (first->second != place.task) key += place.task;
@@ -836,6 +838,13 @@ std::vector<std::string> RunReport::files() const {
     out.push_back(compared.folder + "/speeds.json");
     out.push_back(compared.folder + "/comparison.json");
   }
+  return out;
+}
+
+std::vector<std::string> RunReport::configurations() const {
+  std::vector<std::string> out;
+  for (const Run& r : runs_) out.push_back(r.folder + "/config.toml");
+  for (const Compared& compared : comparisons_) out.push_back(compared.folder + "/config.toml");
   return out;
 }
 

@@ -81,6 +81,8 @@ class RunReport {
   report::Comparison read() const;
   // The files whose change changes read().
   std::vector<std::string> files() const;
+  // Those that were read when this was made.
+  std::vector<std::string> configurations() const;
   // Of each run, whether a process works on it. It changes read() too, and no file where that
   // process was killed.
   std::vector<bool> worked_on() const;

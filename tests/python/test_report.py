@@ -155,6 +155,14 @@ def test_sizes_of_a_comparison_are_tasks_of_their_own(place, tmp_path):
     report = json.loads(headloom("report", "one", "two", "--json", cwd=tmp_path).stdout)
     models = {task["task"]: [(m["model"], m["result"]["count"]) for m in task["models"]] for task in report["tasks"]}
     assert models == {"copying-16": [("mha", 2)], "copying-32": [("mha", 2)]}
+    # In another order, too, and where one of them has fewer.
+    sizes = text[text.index("[[sizes]]") :].split("[[sizes]]")[1:]
+    for out, seed, kept in (("turned", 3, sizes[::-1]), ("less", 4, sizes[1:])):
+        (tmp_path / "c.toml").write_text(text[: text.index("[[sizes]]")] + "".join("[[sizes]]" + one for one in kept))
+        headloom("compare", "c.toml", "--out", out, "--set", "speed.rounds=0", "--set", f"seeds=[{seed}]", cwd=tmp_path)
+    report = json.loads(headloom("report", "one", "turned", "less", "--json", cwd=tmp_path).stdout)
+    models = {task["task"]: [(m["model"], m["result"]["count"]) for m in task["models"]] for task in report["tasks"]}
+    assert models == {"copying-16": [("mha", 2)], "copying-32": [("mha", 3)]}
 
 
 def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
@@ -308,6 +316,11 @@ def test_lines_that_are_no_json_are_named(place, tmp_path):
     assert said(*["a\n"] * 7, *lines) == ["headloom: run/metrics.jsonl: lines 1, 2, 3, 4, 5, and 2 more are no JSON objects and are left out."]
 
 
+def test_watching_writes_no_file(place):
+    said = headloom("report", "plain", "--watch", "--out", "page.html", cwd=place, code=2).stderr
+    assert "--watch serves a page and writes no file: leave out --out or --watch." in said
+
+
 def test_a_copy_of_a_run_is_refused(place, tmp_path):
     subprocess.run(["cp", "-r", place / "plain", tmp_path / "copy"], check=True)
     assert "same configuration and seed as plain" in headloom("report", "plain", tmp_path / "copy", cwd=place, code=2).stderr
@@ -346,6 +359,10 @@ def test_watching_serves_what_has_come(place, tmp_path):
         assert 'http-equiv="refresh"' in gone and "run/metrics.jsonl: cannot be read" in gone
         (tmp_path / "metrics.jsonl").rename(tmp_path / "run/metrics.jsonl")
         assert urllib.request.urlopen(address, timeout=30).read().decode() == after
+        # It goes on with other settings.
+        headloom("train", "run", "--resume", "--set", "train.steps=6", cwd=tmp_path)
+        now = urllib.request.urlopen(address, timeout=30).read().decode()
+        assert now.count(">6<") > after.count(">6<") or "6 steps" in now
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0

@@ -51,6 +51,16 @@ TEST(Robustness, SaysHowTheRankingIs) {
       "worse); that `dcmha` is the best.");
 }
 
+TEST(Robustness, EqualModelsHaveNoOrder) {
+  // The order in which a file has two models that are equal is none of results.
+  for (const Results& first : {Results{{"mha", five(1.9)}, {"dcmha", five(1.9)}},
+                               Results{{"dcmha", five(1.9)}, {"mha", five(1.9)}}}) {
+    const Comparison c = repeated(first, {{"mha", five(1.90)}, {"dcmha", five(1.901, 1)}});
+    const std::string answer = summarize(c).tasks[0].robustness.at(0).answer;
+    EXPECT_NE(answer.find("the ranking holds"), std::string::npos) << answer;
+  }
+}
+
 TEST(Robustness, RanksNoModelsThatHaveNotLearned) {
   Comparison c = repeated(kFirst, kFirst);
   for (Comparison* one : {&c, &c.robustness[0]}) {

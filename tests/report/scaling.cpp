@@ -167,6 +167,81 @@ TEST(Scaling, SaysWhatItCannotKnow) {
   EXPECT_TRUE(ladders(small({{"a", {1}}}), summarize(small({{"a", {1}}}))).empty());
 }
 
+TEST(Scaling, ASizeBesideAnotherDoesNotShortenTheReach) {
+  // The last two sizes have nearly the same compute.
+  Comparison c = ladder({1.5}, 3, 0.001, 4);
+  for (report::Build& build : c.builds) {
+    if (build.task == "text-s4") build.flops_per_unit = 2e5 * 9 * 9 / 27 * 1.02;
+  }
+  const Ladder found = ladders(c, summarize(c))[0];
+  EXPECT_FALSE(std::isnan(found.families[1].worth.back().factor)) << found.answer;
+}
+
+TEST(Scaling, SaysThatTheLossOfTheBaselineDoesNotFall) {
+  Comparison c = ladder({1.5}, 3, 0.001);
+  for (auto& run : c.runs) {
+    if (run.model == "m0") run.points.back().loss = 9 + 1e-8 * run.points.back().tokens;
+  }
+  const std::string answer = ladders(c, summarize(c))[0].answer;
+  EXPECT_NE(answer.find("because the loss of `m0` does not fall with the compute"),
+            std::string::npos)
+      << answer;
+}
+
+TEST(Scaling, SaysThatTheBaselineNeverGetsAsLow) {
+  Comparison c = ladder({1.5}, 3, 0.001);
+  for (auto& run : c.runs) {
+    if (run.model == "m1") run.points.back().loss -= 3;
+  }
+  const std::string answer = ladders(c, summarize(c))[0].answer;
+  EXPECT_NE(answer.find("because the fit of `m0` stays above that loss"), std::string::npos)
+      << answer;
+}
+
+// Three sizes, each with three budgets, and a loss of either.
+Comparison crossed(double (*loss)(double parameters, double tokens)) {
+  Comparison c = ladder({}, 3, 0, 9);
+  for (size_t r = 0; r < 9; ++r) {
+    c.builds[r].parameters = static_cast<int64_t>(1e5 * std::pow(3, r % 3));
+    c.builds[r].flops_per_unit = 6 * static_cast<double>(c.builds[r].parameters);
+    for (auto& run : c.runs) {
+      if (run.task != c.tasks[r].name) continue;
+      Point& last = run.points.back();
+      last.tokens = 1e6 * std::pow(3, r / 3);
+      last.loss = loss(static_cast<double>(c.builds[r].parameters), last.tokens) +
+                  1e-3 * static_cast<double>(run.seed);
+    }
+  }
+  return c;
+}
+
+TEST(Scaling, OfAGridTheErrorIsThatOfTheFitToSizeAndData) {
+  const Comparison c = crossed(
+      [](double n, double d) { return 1.5 + 40 * std::pow(n, -0.3) + 60 * std::pow(d, -0.25); });
+  const Ladder found = ladders(c, summarize(c))[0];
+  ASSERT_EQ(found.families[0].surface.factors.size(), 2u);
+  EXPECT_NE(found.answer.find("The fits of the loss to parameters and data miss"),
+            std::string::npos)
+      << found.answer;
+  for (const Rung& rung : found.families[0].rungs) {
+    EXPECT_NEAR(found.families[0].fitted_loss(rung), rung.loss(), 1e-3);
+  }
+}
+
+TEST(Scaling, OfAGridWhoseLossFallsWithDataAloneThereIsNoLawOfCompute) {
+  const Comparison c =
+      crossed([](double n, double d) { return 1.5 + 60 * std::pow(d, -0.25) + 1e-7 * n; });
+  const Ladder found = ladders(c, summarize(c))[0];
+  EXPECT_TRUE(found.families[0].law.factors.empty());
+  EXPECT_NE(found.answer.find("falls with more data and not with more parameters, so that no size "
+                              "is the best for a given compute"),
+            std::string::npos)
+      << found.answer;
+  EXPECT_EQ(scaling_table(found).at(1).at(3), "–");
+  EXPECT_NE(to_html(c).find("Loss against compute"), std::string::npos);
+  EXPECT_NE(to_json(c).find("\"compute_law\": null"), std::string::npos);
+}
+
 TEST(Scaling, SeedsThatAModelHasNotFinishedAreLeftOutForAll) {
   // Equal models, of which one lacks the hardest seed.
   Comparison c = ladder({1.0}, 5, 0.2);
@@ -209,6 +284,22 @@ TEST(Scaling, SaysThatTheFloorIsAtItsBound) {
   }
   const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
   EXPECT_EQ(row.at(2), "0, its bound");
+  EXPECT_NE(row.at(3).find("0.010 (0.010 to 0.010), at a bound of the search"), std::string::npos)
+      << row.at(3);
+}
+
+TEST(Scaling, ALossThatDoesNotFallHasNoExponent) {
+  Comparison c = ladder({}, 5, 0.001);
+  for (auto& run : c.runs) {
+    Point& last = run.points.back();
+    last.loss = last.quality = 2 + 1e-8 * last.tokens + 1e-3 * static_cast<double>(run.seed);
+  }
+  const Ladder found = ladders(c, summarize(c))[0];
+  EXPECT_EQ(scaling_table(found).at(1).at(3), "none, the loss does not fall");
+  EXPECT_NE(found.answer.find("does not fall with the compute"), std::string::npos) << found.answer;
+  std::string json = to_json(c);
+  std::erase_if(json, [](unsigned char one) { return std::isspace(one) != 0; });
+  EXPECT_NE(json.find("\"exponents\":[null]"), std::string::npos);
 }
 
 TEST(Scaling, IsInEveryFormOfTheReport) {
