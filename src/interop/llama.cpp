@@ -50,7 +50,9 @@ Node mistral(const Settings& c) {
   c.only("attention_bias", false);
   Node attention = mixer(c);
   // Absent in the file means none; what transformers writes is never absent.
-  if (c.has("sliding_window")) attention.set("window", Value(c.integer("sliding_window")));
+  const bool windowed = c.has("sliding_window");
+  if (windowed) attention.set("window", Value(c.integer("sliding_window")));
+  c.only_each("layer_types", windowed ? "sliding_attention" : "full_attention");
   return llama_model(c, attention, 1e-6);
 }
 

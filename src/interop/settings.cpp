@@ -141,6 +141,17 @@ void Settings::only_equal(const std::string& key, int64_t value) const {
   if (integer(key, value) != value) wrong(key, *find(key), std::to_string(value).c_str());
 }
 
+void Settings::only_each(const std::string& key, const std::string& value) const {
+  if (!has(key)) return;
+  const Node& found = *find(key);
+  const std::string expected = "a list of '" + value + "' alone";
+  if (!found.is_array()) wrong(key, found, expected.c_str());
+  for (const Node& one : found.array()) {
+    const auto* const is = std::get_if<std::string>(&one.value);
+    if (is == nullptr || *is != value) wrong(key, one, expected.c_str());
+  }
+}
+
 Value::Value(bool v) { value = v; }
 Value::Value(int v) { value = int64_t{v}; }
 Value::Value(int64_t v) { value = v; }

@@ -389,6 +389,40 @@ TEST(LinearOperator, ManyRowsOfBFloat16DoNotOverflow) {
   }
 }
 
+// Values near the largest and the smallest there are, whose products are neither.
+TEST(LinearOperator, ManyRowsOfBFloat16MayBeOfAnySize) {
+  at::manual_seed(16);
+  for (const auto& [of_x, of_weight] :
+       {std::pair(3e36, 1e-3), {3e38, 1e-10}, {1e-3, 3e36}, {1e-18, 1e-18}, {1e-24, 1e-12}}) {
+    const Tensor x = (at::randn({40, 256}, kDouble).sign() * of_x).to(at::kBFloat16);
+    const Tensor weight = (at::randn({50, 256}, kDouble) * of_weight / 4).to(at::kBFloat16);
+    const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble));
+    const Tensor plain = ops::linear(x, weight, {}, {}, "reference");
+    EXPECT_TRUE(
+        errs_like_rounding(ops::linear(x, weight, {}, {}, "fused"), plain, expected, 1e-40))
+        << of_x << ", " << of_weight;
+  }
+}
+
+// Where the largest inputs of a group meet weights of 0, as in a model that was pruned.
+TEST(LinearOperator, ManyRowsOfBFloat16MeetPrunedWeights) {
+  at::manual_seed(17);
+  for (const int64_t large : {100, 110}) {
+    for (const double small : {1e-2, 1e-3, 1e-5}) {
+      Tensor x = at::randn({40, 128}, kDouble), weight = at::randn({50, 128}, kDouble);
+      x.narrow(1, large, 128 - large) *= small;
+      weight.narrow(1, 0, large).zero_();
+      x = x.to(at::kBFloat16);
+      weight = weight.to(at::kBFloat16);
+      const Tensor expected = at::linear(x.to(kDouble), weight.to(kDouble));
+      const Tensor plain = ops::linear(x, weight, {}, {}, "reference");
+      EXPECT_TRUE(
+          errs_like_rounding(ops::linear(x, weight, {}, {}, "fused"), plain, expected, 1e-12))
+          << large << ", " << small;
+    }
+  }
+}
+
 // Weights that are not finite, all 0, or of next to nothing, in few outputs and in most.
 TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyWeight) {
   at::manual_seed(15);

@@ -140,6 +140,17 @@ def test_a_width_that_cannot_be_is_named(tmp_path, key, value, said):
     assert said in refused(tmp_path / "theirs", tmp_path, code=2)
 
 
+def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
+    saved(lambda: mistral(sliding_window=5), tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"layer_types": ["sliding_attention", "full_attention"]}))
+    said = "'layer_types' is 'full_attention', expected a list of 'sliding_attention' alone."
+    assert said in refused(tmp_path / "theirs", tmp_path, code=2)
+    path.write_text(json.dumps(config | {"layer_types": ["sliding_attention"] * 2}))
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     "make, edits",
     [

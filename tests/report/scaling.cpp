@@ -284,8 +284,17 @@ TEST(Scaling, SaysThatTheFloorIsAtItsBound) {
   }
   const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
   EXPECT_EQ(row.at(2), "0, its bound");
-  EXPECT_NE(row.at(3).find("0.010 (0.010 to 0.010), at a bound of the search"), std::string::npos)
-      << row.at(3);
+}
+
+TEST(Scaling, SaysThatAnExponentIsAtItsBound) {
+  Comparison c = ladder({}, 5, 0.001);
+  for (auto& run : c.runs) {  // as C^-2
+    Point& last = run.points.back();
+    last.loss = last.quality = 1.5 + std::pow(last.tokens / 1e6, -4);
+  }
+  const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
+  EXPECT_EQ(row.at(3), "0.990 (0.990 to 0.990), at a bound of the search");
+  EXPECT_NE(to_json(c).find("\"exponent_at_bound\": true"), std::string::npos);
 }
 
 TEST(Scaling, ALossThatDoesNotFallHasNoExponent) {

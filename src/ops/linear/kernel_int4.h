@@ -20,14 +20,23 @@ constexpr int64_t kInt4Bytes = kInt4Inputs / 2;  // of a block of weights
 // What the magnitudes of a group say about holding it as whole numbers.
 struct Group {
   float largest;
-  float over_small;  // the largest over the mean of those below a 16th of it, if they are half or
-                     // more of all that are not 0; else 0
+  float over_small;  // the largest over the mean of those below a 16th of it, if they are an eighth
+                     // or more of all that are not 0; else 0
   bool finite;       // and the largest is 0 or has a scale that is a normal number
 
   // Whether whole numbers up to `most` hold them. Where the largest meets a 0, a result comes from
   // the small ones. They are rounded by half a unit, and their mean has to have 127 of them.
   HL_INLINE bool fits(float most) const { return finite && over_small <= most / 127; }
 };
+
+// From how many magnitudes are below a 16th of the largest, of so many, none of them 0, and their
+// sum.
+HL_INLINE Group group_with(float largest, float small, float all, float sum_of_small) {
+  const bool notable = small > 0 && 8 * small >= all;
+  return {.largest = largest,
+          .over_small = notable ? small * (largest / sum_of_small) : 0,
+          .finite = true};
+}
 
 // `count` is a multiple of VL.
 HL_INLINE Group group_of(const float* values, int64_t count) {
@@ -50,10 +59,9 @@ HL_INLINE Group group_of(const float* values, int64_t count) {
     counts = counts + select(above(small, zero()), bcast(1.0f), zero());
     all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
   }
-  const float sum = hsum(sums), small = hsum(counts);
-  return {.largest = largest,
-          .over_small = small > 0 && 2 * small >= hsum(all) ? small * (largest / sum) : 0,
-          .finite = finite};
+  Group out = group_with(largest, hsum(counts), hsum(all), hsum(sums));
+  out.finite = finite;
+  return out;
 }
 
 // One row of x as blocks. False where a group cannot be held so: nothing useful was written then.

@@ -11,8 +11,9 @@
 //
 // Weights in bfloat16 become whole numbers too, with a scale for each 128 inputs. The sums fit
 // where the largest weight is 8191 and the magnitudes of x add up to 262000, which is 2047 in the
-// mean. With values of a normal distribution the error of a sum is a tenth of its rounding
-// to bfloat16. An output whose weights are too far apart is unfit as well.
+// mean. With values of a normal distribution the errors of the sums are a tenth of their rounding
+// to bfloat16, in the root of the mean square. An output whose weights are too far apart is unfit
+// as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
@@ -66,28 +67,35 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   const __m128i least = _mm_minpos_epu16(_mm_xor_si128(largest_of_eight, _mm_set1_epi16(-1)));
   const int bits = 0xffff ^ _mm_extract_epi16(least, 0);
   const float largest = widen(BFloat16{static_cast<uint16_t>(bits)});
-  if (bits >= 0x7f80 || (bits != 0 && largest < 1e-25f)) return false;
-  if (sum != 0 && bits != 0) {
-    vf magnitude = zero();
-    for (int64_t i = 0; i < group; i += VL) {
-      const vf value = load(x + i);
-      magnitude = magnitude + vmax(value, zero() - value);
-    }
-    most = std::min(most, sum * (largest / hsum(magnitude)));
+  if (bits == 0) {
+    std::fill(whole, whole + group, int16_t{0});
+    *scale = 0;
+    return true;
   }
-  const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(std::max(bits - (4 << 7), 0)));
-  int64_t bytes_below = 0;
+  if (!(largest >= 1e-25f && largest <= 1e35f)) return false;  // nor are the sums below
+  const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(bits - (4 << 7)));
+  const auto values_in = [](__m256i where) __attribute__((always_inline)) {
+    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(where))) / 2;
+  };
+  int below = 0, zeros = 0;
   for (int64_t i = 0; i < group; i += kStep) {
-    const __m256i below = _mm256_cmpgt_epi16(sixteenth, magnitudes(i));
-    bytes_below += __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(below)));
+    below += values_in(_mm256_cmpgt_epi16(sixteenth, magnitudes(i)));
+    zeros += values_in(_mm256_cmpeq_epi16(magnitudes(i), _mm256_setzero_si256()));
   }
-  if (bytes_below >= group) {  // at least half of the values, of which some may be 0
-    float values[kMostOfGroup];
-    store_scaled(x, group, 1, values);
-    if (!group_of(values, group).fits(most)) return false;
+  vf total = zero(), of_small = zero();
+  for (int64_t i = 0; i < group; i += VL) {
+    const vf value = load(x + i), magnitude = vmax(value, zero() - value);
+    total = total + magnitude;
+    of_small = of_small + select(above(bcast(largest / 16), magnitude), magnitude, zero());
+  }
+  if (sum != 0) most = std::min(most, sum * (largest / hsum(total)));
+  if (!group_with(largest, static_cast<float>(below - zeros), static_cast<float>(group - zeros),
+                  hsum(of_small))
+           .fits(most)) {
+    return false;
   }
   *scale = largest / most;
-  const vf up = bcast(bits != 0 ? most / largest : 0);
+  const vf up = bcast(most / largest);
   for (int64_t i = 0; i < group; i += kStep) {
     const __m256i low = _mm256_cvtps_epi32(load(x + i) * up);
     const __m256i high = _mm256_cvtps_epi32(load(x + i + VL) * up);
@@ -225,11 +233,12 @@ HL_INLINE void block(const IntegerArgs& a, const TwoInputs* x, const TwoInputs* 
     }
 #pragma GCC unroll 6
     for (int j = 0; j < kVectors; ++j) {
+      // One after the other: the product of two scales may be too small for a normal number.
       const vf scale = load(of_w + j * VL);
 #pragma GCC unroll 6
       for (int r = 0; r < kIntegerRows; ++r) {
         float* const sum = sums[r] + j * VL;
-        store(sum, fma(_mm256_cvtepi32_ps(whole[r][j]), scale * bcast(of_x[r]), load(sum)));
+        store(sum, fma(_mm256_cvtepi32_ps(whole[r][j]) * scale, bcast(of_x[r]), load(sum)));
       }
     }
   }
