@@ -29,14 +29,8 @@ struct Group {
   HL_INLINE bool fits(float most) const { return finite && over_small <= most / 127; }
 };
 
-// From how many magnitudes are below a 16th of the largest, of so many, none of them 0, and their
-// sum.
-HL_INLINE Group group_with(float largest, float small, float all, float sum_of_small) {
-  const bool notable = small > 0 && 8 * small >= all;
-  return {.largest = largest,
-          .over_small = notable ? small * (largest / sum_of_small) : 0,
-          .finite = true};
-}
+// Whether so many small values, of all that are not 0, have to be held well.
+HL_INLINE bool notable(float small, float all) { return small > 0 && 8 * small >= all; }
 
 // `count` is a multiple of VL.
 HL_INLINE Group group_of(const float* values, int64_t count) {
@@ -59,9 +53,10 @@ HL_INLINE Group group_of(const float* values, int64_t count) {
     counts = counts + select(above(small, zero()), bcast(1.0f), zero());
     all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
   }
-  Group out = group_with(largest, hsum(counts), hsum(all), hsum(sums));
-  out.finite = finite;
-  return out;
+  const float sum = hsum(sums), small = hsum(counts);
+  return {.largest = largest,
+          .over_small = notable(small, hsum(all)) ? small * (largest / sum) : 0,
+          .finite = finite};
 }
 
 // One row of x as blocks. False where a group cannot be held so: nothing useful was written then.

@@ -77,22 +77,26 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   const auto values_in = [](__m256i where) __attribute__((always_inline)) {
     return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(where))) / 2;
   };
-  int below = 0, zeros = 0;
+  int64_t below = 0, zeros = 0;
   for (int64_t i = 0; i < group; i += kStep) {
     below += values_in(_mm256_cmpgt_epi16(sixteenth, magnitudes(i)));
     zeros += values_in(_mm256_cmpeq_epi16(magnitudes(i), _mm256_setzero_si256()));
   }
-  vf total = zero(), of_small = zero();
-  for (int64_t i = 0; i < group; i += VL) {
-    const vf value = load(x + i), magnitude = vmax(value, zero() - value);
-    total = total + magnitude;
-    of_small = of_small + select(above(bcast(largest / 16), magnitude), magnitude, zero());
-  }
-  if (sum != 0) most = std::min(most, sum * (largest / hsum(total)));
-  if (!group_with(largest, static_cast<float>(below - zeros), static_cast<float>(group - zeros),
-                  hsum(of_small))
-           .fits(most)) {
-    return false;
+  // f of all magnitudes, added up.
+  const auto sum_of = [&](auto&& f) __attribute__((always_inline)) {
+    vf out = zero();
+    for (int64_t i = 0; i < group; i += VL) {
+      const vf value = load(x + i);
+      out = out + f(vmax(value, zero() - value));
+    }
+    return hsum(out);
+  };
+  if (sum != 0) most = std::min(most, sum * (largest / sum_of([](vf one) { return one; })));
+  const auto small = static_cast<float>(below - zeros), all = static_cast<float>(group - zeros);
+  if (notable(small, all)) {
+    const vf limit = bcast(largest / 16);
+    const float of_small = sum_of([&](vf one) { return select(above(limit, one), one, zero()); });
+    if (!Group{largest, small * (largest / of_small), true}.fits(most)) return false;
   }
   *scale = largest / most;
   const vf up = bcast(most / largest);
@@ -135,12 +139,24 @@ HL_INLINE void store_wide(__m128i bytes, int16_t* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepi8_epi16(bytes));
 }
 
+// Fetches what is packed after a group of bfloat16 or int8 weights: the next group of this output,
+// or the first of its successor in the next panel. Processors do not foresee such short pieces.
+template <typename W>
+HL_INLINE void fetch_next_group(const IntegerArgs& a, int64_t output, int64_t i) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(W));
+  i += a.group;
+  const int64_t of = i < a.in ? output : output + kIntegerOutputs, at = i < a.in ? i : 0;
+  const auto* const from = static_cast<const W*>(a.weight) + of * a.in + at;
+  for (int64_t e = 0; e < a.group; e += kLine) __builtin_prefetch(from + e);
+}
+
 // A group of one output's weights, which begins at input i, and its scale.
 HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i, int16_t* to) {
   const int64_t count = std::min(a.group, a.in - i);
   if (a.holds_bfloat16()) {
     float scale = 0;
     const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
+    fetch_next_group<BFloat16>(a, output, i);
     if (!whole_numbers(from, count, a.group, kMostOfWeights, 0, to, &scale)) {
       a.unfit_outputs[output] = 1;
       std::fill(to, to + a.group, int16_t{0});
@@ -149,6 +165,7 @@ HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i
   }
   if (a.group_scale == nullptr) {
     const auto* const from = static_cast<const int8_t*>(a.weight) + output * a.in + i;
+    fetch_next_group<int8_t>(a, output, i);
     int64_t e = 0;
     for (; e + 16 <= count; e += 16) {
       store_wide(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + e)), to + e);
