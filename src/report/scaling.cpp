@@ -204,36 +204,37 @@ std::string worth_text(const Equivalence& e) {
   return out + " (95% interval " + low + " to " + high + ")";
 }
 
+// Why there is no law of the compute where there is one of parameters and data.
+std::string why_without_law(const FamilyFit& f) {
+  const bool with_size = f.surface.falls(0), with_data = f.surface.falls(1);
+  return "the loss of `" + f.model->label + "` falls with " +
+         (with_size   ? "more parameters and not with more data"
+          : with_data ? "more data and not with more parameters"
+                      : "neither more parameters nor more data") +
+         ", so that no size is the best for a given compute";
+}
+
 std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled) {
   const FamilyFit* base = nullptr;
-  std::vector<std::string> short_of, level;
+  std::vector<std::string> short_of;
   for (const FamilyFit& f : ladder.families) {
     if (f.model == &c.models.front()) base = &f;
-    const std::string name = "`" + f.model->label + "`";
-    if (f.searched().factors.empty()) {
-      short_of.push_back(name);
-    } else if (f.law.factors.empty()) {
-      const bool with_size = f.surface.falls(0), with_data = f.surface.falls(1);
-      level.push_back("the loss of " + name + " falls with neither more parameters nor more data");
-      if (with_size != with_data) {
-        level.back() =
-            "the loss of " + name + " falls with more " +
-            (with_size ? "parameters and not with more data" : "data and not with more parameters");
-      }
-    }
+    if (f.searched().factors.empty()) short_of.push_back("`" + f.model->label + "`");
   }
   std::string out = "On " + ladder.name + ", ";
   if (!short_of.empty()) {
     return out + "no scaling law is fitted for " + list_of(short_of) + ", as this takes " +
            str(kRungsForFit) + " sizes with results that differ in compute.";
   }
-  if (!level.empty()) {
-    return out + join(level, "; ") + ", so that no size is the best for a given compute.";
-  }
   if (base == nullptr) return out + "the baseline has no result.";
+  if (base->law.factors.empty()) return out + why_without_law(*base) + ".";
   std::vector<std::string> said;
   for (const FamilyFit& f : ladder.families) {
     if (&f == base) continue;
+    if (f.law.factors.empty()) {
+      said.push_back(why_without_law(f));
+      continue;
+    }
     const Equivalence& top = f.worth.back();
     const std::string name = "`" + f.model->label + "`";
     const std::string at = flops_text(f.rungs.back().compute);

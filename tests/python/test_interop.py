@@ -145,7 +145,7 @@ def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
     path = tmp_path / "theirs" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"layer_types": ["sliding_attention", "full_attention"]}))
-    said = "'layer_types' is 'full_attention', expected a list of 'sliding_attention' alone."
+    said = "'layer_types' is \"full_attention\", expected a list of 'sliding_attention' alone."
     assert said in refused(tmp_path / "theirs", tmp_path, code=2)
     path.write_text(json.dumps(config | {"layer_types": ["sliding_attention"] * 2}))
     headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")

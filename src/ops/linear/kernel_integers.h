@@ -72,7 +72,8 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
     *scale = 0;
     return true;
   }
-  if (!(largest >= 1e-25f && largest <= 1e35f)) return false;  // nor are the sums below
+  // The scale of smaller ones may be no normal number, and larger ones add up to infinity.
+  if (!(largest >= 1e-25f && largest <= 1e35f)) return false;
   const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(bits - (4 << 7)));
   const auto values_in = [](__m256i where) __attribute__((always_inline)) {
     return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(where))) / 2;
