@@ -48,6 +48,15 @@ std::vector<fs::file_time_type> written_at(const std::vector<std::string>& files
   return out;
 }
 
+// Calls f with each run of a report.
+template <typename F>
+void each_run(report::Comparison& shown, const F& f) {
+  for (report::Run& run : shown.runs) f(run);
+  for (report::Comparison& again : shown.robustness) {
+    for (report::Run& run : again.runs) f(run);
+  }
+}
+
 int watch(RunReport& runs, const ReportArguments& a) {
   std::string page;
   std::vector<fs::file_time_type> as_of;
@@ -73,7 +82,10 @@ int watch(RunReport& runs, const ReportArguments& a) {
         if (anew) runs = RunReport(a.folders);
         begun = present;
         configured = written_at(runs.configurations());
-        page = report::to_html(report_now(runs, a));
+        report::Comparison shown = report_now(runs, a);
+        // The page is served alone, so that a link to a run's folder would lead nowhere.
+        each_run(shown, [](report::Run& run) { run.folder.clear(); });
+        page = report::to_html(shown);
       } catch (const Error& error) {
         // For example, a comparison has moved the run away for a while. The page asks again.
         page =
@@ -113,15 +125,9 @@ int run_report(ReportArguments& a) {
   report::Comparison shown = report_now(runs, a);
   shown.command += " --out " + shell_word(a.out);
   const fs::path folder = fs::absolute(a.out).parent_path();
-  const auto from_report = [&](std::vector<report::Run>& runs_of) {
-    for (report::Run& run : runs_of) {
-      if (!run.folder.empty()) {
-        run.folder = fs::path(run.folder).lexically_relative(folder).string();
-      }
-    }
-  };
-  from_report(shown.runs);
-  for (report::Comparison& again : shown.robustness) from_report(again.runs);
+  each_run(shown, [&](report::Run& run) {
+    if (!run.folder.empty()) run.folder = fs::path(run.folder).lexically_relative(folder).string();
+  });
   or_tell_of_out(asked, "file", [&] { write_file(a.out, report::to_html(shown)); });
   std::printf("%s\n", a.json ? report::to_json(shown).c_str() : report::to_text(shown).c_str());
   std::fflush(stdout);  // where both go to one place, this comes last
