@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "core/text.h"
 #include "report/format.h"
@@ -87,14 +88,7 @@ const Row* row_of(const TaskSummary& t, const ModelInfo& model) {
 // As the figure shows it: error rates become accuracies, and their differences change sign.
 LinePoint shown(const TaskGroup& g, double x, const Estimate& e, bool difference) {
   LinePoint p{x, e.mean, e.mean, e.mean};
-  if (e.count > 1) {
-    p.low = e.low();
-    p.high = e.high();
-    if (g.tasks[0]->task->percent) {  // the interval of a few seeds reaches beyond what is possible
-      p.low = std::max(p.low, difference ? -1.0 : 0.0);
-      p.high = std::min(p.high, 1.0);
-    }
-  }
+  if (e.count > 1) std::tie(p.low, p.high) = interval_ends(*g.tasks[0]->task, e, difference);
   if (!turned(g)) return p;
   const double one = difference ? 0 : 1;
   return {x, one - p.y, one - p.high, one - p.low};

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "core/text.h"
 #include "report/format.h"
@@ -421,11 +422,8 @@ std::string difference_text(const TaskInfo& task, double difference) {
 }
 
 std::string interval_text(const TaskInfo& task, const Estimate& d, bool rising) {
-  double low = rising ? d.low() : -d.high(), high = rising ? d.high() : -d.low();
-  if (task.percent) {  // the interval of a few seeds reaches beyond what is possible
-    low = std::max(low, -1.0);
-    high = std::min(high, 1.0);
-  }
+  auto [low, high] = interval_ends(task, d, /*difference=*/true);
+  if (!rising) std::tie(low, high) = std::pair(-high, -low);
   const auto text = [&](double v) {
     std::string out = task.percent
                           ? small_text(std::abs(100 * v), digits_of_points(std::abs(d.mean)))

@@ -508,6 +508,11 @@ std::string metric_text(const TaskInfo& task, const Estimate& result) {
   return fixed(result.mean, decimals) + " ± " + fixed(result.half_width, decimals);
 }
 
+std::pair<double, double> interval_ends(const TaskInfo& task, const Estimate& e, bool difference) {
+  if (!task.percent) return {e.low(), e.high()};
+  return {std::max(e.low(), difference ? -1.0 : 0.0), std::min(e.high(), 1.0)};
+}
+
 std::string trend_text(const TaskInfo& task, Trend trend) {
   if (trend == Trend::kNotKnown) return "";
   if (trend == Trend::kPlateau) return "on a plateau";

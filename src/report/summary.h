@@ -161,6 +161,10 @@ std::string metric_text(const TaskInfo& task, double value);
 // "1.912 ± 0.004", half the 95% interval; without it where it is unknown.
 std::string metric_text(const TaskInfo& task, const Estimate& result);
 
+// The ends of the 95% interval of a result, or of a difference of two. The interval of a few seeds
+// may reach beyond what a share can be: it ends there.
+std::pair<double, double> interval_ends(const TaskInfo& task, const Estimate& e, bool difference);
+
 // "still falling", "still rising", "on a plateau" or "".
 std::string trend_text(const TaskInfo& task, Trend trend);
 

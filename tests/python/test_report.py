@@ -1,5 +1,6 @@
 """Reports of any runs, and their metrics for TensorBoard."""
 
+import contextlib
 import fcntl
 import json
 import re
@@ -316,13 +317,22 @@ def test_lines_that_are_no_json_are_named(place, tmp_path):
     assert said(*["a\n"] * 7, *lines) == ["headloom: run/metrics.jsonl: lines 1, 2, 3, 4, 5, and 2 more are no JSON objects and are left out."]
 
 
-def test_watching_sees_a_run_that_is_trained_anew(place, tmp_path):
-    subprocess.run(["cp", "-r", place / "plain", tmp_path / "run"], check=True)
+@contextlib.contextmanager
+def watched(folder, cwd):
+    """The address at which `report FOLDER --watch` serves its page."""
     server = subprocess.Popen(
-        [str(BINARY), "report", "run", "--watch", "--port", "0"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        [str(BINARY), "report", str(folder), "--watch", "--port", "0"], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
     try:
-        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+        yield re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+
+
+def test_watching_sees_a_run_that_is_trained_anew(place, tmp_path):
+    subprocess.run(["cp", "-r", place / "plain", tmp_path / "run"], check=True)
+    with watched("run", tmp_path) as address:
 
         def rows(page):
             return re.findall(r"<td.*?</td>", re.sub(r'<a href="\./run/">(.*?)</a>', r"\1", page), flags=re.S)
@@ -334,9 +344,6 @@ def test_watching_sees_a_run_that_is_trained_anew(place, tmp_path):
         headloom("report", "run", "--out", "fresh.html", cwd=tmp_path)
         assert not any("href" in row for row in after)  # to folders, which no server has
         assert after == rows((tmp_path / "fresh.html").read_text()) != before
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
 
 
 def test_watching_writes_no_file(place):
@@ -351,11 +358,7 @@ def test_a_copy_of_a_run_is_refused(place, tmp_path):
 
 def test_watching_serves_what_has_come(place, tmp_path):
     subprocess.run(["cp", "-r", place / "plain", tmp_path / "run"], check=True)
-    server = subprocess.Popen(
-        [str(BINARY), "report", str(tmp_path / "run"), "--watch", "--port", "0"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+    with watched(tmp_path / "run", tmp_path) as address:
         before = urllib.request.urlopen(address, timeout=30).read().decode()
         assert 'http-equiv="refresh"' in before
         port = re.search(r":(\d+)/", address)[1]
@@ -382,9 +385,6 @@ def test_watching_serves_what_has_come(place, tmp_path):
         assert 'http-equiv="refresh"' in gone and "run/metrics.jsonl: cannot be read" in gone
         (tmp_path / "metrics.jsonl").rename(tmp_path / "run/metrics.jsonl")
         assert urllib.request.urlopen(address, timeout=30).read().decode() == after
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
 
 
 def test_a_killed_run_was_interrupted(place, tmp_path):
@@ -392,29 +392,22 @@ def test_a_killed_run_was_interrupted(place, tmp_path):
         [str(BINARY), "train", str(place / "run.toml"), "--out", "run", "--set", "train.steps=1000000", "--set", "train.eval_every=50"],
         cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL,
     )
-    server = None
     try:
         deadline = time.time() + 60
         while not list(tmp_path.glob("run/checkpoints/step-*")) and training.poll() is None and time.time() < deadline:
             time.sleep(0.01)
         report = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)
         assert (report["running"], report["interrupted"]) == (1, 0) and training.poll() is None
-        server = subprocess.Popen(
-            [str(BINARY), "report", "run", "--watch", "--port", "0"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-        )
-        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
-        assert ", 1 under way" in urllib.request.urlopen(address, timeout=30).read().decode()
-        training.kill()
-        training.wait()
-        # No file has changed since the last page need have been made.
-        page = urllib.request.urlopen(address, timeout=30).read().decode()
-        assert ", 1 was interrupted" in page and "under way" not in page
+        with watched("run", tmp_path) as address:
+            assert ", 1 under way" in urllib.request.urlopen(address, timeout=30).read().decode()
+            training.kill()
+            training.wait()
+            # No file has changed since the last page need have been made.
+            page = urllib.request.urlopen(address, timeout=30).read().decode()
+            assert ", 1 was interrupted" in page and "under way" not in page
     finally:
         training.kill()
         training.wait()
-        if server:
-            server.send_signal(signal.SIGINT)
-            assert server.wait(timeout=30) == 0
     assert (tmp_path / "run/.headloom.lock").exists()
     step = json.loads([line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if line.endswith("}")][-1])["step"]
     saved = max(int(p.name[5:]) for p in (tmp_path / "run/checkpoints").glob("step-*"))
@@ -477,17 +470,10 @@ def test_a_comparison_that_was_killed_between_two_runs_was_interrupted(place, tm
 def test_watching_a_comparison_sees_runs_that_begin(place, tmp_path):
     shutil.copytree(place / "comparison", tmp_path / "c")
     (tmp_path / "c/runs/copying/mha/seed-2").rename(tmp_path / "seed-2")
-    server = subprocess.Popen(
-        [str(BINARY), "report", str(tmp_path / "c"), "--watch", "--port", "0"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+    with watched(tmp_path / "c", tmp_path) as address:
         assert "Interrupted: 1 of 2 runs" in urllib.request.urlopen(address, timeout=30).read().decode()
         (tmp_path / "seed-2").rename(tmp_path / "c/runs/copying/mha/seed-2")
         assert "Interrupted" not in urllib.request.urlopen(address, timeout=30).read().decode()
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
 
 
 def test_metrics_for_tensorboard(place, tmp_path):

@@ -17,23 +17,26 @@ namespace {
 
 constexpr int64_t kInt4Bytes = kInt4Inputs / 2;  // of a block of weights
 
-// What the magnitudes of a group say about holding it as whole numbers.
-struct Group {
-  float largest;
-  float over_small;  // the largest over the mean of those below a 16th of it, if they are an eighth
-                     // or more of all that are not 0; else 0
-  bool finite;       // and the largest is 0 or has a scale that is a normal number
-
-  // Whether whole numbers up to `most` hold them. Where the largest meets a 0, a result comes from
-  // the small ones. They are rounded by half a unit, and their mean has to have 127 of them.
-  HL_INLINE bool fits(float most) const { return finite && over_small <= most / 127; }
-};
-
-// Whether so many small values, of all that are not 0, have to be held well.
+// A group's small values are those below a 16th of its largest. Where the largest meets a 0, a
+// result comes from them, so that they have to be held well if they are an eighth or more of all
+// values that are not 0.
 HL_INLINE bool notable(float small, float all) { return small > 0 && 8 * small >= all; }
 
-// `count` is a multiple of VL.
-HL_INLINE Group group_of(const float* values, int64_t count) {
+// Whether whole numbers up to `most`, which the largest becomes, hold so many small values with
+// such a sum. These are rounded by half a unit, and their mean has to have 127 units.
+HL_INLINE bool held_well(float most, float largest, float small, float sum) {
+  return small * (largest / sum) <= most / 127;
+}
+
+// The largest magnitude of a group.
+struct Group {
+  float largest;
+  bool fits;  // all are finite, the largest is 0 or has a scale that is a normal number, and small
+              // values are held well
+};
+
+// To be held by whole numbers up to `whole`. `count` is a multiple of VL.
+HL_INLINE Group group_of(const float* values, int64_t count, float whole) {
   uint32_t most = 0;  // the bits of absolute values are in their order, NaN above all
   for (int64_t e = 0; e < count; ++e) {
     uint32_t bits;
@@ -53,10 +56,9 @@ HL_INLINE Group group_of(const float* values, int64_t count) {
     counts = counts + select(above(small, zero()), bcast(1.0f), zero());
     all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
   }
-  const float sum = hsum(sums), small = hsum(counts);
-  return {.largest = largest,
-          .over_small = notable(small, hsum(all)) ? small * (largest / sum) : 0,
-          .finite = finite};
+  const float small = hsum(counts);
+  const bool held = !notable(small, hsum(all)) || held_well(whole, largest, small, hsum(sums));
+  return {.largest = largest, .fits = finite && held};
 }
 
 // One row of x as blocks. False where a group cannot be held so: nothing useful was written then.
@@ -75,8 +77,8 @@ bool prepare_row(const T* x, int64_t in, char* to) {
       } else if (left > 0) {
         store_scaled(x + from, left, 1, values);
       }
-      const Group of = group_of(values, kInt4Group);
-      if (!of.fits(kLargest)) return false;
+      const Group of = group_of(values, kInt4Group, kLargest);
+      if (!of.fits) return false;
       const float up = of.largest > 0 ? kLargest / of.largest : 0;
       scale[2 * g] = scale[2 * g + 1] = of.largest / kLargest;
       int32_t whole[kInt4Group];

@@ -5,14 +5,14 @@
 //
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
 // numbers of which the group's largest is 32600. A row with a group whose values are too far apart
-// for that is unfit (Group in kernel_int4.h) and is multiplied elsewhere. Weights of eight and four
-// bits are whole numbers already, with a scale for each group. The sums of a group fit into 32
-// bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
+// for that is unfit (held_well() in kernel_int4.h) and is multiplied elsewhere. Weights of eight
+// and four bits are whole numbers already, with a scale for each group. The sums of a group fit
+// into 32 bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
 //
 // Weights in bfloat16 become whole numbers too, with a scale for each 128 inputs. The sums fit
 // where the largest weight is 8191 and the magnitudes of x add up to 262000, which is 2047 in the
-// mean. With values of a normal distribution the errors of the sums are a tenth of their rounding
-// to bfloat16, in the root of the mean square. An output whose weights are too far apart is unfit
+// mean. With values of a normal distribution the root mean square of the errors of the sums is a
+// tenth of that of their rounding to bfloat16. An output whose weights are too far apart is unfit
 // as well.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
@@ -97,7 +97,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   if (notable(small, all)) {
     const vf limit = bcast(largest / 16);
     const float of_small = sum_of([&](vf one) { return select(above(limit, one), one, zero()); });
-    if (!Group{largest, small * (largest / of_small), true}.fits(most)) return false;
+    if (!held_well(most, largest, small, of_small)) return false;
   }
   *scale = largest / most;
   const vf up = bcast(most / largest);
