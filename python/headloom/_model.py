@@ -391,7 +391,7 @@ class Model(FunctionalModule):
         Args:
             tokens: ``[B, n]``.
             state: empty (``headloom.State()``) before the first.
-            last: only the logits of the last position.
+            last: only the logits of the last position. The last layer then computes little for the others.
             source: ``[B, S]``, with the first tokens that an encoder-decoder writes: what it reads. It is encoded once,
                 and the state keeps what the later ones need of it.
             source_lengths: ``[B]`` int64, how many tokens of each source are real.

@@ -218,8 +218,8 @@ Tensor extend(std::string_view spec, at::TensorList params, const c10::intrusive
     const int64_t seen = state->state.position.longest;
     Tensor logits;
     try {
-      const Tensor hidden = decoder.extend(tokens, begins ? fresh : state->state);
-      logits = decoder.logits(last ? hidden.narrow(1, -1, 1) : hidden);
+      const std::optional<int64_t> newest = last ? std::optional<int64_t>(1) : std::nullopt;
+      logits = decoder.logits(decoder.extend(tokens, begins ? fresh : state->state, newest));
     } catch (...) {
       if (state->state.position.longest != seen) state->state = {};
       throw;

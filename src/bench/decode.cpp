@@ -136,7 +136,7 @@ void bench_decode(const BenchOptions& a, Requirements& rows) {
     const Tensor tokens = at::randint(0, 50257, {1, 2048}, at::kLong);
     const auto read = [&] {
       DecoderState state;
-      model->extend(tokens, state);
+      model->extend(tokens, state, 1);
     };
     const auto forward = [&] { model->hidden({.tokens = tokens}); };
     return time_pairs(read, forward, seconds).ratio.median;

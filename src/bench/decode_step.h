@@ -30,7 +30,7 @@ class DecodeStep {
     constexpr int64_t kPiece = 2048;
     for (int64_t seen = 0; seen < context - 1; seen += kPiece) {
       const int64_t n = std::min(kPiece, context - 1 - seen);
-      model_->extend(at::randint(0, vocabulary, {1, n}, at::kLong), state_);
+      model_->extend(at::randint(0, vocabulary, {1, n}, at::kLong), state_, 1);
     }
     token_ = at::randint(0, vocabulary, {batch, 1}, at::kLong);
     one_.push_back(state_.alias());

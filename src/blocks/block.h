@@ -8,7 +8,8 @@ namespace headloom {
 
 class Block : public Module {
  public:
-  // x [B, T, C] -> [B, T, C]. context.memory is for the cross mixer alone.
+  // x [B, T, C] -> [B, T, C], or the newest positions of it that the context wants. context.memory
+  // is for the cross mixer alone.
   virtual Tensor forward(const Tensor& x, const MixerContext& context) = 0;
 };
 

@@ -27,15 +27,15 @@ class Parallel final : public Block {
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
     const MixerContext own = without_memory(context);
-    const Tensor normed = norm_->forward(x);
+    const Tensor normed = norm_->forward(x), kept = newest_of(x, context);
     const auto input = [&](const std::shared_ptr<Norm>& norm) {
-      return norm == norm_ ? normed : norm->forward(x);
+      return norm == norm_ ? newest_of(normed, context) : norm->forward(kept);
     };
     Tensor y = mixer_->run(normed, own);
     if (cross_) y = y + cross_->run_cross(input(cross_norm_), context);
     if (channel_) y = y + channel_->run(input(channel_norm_), own);
     if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
-    return x + y;
+    return kept + y;
   }
 
  private:

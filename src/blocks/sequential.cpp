@@ -27,6 +27,12 @@ class Sequential final : public Block {
 
   Tensor forward(const Tensor& x, const MixerContext& context) override {
     const MixerContext own = without_memory(context);
+    const auto branch = [&](const Tensor& in, const Norm& norm, const auto& f) {
+      Tensor y = f(post_ ? in : norm.forward(in));
+      if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
+      const Tensor sum = newest_of(in, context) + y;
+      return post_ ? norm.forward(sum) : sum;
+    };
     Tensor h = branch(x, *mixer_norm_, [&](const Tensor& y) { return mixer_->run(y, own); });
     if (cross_) {
       h = branch(h, *cross_norm_, [&](const Tensor& y) { return cross_->run_cross(y, context); });
@@ -36,13 +42,6 @@ class Sequential final : public Block {
   }
 
  private:
-  template <typename F>
-  Tensor branch(const Tensor& x, const Norm& norm, const F& f) const {
-    Tensor y = f(post_ ? x : norm.forward(x));
-    if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
-    return post_ ? norm.forward(x + y) : x + y;
-  }
-
   const bool post_;
   const double dropout_;
   std::shared_ptr<Norm> mixer_norm_, cross_norm_, channel_norm_;

@@ -53,9 +53,11 @@ class Simplified final : public Block {
     const Tensor mixed = scaled(mixer_->run(normed, context), mixer_gain_);
     Tensor out = mixed;
     if (serial_) out = scaled(mixed, skip_gain_, /*branch=*/false);
-    if (comb_.defined()) out = out + scaled(x, comb_, /*branch=*/false);
+    if (comb_.defined()) {
+      out = out + scaled(newest_of(x, context), comb_, /*branch=*/false);
+    }
     if (!channel_) return out;
-    const Tensor input = serial_ ? channel_norm_->forward(mixed) : normed;
+    const Tensor input = serial_ ? channel_norm_->forward(mixed) : newest_of(normed, context);
     return out + scaled(channel_->run(input, context), channel_gain_);
   }
 

@@ -179,7 +179,7 @@ Tensor TokenMixer::next(const Tensor& x, MixerState& state, const MixerContext& 
   const Tensor in = short_conv_.defined() ? convolved(x, state.recurrent["short_conv"], {}) : x;
   const Tensor y = compute_next(in, state, context);
   state.position += x.size(1);
-  return y;
+  return newest_of(y, context);
 }
 
 Tensor TokenMixer::compute_next(const Tensor&, MixerState&, const MixerContext&) {

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -70,6 +71,9 @@ struct MixerContext {
   // Which of the newest positions, x's included, are no left padding: Positions::padding_mask() of
   // all, made once for all layers. Undefined: every layer makes its own.
   Tensor padding_mask = {};
+  // Decoding: outputs are wanted at so many of the newest positions of x alone; states take in all
+  // of x. Absent: at all positions.
+  std::optional<int64_t> newest = {};
   // Training: where layers leave auxiliary losses and statistics.
   AuxiliaryOutputs* auxiliary = nullptr;
   // Where layers and mixers show what they compute; null: nobody looks. Not while decoding.
@@ -79,6 +83,12 @@ struct MixerContext {
   // The layer's place among all of its model's, an encoder's before its decoder's.
   int64_t layer = 0;
 };
+
+// The positions of x [B, T, C], along dimension 1, at which outputs are wanted.
+inline Tensor newest_of(const Tensor& x, const MixerContext& context) {
+  if (!context.newest || *context.newest >= x.size(1)) return x;
+  return x.narrow(1, x.size(1) - *context.newest, *context.newest);
+}
 
 // One part of a mixer's cost, as a formula and a number. FLOPs count a multiply-add as two, forward
 // pass, averaged over the tokens of one sequence.
@@ -119,12 +129,12 @@ class Mixer : public Module {
 
 // What a kind of token mixer can do. Its entry says so once; forward(), models and tests go by it.
 struct MixerTraits {
-  bool causal = true;            // can look back only
-  bool bidirectional = true;     // can look both ways
-  bool cross_attention = false;  // can read a memory
-  bool documents = true;         // can keep packed documents apart
-  bool stateful = true;          // causal, it can decode from a state, at least with some options
-  bool tensor_parallel = false;  // processes can share out its heads, at least with some options
+  bool causal = true;             // can look back only
+  bool bidirectional = true;      // can look both ways
+  bool cross_attention = false;   // can read a memory
+  bool documents = true;          // can keep packed documents apart
+  bool stateful = true;           // causal, it can decode from a state, at least with some options
+  bool tensor_parallel = false;   // processes can share out its heads, at least with some options
   bool context_parallel = false;  // and the positions of its sequences
 };
 
@@ -200,7 +210,7 @@ class TokenMixer : public Mixer {
   // UsageError naming the mixer and the argument that does not fit.
   Tensor extend(const Tensor& x, MixerState& state, const MixerContext& context);
   // forward(), or extend() where the context has a state, inside a model, which has checked what it
-  // was given.
+  // was given. [B, n, C], or the newest positions of it that the context wants.
   Tensor run(const Tensor& x, const MixerContext& context);
 
  protected:
@@ -209,7 +219,8 @@ class TokenMixer : public Mixer {
   virtual double own_state_bytes(int64_t length) const = 0;
   // forward() and extend() of what was checked, after the short convolution.
   virtual Tensor compute(const Tensor& x, const MixerContext& context) = 0;
-  // The positions that `state` has seen are counted by the caller.
+  // The positions that `state` has seen are counted by the caller. Outputs that the context does
+  // not want may be left out.
   virtual Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context);
   // The processes that share the positions of x in compute(); null where all are here.
   const ContextParallel* context_parallel() const { return context_parallel_.get(); }
@@ -241,12 +252,11 @@ class ChannelMixer : public Mixer {
   // x [B, T, C] -> [B, T, C], each position by itself or with the one before it. Throws UsageError
   // naming the mixer and the argument that does not fit.
   Tensor forward(const Tensor& x, const MixerContext& context);
-  // forward() inside a model, which has checked what it was given.
+  // forward() inside a model, which has checked what it was given, and counts the positions that
+  // the channel mixer's state has seen.
   Tensor run(const Tensor& x, const MixerContext& context) {
-    const Tensor y = written_by_all(compute(read_by_all(x, tensor_parallel_.get()), context),
-                                    tensor_parallel_.get());
-    if (context.state != nullptr) context.state->channel.position += x.size(1);
-    return y;
+    return written_by_all(compute(read_by_all(x, tensor_parallel_.get()), context),
+                          tensor_parallel_.get());
   }
   virtual std::vector<Cost> costs() const = 0;
   // Bytes of float32 state that decoding keeps of a sequence.

@@ -143,7 +143,8 @@ DecoderState AutoregressiveModel::initial_state(const CachePolicy& policy,
   return out;
 }
 
-Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) const {
+Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state,
+                                   std::optional<int64_t> newest) const {
   at::NoGradGuard no_grad;
   const bool integers = at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false);
   if (tokens.dim() != 2 || tokens.size(1) == 0 || !integers) {
@@ -174,6 +175,7 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state) co
   const Tensor x = decoder_embedding().forward(tokens.to(device), {}, false, state.position);
   state.position += tokens.size(1);
   MixerContext context;
+  context.newest = newest;
   context.padding_mask = state.position.padding_mask(state.position.longest, x.device());
   return decoder_layers().forward(x, context, &state.layers);
 }

@@ -58,12 +58,14 @@ class AutoregressiveModel : public Model {
   // can.
   DecoderState initial_state(const CachePolicy& policy = {}, const Source& source = {}) const;
   // The next tokens [B, n] int64 of sequences that `state` has seen -> [B, n, C], equal to those
-  // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. Tokens
-  // and source may be on the CPU, wherever the model is. A state of nothing becomes the initial
-  // one. Without gradients. Throws UsageError for tokens of another shape or number of sequences,
-  // or outside the vocabulary, beyond learned positions, and for a state of a model that is
-  // configured otherwise.
-  Tensor extend(const Tensor& tokens, DecoderState& state) const;
+  // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. Of
+  // `newest` positions alone, [B, newest, C], where it is given (at most n): the last layer then
+  // computes little for the others. Tokens and source may be on the CPU, wherever the model is. A
+  // state of nothing becomes the initial one. Without gradients. Throws UsageError for tokens of
+  // another shape or number of sequences, or outside the vocabulary, beyond learned positions, and
+  // for a state of a model that is configured otherwise.
+  Tensor extend(const Tensor& tokens, DecoderState& state,
+                std::optional<int64_t> newest = {}) const;
 
   // The layers that look back only.
   virtual const Layers& decoder_layers() const = 0;

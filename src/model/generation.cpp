@@ -201,7 +201,7 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
     if (text.size(1) > model_.config().max_length.value_or(text.size(1))) {
       const int64_t piece = most_at_once(model_, policy_);
       while (text.size(1) > piece) {
-        model_.extend(text.narrow(1, 0, piece), states.back());
+        model_.extend(text.narrow(1, 0, piece), states.back(), 1);
         text = text.narrow(1, piece, text.size(1) - piece);
       }
     }
@@ -216,7 +216,7 @@ Generation::Reading Generation::read(const std::vector<int64_t>& which, int64_t 
 
 // On the CPU: sampling draws the same tokens wherever the model is, and reads a device once a step.
 Tensor Generation::logits_of(const Tensor& tokens, DecoderState& state) {
-  return model_.logits(model_.extend(tokens, state).select(1, -1)).cpu();
+  return model_.logits(model_.extend(tokens, state, 1).select(1, -1)).cpu();
 }
 
 }  // namespace headloom

@@ -64,6 +64,12 @@ auto cut(const LayerShape& shape, const Build& build) {
   return part;
 }
 
+// Whether nothing after the token mixer keeps a state, so that it can be left out where nobody
+// wants its outputs.
+bool reads_once(const Layers::Layer& layer) {
+  return !layer.cross && !(layer.channel && layer.channel->state_bytes() > 0);
+}
+
 }  // namespace
 
 Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan) : plan_(plan) {
@@ -125,7 +131,9 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
   MixerContext own = context;
   for (size_t i = 0; i < layers_.size(); ++i) {
     own.layer = plan_.first + static_cast<int64_t>(i);
+    const int64_t count = states == nullptr ? 0 : x.size(1);
     if (states != nullptr) own.state = &(*states)[i];
+    own.newest = i + 1 == layers_.size() && reads_once(layers_[i]) ? context.newest : std::nullopt;
     // A layer sums its own gradients of the memory, so that checkpointing changes no order.
     if (context.memory.defined()) own.memory = at::alias(context.memory);
     const std::shared_ptr<Block>& block = layers_[i].block;
@@ -140,6 +148,7 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
     const bool checkpoint = context.checkpoint && context.recording == nullptr &&
                             at::GradMode::is_enabled() && x.requires_grad();
     x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
+    if (states != nullptr) own.state->channel.position += count;
     if (watcher_ != nullptr && x.requires_grad()) {
       x.register_hook([watcher = watcher_, layer = own.layer](const Tensor&) {
         watcher->begin(layer, /*backward=*/true);
@@ -147,6 +156,7 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
     }
     if (context.recording != nullptr) context.recording->put("output", x);
   }
+  x = newest_of(x, context);
   return norm_ ? norm_->forward(x) : x;
 }
 

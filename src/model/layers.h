@@ -36,7 +36,7 @@ class Layers {
   // whose options do not fit.
   Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan);
   // x [B, T, C] -> [B, T, C], normed at the end. With `states`, one a layer, x continues what they
-  // have seen.
+  // have seen, and the result has the newest positions that the context wants.
   Tensor forward(Tensor x, const MixerContext& context,
                  std::vector<LayerState>* states = nullptr) const;
 

@@ -291,7 +291,8 @@ class Engine::Loop {
     if (policy_.evicts()) most = std::min(kPieceBetweenSteps, most_at_once(*model_, policy_));
     if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t count = std::min(most, total - p.read);
-    const Tensor hidden = model_->extend(row_of(p.tokens(), p.read, count), p.state);
+    const int64_t wanted = p.scores() ? count : 1;
+    const Tensor hidden = model_->extend(row_of(p.tokens(), p.read, count), p.state, wanted);
     const bool last = p.read + count == total;
     Tensor next;  // [1, V]
     if (p.scores()) {

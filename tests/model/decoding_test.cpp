@@ -51,9 +51,14 @@ std::vector<std::string> models() {
       "'dcmha', heads = 4 }\n");
   out.push_back(
       "[[layer]]\nmixer = { type = 'multi_token', heads = 4, conv_layers = 'all', window = 7 }\n");
+  const std::string shaped = "[[layer]]\nmixer = { type = 'shaped', heads = 4 }\n";
+  out.push_back(shaped + "block = { type = 'simplified' }\n");
+  out.push_back(shaped + "block = { type = 'simplified', form = 'parallel', comb = 0.3 }\n");
+  out.push_back(mha + "channel = { type = 'moe', routed = 3, active = 2 }\nblock = { short_conv = 3 }\n");
   return out;
 }
 
+// All outputs of each piece are wanted, or some of the newest.
 TEST(Decoding, PiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   int64_t tested = 0;
@@ -73,14 +78,41 @@ TEST(Decoding, PiecesGiveTheWhole) {
       for (int64_t at = 0; at < 37;) {
         const int64_t limit = std::min<int64_t>(most, 37 - at);
         const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
-        const Tensor y = model->extend(tokens.narrow(1, at, n), state);
-        EXPECT_TRUE(close(y, whole.narrow(1, at, n), 1e-4)) << toml << "at " << at;
+        const int64_t wanted = 1 + at % n;
+        const Tensor y = model->extend(tokens.narrow(1, at, n), state, wanted);
+        EXPECT_TRUE(close(y, whole.narrow(1, at + n - wanted, wanted), 1e-4))
+            << toml << "at " << at;
         at += n;
       }
       EXPECT_EQ(state.position.longest, 37);
     }
   }
   EXPECT_GE(tested, 14);
+}
+
+// Whatever is forgotten, and in whatever type keys and values are kept.
+TEST(Decoding, OutputsThatNobodyWantsChangeNothing) {
+  at::NoGradGuard no_grad;
+  const char* const layers[] = {
+      "[[layer]]\nmixer = { type = 'mha', heads = 4 }\n",
+      "position = { type = 'alibi' }\n[[layer]]\nmixer = { type = 'mha', heads = 4, window = 9 }\n",
+      "[[layer]]\nmixer = { type = 'dcmha', heads = 4 }\n",
+      "[[layer]]\nmixer = { type = 'shaped', heads = 4 }\n"};
+  for (const char* toml : layers) {
+    const std::shared_ptr<Decoder> model = decoder(toml);
+    const Tensor tokens = at::randint(30, {2, 37}, at::kLong);
+    for (const char* policy : {"full", "window:6", "sinks:6", "tova:6"}) {
+      for (const char* dtype : {"", "int8"}) {
+        const auto begin = [&] { return model->initial_state(CachePolicy::parse(policy, dtype)); };
+        DecoderState all = begin(), newest = begin();
+        for (const auto& [at, n] : {std::pair(0, 12), {12, 1}, {13, 20}, {33, 4}}) {
+          const Tensor piece = tokens.narrow(1, at, n), y = model->extend(piece, all);
+          EXPECT_TRUE(close(model->extend(piece, newest, 1), y.narrow(1, n - 1, 1), 1e-5))
+              << toml << policy << " " << dtype << " at " << at;
+        }
+      }
+    }
+  }
 }
 
 TEST(Decoding, JoinedSequencesAreAsAlone) {
@@ -488,8 +520,9 @@ TEST(EncoderDecoding, PiecesGiveTheWhole) {
         for (int64_t at = 0; at < 37;) {
           const int64_t limit = std::min<int64_t>(most, 37 - at);
           const int64_t n = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
-          ASSERT_TRUE(
-              close(model->extend(tokens.narrow(1, at, n), state), whole.narrow(1, at, n), 1e-4))
+          const int64_t wanted = 1 + at % n;
+          ASSERT_TRUE(close(model->extend(tokens.narrow(1, at, n), state, wanted),
+                            whole.narrow(1, at + n - wanted, wanted), 1e-4))
               << "at " << at;
           at += n;
         }

@@ -423,6 +423,43 @@ TEST(LinearOperator, ManyRowsOfBFloat16MeetPrunedWeights) {
   }
 }
 
+// Groups of four bits whose scales are far apart, not finite, 0 or negative, in few outputs and in
+// most; the large ones meet values of 0, so that results come from the small ones.
+TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyScaleOfInt4) {
+  at::manual_seed(18);
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (const int64_t in : {300, 70}) {
+    const Tensor x = at::randn({40, in}).to(at::kBFloat16);
+    x.narrow(1, 32, 32).zero_();
+    const Tensor bias = at::randn({50}).to(at::kBFloat16);
+    const auto [values, scales] = ops::quantized_int4(at::randn({50, in}));
+    for (const int64_t outputs : {2, 30}) {
+      for (const float factor : {-1.0f, 8.0f, 15.0f, 17.0f, 1e3f, 1e-3f, 0.0f, 1e37f, 1e-37f, kNaN,
+                                 std::numeric_limits<float>::infinity()}) {
+        const Tensor scale = scales.clone();
+        scale.narrow(0, 5, outputs).select(1, 1).mul_(factor);
+        const Tensor wide = ops::dequantized_int4(values, scale, in).to(kDouble);
+        const Tensor expected = at::linear(x.to(kDouble), wide, bias.to(kDouble));
+        const Tensor plain = ops::linear(x, values, scale, bias, "reference");
+        Poison poison;
+        const Tensor got = ops::linear(x, values, scale, bias, "fused");
+        if (!std::isfinite(factor)) {
+          EXPECT_TRUE(got.narrow(1, 5, outputs).isnan().all().item<bool>()) << factor;
+        }
+        for (const auto& [first, count] : {std::pair<int64_t, int64_t>(0, 5), {5, outputs},
+                                          {5 + outputs, 45 - outputs}}) {
+          const auto part = [&, first = first, count = count](const Tensor& y) {
+            return y.narrow(1, first, count);
+          };
+          if (first == 5 && !std::isfinite(factor)) continue;
+          EXPECT_TRUE(errs_like_rounding(part(got), part(plain), part(expected), 1e-6))
+              << in << ", " << outputs << ", " << factor << ", from " << first;
+        }
+      }
+    }
+  }
+}
+
 // Weights that are not finite, all 0, or of next to nothing, in few outputs and in most.
 TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyWeight) {
   at::manual_seed(15);

@@ -147,6 +147,12 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
   Positions seen = state.position;
   seen += added;
+  // Convolutions read queries that are not wanted themselves.
+  if (earlier == 0 && context.newest) {
+    for (const auto& [name, t] : query_tensors(q, o)) {
+      if (t->defined()) *t = newest_of(*t, context);
+    }
+  }
 
   const int64_t columns = k.size(1), queries = q.size(1);
   const Tensor padding_mask = context.padding_mask.defined()
@@ -160,7 +166,7 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
     v = ops::dequantized_heads(v, v_scale, computed);
   }
   if (how.rotary != nullptr && recounted) {
-    q = how.rotary->apply(q, {columns - added, own.left_padding});
+    q = how.rotary->apply(q, {columns - queries, own.left_padding});
     k = how.rotary->apply(k, {0, own.left_padding});
   }
   // One query sees all that is kept; the newest of several see more than the older ones.

@@ -84,7 +84,7 @@ class Shaped final : public TokenMixer {
       };
     }
     const Tensor attended = attend(q, k, v, {}, how, state, context);
-    return shape(attended, v, mean);
+    return shape(attended, newest_of(v, context), newest_of(mean, context));
   }
 
   std::vector<Cost> own_costs(int64_t length) const override {

@@ -56,7 +56,7 @@ RunInt4 run_int4_DEFAULT, run_int4_AVX2, run_int4_AVX512, run_int4_AVX512_BF16;
 
 // Many rows of bfloat16 by weights of any type in integers (kernel_integers.h).
 constexpr int64_t kIntegerRows = 6, kIntegerOutputs = 16;  // of a panel
-// Inputs of x with one scale, where weights are int8 and bfloat16.
+// Inputs of x with one scale, where weights are int8, and where they are bfloat16 or four bits.
 constexpr int64_t kInt8Group = 256, kBFloat16Group = 128;
 struct IntegerArgs {
   int64_t rows, in, out;
@@ -69,9 +69,7 @@ struct IntegerArgs {
   void* y = nullptr;                      // [rows, out] bfloat16
   char* packed_x = nullptr;               // a panel for each kIntegerRows rows, aligned to 4
   uint8_t* unfit_rows = nullptr;          // [rows], 1 for those that cannot be held so
-  uint8_t* unfit_outputs = nullptr;       // [out], the same for weights in bfloat16
-
-  bool holds_bfloat16() const { return row_scale == nullptr && group_scale == nullptr; }
+  uint8_t* unfit_outputs = nullptr;       // [out], the same for weights that are not int8
 
   // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
   int64_t panel_bytes(int64_t lanes) const {

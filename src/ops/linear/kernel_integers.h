@@ -6,21 +6,24 @@
 // x is held with 16 bits for each group of inputs, which is 8 bits more than a bfloat16 has: whole
 // numbers of which the group's largest is 32600. A row with a group whose values are too far apart
 // for that is unfit (held_well() in kernel_int4.h) and is multiplied elsewhere. Weights of eight
-// and four bits are whole numbers already, with a scale for each group. The sums of a group fit
-// into 32 bits: 256 products of 32600 and 127, or 32 of 32600 and 8.
+// bits are whole numbers already, with a scale for each output. The sums of a group of 256 inputs
+// fit into 32 bits: 256 products of 32600 and 127.
 //
 // Weights in bfloat16 become whole numbers too, with a scale for each 128 inputs. The sums fit
 // where the largest weight is 8191 and the magnitudes of x add up to 262000, which is 2047 in the
 // mean. With values of a normal distribution the root mean square of the errors of the sums is a
 // tenth of that of their rounding to bfloat16. An output whose weights are too far apart is unfit
-// as well.
+// as well. Weights of four bits, whose scales change every 32 inputs, become the same: sums that
+// are scaled that often would cost a sixth of the time.
 //
 // A panel holds a few rows of x, or a few outputs of the weights. For each group of inputs it has
 // their scales, and then for each two inputs the pairs of all of them.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops/kernel/transpose.h"
 #include "ops/kernel/vec.h"
@@ -36,11 +39,14 @@ namespace {
 constexpr int kVectors = kIntegerOutputs / VL;
 constexpr int64_t kMostOfGroup = kInt8Group;
 constexpr float kMostOfX = 32600;       // of its whole numbers
-constexpr float kMostOfWeights = 8191;  // of those in bfloat16,
+constexpr float kMostOfWeights = 8191;  // of those in bfloat16 and of four bits,
 constexpr float kSumOfX = 262000;       // and of the magnitudes of x that meet them
 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
+
+// The scale of smaller ones may be no normal number, and larger ones add up to infinity.
+HL_INLINE bool has_scale(float largest) { return largest >= 1e-25f && largest <= 1e35f; }
 
 // A group of one row of x or of the weights: whole numbers up to `most`, of which the magnitudes
 // add up to no more than `sum` if that is not 0, and what they are to be multiplied with. False
@@ -72,8 +78,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
     *scale = 0;
     return true;
   }
-  // The scale of smaller ones may be no normal number, and larger ones add up to infinity.
-  if (!(largest >= 1e-25f && largest <= 1e35f)) return false;
+  if (!has_scale(largest)) return false;
   const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(bits - (4 << 7)));
   const auto values_in = [](__m256i where) __attribute__((always_inline)) {
     return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(where))) / 2;
@@ -112,7 +117,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
   const int64_t group = a.group, lines = group / 2;
-  const float sum = a.holds_bfloat16() ? kSumOfX : 0;
+  const float sum = a.row_scale == nullptr ? kSumOfX : 0;
   for (int64_t panel = begin; panel < end; ++panel) {
     auto* to = reinterpret_cast<TwoInputs*>(a.packed_x + panel * a.panel_bytes(kIntegerRows));
     for (int64_t i = 0; i < a.in; i += group, to += kIntegerRows * lines) {
@@ -140,33 +145,86 @@ HL_INLINE void store_wide(__m128i bytes, int16_t* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepi8_epi16(bytes));
 }
 
-// Fetches what is packed after a group of bfloat16 or int8 weights: the next group of this output,
-// or the first of its successor in the next panel. Processors do not foresee such short pieces.
-template <typename W>
-HL_INLINE void fetch_next_group(const IntegerArgs& a, int64_t output, int64_t i) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(W));
-  i += a.group;
-  const int64_t of = i < a.in ? output : output + kIntegerOutputs, at = i < a.in ? i : 0;
-  const auto* const from = static_cast<const W*>(a.weight) + of * a.in + at;
-  for (int64_t e = 0; e < a.group; e += kLine) __builtin_prefetch(from + e);
+// Fetches what is packed after a group of weights: the next group of this output, or the first of
+// its successor in the next panel. Processors do not foresee such short pieces. A row of weights
+// takes `row` bytes, and the group begins at byte `at` of it and takes `bytes`.
+HL_INLINE void fetch_next_group(const IntegerArgs& a, int64_t output, int64_t row, int64_t at,
+                                int64_t bytes) {
+  const bool last = at + bytes >= row;
+  const char* const from = static_cast<const char*>(a.weight) +
+                           (last ? (output + kIntegerOutputs) * row : output * row + at + bytes);
+  for (int64_t e = 0; e < bytes; e += 64) __builtin_prefetch(from + e);
+}
+
+// The whole numbers of 32 weights of four bits that are multiplied with `factor`. The first eight
+// bytes of them are at `first` and the others at `second`, as int4.h says.
+HL_INLINE void store_int4(const uint8_t* first, const uint8_t* second, float factor, int16_t* to) {
+  // What each of the 16 codes becomes, as its low bytes and its high ones.
+  const vf codes = _mm256_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1), up = bcast(factor);
+  const __m256i below = _mm256_cvtps_epi32(codes * up);
+  const __m256i above = _mm256_cvtps_epi32((codes + bcast(8.0f)) * up);
+  const __m128i eight =
+      _mm_packs_epi32(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
+  const __m128i others =
+      _mm_packs_epi32(_mm256_castsi256_si128(above), _mm256_extracti128_si256(above, 1));
+  const __m128i byte = _mm_set1_epi16(255), four = _mm_set1_epi8(15);
+  const __m128i low = _mm_packus_epi16(_mm_and_si128(eight, byte), _mm_and_si128(others, byte));
+  const __m128i high = _mm_packus_epi16(_mm_srli_epi16(eight, 8), _mm_srli_epi16(others, 8));
+  const auto half = [](const uint8_t* from) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  };
+  const __m128i both = _mm_unpacklo_epi64(half(first), half(second));
+  auto* const out = reinterpret_cast<__m128i*>(to);
+  for (const int64_t h : {0, 1}) {
+    const __m128i which = _mm_and_si128(h == 0 ? both : _mm_srli_epi16(both, 4), four);
+    const __m128i lows = _mm_shuffle_epi8(low, which), highs = _mm_shuffle_epi8(high, which);
+    _mm_storeu_si128(out + 2 * h, _mm_unpacklo_epi8(lows, highs));
+    _mm_storeu_si128(out + 2 * h + 1, _mm_unpackhi_epi8(lows, highs));
+  }
+}
+
+// Some groups of four bits of one output, from input i on, with one scale. False where theirs are
+// too far apart.
+HL_INLINE bool int4_weights(const IntegerArgs& a, int64_t output, int64_t i, int16_t* to,
+                            float* scale) {
+  const int64_t groups = (a.in + kInt4Group - 1) / kInt4Group, begin = i / kInt4Group;
+  const int64_t first = begin / kInt4Groups * kInt4Groups;
+  const int64_t in_block = std::min(groups - first, kInt4Groups);
+  const int64_t count = std::min(groups - begin, a.group / kInt4Group);
+  const uint16_t* const scales = a.group_scale + output * groups + begin;
+  const auto factor = [&](int64_t g) { return widen(BFloat16{scales[g]}); };
+  float largest = 0, least = std::numeric_limits<float>::infinity();
+  bool finite = true;
+  for (int64_t g = 0; g < count; ++g) {
+    const float magnitude = std::abs(factor(g));
+    finite = finite && magnitude < std::numeric_limits<float>::infinity();  // and no NaN
+    largest = std::max(largest, magnitude);
+    if (magnitude > 0) least = std::min(least, magnitude);
+  }
+  *scale = 0;
+  std::fill(to + count * kInt4Group, to + a.group, int16_t{0});
+  if (finite && largest == 0) {
+    std::fill(to, to + count * kInt4Group, int16_t{0});
+    return true;
+  }
+  // A code of a group with the largest scale is 1023 units, and one of any other at least 64.
+  if (!finite || !has_scale(8 * largest) || 16 * least < largest) return false;
+  *scale = 8 * largest / kMostOfWeights;
+  const float up = kMostOfWeights / (8 * largest);
+  const uint8_t* from = static_cast<const uint8_t*>(a.weight) +
+                        (output * groups + first) * (kInt4Group / 2) + 8 * (begin - first);
+  for (int64_t g = 0; g < count; ++g, from += 8, to += kInt4Group) {
+    store_int4(from, from + 8 * in_block, factor(g) * up, to);
+  }
+  return true;
 }
 
 // A group of one output's weights, which begins at input i, and its scale.
 HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i, int16_t* to) {
   const int64_t count = std::min(a.group, a.in - i);
-  if (a.holds_bfloat16()) {
-    float scale = 0;
-    const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
-    fetch_next_group<BFloat16>(a, output, i);
-    if (!whole_numbers(from, count, a.group, kMostOfWeights, 0, to, &scale)) {
-      a.unfit_outputs[output] = 1;
-      std::fill(to, to + a.group, int16_t{0});
-    }
-    return scale;
-  }
-  if (a.group_scale == nullptr) {
+  if (a.row_scale != nullptr) {
     const auto* const from = static_cast<const int8_t*>(a.weight) + output * a.in + i;
-    fetch_next_group<int8_t>(a, output, i);
+    fetch_next_group(a, output, a.in, i, a.group);
     int64_t e = 0;
     for (; e + 16 <= count; e += 16) {
       store_wide(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + e)), to + e);
@@ -175,19 +233,22 @@ HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i
     std::fill(to + count, to + a.group, int16_t{0});
     return a.row_scale[output];
   }
-  const int64_t groups = (a.in + kInt4Group - 1) / kInt4Group, group = i / kInt4Group;
-  const int64_t first = group / kInt4Groups * kInt4Groups;
-  const int64_t in_block = std::min(groups - first, kInt4Groups);
-  const uint8_t* const bytes = static_cast<const uint8_t*>(a.weight) +
-                               (output * groups + first) * (kInt4Group / 2) + 8 * (group - first);
-  const auto half = [&](int64_t h) {
-    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + 8 * in_block * h));
-  };
-  const __m128i both = _mm_unpacklo_epi64(half(0), half(1)), low = _mm_set1_epi8(15),
-                eight = _mm_set1_epi8(8);
-  store_wide(_mm_sub_epi8(_mm_and_si128(both, low), eight), to);
-  store_wide(_mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(both, 4), low), eight), to + 16);
-  return widen(BFloat16{a.group_scale[output * groups + group]});
+  float scale = 0;
+  bool fits;
+  if (a.group_scale != nullptr) {
+    const int64_t row = (a.in + kInt4Group - 1) / kInt4Group * (kInt4Group / 2);
+    fetch_next_group(a, output, row, i / 2, a.group / 2);
+    fits = int4_weights(a, output, i, to, &scale);
+  } else {
+    const auto* const from = static_cast<const BFloat16*>(a.weight) + output * a.in + i;
+    fetch_next_group(a, output, 2 * a.in, 2 * i, 2 * a.group);
+    fits = whole_numbers(from, count, a.group, kMostOfWeights, 0, to, &scale);
+  }
+  if (!fits) {
+    a.unfit_outputs[output] = 1;
+    std::fill(to, to + a.group, int16_t{0});
+  }
+  return scale;
 }
 
 // The outputs of one panel, of which there may be fewer.
