@@ -79,40 +79,45 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
     return true;
   }
   if (!has_scale(largest)) return false;
-  const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(bits - (4 << 7)));
-  const auto values_in = [](__m256i where) __attribute__((always_inline)) {
-    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(where))) / 2;
+  // Values at even places, and those at odd ones, of sixteen neighbours.
+  const auto evens = [](__m256i v) __attribute__((always_inline)) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
   };
-  int64_t below = 0, zeros = 0;
-  for (int64_t i = 0; i < group; i += kStep) {
-    below += values_in(_mm256_cmpgt_epi16(sixteenth, magnitudes(i)));
-    zeros += values_in(_mm256_cmpeq_epi16(magnitudes(i), _mm256_setzero_si256()));
-  }
-  // f of all magnitudes, added up.
-  const auto sum_of = [&](auto&& f) __attribute__((always_inline)) {
-    vf out = zero();
-    for (int64_t i = 0; i < group; i += VL) {
-      const vf value = load(x + i);
-      out = out + f(vmax(value, zero() - value));
+  const auto odds = [](__m256i v) __attribute__((always_inline)) {
+    return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(~0xffff)));
+  };
+  if (sum != 0) {
+    vf all = zero();
+    for (int64_t i = 0; i < group; i += kStep) {
+      all = all + (evens(magnitudes(i)) + odds(magnitudes(i)));
     }
-    return hsum(out);
-  };
-  if (sum != 0) most = std::min(most, sum * (largest / sum_of([](vf one) { return one; })));
-  const auto small = static_cast<float>(below - zeros), all = static_cast<float>(group - zeros);
-  if (notable(small, all)) {
-    const vf limit = bcast(largest / 16);
-    const float of_small = sum_of([&](vf one) { return select(above(limit, one), one, zero()); });
-    if (!held_well(most, largest, small, of_small)) return false;
+    most = std::min(most, sum * (largest / hsum(all)));
   }
-  *scale = largest / most;
   const vf up = bcast(most / largest);
+  const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(std::ceil(most / 16)));
+  // Of each lane: how many small values there are, 0 among them, what they add up to, and how many
+  // values are 0. Counts are below 0.
+  __m256i below = _mm256_setzero_si256(), of_small = below, zeros = below;
   for (int64_t i = 0; i < group; i += kStep) {
-    const __m256i low = _mm256_cvtps_epi32(load(x + i) * up);
-    const __m256i high = _mm256_cvtps_epi32(load(x + i + VL) * up);
-    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    const __m256i even = _mm256_cvtps_epi32(evens(v) * up), odd = _mm256_cvtps_epi32(odds(v) * up);
+    const __m256i both = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(whole + i), both);
+    const __m256i magnitude = _mm256_abs_epi16(both);
+    const __m256i is_small = _mm256_cmpgt_epi16(sixteenth, magnitude);
+    below = _mm256_add_epi16(below, is_small);
+    of_small = _mm256_add_epi32(
+        of_small, _mm256_madd_epi16(_mm256_and_si256(magnitude, is_small), _mm256_set1_epi16(1)));
+    zeros = _mm256_add_epi16(zeros, _mm256_cmpeq_epi16(magnitudes(i), _mm256_setzero_si256()));
   }
-  return true;
+  const auto added = [](__m256i of_lanes) { return hsum(_mm256_cvtepi32_ps(of_lanes)); };
+  const auto count_of = [&](__m256i negative) __attribute__((always_inline)) {
+    return added(_mm256_madd_epi16(negative, _mm256_set1_epi16(-1)));
+  };
+  const float none = count_of(zeros), small = count_of(below) - none;
+  *scale = largest / most;
+  return !notable(small, static_cast<float>(group) - none) ||
+         held_well(most, most, small, added(of_small));
 }
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
@@ -125,12 +130,15 @@ void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
       to += kIntegerRows;
       for (int64_t r = 0; r < kIntegerRows; ++r) {
         const int64_t row = kIntegerRows * panel + r;
-        int16_t whole[kMostOfGroup] = {};
+        int16_t whole[kMostOfGroup];
         scales[r] = 0;
-        if (row < a.rows &&
-            !whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
-                           std::min(group, a.in - i), group, kMostOfX, sum, whole, scales + r)) {
-          a.unfit_rows[row] = 1;
+        const bool fits =
+            row < a.rows &&
+            whole_numbers(static_cast<const BFloat16*>(a.x) + row * a.in + i,
+                          std::min(group, a.in - i), group, kMostOfX, sum, whole, scales + r);
+        if (!fits) {
+          if (row < a.rows) a.unfit_rows[row] = 1;
+          std::fill(whole, whole + group, int16_t{0});
         }
         for (int64_t l = 0; l < lines; ++l) {
           std::memcpy(to + l * kIntegerRows + r, whole + 2 * l, sizeof(TwoInputs));
