@@ -7,19 +7,14 @@
 
 #include "core/differences.h"
 #include "core/files.h"
-#include "core/hash.h"
 #include "core/json_text.h"
-#include "core/problem.h"
-#include "core/shell.h"
 #include "core/text.h"
 #include "model/describe.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
-#include "train/result.h"
 #include "train/run_folder.h"
 #include "train/run_report.h"
 #include "train/run_session.h"
-#include "train/train.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -126,87 +121,6 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
   return root;
 }
 
-// What a run's folder has of its progress.
-struct Progressed {
-  std::optional<RunResult> result;
-  RunMetrics metrics;
-};
-
-Progressed progress_in(const std::string& run) {
-  return {read_result(run + "/result.json"), read_metrics(run + "/metrics.jsonl")};
-}
-
-void take_points(PlannedRun& planned, const RunMetrics& metrics) {
-  planned.run.points.clear();
-  for (const EvalPoint& p : metrics.evaluations) {
-    planned.run.points.push_back(report_point(p, planned.bytes_per_token));
-  }
-}
-
-void finish(PlannedRun& planned, const RunResult& result) {
-  take_result(planned.run, result);
-  planned.begun = planned.finished = true;
-}
-
-void take(PlannedRun& planned, const Progressed& progress) {
-  planned.begun = true;
-  if (progress.result) finish(planned, *progress.result);
-  take_points(planned, progress.metrics);
-}
-
-// Whether the run's folder has a run, and whether that is another one than is planned. `moved`: its
-// configuration names other places of the data, and nothing else is different.
-enum class Present { no, same, moved, other };
-
-// A run that has lost its configuration, or its last evaluation after it had finished, is none that
-// can be reported or go on.
-Present present(const std::string& run, const Node& planned, const Progressed& progress) {
-  if (!fs::exists(run + "/config.toml")) {
-    return fs::exists(run + "/metrics.jsonl") || fs::exists(run + "/checkpoints") ? Present::other
-                                                                                  : Present::no;
-  }
-  try {
-    RunConfig config = read_run_config(planned);
-    Present found = Present::same;
-    for (const Difference& d : differences_from(run, config)) {
-      if (!is_place_of_data(d.key)) return Present::other;
-      found = Present::moved;
-    }
-    if (!progress.result || !progress.result->problem.empty()) return found;
-    return is_whole(config.train, progress.metrics.evaluations) ? found : Present::other;
-  } catch (const UsageError&) {  // another tokenizer, or an option that is no more
-    return Present::other;
-  }
-}
-
-// Has the run's configuration say where its data are now.
-void move_data(const std::string& run, const Node& planned) {
-  const FolderLock nobody_trains_it(run);
-  RunConfig config = read_run_config(planned);
-  use_kept_tokenizer(run, config);
-  write_run_config(run, config, config_comments(run));
-}
-
-// Moves another run out of the way.
-void set_aside(const std::string& run) {
-  {
-    const FolderLock nobody_trains_it(run);
-  }
-  int number = 1;
-  while (fs::exists(str(run, ".earlier-", number))) ++number;
-  publish_folder(run, str(run, ".earlier-", number));
-}
-
-// The configuration with absolute paths: the run may be trained from another working folder.
-Node absolute(const Node& config) {
-  RunConfig run = read_run_config(config);
-  for (const data::DataPath& data : run.task->data_paths()) {
-    *data.path = fs::absolute(*data.path).string();
-  }
-  if (std::string* file = run.task->tokenizer_file()) *file = fs::absolute(*file).string();
-  return write_fields(run);
-}
-
 // Whether the configuration lets a run end before the budget does.
 bool stops_early(const CompareConfig& config) {
   const auto has = [](const Node& train) {
@@ -216,11 +130,6 @@ bool stops_early(const CompareConfig& config) {
     return std::any_of(list.begin(), list.end(), [&](const auto& one) { return has(one.train); });
   };
   return has(config.train) || any(config.models) || any(config.tasks);
-}
-
-// Neither finished nor given up.
-bool can_run(const PlannedRun& planned) {
-  return !planned.finished && planned.run.state != report::RunState::kFailed;
 }
 
 constexpr const char* kStepSeconds = "/step_seconds.json";
@@ -248,111 +157,10 @@ Node with_absolute_paths(Node comparison) {
     if (options == nullptr) continue;
     Node run;
     run.set("task", *options);
-    const Node whole = absolute(run);
+    const Node whole = run_with_absolute_paths(run);
     for (auto& [key, value] : options->table()) value = *whole.find("task")->find(key);
   }
   return comparison;
-}
-
-std::string label_of(const PlannedRun& planned) {
-  if (!planned.label.empty()) return planned.label;
-  std::string label = str(planned.run.task, " ", planned.run.model, " seed ", planned.run.seed);
-  for (const auto& [key, value] : planned.run.setting) label += str(" ", key, "=", value);
-  return label;
-}
-
-namespace {
-
-std::string plan_path(const std::string& folder, const std::string& path) {
-  return folder + "/plan/" + path + ".toml";
-}
-
-std::string plan_text(const PlannedRun& planned) {
-  Node root = absolute(planned.config), run;
-  run.set("model", {.value = planned.run.model});
-  run.set("task", {.value = planned.run.task});
-  run.set("label", {.value = label_of(planned)});
-  run.set("bytes_per_token", {.value = planned.bytes_per_token});
-  root.set("run", run);
-  return to_toml(root);
-}
-
-}  // namespace
-
-std::string write_plan_file(const PlannedRun& planned, const std::string& folder) {
-  const std::string file = plan_path(folder, planned.path), text = plan_text(planned);
-  make_folders(file.substr(0, file.rfind('/')));
-  write_file(file, text);
-  return planned.path + "@" + hash_text(text);
-}
-
-PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
-  const std::string path = name.substr(0, name.rfind('@'));
-  const std::string file = plan_path(folder, path);
-  const std::string plan_command = str(program_name(), " compare ", shell_word(folder), " --plan");
-  if (path.find("..") != std::string::npos || !fs::exists(file)) {
-    usage_error("--run ", name, ": there is no such run in the plan of ", folder, "; ",
-                plan_command, " prints the runs that can be trained now.");
-  }
-  const std::string text = read_file(file);
-  if (name == path) {
-    usage_error("--run ", name, ": has no '@' and hash of the run's configuration after the path; ",
-                plan_command, " prints the whole name.");
-  }
-  if (name != path + "@" + hash_text(text)) {
-    usage_error("--run ", name, ": the plan of ", folder, " has ", path,
-                " with another configuration by now; ", plan_command,
-                " prints the runs that can be trained now.");
-  }
-  const Node root = parse_toml(text, file);
-  PlannedRun planned;
-  planned.path = path;
-  for (const auto& [key, value] : root.table()) {
-    if (key != "run") planned.config.set(key, value);
-  }
-  const Node& run = *root.find("run");
-  planned.run.model = std::get<std::string>(run.find("model")->value);
-  planned.run.task = std::get<std::string>(run.find("task")->value);
-  planned.label = std::get<std::string>(run.find("label")->value);
-  planned.run.seed = read_run_config(planned.config).train.seed;
-  planned.bytes_per_token = std::get<double>(run.find("bytes_per_token")->value);
-  return planned;
-}
-
-void refresh(PlannedRun& planned, const std::string& folder) {
-  if (planned.finished) return;
-  const std::string run = folder + "/" + planned.path;
-  planned.begun = fs::exists(run + "/config.toml");
-  if (planned.begun) take(planned, progress_in(run));
-}
-
-bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label) {
-  const std::string run = folder + "/" + planned.path;
-  RunResult result;
-  planned.begun = true;
-  try {
-    const TrainOutcome outcome = train(
-        planned.config, {.folder = run, .resume = true, .label = label, .of_comparison = true});
-    result.warning = outcome.warning;
-    result.tokens_per_second = outcome.tokens_per_second;
-    result.peak_memory = outcome.peak_memory;
-    if (outcome.interrupted) {
-      take_points(planned, read_metrics(run + "/metrics.jsonl"));
-      return false;
-    }
-  } catch (const UsageError&) {
-    throw;
-  } catch (const FolderInUse&) {
-    throw;
-  } catch (const CannotWrite&) {  // a full disk says nothing of the model
-    throw;
-  } catch (const std::exception& error) {  // an allocation that failed, say
-    result.problem = problem_of(error);
-  }
-  write_result(run + "/result.json", result);
-  finish(planned, result);
-  take_points(planned, read_metrics(run + "/metrics.jsonl"));
-  return true;
 }
 
 namespace {
@@ -720,30 +528,10 @@ const std::optional<StoredData>& Experiment::data_of_run(RunConfig& config, size
   return found->second;
 }
 
-// Takes the run as it is in the folder, or moves another one out of the way. A
-// command that was printed for another configuration is void.
 void Experiment::adopt(PlannedRun& planned, size_t task) {
-  const std::string plan = plan_path(control_.folder, planned.path);
-  if (fs::exists(plan) && read_file(plan) != plan_text(planned)) fs::remove(plan);
-  const std::string folder = control_.folder + "/" + planned.path;
-  const Progressed progress = progress_in(folder);
-  Present found = present(folder, planned.config, progress);
-  if (found == Present::same || found == Present::moved) {
-    RunConfig config = read_run_config(planned.config);
-    const std::optional<StoredData> stored = CheckpointStore(folder).data();
-    if (found == Present::moved) {
-      const bool same = stored && stored == data_of_run(config, task);
-      if (same) move_data(folder, planned.config);
-      found = same ? Present::same : Present::other;
-    } else if (stored && progress.result) {  // a run that goes on looks at its data itself
-      check_same_data(folder, true, config, *tasks_[task], stored, data_of_run(config, task));
-    }
-  }
-  if (found == Present::other) set_aside(folder);
-  if (found == Present::same) {
-    ++outcome_.present;
-    take(planned, progress);
-  }
+  drop_outdated_plan(planned, control_.folder);
+  const auto data_now = [&](RunConfig& config) { return data_of_run(config, task); };
+  if (adopt_run(planned, control_.folder, *tasks_[task], data_now)) ++outcome_.present;
 }
 
 void Experiment::open() {
@@ -817,18 +605,18 @@ std::vector<PlannedRun*> Experiment::ready() {
   for (size_t s = 0; s < sweep_.seeds.size(); ++s) {
     for (Cell& cell : cells_) {
       for (Trial& trial : cell.trials) {
-        if (can_run(trial.runs[s])) out.push_back(&trial.runs[s]);
+        if (trial.runs[s].can_run()) out.push_back(&trial.runs[s]);
       }
     }
   }
   for (size_t s = 0; s < config_.seeds.size(); ++s) {
     for (Cell& cell : cells_) {
-      if (!cell.finals.empty() && can_run(cell.finals[s])) out.push_back(&cell.finals[s]);
+      if (!cell.finals.empty() && cell.finals[s].can_run()) out.push_back(&cell.finals[s]);
     }
   }
   for (size_t s = 0; s < config_.seeds.size(); ++s) {
     for (Cell& cell : cells_) {
-      if (!cell.repeated.empty() && can_run(cell.repeated[s])) out.push_back(&cell.repeated[s]);
+      if (!cell.repeated.empty() && cell.repeated[s].can_run()) out.push_back(&cell.repeated[s]);
     }
   }
   return out;

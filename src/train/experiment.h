@@ -10,41 +10,14 @@
 
 #include "core/lock.h"
 #include "train/compare.h"
-#include "train/state.h"
+#include "train/planned_run.h"
 #include "train/sweep.h"
 
 namespace headloom {
 
-// One of the runs. Its state on disk is read once it is planned and after it was trained.
-struct PlannedRun {
-  std::string path;  // below the comparison's folder: "runs/copy/mha/seed-1"
-  Node config;
-  std::string label = {};      // of one that was read from a plan
-  double bytes_per_token = 0;  // of its task
-  report::Run run;             // as far as it is known
-  bool begun = false, finished = false;
-  int attempts = 0;  // of other processes that ended without a result
-};
-
-// "copy mha seed 1 lr=0.002", for progress.
-std::string label_of(const PlannedRun& planned);
-
-// Writes all that training the run needs, and returns the run's name in the plan: its path and a
-// hash of what was written, "runs/copy/mha/seed-1@8f2c64e0a1b3d579".
-std::string write_plan_file(const PlannedRun& planned, const std::string& folder);
-// Throws UsageError where no run of that name is planned, or another by now.
-PlannedRun read_plan_file(const std::string& folder, const std::string& name);
-
-// Reads what the run's folder has of it.
-void refresh(PlannedRun& planned, const std::string& folder);
-
 // The configuration of a comparison as its folder keeps it: the paths of its tasks are absolute, so
 // that it goes on from any working folder.
 Node with_absolute_paths(Node comparison);
-
-// Trains the run, or goes on with it, and writes its result. Returns false where it was
-// interrupted. Throws UsageError, and FolderInUse where another process trains it.
-bool train_run(PlannedRun& planned, const std::string& folder, const std::string& label);
 
 class Experiment {
  public:
