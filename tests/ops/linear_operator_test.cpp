@@ -30,10 +30,8 @@ std::vector<Call> calls() {
         {5, 3, 130},         {7, 129, 6},   {8, 256, 96},   {16, 1000, 12}, {0, 8, 4},
         {2, 0, 3},           {2, 8, 0},     {1, 300, 2000}, {17, 40, 30},   {100, 129, 65},
         {63, 1000, 1},       {33, 300, 70}, {64, 257, 9},   {6, 258, 11},   {3, 1000, 35},
-                                          {20, 320, 9},
-                                          {6, 4100, 3},
-        {33, 320, 70},       {64, 544, 9},  {23, 256, 131}, {1000, 20, 50}, {40, 0, 3},
-        {40, 8, 0}}) {
+        {20, 320, 9},        {6, 4100, 3},  {33, 320, 70},  {64, 544, 9},   {23, 256, 131},
+        {1000, 20, 50},      {40, 0, 3},    {40, 8, 0}}) {
     out.push_back({.x = at::randn({rows, in}, kDouble),
                    .weight = at::randn({outputs, in}, kDouble),
                    .bias = {}});
@@ -434,8 +432,8 @@ TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyScaleOfInt4) {
     const Tensor bias = at::randn({50}).to(at::kBFloat16);
     const auto [values, scales] = ops::quantized_int4(at::randn({50, in}));
     for (const int64_t outputs : {2, 30}) {
-      for (const float factor : {-1.0f, 8.0f, 15.0f, 17.0f, 1e3f, 1e-3f, 0.0f, 1e37f, 1e-37f, kNaN,
-                                 std::numeric_limits<float>::infinity()}) {
+      for (const float factor : {-1.0f, 4.0f, 7.0f, 10.0f, 17.0f, 1e3f, 1e-3f, 0.0f, 1e37f, 1e-37f,
+                                 kNaN, std::numeric_limits<float>::infinity()}) {
         const Tensor scale = scales.clone();
         scale.narrow(0, 5, outputs).select(1, 1).mul_(factor);
         const Tensor wide = ops::dequantized_int4(values, scale, in).to(kDouble);
@@ -446,8 +444,8 @@ TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyScaleOfInt4) {
         if (!std::isfinite(factor)) {
           EXPECT_TRUE(got.narrow(1, 5, outputs).isnan().all().item<bool>()) << factor;
         }
-        for (const auto& [first, count] : {std::pair<int64_t, int64_t>(0, 5), {5, outputs},
-                                          {5 + outputs, 45 - outputs}}) {
+        for (const auto& [first, count] :
+             {std::pair<int64_t, int64_t>(0, 5), {5, outputs}, {5 + outputs, 45 - outputs}}) {
           const auto part = [&, first = first, count = count](const Tensor& y) {
             return y.narrow(1, first, count);
           };
@@ -456,6 +454,40 @@ TEST(LinearOperator, ManyRowsOfBFloat16TakeAnyScaleOfInt4) {
               << in << ", " << outputs << ", " << factor << ", from " << first;
         }
       }
+    }
+  }
+}
+
+// Inputs that differ a thousand times in size, and weights that differ the opposite way, so that
+// all products matter alike.
+TEST(LinearOperator, ManyRowsOfBFloat16MeetWeightsOfOppositeSizes) {
+  at::manual_seed(19);
+  for (const double spread : {0.5, 2.0, 2.5}) {
+    for (const int64_t in : {128, 300}) {
+      const Tensor size = at::randn({1, in}, kDouble).mul(spread).exp();
+      const Tensor x = (at::randn({40, in}, kDouble) / size).to(at::kBFloat16);
+      for (const auto& [name, values, scale, wide] :
+           held_weights((at::randn({50, in}, kDouble) * size).to(at::kFloat))) {
+        EXPECT_TRUE(errs_like_rounding(ops::linear(x, values, scale, {}, "fused"),
+                                       ops::linear(x, values, scale, {}, "reference"),
+                                       at::linear(x.to(kDouble), wide), 1e-6))
+            << name << ", " << spread << ", " << in;
+      }
+    }
+  }
+}
+
+// Sums of whole numbers that are beyond float32 before they have the scale of x, and whose results
+// are not.
+TEST(LinearOperator, ManyRowsOfBFloat16MeetHugeWeights) {
+  const Tensor x = at::ones({40, 256}).to(at::kBFloat16);
+  for (const double large : {1e31, 1e33, 1e34, 1e35}) {
+    for (const auto& [name, values, scale, wide] : held_weights(at::full({16, 256}, large))) {
+      const Tensor expected = at::linear(x.to(kDouble), wide);
+      EXPECT_TRUE(errs_like_rounding(ops::linear(x, values, scale, {}, "fused"),
+                                     ops::linear(x, values, scale, {}, "reference"), expected,
+                                     1e-3))
+          << name << ", " << large;
     }
   }
 }

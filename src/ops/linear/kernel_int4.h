@@ -28,6 +28,12 @@ HL_INLINE bool held_well(float most, float largest, float small, float sum) {
   return small * (largest / sum) <= most / 127;
 }
 
+// Values below so many units can lose more than a 128th of themselves. Where weights are large at
+// the inputs whose values are small, results come from those as much as from the others. So at most
+// a quarter of all values that are not 0 may be so small.
+constexpr float kFewUnits = 64;
+HL_INLINE bool mostly_held(float tiny, float all) { return 4 * tiny <= all; }
+
 // The largest magnitude of a group.
 struct Group {
   float largest;
@@ -47,17 +53,23 @@ HL_INLINE Group group_of(const float* values, int64_t count, float whole) {
   float largest;
   std::memcpy(&largest, &most, sizeof(largest));
   const bool finite = most < 0x7f800000 && (most == 0 || largest >= 1e-25f);
-  vf sums = zero(), counts = zero(), all = zero();
-  const vf sixteenth = bcast(largest / 16);
+  vf sums = zero(), counts = zero(), tiny = zero(), all = zero();
+  const vf sixteenth = bcast(largest / 16), few = bcast(largest * (kFewUnits / whole));
+  const auto one_where = [](auto where) __attribute__((always_inline)) {
+    return select(where, bcast(1.0f), zero());
+  };
   for (int64_t e = 0; e < count; e += VL) {
     const vf value = load(values + e), magnitude = vmax(value, zero() - value);
     const vf small = select(above(sixteenth, magnitude), magnitude, zero());
     sums = sums + small;
-    counts = counts + select(above(small, zero()), bcast(1.0f), zero());
-    all = all + select(above(magnitude, zero()), bcast(1.0f), zero());
+    counts = counts + one_where(above(small, zero()));
+    tiny = tiny + one_where(above(few, magnitude));
+    all = all + one_where(above(magnitude, zero()));
   }
-  const float small = hsum(counts);
-  const bool held = !notable(small, hsum(all)) || held_well(whole, largest, small, hsum(sums));
+  const float small = hsum(counts), not_zero = hsum(all);
+  const float zeros = static_cast<float>(count) - not_zero;
+  const bool held = mostly_held(hsum(tiny) - zeros, not_zero) &&
+                    (!notable(small, not_zero) || held_well(whole, largest, small, hsum(sums)));
   return {.largest = largest, .fits = finite && held};
 }
 

@@ -45,8 +45,9 @@ constexpr float kSumOfX = 262000;       // and of the magnitudes of x that meet 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
 
-// The scale of smaller ones may be no normal number, and larger ones add up to infinity.
-HL_INLINE bool has_scale(float largest) { return largest >= 1e-25f && largest <= 1e35f; }
+// The scale of smaller ones may be no normal number, and sums of larger ones, which are scaled by
+// the weights' scale first, may be infinite before they have that of x.
+HL_INLINE bool has_scale(float largest) { return largest >= 1e-25f && largest <= 1e32f; }
 
 // A group of one row of x or of the weights: whole numbers up to `most`, of which the magnitudes
 // add up to no more than `sum` if that is not 0, and what they are to be multiplied with. False
@@ -95,9 +96,9 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   }
   const vf up = bcast(most / largest);
   const __m256i sixteenth = _mm256_set1_epi16(static_cast<int16_t>(std::ceil(most / 16)));
-  // Of each lane: how many small values there are, 0 among them, what they add up to, and how many
-  // values are 0. Counts are below 0.
-  __m256i below = _mm256_setzero_si256(), of_small = below, zeros = below;
+  // Of each lane: how many small values there are, 0 among them, what they add up to, how many are
+  // next to nothing, and how many are 0. Counts are below 0.
+  __m256i below = _mm256_setzero_si256(), of_small = below, tiny = below, zeros = below;
   for (int64_t i = 0; i < group; i += kStep) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
     const __m256i even = _mm256_cvtps_epi32(evens(v) * up), odd = _mm256_cvtps_epi32(odds(v) * up);
@@ -106,6 +107,8 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
     const __m256i magnitude = _mm256_abs_epi16(both);
     const __m256i is_small = _mm256_cmpgt_epi16(sixteenth, magnitude);
     below = _mm256_add_epi16(below, is_small);
+    tiny = _mm256_add_epi16(
+        tiny, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<int16_t>(kFewUnits)), magnitude));
     of_small = _mm256_add_epi32(
         of_small, _mm256_madd_epi16(_mm256_and_si256(magnitude, is_small), _mm256_set1_epi16(1)));
     zeros = _mm256_add_epi16(zeros, _mm256_cmpeq_epi16(magnitudes(i), _mm256_setzero_si256()));
@@ -115,9 +118,10 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
     return added(_mm256_madd_epi16(negative, _mm256_set1_epi16(-1)));
   };
   const float none = count_of(zeros), small = count_of(below) - none;
+  const float all = static_cast<float>(group) - none;
   *scale = largest / most;
-  return !notable(small, static_cast<float>(group) - none) ||
-         held_well(most, most, small, added(of_small));
+  return mostly_held(count_of(tiny) - none, all) &&
+         (!notable(small, all) || held_well(most, most, small, added(of_small)));
 }
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
@@ -215,8 +219,9 @@ HL_INLINE bool int4_weights(const IntegerArgs& a, int64_t output, int64_t i, int
     std::fill(to, to + count * kInt4Group, int16_t{0});
     return true;
   }
-  // A code of a group with the largest scale is 1023 units, and one of any other at least 64.
-  if (!finite || !has_scale(8 * largest) || 16 * least < largest) return false;
+  // A code of a group with the largest scale is 1023 units, and one of any other at least 128, as
+  // held_well() asks of small values.
+  if (!finite || !has_scale(8 * largest) || 8 * least < largest) return false;
   *scale = 8 * largest / kMostOfWeights;
   const float up = kMostOfWeights / (8 * largest);
   const uint8_t* from = static_cast<const uint8_t*>(a.weight) +
@@ -239,7 +244,9 @@ HL_INLINE float weights_of_group(const IntegerArgs& a, int64_t output, int64_t i
     }
     for (; e < count; ++e) to[e] = from[e];
     std::fill(to + count, to + a.group, int16_t{0});
-    return a.row_scale[output];
+    const float scale = a.row_scale[output];
+    if (scale != 0 && !has_scale(std::abs(scale) * 127)) a.unfit_outputs[output] = 1;
+    return scale;
   }
   float scale = 0;
   bool fits;
