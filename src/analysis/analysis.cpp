@@ -10,12 +10,20 @@
 namespace headloom::analysis {
 namespace {
 
-std::string types_of(const std::vector<std::string>& types) {
-  std::vector<std::string> once;
-  for (const std::string& type : types) {
+// What mixers_text() and channels_text() say; `type_of` gives a layer's.
+template <typename F>
+std::string types_text(const char* what, const Subject& subject, const F& type_of) {
+  std::vector<std::string> once, numbers;
+  for (const LayerPlace& place : chosen_layers(subject)) {
+    const std::string type = type_of(*place.layer);
     if (std::find(once.begin(), once.end(), type) == once.end()) once.push_back(type);
+    numbers.push_back(std::to_string(place.number));
   }
-  return join(once, " and ");
+  const std::string of =
+      subject.layers.empty()
+          ? ""
+          : str(numbers.size() == 1 ? " of layer " : " of layers ", join(numbers, " and "));
+  return str("the ", what, of, " are ", join(once, " and "));
 }
 
 ModelInput moved(const ModelInput& input, at::Device device) {
@@ -139,19 +147,15 @@ Tensor visible_keys(const Recording& recording, const std::string& place, const 
   return fits ? scores.isfinite().narrow(1, 0, 1).expand_as(maps) : maps.ne(0);
 }
 
-std::string mixers_of(const Subject& subject) {
-  std::vector<std::string> types;
-  for (const LayerPlace& place : chosen_layers(subject))
-    types.push_back(place.layer->mixer->type());
-  return types_of(types);
+std::string mixers_text(const Subject& subject) {
+  return types_text("token mixers", subject,
+                    [](const Layers::Layer& layer) { return layer.mixer->type(); });
 }
 
-std::string channels_of(const Subject& subject) {
-  std::vector<std::string> types;
-  for (const LayerPlace& place : chosen_layers(subject)) {
-    types.push_back(place.layer->channel ? place.layer->channel->type() : "none");
-  }
-  return types_of(types);
+std::string channels_text(const Subject& subject) {
+  return types_text("channel mixers", subject, [](const Layers::Layer& layer) {
+    return layer.channel ? layer.channel->type() : "none";
+  });
 }
 
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads) {

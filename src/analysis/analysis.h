@@ -100,9 +100,10 @@ std::vector<LayerPlace> chosen_layers(const Subject& subject);
 Recording record(const Subject& subject, std::vector<std::string> names);
 Recording record(const Subject& subject, const ModelInput& input, std::vector<std::string> names);
 
-// The types of the token mixers, or of the channel mixers, of the chosen layers: "mamba and mha".
-std::string mixers_of(const Subject& subject);
-std::string channels_of(const Subject& subject);
+// "the token mixers are mamba and mha", or "the token mixers of layers 0 and 2 are ..." where some
+// were chosen. The same of the channel mixers.
+std::string mixers_text(const Subject& subject);
+std::string channels_text(const Subject& subject);
 
 // maps [B, H, T, S] -> those of the heads that were asked for. Throws UsageError for heads that it
 // does not have; `place` is its layer.

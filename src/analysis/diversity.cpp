@@ -113,9 +113,8 @@ Findings diversity(const Subject& subject) {
     table.rows.push_back(std::move(row));
   }
   if (qk.empty()) {
-    usage_error(
-        "the analysis diversity compares the products W_Q W_K of heads, but the token mixers are ",
-        mixers_of(subject), ", whose products it does not read.");
+    usage_error("the analysis diversity compares the products W_Q W_K of heads, but ",
+                mixers_text(subject), ", whose products it does not read.");
   }
   out.tables.push_back(std::move(table));
   const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);

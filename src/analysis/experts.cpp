@@ -100,10 +100,8 @@ Findings experts(const Subject& subject) {
     }
   }
   if (summary.rows.empty()) {
-    usage_error(
-        "the analysis experts looks into mixtures of experts, but this model's channel "
-        "mixers are ",
-        channels_of(subject), ", expected moe.");
+    usage_error("the analysis experts looks into mixtures of experts, but ", channels_text(subject),
+                ", expected moe.");
   }
   out.tables = {std::move(summary), std::move(each)};
   out.sentences.push_back(

@@ -57,7 +57,7 @@ Findings maps(const Subject& subject) {
     out.tensors.emplace_back(name, map ? chosen_heads(subject, tensor, place) : tensor);
   }
   if (!any) {
-    usage_error("this model has no attention maps: its token mixers are ", mixers_of(subject), ".");
+    usage_error("there are no attention maps: ", mixers_text(subject), ".");
   }
   for (const LayerPlace& place : layers) {
     const auto find = [&](const char* name) { return recording.find(place.name + "." + name); };

@@ -96,7 +96,7 @@ let panel = data.panels[0], map = null, query = 0, key = -1;
 const rowTexts = () => data[panel.rows];
 const columnTexts = () => {
   const texts = data[panel.columns];
-  return map.shape[2] === texts.length ? texts
+  return !map.projected ? texts
     : Array.from({length: map.shape[2]}, (_, i) => "projection " + i);
 };
 
@@ -145,7 +145,7 @@ function shade(x, largest) {
 function draw() {
   const [heads, rows, columns] = map.shape, head = headNow(), [low, high] = limits(head);
   const largest = Math.max(-low, high), texts = rowTexts(), others = columnTexts();
-  const self = panel.rows === panel.columns && rows === columns;
+  const self = panel.rows === panel.columns && !map.projected;
   const row = Array.from({length: columns}, (_, s) => value(map, head, query, s));
   const rowLargest = row.reduce((m, x) => isFinite(x) ? Math.max(m, Math.abs(x)) : m, 0);
   const order = row.map((x, s) => s).filter(s => isFinite(row[s]) && row[s] !== 0)
@@ -204,7 +204,7 @@ const column = (text, css) => { const th = cell("th", text, css); th.scope = "co
 
 // Every map of the layer, at the keys that matter in the chosen one.
 function list(keys, texts, head) {
-  const same = panel.maps.filter(m => m.shape[1] === map.shape[1] && m.shape[2] === map.shape[2]);
+  const same = panel.maps.filter(m => m.projected === map.projected);
   fill(at("list"), "The keys with the largest values of “" + map.label + "”",
     [column("key", "left"), ...same.map(m => column(m.short))],
     keys.map(s => {
@@ -291,7 +291,7 @@ function chooseLayer() {
 function chooseMap() {
   map = panel.maps[Number(at("map").value)];
   options(at("head"), [...map.heads.map((h, i) => [i, "head " + h]), ["mean", "mean of the heads"]]);
-  const self = panel.rows === panel.columns && map.shape[1] === map.shape[2];
+  const self = panel.rows === panel.columns && !map.projected;
   at("keys").hidden = self;
   if (!self) tokens(at("source"), columnTexts(), false);
   key = -1;

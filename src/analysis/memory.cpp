@@ -85,14 +85,14 @@ Findings memory(const Subject& subject) {
     }
   }
   if (table.rows.empty()) {
-    usage_error(
-        "the analysis memory is about hidden units that read tokens, but the channel mixers are ",
-        channels_of(subject), ", expected mlp, swiglu or rwkv_channel.");
+    usage_error("the analysis memory is about hidden units that read tokens, but ",
+                channels_text(subject), ", expected mlp, swiglu or rwkv_channel.");
   }
   out.tables.push_back(std::move(table));
   out.sentences.push_back(
       str("Same token: the share of a unit's ", kFirings,
-          " highest firings that are on one token. The token in brackets is the one that it fires "
+          " highest firings (all where there are fewer) that are on one token. The token in "
+          "brackets is the one that it fires "
           "on. Writes towards: the tokens whose scores the unit's value raises most."));
   return out;
 }

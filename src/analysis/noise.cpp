@@ -124,6 +124,9 @@ Findings noise(const Subject& subject) {
   check_asks(subject);
   int64_t unanswered = 0;
   const std::vector<Question> questions = questions_of(subject, unanswered);
+  if (questions.empty() && unanswered == 0) {
+    usage_error("no position of what is read asks for a token, expected more of each sequence.");
+  }
   if (questions.empty()) {
     usage_error("none of the ", unanswered,
                 " tokens that are asked for stands earlier in its sequence, so that no attention "
@@ -134,24 +137,31 @@ Findings noise(const Subject& subject) {
   Table table{
       .title = "Shares of a query's attention, mean over questions",
       .columns = {"layer", "map", "head", "on the answer", "on the rest", "on the first key"}};
-  double before = 0, after = 0, chance = 0, best = 0;
+  double before = 0, after_same = 0, after = 0, chance = 0, best = 0;
   std::string best_place;
   int64_t layers = 0, plain_layers = 0;
   for (const LayerPlace& place : chosen_layers(subject)) {
     if (in_encoder(place.name)) continue;  // its queries are of the source, which asks nothing
+    bool has_softmax = false;
     for (const bool composed : {false, true}) {
       const Tensor whole =
           recording.find(place.name + (composed ? ".weights.composed" : ".weights"));
-      // Linformer's weights are of projected keys.
-      if (!whole.defined() || whole.size(3) != whole.size(2)) continue;
+      // Combinations of keys hold no answer.
+      const bool projected = !composed && place.layer->mixer->traits().projected_keys;
+      if (!whole.defined() || projected) continue;
       const Tensor maps = chosen_heads(subject, whole, place.name);
       const Shares shares = shares_of(maps, questions);
       const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));
       const char* name = composed ? "composed" : "softmax";
       const double mean = shares.answer.mean().item<double>();
-      (composed ? after : before) += mean;
-      ++(composed ? layers : plain_layers);
-      if (composed) {
+      if (!composed) {
+        has_softmax = true;
+        before += mean;
+        ++plain_layers;
+      } else {
+        after += mean;
+        ++layers;
+        if (has_softmax) after_same += mean;
         chance += share_by_equal_attention(visible_keys(recording, place.name, whole), questions);
       }
       for (int64_t h = 0; h < maps.size(1); ++h) {
@@ -168,22 +178,27 @@ Findings noise(const Subject& subject) {
     }
   }
   if (layers == 0) {
-    usage_error("the analysis noise reads attention maps, but the token mixers are ",
-                mixers_of(subject), ", which have none.");
+    usage_error("the analysis noise reads attention maps, but ", mixers_text(subject),
+                ", which have none.");
   }
   out.tables.push_back(std::move(table));
   const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
-  out.sentences.push_back(str(
-      counted(static_cast<int64_t>(questions.size()), "question"),
-      unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand before them)")
-                     : std::string(),
-      ": the composed maps give ", percent(after / static_cast<double>(layers)),
-      " of their attention to the answer, mean over heads and layers",
-      plain_layers > 0
-          ? str("; the maps after softmax ", percent(before / static_cast<double>(plain_layers)))
-          : std::string(),
-      "; equal attention to every key that a query sees would give ",
-      percent(chance / static_cast<double>(layers)), "."));
+  std::string softmax;
+  if (plain_layers > 0) {
+    const auto of_layers = static_cast<double>(plain_layers);
+    softmax = plain_layers == layers ? str("; the maps after softmax ", percent(before / of_layers))
+                                     : str("; in the layers with softmax, their maps give ",
+                                           percent(before / of_layers), " after it and ",
+                                           percent(after_same / of_layers), " composed");
+  }
+  out.sentences.push_back(
+      str(counted(static_cast<int64_t>(questions.size()), "question"),
+          unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand before them)")
+                         : std::string(),
+          ": the composed maps give ", percent(after / static_cast<double>(layers)),
+          " of their attention to the answer, mean over heads and layers", softmax,
+          "; equal attention to every key that a query sees would give ",
+          percent(chance / static_cast<double>(layers)), "."));
   if (!best_place.empty()) {
     out.sentences.push_back(str("The most, ", percent(best), ", comes from ", best_place, "."));
   }

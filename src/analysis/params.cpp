@@ -10,9 +10,7 @@ Findings params(const Subject& subject) {
   // Python's modules hold their parameters themselves, so they are counted in another of the kind.
   const std::shared_ptr<Model> built = build_without_memory(subject.model->config());
   const Model& model = *built;
-  const Tensor& tokens = subject.input.tokens;
-  const int64_t length = model.config().positions(
-      tokens.defined() ? tokens.size(1) : model.config().max_length.value_or(1024));
+  const int64_t length = model.config().positions(model.config().max_length.value_or(1024));
   const ModelCosts costs = model_costs(model, length);
   const std::string flops = flops_name(model.config());
   Findings out{.title = "Parameters and FLOPs"};
@@ -28,7 +26,8 @@ Findings params(const Subject& subject) {
   }
   out.tables.push_back(std::move(table));
   out.sentences.push_back(str("The model has ", costs.parameters, " parameters and takes ",
-                              human_count(costs.flops_per_token), " ", flops, " forward."));
+                              human_count(costs.flops_per_token), " ", flops,
+                              " forward, at length ", length, "."));
   if (costs.mechanism_share == 0 && costs.mechanism_parameters == 0) {
     out.sentences.emplace_back("Nothing in it is an addition to plain attention.");
     return out;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <string_view>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -99,7 +100,8 @@ Findings rank(const Subject& subject) {
         }
         const Reading reading = reading_of(input, place.name);
         t = without_padding(reading, chosen_heads(subject, t, place.name));
-        if (t.size(2) != t.size(3)) return t;
+        const bool of_keys = std::string_view(name) == "weights.composed";
+        if (!of_keys && place.layer->mixer->traits().projected_keys) return t;
         return without_padding(reading, t.transpose(2, 3)).transpose(2, 3);
       };
       const Tensor weights = map("weights.composed");
@@ -133,16 +135,19 @@ Findings rank(const Subject& subject) {
     std::move(of_layer.begin(), of_layer.end(), std::back_inserter(table.rows));
   }
   if (table.rows.empty()) {
-    usage_error("the analysis rank reads attention maps, but the token mixers are ",
-                mixers_of(subject), ", which have none.");
+    usage_error("the analysis rank reads attention maps, but ", mixers_text(subject),
+                ", which have none.");
   }
   out.figures.push_back(spectrum_figure(lines));
   out.tables.push_back(std::move(table));
   if (rows > 0) {
+    const std::string than = "smaller than the number of queries and of keys, ";
     out.sentences.push_back(
-        str("In ", limited, " of ", rows,
-            " rows the head is smaller than the number of queries and of keys, so that its scores "
-            "cannot have full rank (Bhojanapalli et al. 2020).",
+        str(limited == 0 ? str("In none of the ", rows, " rows is the head ", than,
+                               "which would limit the rank of its scores")
+                         : str("In ", limited, " of ", rows, " rows the head is ", than,
+                               "so that its scores cannot have full rank"),
+            " (Bhojanapalli et al. 2020).",
             causal ? " A causal map is triangular and mostly has full rank all the same; its "
                      "effective rank says more."
                    : ""));

@@ -59,8 +59,8 @@ Findings sparsity(const Subject& subject) {
     out.tensors.emplace_back(place.name + ".edges", needed);
   }
   if (count == 0) {
-    usage_error("the analysis sparsity reads attention maps, but the token mixers are ",
-                mixers_of(subject), ", which have none.");
+    usage_error("the analysis sparsity reads attention maps, but ", mixers_text(subject),
+                ", which have none.");
   }
   out.tables.push_back(std::move(table));
   const auto n = static_cast<double>(count);

@@ -105,7 +105,7 @@ Findings states(const Subject& subject) {
     }
   }
   if (norms.rows.empty() && decays.rows.empty()) {
-    usage_error("this model keeps no recurrent state: its token mixers are ", mixers_of(subject),
+    usage_error("no recurrent state is kept: ", mixers_text(subject),
                 ", expected retention, gla, rwkv, mamba or another recurrence.");
   }
   if (!lines.empty()) {

@@ -74,6 +74,10 @@ void check_use(const AnalyzeArguments& a) {
   if (a.text && !can_read(a.what)) {
     usage_error("--text is given, but '", a.what, "' reads no text: leave it out.");
   }
+  if ((a.length > 0 || a.sequences > 0) && a.what != kOverhead && !can_read(a.what)) {
+    usage_error(a.length > 0 ? "--length" : "--sequences", " is given, but '", a.what,
+                "' reads nothing: leave it out.");
+  }
   using analysis::Choice;
   const Choice choice = a.what.empty()        ? Choice::kHeads
                         : a.what == kOverhead ? Choice::kNothing

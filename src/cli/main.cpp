@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <new>
 
 #include "build.h"
@@ -55,8 +56,21 @@ int run(int argc, char** argv) {
     std::fputs(asked->help(asked == &app ? "" : app.get_name()).c_str(), stdout);
     return 0;
   }
+  // To the library "--prompt=" is an option whose value comes next.
+  std::vector<const char*> arguments;
+  std::deque<std::string> without_sign;
+  for (int i = 0; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const bool empty = argument.starts_with("--") && argument.find('=') + 1 == argument.size();
+    if (!empty) {
+      arguments.push_back(argv[i]);
+      continue;
+    }
+    without_sign.emplace_back(argument.substr(0, argument.size() - 1));
+    arguments.insert(arguments.end(), {without_sign.back().c_str(), ""});
+  }
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(arguments.size()), arguments.data());
   } catch (const CLI::Success& shown) {  // --help or --version
     return app.exit(shown);
   } catch (const CLI::ParseError& error) {

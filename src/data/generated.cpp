@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/sizes.h"
+#include "data/unicode.h"
 
 namespace headloom::data {
 namespace {
@@ -152,11 +154,12 @@ Batch GeneratedTask::eval_batch(int64_t first, int64_t count) const {
 std::vector<int64_t> GeneratedTask::encode(std::string_view text) const {
   std::vector<int64_t> tokens;
   if (!characters_.empty()) {
-    for (char c : text) {
-      const size_t token = characters_.find(c);
+    for (size_t i = 0; i < text.size(); ++i) {
+      const size_t token = characters_.find(text[i]);
       if (token == std::string::npos) {
-        usage_error("'", std::string(1, c), "' is not in this task's vocabulary, which is \"",
-                    characters_, "\".");
+        const std::string_view rest = text.substr(i);
+        usage_error("'", rest.substr(0, std::max<size_t>(1, code_point(rest).length)),
+                    "' is not in this task's vocabulary, which is \"", characters_, "\".");
       }
       tokens.push_back(static_cast<int64_t>(token));
     }

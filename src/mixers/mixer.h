@@ -136,6 +136,7 @@ struct MixerTraits {
   bool stateful = true;           // causal, it can decode from a state, at least with some options
   bool tensor_parallel = false;   // processes can share out its heads, at least with some options
   bool context_parallel = false;  // and the positions of its sequences
+  bool projected_keys = false;    // its scores and softmax weights are of combinations of keys
 };
 
 // The linear maps of attention heads as products see them: score map h is x W_q[h] (x W_k[h])^T

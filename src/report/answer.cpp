@@ -264,10 +264,11 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
     return " A training speed that was measured once has no spread, so none is called the fastest.";
   }
   Rows as_fast;  // the fastest one among them
-  double low_end = 0, high_end = std::numeric_limits<double>::infinity();
+  double low_end = 0, high_end = std::numeric_limits<double>::infinity(), lowest = high_end;
   for (const Row* row : rows) {
     if (row->tokens_per_second.high < fastest->tokens_per_second.low) continue;
     as_fast.push_back(row);
+    lowest = std::min(lowest, row->tokens_per_second.low);
     low_end = std::max(low_end, row->tokens_per_second.low);
     high_end = std::min(high_end, row->tokens_per_second.high);
   }
@@ -276,6 +277,21 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
       std::erase(as_fast, fastest);
       return " No training speed is called the fastest: those of " + names(as_fast) +
              " overlap that of " + name(*fastest) + ", but not all each other.";
+    }
+    // Rows that are slower than the fastest one may not be than another.
+    Rows between;
+    for (const Row* row : rows) {
+      const bool slower = row->tokens_per_second.high < fastest->tokens_per_second.low;
+      if (slower && row->tokens_per_second.high >= lowest) between.push_back(row);
+    }
+    if (!between.empty()) {
+      std::erase(as_fast, fastest);
+      const bool one = as_fast.size() == 1;
+      return " No training speed is called the fastest: " +
+             std::string(one ? "that of " : "those of ") + names(as_fast) +
+             (one ? " overlaps that of " : " overlap that of ") + name(*fastest) + ", but also " +
+             (between.size() == 1 ? "that of " : "those of ") + names(between) + ", which " +
+             (between.size() == 1 ? "is" : "are") + " slower than " + name(*fastest) + ".";
     }
     if (as_fast.size() == rows.size()) {
       return " The ranges of their training speeds overlap, so speed does not decide either.";
@@ -367,7 +383,7 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   std::vector<std::string> out;
   // Those of the model have their table's name before a dot.
   const auto of_training = [](const std::string& key) { return key.find('.') == key.npos; };
-  if (std::none_of(c.swept.begin(), c.swept.end(), of_training)) {
+  if (c.models.size() > 1 && std::none_of(c.swept.begin(), c.swept.end(), of_training)) {
     out.push_back(
         "no training option was swept, so that a model that needs another learning rate "
         "than the one given is at a disadvantage");

@@ -196,6 +196,34 @@ TEST(Noise, EqualAttentionIsOfTheKeysThatAQuerySees) {
   }
 }
 
+// Linformer's softmax is over as many combinations of keys here as there are keys.
+TEST(Noise, ReadsNoCombinationsOfKeys) {
+  const auto model = small_model("mixer = { type = \"linformer\", heads = 4, rank = 8 }",
+                                 "kind = \"encoder\"\n");
+  Subject subject = reading(model, few_tokens(1, 8));
+  subject.answer = at::zeros({8}, at::kBool);
+  subject.answer[2] = true;
+  const Findings found = run("noise", subject);
+  EXPECT_EQ(found.sentences[0].find("softmax"), std::string::npos) << found.sentences[0];
+  for (const auto& row : found.tables[0].rows) EXPECT_EQ(std::get<std::string>(row[1]), "composed");
+}
+
+// A composed map without a softmax counts in the mean of all, not where the two are compared.
+TEST(Noise, ComparesTheSameLayers) {
+  const auto model = small_model(
+      "mixer = { type = \"mha\", heads = 4 }\n[[layer]]\nmixer = { type = \"gla\", heads = 4 }");
+  Subject subject = reading(model, few_tokens(1, 8));
+  subject.answer = at::zeros({8}, at::kBool);
+  subject.answer[2] = true;
+  const Findings found = run("noise", subject);
+  const std::string share =
+      formatted("%.2f%%", 100 * tensor_of(found, "layer0.softmax.answer").mean().item<double>());
+  EXPECT_NE(found.sentences[0].find(
+                str("their maps give ", share, " after it and ", share, " composed")),
+            std::string::npos)
+      << found.sentences[0];
+}
+
 TEST(Noise, RefusesWhatIsNoQuestion) {
   const auto model = small_model(kMha);
   Subject subject = reading(model);
@@ -426,7 +454,7 @@ TEST(Analyses, OfAVisionTransformerSpeakOfImages) {
   const Subject subject{.model = model.get(), .input = {.images = at::rand({2, 1, 8, 8})}};
   const Findings heads = run("diversity", subject), parts = run("params", subject);
   EXPECT_NE(heads.sentences.at(1).find("On the images, "), std::string::npos);
-  EXPECT_NE(parts.sentences.at(0).find(" FLOPs a position forward."), std::string::npos);
+  EXPECT_NE(parts.sentences.at(0).find(" FLOPs a position forward, at length "), std::string::npos);
 }
 
 TEST(Theorems, Hold) {
@@ -470,7 +498,8 @@ TEST(Analyses, RefuseWhatIsNotThere) {
     EXPECT_TRUE(said.find("fnet") != std::string::npos || said.find("none") != std::string::npos)
         << what << ": " << said;
   }
-  EXPECT_NE(refusal("states", reading(mha)).find("keeps no recurrent state"), std::string::npos);
+  EXPECT_NE(refusal("states", reading(mha)).find("is kept: the token mixers are mha, expected"),
+            std::string::npos);
   Subject layers = reading(mha);
   layers.layers = {0, 5};
   EXPECT_EQ(refusal("maps", layers), "there is no layer 5, expected 0 to 1.");

@@ -143,7 +143,7 @@ def test_memory_states_experts_params(model):
         headloom.analysis.memory(model, "To be", top=0)
     with pytest.raises(TypeError, match="top is '3' .str., expected a whole number"):
         headloom.analysis.experts(model, "To be", top="3")
-    with pytest.raises(ValueError, match="keeps no recurrent state"):
+    with pytest.raises(ValueError, match="no recurrent state is kept"):
         headloom.analysis.states(model, "To be")
     retention = make({"mixer": {"type": "retention", "heads": 2}})
     np.testing.assert_allclose(headloom.analysis.states(retention, "To be").arrays["layer1.decay"], [31 / 32, 63 / 64])
@@ -261,11 +261,14 @@ def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
         (["runs/text", "maps", "--length", "17"], "--length is 17, but the task's sequences have 16 tokens."),
         (["runs/text", "maps", "--text", "x", "--length", "1"], "--length is of held-out data, but --text is read whole"),
         (["runs/text", "experts"], "expected moe"),
-        (["runs/text", "states"], "keeps no recurrent state"),
+        (["runs/text", "states"], "no recurrent state is kept"),
         (["runs/text", "noise"], "no position is a question"),
         (["runs/text", "noise", "--text", "abc", "--answer", "z"], "--answer is 'z', which does not stand in --text."),
         (["runs/text", "noise", "--answer", "z"], "--answer is a part of --text, but --text is missing."),
         (["runs/text", "rank", "--seconds", "1"], "--seconds is of 'overhead', which is not asked for: leave it out."),
+        (["runs/text", "params", "--length", "8"], "--length is given, but 'params' reads nothing: leave it out."),
+        (["runs/text", "states", "--layers", "1"], "no recurrent state is kept: the token mixers of layer 1 are"),
+        (["runs/text", "maps", "--text="], "--text is empty"),
         (["runs/text", "params", "--text", "x"], "--text is given, but 'params' reads no text: leave it out."),
         (["runs/text", "overhead", "--text", "x"], "--text is given, but 'overhead' reads no text: leave it out."),
         (["runs/text", "overhead", "--heads", "0"], "--heads is given, but 'overhead' is of whole models: leave it out."),

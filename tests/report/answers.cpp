@@ -497,6 +497,21 @@ TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
       << advice(c);
 }
 
+TEST(Answer, AFastOneThatASlowerOneOverlapsIsNotCalledFastest) {
+  Comparison c =
+      small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});
+  const std::map<std::string, std::pair<double, double>> speeds = {
+      {"mha", {16000, 21000}}, {"a", {11900, 16300}}, {"b", {12500, 15600}}};
+  for (auto& run : c.runs) {
+    const auto& [low, high] = speeds.at(run.model);
+    run.tokens_per_second = run.seed == 0 ? low : high;
+  }
+  EXPECT_NE(advice(c).find("No training speed is called the fastest: that of `a` overlaps that of "
+                           "`mha`, but also that of `b`, which is slower than `mha`."),
+            std::string::npos)
+      << advice(c);
+}
+
 TEST(Answer, APassThatTheSeedsDoNotCarryIsNoLearning) {
   // Two of five seeds learn: the mean is below the floor, but not by its interval.
   Comparison c = small({{"mha", {.05, .75, .74, .06, .76}}, {"a", {.04, .05, .06, .05, .04}}});

@@ -78,9 +78,7 @@ class Linformer final : public TokenMixer {
                   " at most (model.max_length).");
     }
     const std::vector<Tensor> all = qkv_->forward(x).chunk(3, -1);
-    const auto part = [&](size_t index) {
-      return all[index].unflatten(-1, {options_.heads, -1});
-    };
+    const auto part = [&](size_t index) { return all[index].unflatten(-1, {options_.heads, -1}); };
     Tensor q = part(0), k = part(1), v = part(2);
     if (rotary_) {
       q = rotary_->apply(q);
@@ -160,7 +158,8 @@ class Linformer final : public TokenMixer {
 TokenMixerEntry linformer_mixer() {
   return token_mixer<Linformer, LinformerOptions>(
       "linformer", "attention over a fixed number of learned combinations of keys and values",
-      "Wang et al. 2020", {.causal = false, .documents = false, .stateful = false});
+      "Wang et al. 2020",
+      {.causal = false, .documents = false, .stateful = false, .projected_keys = true});
 }
 
 }  // namespace headloom
