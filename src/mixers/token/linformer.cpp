@@ -78,7 +78,9 @@ class Linformer final : public TokenMixer {
                   " at most (model.max_length).");
     }
     const std::vector<Tensor> all = qkv_->forward(x).chunk(3, -1);
-    const auto part = [&](size_t index) { return all[index].unflatten(-1, {options_.heads, -1}); };
+    const auto part = [&](size_t index) {
+      return all[index].unflatten(-1, {options_.heads, -1});
+    };
     Tensor q = part(0), k = part(1), v = part(2);
     if (rotary_) {
       q = rotary_->apply(q);
