@@ -54,6 +54,15 @@ Tensor mean_of_layers(const std::vector<Tensor>& all) {
   return at::stack(alike).mean(0);
 }
 
+// Of which layers that is the mean.
+std::string of_layers(const std::vector<Tensor>& all) {
+  const int64_t heads = all[0].size(0);
+  const auto alike =
+      std::count_if(all.begin(), all.end(), [&](const Tensor& t) { return t.size(0) == heads; });
+  if (alike == static_cast<int64_t>(all.size())) return "mean over layers";
+  return str("mean over the ", alike, " of ", all.size(), " layers with ", counted(heads, "head"));
+}
+
 Figure captured_figure(const Tensor& qk, const Tensor& ov) {
   const auto most = static_cast<double>(std::max(qk.size(0), ov.size(0)));
   const report::LineChart chart{
@@ -124,8 +133,8 @@ Findings diversity(const Subject& subject) {
   out.sentences.push_back(
       str("The first of ", mean_qk.size(0), " components captures ",
           formatted("%.1f%%", 100 * mean_qk[0].item<double>()), " of the QK products and ",
-          formatted("%.1f%%", 100 * mean_ov[0].item<double>()),
-          " of the OV products, mean over layers; heads that are all different share it evenly (",
+          formatted("%.1f%%", 100 * mean_ov[0].item<double>()), " of the OV products, ",
+          of_layers(qk), "; heads that are all different share it evenly (",
           formatted("%.1f%%", 100.0 / static_cast<double>(mean_qk.size(0))), ")."));
   if (compared > 0) {
     out.sentences.push_back(

@@ -115,7 +115,9 @@ Findings rank(const Subject& subject) {
       const double score_rank = rank_of(scores);
       const int64_t size = weights.size(-1);
       causal |= weights.size(-2) == size && weights.triu(1).eq(0).all().item<bool>();
-      if (scores.defined() && heads) {
+      // A bias of the distance is no product of queries and keys.
+      const bool biased = subject.model->config().position.type == "alibi";
+      if (scores.defined() && heads && !biased) {
         ++rows;
         limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
       }

@@ -214,7 +214,7 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
                    const bool same = d.mean == 0 && d.half_width == 0;
                    return " (" + metric_text(task, r.result) + ", " +
                           (same ? "the same at every seed"
-                                : "at most " + difference_text(task, largest_difference(d)) +
+                                : "at most " + difference_text(task, largest_difference(task, d)) +
                                       " apart") +
                           ")";
                  }) +
@@ -240,12 +240,13 @@ std::string begun(const std::string& start, std::string sentences) {
   // " There are ..." and " no difference ..." follow a comma here, and a full stop elsewhere.
   if (sentences.starts_with(" There")) sentences[1] = 't';
   if (sentences.starts_with(" Whether")) sentences[1] = 'w';
-  for (size_t at = 0; (at = sentences.find(". ", at)) != std::string::npos; at += 2) {
-    if (at + 2 < sentences.size() && sentences[at + 2] >= 'a') {
-      if (sentences[at + 2] <= 'z') {
-        sentences[at + 2] = static_cast<char>(sentences[at + 2] - 'a' + 'A');
-      }
-    }
+  bool code = false;  // between `s, where labels are as they are
+  for (size_t at = 0; at + 2 < sentences.size(); ++at) {
+    if (sentences[at] == '`') code = !code;
+    char& next = sentences[at + 2];
+    if (code || sentences[at] != '.' || sentences[at + 1] != ' ' || next < 'a' || next > 'z')
+      continue;
+    next = static_cast<char>(next - 'a' + 'A');
   }
   return start + sentences;
 }
@@ -336,7 +337,8 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
       break;
     case Relation::kNoDifference:
       quality = ", and no difference to the baseline is found (up to " +
-                difference_text(*t.task, largest_difference(v.difference)) + " is possible)";
+                difference_text(*t.task, largest_difference(*t.task, v.difference)) +
+                " is possible)";
       break;
     default:
       break;
@@ -429,7 +431,10 @@ int digits_of_points(double size) { return size > kRounding && size < 0.001 ? 2 
 
 }  // namespace
 
-double largest_difference(const Estimate& d) { return std::abs(d.mean) + d.half_width; }
+double largest_difference(const TaskInfo& task, const Estimate& d) {
+  const auto [low, high] = interval_ends(task, d, /*difference=*/true);
+  return std::max(std::abs(low), std::abs(high));
+}
 
 std::string difference_text(const TaskInfo& task, double difference) {
   const double size = std::abs(difference);
@@ -516,7 +521,15 @@ std::string recommendation(const TaskSummary& t) {
   if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
     const Row& alone = *learned[0];
     std::vector<std::string> caveats = alone.against_baseline.caveats;
-    if (alone.baseline && alone.diverged > 0) caveats.push_back(diverged_runs(alone));
+    if (alone.baseline) {
+      for (const Row* other : results) {
+        for (const std::string& caveat : other->against_baseline.caveats) {
+          if (std::find(caveats.begin(), caveats.end(), caveat) == caveats.end()) {
+            caveats.push_back(caveat);
+          }
+        }
+      }
+    }
     if (!caveats.empty()) {
       return start + "nothing is recommended, because " + full_name(alone) +
              " alone is shown to have learned, but not on equal terms: " + list_of(caveats) + ".";
@@ -570,7 +583,7 @@ std::string recommendation(const TaskSummary& t) {
   if (!tied.empty()) {
     double most = 0;
     for (const Row* row : tied) {
-      most = std::max(most, largest_difference(row->against_baseline.difference));
+      most = std::max(most, largest_difference(task, row->against_baseline.difference));
     }
     tied.insert(tied.begin(), baseline);
     const std::string still = " are not separated (a difference to the baseline of up to " +

@@ -22,7 +22,7 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
 std::string limits(const Comparison& comparison, const Summary& summary);
 
 // The largest difference that the data still allow: the end of the interval farther from zero.
-double largest_difference(const Estimate& difference);
+double largest_difference(const TaskInfo& task, const Estimate& difference);
 // "0.030", "2.1 points": a difference of the task's metric without its sign.
 std::string difference_text(const TaskInfo& task, double difference);
 // "0.017 to 0.043": the interval of the difference, with its sign turned unless `rising`.

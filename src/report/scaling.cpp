@@ -145,13 +145,15 @@ bool known(const Interval& interval) { return !std::isnan(interval.low); }
 // The law of every family, fitted to one draw of seeds with replacement for each rung.
 using Replicate = std::vector<PowerLaw>;
 
-// Empty where a rung has one seed alone.
+// Empty where a rung has too few seeds for a claim: draws of a few say too little of others. The
+// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n, and is
+// moved away from the mean by as much.
 std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const CommonSeeds& common) {
   std::vector<Replicate> out;
   std::mt19937_64 random(1);
   for (const FamilyFit& family : families) {
     for (const Rung& rung : family.rungs) {
-      if (common.of.at(rung.task).size() < 2) return out;
+      if (common.of.at(rung.task).size() < kSeedsForClaim) return out;
     }
   }
   for (int r = 0; r < kReplicates; ++r) {
@@ -175,7 +177,8 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
             ++count;
           }
         }
-        losses.push_back(sum / count);
+        const double n = count, mean = rung.loss();
+        losses.push_back(mean + (sum / n - mean) * std::sqrt(n / (n - 1)));
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
                                                      : fit(family.rungs, losses, kReplicateGrid));
@@ -204,8 +207,13 @@ std::string worth_text(const Equivalence& e) {
   return out + " (95% interval " + low + " to " + high + ")";
 }
 
-// Why there is no law of the compute where there is one of parameters and data.
+// Why there is no law of the compute although there are results enough for one.
 std::string why_without_law(const FamilyFit& f) {
+  if (f.off_grid) {
+    return "`" + f.model->label +
+           "` has results at too few sizes and budgets to fit its loss to parameters and data, as "
+           "that of others is";
+  }
   const bool with_size = f.surface.falls(0), with_data = f.surface.falls(1);
   return "the loss of `" + f.model->label + "` falls with " +
          (with_size   ? "more parameters and not with more data"
@@ -219,7 +227,7 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   std::vector<std::string> short_of;
   for (const FamilyFit& f : ladder.families) {
     if (f.model == &c.models.front()) base = &f;
-    if (f.searched().factors.empty()) short_of.push_back("`" + f.model->label + "`");
+    if (f.searched().factors.empty() && !f.off_grid) short_of.push_back("`" + f.model->label + "`");
   }
   std::string out = "On " + ladder.name + ", ";
   if (!short_of.empty()) {
@@ -266,7 +274,9 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   } else {
     out += join(said, "; ") + ".";
   }
-  if (!resampled) out += " Intervals take more than one seed of every size and model.";
+  if (!resampled) {
+    out += str(" Intervals take at least ", kSeedsForClaim, " seeds of every size and model.");
+  }
   double error = 0;
   const bool grid = !base->surface.factors.empty();
   for (const FamilyFit& f : ladder.families) error = std::max(error, f.searched().error);
@@ -291,15 +301,19 @@ double Rung::loss() const {
 
 namespace {
 
-// The fit to the rungs that a model has on the tasks, without what resampling adds.
-FamilyFit fitted(const std::vector<const TaskSummary*>& tasks, const CommonSeeds& seeds,
-                 const ModelInfo& model) {
-  FamilyFit family{.model = &model, .rungs = rungs_of(tasks, seeds, model), .worth = {}};
-  if (distinct(family.rungs, &Rung::compute) < kRungsForFit) return family;
-  std::vector<double> losses;
-  for (const Rung& rung : family.rungs) losses.push_back(rung.loss());
-  family.law = fit(family.rungs, losses, 32, &family.surface);
-  return family;
+// Fits a law to the rungs of every family that has enough of them, without what resampling adds. A
+// frontier is that of the best sizes and is not compared with a curve through all sizes.
+void add_laws(std::vector<FamilyFit>& families) {
+  const bool grid = std::any_of(families.begin(), families.end(),
+                                [](const FamilyFit& family) { return is_grid(family.rungs); });
+  for (FamilyFit& family : families) {
+    if (distinct(family.rungs, &Rung::compute) < kRungsForFit) continue;
+    family.off_grid = grid && !is_grid(family.rungs);
+    if (family.off_grid) continue;
+    std::vector<double> losses;
+    for (const Rung& rung : family.rungs) losses.push_back(rung.loss());
+    family.law = fit(family.rungs, losses, 32, &family.surface);
+  }
 }
 
 // From the least compute of a rung to the most, at equal factors.
@@ -372,10 +386,11 @@ std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
     Ladder ladder{.name = name};
     const CommonSeeds seeds(tasks);
     for (const ModelInfo& model : c.models) {
-      FamilyFit family = fitted(tasks, seeds, model);
+      FamilyFit family{.model = &model, .rungs = rungs_of(tasks, seeds, model), .worth = {}};
       if (!family.rungs.empty()) ladder.families.push_back(std::move(family));
     }
     if (ladder.families.empty()) continue;
+    add_laws(ladder.families);
     ladder.grid = grid_of(ladder.families);
     const std::vector<Replicate> replicates = resample(ladder.families, seeds);
     const FamilyFit& base = ladder.families.front();

@@ -41,6 +41,7 @@ struct FamilyFit {
   PowerLaw law{};                  // the loss against compute; no factors with too few rungs, and
                                    // where `surface` does not fall with both
   PowerLaw surface{};              // against parameters and tokens, where the rungs determine it
+  bool off_grid = false;           // others have a surface, which these rungs do not determine
   Interval floor{}, exponent{};    // of `law`
   std::vector<Interval> bands{};   // of `law` at Ladder::grid
   std::vector<Equivalence> worth;  // a rung each; empty for the baseline and without a fit

@@ -191,6 +191,13 @@ Verdict paired(const Row& a, const Row& b) {
       verdict.unpaired.push_back(seed);
     }
   }
+  double own = 0, other = 0;
+  for (const auto& [first, second] : pairs) {
+    own += first->quality;
+    other += second->quality;
+  }
+  verdict.own_mean = own / static_cast<double>(pairs.size());
+  verdict.other_mean = other / static_cast<double>(pairs.size());
   verdict.difference = paired_difference(pairs);
   verdict.p = p_value(verdict.difference, 0);
   return verdict;
@@ -201,11 +208,24 @@ bool favours(const TaskInfo& task, double difference) {
   return task.lower_is_better ? difference < 0 : difference > 0;
 }
 
+// Whether seeds that are left out of `verdict`, of `row` against another in a difference in its
+// favour, would have made its mean worse.
+bool is_helped_by_pairs(const TaskInfo& task, const Row& row, double mean_of_pairs) {
+  return favours(task, mean_of_pairs - row.result.mean) &&
+         std::abs(mean_of_pairs - row.result.mean) > 1e-12 * std::abs(row.result.mean);
+}
+
 // Gives `verdict`, of `row` against `other`, the relation that the tests allow.
 void settle(const TaskInfo& task, const Row& row, const Row& other, Verdict& verdict) {
   if (row.finished == 0 || other.finished == 0) return;
   const bool good = favours(task, verdict.difference.mean);
   verdict.caveats = good ? caveats(row, other) : caveats(other, row);
+  const Row& front = good ? row : other;
+  if (!verdict.unpaired.empty() &&
+      is_helped_by_pairs(task, front, good ? verdict.own_mean : verdict.other_mean)) {
+    verdict.caveats.push_back("seeds at which `" + front.model->label +
+                              "` is worse are left out, because only one of the two finished them");
+  }
   if (row.learning == Learning::kNotLearned) {
     verdict.relation = Relation::kNotLearned;
   } else if (other.learning == Learning::kNotLearned) {
@@ -236,7 +256,9 @@ double best_p(const TaskSummary& t) {
     if (t.rows[i].finished == 0) continue;
     const Verdict verdict = paired(t.rows.front(), t.rows[i]);
     if (verdict.difference.count < kSeedsForClaim) return kUnknown;
-    p = std::fmax(p, favours(*t.task, verdict.difference.mean) ? verdict.p : 1);
+    const bool helped =
+        !verdict.unpaired.empty() && is_helped_by_pairs(*t.task, t.rows.front(), verdict.own_mean);
+    p = std::fmax(p, favours(*t.task, verdict.difference.mean) && !helped ? verdict.p : 1);
   }
   return p;
 }
@@ -382,7 +404,8 @@ Estimate paired_difference(const PairedPoints& seeds) {
   // err alike on parts that differ, the models are the same.
   if (parts_known && !parts.empty()) {
     for (double& part : parts) part /= count;
-    const double of_parts = standard_error(parts);
+    double of_parts = standard_error(parts);
+    if (of_parts < 1e-12 * std::abs(parts[0])) of_parts = 0;  // rounding of equal differences
     if (of_parts > 0 || (parts[0] == 0 && parts_differ)) {
       error = of_parts;
       df = static_cast<double>(parts.size() - 1);

@@ -57,7 +57,8 @@ struct Verdict {
   int seeds_needed = -1;          // for a difference as large as this one; -1: more than 1000, or
                                   // unknown
   std::vector<int64_t> unpaired;  // seeds that only one of the two has finished
-  std::vector<std::string> caveats;  // why a difference is not a claim
+  double own_mean = kUnknown, other_mean = kUnknown;  // over the seeds that both have
+  std::vector<std::string> caveats;                   // why a difference is not a claim
 };
 
 // kNotKnown: the mean passes the floor, from too few seeds to say that this is more than chance.

@@ -99,6 +99,8 @@ std::vector<std::string> Codec::pieces(const std::vector<int64_t>& tokens) const
 }
 
 std::string Codec::name(int64_t token) const {
+  // masked_text adds one to a tokenizer that has none.
+  if (tokenizer_ && token == tokenizer_->vocabulary()) return "[MASK]";
   const std::string text = piece(token);
   return text.empty() && tokenizer_ ? tokenizer_->name(token) : text;
 }

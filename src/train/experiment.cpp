@@ -418,7 +418,7 @@ void Experiment::add_model(size_t m, size_t t) {
     report::Build build = report_build(*counted, task);
     build.model = config_.models[m].name;
     build.task = config_.tasks[t].name;
-    build.train_differences = train_differences(built(0, t, {}).train, run.train);
+    build.train_differences = train_differences(built(0, t, {}).train, run.train, sweep_.places());
     comparison.builds.push_back(std::move(build));
     comparison.models[m].source = mixer_sources(run.model);
   } catch (const UsageError& error) {

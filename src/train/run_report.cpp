@@ -342,15 +342,18 @@ class NamedTasks {
 // The models of the runs, by their configurations. New ones are added to a report.
 class NamedModels {
  public:
-  // Its label on `task`; a comparison's model has one label on all of its tasks. `config` has the
-  // task's sizes.
+  // Its label on `task`; a comparison's model has one label on all of its tasks if those that
+  // others have too are named first. `config` has the task's sizes.
   const std::string& of(const Place& place, const RunConfig& config, const NamedTasks::Known& task,
                         report::Comparison& report) {
     const std::string key = without_seed(config) + place.model;
     auto label = labels_.find(key);
     if (label == labels_.end()) {
       std::set<std::string>& taken = taken_[task.name];
-      const std::string name = unique(plain_name(place), taken);
+      const auto own = of_comparison_.find({place.comparison, place.model});
+      const bool known = !place.model.empty() && own != of_comparison_.end();
+      const std::string name =
+          unique(known && !taken.contains(own->second) ? own->second : plain_name(place), taken);
       taken.insert(name);
       label = labels_.emplace(key, name).first;
       const auto same = [&](const report::ModelInfo& m) { return m.label == name; };
@@ -362,6 +365,7 @@ class NamedModels {
       build.task = task.name;
       report.builds.push_back(std::move(build));
     }
+    of_comparison_.emplace(std::pair(place.comparison, place.model), label->second);
     const auto [ranked, is_new] = ranks_.emplace(label->second, place.rank);
     if (!is_new) ranked->second = std::min(ranked->second, place.rank);
     return label->second;
@@ -383,9 +387,10 @@ class NamedModels {
                                        : folder_name(place.folder);
   }
 
-  std::map<std::string, std::string> labels_;           // by configuration
-  std::map<std::string, std::set<std::string>> taken_;  // labels, by task
-  std::map<std::string, size_t> ranks_;                 // by label, the first of each
+  std::map<std::string, std::string> labels_;                                 // by configuration
+  std::map<std::pair<std::string, std::string>, std::string> of_comparison_;  // and by its model
+  std::map<std::string, std::set<std::string>> taken_;                        // labels, by task
+  std::map<std::string, size_t> ranks_;  // by label, the first of each
 };
 
 // The folder of the comparison that a run belongs to, named as `folder` is; "" for none.
@@ -428,11 +433,27 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   NamedTasks tasks;
   NamedModels models;
   std::set<int64_t> seeds;
+  std::vector<RunConfig> configs;
+  std::vector<const NamedTasks::Known*> tasks_of;
+  std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
   for (const Place& place : places) {
-    RunConfig config = config_with_data(place.folder);
+    RunConfig& config = configs.emplace_back(config_with_data(place.folder));
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
     check_data(place.folder, config, task);
     config.fit(data::sizes_of(*task.task));
+    tasks_of.push_back(&task);
+    comparisons_of[&task].insert(place.comparison);
+  }
+  for (const bool several : {true, false}) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      if ((comparisons_of[tasks_of[i]].size() > 1) != several) continue;
+      models.of(places[i], configs[i], *tasks_of[i], empty_);
+    }
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    const Place& place = places[i];
+    const RunConfig& config = configs[i];
+    const NamedTasks::Known& task = *tasks_of[i];
     const std::string& model = models.of(place, config, task, empty_);
     for (const Run& other : runs_) {
       if (other.run.model == model && other.run.task == task.name &&
@@ -495,9 +516,7 @@ std::set<std::string> RunReport::swept_for(const Run& run) const {
   std::set<std::string> out;
   for (const Compared& compared : comparisons_) {
     if (compared.folder != run.comparison) continue;
-    for (const SweepKey& key : Sweep::read(compared.config.sweep).keys) {
-      out.insert(key.table + "." + key.key);
-    }
+    out = Sweep::read(compared.config.sweep).places();
   }
   return out;
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/files.h"
+#include "core/json_text.h"
 #include "core/shell.h"
 #include "core/text.h"
 #include "train/run_folder.h"
@@ -131,6 +132,18 @@ TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& ta
   return state;
 }
 
+namespace {
+
+// Whether a file of metrics begins as that of a run does, which may have no step yet.
+bool is_of_run(const std::string& metrics) {
+  const std::string text = read_file(metrics);
+  if (text.empty()) return true;
+  const auto json = parse_json_if_whole<nlohmann::json>(text.substr(0, text.find('\n')));
+  return json.is_object() && json.contains("step");
+}
+
+}  // namespace
+
 TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& task) {
   const std::string& folder = control_.folder;
   std::string comment;
@@ -150,6 +163,11 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   }
   const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
   // A run that stopped before its first checkpoint starts anew; nothing else is written over.
+  if (fs::exists(metrics) && !is_of_run(metrics)) {
+    usage_error(folder,
+                ": holds 'metrics.jsonl', which is of no run and which the run would write ",
+                "over; choose another folder for the run with --out.");
+  }
   if (fs::exists(path) && !fs::exists(metrics) &&
       !differences(read_toml(path), stored_config(config_)).empty()) {
     usage_error(path, ": is not the configuration of a run; choose another folder with --out.");

@@ -243,6 +243,12 @@ Sweep Sweep::read(const Node& table) {
   return sweep;
 }
 
+std::set<std::string> Sweep::places() const {
+  std::set<std::string> out;
+  for (const SweepKey& key : keys) out.insert(key.table + "." + key.key);
+  return out;
+}
+
 std::vector<SweepPoint> Sweep::grid() const {
   std::vector<SweepPoint> points = {{}};
   for (const SweepKey& key : keys) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct Sweep {
   static Sweep read(const Node& table);
 
   bool empty() const { return keys.empty(); }
+  // Where the keys are set: "train.lr", "mixer.post".
+  std::set<std::string> places() const;
   // Every combination of the keys' values.
   std::vector<SweepPoint> grid() const;
   report::Setting setting(const SweepPoint& point) const;

@@ -216,11 +216,7 @@ class Trainer {
 
   std::shared_ptr<Model> make_model() {
     seed_random(static_cast<uint64_t>(options_.seed), device_);
-    // Of the memory of the CPU.
-    if (device_.is_cpu()) {
-      check_training_fits(*build_without_memory(config_.model), *task_, options_,
-                          grid_.data.size());
-    }
+    check_training_fits(*build_without_memory(config_.model), *task_, options_, grid_.data.size());
     auto model = build_model(config_.model);
     model->to(device_);
     hold_in(options_.dtype, *model);

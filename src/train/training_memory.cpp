@@ -184,6 +184,7 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
 
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
                          int64_t processes) {
+  if (options.device != "cpu") return;
   const SequenceSizes sequence = sequence_sizes(model, data::sizes_of(task));
   check_step_fits(model, sequence, 0, options, processes);
   // One sequence fits now. Others may have fewer targets: half of its own is what is counted on.
@@ -193,7 +194,7 @@ void check_training_fits(const Model& model, const data::Task& task, const Train
 
 void check_training_fits(RunConfig& config, int64_t processes) {
   const auto sizes = config.task->known_sizes();
-  if (!sizes) return;
+  if (!sizes || config.train.device != "cpu") return;
   config.fit(*sizes);
   const auto model = build_without_memory(config.model);
   check_step_fits(*model, sequence_sizes(*model, *sizes), 0, config.train, processes);

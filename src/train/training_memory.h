@@ -47,7 +47,7 @@ TrainingMemory training_memory(const Model& model, const SequenceSizes& sequence
                                const TrainOptions& options, int64_t processes = 1);
 
 // Throws UsageError with the numbers where a step does not fit this process, even with the fewest
-// targets that the task can have.
+// targets that the task can have. On another device than the CPU nothing is estimated.
 void check_training_fits(const Model& model, const data::Task& task, const TrainOptions& options,
                          int64_t processes = 1);
 // The same before the task is built, which may take long: of what its options alone say. Fills in

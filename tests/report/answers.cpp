@@ -497,6 +497,39 @@ TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
       << advice(c);
 }
 
+// The baseline did not finish the seeds at which the other one is bad.
+TEST(Answer, SeedsThatAreLeftOutToTheGoodOfTheLeaderAreACaveat) {
+  std::vector<double> good = five(1.91, 0.005, 1), plain = five(1.94, 0.005);
+  good.insert(good.end(), {3.0, 3.1});
+  plain.insert(plain.end(), {1.94, 1.94});
+  Comparison c = small({{"mha", plain}, {"dcmha", good}});
+  for (auto& run : c.runs) {
+    if (run.model == "mha" && run.seed >= 5) run.state = RunState::kFailed;
+  }
+  EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kAhead);
+  EXPECT_NE(answer_of(c).find("but this is no claim: seeds at which `dcmha` is worse are left out, "
+                              "because only one of the two finished them."),
+            std::string::npos)
+      << answer_of(c);
+  // Where they would have helped it, its lead is none of theirs.
+  for (auto& run : c.runs) {
+    if (run.model == "dcmha" && run.seed >= 5) run.points.back().quality = 1.5;
+  }
+  EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kBetter);
+}
+
+TEST(Answer, NoDifferenceOfSharesIsAboveAHundredPoints) {
+  Comparison c = small({{"mha", {.3, .28, .32, .3, .3}}, {"dcmha", {1, 1, 1, 1, .05}}});
+  c.tasks[0].metric = "error rate";
+  c.tasks[0].percent = true;
+  EXPECT_NE(answer_of(c).find("at most 100.0 points apart"), std::string::npos) << answer_of(c);
+}
+
+TEST(Answer, LabelsStayAsTheyAre) {
+  const Comparison c = small({{"mha", five(1.94, 0.005)}, {"v1. small", five(1.99, 0.005, 1)}});
+  EXPECT_NE(answer_of(c).find("`v1. small` is worse"), std::string::npos) << answer_of(c);
+}
+
 TEST(Answer, AFastOneThatASlowerOneOverlapsIsNotCalledFastest) {
   Comparison c =
       small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});

@@ -159,7 +159,7 @@ TEST(Scaling, SaysWhatItCannotKnow) {
   const Ladder single = ladders(once, summarize(once))[0];
   EXPECT_TRUE(std::isnan(single.families[1].worth.back().interval.low));
   EXPECT_NEAR(single.families[1].worth.back().factor, 1.5, 0.05);
-  EXPECT_NE(single.answer.find("more than one seed"), std::string::npos) << single.answer;
+  EXPECT_NE(single.answer.find("at least 5 seeds"), std::string::npos) << single.answer;
 
   Comparison none = ladder({1.5}, 2, 0.001);
   none.runs.clear();
@@ -228,6 +228,31 @@ TEST(Scaling, OfAGridTheErrorIsThatOfTheFitToSizeAndData) {
   }
 }
 
+// A model that fails at the largest size has no frontier, and a curve through the rest is none.
+TEST(Scaling, AFrontierIsNotComparedWithACurve) {
+  Comparison c = ladder({1.0}, 5, 0, 9);
+  for (size_t r = 0; r < 9; ++r) {
+    const double n = 1e6 * std::pow(3, r / 3), d = 1e7 * std::pow(3, r % 3);
+    for (auto& build : c.builds) {
+      if (build.task == c.tasks[r].name) {
+        build.parameters = static_cast<int64_t>(n);
+        build.flops_per_token = build.flops_per_unit = 2 * n;
+      }
+    }
+    for (auto& run : c.runs) {
+      if (run.task != c.tasks[r].name) continue;
+      run.points.back().tokens = d;
+      run.points.back().loss = 1 + 300 * std::pow(n, -0.4) + 500 * std::pow(d, -0.4);
+      if (run.model == "m1" && r >= 6) run.state = RunState::kFailed;
+    }
+  }
+  const std::vector<Ladder> found = ladders(c, summarize(c));
+  EXPECT_NE(found[0].answer.find("`m1` has results at too few sizes and budgets"),
+            std::string::npos)
+      << found[0].answer;
+  EXPECT_EQ(found[0].answer.find("the compute of"), std::string::npos) << found[0].answer;
+}
+
 TEST(Scaling, OfAGridWhoseLossFallsWithDataAloneThereIsNoLawOfCompute) {
   const Comparison c =
       crossed([](double n, double d) { return 1.5 + 60 * std::pow(d, -0.25) + 1e-7 * n; });
@@ -254,7 +279,7 @@ TEST(Scaling, SeedsThatAModelHasNotFinishedAreLeftOutForAll) {
   std::erase_if(c.runs, [](const auto& run) { return run.seed > 1 && run.task == "text-s2"; });
   const Ladder single = ladders(c, summarize(c))[0];
   EXPECT_TRUE(std::isnan(single.families[1].worth.back().interval.low));
-  EXPECT_NE(single.answer.find("Intervals take more than one seed of every size and model."),
+  EXPECT_NE(single.answer.find("Intervals take at least 5 seeds of every size and model."),
             std::string::npos)
       << single.answer;
 }
