@@ -166,6 +166,17 @@ def test_sizes_of_a_comparison_are_tasks_of_their_own(place, tmp_path):
     assert models == {"copying-16": [("mha", 2)], "copying-32": [("mha", 3)]}
 
 
+def test_a_model_of_a_comparison_has_one_name_on_all_tasks(place, tmp_path):
+    """Also where another comparison's model of this name is on some of them alone."""
+    text = (place / "compare.toml").read_text()
+    longer = "[[tasks]]\nname = 'longer'\ntask = { type = 'copy', count = 6, eval_sequences = 8 }\n"
+    (tmp_path / "wide.toml").write_text(text.replace("[[tasks]]", longer + "[[tasks]]").replace("width = 16", "width = 32"))
+    headloom("compare", "wide.toml", "--out", "wide", "--set", "speed.rounds=0", "--set", "seeds=[1]", cwd=tmp_path)
+    report = json.loads(headloom("report", place / "comparison", "wide", "--json", cwd=tmp_path).stdout)
+    models = {task["task"]: sorted(m["model"] for m in task["models"]) for task in report["tasks"]}
+    assert models == {"copying": ["mha", "mha (2)"], "longer": ["mha (2)"]}
+
+
 def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
     """Every claim needs equal training, except in what each comparison has swept."""
     for name, changes in {"rate": ["train.lr=0.5", "train.eval_every=4"], "same": ["train.eval_every=4", "train.seed=2"]}.items():

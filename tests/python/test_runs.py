@@ -209,6 +209,12 @@ def test_a_new_run_writes_over_nothing(place, tmp_path):
         assert f"{name}: is a file, expected a folder for the run" in message
         assert files(other) == {name: b"mine"}
         (other / name).unlink()
+    # Nor where a run could have stopped before its first checkpoint.
+    (other / "config.toml").write_text("mine = 1\n")
+    (other / "metrics.jsonl").write_text('{"mine": 1}\n')
+    message = refused("train", "text.toml", "--out", other, cwd=place)
+    assert message.startswith(f"{other}: holds 'metrics.jsonl', which is of no run and which the run would write over;")
+    assert files(other) == {"config.toml": b"mine = 1\n", "metrics.jsonl": b'{"mine": 1}\n'}
 
 
 def test_a_new_run_begins_beside_other_files(place, tmp_path):
