@@ -106,8 +106,7 @@ Findings experts(const Subject& subject) {
   out.tables = {std::move(summary), std::move(each)};
   out.sentences.push_back(
       "A load of 1 is an even share. What the choice says of the token is the mutual information "
-      "of "
-      "a token and one of the experts chosen for it, as a share of the token's entropy: 0 where "
+      "of a token and one of the experts chosen for it, as a share of the token's entropy: 0 where "
       "experts do not look at the token, though tokens that occur seldom raise it, and 1 where one "
       "expert tells the token, which takes as many experts as there are tokens.");
   return out;

@@ -92,8 +92,8 @@ Findings memory(const Subject& subject) {
   out.sentences.push_back(
       str("Same token: the share of a unit's ", kFirings,
           " highest firings (all where there are fewer) that are on one token. The token in "
-          "brackets is the one that it fires "
-          "on. Writes towards: the tokens whose scores the unit's value raises most."));
+          "brackets is the one that it fires on. Writes towards: the tokens whose scores the "
+          "unit's value raises most."));
   return out;
 }
 
