@@ -147,6 +147,10 @@ Tensor visible_keys(const Recording& recording, const std::string& place, const 
   return fits ? scores.isfinite().narrow(1, 0, 1).expand_as(maps) : maps.ne(0);
 }
 
+bool columns_are_positions(const LayerPlace& place, std::string_view name) {
+  return !place.layer->mixer->traits().projected_keys || name == "weights.composed";
+}
+
 std::string mixers_text(const Subject& subject) {
   return types_text("token mixers", subject,
                     [](const Layers::Layer& layer) { return layer.mixer->type(); });

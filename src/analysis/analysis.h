@@ -111,6 +111,10 @@ Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::strin
 // The numbers of the heads that chosen_heads() keeps of `heads`, in the same order.
 std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
 
+// Whether the columns of the layer's map `name` ("weights") are positions, and no combinations of
+// them.
+bool columns_are_positions(const LayerPlace& place, std::string_view name);
+
 // Which keys each query sees, bool [B, H, T, S] as `maps`, weights of the layer `place`: those that
 // have a finite score, or a weight other than 0 where the layer has no scores of that size.
 Tensor visible_keys(const Recording& recording, const std::string& place, const Tensor& maps);

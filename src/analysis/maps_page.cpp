@@ -5,7 +5,6 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "analysis/analysis.h"
 #include "analysis/maps_script.h"
@@ -97,8 +96,7 @@ Json panel_of(const Findings& findings, const LayerPlace& place, const std::stri
     map["label"] = kind.label;
     map["short"] = kind.brief;
     map["scores"] = kind.scores;
-    map["projected"] = prefix.empty() && place.layer->mixer->traits().projected_keys &&
-                       std::string_view(kind.name) != "weights.composed";
+    map["projected"] = !columns_are_positions(place, prefix + kind.name);
     map["heads"] = head_numbers(subject, at->second.size(1));
     maps.push_back(std::move(map));
   }

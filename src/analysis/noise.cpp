@@ -144,11 +144,10 @@ Findings noise(const Subject& subject) {
     if (in_encoder(place.name)) continue;  // its queries are of the source, which asks nothing
     bool has_softmax = false;
     for (const bool composed : {false, true}) {
-      const Tensor whole =
-          recording.find(place.name + (composed ? ".weights.composed" : ".weights"));
+      const std::string map = composed ? "weights.composed" : "weights";
+      const Tensor whole = recording.find(place.name + "." + map);
       // Combinations of keys hold no answer.
-      const bool projected = !composed && place.layer->mixer->traits().projected_keys;
-      if (!whole.defined() || projected) continue;
+      if (!whole.defined() || !columns_are_positions(place, map)) continue;
       const Tensor maps = chosen_heads(subject, whole, place.name);
       const Shares shares = shares_of(maps, questions);
       const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <string_view>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -100,8 +99,7 @@ Findings rank(const Subject& subject) {
         }
         const Reading reading = reading_of(input, place.name);
         t = without_padding(reading, chosen_heads(subject, t, place.name));
-        const bool of_keys = std::string_view(name) == "weights.composed";
-        if (!of_keys && place.layer->mixer->traits().projected_keys) return t;
+        if (!columns_are_positions(place, name)) return t;
         return without_padding(reading, t.transpose(2, 3)).transpose(2, 3);
       };
       const Tensor weights = map("weights.composed");

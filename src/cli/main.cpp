@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <new>
 
 #include "build.h"
@@ -20,6 +19,21 @@ namespace headloom::cli {
 namespace {
 
 constexpr std::string_view kName = "headloom";  // with which examples begin (command.h)
+
+// From the last to the first, as the library takes them. To it "--prompt=" is an option whose value
+// comes next, so that an empty value is put there.
+std::vector<std::string> reversed_arguments(int argc, char** argv) {
+  std::vector<std::string> out;
+  for (int i = argc - 1; i > 0; --i) {
+    std::string argument = argv[i];
+    if (argument.starts_with("--") && argument.find('=') + 1 == argument.size()) {
+      out.emplace_back();
+      argument.pop_back();
+    }
+    out.push_back(std::move(argument));
+  }
+  return out;
+}
 
 int run(int argc, char** argv) {
   CLI::App app("Headloom: train, compare and run the Transformer's structural variants.",
@@ -56,21 +70,8 @@ int run(int argc, char** argv) {
     std::fputs(asked->help(asked == &app ? "" : app.get_name()).c_str(), stdout);
     return 0;
   }
-  // To the library "--prompt=" is an option whose value comes next.
-  std::vector<const char*> arguments;
-  std::deque<std::string> without_sign;
-  for (int i = 0; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    const bool empty = argument.starts_with("--") && argument.find('=') + 1 == argument.size();
-    if (!empty) {
-      arguments.push_back(argv[i]);
-      continue;
-    }
-    without_sign.emplace_back(argument.substr(0, argument.size() - 1));
-    arguments.insert(arguments.end(), {without_sign.back().c_str(), ""});
-  }
   try {
-    app.parse(static_cast<int>(arguments.size()), arguments.data());
+    app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& shown) {  // --help or --version
     return app.exit(shown);
   } catch (const CLI::ParseError& error) {

@@ -66,7 +66,7 @@ auto cut(const LayerShape& shape, const Build& build) {
 
 // Whether nothing after the token mixer keeps a state, so that it can be left out where nobody
 // wants its outputs.
-bool reads_once(const Layers::Layer& layer) {
+bool ends_without_state(const Layers::Layer& layer) {
   return !layer.cross && !(layer.channel && layer.channel->state_bytes() > 0);
 }
 
@@ -133,7 +133,7 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
     own.layer = plan_.first + static_cast<int64_t>(i);
     const int64_t count = states == nullptr ? 0 : x.size(1);
     if (states != nullptr) own.state = &(*states)[i];
-    own.newest = i + 1 == layers_.size() && reads_once(layers_[i]) ? context.newest : std::nullopt;
+    own.newest = i + 1 == layers_.size() && ends_without_state(layers_[i]) ? context.newest : std::nullopt;
     // A layer sums its own gradients of the memory, so that checkpointing changes no order.
     if (context.memory.defined()) own.memory = at::alias(context.memory);
     const std::shared_ptr<Block>& block = layers_[i].block;

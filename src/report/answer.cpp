@@ -264,10 +264,13 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
   if (std::any_of(rows.begin(), rows.end(), once)) {
     return " A training speed that was measured once has no spread, so none is called the fastest.";
   }
-  Rows as_fast;  // the fastest one among them
+  Rows as_fast, slower;  // the fastest one among the first; slower than that one
   double low_end = 0, high_end = std::numeric_limits<double>::infinity(), lowest = high_end;
   for (const Row* row : rows) {
-    if (row->tokens_per_second.high < fastest->tokens_per_second.low) continue;
+    if (row->tokens_per_second.high < fastest->tokens_per_second.low) {
+      slower.push_back(row);
+      continue;
+    }
     as_fast.push_back(row);
     lowest = std::min(lowest, row->tokens_per_second.low);
     low_end = std::max(low_end, row->tokens_per_second.low);
@@ -279,20 +282,16 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
       return " No training speed is called the fastest: those of " + names(as_fast) +
              " overlap that of " + name(*fastest) + ", but not all each other.";
     }
-    // Rows that are slower than the fastest one may not be than another.
-    Rows between;
-    for (const Row* row : rows) {
-      const bool slower = row->tokens_per_second.high < fastest->tokens_per_second.low;
-      if (slower && row->tokens_per_second.high >= lowest) between.push_back(row);
-    }
-    if (!between.empty()) {
+    // What is slower than the fastest one may not be slower than another.
+    std::erase_if(slower, [&](const Row* row) { return row->tokens_per_second.high < lowest; });
+    if (!slower.empty()) {
       std::erase(as_fast, fastest);
-      const bool one = as_fast.size() == 1;
-      return " No training speed is called the fastest: " +
-             std::string(one ? "that of " : "those of ") + names(as_fast) +
-             (one ? " overlaps that of " : " overlap that of ") + name(*fastest) + ", but also " +
-             (between.size() == 1 ? "that of " : "those of ") + names(between) + ", which " +
-             (between.size() == 1 ? "is" : "are") + " slower than " + name(*fastest) + ".";
+      return std::string(" No training speed is called the fastest:") +
+             verb(as_fast.size(), " that of ", " those of ") + names(as_fast) +
+             verb(as_fast.size(), " overlaps", " overlap") + " that of " + name(*fastest) +
+             ", but also" + verb(slower.size(), " that of ", " those of ") + names(slower) +
+             ", which" + verb(slower.size(), " is", " are") + " slower than " + name(*fastest) +
+             ".";
     }
     if (as_fast.size() == rows.size()) {
       return " The ranges of their training speeds overlap, so speed does not decide either.";

@@ -444,17 +444,18 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
     tasks_of.push_back(&task);
     comparisons_of[&task].insert(place.comparison);
   }
+  std::vector<std::string> labels(places.size());
   for (const bool several : {true, false}) {
     for (size_t i = 0; i < places.size(); ++i) {
       if ((comparisons_of[tasks_of[i]].size() > 1) != several) continue;
-      models.of(places[i], configs[i], *tasks_of[i], empty_);
+      labels[i] = models.of(places[i], configs[i], *tasks_of[i], empty_);
     }
   }
   for (size_t i = 0; i < places.size(); ++i) {
     const Place& place = places[i];
     const RunConfig& config = configs[i];
     const NamedTasks::Known& task = *tasks_of[i];
-    const std::string& model = models.of(place, config, task, empty_);
+    const std::string& model = labels[i];
     for (const Run& other : runs_) {
       if (other.run.model == model && other.run.task == task.name &&
           other.run.seed == config.train.seed) {

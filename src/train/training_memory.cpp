@@ -194,8 +194,9 @@ void check_training_fits(const Model& model, const data::Task& task, const Train
 
 void check_training_fits(RunConfig& config, int64_t processes) {
   const auto sizes = config.task->known_sizes();
-  if (!sizes || config.train.device != "cpu") return;
+  if (!sizes) return;
   config.fit(*sizes);
+  if (config.train.device != "cpu") return;
   const auto model = build_without_memory(config.model);
   check_step_fits(*model, sequence_sizes(*model, *sizes), 0, config.train, processes);
 }

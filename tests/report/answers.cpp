@@ -482,19 +482,24 @@ TEST(Answer, ASmallDifferenceOfSharesKeepsItsDigits) {
   EXPECT_EQ(interval_text(shares, {.mean = -1e-17, .half_width = 0}, true), "0.0 to 0.0");
 }
 
-TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
+// What is advised where three models are tied and train at speeds from `low` to `high`.
+std::string advice_at(const std::map<std::string, std::pair<double, double>>& speeds) {
   Comparison c =
       small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});
-  const std::map<std::string, std::pair<double, double>> speeds = {
-      {"mha", {1000, 100000}}, {"a", {40000, 41000}}, {"b", {2000, 2100}}};
   for (auto& run : c.runs) {
     const auto& [low, high] = speeds.at(run.model);
     run.tokens_per_second = run.seed == 0 ? low : high;
   }
-  EXPECT_NE(advice(c).find("No training speed is called the fastest: those of `a` and `b` overlap "
-                           "that of `mha`, but not all each other."),
+  return advice(c);
+}
+
+TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
+  const std::string said =
+      advice_at({{"mha", {1000, 100000}}, {"a", {40000, 41000}}, {"b", {2000, 2100}}});
+  EXPECT_NE(said.find("No training speed is called the fastest: those of `a` and `b` overlap "
+                      "that of `mha`, but not all each other."),
             std::string::npos)
-      << advice(c);
+      << said;
 }
 
 // The baseline did not finish the seeds at which the other one is bad.
@@ -531,18 +536,12 @@ TEST(Answer, LabelsStayAsTheyAre) {
 }
 
 TEST(Answer, AFastOneThatASlowerOneOverlapsIsNotCalledFastest) {
-  Comparison c =
-      small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});
-  const std::map<std::string, std::pair<double, double>> speeds = {
-      {"mha", {16000, 21000}}, {"a", {11900, 16300}}, {"b", {12500, 15600}}};
-  for (auto& run : c.runs) {
-    const auto& [low, high] = speeds.at(run.model);
-    run.tokens_per_second = run.seed == 0 ? low : high;
-  }
-  EXPECT_NE(advice(c).find("No training speed is called the fastest: that of `a` overlaps that of "
-                           "`mha`, but also that of `b`, which is slower than `mha`."),
+  const std::string said =
+      advice_at({{"mha", {16000, 21000}}, {"a", {11900, 16300}}, {"b", {12500, 15600}}});
+  EXPECT_NE(said.find("No training speed is called the fastest: that of `a` overlaps that of "
+                      "`mha`, but also that of `b`, which is slower than `mha`."),
             std::string::npos)
-      << advice(c);
+      << said;
 }
 
 TEST(Answer, APassThatTheSeedsDoNotCarryIsNoLearning) {

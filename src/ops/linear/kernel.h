@@ -69,7 +69,7 @@ struct IntegerArgs {
   void* y = nullptr;                      // [rows, out] bfloat16
   char* packed_x = nullptr;               // a panel for each kIntegerRows rows, aligned to 4
   uint8_t* unfit_rows = nullptr;          // [rows], 1 for those that cannot be held so
-  uint8_t* unfit_outputs = nullptr;       // [out], the same for outputs
+  uint8_t* unfit_outputs = nullptr;       // [out], the same for rows of weights
 
   // Of a panel of so many rows or outputs: their scales and pairs of inputs, for each group.
   int64_t panel_bytes(int64_t lanes) const {

@@ -17,16 +17,17 @@ namespace {
 
 constexpr int64_t kInt4Bytes = kInt4Inputs / 2;  // of a block of weights
 
+// The scale of a group with a smaller largest value may be no normal number.
+constexpr float kLeastOfGroup = 1e-25f;
+
 // A group's small values are those below a 16th of its largest. Where the largest meets a 0, a
 // result comes from them, so that they have to be held well if they are an eighth or more of all
 // values that are not 0.
 HL_INLINE bool notable(float small, float all) { return small > 0 && 8 * small >= all; }
 
-// Whether whole numbers up to `most`, which the largest becomes, hold so many small values with
-// such a sum. These are rounded by half a unit, and their mean has to have 127 units.
-HL_INLINE bool held_well(float most, float largest, float small, float sum) {
-  return small * (largest / sum) <= most / 127;
-}
+// Whether whole numbers hold so many small values, which add up to so many units. These are rounded
+// by half a unit, and their mean has to have 127.
+HL_INLINE bool held_well(float small, float units) { return 127 * small <= units; }
 
 // Values below so many units can lose more than a 128th of themselves. Where weights are large at
 // the inputs whose values are small, results come from those as much as from the others. So at most
@@ -52,7 +53,7 @@ HL_INLINE Group group_of(const float* values, int64_t count, float whole) {
   }
   float largest;
   std::memcpy(&largest, &most, sizeof(largest));
-  const bool finite = most < 0x7f800000 && (most == 0 || largest >= 1e-25f);
+  const bool finite = most < 0x7f800000 && (most == 0 || largest >= kLeastOfGroup);
   vf sums = zero(), counts = zero(), tiny = zero(), all = zero();
   const vf sixteenth = bcast(largest / 16), few = bcast(largest * (kFewUnits / whole));
   const auto one_where = [](auto where) __attribute__((always_inline)) {
@@ -69,7 +70,7 @@ HL_INLINE Group group_of(const float* values, int64_t count, float whole) {
   const float small = hsum(counts), not_zero = hsum(all);
   const float zeros = static_cast<float>(count) - not_zero;
   const bool held = mostly_held(hsum(tiny) - zeros, not_zero) &&
-                    (!notable(small, not_zero) || held_well(whole, largest, small, hsum(sums)));
+                    (!notable(small, not_zero) || held_well(small, hsum(sums) * (whole / largest)));
   return {.largest = largest, .fits = finite && held};
 }
 

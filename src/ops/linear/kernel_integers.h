@@ -45,9 +45,9 @@ constexpr float kSumOfX = 262000;       // and of the magnitudes of x that meet 
 // Two whole numbers of 16 bits, the earlier input in the low half.
 using TwoInputs = uint32_t;
 
-// The scale of smaller ones may be no normal number, and sums of larger ones, which are scaled by
-// the weights' scale first, may be infinite before they have that of x.
-HL_INLINE bool has_scale(float largest) { return largest >= 1e-25f && largest <= 1e32f; }
+// Whether a group with this largest value has a scale. Sums of larger ones, which are scaled by the
+// weights' scale first, may be infinite before they have that of x.
+HL_INLINE bool has_scale(float largest) { return largest >= kLeastOfGroup && largest <= 1e32f; }
 
 // A group of one row of x or of the weights: whole numbers up to `most`, of which the magnitudes
 // add up to no more than `sum` if that is not 0, and what they are to be multiplied with. False
@@ -121,7 +121,7 @@ HL_INLINE bool whole_numbers(const BFloat16* x, int64_t count, int64_t group, fl
   const float all = static_cast<float>(group) - none;
   *scale = largest / most;
   return mostly_held(count_of(tiny) - none, all) &&
-         (!notable(small, all) || held_well(most, most, small, added(of_small)));
+         (!notable(small, all) || held_well(small, added(of_small)));
 }
 
 void pack_rows(const IntegerArgs& a, int64_t begin, int64_t end) {
